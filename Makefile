@@ -1,0 +1,81 @@
+# Set-up, build, tests, checks, benchmarks.  `make` alone lists the targets.
+# PYTHON chooses the interpreter of a new environment: make test PYTHON=python3.12
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PYTEST_ARGS ?=
+
+# The build requirements of pyproject.toml; a test holds the two equal.
+BUILD_REQUIREMENTS := "setuptools>=77" "Cython>=3.1"
+
+CORE_SOURCES := setup.py $(shell find rmqstore -name '*.pyx' -o -name '*.pxd')
+DEBUG_LIB := build/debug/lib
+# Writes what asv wants to know about this machine without asking; it is chatty about it.
+ASV_MACHINE := $(BIN)/asv machine --yes --config asv_bench/asv.conf.json >/dev/null 2>&1
+ASV_RUN := cd asv_bench && ../$(BIN)/asv run --python=same
+
+.DEFAULT_GOAL := help
+.PHONY: help venv build demo test debug-test check lint typecheck bench bench-quick clean distclean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+$(VENV)/.stamp-venv: Makefile
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet $(BUILD_REQUIREMENTS)
+	@touch $@
+
+# Editable: Python changes need no build.  Comes here again only when a Cython source or the package's description changed.
+$(VENV)/.stamp-build: $(VENV)/.stamp-venv pyproject.toml $(CORE_SOURCES)
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[dev]'
+	@touch $@
+
+venv: $(VENV)/.stamp-build ## create the environment in .venv with everything for development
+
+build: $(VENV)/.stamp-build ## rebuild the compiled core if a source changed
+
+demo: build ## the main job on a real broker's store, with rates
+	$(BIN)/python -m rmqstore.demo
+
+test: build ## the test suite (PYTEST_ARGS=--slow: the slow tests too)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+build/debug/.stamp: $(VENV)/.stamp-venv pyproject.toml $(CORE_SOURCES)
+	rm -rf $(DEBUG_LIB)
+	RMQSTORE_DEBUG=1 $(BIN)/python setup.py --quiet build_ext --build-lib $(DEBUG_LIB) --build-temp build/debug/temp
+	@touch $@
+
+# The Python modules are copied anew each time, so that none that was removed or changed is left from before.  The tests
+# run through bin/pytest and with a safe path, so that the working directory (the other build) is not the first to be searched.
+debug-test: build build/debug/.stamp ## the suite without slow tests on a debug build: bounds checks, asserts, checked malloc
+	find $(DEBUG_LIB) -name '*.py' -delete
+	RMQSTORE_DEBUG=1 $(BIN)/python setup.py --quiet build_py --build-lib $(DEBUG_LIB)
+	PYTHONPATH=$(CURDIR)/$(DEBUG_LIB) RMQSTORE_EXPECTED_BUILD=$(CURDIR)/$(DEBUG_LIB) PYTHONSAFEPATH=1 PYTHONMALLOC=debug \
+		$(BIN)/pytest -m "not slow" $(PYTEST_ARGS)
+
+lint: build ## ruff
+	$(BIN)/ruff check .
+
+typecheck: build ## mypy over the package
+	$(BIN)/mypy
+
+check: lint typecheck ## ruff, mypy, and the tests that hold sources, stub and documents together
+	$(BIN)/python -m pytest tests/test_source.py tests/test_stub.py $(wildcard tests/test_*docs*.py tests/test_*readme*.py)
+
+bench: build ## all benchmarks, results under asv_bench/results
+	$(ASV_MACHINE)
+	$(ASV_RUN) --show-stderr --set-commit-hash $$(git rev-parse HEAD) $(ASV_ARGS)
+
+bench-quick: build ## every benchmark once: shows that they run, not how fast
+	$(ASV_MACHINE)
+	$(ASV_RUN) --quick --show-stderr $(ASV_ARGS)
+
+clean: ## remove builds and caches (the environment stays)
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis asv_bench/env asv_bench/html
+	find rmqstore tests asv_bench -name __pycache__ -prune -exec rm -rf {} +
+	find rmqstore \( -name '*.so' -o -name '*.c' \) -delete
+	rm -f $(VENV)/.stamp-build
+
+distclean: clean ## remove the environment and benchmark results too
+	rm -rf $(VENV) asv_bench/results

@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Makes the real RocketMQ store available to the interoperability tests: fetches the published artifacts that
+# tests/interop/rocketmq/pom.xml names into build/java/lib and compiles the tool into build/java/classes.
+# Does nothing when both are there and the sources are unchanged.  Without Java 17 or Maven it says so and ends well,
+# except when CI is true, where the peer must not be missing.
+set -euo pipefail
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+source_dir="$root/tests/interop/rocketmq"
+build="$root/build/java"
+
+give_up() {
+    if [ "${CI:-}" = "true" ]; then
+        echo "java.sh: $1 (required when CI=true)" >&2
+        exit 1
+    fi
+    echo "java.sh: $1; the tests against the real RocketMQ store will be skipped" >&2
+    exit 0
+}
+
+stamp="$(cd "$source_dir" && find pom.xml src resources -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum)"
+if [ -f "$build/stamp" ] && [ "$(cat "$build/stamp")" = "$stamp" ]; then
+    echo "java.sh: build/java is up to date"
+    exit 0
+fi
+
+command -v java >/dev/null && command -v javac >/dev/null || give_up "java and javac (17 or later) are not installed"
+version="$(javac -version 2>&1 | sed -E 's/^javac ([0-9]+).*/\1/')"
+[ "$version" -ge 17 ] 2>/dev/null || give_up "javac 17 or later is needed, found '$(javac -version 2>&1)'"
+command -v mvn >/dev/null || give_up "Maven (mvn) is not installed"
+
+mkdir -p "$build"
+# The folder keeps itself out of git.
+echo '*' > "$build/.gitignore"
+rm -f "$build/stamp"
+
+# The jars are fetched again only when pom.xml changed; compiling alone needs no network.
+pom="$(sha256sum < "$source_dir/pom.xml")"
+if [ ! -f "$build/pom.stamp" ] || [ "$(cat "$build/pom.stamp")" != "$pom" ]; then
+    rm -rf "$build/lib" "$build/pom.stamp"
+    mvn -q -B -Dstyle.color=never -f "$source_dir/pom.xml" dependency:copy-dependencies \
+        -DoutputDirectory="$build/lib" -DincludeScope=runtime \
+        || give_up "Maven could not fetch the RocketMQ artifacts"
+    echo "$pom" > "$build/pom.stamp"
+fi
+
+rm -rf "$build/classes"
+mkdir -p "$build/classes"
+find "$source_dir/src" -name '*.java' -print0 \
+    | xargs -0 javac --release 17 -Xlint:all,-processing,-classfile,-path,-serial -encoding UTF-8 \
+        -cp "$build/lib/*" -d "$build/classes"
+cp -R "$source_dir/resources/." "$build/classes/"
+echo "$stamp" > "$build/stamp"
+echo "java.sh: build/java is ready ($(find "$build/lib" -name '*.jar' | wc -l) jars)"

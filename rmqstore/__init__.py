@@ -1,0 +1,62 @@
+"""rmqstore: read and write the on-disk store of Apache RocketMQ, byte for byte.
+
+Owns the public names of the package and nothing else; it imports neither Spark nor anything of the web.
+"""
+
+from rmqstore._version import __version__
+from rmqstore.config import StoreConfig
+from rmqstore.describe import StoreDescription, describe
+from rmqstore.errors import (
+    ChecksumError,
+    CorruptionError,
+    GeometryError,
+    IndexFileError,
+    InvalidMessageError,
+    MissingDependencyError,
+    OffsetOutOfRangeError,
+    ReadOnlyError,
+    StoreClosedError,
+    StoreError,
+    StoreLockedError,
+    StorePoisonedError,
+    UnsupportedFormatError,
+)
+from rmqstore.index_file import IndexFile
+from rmqstore.message import Message, MessageExt
+from rmqstore.message_store import GetMessageResult, GetMessageStatus, MessageStore, PutResult, QueryResult
+from rmqstore.rebuild import RebuildReport, rebuild
+from rmqstore.recovery import RecoveryReport
+from rmqstore.verify import Finding, verify
+
+__all__ = [
+    "ChecksumError",
+    "CorruptionError",
+    "Finding",
+    "GeometryError",
+    "GetMessageResult",
+    "GetMessageStatus",
+    "IndexFile",
+    "IndexFileError",
+    "InvalidMessageError",
+    "Message",
+    "MessageExt",
+    "MessageStore",
+    "MissingDependencyError",
+    "OffsetOutOfRangeError",
+    "PutResult",
+    "QueryResult",
+    "ReadOnlyError",
+    "RebuildReport",
+    "RecoveryReport",
+    "StoreClosedError",
+    "StoreConfig",
+    "StoreDescription",
+    "StoreError",
+    "StoreLockedError",
+    "StorePoisonedError",
+    "UnsupportedFormatError",
+    "__version__",
+    "describe",
+    "rebuild",
+    "verify",
+]

@@ -1,0 +1,2360 @@
+"""The compiled core: the only code that touches RocketMQ bytes in place.
+
+It owns the fence around mapped memory (`Region`), the layout constants, and the leaf functions that hash, frame, encode,
+decode and walk.  It knows bytes, not files: no path, no clock, no logging, no policy; it answers with values and
+verdicts, and the classes above decide.  Two tiers in every section: leaves that are ``noexcept nogil`` over a pointer
+and integers, and uniform ``def`` wrappers that compute the extent, pin, call the leaf and unpin.
+
+Invariants (ARCHITECTURE.md has them in full): a pointer never outlives the function that derived it and only `Region`
+stores one (I1); a mapping never changes size or address (I2); one two-sided 64-bit bounds check and one pin per
+operation before the first load (I3); every number read from a file is hostile, and index chains must strictly
+decrease, so every walk ends (I4); payload, entry, slot and count are published in that order (I6).
+
+Layouts: Apache RocketMQ 5.5.0 (docs/formats.md); every integer in a file is big-endian two's complement.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.list cimport PyList_GET_SIZE
+from cpython.object cimport PyObject
+from libc.errno cimport errno
+from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memchr, memcmp, memcpy, memset
+
+import numpy as np
+
+from rmqstore.errors import OffsetOutOfRangeError, ReadOnlyError, StoreClosedError
+
+cdef extern from "<sys/mman.h>" nogil:
+    void* mmap(void* addr, size_t length, int prot, int flags, int fd, int64_t offset)
+    int munmap(void* addr, size_t length)
+    int msync(void* addr, size_t length, int flags)
+    int madvise(void* addr, size_t length, int advice)
+    int PROT_READ, PROT_WRITE, MAP_SHARED, MS_SYNC, MADV_SEQUENTIAL, MADV_RANDOM, MADV_NORMAL, MADV_WILLNEED
+    void* MAP_FAILED
+
+cdef extern from "<unistd.h>" nogil:
+    long sysconf(int name)
+    int _SC_PAGESIZE
+
+cdef extern from "Python.h":
+    # Declared over borrowed pointers, so that hashing a list touches no reference count.
+    int PyUnicode_KIND(PyObject* s)
+    void* PyUnicode_DATA(PyObject* s)
+    Py_ssize_t PyUnicode_GET_LENGTH(PyObject* s)
+    bint PyUnicode_Check(PyObject* s)
+    PyObject* PyList_GET_ITEM(object items, Py_ssize_t i)
+    str PyUnicode_DecodeUTF8(const char* s, Py_ssize_t size, const char* errors)
+    object PyErr_SetFromErrno(object type)
+
+cdef extern from *:
+    """
+    /* a mod d for 32-bit a and d by two multiplications (D. Lemire et al., "Faster remainder by direct computation"). */
+    static inline uint64_t rmq_mod_magic(uint32_t d) { return UINT64_MAX / d + 1; }
+    static inline uint32_t rmq_fastmod(uint32_t a, uint64_t magic, uint32_t d) {
+        uint64_t low = magic * a;
+        return (uint32_t)(((__uint128_t)low * d) >> 64);
+    }
+    static inline uint32_t rmq_load_le32(const unsigned char *p) {
+        uint32_t v; memcpy(&v, p, 4);
+    #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+        v = __builtin_bswap32(v);
+    #endif
+        return v;
+    }
+    """
+    uint64_t mod_magic "rmq_mod_magic"(uint32_t d) noexcept nogil
+    uint32_t fastmod "rmq_fastmod"(uint32_t a, uint64_t magic, uint32_t d) noexcept nogil
+    uint32_t load_le32 "rmq_load_le32"(const unsigned char* p) noexcept nogil
+
+
+# ---------------------------------------------------------------------------------------------- layout constants
+
+cpdef enum RecordLayout:
+    # Positions of the fields whose place does not depend on the host lengths; RECORD_FIXED_SIZE is everything but
+    # body, topic and properties for IPv4 hosts and the one-byte topic length of V1.
+    RECORD_TOTAL_SIZE = 0
+    RECORD_MAGIC = 4
+    RECORD_BODY_CRC = 8
+    RECORD_QUEUE_ID = 12
+    RECORD_FLAG = 16
+    RECORD_QUEUE_OFFSET = 20
+    RECORD_PHY_OFFSET = 28
+    RECORD_SYS_FLAG = 36
+    RECORD_BORN_TIMESTAMP = 40
+    RECORD_BORN_HOST = 48
+    RECORD_FIXED_SIZE = 91
+    RECORD_HOST_V6_EXTRA = 12
+    BLANK_SIZE = 8
+    PROP_CRC_SIZE = 20
+
+cpdef enum UnitLayout:
+    UNIT_PHY_OFFSET = 0
+    UNIT_RECORD_SIZE = 8
+    UNIT_TAGS_CODE = 12
+    UNIT_SIZE = 20
+
+cpdef enum BatchUnitLayout:
+    BATCH_UNIT_PHY_OFFSET = 0
+    BATCH_UNIT_RECORD_SIZE = 8
+    BATCH_UNIT_TAGS_CODE = 12
+    BATCH_UNIT_STORE_TIMESTAMP = 20
+    BATCH_UNIT_BASE_OFFSET = 28
+    BATCH_UNIT_BATCH_NUM = 36
+    BATCH_UNIT_COMPACTED_OFFSET = 38
+    BATCH_UNIT_RESERVED = 42
+    BATCH_UNIT_SIZE = 46
+
+cpdef enum ExtUnitLayout:
+    EXT_UNIT_LENGTH = 0
+    EXT_UNIT_TAGS_CODE = 2
+    EXT_UNIT_STORE_TIMESTAMP = 10
+    EXT_UNIT_BITMAP_LENGTH = 18
+    EXT_UNIT_MIN_SIZE = 20
+
+cpdef enum IndexLayout:
+    INDEX_BEGIN_TIMESTAMP = 0
+    INDEX_END_TIMESTAMP = 8
+    INDEX_BEGIN_PHY_OFFSET = 16
+    INDEX_END_PHY_OFFSET = 24
+    INDEX_HASH_SLOT_COUNT = 32
+    INDEX_COUNT = 36
+    INDEX_HEADER_SIZE = 40
+    SLOT_SIZE = 4
+    ENTRY_KEY_HASH = 0
+    ENTRY_PHY_OFFSET = 4
+    ENTRY_TIME_DIFF = 12
+    ENTRY_PREV_INDEX = 16
+    ENTRY_SIZE = 20
+
+cpdef enum CheckpointLayout:
+    CHECKPOINT_PHYSIC_MSG_TIMESTAMP = 0
+    CHECKPOINT_LOGICS_MSG_TIMESTAMP = 8
+    CHECKPOINT_INDEX_MSG_TIMESTAMP = 16
+    CHECKPOINT_MASTER_FLUSHED_OFFSET = 24
+    CHECKPOINT_CONFIRM_PHY_OFFSET = 32
+    CHECKPOINT_LOGICS_PHYSICAL_OFFSET = 40
+    CHECKPOINT_SIZE = 4096
+
+cpdef enum Verdict:
+    # What `scan`, `decode_record` and their like found at a position; negative = bytes that no writer leaves.
+    EMPTY = 0            # eight zero bytes, or fewer than eight bytes left: nothing was written here
+    RECORD = 1
+    BLANK = 2            # the record that closes a segment
+    COLUMNS_FULL = 3
+    LIMIT = 4            # the end that the caller gave
+    BAD_MAGIC = -1
+    BAD_SIZE = -2        # the total size is negative, too small, or goes beyond the segment
+    BAD_LENGTH = -3      # the parts do not add up to the total size
+    BAD_PHY_OFFSET = -4  # the record says that it lies elsewhere
+    BAD_BODY_CRC = -5
+    BAD_PROP_CRC = -6
+
+# Signed, as an enumerator above INT_MAX would wrap silently.  They are module attributes for tests and documents.
+cdef int32_t C_MAGIC_V1 = <int32_t>0xDAA320A7u
+cdef int32_t C_MAGIC_V2 = <int32_t>0xDAA320ABu
+cdef int32_t C_MAGIC_BLANK = <int32_t>0xCBD43194u
+MAGIC_V1 = C_MAGIC_V1
+MAGIC_V2 = C_MAGIC_V2
+MAGIC_BLANK = C_MAGIC_BLANK
+PRE_FILL_SIZE = 0x7FFFFFFF           # record size of a unit that only fills a queue file up to its first offset
+EXT_ADDRESS_MAX = -2147483649        # a tags code at or below is an address in the extension file
+EXT_ADDRESS_BASE = -2**63
+
+cdef enum:
+    SYS_TRANSACTION_MASK = 0xC
+    SYS_ROLLBACK = 0xC
+    SYS_BORN_V6 = 0x10
+    SYS_STORE_V6 = 0x20
+    SYS_INNER_BATCH = 0x80
+
+assert RECORD_BORN_HOST + 8 + 8 + 8 + 4 + 8 + 4 + 1 + 2 == RECORD_FIXED_SIZE
+assert UNIT_TAGS_CODE + 8 == UNIT_SIZE and BATCH_UNIT_RESERVED + 4 == BATCH_UNIT_SIZE
+assert INDEX_COUNT + 4 == INDEX_HEADER_SIZE and ENTRY_PREV_INDEX + 4 == ENTRY_SIZE
+assert EXT_UNIT_BITMAP_LENGTH + 2 == EXT_UNIT_MIN_SIZE
+assert CHECKPOINT_LOGICS_PHYSICAL_OFFSET + 8 <= CHECKPOINT_SIZE
+
+
+# --------------------------------------------------------------------------------------------------------- Region
+
+cdef int64_t CLOSED = <int64_t>1 << 62
+cdef int64_t PAGE_SIZE = sysconf(_SC_PAGESIZE)
+
+
+cdef class Region:
+    """The fence around one mapping: the only object that stores a pointer into a file.
+
+    Made by `Region.map`.  The mapping is of the whole length and is never resized or moved.  Every use pins it, so
+    that `close` (also from another thread, a finalizer or under an iterator) unmaps only after the last use; views
+    from `view` hold a pin for as long as they live.
+    """
+
+    def __cinit__(self):
+        self.base = NULL
+        self.size = 0
+        self.writable = False
+        self.state = CLOSED
+
+    @staticmethod
+    def map(int fd, int64_t size, bint writable=False):
+        """Map `size` bytes (the whole file) of the descriptor `fd`, shared; the descriptor may be closed afterwards.
+
+        Raises
+        ------
+        ValueError
+            `size` is not positive.
+        OSError
+            The system refused, with its errno.
+        """
+        if size <= 0:
+            raise ValueError(f"cannot map {size} bytes")
+        cdef Region region = Region.__new__(Region)
+        cdef int prot = PROT_READ | PROT_WRITE if writable else PROT_READ
+        cdef void* base
+        with nogil:
+            base = mmap(NULL, <size_t>size, prot, MAP_SHARED, fd, 0)
+        if base == MAP_FAILED:
+            PyErr_SetFromErrno(OSError)
+        region.base = <unsigned char*>base
+        region.size = size
+        region.writable = writable
+        region.state = 0
+        return region
+
+    def __dealloc__(self):
+        cdef unsigned char* base = atomic_take(&self.base)
+        if base != NULL:
+            munmap(base, <size_t>self.size)
+
+    cdef unsigned char* pin(self, int64_t pos, int64_t extent) except NULL:
+        # The address of `pos`, good until `unpin`, after the one bounds check of the operation.
+        cdef int64_t state = add_pins(&self.state, 1)
+        if state & CLOSED:
+            self.unpin()
+            raise StoreClosedError("the mapping is closed; open the store or file again")
+        if pos < 0 or extent < 0 or pos > self.size - extent:
+            self.unpin()
+            raise OffsetOutOfRangeError(
+                f"{extent} bytes at position {pos} do not lie inside the {self.size} bytes of the file", pos=pos)
+        return self.base + pos
+
+    cdef unsigned char* pin_writable(self, int64_t pos, int64_t extent) except NULL:
+        if not self.writable:
+            if self.closed:
+                raise StoreClosedError("the mapping is closed; open the store or file again")
+            raise ReadOnlyError("this file was opened read-only; open the store with read_only=False to write")
+        return self.pin(pos, extent)
+
+    cdef void unpin(self) noexcept:
+        cdef int64_t state = add_pins(&self.state, -1)
+        cdef unsigned char* base
+        if state == CLOSED:
+            base = atomic_take(&self.base)
+            if base != NULL:
+                munmap(base, <size_t>self.size)
+
+    def close(self):
+        """Close for new uses at once; the memory goes with the last pin.  Closing twice does nothing."""
+        cdef int64_t before = atomic_or(&self.state, CLOSED)
+        cdef unsigned char* base
+        if before == 0:
+            base = atomic_take(&self.base)
+            if base != NULL:
+                munmap(base, <size_t>self.size)
+
+    @property
+    def closed(self):
+        """bool: no new use is possible."""
+        return bool(atomic_load(&self.state) & CLOSED)
+
+    @property
+    def pins(self):
+        """int: uses and views that hold the mapping now."""
+        return atomic_load(&self.state) & ~CLOSED
+
+    def __len__(self):
+        return self.size
+
+    def read(self, int64_t pos, int64_t size):
+        """bytes: a copy of `size` bytes at `pos`."""
+        cdef unsigned char* p = self.pin(pos, size)
+        try:
+            return PyBytes_FromStringAndSize(<char*>p, size)
+        finally:
+            self.unpin()
+
+    def view(self, int64_t pos, int64_t size):
+        """memoryview: `size` bytes at `pos` without a copy, read-only; it keeps the mapping until it is released."""
+        self.pin(pos, size)
+        self.unpin()
+        return memoryview(RegionView(self, pos, size))
+
+    def write(self, int64_t pos, const uint8_t[::1] data):
+        """Copy `data` to `pos`."""
+        cdef unsigned char* p = self.pin_writable(pos, data.shape[0])
+        try:
+            if data.shape[0]:
+                memcpy(p, &data[0], data.shape[0])
+        finally:
+            self.unpin()
+
+    def zero(self, int64_t pos, int64_t size):
+        """Set `size` bytes at `pos` to zero, touching only pages that hold something else."""
+        cdef unsigned char* p = self.pin_writable(pos, size)
+        try:
+            with nogil:
+                zero_bytes(p, size)
+        finally:
+            self.unpin()
+
+    def last_nonzero(self, int64_t pos, int64_t size):
+        """int: the position after the last byte that is not zero in the `size` bytes at `pos`, or `pos` if none is."""
+        cdef unsigned char* p = self.pin(pos, size)
+        cdef int64_t n
+        try:
+            with nogil:
+                n = nonzero_extent(p, size)
+            return pos + n
+        finally:
+            self.unpin()
+
+    def flush(self, int64_t pos=0, int64_t size=-1):
+        """Force the bytes from `pos` (default: all) to the disk (`msync` with MS_SYNC).
+
+        Raises
+        ------
+        OSError
+            The system could not write; nothing is known about what reached the disk.
+        """
+        if size < 0:
+            size = self.size - pos
+        cdef int64_t start = pos - pos % PAGE_SIZE
+        cdef unsigned char* p = self.pin(start, size + pos - start)
+        cdef int failed
+        try:
+            with nogil:
+                failed = msync(p, <size_t>(size + pos - start), MS_SYNC) if size > 0 else 0
+            if failed:
+                PyErr_SetFromErrno(OSError)
+        finally:
+            self.unpin()
+
+    def advise(self, str how):
+        """Tell the system how the mapping will be read: "normal", "sequential", "random" or "willneed"."""
+        cdef int advice
+        if how == "sequential":
+            advice = MADV_SEQUENTIAL
+        elif how == "random":
+            advice = MADV_RANDOM
+        elif how == "willneed":
+            advice = MADV_WILLNEED
+        elif how == "normal":
+            advice = MADV_NORMAL
+        else:
+            raise ValueError(f"unknown advice {how!r}")
+        cdef unsigned char* p = self.pin(0, self.size)
+        try:
+            madvise(p, <size_t>self.size, advice)
+        finally:
+            self.unpin()
+
+    def get_i16(self, int64_t pos):
+        """int: the signed 16-bit big-endian number at `pos`."""
+        cdef unsigned char* p = self.pin(pos, 2)
+        cdef int16_t value = get_i16(p)
+        self.unpin()
+        return value
+
+    def get_i32(self, int64_t pos):
+        """int: the signed 32-bit big-endian number at `pos`."""
+        cdef unsigned char* p = self.pin(pos, 4)
+        cdef int32_t value = get_i32(p)
+        self.unpin()
+        return value
+
+    def get_i64(self, int64_t pos):
+        """int: the signed 64-bit big-endian number at `pos`."""
+        cdef unsigned char* p = self.pin(pos, 8)
+        cdef int64_t value = get_i64(p)
+        self.unpin()
+        return value
+
+
+cdef class RegionView:
+    """A buffer over a part of a `Region`; it holds a pin from its making to its end, so the memory cannot go away."""
+
+    cdef Region region
+    cdef int64_t pos, size
+    cdef bint pinned
+
+    def __cinit__(self, Region region not None, int64_t pos, int64_t size):
+        region.pin(pos, size)
+        self.region, self.pos, self.size, self.pinned = region, pos, size, True
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        cdef unsigned char* p = self.region.base + self.pos  # the pin of this object fences it
+        PyBuffer_FillInfo(view, self, p, self.size, True, flags)
+
+    def __dealloc__(self):
+        if self.pinned:
+            self.region.unpin()
+
+
+cdef int64_t nonzero_extent(const unsigned char* p, int64_t n) noexcept nogil:
+    # Length up to and including the last non-zero byte.
+    cdef uint64_t word
+    while n >= 8:
+        memcpy(&word, p + n - 8, 8)
+        if word:
+            break
+        n -= 8
+    while n > 0 and p[n - 1] == 0:
+        n -= 1
+    return n
+
+
+cdef void zero_bytes(unsigned char* p, int64_t n) noexcept nogil:
+    # Pages that are zero already stay untouched: a sparse file stays sparse.
+    cdef int64_t step
+    while n > 0:
+        step = n if n < 4096 else 4096
+        if nonzero_extent(p, step):
+            memset(p, 0, step)
+        p += step
+        n -= step
+
+
+# --------------------------------------------------------------------------------------- Java string hash and CRC-32
+
+cdef inline uint32_t hash_units8(uint32_t h, const uint8_t* p, int64_t n) noexcept nogil:
+    # h = 31*h + unit for each Latin-1 unit, eight at a time by the powers of 31 (mod 2**32).
+    cdef int64_t i = 0
+    while i + 8 <= n:
+        h = (h * 2487512833u + <uint32_t>p[i] * 1742810335u + <uint32_t>p[i + 1] * 887503681u
+             + <uint32_t>p[i + 2] * 28629151u + <uint32_t>p[i + 3] * 923521u + <uint32_t>p[i + 4] * 29791u
+             + <uint32_t>p[i + 5] * 961u + <uint32_t>p[i + 6] * 31u + <uint32_t>p[i + 7])
+        i += 8
+    while i < n:
+        h = h * 31u + p[i]
+        i += 1
+    return h
+
+
+cdef inline uint32_t hash_units16(uint32_t h, const uint16_t* p, int64_t n) noexcept nogil:
+    cdef int64_t i
+    for i in range(n):
+        h = h * 31u + p[i]
+    return h
+
+
+cdef inline uint32_t hash_units32(uint32_t h, const uint32_t* p, int64_t n) noexcept nogil:
+    # A character outside the BMP contributes its two surrogates, the high one first.
+    cdef int64_t i
+    cdef uint32_t c
+    for i in range(n):
+        c = p[i]
+        if c >= 0x10000:
+            c -= 0x10000
+            h = h * 31u + (0xD800u + (c >> 10))
+            h = h * 31u + (0xDC00u + (c & 0x3FFu))
+        else:
+            h = h * 31u + c
+    return h
+
+
+cdef inline uint32_t hash_str(uint32_t h, object text):
+    return hash_text(h, <PyObject*>text)
+
+
+cdef inline uint32_t hash_text(uint32_t h, PyObject* text):
+    cdef int kind = PyUnicode_KIND(text)
+    cdef void* data = PyUnicode_DATA(text)
+    cdef Py_ssize_t n = PyUnicode_GET_LENGTH(text)
+    if kind == 1:
+        return hash_units8(h, <const uint8_t*>data, n)
+    if kind == 2:
+        return hash_units16(h, <const uint16_t*>data, n)
+    return hash_units32(h, <const uint32_t*>data, n)
+
+
+cdef uint32_t hash_utf8(uint32_t h, const uint8_t* p, int64_t n) noexcept nogil:
+    # The hash of the UTF-16 text that Java 17's `new String(bytes, UTF_8)` makes of these bytes: every malformed part
+    # counts as U+FFFD, and the lengths of malformed parts are the JDK's (java.lang.String, sun.nio.cs.UTF_8).
+    cdef int64_t i = 0
+    cdef uint32_t b1, b2, b3, b4, c
+    while i < n:
+        b1 = p[i]
+        if b1 < 0x80:
+            h = h * 31u + b1
+            i += 1
+        elif 0xC2 <= b1 <= 0xDF:
+            if i + 1 < n and (p[i + 1] & 0xC0) == 0x80:
+                h = h * 31u + (((b1 & 0x1F) << 6) | (p[i + 1] & 0x3F))
+                i += 2
+            else:
+                h = h * 31u + 0xFFFDu
+                i += 1
+        elif 0xE0 <= b1 <= 0xEF:
+            if i + 2 < n:
+                b2, b3 = p[i + 1], p[i + 2]
+                if (b1 == 0xE0 and (b2 & 0xE0) == 0x80) or (b2 & 0xC0) != 0x80:
+                    h = h * 31u + 0xFFFDu
+                    i += 1
+                elif (b3 & 0xC0) != 0x80:
+                    h = h * 31u + 0xFFFDu
+                    i += 2
+                else:
+                    c = ((b1 & 0x0F) << 12) | ((b2 & 0x3F) << 6) | (b3 & 0x3F)
+                    h = h * 31u + (0xFFFDu if 0xD800 <= c <= 0xDFFF else c)
+                    i += 3
+            else:
+                h = h * 31u + 0xFFFDu
+                if i + 1 < n and ((b1 == 0xE0 and (p[i + 1] & 0xE0) == 0x80) or (p[i + 1] & 0xC0) != 0x80):
+                    i += 1
+                else:
+                    return h
+        elif 0xF0 <= b1 <= 0xF7:
+            if i + 3 < n:
+                b2, b3, b4 = p[i + 1], p[i + 2], p[i + 3]
+                c = ((b1 & 0x07) << 18) | ((b2 & 0x3F) << 12) | ((b3 & 0x3F) << 6) | (b4 & 0x3F)
+                if ((b2 & 0xC0) != 0x80 or (b3 & 0xC0) != 0x80 or (b4 & 0xC0) != 0x80 or c < 0x10000 or c > 0x10FFFF):
+                    h = h * 31u + 0xFFFDu
+                    if (b1 > 0xF4 or (b1 == 0xF0 and (b2 < 0x90 or b2 > 0xBF)) or (b1 == 0xF4 and (b2 & 0xF0) != 0x80)
+                            or (b2 & 0xC0) != 0x80):
+                        i += 1
+                    elif (b3 & 0xC0) != 0x80:
+                        i += 2
+                    else:
+                        i += 3
+                else:
+                    c -= 0x10000
+                    h = h * 31u + (0xD800u + (c >> 10))
+                    h = h * 31u + (0xDC00u + (c & 0x3FFu))
+                    i += 4
+            else:
+                h = h * 31u + 0xFFFDu
+                if b1 > 0xF4:
+                    i += 1
+                elif i + 1 < n and ((b1 == 0xF0 and (p[i + 1] < 0x90 or p[i + 1] > 0xBF))
+                                    or (b1 == 0xF4 and (p[i + 1] & 0xF0) != 0x80) or (p[i + 1] & 0xC0) != 0x80):
+                    i += 1
+                elif i + 2 < n and (p[i + 2] & 0xC0) != 0x80:
+                    i += 2
+                else:
+                    return h
+        else:
+            h = h * 31u + 0xFFFDu
+            i += 1
+    return h
+
+
+cdef inline int32_t index_hash(uint32_t h) noexcept nogil:
+    # abs() as Java has it; -2**31 stays negative there, and the index file maps it to 0 (RocketMQ IndexFile).
+    cdef int32_t signed_hash = <int32_t>h
+    if signed_hash >= 0:
+        return signed_hash
+    if h == 0x80000000u:
+        return 0
+    return -signed_hash
+
+
+def java_string_hash(str text not None):
+    """int: Java's ``String.hashCode`` over UTF-16 code units, signed 32 bit; lone surrogates hash as themselves."""
+    return <int32_t>hash_str(0, text)
+
+
+def java_string_hash_bytes(bytes data not None):
+    """int: Java's ``String.hashCode`` of UTF-8 bytes as Java decodes them (malformed parts become U+FFFD)."""
+    return <int32_t>hash_utf8(0, <const uint8_t*>PyBytes_AS_STRING(data), PyBytes_GET_SIZE(data))
+
+
+def index_key_hash(str topic not None, str key not None):
+    """int: the non-negative hash under which the index files hold ``topic#key``; no string is built."""
+    return index_hash(hash_str(hash_str(0, topic) * 31u + 35u, key))
+
+
+cdef uint32_t[16][256] CRC_TABLE
+
+
+cdef void fill_crc_table() noexcept:
+    cdef uint32_t i, k, c
+    for i in range(256):
+        c = i
+        for k in range(8):
+            c = (c >> 1) ^ (0xEDB88320u if c & 1 else 0u)
+        CRC_TABLE[0][i] = c
+    for i in range(256):
+        c = CRC_TABLE[0][i]
+        for k in range(1, 16):
+            c = (c >> 8) ^ CRC_TABLE[0][c & 0xFF]
+            CRC_TABLE[k][i] = c
+
+
+fill_crc_table()
+
+
+cdef uint32_t crc32_update(uint32_t crc, const uint8_t* p, int64_t n) noexcept nogil:
+    # CRC-32 (IEEE 802.3, reflected), sixteen bytes a step (slicing-by-16).
+    cdef uint32_t a, b, c, d
+    crc = ~crc
+    while n >= 16:
+        a = load_le32(p) ^ crc
+        b = load_le32(p + 4)
+        c = load_le32(p + 8)
+        d = load_le32(p + 12)
+        crc = (CRC_TABLE[15][a & 0xFF] ^ CRC_TABLE[14][(a >> 8) & 0xFF] ^ CRC_TABLE[13][(a >> 16) & 0xFF]
+               ^ CRC_TABLE[12][a >> 24] ^ CRC_TABLE[11][b & 0xFF] ^ CRC_TABLE[10][(b >> 8) & 0xFF]
+               ^ CRC_TABLE[9][(b >> 16) & 0xFF] ^ CRC_TABLE[8][b >> 24] ^ CRC_TABLE[7][c & 0xFF]
+               ^ CRC_TABLE[6][(c >> 8) & 0xFF] ^ CRC_TABLE[5][(c >> 16) & 0xFF] ^ CRC_TABLE[4][c >> 24]
+               ^ CRC_TABLE[3][d & 0xFF] ^ CRC_TABLE[2][(d >> 8) & 0xFF] ^ CRC_TABLE[1][(d >> 16) & 0xFF]
+               ^ CRC_TABLE[0][d >> 24])
+        p += 16
+        n -= 16
+    while n > 0:
+        crc = (crc >> 8) ^ CRC_TABLE[0][(crc ^ p[0]) & 0xFF]
+        p += 1
+        n -= 1
+    return ~crc
+
+
+def crc32(const uint8_t[::1] data not None):
+    """int: CRC-32 of `data` with the top bit cleared, as a record stores it; 0 for empty data."""
+    cdef uint32_t crc = 0
+    cdef int64_t n = data.shape[0]
+    if n > 0:
+        with nogil:
+            crc = crc32_update(0, &data[0], n)
+    return <int32_t>(crc & 0x7FFFFFFFu)
+
+
+# ------------------------------------------------------------------------------------------------------ index file
+
+cdef inline int64_t index_count_of(const unsigned char* base) noexcept nogil:
+    # Number of the next entry; a brand-new file holds 0 and means 1.
+    cdef int64_t count = get_i32(base + INDEX_COUNT)
+    acquire_fence()
+    return count if count > 0 else 1
+
+
+cdef inline bint index_put(unsigned char* base, uint64_t magic, int64_t slot_num, int64_t index_num, int32_t key_hash,
+                           int64_t phy_offset, int64_t store_timestamp) noexcept nogil:
+    cdef int64_t count = index_count_of(base)
+    if count >= index_num:
+        return False
+    cdef uint32_t slot = fastmod(<uint32_t>key_hash, magic, <uint32_t>slot_num)
+    check(slot < slot_num and key_hash >= 0)
+    cdef unsigned char* slot_at = base + INDEX_HEADER_SIZE + SLOT_SIZE * <int64_t>slot
+    cdef int32_t prev = get_i32(slot_at)
+    if prev <= 0 or prev > count:
+        prev = 0
+    cdef int64_t begin = get_i64(base + INDEX_BEGIN_TIMESTAMP)
+    # Java's subtraction wraps; the difference is against the begin time before this put.
+    cdef int64_t diff = <int64_t>(<uint64_t>store_timestamp - <uint64_t>begin) // 1000 if begin > 0 else 0
+    if diff > 0x7FFFFFFF:
+        diff = 0x7FFFFFFF
+    elif diff < 0:
+        diff = 0
+    cdef unsigned char* entry = base + INDEX_HEADER_SIZE + SLOT_SIZE * slot_num + ENTRY_SIZE * count
+    put_i32(entry + ENTRY_KEY_HASH, key_hash)
+    put_i64(entry + ENTRY_PHY_OFFSET, phy_offset)
+    put_i32(entry + ENTRY_TIME_DIFF, <int32_t>diff)
+    put_i32(entry + ENTRY_PREV_INDEX, prev)
+    release_fence()
+    put_i32(slot_at, <int32_t>count)
+    release_fence()
+    if count <= 1:
+        put_i64(base + INDEX_BEGIN_PHY_OFFSET, phy_offset)
+        put_i64(base + INDEX_BEGIN_TIMESTAMP, store_timestamp)
+    if prev == 0:
+        put_i32(base + INDEX_HASH_SLOT_COUNT, get_i32(base + INDEX_HASH_SLOT_COUNT) + 1)
+    put_i32(base + INDEX_COUNT, <int32_t>(count + 1))
+    put_i64(base + INDEX_END_PHY_OFFSET, phy_offset)
+    put_i64(base + INDEX_END_TIMESTAMP, store_timestamp)
+    return True
+
+
+cdef int64_t index_put_many(unsigned char* base, uint64_t magic, int64_t slot_num, int64_t index_num,
+                            const int32_t* hashes, const int64_t* phy_offsets, const int64_t* store_timestamps,
+                            int64_t n) noexcept nogil:
+    # The slots of a key a few steps ahead are asked for early: a slot is a cache miss, everything else is sequential.
+    cdef int64_t i, ahead = 24
+    cdef uint32_t slot
+    for i in range(n):
+        if i + ahead < n:
+            slot = fastmod(<uint32_t>hashes[i + ahead], magic, <uint32_t>slot_num)
+            prefetch(base + INDEX_HEADER_SIZE + SLOT_SIZE * <int64_t>slot)
+        if not index_put(base, magic, slot_num, index_num, hashes[i], phy_offsets[i], store_timestamps[i]):
+            return i
+    return n
+
+
+cdef inline int64_t index_head(const unsigned char* base, uint64_t magic, int64_t slot_num, int64_t index_num,
+                               int32_t key_hash) noexcept nogil:
+    # Newest entry of the key's chain, 0 if none that a reader may trust.
+    cdef int64_t count = index_count_of(base)
+    cdef uint32_t slot = fastmod(<uint32_t>key_hash, magic, <uint32_t>slot_num)
+    cdef int64_t head = get_i32(base + INDEX_HEADER_SIZE + SLOT_SIZE * <int64_t>slot)
+    acquire_fence()
+    if head <= 0 or head > count or head >= index_num or count <= 1:
+        return 0
+    return head
+
+
+cdef int64_t index_select(const unsigned char* base, int64_t slot_num, int64_t* index, int32_t key_hash,
+                          int64_t begin, int64_t end, int64_t* out, int64_t room) noexcept nogil:
+    # RocketMQ's walk (5.5.0 IndexFile.selectPhyOffset) from entry *index, at most `room` hits; *index is left at the
+    # entry to go on with, 0 at the end.  Chains must strictly decrease, where Java would go round for ever.
+    cdef int64_t n = index[0], found = 0, prev, time, begin_timestamp = get_i64(base + INDEX_BEGIN_TIMESTAMP)
+    cdef int32_t diff
+    cdef const unsigned char* entry
+    while n > 0 and found < room:
+        entry = base + INDEX_HEADER_SIZE + SLOT_SIZE * slot_num + ENTRY_SIZE * n
+        diff = get_i32(entry + ENTRY_TIME_DIFF)
+        if diff < 0:
+            n = 0
+            break
+        time = <int64_t>(<uint64_t>begin_timestamp + <uint64_t>(<int64_t>diff * 1000))
+        if get_i32(entry + ENTRY_KEY_HASH) == key_hash and begin <= time <= end:
+            out[found] = get_i64(entry + ENTRY_PHY_OFFSET)
+            found += 1
+        prev = get_i32(entry + ENTRY_PREV_INDEX)
+        n = 0 if prev <= 0 or prev >= n or time < begin else prev
+    index[0] = n
+    return found
+
+
+cdef int64_t index_chain(const unsigned char* base, int64_t slot_num, int64_t* index, int32_t key_hash, int64_t* out,
+                         int64_t room) noexcept nogil:
+    # Every entry of the chain with this hash, whatever its time.
+    cdef int64_t n = index[0], found = 0, prev
+    cdef const unsigned char* entry
+    while n > 0 and found < room:
+        entry = base + INDEX_HEADER_SIZE + SLOT_SIZE * slot_num + ENTRY_SIZE * n
+        if get_i32(entry + ENTRY_KEY_HASH) == key_hash:
+            out[found] = get_i64(entry + ENTRY_PHY_OFFSET)
+            found += 1
+        prev = get_i32(entry + ENTRY_PREV_INDEX)
+        n = 0 if prev <= 0 or prev >= n else prev
+    index[0] = n
+    return found
+
+
+cdef enum:
+    SELECT_ROUND = 128
+    KEY_CHUNK = 16384
+
+
+cdef list arrow_or_list_chunks(object keys):
+    # The parts of a key column: lists stay lists, Arrow arrays stay Arrow arrays (a chunked one gives its chunks).
+    if isinstance(keys, (list, tuple)):
+        return [list(keys) if isinstance(keys, tuple) else keys]
+    if hasattr(keys, "chunks") and hasattr(keys, "type"):
+        return keys.chunks
+    if hasattr(keys, "buffers") and hasattr(keys, "type"):
+        return [keys]
+    if isinstance(keys, np.ndarray):
+        if keys.dtype.kind not in "OUT":
+            raise TypeError(f"keys must be text, not an array of {keys.dtype}")
+        return [keys.tolist()]
+    return [list(keys)]
+
+
+cdef object hash_keys(object part, Py_ssize_t start, Py_ssize_t n):
+    # int32 array of the index hashes of `n` keys from `start` on; list items are hashed under the GIL, Arrow text from
+    # its buffers without it.
+    cdef Py_ssize_t i
+    cdef int32_t[::1] out
+    cdef const uint8_t[::1] data
+    cdef const int32_t[::1] offsets
+    cdef const int64_t[::1] large_offsets
+    cdef int64_t first
+    cdef object array, buffers
+    cdef PyObject* item
+    array = np.empty(n, np.int32)
+    if n == 0:
+        return array
+    out = array
+    if type(part) is list:
+        if start + n > PyList_GET_SIZE(part):
+            raise ValueError("the list of keys became shorter meanwhile")
+        for i in range(n):
+            if i + 16 < n:
+                prefetch(<char*>PyList_GET_ITEM(part, start + i + 16))
+            item = <PyObject*>PyList_GET_ITEM(part, start + i)
+            if not PyUnicode_Check(item):
+                raise TypeError(f"key {start + i} is {type(<object>item).__name__}, not str")
+            out[i] = index_hash(hash_text(0, item))
+        return array
+    kind = str(part.type)
+    if kind not in ("string", "large_string"):
+        raise TypeError(f"keys must be an Arrow string or large_string array, not {kind}")
+    if part.null_count:
+        raise ValueError("keys must not be null")
+    buffers = part.buffers()
+    first = part.offset + start
+    data = np.frombuffer(buffers[2], np.uint8) if buffers[2] is not None and buffers[2].size else np.zeros(1, np.uint8)
+    if kind == "string":
+        offsets = np.frombuffer(buffers[1], np.int32)[first:first + n + 1]
+        with nogil:
+            for i in range(n):
+                out[i] = index_hash(hash_utf8(0, &data[0] + offsets[i], offsets[i + 1] - offsets[i]))
+    else:
+        large_offsets = np.frombuffer(buffers[1], np.int64)[first:first + n + 1]
+        with nogil:
+            for i in range(n):
+                out[i] = index_hash(hash_utf8(0, &data[0] + large_offsets[i], large_offsets[i + 1] - large_offsets[i]))
+    return array
+
+
+cdef object int64_column(object values, str name):
+    array = np.asarray(values)
+    if array.dtype != np.int64:
+        if array.dtype.kind not in "iu" and not (array.size == 0):
+            raise TypeError(f"{name} must be integers, not {array.dtype}")
+        if array.dtype.kind == "u" and array.size and int(array.max()) > INT64_MAX:
+            raise OverflowError(f"{name} does not fit 64 signed bits")
+    if array.ndim != 1:
+        raise ValueError(f"{name} must have one dimension, not {array.ndim}")
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+cdef class IndexRegion:
+    """The bytes of one index file: header, slots, entries; `rmqstore.IndexFile` is this with a path.
+
+    Attributes
+    ----------
+    slot_num, index_num : int
+        Geometry: hash slots and entry places (entry 0 is never used, so ``index_num - 1`` entries fit).
+    region : Region
+        The mapping; its length is ``40 + 4 * slot_num + 20 * index_num``.
+    """
+
+    cdef readonly Region region
+    cdef readonly int64_t slot_num, index_num
+    cdef uint64_t magic
+    cdef cython.pymutex mutex
+    cdef int64_t long_puts  # calls that write without the GIL now; while there are none the GIL is lock enough
+
+    def __cinit__(self, *args, **kwargs):
+        self.region = Region.__new__(Region)
+        self.slot_num = self.index_num = 1
+        self.magic = 0
+
+    def attach(self, Region region not None, int64_t slot_num, int64_t index_num):
+        """Work on `region`, once; the geometry must fit its length exactly (ValueError otherwise)."""
+        if not 1 <= slot_num <= 0x7FFFFFFF or not 1 <= index_num <= 0x7FFFFFFF:
+            raise ValueError(f"{slot_num} slots and {index_num} entries: both must be 1 to 2147483647")
+        if INDEX_HEADER_SIZE + SLOT_SIZE * slot_num + ENTRY_SIZE * index_num != region.size:
+            raise ValueError(f"{slot_num} slots and {index_num} entries do not make {region.size} bytes")
+        self.region = region
+        self.slot_num = slot_num
+        self.index_num = index_num
+        self.magic = mod_magic(<uint32_t>slot_num)
+
+    def put_key(self, str key not None, int64_t phy_offset, int64_t store_timestamp):
+        """Put one entry as RocketMQ's ``IndexFile.putKey`` (5.5.0) does.
+
+        Parameters
+        ----------
+        key : str
+            The whole key, ``topic#key``.
+        phy_offset : int
+            Absolute byte offset of the record in the commit log, not negative.
+        store_timestamp : int
+            The record's store time, ms since epoch.
+
+        Returns
+        -------
+        bool
+            False when the file is full; nothing was written then.
+        """
+        if phy_offset < 0:
+            raise OffsetOutOfRangeError(f"phy_offset {phy_offset} is negative")
+        cdef int32_t key_hash = index_hash(hash_str(0, key))
+        cdef Region region = self.region
+        cdef unsigned char* base = region.pin_writable(0, region.size)
+        cdef bint taken
+        if HAS_GIL and self.long_puts == 0:
+            taken = index_put(base, self.magic, self.slot_num, self.index_num, key_hash, phy_offset, store_timestamp)
+        else:
+            with self.mutex:
+                taken = index_put(base, self.magic, self.slot_num, self.index_num, key_hash, phy_offset, store_timestamp)
+        region.unpin()
+        return taken
+
+    def put_hash(self, int32_t key_hash, int64_t phy_offset, int64_t store_timestamp):
+        """bool: as `put_key` with the index hash (not negative) instead of the text."""
+        if phy_offset < 0 or key_hash < 0:
+            raise OffsetOutOfRangeError(f"phy_offset {phy_offset} or key hash {key_hash} is negative")
+        cdef Region region = self.region
+        cdef unsigned char* base = region.pin_writable(0, region.size)
+        cdef bint taken
+        if HAS_GIL and self.long_puts == 0:
+            taken = index_put(base, self.magic, self.slot_num, self.index_num, key_hash, phy_offset, store_timestamp)
+        else:
+            with self.mutex:
+                taken = index_put(base, self.magic, self.slot_num, self.index_num, key_hash, phy_offset, store_timestamp)
+        region.unpin()
+        return taken
+
+    def put_keys(self, keys, phy_offsets, store_timestamps):
+        """Put many entries in order; equal to `put_key` row by row.
+
+        Parameters
+        ----------
+        keys : list of str, or Arrow string array
+            Whole keys, ``topic#key``; shape (n,).
+        phy_offsets, store_timestamps : array_like of int64, shape (n,)
+            Absolute byte offsets, not negative, and store times in ms since epoch.
+
+        Returns
+        -------
+        int
+            How many were taken, less than n only when the file became full.
+        """
+        phy = int64_column(phy_offsets, "phy_offsets")
+        time = int64_column(store_timestamps, "store_timestamps")
+        parts = arrow_or_list_chunks(keys)
+        cdef int64_t total = sum([len(part) for part in parts]), done = 0, n, start
+        if phy.shape[0] != total or time.shape[0] != total:
+            raise ValueError(f"{total} keys, {phy.shape[0]} phy_offsets and {time.shape[0]} store_timestamps")
+        for part in parts:
+            start = 0
+            while start < len(part):
+                n = len(part) - start if len(part) - start < KEY_CHUNK else KEY_CHUNK
+                taken = self.put_hashes(hash_keys(part, start, n), phy[done:done + n], time[done:done + n])
+                done += taken
+                if taken < n:
+                    return done
+                start += n
+        return done
+
+    def put_hashes(self, const int32_t[::1] hashes not None, const int64_t[::1] phy_offsets not None,
+                   const int64_t[::1] store_timestamps not None):
+        """int: as `put_keys` with index hashes (int32, not negative) instead of texts; the GIL is released."""
+        cdef int64_t n = hashes.shape[0], i, taken, bad = -1
+        if phy_offsets.shape[0] != n or store_timestamps.shape[0] != n:
+            raise ValueError(f"{n} hashes, {phy_offsets.shape[0]} phy_offsets, {store_timestamps.shape[0]} timestamps")
+        if n == 0:
+            return 0
+        cdef Region region = self.region
+        cdef unsigned char* base = region.pin_writable(0, region.size)
+        try:
+            with nogil:
+                for i in range(n):
+                    if phy_offsets[i] < 0 or hashes[i] < 0:
+                        bad = i
+                        break
+            if bad >= 0:
+                raise OffsetOutOfRangeError(f"row {bad}: phy_offset {phy_offsets[bad]} or key hash is negative")
+            self.long_puts += 1
+            with nogil, self.mutex:
+                taken = index_put_many(base, self.magic, self.slot_num, self.index_num, &hashes[0], &phy_offsets[0],
+                                       &store_timestamps[0], n)
+            self.long_puts -= 1
+            return taken
+        finally:
+            region.unpin()
+
+    def select_phy_offset(self, str key not None, int64_t max_num=64, int64_t begin=0, int64_t end=INT64_MAX):
+        """What RocketMQ's ``IndexFile.selectPhyOffset`` (5.5.0) answers, quirks included.
+
+        Times are compared at the resolution of whole seconds after the file's begin time, other keys with the same
+        hash are returned as well, and the walk stops at the first entry older than `begin`.
+
+        Parameters
+        ----------
+        key : str
+            The whole key, ``topic#key``.
+        max_num : int
+            At most so many.
+        begin, end : int
+            Store time range, ms since epoch, inclusive.
+
+        Returns
+        -------
+        list of int
+            phy offsets, newest entry first.
+        """
+        return self.select_hash(index_hash(hash_str(0, key)), max_num, begin, end)
+
+    cpdef list select_hash(self, int32_t key_hash, int64_t max_num=64, int64_t begin=0, int64_t end=INT64_MAX):
+        """list of int: as `select_phy_offset` with the index hash instead of the text."""
+        cdef int64_t[SELECT_ROUND] out
+        cdef int64_t index, found, i, room
+        cdef list hits = []
+        cdef Region region = self.region
+        cdef unsigned char* base = region.pin(0, region.size)
+        try:
+            if key_hash < 0:
+                return hits
+            index = index_head(base, self.magic, self.slot_num, self.index_num, key_hash)
+            while index > 0 and max_num > 0:
+                room = SELECT_ROUND if max_num > SELECT_ROUND else max_num
+                found = index_select(base, self.slot_num, &index, key_hash, begin, end, out, room)
+                for i in range(found):
+                    hits.append(out[i])
+                max_num -= found
+            return hits
+        finally:
+            region.unpin()
+
+    def select_phy_offsets(self, keys, int64_t max_num=64, int64_t begin=0, int64_t end=INT64_MAX):
+        """Many keys at once, each answered as by `select_phy_offset`.
+
+        Returns
+        -------
+        offsets : numpy.ndarray of int64
+            The phy offsets of all keys, one key after the other.
+        row_offsets : numpy.ndarray of int64, shape (len(keys) + 1,)
+            The hits of key i are ``offsets[row_offsets[i]:row_offsets[i + 1]]``.
+        """
+        hashes_array = [hash_keys(part, 0, len(part)) for part in arrow_or_list_chunks(keys)]
+        joined = np.concatenate(hashes_array) if hashes_array else np.empty(0, np.int32)
+        cdef const int32_t[::1] hashes = joined
+        cdef int64_t n = hashes.shape[0], i = 0, used = 0, found, index, left, room, capacity, ahead = 16
+        row_array = np.zeros(n + 1, np.int64)
+        out_array = np.empty(max(n * 2, 1024), np.int64)
+        cdef int64_t[::1] rows = row_array
+        cdef int64_t[::1] out = out_array
+        cdef Region region = self.region
+        cdef unsigned char* base = region.pin(0, region.size)
+        cdef uint32_t slot
+        try:
+            capacity = out.shape[0]
+            index, left = -1, max_num
+            while i < n:
+                with nogil:
+                    while i < n:
+                        if index < 0:
+                            if i + ahead < n:
+                                slot = fastmod(<uint32_t>hashes[i + ahead], self.magic, <uint32_t>self.slot_num)
+                                prefetch(base + INDEX_HEADER_SIZE + SLOT_SIZE * <int64_t>slot)
+                            index = index_head(base, self.magic, self.slot_num, self.index_num, hashes[i])
+                            left = max_num
+                        room = capacity - used if capacity - used < left else left
+                        if index > 0 and room > 0:
+                            found = index_select(base, self.slot_num, &index, hashes[i], begin, end, &out[used], room)
+                            used += found
+                            left -= found
+                        if index > 0 and left > 0:
+                            break  # the answer array is full
+                        rows[i + 1] = used
+                        i += 1
+                        index = -1
+                if i < n:
+                    out_array = np.concatenate([out_array, np.empty(capacity, np.int64)])
+                    out = out_array
+                    capacity = out.shape[0]
+            return out_array[:used].copy(), row_array
+        finally:
+            region.unpin()
+
+    def select_chain(self, int32_t key_hash, int64_t index=-1, int64_t max_num=SELECT_ROUND):
+        """Entries with this hash, whatever their time, a page at a time.
+
+        Parameters
+        ----------
+        key_hash : int
+            Index hash, not negative.
+        index : int
+            Entry number to go on with; -1 starts at the newest.
+        max_num : int
+            At most so many, 128 at the most.
+
+        Returns
+        -------
+        (list of int, int)
+            phy offsets, newest entry first, and the entry number to go on with (0 = the chain is at its end).
+        """
+        cdef int64_t[SELECT_ROUND] out
+        cdef int64_t found, i, count
+        cdef Region region = self.region
+        if max_num < 1 or max_num > SELECT_ROUND:
+            max_num = SELECT_ROUND
+        cdef unsigned char* base = region.pin(0, region.size)
+        try:
+            if key_hash < 0:
+                return [], 0
+            if index < 0:
+                index = index_head(base, self.magic, self.slot_num, self.index_num, key_hash)
+            elif index >= self.index_num:
+                raise OffsetOutOfRangeError(f"entry {index} of {self.index_num}")
+            found = index_chain(base, self.slot_num, &index, key_hash, out, max_num)
+            return [out[i] for i in range(found)], index
+        finally:
+            region.unpin()
+
+    def read_header(self):
+        """tuple: (begin_timestamp, end_timestamp, begin_phy_offset, end_phy_offset, hash_slot_count, index_count).
+
+        The count is the stored one; readers take values below 1 as 1 (an empty file).
+        """
+        cdef Region region = self.region
+        cdef unsigned char* p = region.pin(0, INDEX_HEADER_SIZE)
+        try:
+            return (get_i64(p), get_i64(p + INDEX_END_TIMESTAMP), get_i64(p + INDEX_BEGIN_PHY_OFFSET),
+                    get_i64(p + INDEX_END_PHY_OFFSET), get_i32(p + INDEX_HASH_SLOT_COUNT), get_i32(p + INDEX_COUNT))
+        finally:
+            region.unpin()
+
+    def write_header(self, int64_t begin_timestamp, int64_t end_timestamp, int64_t begin_phy_offset,
+                     int64_t end_phy_offset, int32_t hash_slot_count, int32_t index_count):
+        """Write the six header fields, the count last."""
+        cdef Region region = self.region
+        cdef unsigned char* p = region.pin_writable(0, INDEX_HEADER_SIZE)
+        try:
+            put_i64(p + INDEX_BEGIN_TIMESTAMP, begin_timestamp)
+            put_i64(p + INDEX_END_TIMESTAMP, end_timestamp)
+            put_i64(p + INDEX_BEGIN_PHY_OFFSET, begin_phy_offset)
+            put_i64(p + INDEX_END_PHY_OFFSET, end_phy_offset)
+            put_i32(p + INDEX_HASH_SLOT_COUNT, hash_slot_count)
+            release_fence()
+            put_i32(p + INDEX_COUNT, index_count)
+        finally:
+            region.unpin()
+
+    def read_slot(self, int64_t slot):
+        """int: the entry number that hash slot `slot` holds, as stored."""
+        if not 0 <= slot < self.slot_num:
+            raise OffsetOutOfRangeError(f"slot {slot} of {self.slot_num}")
+        return self.region.get_i32(INDEX_HEADER_SIZE + SLOT_SIZE * slot)
+
+    def entry_pos(self, int64_t index):
+        """int: position in the file of entry `index`."""
+        return INDEX_HEADER_SIZE + SLOT_SIZE * self.slot_num + ENTRY_SIZE * index
+
+    def read_entry(self, int64_t index):
+        """tuple: (key_hash, phy_offset, time_diff in seconds, previous entry number) of entry `index`, as stored."""
+        if not 0 <= index < self.index_num:
+            raise OffsetOutOfRangeError(f"entry {index} of {self.index_num}")
+        cdef Region region = self.region
+        cdef unsigned char* p = region.pin(self.entry_pos(index), ENTRY_SIZE)
+        try:
+            return (get_i32(p), get_i64(p + ENTRY_PHY_OFFSET), get_i32(p + ENTRY_TIME_DIFF),
+                    get_i32(p + ENTRY_PREV_INDEX))
+        finally:
+            region.unpin()
+
+    def read_entries(self, int64_t index, int64_t count):
+        """Entries from `index` on as columns, as stored.
+
+        Returns
+        -------
+        (int32 array, int64 array, int32 array)
+            Key hashes, phy offsets and time differences in seconds, shape (n,) with n at most `count`.
+        """
+        if index < 0 or count < 0:
+            raise OffsetOutOfRangeError(f"{count} entries from {index}")
+        cdef int64_t n = count if index + count <= self.index_num else self.index_num - index, i
+        if n < 0:
+            n = 0
+        hash_array, phy_array, diff_array = np.empty(n, np.int32), np.empty(n, np.int64), np.empty(n, np.int32)
+        cdef int32_t[::1] hashes = hash_array
+        cdef int64_t[::1] phy = phy_array
+        cdef int32_t[::1] diffs = diff_array
+        cdef Region region = self.region
+        cdef unsigned char* p = region.pin(self.entry_pos(index if n else 0), ENTRY_SIZE * n)
+        try:
+            with nogil:
+                for i in range(n):
+                    hashes[i] = get_i32(p + ENTRY_SIZE * i)
+                    phy[i] = get_i64(p + ENTRY_SIZE * i + ENTRY_PHY_OFFSET)
+                    diffs[i] = get_i32(p + ENTRY_SIZE * i + ENTRY_TIME_DIFF)
+            return hash_array, phy_array, diff_array
+        finally:
+            region.unpin()
+
+    def consistent_count(self, int64_t end_phy_offset):
+        """int: the count up to which the entries are as a writer leaves them.
+
+        Entries 1 … count-1 have a non-negative hash and time, phy offsets that do not fall and lie below
+        `end_phy_offset` (the end of the log), and a previous entry below their own number.
+        """
+        cdef Region region = self.region
+        cdef unsigned char* base = region.pin(0, region.size)
+        cdef int64_t n = 1, count, phy, last = 0, prev
+        cdef unsigned char* entry
+        try:
+            with nogil:
+                count = index_count_of(base)
+                if count > self.index_num:
+                    count = self.index_num
+                while n < count:
+                    entry = base + INDEX_HEADER_SIZE + SLOT_SIZE * self.slot_num + ENTRY_SIZE * n
+                    phy = get_i64(entry + ENTRY_PHY_OFFSET)
+                    prev = get_i32(entry + ENTRY_PREV_INDEX)
+                    if (get_i32(entry + ENTRY_KEY_HASH) < 0 or phy < last or phy >= end_phy_offset
+                            or get_i32(entry + ENTRY_TIME_DIFF) < 0 or prev < 0 or prev >= n):
+                        break
+                    last = phy
+                    n += 1
+            return n
+        finally:
+            region.unpin()
+
+    def relink(self, int64_t count):
+        """Make slots, chains, both counts right for the entries 1 … count-1 and erase all entries from `count` on.
+
+        Returns
+        -------
+        int
+            How many 4-byte numbers had to be changed.
+        """
+        if not 1 <= count <= self.index_num:
+            raise OffsetOutOfRangeError(f"count {count} of {self.index_num}")
+        cdef Region region = self.region
+        cdef unsigned char* base = region.pin_writable(0, region.size)
+        cdef int64_t n, changed = 0, used = 0, slot
+        cdef unsigned char* entry
+        heads_array = np.zeros(self.slot_num, np.int32)
+        cdef int32_t[::1] heads = heads_array
+        self.long_puts += 1
+        try:
+            with nogil, self.mutex:
+                for n in range(1, count):
+                    entry = base + INDEX_HEADER_SIZE + SLOT_SIZE * self.slot_num + ENTRY_SIZE * n
+                    slot = fastmod(<uint32_t>get_i32(entry), self.magic, <uint32_t>self.slot_num)
+                    if get_i32(entry + ENTRY_PREV_INDEX) != heads[slot]:
+                        put_i32(entry + ENTRY_PREV_INDEX, heads[slot])
+                        changed += 1
+                    used += heads[slot] == 0
+                    heads[slot] = <int32_t>n
+                for slot in range(self.slot_num):
+                    entry = base + INDEX_HEADER_SIZE + SLOT_SIZE * slot
+                    if get_i32(entry) != heads[slot]:
+                        put_i32(entry, heads[slot])
+                        changed += 1
+                zero_bytes(base + INDEX_HEADER_SIZE + SLOT_SIZE * self.slot_num + ENTRY_SIZE * count,
+                           ENTRY_SIZE * (self.index_num - count))
+                if get_i32(base + INDEX_COUNT) != count and not (count == 1 and get_i32(base + INDEX_COUNT) == 0):
+                    put_i32(base + INDEX_COUNT, <int32_t>count)
+                    changed += 1
+                if get_i32(base + INDEX_HASH_SLOT_COUNT) < used or get_i32(base + INDEX_HASH_SLOT_COUNT) > count - 1:
+                    # Up to 4.7.0 it counted every put, so anything between is as some version leaves it.
+                    put_i32(base + INDEX_HASH_SLOT_COUNT, <int32_t>used)
+                    changed += 1
+            return changed
+        finally:
+            self.long_puts -= 1
+            region.unpin()
+
+    def tail_num(self, int64_t phy_offset):
+        """int: how many of the newest entries, without a gap, are of the record at `phy_offset`."""
+        cdef Region region = self.region
+        cdef unsigned char* base = region.pin(0, region.size)
+        cdef int64_t n, num = 0
+        try:
+            n = index_count_of(base)
+            n = (n if n < self.index_num else self.index_num) - 1
+            while n > 0 and get_i64(base + INDEX_HEADER_SIZE + SLOT_SIZE * self.slot_num + ENTRY_SIZE * n
+                                    + ENTRY_PHY_OFFSET) == phy_offset:
+                num += 1
+                n -= 1
+            return num
+        finally:
+            region.unpin()
+
+    def check_links(self, int64_t end_phy_offset):
+        """Compare slots and chains with what the entries require.
+
+        Returns
+        -------
+        list of (int, str)
+            Position in the file and what is wrong there; at most 1000, then one that says how many more.
+        """
+        cdef Region region = self.region
+        cdef unsigned char* base = region.pin(0, region.size)
+        cdef int64_t n, count, stored, slot, prev, more = 0, phy, last = 0, entries, used = 0
+        cdef int32_t key_hash, diff
+        cdef unsigned char* entry
+        cdef list found = []
+        heads_array = np.zeros(self.slot_num, np.int32)
+        cdef int32_t[::1] heads = heads_array
+        entries = INDEX_HEADER_SIZE + SLOT_SIZE * self.slot_num
+        try:
+            stored = get_i32(base + INDEX_COUNT)
+            if stored < 0 or stored > self.index_num:
+                found.append((INDEX_COUNT, f"indexCount {stored} is not within 0 to {self.index_num}"))
+            count = index_count_of(base)
+            if count > self.index_num:
+                count = self.index_num
+            with nogil:
+                for n in range(1, count):
+                    entry = base + entries + ENTRY_SIZE * n
+                    key_hash = get_i32(entry)
+                    phy = get_i64(entry + ENTRY_PHY_OFFSET)
+                    diff = get_i32(entry + ENTRY_TIME_DIFF)
+                    prev = get_i32(entry + ENTRY_PREV_INDEX)
+                    slot = fastmod(<uint32_t>(key_hash & 0x7FFFFFFF), self.magic, <uint32_t>self.slot_num)
+                    if key_hash < 0 or phy < last or phy >= end_phy_offset or diff < 0 or prev != heads[slot]:
+                        if len_gil(found) < 1000:
+                            with gil:
+                                if key_hash < 0:
+                                    found.append((entries + ENTRY_SIZE * n, f"entry {n}: key hash {key_hash} is negative"))
+                                if phy < last or phy >= end_phy_offset:
+                                    found.append((entries + ENTRY_SIZE * n + ENTRY_PHY_OFFSET,
+                                                  f"entry {n}: phy offset {phy} does not lie between the one before, "
+                                                  f"{last}, and the end of the log, {end_phy_offset}"))
+                                if diff < 0:
+                                    found.append((entries + ENTRY_SIZE * n + ENTRY_TIME_DIFF,
+                                                  f"entry {n}: time {diff} s is negative"))
+                                if prev != heads[slot]:
+                                    found.append((entries + ENTRY_SIZE * n + ENTRY_PREV_INDEX,
+                                                  f"entry {n}: previous entry is {prev}, the chain of slot {slot} "
+                                                  f"needs {heads[slot]}"))
+                        else:
+                            more += 1
+                    if 0 <= phy < end_phy_offset:
+                        last = phy if phy > last else last
+                    used += heads[slot] == 0
+                    heads[slot] = <int32_t>n
+                for slot in range(self.slot_num):
+                    if get_i32(base + INDEX_HEADER_SIZE + SLOT_SIZE * slot) != heads[slot]:
+                        if len_gil(found) < 1000:
+                            with gil:
+                                found.append((INDEX_HEADER_SIZE + SLOT_SIZE * slot,
+                                              f"slot {slot} holds {get_i32(base + INDEX_HEADER_SIZE + SLOT_SIZE * slot)}"
+                                              f", the entries need {heads[slot]}"))
+                        else:
+                            more += 1
+            stored = get_i32(base + INDEX_HASH_SLOT_COUNT)
+            # From 4.7.1 the number of used slots, before that the number of entries.
+            if not used <= stored <= count - 1 and not (stored == 0 and used == 0):
+                found.append((INDEX_HASH_SLOT_COUNT, f"hashSlotCount is {stored}, {used} slots are used"))
+            if more:
+                found.append((0, f"and {more} more of the same kinds"))
+            return found
+        finally:
+            region.unpin()
+
+
+cdef int64_t len_gil(list found) noexcept nogil:
+    # Asked only when something is wrong already.
+    cdef int64_t n
+    with gil:
+        n = len(found)
+    return n
+
+
+# ------------------------------------------------------------------------------------------------------ commit log
+
+cdef struct RecordView:
+    # A parsed record as positions relative to its start; plain numbers, no pointer.
+    int32_t total_size
+    int32_t magic
+    int32_t body_crc
+    int32_t queue_id
+    int32_t flag
+    int32_t sys_flag
+    int32_t reconsume_times
+    int32_t born_host_len
+    int32_t store_host_len
+    int32_t store_host_pos
+    int32_t body_pos
+    int32_t body_len
+    int32_t topic_pos
+    int32_t topic_len
+    int32_t properties_pos
+    int32_t properties_len
+    int64_t queue_offset
+    int64_t phy_offset
+    int64_t born_timestamp
+    int64_t store_timestamp
+    int64_t prepared_transaction_offset
+
+
+cdef struct KnownProperties:
+    # Positions relative to the property text; -1 = absent.  As in Java a later duplicate wins.
+    int32_t keys_pos, keys_len
+    int32_t tags_pos, tags_len
+    int32_t unique_key_pos, unique_key_len
+    int32_t delay_pos, delay_len
+    int32_t inner_num_pos, inner_num_len
+    int32_t inner_base_pos, inner_base_len
+    int32_t multi_dispatch_pos, multi_dispatch_len
+
+
+cdef int parse_record(const unsigned char* p, int64_t room, RecordView* r) noexcept nogil:
+    # One record at p with `room` bytes to the end of the segment.  All sums are in 64 bits, every part is checked
+    # against the total size before it is read.
+    cdef int64_t at, total
+    if room < BLANK_SIZE:
+        return EMPTY
+    r.total_size = get_i32(p)
+    acquire_fence()
+    r.magic = get_i32(p + RECORD_MAGIC)
+    total = r.total_size
+    if r.magic != C_MAGIC_V1 and r.magic != C_MAGIC_V2 and r.magic != C_MAGIC_BLANK:
+        return EMPTY if total == 0 and r.magic == 0 else BAD_MAGIC
+    if total == 0:
+        return EMPTY  # the size is published last, so this record is being written
+    if r.magic == C_MAGIC_BLANK:
+        return BLANK
+    if total < RECORD_FIXED_SIZE or total > room:
+        return BAD_SIZE
+    r.body_crc = get_i32(p + RECORD_BODY_CRC)
+    r.queue_id = get_i32(p + RECORD_QUEUE_ID)
+    r.flag = get_i32(p + RECORD_FLAG)
+    r.queue_offset = get_i64(p + RECORD_QUEUE_OFFSET)
+    r.phy_offset = get_i64(p + RECORD_PHY_OFFSET)
+    r.sys_flag = get_i32(p + RECORD_SYS_FLAG)
+    r.born_timestamp = get_i64(p + RECORD_BORN_TIMESTAMP)
+    r.born_host_len = 20 if r.sys_flag & SYS_BORN_V6 else 8
+    r.store_host_len = 20 if r.sys_flag & SYS_STORE_V6 else 8
+    if total < RECORD_FIXED_SIZE - 16 + r.born_host_len + r.store_host_len:
+        return BAD_LENGTH
+    at = RECORD_BORN_HOST + r.born_host_len
+    r.store_timestamp = get_i64(p + at)
+    r.store_host_pos = <int32_t>(at + 8)
+    at += 8 + r.store_host_len
+    r.reconsume_times = get_i32(p + at)
+    r.prepared_transaction_offset = get_i64(p + at + 4)
+    r.body_len = get_i32(p + at + 12)
+    r.body_pos = <int32_t>(at + 16)
+    at += 16
+    # Behind the body: the topic length (1 or 2 bytes) and the properties length (2).
+    if r.body_len < 0 or at + r.body_len + 3 > total:
+        return BAD_LENGTH
+    at += r.body_len
+    if r.magic == C_MAGIC_V1:
+        r.topic_len = <int32_t>(<signed char>p[at])
+        at += 1
+    else:
+        if at + 4 > total:
+            return BAD_LENGTH
+        r.topic_len = get_i16(p + at)
+        at += 2
+    r.topic_pos = <int32_t>at
+    if r.topic_len < 0 or at + r.topic_len + 2 > total:
+        return BAD_LENGTH
+    at += r.topic_len
+    r.properties_len = get_i16(p + at)
+    r.properties_pos = <int32_t>(at + 2)
+    if r.properties_len < 0 or at + 2 + r.properties_len != total:
+        return BAD_LENGTH
+    return RECORD
+
+
+cdef inline bint body_crc_ok(const unsigned char* p, RecordView* r) noexcept nogil:
+    # An empty body has CRC 0 (RocketMQ 5.5.0 UtilAll.crc32); crc32_update gives 0 for it as well.
+    return <int32_t>(crc32_update(0, p + r.body_pos, r.body_len) & 0x7FFFFFFFu) == r.body_crc
+
+
+cdef bint has_prop_crc(const unsigned char* p, RecordView* r) noexcept nogil:
+    # `__CRC32#` 0x01 ten digits 0x02 as the last 20 bytes (enabledAppendPropCRC, RocketMQ 5.2.0 and later).
+    cdef int32_t i
+    cdef const unsigned char* tail = p + r.total_size - PROP_CRC_SIZE
+    if r.properties_len < PROP_CRC_SIZE or memcmp(tail, <const char*>b"__CRC32#\x01", 9) != 0 or tail[19] != 2:
+        return False
+    for i in range(9, 19):
+        if not 48 <= tail[i] <= 57:
+            return False
+    return True
+
+
+cdef bint prop_crc_ok(const unsigned char* p, RecordView* r) noexcept nogil:
+    # True as well when there is none.  The digits stand least significant first.
+    cdef const unsigned char* tail = p + r.total_size - PROP_CRC_SIZE
+    cdef uint64_t value = 0
+    cdef int32_t i
+    if not has_prop_crc(p, r):
+        return True
+    for i in range(18, 8, -1):
+        value = value * 10 + (tail[i] - 48)
+    return value == (crc32_update(0, p, r.total_size - PROP_CRC_SIZE) & 0x7FFFFFFFu)
+
+
+cdef void find_properties(const unsigned char* text, int32_t n, KnownProperties* k) noexcept nogil:
+    # Java's parser (MessageDecoder.string2messageProperties, 5.5.0): cut at 0x02; the first 0x01 of a piece must have
+    # at least one character on either side.  Both separators are ASCII, so bytes and characters cut alike.
+    cdef int32_t start = 0, end, split, name_len, value, value_len
+    cdef const unsigned char* found
+    memset(k, 0xFF, sizeof(KnownProperties))
+    while start < n:
+        found = <const unsigned char*>memchr(text + start, 2, n - start)
+        end = <int32_t>(found - text) if found != NULL else n
+        found = <const unsigned char*>memchr(text + start, 1, end - start)
+        if found != NULL:
+            split = <int32_t>(found - text)
+            name_len = split - start
+            value = split + 1
+            value_len = end - value
+            if name_len > 0 and value_len > 0:
+                if name_len == 4 and memcmp(text + start, <const char*>b"KEYS", 4) == 0:
+                    k.keys_pos, k.keys_len = value, value_len
+                elif name_len == 4 and memcmp(text + start, <const char*>b"TAGS", 4) == 0:
+                    k.tags_pos, k.tags_len = value, value_len
+                elif name_len == 8 and memcmp(text + start, <const char*>b"UNIQ_KEY", 8) == 0:
+                    k.unique_key_pos, k.unique_key_len = value, value_len
+                elif name_len == 5 and memcmp(text + start, <const char*>b"DELAY", 5) == 0:
+                    k.delay_pos, k.delay_len = value, value_len
+                elif name_len == 9 and memcmp(text + start, <const char*>b"INNER_NUM", 9) == 0:
+                    k.inner_num_pos, k.inner_num_len = value, value_len
+                elif name_len == 10 and memcmp(text + start, <const char*>b"INNER_BASE", 10) == 0:
+                    k.inner_base_pos, k.inner_base_len = value, value_len
+                elif name_len == 20 and memcmp(text + start, <const char*>b"INNER_MULTI_DISPATCH", 20) == 0:
+                    k.multi_dispatch_pos, k.multi_dispatch_len = value, value_len
+        start = end + 1
+
+
+cdef int64_t parse_decimal(const unsigned char* p, int32_t n, int64_t otherwise) noexcept nogil:
+    # Java's Integer/Long.parse for ASCII digits with a sign; anything it would refuse gives `otherwise`.
+    cdef int32_t i = 0
+    cdef bint minus = False
+    cdef int64_t value = 0
+    if n > 0 and (p[0] == 45 or p[0] == 43):
+        minus = p[0] == 45
+        i = 1
+    if i >= n or n - i > 18:
+        return otherwise
+    while i < n:
+        if not 48 <= p[i] <= 57:
+            return otherwise
+        value = value * 10 + (p[i] - 48)
+        i += 1
+    return -value if minus else value
+
+
+cdef int64_t tags_code_of(const unsigned char* p, RecordView* r, KnownProperties* k, const int64_t* delays,
+                          int64_t delay_num) noexcept nogil:
+    # The third field of a consume-queue unit: hash of the whole TAGS value, or the time of delivery for a delayed
+    # record (RocketMQ 5.5.0 CommitLog.checkMessageAndReturnSize).
+    cdef const unsigned char* text = p + r.properties_pos
+    cdef int64_t code = 0, level
+    if k.tags_pos >= 0:
+        code = <int32_t>hash_utf8(0, text + k.tags_pos, k.tags_len)
+    if k.delay_pos >= 0 and r.topic_len == 19 and memcmp(p + r.topic_pos, <const char*>b"SCHEDULE_TOPIC_XXXX", 19) == 0:
+        level = parse_decimal(text + k.delay_pos, k.delay_len, 0)
+        if level > delay_num:
+            level = delay_num
+        if level > 0:
+            code = r.store_timestamp + delays[level - 1]
+    return code
+
+
+cdef object text_of(const unsigned char* p, int32_t n):
+    # rmqstore.message registers the handler that replaces malformed parts as Java does.
+    return PyUnicode_DecodeUTF8(<const char*>p, n, <const char*>b"rmqstore.java")
+
+
+def decode_record(Region region not None, int64_t pos, int64_t limit=-1, bint check_crc=True):
+    """Decode the record at `pos` of a segment.
+
+    Parameters
+    ----------
+    region : Region
+        A commit-log segment.
+    pos : int
+        Position in the segment.
+    limit : int
+        End of what may be read; -1 = the end of the segment.
+    check_crc : bool
+        Compare the body CRC and, where the record carries one, the property CRC.
+
+    Returns
+    -------
+    tuple or Verdict
+        (total_size, version, body_crc, queue_id, flag, queue_offset, phy_offset, sys_flag, born_timestamp, born_host,
+        store_timestamp, store_host, reconsume_times, prepared_transaction_offset, body, topic, properties, crc_ok):
+        hosts are address bytes and a 4-byte port, body and properties the stored bytes.  Anything that is not a whole
+        record gives the verdict instead.
+
+    Raises
+    ------
+    OffsetOutOfRangeError
+        `pos` lies outside.
+    """
+    if limit < 0 or limit > region.size:
+        limit = region.size
+    cdef RecordView r
+    cdef unsigned char* p = region.pin(pos, limit - pos)
+    cdef int verdict
+    cdef bint ok = True
+    try:
+        verdict = parse_record(p, limit - pos, &r)
+        if verdict != RECORD:
+            return Verdict(verdict)
+        if check_crc:
+            with nogil:
+                ok = body_crc_ok(p, &r) and prop_crc_ok(p, &r)
+        return (r.total_size, 1 if r.magic == C_MAGIC_V1 else 2, r.body_crc, r.queue_id, r.flag, r.queue_offset,
+                r.phy_offset, r.sys_flag, r.born_timestamp,
+                PyBytes_FromStringAndSize(<char*>p + RECORD_BORN_HOST, r.born_host_len), r.store_timestamp,
+                PyBytes_FromStringAndSize(<char*>p + r.store_host_pos, r.store_host_len), r.reconsume_times,
+                r.prepared_transaction_offset, PyBytes_FromStringAndSize(<char*>p + r.body_pos, r.body_len),
+                text_of(p + r.topic_pos, r.topic_len),
+                PyBytes_FromStringAndSize(<char*>p + r.properties_pos, r.properties_len), ok)
+    finally:
+        region.unpin()
+
+
+def check_record(Region region not None, int64_t pos, int64_t base_offset, bint check_crc=True):
+    """Judge the bytes at `pos` as recovery does, and more: the record must also say that it lies here.
+
+    Returns
+    -------
+    (Verdict, int, int)
+        The verdict, the total size (of a blank: as stored), and the store timestamp (0 unless a record was parsed).
+    """
+    cdef RecordView r
+    cdef unsigned char* p = region.pin(pos, region.size - pos)
+    cdef int verdict
+    r.total_size = 0
+    r.store_timestamp = 0
+    try:
+        with nogil:
+            verdict = judge_record(p, region.size - pos, base_offset + pos, check_crc, &r)
+        return Verdict(verdict), r.total_size, r.store_timestamp
+    finally:
+        region.unpin()
+
+
+cdef int judge_record(const unsigned char* p, int64_t room, int64_t phy_offset, bint check_crc,
+                      RecordView* r) noexcept nogil:
+    cdef int verdict = parse_record(p, room, r)
+    if verdict != RECORD:
+        return verdict
+    if r.phy_offset != phy_offset:
+        return BAD_PHY_OFFSET
+    if check_crc:
+        if not body_crc_ok(p, r):
+            return BAD_BODY_CRC
+        if not prop_crc_ok(p, r):
+            return BAD_PROP_CRC
+    return RECORD
+
+
+def find_record(Region region not None, int64_t pos, int64_t base_offset, int64_t limit=-1):
+    """int: position of the first whole record at or after `pos` (magic, lengths, own offset, CRC), -1 if none.
+
+    `limit` is the end of the bytes in which it may lie; -1 = the end of the segment.
+    """
+    if limit < 0 or limit > region.size:
+        limit = region.size
+    cdef unsigned char* p = region.pin(pos, limit - pos)
+    cdef int64_t n = limit - pos, at = 0, answer = -1
+    cdef const unsigned char* found
+    cdef RecordView r
+    try:
+        with nogil:
+            while at + RECORD_FIXED_SIZE <= n:
+                # The magic's first byte lies four bytes into the record.
+                found = <const unsigned char*>memchr(p + at + RECORD_MAGIC, 0xDA, n - at - RECORD_MAGIC)
+                if found == NULL:
+                    break
+                at = found - p - RECORD_MAGIC
+                if judge_record(p + at, n - at, base_offset + pos + at, True, &r) == RECORD:
+                    answer = pos + at
+                    break
+                at += 1
+        return answer
+    finally:
+        region.unpin()
+
+
+def record_matches(Region region not None, int64_t pos, int64_t phy_offset, bytes topic not None, bytes key not None,
+                   bint by_tag=False):
+    """Tell whether the record at `pos` has this topic and key, without decoding it.
+
+    Parameters
+    ----------
+    phy_offset : int
+        What the record must say of its own place.
+    topic, key : bytes
+        UTF-8.
+    by_tag : bool
+        Compare the whole TAGS value instead of the unique key and the pieces of KEYS (split at single spaces).
+
+    Returns
+    -------
+    (bool, int)
+        Whether it matches, and its store timestamp (ms since epoch; 0 where no record lies).
+    """
+    cdef RecordView r
+    cdef KnownProperties k
+    cdef unsigned char* p = region.pin(pos, region.size - pos)
+    cdef const unsigned char* text
+    cdef const unsigned char* wanted = <const unsigned char*>PyBytes_AS_STRING(key)
+    cdef int32_t n = <int32_t>PyBytes_GET_SIZE(key), start, end
+    try:
+        if judge_record(p, region.size - pos, phy_offset, False, &r) != RECORD:
+            return False, 0
+        if (r.topic_len != PyBytes_GET_SIZE(topic)
+                or memcmp(p + r.topic_pos, PyBytes_AS_STRING(topic), r.topic_len) != 0):
+            return False, r.store_timestamp
+        text = p + r.properties_pos
+        find_properties(text, r.properties_len, &k)
+        if by_tag:
+            return (k.tags_pos >= 0 and k.tags_len == n and memcmp(text + k.tags_pos, wanted, n) == 0), r.store_timestamp
+        if k.unique_key_pos >= 0 and k.unique_key_len == n and memcmp(text + k.unique_key_pos, wanted, n) == 0:
+            return True, r.store_timestamp
+        if k.keys_pos >= 0:
+            start = 0
+            while start <= k.keys_len:
+                end = start
+                while end < k.keys_len and text[k.keys_pos + end] != 32:
+                    end += 1
+                if end - start == n and n > 0 and memcmp(text + k.keys_pos + start, wanted, n) == 0:
+                    return True, r.store_timestamp
+                start = end + 1
+        return False, r.store_timestamp
+    finally:
+        region.unpin()
+
+
+def record_size(int64_t topic_size, int64_t body_size, int64_t properties_size, int sys_flag, int version):
+    """int: total size in bytes of a record with these parts (properties with everything that is appended to them)."""
+    return (RECORD_FIXED_SIZE + topic_size + body_size + properties_size + (RECORD_HOST_V6_EXTRA if sys_flag & SYS_BORN_V6 else 0)
+            + (RECORD_HOST_V6_EXTRA if sys_flag & SYS_STORE_V6 else 0) + (1 if version == 2 else 0))
+
+
+cdef struct RecordParts:
+    # What is to be encoded; the pointers are into bytes objects that the caller's list keeps alive, never into a file.
+    const unsigned char* topic
+    const unsigned char* body
+    const unsigned char* properties
+    const unsigned char* born_host
+    const unsigned char* store_host
+    int32_t topic_len, body_len, properties_len, born_host_len, store_host_len
+    int32_t queue_id, flag, sys_flag, reconsume_times, version
+    int64_t queue_offset, born_timestamp, store_timestamp, prepared_transaction_offset
+
+
+cdef int64_t encoded_size(RecordParts* parts, bint prop_crc) noexcept nogil:
+    cdef int64_t size = (RECORD_FIXED_SIZE - 16 + parts.born_host_len + parts.store_host_len + parts.body_len
+                         + parts.topic_len + parts.properties_len + (1 if parts.version == 2 else 0))
+    if prop_crc:
+        size += PROP_CRC_SIZE
+        if parts.properties_len > 0 and parts.properties[parts.properties_len - 1] != 2:
+            size += 1
+    return size
+
+
+cdef void encode_into(unsigned char* p, int64_t total, int64_t phy_offset, RecordParts* parts, bint prop_crc) noexcept nogil:
+    # The size and the magic are written last: until then a reader sees an unwritten place (I6).
+    cdef int64_t at = RECORD_BORN_HOST
+    cdef uint32_t crc
+    cdef int32_t i, properties_len = <int32_t>(
+        total - (RECORD_FIXED_SIZE - 16 + parts.born_host_len + parts.store_host_len + parts.body_len + parts.topic_len
+                 + (1 if parts.version == 2 else 0)))
+    put_i32(p + RECORD_BODY_CRC, <int32_t>(crc32_update(0, parts.body, parts.body_len) & 0x7FFFFFFFu))
+    put_i32(p + RECORD_QUEUE_ID, parts.queue_id)
+    put_i32(p + RECORD_FLAG, parts.flag)
+    put_i64(p + RECORD_QUEUE_OFFSET, parts.queue_offset)
+    put_i64(p + RECORD_PHY_OFFSET, phy_offset)
+    put_i32(p + RECORD_SYS_FLAG, parts.sys_flag)
+    put_i64(p + RECORD_BORN_TIMESTAMP, parts.born_timestamp)
+    memcpy(p + at, parts.born_host, parts.born_host_len)
+    at += parts.born_host_len
+    put_i64(p + at, parts.store_timestamp)
+    at += 8
+    memcpy(p + at, parts.store_host, parts.store_host_len)
+    at += parts.store_host_len
+    put_i32(p + at, parts.reconsume_times)
+    put_i64(p + at + 4, parts.prepared_transaction_offset)
+    put_i32(p + at + 12, parts.body_len)
+    at += 16
+    memcpy(p + at, parts.body, parts.body_len)
+    at += parts.body_len
+    if parts.version == 2:
+        put_i16(p + at, <int16_t>parts.topic_len)
+        at += 2
+    else:
+        p[at] = <unsigned char>parts.topic_len
+        at += 1
+    memcpy(p + at, parts.topic, parts.topic_len)
+    at += parts.topic_len
+    put_i16(p + at, <int16_t>properties_len)
+    at += 2
+    memcpy(p + at, parts.properties, parts.properties_len)
+    at += parts.properties_len
+    if prop_crc:
+        if total - at > PROP_CRC_SIZE:
+            p[at] = 2
+            at += 1
+        memcpy(p + at, <const char*>b"__CRC32#\x01", 9)
+        # The CRC covers the size and the magic, which a reader may not see yet: it is computed with them beside.
+        crc = crc_of_unpublished(p, total - PROP_CRC_SIZE, <int32_t>total,
+                                 C_MAGIC_V2 if parts.version == 2 else C_MAGIC_V1) & 0x7FFFFFFFu
+        for i in range(10):
+            p[at + 9 + i] = <unsigned char>(48 + crc % 10)
+            crc //= 10
+        p[at + 19] = 2
+        at += PROP_CRC_SIZE
+    check(at == total)
+    # Old bytes of a truncated log must not be taken for the next record (RocketMQ issue 10666).
+    if get_i64(p + total) != 0:
+        put_i64(p + total, 0)
+    release_fence()
+    put_i32(p + RECORD_MAGIC, C_MAGIC_V2 if parts.version == 2 else C_MAGIC_V1)
+    release_fence()
+    put_i32(p, <int32_t>total)
+
+
+cdef uint32_t crc_of_unpublished(const unsigned char* p, int64_t n, int32_t total, int32_t magic) noexcept nogil:
+    cdef unsigned char[8] head
+    put_i32(head, total)
+    put_i32(head + 4, magic)
+    return crc32_update(crc32_update(0, head, 8), p + 8, n - 8)
+
+
+cdef int fill_parts(tuple row, RecordParts* parts) except -1:
+    cdef bytes topic = row[0], body = row[1], properties = row[2], born_host = row[3], store_host = row[4]
+    if PyBytes_GET_SIZE(topic) > 0x7FFF or PyBytes_GET_SIZE(properties) > 0x7FFF:
+        raise ValueError("topic or properties are longer than 32767 bytes")
+    if PyBytes_GET_SIZE(body) > 0x7FFFFFFF - 0x20000:
+        raise ValueError("the body does not fit a record")
+    if PyBytes_GET_SIZE(born_host) not in (8, 20) or PyBytes_GET_SIZE(store_host) not in (8, 20):
+        raise ValueError("a host is 4 or 16 address bytes and a 4-byte port")
+    parts.topic = <const unsigned char*>PyBytes_AS_STRING(topic)
+    parts.topic_len = <int32_t>PyBytes_GET_SIZE(topic)
+    parts.body = <const unsigned char*>PyBytes_AS_STRING(body)
+    parts.body_len = <int32_t>PyBytes_GET_SIZE(body)
+    parts.properties = <const unsigned char*>PyBytes_AS_STRING(properties)
+    parts.properties_len = <int32_t>PyBytes_GET_SIZE(properties)
+    parts.born_host = <const unsigned char*>PyBytes_AS_STRING(born_host)
+    parts.born_host_len = <int32_t>PyBytes_GET_SIZE(born_host)
+    parts.store_host = <const unsigned char*>PyBytes_AS_STRING(store_host)
+    parts.store_host_len = <int32_t>PyBytes_GET_SIZE(store_host)
+    parts.queue_id = row[5]
+    parts.flag = row[6]
+    parts.sys_flag = row[7] & ~(SYS_BORN_V6 | SYS_STORE_V6)
+    if parts.born_host_len == 20:
+        parts.sys_flag |= SYS_BORN_V6
+    if parts.store_host_len == 20:
+        parts.sys_flag |= SYS_STORE_V6
+    parts.reconsume_times = row[8]
+    parts.version = row[9]
+    parts.queue_offset = row[10]
+    parts.born_timestamp = row[11]
+    parts.store_timestamp = row[12]
+    parts.prepared_transaction_offset = row[13]
+    if parts.version == 1 and parts.topic_len > 127:
+        raise ValueError("a topic above 127 bytes needs version 2")
+    return 0
+
+
+cdef enum:
+    ENCODE_ROUND = 64
+
+
+def encode_records(Region region not None, int64_t pos, int64_t base_offset, list rows not None, int64_t first=0,
+                   bint prop_crc=False):
+    """Encode records one behind the other into a segment, as many as fit with 8 bytes left behind each.
+
+    Parameters
+    ----------
+    region : Region
+        A writable segment.
+    pos : int
+        Where the first one goes.
+    base_offset : int
+        Absolute offset of the segment's first byte.
+    rows : list of tuple
+        (topic, body, properties, born_host, store_host: bytes; queue_id, flag, sys_flag, reconsume_times, version,
+        queue_offset, born_timestamp, store_timestamp, prepared_transaction_offset: int).
+    first : int
+        Row to begin with.
+    prop_crc : bool
+        Append the property CRC (enabledAppendPropCRC).
+
+    Returns
+    -------
+    list of int
+        The total sizes of the records written.
+    """
+    cdef RecordParts[ENCODE_ROUND] parts
+    cdef int64_t[ENCODE_ROUND] sizes
+    cdef Py_ssize_t n, i, done, num = len(rows)
+    cdef bint full = False
+    cdef int64_t start = pos
+    cdef list out = []
+    cdef unsigned char* p = region.pin_writable(pos, region.size - pos)
+    try:
+        while first < num and not full:
+            n = num - first if num - first < ENCODE_ROUND else ENCODE_ROUND
+            for i in range(n):
+                fill_parts(<tuple>rows[first + i], &parts[i])
+            done = 0
+            with nogil:
+                while done < n:
+                    sizes[done] = encoded_size(&parts[done], prop_crc)
+                    if sizes[done] + BLANK_SIZE > region.size - pos:
+                        full = True
+                        break
+                    encode_into(p + (pos - start), sizes[done], base_offset + pos, &parts[done], prop_crc)
+                    pos += sizes[done]
+                    done += 1
+            for i in range(done):
+                out.append(sizes[i])
+            first += done
+        return out
+    finally:
+        region.unpin()
+
+
+def write_blank(Region region not None, int64_t pos):
+    """Close a segment: write the blank record (the remaining length and its magic) at `pos`; the rest stays as it is."""
+    if region.size - pos < BLANK_SIZE:
+        raise OffsetOutOfRangeError(f"a blank record needs {BLANK_SIZE} bytes, {region.size - pos} are left", pos=pos)
+    cdef unsigned char* p = region.pin_writable(pos, BLANK_SIZE)
+    try:
+        put_i32(p + RECORD_MAGIC, C_MAGIC_BLANK)
+        release_fence()
+        put_i32(p, <int32_t>(region.size - pos))
+    finally:
+        region.unpin()
+
+
+# ------------------------------------------------------------------------------------------- records as columns
+
+cdef class TopicTable:
+    """Topics seen by a scan, numbered in order of appearance.
+
+    Attributes
+    ----------
+    topics : list of bytes
+        UTF-8 as stored.
+    """
+
+    cdef readonly list topics
+    cdef uint8_t[::1] arena
+    cdef int64_t[::1] starts
+    cdef int32_t[::1] slots
+    cdef int64_t mask
+
+    def __cinit__(self):
+        self.topics = []
+        self.arena = np.zeros(1, np.uint8)
+        self.starts = np.zeros(1, np.int64)
+        self.slots = np.zeros(64, np.int32)
+        self.mask = 63
+
+    cdef int32_t look_up(self, uint32_t h, const unsigned char* p, int32_t n) noexcept nogil:
+        cdef int64_t at = h & self.mask
+        cdef int32_t number
+        while self.slots[at] > 0:
+            number = self.slots[at] - 1
+            if (self.starts[number + 1] - self.starts[number] == n
+                    and memcmp(&self.arena[0] + self.starts[number], p, n) == 0):
+                return number
+            at = (at + 1) & self.mask
+        return -1
+
+    def add(self, bytes topic not None):
+        """int: the number of `topic`, which is added if it is new."""
+        cdef uint32_t h = hash_utf8(0, <const uint8_t*>PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic))
+        cdef int32_t number = self.look_up(h, <const unsigned char*>PyBytes_AS_STRING(topic),
+                                           <int32_t>PyBytes_GET_SIZE(topic))
+        if number >= 0:
+            return number
+        cdef int64_t size = self.mask + 1, at
+        self.topics.append(topic)
+        joined = b"".join(self.topics)
+        self.arena = np.frombuffer(joined + b"\0", np.uint8).copy()
+        self.starts = np.concatenate([[0], np.cumsum([len(each) for each in self.topics])]).astype(np.int64)
+        if len(self.topics) * 2 > size:
+            size *= 4
+        self.slots = np.zeros(size, np.int32)
+        self.mask = size - 1
+        for number, each in enumerate(self.topics):
+            h = hash_utf8(0, <const uint8_t*>PyBytes_AS_STRING(each), PyBytes_GET_SIZE(each))
+            at = h & self.mask
+            while self.slots[at] > 0:
+                at = (at + 1) & self.mask
+            self.slots[at] = number + 1
+        return len(self.topics) - 1
+
+
+cdef class RecordColumns:
+    """What dispatching needs of a run of records, as NumPy columns that are filled again and again.
+
+    Attributes
+    ----------
+    phy_offset, queue_offset, store_timestamp, tags_code, inner_base : numpy.ndarray of int64, shape (capacity,)
+    size, queue_id, sys_flag, topic, inner_num : numpy.ndarray of int32, shape (capacity,)
+        `topic` numbers `topics.topics`; `inner_num` is 1 unless the record is an inner batch.
+    multi_dispatch : numpy.ndarray of uint8, shape (capacity,)
+        1 where the record carries INNER_MULTI_DISPATCH.
+    key_start : numpy.ndarray of int64, shape (capacity + 1,)
+        The index hashes of record i are ``key_hash[key_start[i]:key_start[i + 1]]``, in the order in which RocketMQ
+        5.5.0 indexes them: unique key, pieces of KEYS, tag.
+    count : int
+        Rows that the last scan filled.
+    """
+
+    cdef readonly TopicTable topics
+    cdef readonly int64_t capacity
+    cdef public int64_t count
+    cdef readonly object phy_offset, size, queue_id, queue_offset, sys_flag, store_timestamp, tags_code, topic
+    cdef readonly object inner_base, inner_num, multi_dispatch, key_start, key_hash
+    cdef int64_t[::1] c_phy_offset, c_queue_offset, c_store_timestamp, c_tags_code, c_inner_base, c_key_start
+    cdef int32_t[::1] c_size, c_queue_id, c_sys_flag, c_topic, c_inner_num, c_key_hash
+    cdef uint8_t[::1] c_multi_dispatch
+
+    def __init__(self, int64_t capacity=8192, TopicTable topics=None):
+        if capacity < 1:
+            raise ValueError(f"capacity {capacity}")
+        self.topics = TopicTable() if topics is None else topics
+        self.capacity = capacity
+        self.phy_offset, self.queue_offset, self.store_timestamp, self.tags_code, self.inner_base = (
+            np.zeros(capacity, np.int64) for _ in range(5))
+        self.size, self.queue_id, self.sys_flag, self.topic, self.inner_num = (
+            np.zeros(capacity, np.int32) for _ in range(5))
+        self.multi_dispatch = np.zeros(capacity, np.uint8)
+        self.key_start = np.zeros(capacity + 1, np.int64)
+        self.key_hash = np.zeros(capacity * 4 + 64, np.int32)
+        self.c_phy_offset, self.c_queue_offset = self.phy_offset, self.queue_offset
+        self.c_store_timestamp, self.c_tags_code = self.store_timestamp, self.tags_code
+        self.c_inner_base, self.c_key_start = self.inner_base, self.key_start
+        self.c_size, self.c_queue_id, self.c_sys_flag = self.size, self.queue_id, self.sys_flag
+        self.c_topic, self.c_inner_num, self.c_key_hash = self.topic, self.inner_num, self.key_hash
+        self.c_multi_dispatch = self.multi_dispatch
+
+    def grow_keys(self):
+        """Double the room for index hashes."""
+        self.key_hash = np.concatenate([self.key_hash, np.zeros_like(self.key_hash)])
+        self.c_key_hash = self.key_hash
+
+
+cdef enum:
+    # Inner answers of scan_rows beside the verdicts.
+    NEED_TOPIC = 100
+    NEED_KEY_ROOM = 101
+
+
+cdef int64_t append_keys(RecordColumns out, int64_t at, uint32_t topic_hash, const unsigned char* text,
+                         KnownProperties* k, bint index_tags) noexcept nogil:
+    # The index hashes of one record from `at` on; -1 when they do not fit.
+    cdef uint32_t h = topic_hash * 31u + 35u
+    cdef int64_t room = out.c_key_hash.shape[0]
+    cdef int32_t start, end
+    if k.unique_key_pos >= 0:
+        if at >= room:
+            return -1
+        out.c_key_hash[at] = index_hash(hash_utf8(h, text + k.unique_key_pos, k.unique_key_len))
+        at += 1
+    if k.keys_pos >= 0:
+        start = 0
+        while start < k.keys_len:
+            end = start
+            while end < k.keys_len and text[k.keys_pos + end] != 32:
+                end += 1
+            if end > start:
+                if at >= room:
+                    return -1
+                out.c_key_hash[at] = index_hash(hash_utf8(h, text + k.keys_pos + start, end - start))
+                at += 1
+            start = end + 1
+    if index_tags and k.tags_pos >= 0:
+        if at >= room:
+            return -1
+        h = (h * 31u + 84u) * 31u + 35u  # topic#T#tags
+        out.c_key_hash[at] = index_hash(hash_utf8(h, text + k.tags_pos, k.tags_len))
+        at += 1
+    return at
+
+
+cdef int scan_rows(const unsigned char* base, int64_t* pos, int64_t size, int64_t limit, int64_t base_offset,
+                   RecordColumns out, const int64_t* delays, int64_t delay_num, bint check_crc,
+                   bint index_tags) noexcept nogil:
+    cdef RecordView r
+    cdef KnownProperties k
+    cdef int64_t i, at
+    cdef int verdict
+    cdef int32_t topic
+    cdef uint32_t topic_hash
+    cdef const unsigned char* p
+    while True:
+        i = out.count
+        if i >= out.capacity:
+            return COLUMNS_FULL
+        if pos[0] >= limit:
+            return LIMIT
+        p = base + pos[0]
+        verdict = judge_record(p, size - pos[0], base_offset + pos[0], check_crc, &r)
+        if verdict != RECORD:
+            return verdict
+        topic_hash = hash_utf8(0, p + r.topic_pos, r.topic_len)
+        topic = out.topics.look_up(topic_hash, p + r.topic_pos, r.topic_len)
+        if topic < 0:
+            return NEED_TOPIC
+        find_properties(p + r.properties_pos, r.properties_len, &k)
+        at = out.c_key_start[i]
+        if r.sys_flag & SYS_TRANSACTION_MASK != SYS_ROLLBACK:
+            at = append_keys(out, at, topic_hash, p + r.properties_pos, &k, index_tags)
+            if at < 0:
+                return NEED_KEY_ROOM
+        out.c_key_start[i + 1] = at
+        out.c_phy_offset[i] = base_offset + pos[0]
+        out.c_size[i] = r.total_size
+        out.c_queue_id[i] = r.queue_id
+        out.c_queue_offset[i] = r.queue_offset
+        out.c_sys_flag[i] = r.sys_flag
+        out.c_store_timestamp[i] = r.store_timestamp
+        out.c_tags_code[i] = tags_code_of(p, &r, &k, delays, delay_num)
+        out.c_topic[i] = topic
+        out.c_multi_dispatch[i] = k.multi_dispatch_pos >= 0
+        out.c_inner_num[i] = 1
+        out.c_inner_base[i] = r.queue_offset
+        if r.sys_flag & SYS_INNER_BATCH and k.inner_num_pos >= 0:
+            out.c_inner_num[i] = <int32_t>parse_decimal(p + r.properties_pos + k.inner_num_pos, k.inner_num_len, 1)
+            if k.inner_base_pos >= 0:
+                out.c_inner_base[i] = parse_decimal(p + r.properties_pos + k.inner_base_pos, k.inner_base_len,
+                                                    r.queue_offset)
+        out.count = i + 1
+        pos[0] += r.total_size
+
+
+def scan(Region region not None, int64_t pos, int64_t limit, int64_t base_offset, RecordColumns out not None,
+         const int64_t[::1] delays not None, bint check_crc=True, bint index_tags=True):
+    """Fill `out` with the records from `pos` on.
+
+    Parameters
+    ----------
+    region : Region
+        A commit-log segment.
+    pos, limit : int
+        Where to begin and where to stop, positions in the segment.
+    base_offset : int
+        Absolute offset of the segment's first byte; a record that says otherwise ends the scan.
+    out : RecordColumns
+        Filled from row 0.
+    delays : array of int64
+        Delay in ms of level 1, 2, … for the tags codes of ``SCHEDULE_TOPIC_XXXX``.
+    check_crc : bool
+        Compare body and property CRCs; a record that fails ends the scan.
+    index_tags : bool
+        Whether tags are indexed (RocketMQ 5.4.0 and later).
+
+    Returns
+    -------
+    (int, Verdict)
+        The position after the last row and why the scan ended there.
+    """
+    if limit > region.size:
+        limit = region.size
+    cdef unsigned char* base = region.pin(0, region.size)
+    cdef int verdict
+    cdef int64_t at = pos
+    cdef int64_t delay_num = delays.shape[0]
+    cdef const int64_t* delay_at = &delays[0] if delay_num else NULL
+    cdef RecordView r
+    out.count = 0
+    try:
+        if pos < 0 or pos > region.size:
+            raise OffsetOutOfRangeError(f"position {pos} is outside the segment", pos=pos)
+        out.c_key_start[0] = 0
+        while True:
+            with nogil:
+                verdict = scan_rows(base, &at, region.size, limit, base_offset, out, delay_at, delay_num, check_crc,
+                                    index_tags)
+            if verdict == NEED_TOPIC:
+                parse_record(base + at, region.size - at, &r)
+                out.topics.add(PyBytes_FromStringAndSize(<char*>base + at + r.topic_pos, r.topic_len))
+            elif verdict == NEED_KEY_ROOM:
+                out.grow_keys()
+            else:
+                return at, Verdict(verdict)
+    finally:
+        region.unpin()
+
+
+def walk(Region region not None, int64_t pos, int64_t limit, int64_t base_offset, bint check_crc=False):
+    """Step over whole records without looking inside.
+
+    Returns
+    -------
+    (int, Verdict, int, int)
+        The position of what ended the walk, the verdict on it, how many records were passed, and the position of the
+        last of them (-1 if none).
+    """
+    if limit > region.size:
+        limit = region.size
+    cdef unsigned char* base = region.pin(0, region.size)
+    cdef RecordView r
+    cdef int verdict = LIMIT
+    cdef int64_t num = 0, last = -1
+    try:
+        if pos < 0 or pos > region.size:
+            raise OffsetOutOfRangeError(f"position {pos} is outside the segment", pos=pos)
+        with nogil:
+            while pos < limit:
+                verdict = judge_record(base + pos, region.size - pos, base_offset + pos, check_crc, &r)
+                if verdict != RECORD:
+                    break
+                last = pos
+                pos += r.total_size
+                num += 1
+                verdict = LIMIT
+        return pos, Verdict(verdict), num, last
+    finally:
+        region.unpin()
+
+
+# -------------------------------------------------------------------------------------------------- consume queue
+
+cdef inline void put_unit(unsigned char* p, int64_t phy_offset, int32_t size, int64_t tags_code) noexcept nogil:
+    # The size goes last: a unit with size 0 does not exist for a reader.
+    put_i64(p + UNIT_TAGS_CODE, tags_code)
+    put_i64(p, phy_offset)
+    release_fence()
+    put_i32(p + UNIT_RECORD_SIZE, size)
+
+
+def write_unit(Region region not None, int64_t pos, int64_t phy_offset, int32_t size, int64_t tags_code):
+    """Write one 20-byte unit at `pos`."""
+    cdef unsigned char* p = region.pin_writable(pos, UNIT_SIZE)
+    put_unit(p, phy_offset, size, tags_code)
+    region.unpin()
+
+
+def write_units(Region region not None, int64_t pos, const int64_t[::1] phy_offsets not None,
+                const int32_t[::1] sizes not None, const int64_t[::1] tags_codes not None):
+    """Write 20-byte units one behind the other from `pos` on; the three columns have the same length."""
+    cdef int64_t n = phy_offsets.shape[0], i
+    if sizes.shape[0] != n or tags_codes.shape[0] != n:
+        raise ValueError(f"{n} offsets, {sizes.shape[0]} sizes, {tags_codes.shape[0]} tags codes")
+    cdef unsigned char* p = region.pin_writable(pos, UNIT_SIZE * n)
+    try:
+        with nogil:
+            for i in range(n):
+                put_unit(p + UNIT_SIZE * i, phy_offsets[i], sizes[i], tags_codes[i])
+    finally:
+        region.unpin()
+
+
+def read_unit(Region region not None, int64_t pos):
+    """tuple: (phy_offset, size, tags_code) of the unit at `pos`."""
+    cdef unsigned char* p = region.pin(pos, UNIT_SIZE)
+    cdef int32_t size = get_i32(p + UNIT_RECORD_SIZE)
+    acquire_fence()
+    cdef int64_t phy_offset = get_i64(p), tags_code = get_i64(p + UNIT_TAGS_CODE)
+    region.unpin()
+    return phy_offset, size, tags_code
+
+
+def read_units(Region region not None, int64_t pos, int64_t count):
+    """Read `count` units from `pos` on.
+
+    Returns
+    -------
+    (numpy.ndarray of int64, numpy.ndarray of int32, numpy.ndarray of int64)
+        phy offsets, record sizes, tags codes; shape (count,) each.
+    """
+    cdef int64_t i
+    if count < 0:
+        raise ValueError(f"count {count}")
+    phy_array, size_array, tags_array = np.empty(count, np.int64), np.empty(count, np.int32), np.empty(count, np.int64)
+    cdef int64_t[::1] phy = phy_array
+    cdef int32_t[::1] size = size_array
+    cdef int64_t[::1] tags = tags_array
+    cdef unsigned char* p = region.pin(pos, UNIT_SIZE * count)
+    try:
+        with nogil:
+            for i in range(count):
+                size[i] = get_i32(p + UNIT_SIZE * i + UNIT_RECORD_SIZE)
+                phy[i] = get_i64(p + UNIT_SIZE * i)
+                tags[i] = get_i64(p + UNIT_SIZE * i + UNIT_TAGS_CODE)
+        return phy_array, size_array, tags_array
+    finally:
+        region.unpin()
+
+
+def count_units(Region region not None, int64_t unit_size=UNIT_SIZE):
+    """int: how many units from the start of the file are written (phy offset not negative, size above 0)."""
+    cdef unsigned char* p = region.pin(0, region.size)
+    cdef int64_t n = 0, room
+    try:
+        room = region.size // unit_size
+        with nogil:
+            while n < room and get_i32(p + unit_size * n + UNIT_RECORD_SIZE) > 0 and get_i64(p + unit_size * n) >= 0:
+                n += 1
+        return n
+    finally:
+        region.unpin()
+
+
+def unit_at_or_after(Region region not None, int64_t low, int64_t high, int64_t phy_offset, int64_t unit_size=UNIT_SIZE):
+    """int: number of the first unit in [low, high) whose phy offset is not below `phy_offset`, or `high`."""
+    if low < 0 or high < low:
+        raise OffsetOutOfRangeError(f"units {low} to {high}")
+    cdef unsigned char* p = region.pin(0, unit_size * high)
+    cdef int64_t middle
+    try:
+        with nogil:
+            while low < high:
+                middle = low + (high - low) // 2
+                if get_i64(p + unit_size * middle) < phy_offset:
+                    low = middle + 1
+                else:
+                    high = middle
+        return low
+    finally:
+        region.unpin()
+
+
+def write_batch_unit(Region region not None, int64_t pos, int64_t phy_offset, int32_t size, int64_t tags_code,
+                     int64_t store_timestamp, int64_t base_offset, int16_t batch_num):
+    """Write one 46-byte unit of a BatchCQ queue at `pos` (compacted offset -1, reserved 0, as RocketMQ leaves them)."""
+    cdef unsigned char* p = region.pin_writable(pos, BATCH_UNIT_SIZE)
+    put_i64(p, phy_offset)
+    put_i64(p + BATCH_UNIT_TAGS_CODE, tags_code)
+    put_i64(p + BATCH_UNIT_STORE_TIMESTAMP, store_timestamp)
+    put_i64(p + BATCH_UNIT_BASE_OFFSET, base_offset)
+    put_i16(p + BATCH_UNIT_BATCH_NUM, batch_num)
+    put_i32(p + BATCH_UNIT_COMPACTED_OFFSET, -1)
+    put_i32(p + BATCH_UNIT_RESERVED, 0)
+    release_fence()
+    put_i32(p + BATCH_UNIT_RECORD_SIZE, size)
+    region.unpin()
+
+
+def read_batch_unit(Region region not None, int64_t pos):
+    """tuple: (phy_offset, size, tags_code, store_timestamp, base_offset, batch_num) of the 46-byte unit at `pos`."""
+    cdef unsigned char* p = region.pin(pos, BATCH_UNIT_SIZE)
+    try:
+        return (get_i64(p), get_i32(p + BATCH_UNIT_RECORD_SIZE), get_i64(p + BATCH_UNIT_TAGS_CODE),
+                get_i64(p + BATCH_UNIT_STORE_TIMESTAMP), get_i64(p + BATCH_UNIT_BASE_OFFSET),
+                get_i16(p + BATCH_UNIT_BATCH_NUM))
+    finally:
+        region.unpin()
+
+
+def read_ext_unit(Region region not None, int64_t pos):
+    """Read a unit of a consume-queue extension file.
+
+    Returns
+    -------
+    (int, int, bytes) or None
+        Tags code, store timestamp (ms since epoch) and bitmap; None where no whole unit lies.
+    """
+    if pos < 0 or pos > region.size - EXT_UNIT_MIN_SIZE:
+        return None
+    cdef unsigned char* p = region.pin(pos, region.size - pos)
+    cdef int64_t size = get_i16(p), bitmap = get_i16(p + EXT_UNIT_BITMAP_LENGTH)
+    try:
+        if size < EXT_UNIT_MIN_SIZE or size > region.size - pos or bitmap < 0 or EXT_UNIT_MIN_SIZE + bitmap != size:
+            return None
+        return (get_i64(p + EXT_UNIT_TAGS_CODE), get_i64(p + EXT_UNIT_STORE_TIMESTAMP),
+                PyBytes_FromStringAndSize(<char*>p + EXT_UNIT_MIN_SIZE, bitmap))
+    finally:
+        region.unpin()
+
+
+def write_ext_unit(Region region not None, int64_t pos, int64_t tags_code, int64_t store_timestamp, bytes bitmap=b""):
+    """int: write a unit of a consume-queue extension file at `pos`; its size in bytes."""
+    cdef int64_t size = EXT_UNIT_MIN_SIZE + PyBytes_GET_SIZE(bitmap)
+    if size > 0x7FFF:
+        raise ValueError(f"a bitmap of {len(bitmap)} bytes is too long")
+    cdef unsigned char* p = region.pin_writable(pos, size)
+    put_i64(p + EXT_UNIT_TAGS_CODE, tags_code)
+    put_i64(p + EXT_UNIT_STORE_TIMESTAMP, store_timestamp)
+    put_i16(p + EXT_UNIT_BITMAP_LENGTH, <int16_t>PyBytes_GET_SIZE(bitmap))
+    memcpy(p + EXT_UNIT_MIN_SIZE, PyBytes_AS_STRING(bitmap), PyBytes_GET_SIZE(bitmap))
+    release_fence()
+    put_i16(p, <int16_t>size)
+    region.unpin()
+    return size

@@ -1,0 +1,409 @@
+"""The commit log: every message of a store, one record behind the other, in segments of fixed size.
+
+Owns appending (a record that does not fit closes the segment with a blank record), reading a record at its offset,
+stepping over the records, and finding where the log ends.  It never decides what a damaged log means (recovery and
+verify do) and never builds a queue or an index.  A record is taken for one only if magic, lengths and its own physical
+offset agree.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from rmqstore import _core
+from rmqstore._core import RecordColumns, Verdict
+from rmqstore.config import StoreConfig
+from rmqstore.errors import (
+    ChecksumError,
+    CorruptionError,
+    InvalidMessageError,
+    OffsetOutOfRangeError,
+    StoreError,
+)
+from rmqstore.mapped_file import MappedFile, MappedFilePool
+from rmqstore.mapped_file_queue import MappedFileQueue
+from rmqstore.message import MessageExt
+
+__all__ = ["Blank", "CommitLog", "Damage"]
+
+
+@dataclass(frozen=True, slots=True)
+class Blank:
+    """The record that closes a segment; `size` bytes from `phy_offset` are the rest of the segment."""
+
+    phy_offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """`size` bytes from `phy_offset` in which no record could be read; `verdict` is what was found at their start."""
+
+    phy_offset: int
+    size: int
+    verdict: Verdict
+
+
+class CommitLog:
+    """The commit log below a store's root directory.
+
+    Parameters
+    ----------
+    root : path
+        The store's root; the segments lie in ``commitlog`` below it.
+    config : StoreConfig
+        `mapped_file_size_commit_log` is the size of a segment in bytes.
+    pool : MappedFilePool
+    read_only : bool
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        config: StoreConfig,
+        pool: MappedFilePool,
+        *,
+        read_only: bool = False,
+    ):
+        self.config = config
+        self.segment_size = config.mapped_file_size_commit_log
+        self.queue = MappedFileQueue(
+            os.path.join(root, "commitlog"), self.segment_size, pool, read_only=read_only, staging=root
+        )
+        self.delays = np.array(config.delay_levels, np.int64)
+
+    def load(self) -> None:
+        """List the segments.  The end of the log is not known yet: see `find_end` and `set_end`."""
+        self.queue.load()
+
+    @property
+    def path(self) -> str:
+        """str: the directory of the segments."""
+        return self.queue.path
+
+    @property
+    def min_offset(self) -> int:
+        """int: offset of the oldest byte that is there, 0 for an empty log."""
+        return max(self.queue.min_offset, 0)
+
+    @property
+    def max_offset(self) -> int:
+        """int: offset behind the last record."""
+        return self.queue.wrote_where
+
+    def set_end(self, offset: int) -> None:
+        """Say where the log ends."""
+        self.queue.wrote_where = offset
+
+    def find_end(self) -> int:
+        """int: offset behind the last record that can be reached from the start of the newest segment that holds any.
+
+        Reads only record headers; nothing is changed.  This is where a broker that was shut down in order would go on.
+        """
+        for base in reversed(self.queue.offsets):
+            pos, verdict, num, _ = _core.walk(self.queue.file(base).region, 0, self.segment_size, base)
+            if verdict == Verdict.BLANK:
+                return base + self.segment_size
+            if num or verdict != Verdict.EMPTY or base == self.queue.min_offset:
+                return base + pos
+        return self.min_offset
+
+    def last_store_timestamp(self) -> int | None:
+        """int or None: store time of the last record in the newest segment that holds any, ms since epoch."""
+        for base in reversed(self.queue.offsets):
+            region = self.queue.file(base).region
+            _, _, num, last = _core.walk(region, 0, self.segment_size, base)
+            if num:
+                return _core.check_record(region, last, base, False)[2]
+        return None
+
+    def find_end_behind_damage(self) -> int:
+        """int: as `find_end`, but behind damage in the newest segment if whole records follow it there.
+
+        Old records that a truncation of RocketMQ left behind the end do not count: they are older than the record before.
+        """
+        end = self.find_end()
+        while (mapped_file := self.queue.find(end)) is not None:
+            base, region = mapped_file.file_from_offset, mapped_file.region
+            if end - base + 1 >= region.size:
+                break
+            found = _core.find_record(region, end - base + 1, base, mapped_file.last_nonzero(end - base + 1))
+            if found < 0 or _core.check_record(region, found, base, False)[2] < self._newest_before(end):
+                break
+            pos, verdict, _, _ = _core.walk(region, found, region.size, base)
+            end = base + (region.size if verdict == Verdict.BLANK else pos)
+        return end
+
+    def _newest_before(self, end: int) -> int:
+        # Store time of the last record in front of `end` in its segment, 0 if there is none.
+        mapped_file = self.queue.find(end)
+        if mapped_file is None:
+            return 0
+        base, region = mapped_file.file_from_offset, mapped_file.region
+        at, newest = 0, 0
+        while at < end - base:
+            pos, _, _, last = _core.walk(region, at, end - base, base)
+            if last >= 0:
+                newest = _core.check_record(region, last, base, False)[2]
+            found = _core.find_record(region, pos + 1, base) if pos + 1 < end - base else -1
+            if found < 0:
+                break
+            at = found
+        return newest
+
+    def refresh(self) -> None:
+        """Take in what another process appended since (read-only use)."""
+        self.queue.refresh()
+        end = self.queue.wrote_where
+        while True:
+            mapped_file = self.queue.find(end)
+            if mapped_file is None:
+                break
+            base = mapped_file.file_from_offset
+            pos, verdict, _, _ = _core.walk(mapped_file.region, end - base, self.segment_size, base)
+            end = base + (self.segment_size if verdict == Verdict.BLANK else pos)
+            if verdict != Verdict.BLANK:
+                break
+        self.queue.wrote_where = end
+
+    # ------------------------------------------------------------------------------------------------------ writing
+
+    def append(self, rows: list[tuple], *, together: bool = False) -> list[tuple[int, int]]:
+        """Append records.
+
+        Parameters
+        ----------
+        rows : list of tuple
+            As `_core.encode_records` takes them.
+        together : bool
+            All in one segment, as RocketMQ stores a classic batch.
+
+        Returns
+        -------
+        list of (int, int)
+            phy offset and size in bytes of each.
+
+        Raises
+        ------
+        InvalidMessageError
+            A record (or the batch) does not fit an empty segment; nothing was written.
+        """
+        prop_crc = self.config.enabled_append_prop_crc
+        sizes = [record_size_of(row, prop_crc) for row in rows]
+        room = self.segment_size - _core.RecordLayout.BLANK_SIZE
+        largest = max(sizes, default=0)
+        whole = sum(sizes) if together else largest
+        if whole > room:
+            raise InvalidMessageError(
+                f"{'the batch' if together else 'the record'} takes {whole} bytes, a segment of {self.segment_size} "
+                f"bytes holds at most {room}: shorten it, or use a store with larger segments",
+                self.path,
+            )
+        placed: list[tuple[int, int]] = []
+        done = 0
+        while done < len(rows):
+            mapped_file = self.queue.file_for_append()
+            base = mapped_file.file_from_offset
+            at = self.queue.wrote_where
+            remaining = base + self.segment_size - at
+            written: list[int] = []
+            if not together or whole + _core.RecordLayout.BLANK_SIZE <= remaining:
+                mapped_file.mark_dirty()
+                written = _core.encode_records(mapped_file.region, at - base, base, rows, done, prop_crc)
+            for size in written:
+                placed.append((at, size))
+                at += size
+            self.queue.wrote_where = at
+            done += len(written)
+            if done < len(rows):
+                if self.segment_size - (at - base) >= _core.RecordLayout.BLANK_SIZE:
+                    mapped_file.mark_dirty()
+                    _core.write_blank(mapped_file.region, at - base)
+                self.queue.wrote_where = base + self.segment_size
+        return placed
+
+    # ------------------------------------------------------------------------------------------------------ reading
+
+    def segment(self, phy_offset: int) -> MappedFile:
+        """The segment that holds `phy_offset`.
+
+        Raises
+        ------
+        OffsetOutOfRangeError
+            The offset is negative, before the oldest or behind the last record, or in a segment that is missing.
+        """
+        if phy_offset < 0 or phy_offset >= self.max_offset or phy_offset < self.min_offset:
+            raise OffsetOutOfRangeError(
+                f"phy offset {phy_offset} is outside the log, which holds {self.min_offset} to {self.max_offset}",
+                self.path,
+            )
+        mapped_file = self.queue.find(phy_offset)
+        if mapped_file is None:
+            raise OffsetOutOfRangeError(f"the segment that held phy offset {phy_offset} is missing", self.path)
+        return mapped_file
+
+    def message_at(self, phy_offset: int) -> MessageExt:
+        """The message whose record begins at `phy_offset`.
+
+        Raises
+        ------
+        OffsetOutOfRangeError
+            The offset is outside the log.
+        CorruptionError
+            No record begins there.
+        ChecksumError
+            A CRC does not agree; `look_up` gives the message all the same.
+        """
+        mapped_file = self.segment(phy_offset)
+        pos = phy_offset - mapped_file.file_from_offset
+        record = _core.decode_record(mapped_file.region, pos)
+        if not isinstance(record, tuple) or record[6] != phy_offset:
+            verdict = record if not isinstance(record, tuple) else Verdict.BAD_PHY_OFFSET
+            raise CorruptionError(
+                f"no record begins at phy offset {phy_offset} ({verdict.name}); take offsets from a queue, the index or "
+                "a scan",
+                mapped_file.path,
+                pos,
+            )
+        message = MessageExt(record)
+        if message.corrupt:
+            raise ChecksumError(
+                f"the record at phy offset {phy_offset} does not agree with its CRC; get_message and scans return it "
+                "marked as corrupt",
+                mapped_file.path,
+                pos,
+            )
+        return message
+
+    def look_up(self, phy_offset: int, size: int | None = None) -> MessageExt | None:
+        """The message at `phy_offset`, marked as corrupt if a CRC fails; None where no record of this size begins."""
+        try:
+            mapped_file = self.segment(phy_offset)
+        except OffsetOutOfRangeError:
+            return None
+        record = _core.decode_record(mapped_file.region, phy_offset - mapped_file.file_from_offset)
+        if not isinstance(record, tuple) or record[6] != phy_offset or size not in (None, record[0]):
+            return None
+        return MessageExt(record)
+
+    def matches(self, phy_offset: int, topic: bytes, key: bytes, by_tag: bool) -> tuple[bool, int]:
+        """Whether the record at `phy_offset` has this topic and key, and its store timestamp (see `_core`)."""
+        try:
+            mapped_file = self.segment(phy_offset)
+        except OffsetOutOfRangeError:
+            return False, 0
+        pos = phy_offset - mapped_file.file_from_offset
+        return _core.record_matches(mapped_file.region, pos, phy_offset, topic, key, by_tag)
+
+    def store_timestamp_at(self, phy_offset: int) -> int:
+        """int: store time of the record at `phy_offset` in ms since epoch, -1 if no record begins there."""
+        try:
+            mapped_file = self.segment(phy_offset)
+        except OffsetOutOfRangeError:
+            return -1
+        verdict, _, timestamp = _core.check_record(
+            mapped_file.region, phy_offset - mapped_file.file_from_offset, mapped_file.file_from_offset, False
+        )
+        return timestamp if verdict == Verdict.RECORD else -1
+
+    def scan_columns(
+        self, begin: int, end: int, columns: RecordColumns, *, check_crc: bool = True
+    ) -> Iterator[tuple[int, Verdict]]:
+        """Fill `columns` again and again with the records from `begin` to `end`.
+
+        Yields
+        ------
+        (int, Verdict)
+            The offset behind the rows now in `columns`, and COLUMNS_FULL, LIMIT (the end) or BLANK (the segment's end;
+            the offset is the next segment's) after which it goes on, or the verdict on what ends the scan.
+        """
+        index_tags = self.config.index_tags
+        at = begin
+        while at < end:
+            mapped_file = self.queue.find(at)
+            if mapped_file is None:
+                columns.count = 0
+                yield at, Verdict.EMPTY
+                return
+            base = mapped_file.file_from_offset
+            pos, verdict = _core.scan(
+                mapped_file.region, at - base, end - base, base, columns, self.delays, check_crc, index_tags
+            )
+            at = base + (self.segment_size if verdict == Verdict.BLANK else pos)
+            yield at, verdict
+            if verdict not in (Verdict.COLUMNS_FULL, Verdict.LIMIT, Verdict.BLANK):
+                return
+
+    def entries(self, begin: int | None = None, end: int | None = None) -> Iterator[MessageExt | Blank | Damage]:
+        """Everything in the log in order: messages, blanks, and stretches in which nothing could be read.
+
+        A damaged stretch ends at the next whole record, which is recognised by magic, lengths, its own offset and CRC.
+        A message whose CRC fails is yielded with `corrupt` set.
+
+        Parameters
+        ----------
+        begin, end : int, optional
+            Offsets of a record to begin with and of where to stop; by default the whole log.
+        """
+        at = self.min_offset if begin is None else max(begin, self.min_offset)
+        stop = self.max_offset if end is None else min(end, self.max_offset)
+        while at < stop:
+            mapped_file = self.queue.find(at)
+            if mapped_file is None:
+                following = [base for base in self.queue.offsets if base > at]
+                until = min(following[0], stop) if following else stop
+                yield Damage(at, until - at, Verdict.EMPTY)
+                at = until
+                continue
+            base = mapped_file.file_from_offset
+            region = mapped_file.region
+            record = _core.decode_record(region, at - base)
+            if isinstance(record, tuple) and record[6] == at:
+                yield MessageExt(record)
+                at += record[0]
+            elif record is Verdict.BLANK:
+                yield Blank(at, base + self.segment_size - at)
+                at = base + self.segment_size
+            else:
+                verdict = Verdict.BAD_PHY_OFFSET if isinstance(record, tuple) else record
+                found = _core.find_record(region, at - base + 1, base)
+                until = min(base + (found if found >= 0 else self.segment_size), stop)
+                yield Damage(at, until - at, verdict)
+                at = until
+
+    def flush(self) -> None:
+        """Force everything written to the disk."""
+        self.queue.flush()
+
+    def close(self) -> None:
+        """Close the segments."""
+        self.queue.close()
+
+
+def record_size_of(row: tuple, prop_crc: bool) -> int:
+    """int: size in bytes of the record that `row` makes."""
+    topic, body, properties, born_host, store_host = row[:5]
+    properties_size = len(properties)
+    if prop_crc:
+        properties_size += _core.RecordLayout.PROP_CRC_SIZE + (properties_size > 0 and properties[-1] != 2)
+    size = _core.record_size(len(topic), len(body), properties_size, 0, row[9])
+    return size + (len(born_host) - 8) + (len(store_host) - 8)
+
+
+def check_store_root(path: str | os.PathLike[str]) -> str:
+    """str: `path`, if it is a directory that a store can be read from.
+
+    Raises
+    ------
+    StoreError
+        It does not exist or is no directory.
+    """
+    root = os.fspath(path)
+    if not os.path.isdir(root):
+        kind = "is not a directory" if os.path.exists(root) else "does not exist"
+        raise StoreError(f"the store's directory {kind}; give the folder that holds commitlog/", root)
+    return root

@@ -1,0 +1,688 @@
+"""Consume queues: per topic and queue id, where in the commit log each message lies.
+
+Owns three kinds of files: simple queues (20-byte units, ``consumequeue``), their extension (``consumequeue_ext``) and
+batch queues (46-byte units, ``batchconsumequeue``, for topics of queue type BatchCQ).  It never reads the commit log
+itself and never decides what to do about a gap; callers say.  A unit's place follows from its queue offset alone, so a
+unit that is already there is never written twice (RocketMQ 5.5.0 appends at the end instead and shifts the queue).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from rmqstore import _core
+from rmqstore._core import EXT_ADDRESS_BASE, EXT_ADDRESS_MAX, PRE_FILL_SIZE
+from rmqstore.config import StoreConfig
+from rmqstore.errors import CorruptionError, InvalidMessageError, UnsupportedFormatError
+from rmqstore.mapped_file import MappedFile, MappedFilePool
+from rmqstore.mapped_file_queue import MappedFileQueue
+
+__all__ = ["BatchConsumeQueue", "ConsumeQueue", "ConsumeQueueExt", "Unit", "queue_directories"]
+
+_UNIT_SIZE = int(_core.UnitLayout.UNIT_SIZE)
+_BATCH_UNIT_SIZE = int(_core.BatchUnitLayout.BATCH_UNIT_SIZE)
+# An extension file ends with at least so many bytes that say so (RocketMQ ConsumeQueueExt.END_BLANK_DATA_LENGTH).
+_EXT_END_SIZE = 4
+
+
+class Unit(NamedTuple):
+    """One unit as queried: `queue_offset` is its (first) ordinal, `num` how many messages its record holds."""
+
+    queue_offset: int
+    phy_offset: int
+    size: int
+    tags_code: int
+    num: int = 1
+
+
+def queue_directories(root: str, kind: str) -> Iterator[tuple[str, int, str]]:
+    """Every queue below ``root/kind``: (topic, queue id, directory), sorted; other things there are passed over.
+
+    Parameters
+    ----------
+    kind : str
+        ``consumequeue``, ``batchconsumequeue`` or ``consumequeue_ext``.
+    """
+    try:
+        topics = sorted(entry.name for entry in os.scandir(os.path.join(root, kind)) if entry.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for topic in topics:
+        directory = os.path.join(root, kind, topic)
+        numbers = []
+        for entry in os.scandir(directory):
+            digits = entry.name.removeprefix("-")
+            if entry.is_dir() and digits.isascii() and digits.isdigit() and len(digits) <= 10:
+                numbers.append(int(entry.name))
+        for queue_id in sorted(numbers):
+            yield topic, queue_id, os.path.join(directory, str(queue_id))
+
+
+def queue_directory(root: str, kind: str, topic: str, queue_id: int) -> str:
+    """str: the directory of a queue.
+
+    Raises
+    ------
+    UnsupportedFormatError
+        The topic is no name for a directory (empty, a dot name, with a slash or NUL, too long); a damaged or hostile
+        record must not lead outside the store.
+    """
+    if (
+        not topic
+        or topic in (".", "..")
+        or "/" in topic
+        or "\0" in topic
+        or len(topic.encode("utf-8", "replace")) > 255
+    ):
+        raise UnsupportedFormatError(f"topic {topic[:80]!r} cannot name a queue's directory", root)
+    return os.path.join(root, kind, topic, str(queue_id))
+
+
+class _UnitQueue:
+    """What simple and batch queues share: files of units, found by number."""
+
+    kind: str
+    unit_size: int
+
+    def __init__(
+        self, root: str, topic: str, queue_id: int, config: StoreConfig, pool: MappedFilePool, *, read_only: bool
+    ):
+        self.root = root
+        self.topic = topic
+        self.queue_id = queue_id
+        self.config = config
+        self.pool = pool
+        self.read_only = read_only
+        file_size = (
+            config.consume_queue_file_size if self.unit_size == _UNIT_SIZE else config.batch_consume_queue_file_size
+        )
+        self.queue = MappedFileQueue(
+            queue_directory(root, self.kind, topic, queue_id), file_size, pool, read_only=read_only, staging=root
+        )
+        self.units_per_file = file_size // self.unit_size
+        self._min_for: tuple[int, int] | None = (
+            None  # (commit log's min offset, number of the first unit at or after it)
+        )
+
+    def load(self) -> None:
+        """Find the files and the end: the first unit that was never written.  Nothing is changed.
+
+        A last file without a unit (RocketMQ 5.5.0 gains a bogus unit from one) counts as absent; `tidy` deletes it.
+        """
+        self.queue.load()
+        offsets = self.queue.offsets
+        if not offsets:
+            return
+        for base in reversed(offsets):
+            count = _core.count_units(self.queue.file(base).region, self.unit_size)
+            if count or base == offsets[0]:
+                break
+        self.queue.wrote_where = base + count * self.unit_size
+
+    def tidy(self) -> None:
+        """Make the files say what `load` understood: no bytes behind the end and no file without a unit."""
+        self.queue.tidy()
+        end = self.queue.wrote_where
+        if len(self.queue) and end == 0:
+            self.queue.file(0).destroy()
+            self.queue.load()
+        else:
+            self.queue.truncate(end)
+
+    def refresh(self) -> None:
+        """Take in the units that another process appended since (read-only use)."""
+        self.queue.refresh()
+        while True:
+            mapped_file = self.queue.find(self.queue.wrote_where)
+            if mapped_file is None:
+                return
+            # Another process only ever appends, so what was counted before still stands.
+            end = mapped_file.file_from_offset + self.unit_size * _core.count_units(mapped_file.region, self.unit_size)
+            if end <= self.queue.wrote_where:
+                return
+            self.queue.wrote_where = end
+
+    @property
+    def unit_num(self) -> int:
+        """int: number of the unit that is written next; units before the oldest file count."""
+        return self.queue.wrote_where // self.unit_size
+
+    @property
+    def first_unit(self) -> int:
+        """int: number of the first unit for which there is a file."""
+        return max(self.queue.min_offset, 0) // self.unit_size
+
+    def _file_of_unit(self, number: int) -> MappedFile | None:
+        return self.queue.find(number * self.unit_size)
+
+    def first_unit_at_or_after(self, min_phy_offset: int) -> int:
+        """int: number of the first unit whose record is at or after `min_phy_offset`; pre-fill units do not count."""
+        if self._min_for is not None and self._min_for[0] == min_phy_offset:
+            return self._min_for[1]
+        # Pre-fill units have phy offset 0 and lie at the start only, so asking for 1 more passes over them.
+        number = self.unit_num
+        for base in self.queue.offsets:
+            region = self.queue.file(base).region
+            first = base // self.unit_size
+            high = min(self.units_per_file, self.unit_num - first)
+            if high <= 0:
+                break
+            at = _core.unit_at_or_after(region, 0, high, min_phy_offset, self.unit_size)
+            if min_phy_offset == 0 and self.unit_size == _UNIT_SIZE:
+                while at < high and _core.read_unit(region, at * _UNIT_SIZE)[:2] == (0, PRE_FILL_SIZE):
+                    at += 1
+            if at < high:
+                number = first + at
+                break
+        if number < self.unit_num:
+            self._min_for = (min_phy_offset, number)
+        return number
+
+    def cut(self, end_phy_offset: int) -> int:
+        """Drop the units from the first on whose record does not end at or before `end_phy_offset`; their number."""
+        dropped = 0
+        while self.unit_num > self.first_unit:
+            mapped_file = self._file_of_unit(self.unit_num - 1)
+            if mapped_file is None:
+                break
+            first = mapped_file.file_from_offset // self.unit_size
+            count = self.unit_num - first
+            keep = self._whole_units(mapped_file, count, end_phy_offset)
+            if keep == count:
+                break
+            dropped += count - keep
+            self._min_for = None
+            self.queue.truncate((first + keep) * self.unit_size)
+            self.queue.wrote_where = (first + keep) * self.unit_size
+            if keep or first == self.first_unit:
+                break
+            self.queue.wrote_where = first * self.unit_size
+        if dropped:
+            self.tidy()
+        return dropped
+
+    def _whole_units(self, mapped_file: MappedFile, count: int, end_phy_offset: int) -> int:
+        raise NotImplementedError
+
+    def delete_before(self, min_phy_offset: int) -> int:
+        """Delete the files whose last unit lies below `min_phy_offset`, oldest first, never the last; their number."""
+        deleted = 0
+        while len(self.queue) > 1:
+            region = self.queue.file(self.queue.offsets[0]).region
+            if region.get_i64((self.units_per_file - 1) * self.unit_size) >= min_phy_offset:
+                break
+            self.queue.delete_before(self.queue.offsets[0] + self.queue.mapped_file_size)
+            self._min_for = None
+            deleted += 1
+        return deleted
+
+    def flush(self) -> None:
+        """Force everything written to the disk."""
+        self.queue.flush()
+
+    def close(self) -> None:
+        """Close the files."""
+        self.queue.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.topic!r}, {self.queue_id})"
+
+
+class ConsumeQueueExt:
+    """The extension of a simple queue: tags code, store time and filter bitmap, addressed from the unit's tags code."""
+
+    def __init__(
+        self, root: str, topic: str, queue_id: int, config: StoreConfig, pool: MappedFilePool, *, read_only: bool
+    ):
+        self.queue = MappedFileQueue(
+            queue_directory(root, "consumequeue_ext", topic, queue_id),
+            config.mapped_file_size_consume_queue_ext,
+            pool,
+            read_only=read_only,
+            staging=root,
+        )
+
+    def load(self) -> None:
+        """Find the files and the end of the last one by stepping over its units."""
+        self.queue.load()
+        if not self.queue.offsets:
+            return
+        base = self.queue.offsets[-1]
+        region = self.queue.file(base).region
+        pos = 0
+        while (unit := _core.read_ext_unit(region, pos)) is not None:
+            pos += _core.ExtUnitLayout.EXT_UNIT_MIN_SIZE + len(unit[2])
+        self.queue.wrote_where = base + pos
+
+    def get(self, address: int) -> tuple[int, int, bytes] | None:
+        """(tags code, store timestamp, bitmap) at an address from a tags code, None where there is none."""
+        offset = address - EXT_ADDRESS_BASE
+        mapped_file = self.queue.find(offset)
+        if mapped_file is None:
+            return None
+        return _core.read_ext_unit(mapped_file.region, offset - mapped_file.file_from_offset)
+
+    def put(self, tags_code: int, store_timestamp: int) -> int:
+        """int: the address of a unit without bitmap that was appended."""
+        size = int(_core.ExtUnitLayout.EXT_UNIT_MIN_SIZE)
+        while True:
+            mapped_file = self.queue.file_for_append()
+            pos = self.queue.wrote_where - mapped_file.file_from_offset
+            mapped_file.mark_dirty()
+            if pos + size + _EXT_END_SIZE <= mapped_file.size:
+                _core.write_ext_unit(mapped_file.region, pos, tags_code, store_timestamp)
+                self.queue.wrote_where += size
+                return mapped_file.file_from_offset + pos + EXT_ADDRESS_BASE
+            mapped_file.region.write(pos, b"\xff\xff")
+            self.queue.wrote_where = mapped_file.file_from_offset + mapped_file.size
+
+    def truncate(self, address: int) -> None:
+        """Cut behind the unit at `address`; the units that pointed further are gone."""
+        unit = self.get(address)
+        if unit is not None:
+            self.queue.truncate(address - EXT_ADDRESS_BASE + _core.ExtUnitLayout.EXT_UNIT_MIN_SIZE + len(unit[2]))
+
+
+class ConsumeQueue(_UnitQueue):
+    """A simple queue: 20-byte units, number = queue offset.
+
+    Parameters
+    ----------
+    root : str
+        The store's root.
+    topic, queue_id
+        Whose queue.
+    config : StoreConfig
+        `consume_queue_file_size` in bytes.
+    pool : MappedFilePool
+    read_only : bool
+    """
+
+    kind = "consumequeue"
+    unit_size = _UNIT_SIZE
+
+    def __init__(
+        self,
+        root: str,
+        topic: str,
+        queue_id: int,
+        config: StoreConfig,
+        pool: MappedFilePool,
+        *,
+        read_only: bool = False,
+    ):
+        super().__init__(root, topic, queue_id, config, pool, read_only=read_only)
+        self.ext: ConsumeQueueExt | None = None
+        if config.enable_consume_queue_ext or os.path.isdir(queue_directory(root, "consumequeue_ext", topic, queue_id)):
+            self.ext = ConsumeQueueExt(root, topic, queue_id, config, pool, read_only=read_only)
+
+    def load(self) -> None:
+        super().load()
+        if self.ext is not None:
+            self.ext.load()
+
+    @property
+    def max_queue_offset(self) -> int:
+        """int: queue offset of the next message."""
+        return self.unit_num
+
+    def min_queue_offset(self, min_phy_offset: int) -> int:
+        """int: queue offset of the first message that the log still holds; `max_queue_offset` if it holds none."""
+        return self.first_unit_at_or_after(min_phy_offset)
+
+    def unit(self, queue_offset: int) -> Unit | None:
+        """The unit at `queue_offset`, None if there is none or only a pre-fill unit."""
+        if not self.first_unit <= queue_offset < self.unit_num:
+            return None
+        mapped_file = self._file_of_unit(queue_offset)
+        if mapped_file is None:
+            return None
+        phy_offset, size, tags_code = _core.read_unit(
+            mapped_file.region, queue_offset * _UNIT_SIZE - mapped_file.file_from_offset
+        )
+        return (
+            None
+            if (phy_offset, size) == (0, PRE_FILL_SIZE) or size <= 0
+            else Unit(queue_offset, phy_offset, size, tags_code)
+        )
+
+    def units(self, queue_offset: int, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Up to `count` units from `queue_offset` on, none beyond the file in which it lies.
+
+        Returns
+        -------
+        (int64 array, int32 array, int64 array)
+            phy offsets, sizes, tags codes; empty where there is no file.
+        """
+        mapped_file = self._file_of_unit(queue_offset) if queue_offset < self.unit_num else None
+        if mapped_file is None:
+            return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
+        end = min(self.unit_num, (mapped_file.file_from_offset // _UNIT_SIZE) + self.units_per_file)
+        return _core.read_units(
+            mapped_file.region,
+            queue_offset * _UNIT_SIZE - mapped_file.file_from_offset,
+            max(0, min(count, end - queue_offset)),
+        )
+
+    def read(self, queue_offset: int, count: int) -> Iterator[Unit]:
+        """The units of `units` one by one, pre-fill units left out."""
+        phy_offsets, sizes, tags_codes = self.units(queue_offset, count)
+        for i, (phy, size, tags) in enumerate(
+            zip(phy_offsets.tolist(), sizes.tolist(), tags_codes.tolist(), strict=True), queue_offset
+        ):
+            if (phy, size) != (0, PRE_FILL_SIZE):
+                yield Unit(i, phy, size, tags)
+
+    def next_file_offset(self, queue_offset: int) -> int:
+        """int: queue offset at which the file after the one for `queue_offset` begins, of those that are there."""
+        for base in self.queue.offsets:
+            if base // _UNIT_SIZE > queue_offset:
+                return base // _UNIT_SIZE
+        return self.unit_num
+
+    def tags_code(self, unit: Unit) -> int | None:
+        """int or None: the hash of the tags; None when it is an address in the extension that leads nowhere."""
+        if unit.tags_code > EXT_ADDRESS_MAX:
+            return unit.tags_code
+        found = self.ext.get(unit.tags_code) if self.ext is not None else None
+        return found[0] if found else None
+
+    def _whole_units(self, mapped_file: MappedFile, count: int, end_phy_offset: int) -> int:
+        phy_offsets, sizes, tags_codes = _core.read_units(mapped_file.region, 0, count)
+        bad = (phy_offsets + sizes > end_phy_offset) & ~((phy_offsets == 0) & (sizes == PRE_FILL_SIZE))
+        keep = int(np.argmax(bad)) if bad.any() else count
+        if keep < count and self.ext is not None and keep and tags_codes[keep - 1] <= EXT_ADDRESS_MAX:
+            self.ext.truncate(int(tags_codes[keep - 1]))
+        return keep
+
+    def last_record(self) -> Unit | None:
+        """The newest unit, None for a queue that holds none but pre-fill units."""
+        return self.unit(self.unit_num - 1)
+
+    def put(
+        self,
+        queue_offset: int,
+        phy_offset: int,
+        size: int,
+        tags_code: int,
+        store_timestamp: int,
+        *,
+        extended: bool = True,
+    ) -> bool:
+        """Write the unit of one record; as `put_units` for one.
+
+        Parameters
+        ----------
+        extended : bool
+            Put tags code and time into the extension if the config says so; RocketMQ does not for further queues (LMQ).
+        """
+        if queue_offset < self.unit_num:
+            return False
+        self._reach(queue_offset)
+        if extended and self.config.enable_consume_queue_ext and self.ext is not None:
+            tags_code = self.ext.put(tags_code, store_timestamp)
+        mapped_file = self.queue.file_for_append(queue_offset * _UNIT_SIZE)
+        mapped_file.mark_dirty()
+        _core.write_unit(
+            mapped_file.region, queue_offset * _UNIT_SIZE - mapped_file.file_from_offset, phy_offset, size, tags_code
+        )
+        self.queue.wrote_where = (queue_offset + 1) * _UNIT_SIZE
+        return True
+
+    def put_units(
+        self,
+        queue_offset: int,
+        phy_offsets: np.ndarray,
+        sizes: np.ndarray,
+        tags_codes: np.ndarray,
+        store_timestamps: np.ndarray,
+    ) -> int:
+        """Write the units of records with the queue offsets `queue_offset`, +1, …
+
+        Those that are there already are left as they are.  What lies between the end of the queue and `queue_offset` is
+        filled with pre-fill units, which readers pass over, so that every later unit has its place.
+
+        Returns
+        -------
+        int
+            How many were written.
+        """
+        skip = min(max(self.unit_num - queue_offset, 0), len(phy_offsets))
+        number = queue_offset + skip
+        done = skip
+        if done == len(phy_offsets):
+            return 0
+        self._reach(number)
+        if self.config.enable_consume_queue_ext and self.ext is not None:
+            tags_codes = np.array(
+                [
+                    0 if i < skip else self.ext.put(int(tags), int(time))
+                    for i, (tags, time) in enumerate(zip(tags_codes, store_timestamps, strict=True))
+                ],
+                np.int64,
+            )
+        while done < len(phy_offsets):
+            mapped_file = self.queue.file_for_append(number * _UNIT_SIZE)
+            mapped_file.mark_dirty()
+            pos = number * _UNIT_SIZE - mapped_file.file_from_offset
+            count = min(len(phy_offsets) - done, (mapped_file.size - pos) // _UNIT_SIZE)
+            part = slice(done, done + count)
+            _core.write_units(
+                mapped_file.region,
+                pos,
+                np.ascontiguousarray(phy_offsets[part]),
+                np.ascontiguousarray(sizes[part]),
+                np.ascontiguousarray(tags_codes[part]),
+            )
+            number += count
+            done += count
+            self.queue.wrote_where = number * _UNIT_SIZE
+        return done - skip
+
+    def _reach(self, queue_offset: int) -> None:
+        # Fills the place from the end, or from the start of the first file, up to the unit with pre-fill units.
+        if not 0 <= queue_offset <= (2**63 - 1) // _UNIT_SIZE - self.units_per_file:
+            raise InvalidMessageError(f"queue offset {queue_offset} has no place in a queue", self.queue.path)
+        while queue_offset > self.unit_num or (not len(self.queue) and queue_offset):
+            mapped_file = self.queue.file_for_append(queue_offset * _UNIT_SIZE)
+            first = mapped_file.file_from_offset // _UNIT_SIZE
+            start = max(self.unit_num, first)
+            end = min(queue_offset, first + self.units_per_file)
+            if end > start:
+                count = end - start
+                mapped_file.mark_dirty()
+                _core.write_units(
+                    mapped_file.region,
+                    (start - first) * _UNIT_SIZE,
+                    np.zeros(count, np.int64),
+                    np.full(count, PRE_FILL_SIZE, np.int32),
+                    np.zeros(count, np.int64),
+                )
+            self.queue.wrote_where = end * _UNIT_SIZE
+            if end == queue_offset:
+                return
+
+    def repair(self, queue_offset: int, phy_offset: int, size: int, tags_code: int) -> bool:
+        """Write the unit at `queue_offset`, which lies before the end, anew if it says something else; True if it did."""
+        unit = self.unit(queue_offset)
+        if (
+            unit is not None
+            and unit[1:3] == (phy_offset, size)
+            and (unit.tags_code == tags_code or unit.tags_code <= EXT_ADDRESS_MAX)
+        ):
+            return False
+        mapped_file = self._file_of_unit(queue_offset)
+        if mapped_file is None:
+            return False
+        mapped_file.mark_dirty()
+        _core.write_unit(
+            mapped_file.region, queue_offset * _UNIT_SIZE - mapped_file.file_from_offset, phy_offset, size, tags_code
+        )
+        return True
+
+    def offset_by_time(
+        self, timestamp: int, boundary: str, store_timestamp_at: Callable[[int], int], min_phy_offset: int
+    ) -> int:
+        """The queue offset that belongs to a time.
+
+        Parameters
+        ----------
+        timestamp : int
+            ms since epoch.
+        boundary : {"lower", "upper"}
+            "lower": the first message stored at or after `timestamp`, the max offset if there is none; "upper": the last
+            one stored at or before it, the min offset if there is none (RocketMQ 5.1.1 and later).
+        store_timestamp_at : callable
+            Store time by phy offset, -1 if unknown; unknown times count as earlier.
+        """
+        if boundary not in ("lower", "upper"):
+            raise ValueError(f"boundary is {boundary!r}; give 'lower' or 'upper'")
+        low = start = self.min_queue_offset(min_phy_offset)
+        high = self.max_queue_offset
+        while low < high:
+            middle = (low + high) // 2
+            unit = self.unit(middle)
+            time = -1 if unit is None else store_timestamp_at(unit.phy_offset)
+            if (unit is None or time == -1) or (time < timestamp if boundary == "lower" else time <= timestamp):
+                low = middle + 1
+            else:
+                high = middle
+        return low if boundary == "lower" else max(low - 1, start)
+
+    def flush(self) -> None:
+        super().flush()
+        if self.ext is not None:
+            self.ext.queue.flush()
+
+    def close(self) -> None:
+        super().close()
+        if self.ext is not None:
+            self.ext.queue.close()
+
+
+class BatchConsumeQueue(_UnitQueue):
+    """A batch queue: 46-byte units that hold one record each, found by the base queue offset of the record.
+
+    Used for topics of queue type BatchCQ (RocketMQ 5.0 and later); a record may hold many messages (an inner batch).
+    """
+
+    kind = "batchconsumequeue"
+    unit_size = _BATCH_UNIT_SIZE
+
+    def __init__(
+        self,
+        root: str,
+        topic: str,
+        queue_id: int,
+        config: StoreConfig,
+        pool: MappedFilePool,
+        *,
+        read_only: bool = False,
+    ):
+        super().__init__(root, topic, queue_id, config, pool, read_only=read_only)
+
+    def _read(self, number: int) -> tuple[int, int, int, int, int, int]:
+        mapped_file = self._file_of_unit(number)
+        if mapped_file is None:
+            raise CorruptionError(f"the file of unit {number} is missing; rebuild the queue", self.queue.path)
+        return _core.read_batch_unit(mapped_file.region, number * _BATCH_UNIT_SIZE - mapped_file.file_from_offset)
+
+    def _unit_of(self, number: int) -> Unit:
+        phy_offset, size, tags_code, _, base_offset, num = self._read(number)
+        return Unit(base_offset, phy_offset, size, tags_code, num)
+
+    @property
+    def max_queue_offset(self) -> int:
+        """int: queue offset of the next message."""
+        if self.unit_num <= self.first_unit:
+            return 0
+        unit = self._unit_of(self.unit_num - 1)
+        return unit.queue_offset + max(unit.num, 1)
+
+    def min_queue_offset(self, min_phy_offset: int) -> int:
+        """int: base queue offset of the first record that the log still holds."""
+        number = self.first_unit_at_or_after(min_phy_offset)
+        return self._unit_of(number).queue_offset if number < self.unit_num else self.max_queue_offset
+
+    def unit(self, queue_offset: int) -> Unit | None:
+        """The unit whose record holds the message with this queue offset, None if there is none."""
+        number = self._number_of(queue_offset)
+        return None if number is None else self._unit_of(number)
+
+    def _number_of(self, queue_offset: int) -> int | None:
+        low, high = self.first_unit, self.unit_num
+        while low < high:
+            middle = (low + high) // 2
+            if self._unit_of(middle).queue_offset <= queue_offset:
+                low = middle + 1
+            else:
+                high = middle
+        if low == self.first_unit:
+            return None
+        unit = self._unit_of(low - 1)
+        return low - 1 if queue_offset < unit.queue_offset + max(unit.num, 1) else None
+
+    def read(self, queue_offset: int, count: int) -> Iterator[Unit]:
+        """Up to `count` units from the one that holds `queue_offset` on, none beyond its file."""
+        number = self._number_of(queue_offset)
+        if number is None:
+            return
+        last = min(self.unit_num, number - number % self.units_per_file + self.units_per_file, number + count)
+        for each in range(number, last):
+            yield self._unit_of(each)
+
+    def next_file_offset(self, queue_offset: int) -> int:
+        """int: the max offset; the files of a batch queue are searched, not computed."""
+        return self.max_queue_offset
+
+    def tags_code(self, unit: Unit) -> int | None:
+        """int: the hash of the tags."""
+        return unit.tags_code
+
+    def _whole_units(self, mapped_file: MappedFile, count: int, end_phy_offset: int) -> int:
+        for number in range(count):
+            phy_offset, size, *_ = _core.read_batch_unit(mapped_file.region, number * _BATCH_UNIT_SIZE)
+            if phy_offset + size > end_phy_offset:
+                return number
+        return count
+
+    def last_record(self) -> Unit | None:
+        """The newest unit, None for an empty queue."""
+        return self._unit_of(self.unit_num - 1) if self.unit_num > self.first_unit else None
+
+    def put(
+        self, queue_offset: int, phy_offset: int, size: int, tags_code: int, store_timestamp: int, num: int = 1
+    ) -> bool:
+        """Append the unit of a record that holds `num` messages from `queue_offset` on; False if it is there already."""
+        last = self.last_record()
+        if last is not None and phy_offset <= last.phy_offset:
+            return False
+        mapped_file = self.queue.file_for_append()
+        pos = self.queue.wrote_where - mapped_file.file_from_offset
+        mapped_file.mark_dirty()
+        _core.write_batch_unit(mapped_file.region, pos, phy_offset, size, tags_code, store_timestamp, queue_offset, num)
+        self.queue.wrote_where += _BATCH_UNIT_SIZE
+        return True
+
+    def offset_by_time(
+        self, timestamp: int, boundary: str, store_timestamp_at: Callable[[int], int], min_phy_offset: int
+    ) -> int:
+        """As `ConsumeQueue.offset_by_time`; the times stand in the units."""
+        if boundary not in ("lower", "upper"):
+            raise ValueError(f"boundary is {boundary!r}; give 'lower' or 'upper'")
+        low = start = self.first_unit_at_or_after(min_phy_offset)
+        high = self.unit_num
+        while low < high:
+            middle = (low + high) // 2
+            time = self._read(middle)[3]
+            if time < timestamp if boundary == "lower" else time <= timestamp:
+                low = middle + 1
+            else:
+                high = middle
+        if boundary == "upper":
+            low = max(low - 1, start)
+        return self._unit_of(low).queue_offset if low < self.unit_num else self.max_queue_offset

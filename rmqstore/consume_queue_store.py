@@ -1,0 +1,157 @@
+"""All consume queues of a store: which there are, of which kind, and finding or making one.
+
+Owns the list of queues by topic and queue id.  A queue's files are looked at when it is first asked for, so a store with
+ten thousand queues opens by listing names.  Whether a topic's queues are batch queues follows from the directory that is
+there and from ``config/topics.json`` (attribute ``queue.type``); a record that holds an inner batch settles it for a new
+topic.  It never reads the commit log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+
+from rmqstore.config import StoreConfig
+from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue, queue_directories
+from rmqstore.errors import GeometryError
+from rmqstore.mapped_file import MappedFilePool
+
+__all__ = ["AnyConsumeQueue", "ConsumeQueueStore"]
+
+AnyConsumeQueue = ConsumeQueue | BatchConsumeQueue
+
+
+class ConsumeQueueStore:
+    """The queues below a store's root directory.
+
+    Parameters
+    ----------
+    root : str
+    config : StoreConfig
+    pool : MappedFilePool
+    read_only : bool
+    """
+
+    def __init__(self, root: str, config: StoreConfig, pool: MappedFilePool, *, read_only: bool = False):
+        self.root = root
+        self.config = config
+        self.pool = pool
+        self.read_only = read_only
+        self._queues: dict[tuple[str, int], AnyConsumeQueue | None] = {}
+        self._batch_topics: set[str] = set()
+        self._lock = threading.RLock()
+
+    def load(self) -> None:
+        """List the queues; their files are looked at when they are first asked for.
+
+        Raises
+        ------
+        GeometryError
+            A topic has both simple and batch queues, which a real broker refuses to load as well.
+        """
+        for topic, queue_id, _ in queue_directories(self.root, ConsumeQueue.kind):
+            self._queues[topic, queue_id] = None
+        for topic, queue_id, directory in queue_directories(self.root, BatchConsumeQueue.kind):
+            if (topic, queue_id) in self._queues and os.listdir(directory):
+                raise GeometryError(
+                    f"topic {topic!r} has both simple and batch queues; move the directory away that does not belong to "
+                    "it, then rebuild the queues",
+                    directory,
+                )
+            self._queues[topic, queue_id] = None
+            self._batch_topics.add(topic)
+        self.load_topics(os.path.join(self.root, "config", "topics.json"))
+
+    def load_topics(self, path: str) -> None:
+        """Take the topics of queue type BatchCQ from a ``topics.json``; a missing or unreadable file says nothing."""
+        self._batch_topics |= _batch_topics_of(path)
+
+    def keys(self) -> list[tuple[str, int]]:
+        """list of (str, int): topic and queue id of every queue, sorted."""
+        with self._lock:
+            return sorted(self._queues)
+
+    def is_batch_topic(self, topic: str) -> bool:
+        """bool: the topic's queues are batch queues."""
+        return topic in self._batch_topics
+
+    def add_batch_topic(self, topic: str) -> bool:
+        """Make `topic` one with batch queues; False if it has simple ones already."""
+        with self._lock:
+            if topic not in self._batch_topics and any(name == topic for name, _ in self._queues):
+                return False
+            self._batch_topics.add(topic)
+            return True
+
+    def find(self, topic: str, queue_id: int) -> AnyConsumeQueue | None:
+        """The queue, None if there is none."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None and (topic, queue_id) in self._queues:
+            with self._lock:
+                queue = self._queues[topic, queue_id]
+                if queue is None:
+                    queue = self._make(topic, queue_id)
+                    queue.load()
+                    self._queues[topic, queue_id] = queue
+        return queue
+
+    def find_or_create(self, topic: str, queue_id: int) -> AnyConsumeQueue:
+        """The queue; a new one gets its first file with its first unit."""
+        queue = self.find(topic, queue_id)
+        if queue is None:
+            with self._lock:
+                queue = self._make(topic, queue_id)
+                self._queues[topic, queue_id] = queue
+        return queue
+
+    def _make(self, topic: str, queue_id: int) -> AnyConsumeQueue:
+        kind = BatchConsumeQueue if topic in self._batch_topics else ConsumeQueue
+        return kind(self.root, topic, queue_id, self.config, self.pool, read_only=self.read_only)
+
+    def refresh(self) -> None:
+        """Look for queues that another process made since (read-only use)."""
+        with self._lock:
+            known = self._queues
+            self._queues = {}
+            self.load()
+            for key, queue in known.items():
+                if queue is not None:
+                    self._queues[key] = queue
+
+    def __iter__(self) -> Iterator[AnyConsumeQueue]:
+        for topic, queue_id in self.keys():
+            queue = self.find(topic, queue_id)
+            if queue is not None:
+                yield queue
+
+    def opened(self) -> list[AnyConsumeQueue]:
+        """The queues that were asked for so far."""
+        with self._lock:
+            return [queue for queue in self._queues.values() if queue is not None]
+
+    def flush(self) -> None:
+        """Force everything written to the disk."""
+        for queue in self.opened():
+            queue.flush()
+
+    def close(self) -> None:
+        """Close every queue."""
+        for queue in self.opened():
+            queue.close()
+
+
+def _batch_topics_of(path: str) -> set[str]:
+    # What cannot be read says nothing; the directories that are there and the records decide then.
+    try:
+        with open(path, encoding="utf-8") as file:
+            table = json.load(file).get("topicConfigTable", {})
+        return {
+            topic
+            for topic, options in table.items()
+            if (options.get("attributes") or {}).get("queue.type", (options.get("attributes") or {}).get("+queue.type"))
+            == "BatchCQ"
+        }
+    except (OSError, ValueError, AttributeError, TypeError):
+        return set()

@@ -1,0 +1,276 @@
+"""Dispatching: from records in the commit log to queue units and index entries.
+
+Owns the rules of RocketMQ 5.5.0 for what a record leaves behind: units for records that are no transaction's first or
+rolled-back half, units in further queues (INNER_MULTI_DISPATCH), index entries for all but rolled-back records.  It is
+idempotent: units that are there already are compared and, where they differ, mended.  It never appends to the log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rmqstore._core import RecordColumns
+from rmqstore.commit_log import CommitLog
+from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue
+from rmqstore.consume_queue_store import ConsumeQueueStore
+from rmqstore.errors import CorruptionError
+from rmqstore.index_service import IndexService
+from rmqstore.message import MessageExt
+
+__all__ = ["CommitLogDispatcher", "DispatchCounts", "IndexProgress", "QueueGapError", "QueueKindError"]
+
+_TRANSACTION_MASK = 0xC
+_PREPARED = 0x4
+_ROLLBACK = 0xC
+_INNER_BATCH = 0x80
+
+
+class QueueGapError(CorruptionError):
+    """A record's queue offset lies beyond the end of its queue: earlier records of the queue were not dispatched."""
+
+
+class QueueKindError(CorruptionError):
+    """A topic that has simple queues holds inner batches, which only batch queues can hold."""
+
+    def __init__(self, message: str, path: str, topic: str):
+        super().__init__(message, path)
+        self.topic = topic
+
+
+@dataclass(slots=True)
+class IndexProgress:
+    """How far the index goes: all entries below `phy_offset`, and the first `entry_num` of the record there."""
+
+    phy_offset: int = -1
+    entry_num: int = 0
+
+    @classmethod
+    def of(cls, index_service: IndexService) -> IndexProgress:
+        """Read it off the newest entries."""
+        progress = cls()
+        for index in index_service.files():
+            count = index.index_count
+            if count <= 1:
+                continue
+            if progress.phy_offset < 0:
+                progress.phy_offset = index.read_entry(count - 1)[1]
+            num = index.tail_num(progress.phy_offset)
+            progress.entry_num += num
+            if num < count - 1:
+                break
+        return progress
+
+
+@dataclass(slots=True)
+class DispatchCounts:
+    """What dispatching did."""
+
+    records: int = 0
+    units: int = 0
+    units_mended: int = 0
+    index_entries: int = 0
+
+
+class CommitLogDispatcher:
+    """Writes units and index entries for records of the log.
+
+    Parameters
+    ----------
+    commit_log : CommitLog
+    queues : ConsumeQueueStore or None
+        None writes no units.
+    index_service : IndexService or None
+        None writes no index entries.
+    """
+
+    def __init__(self, commit_log: CommitLog, queues: ConsumeQueueStore | None, index_service: IndexService | None):
+        self.commit_log = commit_log
+        self.queues = queues
+        self.index_service = index_service
+        self.counts = DispatchCounts()
+
+    def dispatch_columns(
+        self, columns: RecordColumns, progress: IndexProgress, *, allow_gaps: bool = False, mend: bool = False
+    ) -> None:
+        """Dispatch the records in `columns`.
+
+        Parameters
+        ----------
+        progress : IndexProgress
+            What the index holds already; these entries are not put again.
+        allow_gaps : bool
+            Fill places of missing units with pre-fill units instead of raising.
+        mend : bool
+            Compare units that are there already with the records, and write them anew where they differ.
+
+        Raises
+        ------
+        QueueGapError
+            A queue lacks units before one of these records; nothing of that queue's part was written.
+        """
+        if columns.count == 0:
+            return
+        if self.queues is not None:
+            self._dispatch_units(columns, allow_gaps, mend)
+        if self.index_service is not None:
+            self._dispatch_entries(columns, progress)
+        self.counts.records += columns.count
+
+    # -------------------------------------------------------------------------------------------------------- queues
+
+    def _dispatch_units(self, columns: RecordColumns, allow_gaps: bool, mend: bool) -> None:
+        assert self.queues is not None
+        n = columns.count
+        transaction = columns.sys_flag[:n] & _TRANSACTION_MASK
+        queued = (transaction != _PREPARED) & (transaction != _ROLLBACK)
+        inner = (columns.sys_flag[:n] & _INNER_BATCH) != 0
+        topics = [topic.decode("utf-8", "rmqstore.java") for topic in columns.topics.topics]
+        for number in np.unique(columns.topic[:n][inner & queued]).tolist():
+            if not self.queues.add_batch_topic(topics[number]):
+                raise QueueKindError(
+                    f"topic {topics[number]!r} has simple queues, but the log holds inner batches of it; its queue.type "
+                    "changed: rebuild the queues with the topic in config/topics.json",
+                    self.commit_log.path,
+                    topics[number],
+                )
+        batch_topics = np.array([self.queues.is_batch_topic(topic) for topic in topics], bool)
+        batched = queued & batch_topics[columns.topic[:n]]
+        for row in np.flatnonzero(batched).tolist():
+            self._dispatch_batch_unit(columns, row, topics[columns.topic[row]])
+        for row in np.flatnonzero(queued & (columns.multi_dispatch[:n] != 0)).tolist():
+            self._dispatch_multi(columns, row)
+        simple = np.flatnonzero(queued & ~batched)
+        if not len(simple):
+            return
+        code = columns.topic[simple].astype(np.int64) << 32 | (columns.queue_id[simple].astype(np.int64) & 0xFFFFFFFF)
+        order = simple[np.argsort(code, kind="stable")]
+        offsets = columns.queue_offset[order]
+        code = np.sort(code, kind="stable")
+        # A run ends where the queue changes or its offsets do not go on by one.
+        cuts = np.flatnonzero((code[1:] != code[:-1]) | (offsets[1:] != offsets[:-1] + 1)) + 1
+        for start, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(order)], strict=True):
+            rows = order[start:end]
+            first = rows[0]
+            queue = self.queues.find_or_create(topics[columns.topic[first]], int(columns.queue_id[first]))
+            self._put_run(queue, columns, rows, allow_gaps, mend)
+
+    def _put_run(
+        self,
+        queue: ConsumeQueue | BatchConsumeQueue,
+        columns: RecordColumns,
+        rows: np.ndarray,
+        allow_gaps: bool,
+        mend: bool,
+    ) -> None:
+        assert isinstance(queue, ConsumeQueue)
+        queue_offset = int(columns.queue_offset[rows[0]])
+        phy_offsets, sizes, tags_codes = columns.phy_offset[rows], columns.size[rows], columns.tags_code[rows]
+        if queue_offset > queue.unit_num and not allow_gaps:
+            raise QueueGapError(
+                f"the record at phy offset {phy_offsets[0]} is number {queue_offset} of {queue.topic}/{queue.queue_id}, "
+                f"which has units up to {queue.unit_num}",
+                queue.queue.path,
+            )
+        there = min(max(queue.unit_num - queue_offset, 0), len(rows))
+        if mend and there:
+            self._mend(queue, queue_offset, phy_offsets[:there], sizes[:there], tags_codes[:there])
+        if there < len(rows):
+            self.counts.units += queue.put_units(
+                queue_offset, phy_offsets, sizes, tags_codes, columns.store_timestamp[rows]
+            )
+
+    def _mend(
+        self, queue: ConsumeQueue, queue_offset: int, phy_offsets: np.ndarray, sizes: np.ndarray, tags_codes: np.ndarray
+    ) -> None:
+        done = 0
+        while done < len(phy_offsets):
+            phy, size, tags = queue.units(queue_offset + done, len(phy_offsets) - done)
+            count = len(phy)
+            if not count:
+                # There is no file for these: they expired with the queue's older files.
+                done += 1
+                continue
+            part = slice(done, done + count)
+            differ = (phy != phy_offsets[part]) | (size != sizes[part])
+            if queue.ext is None:
+                differ |= tags != tags_codes[part]
+            for i in np.flatnonzero(differ).tolist():
+                # A unit of another whole record with the same queue offset was there first, as in a real broker.
+                other = self.commit_log.look_up(int(phy[i]), int(size[i]))
+                if other is not None and other.queue_offset == queue_offset + done + i and other.topic == queue.topic:
+                    if int(phy[i]) != int(phy_offsets[done + i]):
+                        continue
+                self.counts.units_mended += queue.repair(
+                    queue_offset + done + i,
+                    int(phy_offsets[done + i]),
+                    int(sizes[done + i]),
+                    int(tags_codes[done + i]),
+                )
+            done += count
+
+    def _dispatch_batch_unit(self, columns: RecordColumns, row: int, topic: str) -> None:
+        assert self.queues is not None
+        queue = self.queues.find_or_create(topic, int(columns.queue_id[row]))
+        assert isinstance(queue, BatchConsumeQueue)
+        self.counts.units += queue.put(
+            int(columns.inner_base[row]),
+            int(columns.phy_offset[row]),
+            int(columns.size[row]),
+            int(columns.tags_code[row]),
+            int(columns.store_timestamp[row]),
+            int(columns.inner_num[row]),
+        )
+
+    def _dispatch_multi(self, columns: RecordColumns, row: int) -> None:
+        message = self.commit_log.look_up(int(columns.phy_offset[row]))
+        if message is not None:
+            self.dispatch_multi(message, int(columns.size[row]), int(columns.tags_code[row]))
+
+    def dispatch_multi(self, message: MessageExt, size: int, tags_code: int) -> None:
+        """Write the units of a record in the further queues that it names (RocketMQ's LMQ)."""
+        assert self.queues is not None
+        config = self.queues.config
+        if not (config.enable_lmq and config.enable_multi_dispatch) or not multi_dispatch_allowed(message.topic):
+            return
+        names = message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
+        numbers = message.properties.get("INNER_MULTI_QUEUE_OFFSET", "").split(",")
+        if len(names) != len(numbers):
+            return
+        for name, number in zip(names, numbers, strict=True):
+            if not name or "/" in name or not number.isascii() or not number.isdigit():
+                continue
+            queue = self.queues.find_or_create(name, 0)
+            if isinstance(queue, ConsumeQueue):
+                self.counts.units += queue.put(
+                    int(number), message.phy_offset, size, tags_code, message.store_timestamp, extended=False
+                )
+
+    # --------------------------------------------------------------------------------------------------------- index
+
+    def _dispatch_entries(self, columns: RecordColumns, progress: IndexProgress) -> None:
+        assert self.index_service is not None
+        n = columns.count
+        starts = columns.key_start[: n + 1]
+        first = int(np.searchsorted(columns.phy_offset[:n], progress.phy_offset, side="left"))
+        begin, end = int(starts[first]) if first < n else int(starts[n]), int(starts[n])
+        if first < n and int(columns.phy_offset[first]) == progress.phy_offset:
+            begin = min(begin + progress.entry_num, int(starts[first + 1]))
+        if begin >= end:
+            if int(columns.phy_offset[n - 1]) > progress.phy_offset:
+                self.index_service.current()
+            return
+        counts = np.diff(starts)
+        phy_offsets = np.repeat(columns.phy_offset[:n], counts)
+        store_timestamps = np.repeat(columns.store_timestamp[:n], counts)
+        self.index_service.put_hashes(columns.key_hash[begin:end], phy_offsets[begin:end], store_timestamps[begin:end])
+        self.counts.index_entries += end - begin
+        if starts[n - 1] == starts[n]:
+            # RocketMQ (5.5.0) rolls a full file for the next record even if that has no keys.
+            self.index_service.current()
+
+
+def multi_dispatch_allowed(topic: str) -> bool:
+    """bool: records of `topic` may name further queues (RocketMQ 5.5.0 MultiDispatch)."""
+    return not topic.startswith(("%RETRY%", "rmq_sys_")) and topic != "SCHEDULE_TOPIC_XXXX"

@@ -1,0 +1,105 @@
+"""The exceptions of the package: one root, `StoreError`, that carries where the trouble is.
+
+Owns the exception tree and the wording of positions.  It never touches a file and imports nothing of the package, so
+every other module, the compiled core included, may raise from here.  Absence is not an error (a key without messages
+is an empty result); corruption is a value while scanning and an exception when one thing was asked for.
+"""
+
+from __future__ import annotations
+
+import os
+
+__all__ = [
+    "ChecksumError",
+    "CorruptionError",
+    "GeometryError",
+    "IndexFileError",
+    "InvalidMessageError",
+    "MissingDependencyError",
+    "OffsetOutOfRangeError",
+    "ReadOnlyError",
+    "StoreClosedError",
+    "StoreError",
+    "StoreLockedError",
+    "StorePoisonedError",
+    "UnsupportedFormatError",
+]
+
+
+class StoreError(Exception):
+    """Root of every error that rmqstore raises about a store.
+
+    Parameters
+    ----------
+    message : str
+        What is wrong and what to do about it.
+    path : str or os.PathLike, optional
+        The file or directory that it is about.
+    pos : int, optional
+        The position in bytes inside `path`.
+
+    `str()` of the error ends with the path and the position when they are known.
+    """
+
+    def __init__(self, message: str, path: str | os.PathLike[str] | None = None, pos: int | None = None):
+        super().__init__(message, path, pos)
+        self.message = message
+        self.path = None if path is None else os.fspath(path)
+        self.pos = pos
+
+    def __str__(self) -> str:
+        if self.path is None:
+            return self.message if self.pos is None else f"{self.message} [position {self.pos}]"
+        where = self.path if self.pos is None else f"{self.path}, position {self.pos}"
+        return f"{self.message} [{where}]"
+
+
+class CorruptionError(StoreError):
+    """Bytes that cannot be what the format says; nothing was changed on disk."""
+
+
+class ChecksumError(CorruptionError):
+    """A stored CRC-32 does not agree with the bytes that it covers."""
+
+
+class UnsupportedFormatError(StoreError):
+    """A whole and healthy structure of a kind or version that this release does not handle."""
+
+
+class GeometryError(StoreError):
+    """A file's size, name or contents do not fit the configured geometry."""
+
+
+class StoreClosedError(StoreError):
+    """The store, file or mapping was closed before or during the call."""
+
+
+class ReadOnlyError(StoreError):
+    """A write was asked of something that was opened read-only."""
+
+
+class StoreLockedError(StoreError):
+    """Another process, or this one, already has the store open for writing."""
+
+
+class StorePoisonedError(StoreError):
+    """An earlier failure made further writes unsafe; reads go on."""
+
+
+class IndexFileError(StoreError):
+    """An index file could not be created after all tries; the store takes no more writes that need it."""
+
+
+class OffsetOutOfRangeError(StoreError, IndexError):
+    """An offset outside the range that the log, the queue or the file holds."""
+
+
+class InvalidMessageError(StoreError, ValueError):
+    """A message that the format cannot hold or that a broker would refuse; nothing was written."""
+
+
+class MissingDependencyError(StoreError, ImportError):
+    """An optional library is needed; the message names the extra that installs it."""
+
+    def __init__(self, message: str, path: str | os.PathLike[str] | None = None, pos: int | None = None):
+        StoreError.__init__(self, message, path, pos)

@@ -1,0 +1,172 @@
+"""One index file: the hash table of a store that finds records by key.
+
+Owns making, opening and describing an index file; the bytes themselves are worked on by `_core.IndexRegion`, of which
+`IndexFile` is a subclass so that a call costs no second hop.  All state lies in the file: the counters are read from its
+header at every use (I5).  It never looks at the commit log.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from rmqstore._core import IndexRegion
+from rmqstore.config import StoreConfig
+from rmqstore.errors import GeometryError, ReadOnlyError
+from rmqstore.mapped_file import MappedFile
+
+__all__ = ["IndexFile", "IndexHeader"]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexHeader:
+    """The header of an index file; timestamps are ms since epoch, offsets bytes in the commit log.
+
+    `index_count` is the number of the next entry, 1 for an empty file; `hash_slot_count` the number of used slots
+    (RocketMQ up to 4.7.0 counted every put).
+    """
+
+    begin_timestamp: int
+    end_timestamp: int
+    begin_phy_offset: int
+    end_phy_offset: int
+    hash_slot_count: int
+    index_count: int
+
+
+class IndexFile(IndexRegion):
+    """An index file that is mapped.  Made by `create` or `open`, usable in a ``with`` statement.
+
+    Methods of the compiled base class: `put_key`, `put_keys`, `select_phy_offset`, `select_phy_offsets`.
+    """
+
+    mapped_file: MappedFile
+
+    @classmethod
+    def create(
+        cls, path: str | os.PathLike[str], config: StoreConfig | None = None, *, staging: str | None = None
+    ) -> IndexFile:
+        """Make a new index file of zero bytes, allocated on disk.
+
+        Parameters
+        ----------
+        path : path
+        config : StoreConfig, optional
+            `max_hash_slot_num` and `max_index_num`; RocketMQ's defaults (5 000 000 and 20 000 000, 420 000 040 bytes).
+        staging : path, optional
+            Where the file is made before it is renamed into place.
+
+        Raises
+        ------
+        OSError
+            The file exists, the disk is full, …
+        """
+        config = StoreConfig() if config is None else config
+        return cls._over(MappedFile.create(path, config.index_file_size, staging=staging), config)
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str], config: StoreConfig | None = None, *, read_only: bool = False
+    ) -> IndexFile:
+        """Open an index file that is there; a file of another length is refused, never extended.
+
+        Parameters
+        ----------
+        config : StoreConfig, optional
+            Its geometry; by default it is found from the file itself (`StoreConfig.infer`).
+
+        Raises
+        ------
+        GeometryError
+            The length is not that of the configured slots and entries, or the contents do not tell the geometry.
+        OSError
+            The file cannot be opened.
+        """
+        path = os.fspath(path)
+        if config is None:
+            config = StoreConfig.infer(path)
+        length = os.stat(path).st_size
+        if length != config.index_file_size:
+            raise GeometryError(
+                f"the index file has {length} bytes, but {config.max_hash_slot_num} slots and {config.max_index_num} "
+                f"entries make {config.index_file_size}; give the max_hash_slot_num and max_index_num that it was "
+                "written with",
+                path,
+                min(length, config.index_file_size),
+            )
+        return cls._over(MappedFile(path, length, read_only=read_only), config)
+
+    @classmethod
+    def _over(cls, mapped_file: MappedFile, config: StoreConfig) -> IndexFile:
+        index = cls()
+        index.mapped_file = mapped_file
+        index.attach(mapped_file.region, config.max_hash_slot_num, config.max_index_num)
+        return index
+
+    @property
+    def path(self) -> str:
+        """str: the file."""
+        return self.mapped_file.path
+
+    @property
+    def name(self) -> str:
+        """str: the file's name, which is its order among the others."""
+        return os.path.basename(self.mapped_file.path)
+
+    @property
+    def header(self) -> IndexHeader:
+        """The header as it stands now."""
+        begin, end, begin_phy, end_phy, slots, count = self.read_header()
+        return IndexHeader(begin, end, begin_phy, end_phy, slots, max(count, 1))
+
+    @property
+    def index_count(self) -> int:
+        """int: number of the next entry, from 1 on."""
+        return max(self.read_header()[5], 1)
+
+    @property
+    def is_full(self) -> bool:
+        """bool: no further entry fits."""
+        return self.index_count >= self.index_num
+
+    def follow(self, previous: IndexFile) -> None:
+        """Give this new file the beginning that RocketMQ gives one that follows a full one: its end time and offset."""
+        header = previous.header
+        time = max(header.end_timestamp, 0)
+        phy_offset = max(header.end_phy_offset, 0)
+        self.write_header(time, time, phy_offset, phy_offset, 0, 0)
+
+    def matches_time(self, begin: int, end: int) -> bool:
+        """bool: whether RocketMQ (5.5.0) looks into this file for the inclusive time range, ms since epoch."""
+        header = self.read_header()
+        first, last = header[0], header[1]
+        return (begin < first and end > last) or first <= begin <= last or first <= end <= last
+
+    def flush(self) -> None:
+        """Force the file to the disk.
+
+        Raises
+        ------
+        OSError
+            The system could not write.
+        """
+        if not self.region.writable:
+            raise ReadOnlyError("a read-only index file cannot be flushed", self.path)
+        header = self.read_header()
+        if header[5] < 1:
+            # RocketMQ writes the count of an empty file, 1, with its first flush.
+            self.write_header(*header[:5], 1)
+        self.region.flush()
+
+    def close(self) -> None:
+        """Refuse further use; closing twice does nothing."""
+        self.mapped_file.close()
+
+    def __enter__(self) -> IndexFile:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"IndexFile({self.path!r})"

@@ -1,0 +1,382 @@
+"""The index service: the index files of a store as one index.
+
+Owns the list of index files, their names and their order, rolling to a new file when one is full, and answering a key
+over all files.  A read-write lock guards the list, not the entries.  It never reads the commit log; hits are offsets,
+and whether they are the right messages is the store's to check.  File names strictly increase, so that two files made
+within one millisecond, or in the repeated hour of a clock change, never meet (RocketMQ 5.5.0 lets the second overwrite
+the first).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from rmqstore._core import index_key_hash
+from rmqstore.config import StoreConfig
+from rmqstore.errors import GeometryError, IndexFileError, ReadOnlyError
+from rmqstore.index_file import IndexFile
+from rmqstore.mapped_file import fsync_directory
+
+__all__ = ["IndexService", "QueryOffsetResult", "ReadWriteLock", "index_name_after"]
+
+logger = logging.getLogger(__name__)
+
+_CREATE_TRIES = 3
+_CREATE_PAUSE = 1.0  # seconds, as in RocketMQ
+
+
+class ReadWriteLock:
+    """Many readers or one writer; a waiting writer goes before new readers, so it is never starved."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition(threading.Lock())
+        self._readers = 0
+        self._writers_waiting = 0
+        self._writing = False
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[None]:
+        """Hold it together with other readers."""
+        with self._condition:
+            while self._writing or self._writers_waiting:
+                self._condition.wait()
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._readers -= 1
+                if not self._readers:
+                    self._condition.notify_all()
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[None]:
+        """Hold it alone."""
+        with self._condition:
+            self._writers_waiting += 1
+            while self._writing or self._readers:
+                self._condition.wait()
+            self._writers_waiting -= 1
+            self._writing = True
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._writing = False
+                self._condition.notify_all()
+
+
+class QueryOffsetResult(NamedTuple):
+    """What RocketMQ's index service answers; offsets newest first, the newest file's end time (ms) and end offset."""
+
+    phy_offsets: list[int]
+    index_last_update_timestamp: int
+    index_last_update_phy_offset: int
+
+
+def index_name_after(last: str | None, now: int) -> str:
+    """str: a 17-digit name for the time `now` (ms since epoch, local time zone) that is larger than `last`."""
+    moment = datetime.datetime.fromtimestamp(now / 1000)
+    name = moment.strftime("%Y%m%d%H%M%S") + f"{now % 1000:03d}"
+    if last is None or int(name) > int(last):
+        return name
+    try:
+        following = datetime.datetime.strptime(last[:14], "%Y%m%d%H%M%S") + datetime.timedelta(
+            milliseconds=int(last[14:]) + 1
+        )
+        name = following.strftime("%Y%m%d%H%M%S") + f"{following.microsecond // 1000:03d}"
+    except (ValueError, OverflowError):
+        name = ""
+    # A name that is no time is still a number to RocketMQ.
+    return name if name and int(name) > int(last) else f"{int(last) + 1:017d}"
+
+
+class IndexService:
+    """The index below a store's root directory.
+
+    Parameters
+    ----------
+    root : path
+        The store's root; the files lie in ``index`` below it.
+    config : StoreConfig
+    read_only : bool
+
+    Attributes
+    ----------
+    index_error : bool
+        A file could not be created; nothing more is indexed until the store is opened again.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], config: StoreConfig, *, read_only: bool = False):
+        self.root = os.fspath(root)
+        self.path = os.path.join(root, "index")
+        self.config = config
+        self.read_only = read_only
+        self.index_error = False
+        self.create_pause = _CREATE_PAUSE
+        self.lock = ReadWriteLock()
+        self._names: list[str] = []
+        self._open: OrderedDict[str, IndexFile] = OrderedDict()
+        self._open_lock = threading.RLock()
+        self._rolled: Callable[[IndexFile], None] | None = None
+
+    def load(self) -> None:
+        """List the index files; a name that is no decimal number is passed over, as RocketMQ does.
+
+        Raises
+        ------
+        GeometryError
+            A directory lies there, or a file has another length than the configured slots and entries make.
+        """
+        names = []
+        try:
+            entries = list(os.scandir(self.path))
+        except FileNotFoundError:
+            entries = []
+        for entry in entries:
+            if not (entry.name.isascii() and entry.name.isdigit()) or len(entry.name) > 19:
+                continue
+            if not entry.is_file():
+                if self.read_only:
+                    continue
+                raise GeometryError("a directory lies among the index files; move it away", entry.path)
+            length = entry.stat().st_size
+            if length != self.config.index_file_size:
+                raise GeometryError(
+                    f"the index file has {length} bytes, but max_hash_slot_num={self.config.max_hash_slot_num} and "
+                    f"max_index_num={self.config.max_index_num} make {self.config.index_file_size}; open the store with "
+                    "the numbers that it was written with, or StoreConfig.infer(path)",
+                    entry.path,
+                    min(length, self.config.index_file_size),
+                )
+            names.append(entry.name)
+        self.take(names)
+
+    def take(self, names: list[str]) -> None:
+        """Use exactly these files instead of what `load` would list."""
+        self._names = sorted(names, key=lambda name: (int(name), name))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """tuple of str: the file names, oldest first."""
+        return tuple(self._names)
+
+    def file(self, name: str) -> IndexFile:
+        """The index file of that name, opened; few are kept open besides the newest."""
+        with self._open_lock:
+            index = self._open.get(name)
+            if index is None:
+                index = IndexFile.open(os.path.join(self.path, name), self.config, read_only=self.read_only)
+                self._open[name] = index
+                while len(self._open) > max(2, self.config.max_mapped_files):
+                    for oldest in self._open:
+                        if oldest not in (name, self._names[-1]):
+                            # Only the reference goes: whoever is searching it keeps it until done.
+                            if self._open[oldest].region.writable:
+                                self._open[oldest].flush()
+                            del self._open[oldest]
+                            break
+            else:
+                self._open.move_to_end(name)
+            return index
+
+    def files(self) -> Iterator[IndexFile]:
+        """The index files, newest first."""
+        for name in reversed(self._names):
+            yield self.file(name)
+
+    def on_roll(self, callback: Callable[[IndexFile], None]) -> None:
+        """Call `callback` with a file that became full, after the next one was made."""
+        self._rolled = callback
+
+    # ------------------------------------------------------------------------------------------------------ building
+
+    def current(self) -> IndexFile:
+        """The file that takes the next entry: the newest, or a new one when it is full or none exists.
+
+        Raises
+        ------
+        IndexFileError
+            Three tries, a pause apart, could not create it; `index_error` is set.
+        """
+        newest = self.file(self._names[-1]) if self._names else None
+        if newest is not None and not newest.is_full:
+            return newest
+        if self.read_only:
+            raise ReadOnlyError("the store was opened read-only", self.path)
+        if self.index_error:
+            raise IndexFileError(
+                "an earlier failure to create an index file stopped indexing; reopen the store", self.path
+            )
+        failure: OSError | None = None
+        for attempt in range(_CREATE_TRIES):
+            if attempt:
+                time.sleep(self.create_pause)
+            try:
+                created = self._create(newest)
+                break
+            except OSError as error:
+                failure = error
+                logger.warning("try %d of %d to create an index file failed: %s", attempt + 1, _CREATE_TRIES, error)
+        else:
+            self.index_error = True
+            raise IndexFileError(
+                f"an index file of {self.config.index_file_size} bytes could not be created in {_CREATE_TRIES} tries "
+                f"({failure}); free space or mend the directory, then open the store again: what is not indexed yet is "
+                "indexed then",
+                self.path,
+            ) from failure
+        if newest is not None:
+            newest.flush()
+            if self._rolled is not None:
+                self._rolled(newest)
+        return created
+
+    def _create(self, newest: IndexFile | None) -> IndexFile:
+        name = index_name_after(self._names[-1] if self._names else None, time.time_ns() // 1_000_000)
+        index = IndexFile.create(os.path.join(self.path, name), self.config, staging=self.root)
+        if newest is not None:
+            index.follow(newest)
+        with self.lock.write(), self._open_lock:
+            self._names.append(name)
+            self._open[name] = index
+        return index
+
+    def put_hashes(self, hashes: np.ndarray, phy_offsets: np.ndarray, store_timestamps: np.ndarray) -> None:
+        """Put entries in order, rolling to new files as they fill.
+
+        Parameters
+        ----------
+        hashes : int32 array
+            Index hashes (`_core.index_key_hash`).
+        phy_offsets, store_timestamps : int64 arrays
+        """
+        done = 0
+        while done < len(hashes):
+            done += self.current().put_hashes(hashes[done:], phy_offsets[done:], store_timestamps[done:])
+
+    def build_index(
+        self,
+        topic: str,
+        keys: list[str],
+        unique_key: str | None,
+        tags: str | None,
+        phy_offset: int,
+        store_timestamp: int,
+    ) -> None:
+        """Index one record as RocketMQ does: unique key, keys, then (5.4.0 and later, `index_tags`) the tag.
+
+        A record below the newest file's end offset is there already and is passed over.
+        """
+        hashes = []
+        if unique_key is not None:
+            hashes.append(index_key_hash(topic, unique_key))
+        hashes.extend(index_key_hash(topic, key) for key in keys if key)
+        if tags and self.config.index_tags:
+            hashes.append(index_key_hash(topic, "T#" + tags))
+        # RocketMQ (5.5.0) makes or rolls the file for every record, also for one without keys.
+        index = self.current()
+        if not hashes:
+            return
+        if phy_offset < index.read_header()[3]:
+            return
+        for key_hash in hashes:
+            while not index.put_hash(key_hash, phy_offset, store_timestamp):
+                index = self.current()
+
+    # ------------------------------------------------------------------------------------------------------ querying
+
+    def query_offset(self, topic: str, key: str, max_num: int, begin: int, end: int) -> QueryOffsetResult:
+        """What RocketMQ's ``IndexService.queryOffset`` (5.5.0) answers, quirks included.
+
+        Parameters
+        ----------
+        key : str
+            For a tag, ``T#`` and the tag.
+        max_num : int
+            At most so many, and never more than `max_msgs_num_batch` (64).
+        begin, end : int
+            ms since epoch, inclusive.
+        """
+        max_num = min(max_num, self.config.max_msgs_num_batch)
+        key_hash = index_key_hash(topic, key)
+        phy_offsets: list[int] = []
+        last_time = last_phy = 0
+        with self.lock.read():
+            for number, name in enumerate(reversed(self._names)):
+                index = self.file(name)
+                header = index.read_header()
+                if number == 0:
+                    last_time, last_phy = header[1], header[3]
+                if index.matches_time(begin, end):
+                    phy_offsets += index.select_hash(key_hash, max_num - len(phy_offsets), begin, end)
+                if header[0] < begin or len(phy_offsets) >= max_num:
+                    break
+        return QueryOffsetResult(phy_offsets, last_time, last_phy)
+
+    def candidates(self, topic: str, key: str) -> Iterator[int]:
+        """The phy offset of every entry with the key's hash, newest entry first, whatever its time.
+
+        Other keys with the same hash are among them, and a key that was indexed twice comes twice.
+        """
+        key_hash = index_key_hash(topic, key)
+        with self.lock.read():
+            names = list(reversed(self._names))
+        for name in names:
+            try:
+                index = self.file(name)
+            except FileNotFoundError:
+                continue  # It expired meanwhile.
+            page, at = index.select_chain(key_hash)
+            yield from page
+            while at:
+                page, at = index.select_chain(key_hash, at)
+                yield from page
+
+    # -------------------------------------------------------------------------------------------------------- upkeep
+
+    def delete_expired(self, min_phy_offset: int) -> int:
+        """Delete the files whose last record lies below `min_phy_offset`, oldest first, never the newest; their number."""
+        deleted = 0
+        while len(self._names) > 1:
+            index = self.file(self._names[0])
+            if index.read_header()[3] >= min_phy_offset:
+                break
+            self.remove(self._names[0])
+            deleted += 1
+        return deleted
+
+    def remove(self, name: str) -> None:
+        """Delete one file."""
+        index = self.file(name)
+        with self.lock.write(), self._open_lock:
+            self._names.remove(name)
+            self._open.pop(name, None)
+        index.close()
+        os.unlink(index.path)
+        fsync_directory(self.path)
+
+    def flush(self) -> None:
+        """Force the open files to the disk."""
+        with self._open_lock:
+            indexes = list(self._open.values())
+        for index in indexes:
+            if index.region.writable:
+                index.flush()
+
+    def close(self) -> None:
+        """Close every file."""
+        with self._open_lock:
+            for index in self._open.values():
+                index.close()
+            self._open.clear()

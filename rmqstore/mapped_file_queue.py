@@ -1,0 +1,283 @@
+"""An ordered run of equally long files that together hold one stream of bytes.
+
+Owns the directory: which files there are, the one that holds an offset, where the stream ends, and making and removing
+files at its ends.  It never interprets bytes, never maps a file before it is asked for (a store of 10 000 files opens by
+listing names), and changes nothing when it was opened read-only (I7).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+
+from rmqstore.errors import GeometryError, ReadOnlyError
+from rmqstore.mapped_file import MappedFile, MappedFilePool, fsync_directory, name_of_offset, offset_of_name
+
+__all__ = ["MappedFileQueue"]
+
+logger = logging.getLogger(__name__)
+
+
+class _ListingError(GeometryError):
+    # A problem with a file name or length; `harmless` to whoever only reads.
+
+    def __init__(self, message: str, path: str, pos: int, harmless: bool = False):
+        super().__init__(message, path, pos)
+        self.harmless = harmless
+
+
+class MappedFileQueue:
+    """Files of `mapped_file_size` bytes, named by the offset of their first byte.
+
+    Parameters
+    ----------
+    path : path
+        The directory; it need not exist yet.
+    mapped_file_size : int
+        Bytes of each file.
+    pool : MappedFilePool
+        Bounds how many are mapped.
+    read_only : bool
+        Change nothing on disk; strange files are passed over (`verify` reports them) instead of refused.
+    staging : path, optional
+        Where new files are made before they are renamed into place.
+
+    Attributes
+    ----------
+    wrote_where : int
+        Offset behind the last byte of the stream; what lies behind it in the last file is not part of it.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        mapped_file_size: int,
+        pool: MappedFilePool,
+        *,
+        read_only: bool = False,
+        staging: str | os.PathLike[str] | None = None,
+    ):
+        self.path = os.fspath(path)
+        self.mapped_file_size = mapped_file_size
+        self.pool = pool
+        self.read_only = read_only
+        self.staging = staging
+        self.wrote_where = 0
+        self._offsets: list[int] = []
+        self._files: dict[int, MappedFile] = {}
+        self._zero_length: str | None = None
+
+    def load(self, on_problem: Callable[[GeometryError], None] | None = None) -> None:
+        """List the directory; `wrote_where` becomes the end of the last file.  Nothing is changed.
+
+        A last file of zero bytes is what a crash between creating and extending leaves (RocketMQ 5.5.0 deletes it at
+        load): it is passed over, and `tidy` deletes it.
+
+        Parameters
+        ----------
+        on_problem : callable, optional
+            Takes each problem instead of the first being raised; files that do not fit are left out then.
+
+        Raises
+        ------
+        GeometryError
+            A name that is not 20 digits or not a multiple of the size, a directory, another length, or a gap.  Strange
+            names and gaps only when writable: they harm nobody who only reads.
+        """
+        for problem in self._list():
+            if on_problem is not None:
+                on_problem(problem)
+            elif not self.read_only or not problem.harmless:
+                raise problem
+
+    def _list(self) -> Iterator[_ListingError]:
+        # Takes what fits into the list and yields what does not.
+        try:
+            entries = sorted(os.scandir(self.path), key=lambda entry: entry.name)
+        except FileNotFoundError:
+            entries = []
+        self._offsets, self.wrote_where = [], 0
+        sized: list[tuple[int, int, str]] = []
+        for entry in entries:
+            offset = offset_of_name(entry.name)
+            if offset is None or not entry.is_file():
+                kind = "file" if entry.is_file() else "directory"
+                yield _ListingError(
+                    f"a {kind} that is no part of the store lies among its files; move it away",
+                    entry.path,
+                    0,
+                    harmless=True,
+                )
+                continue
+            sized.append((offset, entry.stat().st_size, entry.path))
+        if sized and sized[-1][1] == 0:
+            self._zero_length = sized.pop()[2]
+        for offset, length, path in sized:
+            if length != self.mapped_file_size:
+                yield _ListingError(
+                    f"the file has {length} bytes where the configuration says {self.mapped_file_size}; open the store "
+                    "with the sizes that it was written with, or StoreConfig.infer(path)",
+                    path,
+                    min(length, self.mapped_file_size),
+                )
+                continue
+            if offset % self.mapped_file_size:
+                yield _ListingError(
+                    f"the name is not a multiple of the file size {self.mapped_file_size}; restore the name or the "
+                    "size with which the store was written",
+                    path,
+                    0,
+                )
+                continue
+            if self._offsets and offset != self._offsets[-1] + self.mapped_file_size:
+                yield _ListingError(
+                    f"the file before it begins at {self._offsets[-1]}, so one at "
+                    f"{self._offsets[-1] + self.mapped_file_size} is missing; restore it, or open the store read-only to "
+                    "get out what is there",
+                    path,
+                    0,
+                    harmless=True,
+                )
+            self._offsets.append(offset)
+            self.wrote_where = offset + self.mapped_file_size
+
+    def tidy(self) -> None:
+        """Delete what `load` passed over as the remains of a crash."""
+        if self._zero_length is not None:
+            logger.warning(
+                "deleted %s: it has no bytes, as a crash while it was being created leaves it", self._zero_length
+            )
+            os.unlink(self._zero_length)
+            self._zero_length = None
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """tuple of int: the first offset of every file, ascending."""
+        return tuple(self._offsets)
+
+    @property
+    def min_offset(self) -> int:
+        """int: offset of the first byte, -1 if there is no file."""
+        return self._offsets[0] if self._offsets else -1
+
+    def file(self, offset: int) -> MappedFile:
+        """The file that begins at `offset`, which must be one of `offsets`."""
+        mapped_file = self._files.get(offset)
+        if mapped_file is None:
+            with self.pool.lock:
+                mapped_file = self._files.get(offset)
+                if mapped_file is None:
+                    mapped_file = MappedFile(
+                        os.path.join(self.path, name_of_offset(offset)),
+                        self.mapped_file_size,
+                        file_from_offset=offset,
+                        read_only=self.read_only,
+                        pool=self.pool,
+                    )
+                    self._files[offset] = mapped_file
+        return mapped_file
+
+    def find(self, offset: int) -> MappedFile | None:
+        """The file that holds `offset`, None if there is none; one that is missing in the middle is None as well."""
+        offsets = self._offsets
+        at = bisect_right(offsets, offset) - 1
+        if at < 0 or offset >= offsets[at] + self.mapped_file_size:
+            return None
+        return self.file(offsets[at])
+
+    def last(self) -> MappedFile | None:
+        """The newest file, None if there is none."""
+        return self.file(self._offsets[-1]) if self._offsets else None
+
+    def file_for_append(self, start_offset: int = 0) -> MappedFile:
+        """The file in which `wrote_where` lies; a new one when the last is full or none exists.
+
+        Parameters
+        ----------
+        start_offset : int
+            Of an empty queue: the first file is the one whose range holds this offset.
+        """
+        if self._offsets:
+            if self.wrote_where < self._offsets[-1] + self.mapped_file_size:
+                return self.file(self._offsets[-1])
+            return self._append_file(self._offsets[-1] + self.mapped_file_size)
+        return self._append_file(start_offset - start_offset % self.mapped_file_size)
+
+    def _append_file(self, offset: int) -> MappedFile:
+        if self.read_only:
+            raise ReadOnlyError("the store was opened read-only", self.path)
+        mapped_file = MappedFile.create(
+            os.path.join(self.path, name_of_offset(offset)),
+            self.mapped_file_size,
+            file_from_offset=offset,
+            pool=self.pool,
+            staging=self.staging,
+        )
+        self._files[offset] = mapped_file
+        self._offsets.append(offset)
+        self.wrote_where = offset
+        return mapped_file
+
+    def refresh(self) -> bool:
+        """Look for files that another process appended (read-only use); True if there are new ones."""
+        before = len(self._offsets)
+        end = self.wrote_where
+        while self._offsets and os.path.exists(
+            os.path.join(self.path, name_of_offset(self._offsets[-1] + self.mapped_file_size))
+        ):
+            self._offsets.append(self._offsets[-1] + self.mapped_file_size)
+        if not self._offsets:
+            self.load()
+        self.wrote_where = end
+        return len(self._offsets) > before
+
+    def truncate(self, offset: int) -> int:
+        """Cut the stream at `offset`: zero what lies behind it in its file and delete the files after that.
+
+        The first file stays even if nothing of it does, so that the stream keeps its place.
+        Zeroing keeps a later recovery from taking old bytes for records again (RocketMQ issue 10666).
+
+        Returns
+        -------
+        int
+            How many files were deleted.
+        """
+        deleted = 0
+        while len(self._offsets) > 1 and self._offsets[-1] >= offset:
+            last = self._offsets.pop()
+            self.file(last).destroy()
+            del self._files[last]
+            deleted += 1
+        if self._offsets and offset < self._offsets[-1] + self.mapped_file_size:
+            self.file(self._offsets[-1]).zero_from(max(offset - self._offsets[-1], 0))
+        if deleted:
+            fsync_directory(self.path)
+        self.wrote_where = max(min(self.wrote_where, offset), self.min_offset, 0)
+        return deleted
+
+    def delete_before(self, offset: int) -> int:
+        """Delete the files that end at or below `offset`, oldest first, never the last; their number."""
+        deleted = 0
+        while len(self._offsets) > 1 and self._offsets[0] + self.mapped_file_size <= offset:
+            first = self._offsets[0]
+            self.file(first).destroy()
+            del self._offsets[0], self._files[first]
+            deleted += 1
+        if deleted:
+            fsync_directory(self.path)
+        return deleted
+
+    def flush(self) -> None:
+        """Force every file that was written since the last flush to the disk."""
+        for mapped_file in list(self._files.values()):
+            mapped_file.flush()
+
+    def close(self) -> None:
+        """Close every file."""
+        for mapped_file in list(self._files.values()):
+            mapped_file.close()

@@ -1,0 +1,1048 @@
+"""MessageStore: a directory that holds messages, opened for writing or only for reading.
+
+Owns the life of a store (lock, abort file, recovery, checkpoint, orderly close) and the operations that users meet: put,
+get, query, look up.  The bytes and files of each part belong to the modules below it.  Invariants:
+
+- A read-only open creates nothing, locks nothing and maps read-only (I7); it works beside a running broker.
+- A writable store is held by one process, and by one `MessageStore` in it: an exclusive POSIX lock on byte 0 of ``lock``,
+  taken before recovery.  A Java broker and this store exclude each other.
+- A message is dispatched to its queue and the index before the put returns, so what was put can be read at once.
+- After a failed write no more writes are taken; ``abort`` then stays, and the next opening mends what is missing.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import random
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from rmqstore import _core
+from rmqstore._core import RecordColumns
+from rmqstore.checkpoint import Checkpoint
+from rmqstore.commit_log import Blank, CommitLog, Damage, check_store_root
+from rmqstore.config import StoreConfig
+from rmqstore.consume_queue import BatchConsumeQueue, Unit
+from rmqstore.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
+from rmqstore.consumer_offset import ConsumerOffsets
+from rmqstore.dispatcher import CommitLogDispatcher, IndexProgress, multi_dispatch_allowed
+from rmqstore.errors import (
+    InvalidMessageError,
+    ReadOnlyError,
+    StoreClosedError,
+    StoreError,
+    StorePoisonedError,
+)
+from rmqstore.index_file import IndexFile
+from rmqstore.index_service import IndexService, QueryOffsetResult
+from rmqstore.mapped_file import STAGING_PREFIX, MappedFilePool, fsync_directory
+from rmqstore.message import (
+    MAX_PROPERTIES_SIZE,
+    Message,
+    MessageExt,
+    SysFlag,
+    decode_java_utf8,
+    encode_java_utf8,
+    host_to_bytes,
+    offset_message_id,
+    parse_message_id,
+    properties_to_bytes,
+    tags_code,
+)
+from rmqstore.recovery import RECOVERY_MODES, RecoveryReport, recover
+from rmqstore.store_lock import StoreLock
+
+__all__ = ["GetMessageResult", "GetMessageStatus", "MessageStore", "PutResult", "QueryResult"]
+
+logger = logging.getLogger(__name__)
+
+_INT64_MAX = 2**63 - 1
+# RocketMQ 5.5.0 examines at most so many bytes of units in one get (MessageStoreConfig.maxFilterMessageSize).
+_MAX_FILTER_MESSAGE_SIZE = 16000
+_MAX_PULL_BYTES = 128 * 1024 * 1024
+_MIN_PULL_BYTES = 100
+# What a record may take beside its body (RocketMQ: maxMessageSize + 64 KiB).
+_RECORD_OVERHEAD = 65536
+_SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+# From so many messages on a put dispatches from the log in one pass instead of message by message.
+_DISPATCH_BY_COLUMNS = 8
+# Plain numbers: operations on the enum's members cost more than everything around them.
+_TRANSACTION_MASK = int(SysFlag.TRANSACTION_MASK)
+_TRANSACTION_COMMIT = int(SysFlag.TRANSACTION_COMMIT)
+_TRANSACTION_ROLLBACK = int(SysFlag.TRANSACTION_ROLLBACK)
+_INNER_BATCH = int(SysFlag.INNER_BATCH)
+_NOTHING_INDEXED = IndexProgress()
+
+
+class GetMessageStatus(enum.Enum):
+    """How a get went; RocketMQ's names."""
+
+    FOUND = "FOUND"
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
+    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
+    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
+    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+
+
+class PutResult(NamedTuple):
+    """Where a message went: bytes, ordinals, ms since epoch; `msg_id` is the offset message id."""
+
+    phy_offset: int
+    queue_offset: int
+    msg_id: str
+    store_timestamp: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class GetMessageResult:
+    """What a get found.
+
+    Attributes
+    ----------
+    status : GetMessageStatus
+    messages : list of MessageExt
+        In queue order.
+    next_queue_offset : int
+        Where to go on.
+    min_queue_offset, max_queue_offset : int
+        Bounds of the queue; max is the offset of the next message to come.
+    """
+
+    status: GetMessageStatus
+    messages: list[MessageExt]
+    next_queue_offset: int
+    min_queue_offset: int
+    max_queue_offset: int
+
+    def __iter__(self) -> Iterator[MessageExt]:
+        return iter(self.messages)
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+
+class QueryResult(list[MessageExt]):
+    """The messages that a query found; `truncated` says that there are more than `max_num`."""
+
+    __slots__ = ("truncated",)
+
+    def __init__(self, messages: Iterable[MessageExt] = (), truncated: bool = False):
+        super().__init__(messages)
+        self.truncated = truncated
+
+    @property
+    def messages(self) -> list[MessageExt]:
+        """The messages as a plain list, named as in other results."""
+        return list(self)
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """A validated message and the parts of its row that do not depend on its place."""
+
+    message: Message
+    queue_id: int
+    topic: bytes
+    body: bytes
+    properties: dict[str, str]
+    store_host: bytes
+    born_host: bytes
+    version: int
+    tags_code: int
+    inner_num: int = 1
+    dispatch_names: list[str] = field(default_factory=list)
+
+
+class MessageStore:
+    """A store; made by `MessageStore.open`, to be closed, best by a ``with`` statement.
+
+    Attributes
+    ----------
+    path : str
+    config : StoreConfig
+    read_only : bool
+    commit_log : CommitLog
+    queues : ConsumeQueueStore
+    index_service : IndexService or None
+        None when the config says not to index.
+    consumer_offsets : ConsumerOffsets
+    recovery_report : RecoveryReport or None
+        What opening for writing did; None when read-only.
+    """
+
+    def __init__(self, path: str, config: StoreConfig, *, read_only: bool):
+        # Use MessageStore.open: an instance is nothing before its parts are loaded.
+        self.path = path
+        self.config = config
+        self.read_only = read_only
+        self.recovery_report: RecoveryReport | None = None
+        self.pool = MappedFilePool(config.max_mapped_files)
+        self.commit_log = CommitLog(path, config, self.pool, read_only=read_only)
+        self.queues = ConsumeQueueStore(path, config, self.pool, read_only=read_only)
+        self.index_service: IndexService | None = (
+            IndexService(path, config, read_only=read_only) if config.message_index_enable else None
+        )
+        self.checkpoint = Checkpoint(os.path.join(path, "checkpoint"), read_only=read_only)
+        self.consumer_offsets: ConsumerOffsets
+        self._dispatcher = CommitLogDispatcher(self.commit_log, self.queues, self.index_service)
+        self._columns = RecordColumns()
+        self._lock = threading.RLock()
+        self._store_lock: StoreLock | None = None
+        self._closed = False
+        self._poison: BaseException | None = None
+        self._last_store_timestamp = 0
+        self._host_bytes: dict[str, bytes] = {}
+        self._unique_key_counter = random.randrange(0x10000)
+
+    # ----------------------------------------------------------------------------------------------- opening, closing
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        config: StoreConfig | None = None,
+        read_only: bool = False,
+        recovery: str = "strict",
+    ) -> MessageStore:
+        """Open the store in directory `path`; a new one is made unless `read_only`.
+
+        Parameters
+        ----------
+        path : path
+            The store's root (RocketMQ's storePathRootDir).
+        config : StoreConfig, optional
+            By default what the files say (`StoreConfig.infer`), RocketMQ's defaults for a new store.
+        read_only : bool
+            Change nothing and lock nothing; works on a broker's store, also while the broker runs.
+        recovery : {"strict", "truncate", "skip"}
+            What to do where the log is damaged in front of whole records, see `rmqstore.recovery.recover`.
+
+        Raises
+        ------
+        StoreLockedError
+            Another process (maybe a broker), or this one, has it open for writing.
+        GeometryError
+            Files do not fit the config, or do not belong there.
+        CorruptionError
+            The log is damaged in the middle; nothing was changed.
+        StoreError
+            `read_only` and there is no such directory.
+        """
+        if recovery not in RECOVERY_MODES:
+            raise ValueError(f"recovery is {recovery!r}; give one of {', '.join(RECOVERY_MODES)}")
+        root = os.fspath(path)
+        if read_only:
+            check_store_root(root)
+            store = cls(root, StoreConfig.infer(root) if config is None else config, read_only=True)
+            store._load()
+            return store
+        os.makedirs(root, exist_ok=True)
+        store_lock = StoreLock(root)
+        try:
+            if os.path.exists(os.path.join(root, ".rmqstore-rebuild", "complete")):
+                raise StoreError(
+                    "a rebuild was interrupted while it swapped its files in; run the same rebuild again, which finishes it",
+                    root,
+                )
+            if config is None:
+                config = StoreConfig.infer(root) if _has_store(root) else StoreConfig()
+            store = cls(root, config, read_only=False)
+            store._store_lock = store_lock
+            try:
+                store._load()
+                store._recover(recovery)
+            except BaseException:
+                store._close_files()
+                raise
+        except BaseException:
+            store_lock.release()
+            raise
+        return store
+
+    def _load(self) -> None:
+        self.commit_log.load()
+        self.queues.load()
+        if self.index_service is not None:
+            self.index_service.load()
+            self.index_service.on_roll(self._index_file_rolled)
+        self.checkpoint = Checkpoint.load(self.checkpoint.path, read_only=self.read_only)
+        self.consumer_offsets = ConsumerOffsets.load(
+            os.path.join(self.path, "config", "consumerOffset.json"), read_only=True
+        )
+        if self.read_only:
+            self.commit_log.set_end(self.commit_log.find_end())
+
+    def _recover(self, mode: str) -> None:
+        abort = os.path.join(self.path, "abort")
+        clean = not os.path.exists(abort)
+
+        def before_writing() -> None:
+            # From the first change on an interrupted opening counts as an unclean exit.
+            with open(abort, "w", encoding="ascii") as file:
+                file.write(str(os.getpid()))
+                file.flush()
+                os.fsync(file.fileno())
+            fsync_directory(self.path)
+            for name in os.listdir(self.path):
+                if name.startswith(STAGING_PREFIX):
+                    os.unlink(os.path.join(self.path, name))
+
+        self.recovery_report = recover(
+            self.commit_log,
+            self.queues,
+            self.index_service,
+            self.checkpoint,
+            clean=clean,
+            mode=mode,
+            before_writing=before_writing,
+        )
+        last = self.checkpoint.confirm_phy_offset
+        if self.commit_log.max_offset > self.commit_log.min_offset:
+            self._last_store_timestamp = max(self.commit_log.store_timestamp_at(last), 0)
+        self.flush()
+
+    def _index_file_rolled(self, index: IndexFile) -> None:
+        # A full file was flushed: a broker that opens this store after a crash will keep it.
+        self.checkpoint.index_msg_timestamp = max(self.checkpoint.index_msg_timestamp, index.header.end_timestamp)
+        self.checkpoint.flush()
+
+    def flush(self) -> None:
+        """Force everything that was put to the disk, the log first, then queues and index, then the checkpoint.
+
+        Raises
+        ------
+        OSError
+            The system could not write; the store takes no more writes after that.
+        """
+        self._check_writable()
+        with self._lock:
+            timestamp = self._last_store_timestamp
+            try:
+                self.commit_log.flush()
+                self.queues.flush()
+                if self.index_service is not None:
+                    self.index_service.flush()
+                self.checkpoint.physic_msg_timestamp = max(self.checkpoint.physic_msg_timestamp, timestamp)
+                self.checkpoint.logics_msg_timestamp = max(self.checkpoint.logics_msg_timestamp, timestamp)
+                self.checkpoint.logics_physical_offset = self.commit_log.max_offset
+                if self.index_service is not None:
+                    for index in self.index_service.files():
+                        # A Java broker keeps index files up to this time after a crash of its own.
+                        if index.index_count > 1:
+                            self.checkpoint.index_msg_timestamp = max(
+                                self.checkpoint.index_msg_timestamp, index.header.end_timestamp
+                            )
+                            break
+                self.checkpoint.flush()
+            except BaseException as error:
+                self._poison = error
+                raise
+
+    def close(self) -> None:
+        """Force everything to the disk and give the store back; closing twice does nothing.
+
+        After a failed write the ``abort`` file stays, and the next opening recovers.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                if not self.read_only and self._poison is None:
+                    self.flush()
+                    abort = os.path.join(self.path, "abort")
+                    if os.path.exists(abort):
+                        os.unlink(abort)
+                        fsync_directory(self.path)
+            finally:
+                self._closed = True
+                self._close_files()
+                if self._store_lock is not None:
+                    self._store_lock.release()
+
+    def _close_files(self) -> None:
+        self.commit_log.close()
+        self.queues.close()
+        if self.index_service is not None:
+            self.index_service.close()
+
+    @property
+    def closed(self) -> bool:
+        """bool: `close` was called."""
+        return self._closed
+
+    def __enter__(self) -> MessageStore:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "read-only" if self.read_only else "open"
+        return f"MessageStore({self.path!r}, {state})"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError("the store is closed; open it again", self.path)
+
+    def _check_writable(self) -> None:
+        self._check_open()
+        if self.read_only:
+            raise ReadOnlyError("the store was opened read-only; open it with read_only=False to write", self.path)
+        if self._poison is not None:
+            raise StorePoisonedError(
+                f"an earlier write failed ({self._poison}); close the store and open it again, which recovers it",
+                self.path,
+            ) from self._poison
+
+    def refresh(self) -> None:
+        """Take in what another process appended since; a store opened for writing is always up to date."""
+        self._check_open()
+        if self.read_only:
+            self.commit_log.refresh()
+            self.queues.refresh()
+            for queue in self.queues.opened():
+                queue.refresh()
+            if self.index_service is not None:
+                self.index_service.load()
+
+    # --------------------------------------------------------------------------------------------------------- put
+
+    def put_message(self, message: Message, queue_id: int = 0) -> PutResult:
+        """Append a message; it can be read and found by its keys when this returns.
+
+        Parameters
+        ----------
+        message : Message
+        queue_id : int
+            Queue of the topic, 0 to 2**31 - 1.
+
+        Raises
+        ------
+        InvalidMessageError
+            The format cannot hold it or a broker would refuse it; nothing was written.
+        StorePoisonedError, ReadOnlyError, StoreClosedError
+        IndexFileError
+            The message is stored, but a new index file could not be created; the store takes no more writes.
+        """
+        return self.put_messages((message,), queue_id)[0]
+
+    def put_messages(self, messages: Iterable[Message], queue_id: int | Sequence[int] = 0) -> list[PutResult]:
+        """Append messages in order under one lock and one store time; topics may be mixed.
+
+        Parameters
+        ----------
+        messages : iterable of Message
+        queue_id : int or sequence of int
+            For all, or one for each.
+
+        Returns
+        -------
+        list of PutResult
+
+        Raises
+        ------
+        InvalidMessageError
+            One of them cannot be stored; none was written then.
+        """
+        return self._put(list(messages), queue_id, together=False)
+
+    def put_message_batch(self, messages: Iterable[Message], queue_id: int = 0) -> list[PutResult]:
+        """Append messages of one topic as a classic batch: in one segment, one behind the other, in one queue.
+
+        The rules are RocketMQ's for MessageExtBatch (5.5.0): one topic, no retry topic, no delay, no transaction.
+
+        Raises
+        ------
+        InvalidMessageError
+            The messages break these rules, or do not fit a segment together; nothing was written.
+        """
+        batch = list(messages)
+        if len({message.topic for message in batch}) > 1:
+            raise InvalidMessageError("the messages of a batch must be of one topic; use put_messages")
+        for message in batch:
+            if message.delay_level > 0:
+                raise InvalidMessageError("a delayed message cannot be part of a batch; use put_messages")
+            if message.topic.startswith("%RETRY%"):
+                raise InvalidMessageError("retry topics take no batches; use put_messages")
+            if message.sys_flag & _TRANSACTION_MASK:
+                raise InvalidMessageError("a transactional message cannot be part of a batch; use put_messages")
+            if message.sys_flag & _INNER_BATCH:
+                raise InvalidMessageError("an inner batch cannot be part of a batch; use put_message")
+        return self._put(batch, queue_id, together=True)
+
+    def _put(self, messages: list[Message], queue_id: int | Sequence[int], *, together: bool) -> list[PutResult]:
+        self._check_writable()
+        if isinstance(queue_id, int):
+            queue_ids: Sequence[int] = [queue_id] * len(messages)
+        else:
+            queue_ids = [int(each) for each in queue_id]
+            if len(queue_ids) != len(messages):
+                raise InvalidMessageError(f"{len(messages)} messages, but {len(queue_ids)} queue ids")
+        if not messages:
+            return []
+        prepared = [
+            self._prepare(message, each, append_crc=not together)
+            for message, each in zip(messages, queue_ids, strict=True)
+        ]
+        with self._lock:
+            self._check_writable()
+            now = self.config.clock()
+            if not -_INT64_MAX - 1 <= now <= _INT64_MAX:
+                raise InvalidMessageError(f"the clock says {now}, which does not fit 64 bits; mend config.clock")
+            rows, queue_offsets = self._rows(prepared, now)
+            # Sizes are checked against the segment before anything is written.
+            try:
+                placed = self.commit_log.append(rows, together=together)
+            except InvalidMessageError:
+                raise
+            except BaseException as error:
+                self._poison = error
+                raise
+            self._last_store_timestamp = max(self._last_store_timestamp, now)
+            try:
+                if len(placed) < _DISPATCH_BY_COLUMNS:
+                    self._dispatch(prepared, queue_offsets, placed, now)
+                else:
+                    end = placed[-1][0] + placed[-1][1]
+                    for _, _ in self.commit_log.scan_columns(placed[0][0], end, self._columns, check_crc=False):
+                        self._dispatcher.dispatch_columns(self._columns, _NOTHING_INDEXED)
+            except BaseException as error:
+                self._poison = error
+                raise
+        return [
+            PutResult(phy_offset, offset, offset_message_id(each.store_host, phy_offset), now, size)
+            for each, offset, (phy_offset, size) in zip(prepared, queue_offsets, placed, strict=True)
+        ]
+
+    def _prepare(self, message: Message, queue_id: int, *, append_crc: bool) -> _Prepared:
+        if not isinstance(message, Message):
+            raise InvalidMessageError(f"{type(message).__name__} is not a Message")
+        if isinstance(message, MessageExt):
+            message = _as_new(message)
+        message.validate()
+        if not isinstance(queue_id, (int, np.integer)) or not 0 <= queue_id <= 2**31 - 1:
+            raise InvalidMessageError(f"queue_id is {queue_id!r}; give an int from 0 to 2**31 - 1")
+        if len(message.body) > self.config.max_message_size:
+            raise InvalidMessageError(
+                f"the body has {len(message.body)} bytes, max_message_size allows {self.config.max_message_size}: shorten "
+                "or compress it, or raise max_message_size"
+            )
+        properties = message.properties
+        if self.config.generate_unique_key and "UNIQ_KEY" not in properties:
+            properties = {**properties, "UNIQ_KEY": self._unique_key()}
+        if "__CRC32#" in properties:
+            properties = {name: value for name, value in properties.items() if name != "__CRC32#"}
+        inner_num = self._inner_num(message)
+        if inner_num is not None:
+            # The value is set when the place is known; a given one keeps its place in the text.
+            properties = properties if "INNER_BASE" in properties else {"INNER_BASE": "", **properties}
+        names: list[str] = []
+        if (
+            self.config.enable_lmq
+            and self.config.enable_multi_dispatch
+            and properties.get("INNER_MULTI_DISPATCH")
+            and multi_dispatch_allowed(message.topic)
+        ):
+            names = properties["INNER_MULTI_DISPATCH"].split(",")
+            for name in names:
+                if not name or name in (".", "..") or "\0" in name or len(name.encode("utf-8", "replace")) > 255:
+                    raise InvalidMessageError(f"INNER_MULTI_DISPATCH names the queue {name!r}, which cannot be one")
+            if "INNER_MULTI_QUEUE_OFFSET" not in properties:
+                properties = {**properties, "INNER_MULTI_QUEUE_OFFSET": ""}
+        version = 2 if len(message.topic) > 127 and self.config.auto_message_version_on_topic_len else 1
+        topic = encode_java_utf8(message.topic)
+        if version == 1 and len(topic) > 127:
+            raise InvalidMessageError(
+                "the topic has more than 127 bytes and auto_message_version_on_topic_len is off; shorten it"
+            )
+        return _Prepared(
+            message,
+            int(queue_id),
+            topic,
+            message.body,
+            properties,
+            self._host(message.store_host or self.config.store_host),
+            self._host(message.born_host or message.store_host or self.config.store_host),
+            version,
+            tags_code(_as_stored(message.tags)),
+            inner_num or 1,
+            names,
+        )
+
+    def _inner_num(self, message: Message) -> int | None:
+        is_inner = bool(message.sys_flag & _INNER_BATCH)
+        text = message.properties.get("INNER_NUM")
+        if not is_inner:
+            if text is not None:
+                raise InvalidMessageError(
+                    "INNER_NUM is given, but sys_flag does not say INNER_BATCH; set it or leave it out"
+                )
+            return None
+        if text is None or not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 32767:
+            raise InvalidMessageError(f"an inner batch needs property INNER_NUM from 1 to 32767, not {text!r}")
+        if not self.queues.add_batch_topic(message.topic):
+            raise InvalidMessageError(
+                f"topic {message.topic!r} has simple queues, which cannot hold an inner batch; use a topic of queue.type BatchCQ"
+            )
+        return int(text)
+
+    def _host(self, host: str) -> bytes:
+        found = self._host_bytes.get(host)
+        if found is None:
+            found = host_to_bytes(host)
+            if len(self._host_bytes) < 10_000:
+                self._host_bytes[host] = found
+        return found
+
+    def _unique_key(self) -> str:
+        # RocketMQ's MessageClientIDSetter: address, process, a number of this class loader (here: of this store),
+        # ms since the month began, a counter.
+        moment = time.localtime()
+        month = time.mktime((moment.tm_year, moment.tm_mon, 1, 0, 0, 0, 0, 0, -1))
+        since = int(time.time() * 1000 - month * 1000) & 0xFFFFFFFF
+        self._unique_key_counter = (self._unique_key_counter + 1) & 0xFFFF
+        address = self._host(self.config.store_host)[:-4].hex().upper()
+        number = id(self) >> 4 & 0xFFFFFFFF
+        return f"{address}{os.getpid() & 0xFFFF:04X}{number:08X}{since:08X}{self._unique_key_counter:04X}"
+
+    def _rows(self, prepared: list[_Prepared], now: int) -> tuple[list[tuple], list[int]]:
+        # Gives every message its queue offset; nothing is written yet.
+        following: dict[tuple[str, int], int] = {}
+
+        def take(topic: str, queue_id: int, num: int) -> int:
+            key = (topic, queue_id)
+            if key not in following:
+                queue = self.queues.find(topic, queue_id)
+                following[key] = 0 if queue is None else queue.max_queue_offset
+            offset = following[key]
+            following[key] = offset + num
+            return offset
+
+        rows, queue_offsets = [], []
+        for each in prepared:
+            message = each.message
+            transaction = message.sys_flag & _TRANSACTION_MASK
+            queued = transaction in (0, _TRANSACTION_COMMIT)
+            offset = take(message.topic, each.queue_id, each.inner_num) if queued else 0
+            properties = each.properties
+            if message.sys_flag & _INNER_BATCH:
+                properties = {**properties, "INNER_BASE": str(offset)}
+            if each.dispatch_names:
+                numbers = ",".join(str(take(name, 0, 1)) for name in each.dispatch_names)
+                properties = {**properties, "INNER_MULTI_QUEUE_OFFSET": numbers}
+            text = properties_to_bytes(properties)
+            size = len(text) + (_core.RecordLayout.PROP_CRC_SIZE if self.config.enabled_append_prop_crc else 0)
+            if size > MAX_PROPERTIES_SIZE:
+                raise InvalidMessageError(
+                    f"the properties take {size} bytes, a record holds at most {MAX_PROPERTIES_SIZE}: move large values "
+                    "into the body"
+                )
+            born = message.born_timestamp
+            rows.append(
+                (
+                    each.topic, each.body, text, each.born_host, each.store_host,
+                    each.queue_id, message.flag, message.sys_flag, message.reconsume_times, each.version,
+                    offset, now if born is None else born, now, message.prepared_transaction_offset,
+                )
+            )  # fmt: skip
+            queue_offsets.append(offset)
+        return rows, queue_offsets
+
+    def _dispatch(
+        self,
+        prepared: list[_Prepared],
+        queue_offsets: list[int],
+        placed: list[tuple[int, int]],
+        now: int,
+    ) -> None:
+        for each, queue_offset, (phy_offset, size) in zip(prepared, queue_offsets, placed, strict=True):
+            message = each.message
+            transaction = message.sys_flag & _TRANSACTION_MASK
+            code = each.tags_code
+            if message.topic == _SCHEDULE_TOPIC and message.delay_level > 0:
+                delays = self.config.delay_levels
+                code = now + delays[min(message.delay_level, len(delays)) - 1] if delays else code
+            if transaction in (0, _TRANSACTION_COMMIT):
+                queue = self.queues.find_or_create(message.topic, each.queue_id)
+                if isinstance(queue, BatchConsumeQueue):
+                    queue.put(queue_offset, phy_offset, size, code, now, each.inner_num)
+                else:
+                    queue.put(queue_offset, phy_offset, size, code, now)
+                if each.dispatch_names:
+                    stored = self.commit_log.look_up(phy_offset)
+                    if stored is not None:
+                        self._dispatcher.dispatch_multi(stored, size, code)
+            if self.index_service is not None and transaction == _TRANSACTION_ROLLBACK:
+                self.index_service.current()
+            elif self.index_service is not None:
+                # A value that is empty is lost when the record is parsed, so it is not indexed either.
+                properties = each.properties
+                keys = properties.get("KEYS", "")
+                self.index_service.build_index(
+                    message.topic,
+                    _as_stored(keys).split(" ") if keys else [],
+                    _as_stored(properties.get("UNIQ_KEY")) or None,
+                    _as_stored(message.tags),
+                    phy_offset,
+                    now,
+                )
+
+    # --------------------------------------------------------------------------------------------------------- get
+
+    def get_message(
+        self,
+        topic: str,
+        queue_id: int = 0,
+        queue_offset: int = 0,
+        max_num: int = 32,
+        tags: str | Iterable[str] | None = None,
+        *,
+        max_bytes: int | None = None,
+    ) -> GetMessageResult:
+        """Read messages of a queue from `queue_offset` on.
+
+        The walk is RocketMQ's (5.5.0): it ends with the queue file, so a result may be shorter than `max_num` although
+        more follows; go on at `next_queue_offset`.  The first message is returned whatever the limits.  RocketMQ's limits
+        for transfers from memory and disk are not applied.
+
+        Parameters
+        ----------
+        tags : str or iterable of str, optional
+            Tags to keep: ``"a || b"`` or a list; None, ``""`` and ``"*"`` keep all.  Compared as text.
+        max_bytes : int, optional
+            Stop before the records together take more, at least 100; 128 MiB by default.
+
+        Returns
+        -------
+        GetMessageResult
+        """
+        self._check_open()
+        wanted = _subscription(tags)
+        queue = self.queues.find(topic, queue_id)
+        low, high = (0, 0) if queue is None else self._bounds(queue)
+        status = GetMessageStatus.NO_MESSAGE_IN_QUEUE
+        following = 0
+        if queue is not None and high > 0:
+            if queue_offset < low:
+                status, following = GetMessageStatus.OFFSET_TOO_SMALL, low
+            elif queue_offset == high:
+                status, following = GetMessageStatus.OFFSET_OVERFLOW_ONE, queue_offset
+            elif queue_offset > high:
+                status, following = GetMessageStatus.OFFSET_OVERFLOW_BADLY, high
+            else:
+                return self._walk(queue, queue_offset, max_num, max_bytes, wanted, low, high)
+        return GetMessageResult(status, [], following, low, high)
+
+    def _bounds(self, queue: AnyConsumeQueue) -> tuple[int, int]:
+        high = queue.max_queue_offset
+        return min(queue.min_queue_offset(self.commit_log.min_offset), high), high
+
+    def _walk(
+        self,
+        queue: AnyConsumeQueue,
+        queue_offset: int,
+        max_num: int,
+        max_bytes: int | None,
+        wanted: dict[int, set[str]] | None,
+        low: int,
+        high: int,
+    ) -> GetMessageResult:
+        limit = _MAX_PULL_BYTES if max_bytes is None else min(max(max_bytes, _MIN_PULL_BYTES), _MAX_PULL_BYTES)
+        examine = max(_MAX_FILTER_MESSAGE_SIZE, max_num * 20) // 20
+        messages: list[MessageExt] = []
+        taken = size = 0
+        status = GetMessageStatus.NO_MATCHED_MESSAGE
+        following = queue_offset
+        examined = False
+        for unit in queue.read(queue_offset, examine):
+            if taken and (taken + unit.num > max_num or size + unit.size > limit):
+                break
+            examined = True
+            following = unit.queue_offset + unit.num
+            if not self._may_match(queue, unit, wanted):
+                continue
+            message = self.commit_log.look_up(unit.phy_offset, unit.size)
+            if message is None:
+                if not messages:
+                    status = GetMessageStatus.MESSAGE_WAS_REMOVING
+                continue
+            if wanted is not None and not any(message.tags in texts for texts in wanted.values()):
+                continue
+            messages.append(message)
+            taken += unit.num
+            size += unit.size
+        if messages:
+            status = GetMessageStatus.FOUND
+        elif not examined:
+            status, following = GetMessageStatus.OFFSET_FOUND_NULL, queue.next_file_offset(queue_offset)
+        return GetMessageResult(status, messages, following, low, high)
+
+    def _may_match(self, queue: AnyConsumeQueue, unit: Unit, wanted: dict[int, set[str]] | None) -> bool:
+        # As in RocketMQ the low 32 bits of the tags code are compared; an extension that cannot be read lets pass.
+        if wanted is None:
+            return True
+        code = queue.tags_code(unit)
+        return code is None or code & 0xFFFFFFFF in wanted
+
+    def topics(self) -> list[str]:
+        """list of str: topics that have a queue, sorted."""
+        self._check_open()
+        return sorted({topic for topic, _ in self.queues.keys()})
+
+    def queue_ids(self, topic: str) -> list[int]:
+        """list of int: the queues of `topic`, ascending."""
+        self._check_open()
+        return [queue_id for name, queue_id in self.queues.keys() if name == topic]
+
+    def min_queue_offset(self, topic: str, queue_id: int = 0) -> int:
+        """int: queue offset of the first message that is still there, 0 for an unknown queue."""
+        self._check_open()
+        queue = self.queues.find(topic, queue_id)
+        return 0 if queue is None else self._bounds(queue)[0]
+
+    def max_queue_offset(self, topic: str, queue_id: int = 0) -> int:
+        """int: queue offset of the next message to come, 0 for an unknown queue."""
+        self._check_open()
+        queue = self.queues.find(topic, queue_id)
+        return 0 if queue is None else self._bounds(queue)[1]
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: str = "lower") -> int:
+        """int: queue offset that belongs to a store time (ms since epoch).
+
+        Parameters
+        ----------
+        boundary : {"lower", "upper"}
+            "lower": the first message stored at or after `timestamp`, the max offset if there is none; "upper": the last
+            one stored at or before it, the min offset if there is none (RocketMQ 5.1.1 and later).
+        """
+        self._check_open()
+        if boundary not in ("lower", "upper"):
+            raise ValueError(f"boundary is {boundary!r}; give 'lower' or 'upper'")
+        queue = self.queues.find(topic, queue_id)
+        if queue is None:
+            return 0
+        return queue.offset_by_time(timestamp, boundary, self.commit_log.store_timestamp_at, self.commit_log.min_offset)
+
+    # ------------------------------------------------------------------------------------------------------- look up
+
+    def message_at(self, phy_offset: int) -> MessageExt:
+        """The message whose record begins at `phy_offset`.
+
+        Raises
+        ------
+        OffsetOutOfRangeError
+            The offset is outside the log.
+        CorruptionError
+            No record begins there.
+        ChecksumError
+            A CRC does not agree.
+        """
+        self._check_open()
+        return self.commit_log.message_at(phy_offset)
+
+    def message_by_id(self, msg_id: str) -> MessageExt:
+        """The message with this offset message id (32 or 56 hex digits); errors as of `message_at`."""
+        self._check_open()
+        return self.commit_log.message_at(parse_message_id(msg_id)[1])
+
+    def messages(self, begin_phy_offset: int | None = None, end_phy_offset: int | None = None) -> Iterator[MessageExt]:
+        """Every message of the log in order; damaged stretches are passed over (`verify` reports them)."""
+        self._check_open()
+        for entry in self.commit_log.entries(begin_phy_offset, end_phy_offset):
+            if not isinstance(entry, (Blank, Damage)):
+                yield entry
+
+    # --------------------------------------------------------------------------------------------------------- query
+
+    def query_offsets(
+        self,
+        topic: str,
+        key: str,
+        max_num: int = 64,
+        begin: int = 0,
+        end: int = _INT64_MAX,
+        *,
+        index_type: str | None = None,
+    ) -> list[int]:
+        """list of int: what RocketMQ's index service (5.5.0) answers: phy offsets, newest first, quirks included.
+
+        Parameters
+        ----------
+        index_type : {None, "U", "K", "T"}
+            "T" asks for a tag; unique keys and keys share one form.
+        """
+        return self._query_offset(topic, key, max_num, begin, end, index_type).phy_offsets
+
+    def _query_offset(
+        self, topic: str, key: str, max_num: int, begin: int, end: int, index_type: str | None
+    ) -> QueryOffsetResult:
+        self._check_open()
+        text = _index_text(key, index_type)
+        if self.index_service is None:
+            return QueryOffsetResult([], 0, 0)
+        return self.index_service.query_offset(topic, text, max_num, begin, end)
+
+    def query_message(
+        self,
+        topic: str,
+        key: str,
+        max_num: int = 64,
+        begin: int | None = None,
+        end: int | None = None,
+        *,
+        index_type: str | None = None,
+        compat: bool = False,
+    ) -> QueryResult:
+        """Find messages by key.
+
+        Parameters
+        ----------
+        topic, key : str
+            A key, a unique key, or with ``index_type="T"`` a tag.
+        max_num : int
+            At most so many; any number.
+        begin, end : int, optional
+            Store time range in ms since epoch, inclusive and exact.
+        index_type : {None, "U", "K", "T"}
+            None: unique key or keys; "U" only the unique key, "K" only the keys, "T" the tag.
+        compat : bool
+            Answer as RocketMQ's ``queryMessage`` (5.5.0) does: at most 64, ascending offsets, duplicates and messages
+            with other keys of the same hash included, times compared by whole seconds.
+
+        Returns
+        -------
+        QueryResult
+            Newest first, each once, every one checked against its topic and key; `truncated` when there are more.
+        """
+        self._check_open()
+        if compat:
+            return self._query_like_java(topic, key, max_num, begin, end, index_type)
+        text = _index_text(key, index_type)
+        result = QueryResult()
+        if self.index_service is None or max_num < 0:
+            return result
+        topic_bytes, key_bytes = encode_java_utf8(topic), encode_java_utf8(key)
+        low = -_INT64_MAX - 1 if begin is None else begin
+        high = _INT64_MAX if end is None else end
+        by_tag = index_type == "T"
+        # Text that was replaced while it was decoded cannot be compared as bytes.
+        by_text = "\ufffd" in topic or "\ufffd" in key or index_type in ("U", "K")
+        seen: set[int] = set()
+        for phy_offset in self.index_service.candidates(topic, text):
+            if phy_offset in seen:
+                continue
+            seen.add(phy_offset)
+            message: MessageExt | None = None
+            if by_text:
+                message = self.commit_log.look_up(phy_offset)
+                if message is None or not low <= message.store_timestamp <= high:
+                    continue
+                if message.topic != topic or not _has_key(message, key, index_type):
+                    continue
+            else:
+                same, timestamp = self.commit_log.matches(phy_offset, topic_bytes, key_bytes, by_tag)
+                if not same or not low <= timestamp <= high:
+                    continue
+                message = self.commit_log.look_up(phy_offset)
+                if message is None:
+                    continue
+            if len(result) >= max_num:
+                result.truncated = True
+                break
+            result.append(message)
+        result.sort(key=lambda message: -message.phy_offset)
+        return result
+
+    def _query_like_java(
+        self, topic: str, key: str, max_num: int, begin: int | None, end: int | None, index_type: str | None
+    ) -> QueryResult:
+        # RocketMQ 5.5.0 DefaultMessageStore.queryMessage: up to three rounds, each ending before the oldest hit so far.
+        low = 0 if begin is None else begin
+        high = _INT64_MAX if end is None else end
+        messages: list[MessageExt] = []
+        for _ in range(3):
+            offsets = self._query_offset(topic, key, max_num, low, high, index_type).phy_offsets
+            if not offsets:
+                break
+            for number, phy_offset in enumerate(sorted(offsets)):
+                message = self.commit_log.look_up(phy_offset)
+                if message is None:
+                    continue
+                if number == 0:
+                    high = message.store_timestamp
+                messages.append(message)
+            if messages or high < low:
+                break
+        return QueryResult(messages)
+
+
+def _as_stored(text: str | None) -> str:
+    # A lone surrogate becomes "?" in the record, and it is the record's text that is indexed.
+    if not text:
+        return ""
+    try:
+        text.encode("utf-8")
+        return text
+    except UnicodeEncodeError:
+        return decode_java_utf8(encode_java_utf8(text))
+
+
+def _as_new(message: MessageExt) -> Message:
+    # A message that was read is put again as it was sent.
+    return Message(
+        message.topic,
+        message.body_stored,
+        properties=message.properties,
+        flag=message.flag,
+        born_timestamp=message.born_timestamp,
+        born_host=message.born_host,
+        sys_flag=message.sys_flag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6).value,
+        reconsume_times=message.reconsume_times,
+        prepared_transaction_offset=message.prepared_transaction_offset,
+    )
+
+
+def _subscription(tags: str | Iterable[str] | None) -> dict[int, set[str]] | None:
+    # Tag texts by the low 32 bits of their hash; None keeps all.
+    if tags is None:
+        return None
+    names = [part.strip() for part in tags.split("||")] if isinstance(tags, str) else list(tags)
+    names = [name for name in names if name]
+    if not names or "*" in names:
+        return None
+    wanted: dict[int, set[str]] = {}
+    for name in names:
+        wanted.setdefault(tags_code(name) & 0xFFFFFFFF, set()).add(name)
+    return wanted
+
+
+def _index_text(key: str, index_type: str | None) -> str:
+    if index_type not in (None, "U", "K", "T"):
+        raise ValueError(f"index_type is {index_type!r}; give None, 'U' (unique key), 'K' (key) or 'T' (tag)")
+    return "T#" + key if index_type == "T" else key
+
+
+def _has_key(message: MessageExt, key: str, index_type: str | None) -> bool:
+    if index_type == "T":
+        return message.tags == key
+    return (index_type != "K" and message.unique_key == key) or (index_type != "U" and key in message.keys)
+
+
+def _has_store(root: str) -> bool:
+    return any(
+        os.path.isdir(os.path.join(root, name)) and bool(os.listdir(os.path.join(root, name)))
+        for name in ("commitlog", "consumequeue", "batchconsumequeue", "index")
+    )

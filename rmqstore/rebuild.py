@@ -1,0 +1,328 @@
+"""rebuild: the index and the consume queues of a store, made anew from its commit log alone.
+
+Owns building beside the old files, checking what was built against the log, and swapping it in by rename.  It never
+changes the commit log, and the old files stay in place until the new ones are complete, verified and on disk.  The bytes
+are those that the broker wrote (RocketMQ 5.5.0, or before 5.4.0 with ``index_tags=False``), file names of the index
+aside.
+
+A rebuild that was killed while building starts again; one that was killed while swapping goes on with the swap.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from rmqstore import _core
+from rmqstore._core import RecordColumns, Verdict
+from rmqstore.checkpoint import Checkpoint
+from rmqstore.commit_log import CommitLog, check_store_root
+from rmqstore.config import StoreConfig
+from rmqstore.consume_queue import queue_directories
+from rmqstore.consume_queue_store import ConsumeQueueStore
+from rmqstore.dispatcher import CommitLogDispatcher, IndexProgress, QueueKindError
+from rmqstore.errors import CorruptionError, GeometryError, StoreError
+from rmqstore.index_service import IndexService
+from rmqstore.mapped_file import MappedFilePool, fsync_directory
+from rmqstore.store_lock import StoreLock
+from rmqstore.verify import verify_parts
+
+__all__ = ["REBUILD_DIRECTORY", "RebuildReport", "rebuild"]
+
+REBUILD_DIRECTORY = ".rmqstore-rebuild"
+_COMPLETE = "complete"
+_FOLDERS = {"index": ("index",), "consumequeue": ("consumequeue", "batchconsumequeue", "consumequeue_ext")}
+
+
+@dataclass(slots=True)
+class RebuildReport:
+    """What a rebuild did.
+
+    Attributes
+    ----------
+    what : tuple of str
+        "index", "consumequeue" or both.
+    output : str
+        The directory that holds the new files: the store itself after a swap.
+    records, units, index_entries : int
+        Records read, queue units and index entries written.
+    damage : list of (int, int, str)
+        Stretches of the log that could not be read and of which nothing was built: phy offset, size, verdict.
+    log_bytes : int
+        Bytes of log that were read.
+    resumed : bool
+        An earlier rebuild was complete, only the swap was left.
+    seconds : float
+    """
+
+    what: tuple[str, ...]
+    output: str
+    records: int = 0
+    units: int = 0
+    index_entries: int = 0
+    damage: list[tuple[int, int, str]] = field(default_factory=list)
+    log_bytes: int = 0
+    resumed: bool = False
+    seconds: float = 0.0
+
+
+def rebuild(
+    path: str | os.PathLike[str],
+    what: Iterable[str] = ("index", "consumequeue"),
+    config: StoreConfig | None = None,
+    output: str | os.PathLike[str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> RebuildReport:
+    """Make index and queues anew from the commit log.
+
+    Parameters
+    ----------
+    path : path
+        The store's root.  Nobody else may have it open for writing.
+    what : iterable of {"index", "consumequeue"}
+    config : StoreConfig, optional
+        The geometry; by default `StoreConfig.infer`.  Values that would change bytes and that the store does not tell
+        (`config.assumed`) must be given: slot and entry counts, queue file size, delay levels, whether tags are indexed.
+    output : path, optional
+        Build into this directory, which must not hold them already, and leave the store as it is.
+    progress : callable, optional
+        Called with (bytes of log done, bytes of log in all), now and then and at the end.
+
+    Returns
+    -------
+    RebuildReport
+
+    Raises
+    ------
+    GeometryError
+        A needed value is only assumed; the message names the option to give.
+    StoreLockedError
+        A broker or another process has the store open.
+    CorruptionError
+        What was built does not agree with the log; the old files are untouched.
+    """
+    started = time.perf_counter()
+    root = check_store_root(path)
+    kinds = tuple(dict.fromkeys([what] if isinstance(what, str) else what))
+    for kind in kinds:
+        if kind not in _FOLDERS:
+            raise ValueError(f"what holds {kind!r}; give 'index', 'consumequeue' or both")
+    if not kinds:
+        raise ValueError("what is empty; give 'index', 'consumequeue' or both")
+    if output is not None:
+        config = _known_config(root, config, kinds)
+        target = os.fspath(output)
+        for folder in _folders(kinds):
+            if os.path.exists(os.path.join(target, folder)):
+                raise StoreError(f"{folder} exists in the output directory; give an empty one", target)
+        os.makedirs(target, exist_ok=True)
+        report = _build(root, target, kinds, config, progress)
+        report.output = target
+        report.seconds = time.perf_counter() - started
+        return report
+    with StoreLock(root):
+        work = os.path.join(root, REBUILD_DIRECTORY)
+        marker = os.path.join(work, _COMPLETE)
+        if os.path.exists(marker):
+            with open(marker, encoding="ascii") as file:
+                complete = tuple(file.read().split())
+            _swap(root, work, complete)
+            if set(kinds) <= set(complete):
+                return RebuildReport(complete, root, resumed=True, seconds=time.perf_counter() - started)
+        config = _known_config(root, config, kinds)
+        shutil.rmtree(work, ignore_errors=True)
+        os.makedirs(work)
+        report = _build(root, work, kinds, config, progress)
+        with open(marker, "w", encoding="ascii") as file:
+            file.write(" ".join(kinds))
+            file.flush()
+            os.fsync(file.fileno())
+        fsync_directory(work)
+        _swap(root, work, kinds)
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def _folders(kinds: Iterable[str]) -> list[str]:
+    return [folder for kind in kinds for folder in _FOLDERS[kind]]
+
+
+def _known_config(root: str, config: StoreConfig | None, kinds: tuple[str, ...]) -> StoreConfig:
+    config = StoreConfig.infer(root) if config is None else config
+    needed = []
+    if "index" in kinds:
+        needed += ["max_hash_slot_num", "max_index_num"]
+    if "consumequeue" in kinds:
+        needed += ["mapped_file_size_consume_queue"]
+        if config.enable_consume_queue_ext:
+            needed += ["mapped_file_size_consume_queue_ext"]
+    missing = [name for name in needed if name in config.assumed]
+    if missing:
+        raise GeometryError(
+            f"the store does not tell {', '.join(missing)}, and a wrong value would make files that its broker misreads; give "
+            f"them: config=StoreConfig.infer(path, {missing[0]}=...) or StoreConfig.from_properties('broker.conf')",
+            root,
+        )
+    return config
+
+
+def _build(
+    root: str, target: str, kinds: tuple[str, ...], config: StoreConfig, progress: Callable[[int, int], None] | None
+) -> RebuildReport:
+    batch_topics = {topic for topic, _, _ in queue_directories(root, "batchconsumequeue")}
+    while True:
+        try:
+            return _build_once(root, target, kinds, config, progress, batch_topics)
+        except QueueKindError as error:
+            # The first records of the topic were single ones: begin again, knowing its kind.
+            if error.topic in batch_topics:
+                raise
+            batch_topics.add(error.topic)
+            for folder in _folders(kinds):
+                shutil.rmtree(os.path.join(target, folder), ignore_errors=True)
+
+
+def _build_once(
+    root: str,
+    target: str,
+    kinds: tuple[str, ...],
+    config: StoreConfig,
+    progress: Callable[[int, int], None] | None,
+    batch_topics: set[str],
+) -> RebuildReport:
+    report = RebuildReport(kinds, root)
+    log_pool, pool = MappedFilePool(4), MappedFilePool(config.max_mapped_files)
+    commit_log = CommitLog(root, config, log_pool, read_only=True)
+    queues = ConsumeQueueStore(target, config, pool) if "consumequeue" in kinds else None
+    index_service = IndexService(target, config) if "index" in kinds else None
+    try:
+        commit_log.load()
+        end = commit_log.find_end_behind_damage()
+        commit_log.set_end(end)
+        if queues is not None:
+            queues.load_topics(os.path.join(root, "config", "topics.json"))
+            for topic in batch_topics:
+                queues.add_batch_topic(topic)
+        dispatcher = CommitLogDispatcher(commit_log, queues, index_service)
+        columns = RecordColumns()
+        begin = at = commit_log.min_offset
+        while at < end:
+            mapped_file = commit_log.queue.find(at)
+            if mapped_file is None:
+                following = [base for base in commit_log.queue.offsets if base > at]
+                until = following[0] if following else end
+                report.damage.append((at, until - at, "missing segment"))
+                at = until
+                continue
+            base, region = mapped_file.file_from_offset, mapped_file.region
+            region.advise("sequential")
+            pos, verdict = _core.scan(
+                region, at - base, end - base, base, columns, commit_log.delays, True, config.index_tags
+            )
+            _refuse_assumed(columns, config, kinds, root)
+            dispatcher.dispatch_columns(columns, IndexProgress(), allow_gaps=True)
+            at = base + pos
+            if verdict == Verdict.BLANK:
+                at = base + region.size
+            elif verdict == Verdict.LIMIT:
+                at = base + region.size if pos == region.size else end
+            elif verdict != Verdict.COLUMNS_FULL:
+                found = _core.find_record(region, pos + 1, base) if pos + 1 < region.size else -1
+                until = base + found if found >= 0 else min(base + region.size, end)
+                report.damage.append((at, until - at, verdict.name))
+                at = until
+            if progress is not None:
+                progress(at - begin, end - begin)
+        if queues is not None:
+            queues.flush()
+        if index_service is not None:
+            index_service.flush()
+        report.records = dispatcher.counts.records
+        report.units, report.index_entries = dispatcher.counts.units, dispatcher.counts.index_entries
+        report.log_bytes = end - begin
+    finally:
+        commit_log.close()
+        if queues is not None:
+            queues.close()
+        if index_service is not None:
+            index_service.close()
+    for finding in verify_parts(root, target, config, queues=queues is not None, index=index_service is not None):
+        raise CorruptionError(
+            f"what was rebuilt does not agree with the log ({finding.kind}: {finding.detail}); nothing was swapped in, please "
+            "report this",
+            finding.path,
+            finding.pos,
+        )
+    for folder in _folders(kinds):
+        # A store without such records has the folder all the same, so that the swap takes the old one away.
+        os.makedirs(os.path.join(target, folder), exist_ok=True) if folder in kinds else None
+    return report
+
+
+def _refuse_assumed(columns: RecordColumns, config: StoreConfig, kinds: tuple[str, ...], root: str) -> None:
+    # Delay levels and the tag switch matter only to logs with delayed or tagged records.
+    if "consumequeue" in kinds and "message_delay_level" in config.assumed:
+        topics = columns.topics.topics
+        if b"SCHEDULE_TOPIC_XXXX" in topics:
+            raise GeometryError(
+                "the log holds delayed messages, whose queue units depend on the broker's delay levels; give "
+                "message_delay_level, for RocketMQ's default config=StoreConfig.infer(path, "
+                f"message_delay_level={StoreConfig().message_delay_level!r})",
+                root,
+            )
+    if "index" in kinds and "index_tags" in config.assumed and (columns.tags_code[: columns.count] != 0).any():
+        raise GeometryError(
+            "the log holds tagged messages, and nothing tells whether the broker indexes tags; give index_tags: True for "
+            "RocketMQ 5.4.0 and later, False before",
+            root,
+        )
+
+
+def _swap(root: str, work: str, kinds: tuple[str, ...]) -> None:
+    """Put the new folders in place of the old ones; each step may be the last before a kill, and is not done twice."""
+    for folder in _folders(kinds):
+        new, place, old = (
+            os.path.join(work, folder),
+            os.path.join(root, folder),
+            os.path.join(work, "old-" + folder),
+        )
+        if os.path.isdir(new):
+            if os.path.isdir(place) and not os.path.exists(old):
+                os.rename(place, old)
+            os.rename(new, place)
+        elif (
+            folder not in kinds
+            and os.path.isdir(place)
+            and not os.path.exists(old)
+            and not _has_been_swapped(work, folder)
+        ):
+            # The log has no records for this kind of queue, so what lay there is stale.
+            os.rename(place, old)
+        with open(os.path.join(work, "swapped-" + folder), "w"):
+            pass
+        fsync_directory(work)
+        fsync_directory(root)
+    if "index" in kinds:
+        _raise_checkpoint(root)
+    shutil.rmtree(work)
+    fsync_directory(root)
+
+
+def _has_been_swapped(work: str, folder: str) -> bool:
+    return os.path.exists(os.path.join(work, "swapped-" + folder))
+
+
+def _raise_checkpoint(root: str) -> None:
+    # A real broker that finds an abort file deletes index files newer than this time (RocketMQ 5.5.0).
+    directory = os.path.join(root, "index")
+    names = sorted(name for name in os.listdir(directory) if name.isdigit()) if os.path.isdir(directory) else []
+    checkpoint = Checkpoint.load(os.path.join(root, "checkpoint"))
+    if names:
+        with open(os.path.join(directory, names[-1]), "rb") as file:
+            file.seek(int(_core.IndexLayout.INDEX_END_TIMESTAMP))
+            end = int.from_bytes(file.read(8), "big", signed=True)
+        checkpoint.index_msg_timestamp = max(checkpoint.index_msg_timestamp, end)
+        checkpoint.flush()

@@ -1,0 +1,93 @@
+"""Fixtures that hand out the golden stores, the `--slow` switch, and the hypothesis profiles.
+
+Never imports rmqstore.  Session fixtures share one unpacked copy of each store, read-only by convention: at the end of
+the session the sizes and modification times are compared, so a test that wrote into a shared copy makes the run fail.
+"""
+
+from __future__ import annotations
+
+import golden
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "ci",
+    deadline=None,
+    derandomize=True,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.register_profile("thorough", settings.get_profile("ci"), derandomize=False, max_examples=2000)
+# `pytest --hypothesis-profile=thorough` comes later and wins.
+settings.load_profile("ci")
+
+
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", default=False, help="also run the tests marked slow")
+
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "slow: takes longer than a few seconds; runs only with --slow")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--slow"):
+        return
+    skip = pytest.mark.skip(reason="slow: give --slow to run it")
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture(scope="session")
+def golden_store(tmp_path_factory):
+    """A function `golden_store(name) -> Path`: the shared, unpacked store `name`. Do not write into it."""
+    roots = {}
+    trees = {}
+
+    def unpacked(name):
+        if name not in roots:
+            roots[name] = golden.unpack(name, tmp_path_factory.mktemp("golden") / name)
+            trees[name] = golden.tree(roots[name])
+        return roots[name]
+
+    yield unpacked
+    changed = [name for name, root in roots.items() if golden.tree(root) != trees[name]]
+    assert not changed, f"a test wrote into the shared golden store {', '.join(changed)}; use golden_copy instead"
+
+
+@pytest.fixture
+def golden_copy(tmp_path):
+    """A function `golden_copy(name) -> Path`: a store of the test's own, writable; each call gives another one."""
+    count = 0
+
+    def copied(name):
+        nonlocal count
+        count += 1
+        return golden.unpack(name, tmp_path / f"copy-{count}")
+
+    return copied
+
+
+@pytest.fixture(scope="session")
+def vectors():
+    """The test vectors T1..T17 as a dict."""
+    return golden.vectors()
+
+
+@pytest.fixture(scope="session")
+def base(golden_store):
+    """The shared store `base`: clean exit of the plain Java store."""
+    return golden_store("base")
+
+
+@pytest.fixture(scope="session")
+def broker(golden_store):
+    """The shared store of the real 5.5.0 broker after an orderly shutdown."""
+    return golden_store("broker")
+
+
+@pytest.fixture(scope="session")
+def broker_killed(golden_store):
+    """The shared store of the real 5.5.0 broker as a killed process leaves it."""
+    return golden_store("broker.killed")

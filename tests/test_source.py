@@ -1,0 +1,473 @@
+"""Style as a test: rules about the sources themselves that no other tool checks.
+
+Owns the direction of imports, the words that names avoid, the pointer rules of the compiled core (invariants I1 and
+I3, by their text), and what tracked files may contain.  It reads files and runs one fresh interpreter; it never
+changes anything.  Each rule asserts first that the files which it is about exist, so that none passes over nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import rmqstore
+from rmqstore import _core
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "rmqstore"
+
+# A module may import those to its left.  A subpackage counts as one module.
+ORDER = (
+    "_version errors _core message config mapped_file store_lock mapped_file_queue checkpoint consumer_offset index_file "
+    "commit_log consume_queue consume_queue_store index_service dispatcher recovery message_store describe verify rebuild "
+    "spark console cli demo __main__"
+).split()
+# What the RabbitMQ side shares with the RocketMQ side; otherwise neither knows the other.
+SHARED_WITH_RABBITMQ = {"_version", "errors", "_core", "mapped_file"}
+# The command line is where both sides meet.
+MAY_IMPORT_RABBITMQ = {"cli"}
+FACADE_LEAVES_OUT = {"cli", "console", "demo", "rabbitmq", "spark", "__main__"}
+WEB = {"aiohttp", "bottle", "fastapi", "flask", "http", "jinja2", "socketserver", "starlette", "tornado", "uvicorn"}
+
+# Modules that the package cannot be without: a rule over "all modules" is void if they are not found.
+CERTAIN = {"__init__", "_core", "_version", "cli", "commit_log", "errors", "index_file", "message_store", "rebuild"}
+
+
+def module_files() -> list[Path]:
+    files = [path for suffix in ("py", "pyx", "pxd", "pyi") for path in sorted(PACKAGE.rglob(f"*.{suffix}"))]
+    assert CERTAIN <= {path.stem for path in files if path.parent == PACKAGE}
+    return files
+
+
+def python_files() -> list[Path]:
+    files = [path for path in module_files() if path.suffix == ".py"]
+    for folder in ("tests", "asv_bench/benchmarks"):
+        found = sorted((ROOT / folder).rglob("*.py"))
+        assert found, f"no Python files in {folder}"
+        files += found
+    return files
+
+
+def cython_files() -> list[Path]:
+    files = [path for path in module_files() if path.suffix in (".pyx", ".pxd")]
+    assert {PACKAGE / "_core.pyx", PACKAGE / "_core.pxd"} <= set(files)
+    return files
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def package_part(path: Path) -> str:
+    """The name in ORDER that a file belongs to: its module, or its subpackage."""
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.partition(".")[0]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Imports
+
+
+def absolute_name(module: str, path: Path) -> str:
+    """Resolve the leading dots of an import in `path`."""
+    dots = len(module) - len(module.lstrip("."))
+    if not dots:
+        return module
+    package = path.parent.relative_to(ROOT).parts
+    above = package[: len(package) - (dots - 1)]
+    return ".".join([*above, module[dots:]]).rstrip(".")
+
+
+def imported_names(path: Path) -> set[str]:
+    """Every dotted name that a file imports or cimports, wherever in the file; `from a import b` gives a.b."""
+    source = path.read_text(encoding="utf-8")
+    found: list[tuple[str, list[str]]] = []
+    if path.suffix in (".py", ".pyi"):
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Import):
+                found += [(alias.name, []) for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                found.append(("." * node.level + (node.module or ""), [alias.name for alias in node.names]))
+    else:
+        code = without_comments_and_strings(source)
+        for match in re.finditer(r"(?m)^[ \t]*c?import[ \t]+([\w.]+)", code):
+            found.append((match[1], []))
+        for match in re.finditer(r"(?m)^[ \t]*from[ \t]+([\w.]+)[ \t]+c?import[ \t]*(\([^)]*\)|[^\n]*)", code):
+            found.append((match[1], re.findall(r"(\w+)(?:[ \t]+as[ \t]+\w+)?", match[2])))
+    names = set()
+    for module, members in found:
+        module = absolute_name(module, path)
+        names |= {f"{module}.{member}" for member in members} or {module}
+    return names
+
+
+def imported_parts(path: Path) -> set[str]:
+    """The names in ORDER that a file imports; `from rmqstore import Message` is an import of the facade, `__init__`."""
+    parts = set()
+    for name in imported_names(path):
+        first, _, rest = name.partition(".")
+        if first == "rmqstore":
+            part = rest.partition(".")[0]
+            is_module = any((PACKAGE / (part + suffix)).exists() for suffix in (".py", ".pyx", "/__init__.py"))
+            parts.add(part if part and is_module else "__init__")
+    return parts
+
+
+def test_imports_point_one_way():
+    wrong = []
+    for path in module_files():
+        importer = package_part(path)
+        parts = imported_parts(path)
+        if importer == "__init__":
+            wrong += [f"{relative(path)} imports {part}" for part in parts & FACADE_LEAVES_OUT]
+        elif importer == "rabbitmq":
+            wrong += [f"{relative(path)} imports {part}" for part in parts - SHARED_WITH_RABBITMQ - {"rabbitmq"}]
+        else:
+            assert importer in ORDER, f"{relative(path)}: give the new module its place in ORDER"
+            allowed = {*ORDER[: ORDER.index(importer)]}
+            if importer in MAY_IMPORT_RABBITMQ:
+                allowed.add("rabbitmq")
+            if (PACKAGE / importer).is_dir() or path.suffix in (".pyx", ".pxd", ".pyi"):
+                allowed.add(importer)
+            wrong += [f"{relative(path)} imports {part}" for part in parts - allowed]
+    assert not wrong
+
+
+def test_the_rule_sees_imports(tmp_path, monkeypatch):
+    # The rule above is only worth something if every form of import is seen.
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path / "rmqstore")
+    (tmp_path / "rmqstore" / "rabbitmq").mkdir(parents=True)
+    for name in ("cli", "config", "message", "rabbitmq/__init__"):
+        (tmp_path / "rmqstore" / f"{name}.py").write_text("")
+    probe = tmp_path / "rmqstore" / "rabbitmq" / "probe.py"
+    probe.write_text("import rmqstore.cli\ndef f():\n    from .. import config, Message\n    from ..message import M\n")
+    assert imported_parts(probe) == {"cli", "config", "message", "__init__"}
+    probe = tmp_path / "rmqstore" / "probe.pyx"
+    probe.write_text("from .config cimport (\n    a,\n    b)\n# from .cli import x\ncimport rmqstore.message\n")
+    assert imported_parts(probe) == {"config", "message"}
+
+
+def test_importing_the_package_needs_no_extra_and_loads_no_web_and_no_spark():
+    statements = (
+        "import sys\n"
+        "for name in ('lz4', 'pyarrow', 'pyspark', 'zstandard'):\n"
+        "    sys.modules[name] = None\n"
+        "import rmqstore\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules if sys.modules[name] is not None}))\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", statements], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    loaded = set(ran.stdout.split())
+    assert "rmqstore" in loaded
+    assert not loaded & WEB
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Docstrings and names
+
+
+def test_every_module_says_what_it_owns():
+    for path in python_files():
+        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), f"{relative(path)} has no docstring"
+    for path in cython_files():
+        if path.suffix == ".pyx":
+            code = re.sub(r"^(#[^\n]*\n|[ \t]*\n)*", "", path.read_text(encoding="utf-8"))
+            assert code.startswith('"""'), f"{relative(path)} has no docstring"
+
+
+# "base offset" is RocketMQ's own term, so the word is refused in names of classes only.
+FORBIDDEN_WORDS = {"manager", "managers", "helper", "helpers", "util", "utils"}
+FORBIDDEN_IN_CLASSES = FORBIDDEN_WORDS | {"base"}
+
+
+def words_of(name: str) -> set[str]:
+    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
+
+
+def test_names_say_what_a_thing_is():
+    wrong = []
+    for path in {*python_files(), *module_files()}:
+        assert not words_of(path.stem) & FORBIDDEN_WORDS, relative(path)
+        if path.suffix in (".py", ".pyi"):
+            nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+            classes = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
+            functions = [node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        else:
+            code = without_comments_and_strings(path.read_text(encoding="utf-8"))
+            classes = re.findall(r"(?m)^[ \t]*(?:cp?def[ \t]+)?(?:class|struct|enum|union)[ \t]+(\w+)", code)
+            functions = [block.name for block in functions_of(code)]
+        wrong += [f"{relative(path)}: class {name}" for name in classes if words_of(name) & FORBIDDEN_IN_CLASSES]
+        wrong += [f"{relative(path)}: def {name}" for name in functions if words_of(name) & FORBIDDEN_WORDS]
+    assert not wrong
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The pointer rules of the compiled core, read from its text.  Comments and strings are blanked first; a block is the
+# lines indented deeper than the line that opens it.
+
+REGION_FILES = (PACKAGE / "_core.pyx", PACKAGE / "_core.pxd")
+# Methods of Region that set, lend or give up the pointer; all its others pin like everybody else.
+REGION_LIFETIME = {"map", "__cinit__", "pin", "unpin", "close", "__dealloc__"}
+
+
+def without_comments_and_strings(source: str) -> str:
+    """Blank comments and the contents of string literals, keeping every line break and indentation."""
+    token = r'"""[\s\S]*?"""|\'\'\'[\s\S]*?\'\'\'|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|#[^\n]*'
+    return re.sub(token, lambda match: "''" + "\n" * match[0].count("\n") if match[0][0] != "#" else "", source)
+
+
+class Block:
+    """A class or function of a Cython source: name, the class around it (or None), opening line, whole text."""
+
+    def __init__(self, name: str, owner: str | None, head: str, body: str):
+        self.name, self.owner, self.head, self.body = name, owner, head, body
+
+
+def blocks(code: str, opening: str) -> list[tuple[re.Match[str], str]]:
+    """Each line that `opening` matches, with the deeper indented lines below it."""
+    found = []
+    for match in re.finditer(rf"^(?P<indent>[ \t]*){opening}", code, re.MULTILINE):
+        width = len(match["indent"])
+        below = rf"[ \t]*\n|[ \t]{{{width + 1},}}[^\n]*\n|[ \t]{{{width}}}\)[^\n]*\n"
+        body = re.match(rf"[^\n]*\n(?:{below})*", code[match.start() :] + "\n")
+        assert body
+        found.append((match, body[0]))
+    return found
+
+
+def classes_of(code: str) -> list[Block]:
+    return [
+        Block(match["name"], None, match[0], body)
+        for match, body in blocks(code, r"(?:cdef[ \t]+)?(?:public[ \t]+|api[ \t]+)*class[ \t]+(?P<name>\w+)[^\n]*")
+    ]
+
+
+# A `cdef` with a parenthesis right after a name and no `=` before it is a function; `cdef int x = f(y)` is a variable.
+FUNCTION = (
+    r"(?:(?:async[ \t]+)?def|cp?def[ \t]+(?!class\b|extern\b|enum\b|struct\b|union\b)[^\n=(]*?)"
+    r"[ \t]*\*?\b(?P<name>\w+)[ \t]*\([^\n]*"
+)
+
+
+def functions_of(code: str, owner: str | None = None) -> list[Block]:
+    return [Block(match["name"], owner, match[0], body) for match, body in blocks(code, FUNCTION)]
+
+
+def class_functions(code: str) -> list[Block]:
+    """All functions of a source, each with the class that it stands in."""
+    inside = [function for block in classes_of(code) for function in functions_of(block.body, block.name)]
+    outside = code
+    for block in classes_of(code):
+        outside = outside.replace(block.body, "\n" * block.body.count("\n"))
+    return inside + functions_of(outside)
+
+
+# An attribute is a `cdef` line of a class body without parentheses; several names may share one type.
+ATTRIBUTE = r"\s*cdef\s+(?:readonly\s+|public\s+)?(?P<type>[^(=]*?)(?P<names>\*[^(]*|\b\w+(?:\s*,\s*\w+)*)\s*$"
+
+
+def pointer_attributes(code: str) -> set[tuple[str, str]]:
+    """(class, attribute) of every attribute of a cdef class that is a pointer, or a struct that holds one."""
+    pointer_structs = {
+        match["name"]
+        for match, body in blocks(code, r"(?:c(?:type)?def[ \t]+)?(?:packed[ \t]+)?struct[ \t]+(?P<name>\w+)[^\n]*")
+        if "*" in body
+    }
+    found = set()
+    for block in classes_of(code):
+        lines = block.body.split("\n")[1:]
+        depth = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
+        for line in lines:
+            if len(line) - len(line.lstrip()) != depth:
+                continue
+            match = re.match(ATTRIBUTE, line)
+            if match and ("*" in line or set(re.findall(r"\w+", match["type"])) & pointer_structs):
+                found |= {(block.name, name) for name in re.findall(r"(\w+)\s*(?:,|$)", line)}
+    return found
+
+
+def test_only_region_stores_a_pointer():
+    # I1.  Region's own is called base, in the shared declarations.
+    found = set()
+    for path in cython_files():
+        found |= pointer_attributes(without_comments_and_strings(path.read_text(encoding="utf-8")))
+    assert found == {("Region", "base")}
+
+
+def test_no_module_level_pointer_variable():
+    # I1.  A constant table is fine; a variable that could keep a mapping's address is not.
+    for path in cython_files():
+        code = without_comments_and_strings(path.read_text(encoding="utf-8"))
+        heads = {function.head.strip() for function in functions_of(code)}
+        for line in re.findall(r"^cdef[ \t][^\n]*\*[^\n]*", code, re.MULTILINE):
+            if line.strip() not in heads and "extern" not in line:
+                assert re.match(r"cdef\s+const\b", line), f"{relative(path)}: {line}"
+
+
+PINS = re.compile(r"\.pin(_writable)?\(")
+LENDING = {"pin_writable"}
+
+
+def pin_faults(code: str) -> list[str]:
+    """Breaks of the pin rules (I1, I3) in one source, as sentences.
+
+    1. Outside Region nobody reads the attribute `base`: a pointer comes from `pin` or `pin_writable`, which check.
+    2. In Region a function that reads `base` pins, or is one of those that set, lend or give up the pointer.
+    3. Who pins also unpins, in the same function.
+
+    A class that pins in `__cinit__` and unpins in `__dealloc__` holds its region pinned as long as it lives (a view);
+    it is free of the first and the third rule.
+    """
+    faults = []
+    functions = class_functions(code)
+    pinning = {f.owner for f in functions if f.name == "__cinit__" and PINS.search(f.body)}
+    holding = {f.owner for f in functions if f.name == "__dealloc__" and ".unpin(" in f.body and f.owner in pinning}
+    for function in functions:
+        where = f"{function.owner + '.' if function.owner else ''}{function.name}"
+        pins = PINS.search(function.body)
+        reads = re.search(r"\.base\b", function.body)
+        if reads and function.owner != "Region" and function.owner not in holding:
+            faults.append(f"{where} reads the pointer of a region past its pin")
+        if reads and function.owner == "Region" and not pins and function.name not in REGION_LIFETIME:
+            faults.append(f"{where} uses the pointer without a pin")
+        if pins and ".unpin(" not in function.body and function.owner not in holding and function.name not in LENDING:
+            faults.append(f"{where} pins and never unpins")
+    return faults
+
+
+def test_every_use_of_a_region_pins():
+    pinning = 0
+    for path in cython_files():
+        code = without_comments_and_strings(path.read_text(encoding="utf-8"))
+        assert not pin_faults(code), relative(path)
+        pinning += sum(bool(PINS.search(function.body)) for function in class_functions(code))
+    assert pinning > 0, "no function pins: the rule looked at nothing"
+
+
+SOUND = '''
+cdef class Region:
+    cdef unsigned char* base
+    cdef readonly int64_t size
+
+    def __cinit__(self, object buffer):  # don't stop at a quote
+        self.base = NULL
+
+    cdef unsigned char* pin(self, int64_t pos, int64_t extent) except NULL:
+        return self.base + pos
+
+    def first(self):
+        cdef unsigned char* p = self.pin(0, 1)
+        try:
+            return self.base[0]
+        finally:
+            self.unpin()
+
+
+cdef inline int leaf(const unsigned char* p) noexcept nogil:
+    return p[0]
+
+
+def read(Region region):
+    cdef const unsigned char* p = region.pin(0, 1)
+    try:
+        return leaf(p)
+    finally:
+        region.unpin()
+'''
+
+
+def test_the_pointer_rules_see_a_break():
+    sound = without_comments_and_strings(SOUND)
+    assert [f"{f.owner}.{f.name}" for f in class_functions(sound)] == [
+        "Region.__cinit__",
+        "Region.pin",
+        "Region.first",
+        "None.leaf",
+        "None.read",
+    ]
+    assert pin_faults(sound) == []
+    assert pointer_attributes(sound) == {("Region", "base")}
+    assert pin_faults(sound.replace("region.unpin()", "pass")) == ["read pins and never unpins"]
+    assert pin_faults(sound.replace("region.pin(0, 1)", "region.base")) == [
+        "read reads the pointer of a region past its pin"
+    ]
+    assert pin_faults(sound.replace("self.pin(0, 1)", "NULL")) == ["Region.first uses the pointer without a pin"]
+    for attribute in ("char *p", "readonly void* p", "const uint8_t** p", "unsigned char* p", "Cursor p"):
+        broken = f"cdef struct Cursor:\n    char* at\n\n\ncdef class View:\n    cdef {attribute}\n    cdef int q\n"
+        assert pointer_attributes(broken) == {("View", "p")}, attribute
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tracked files
+
+
+def tracked_files() -> list[Path]:
+    """What git tracks or would add; in a source distribution, which has no git, all files but builds and caches."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode == 0 and listed.stdout:
+        files = [ROOT / name for name in listed.stdout.split("\0") if name]
+    else:
+        left_out = {"build", "dist", ".venv", "__pycache__"}
+        files = [path for path in ROOT.rglob("*") if not left_out & {*path.relative_to(ROOT).parts}]
+    files = [path for path in files if path.is_file() and not path.is_symlink()]
+    assert {ROOT / "pyproject.toml", ROOT / "setup.py", PACKAGE / "_core.pyx", Path(__file__).resolve()} <= set(files)
+    return files
+
+
+def tracked_texts() -> list[tuple[Path, str]]:
+    texts = []
+    for path in tracked_files():
+        content = path.read_bytes()
+        if b"\0" not in content[:8192]:
+            try:
+                texts.append((path, content.decode("utf-8")))
+            except UnicodeDecodeError:
+                continue
+    return texts
+
+
+def test_files_end_with_one_newline():
+    for path, text in tracked_texts():
+        # Test data are other systems' bytes, ended as those systems do.
+        if text and not relative(path).startswith("tests/data/"):
+            assert text.endswith("\n") and not text.endswith("\n\n"), relative(path)
+
+
+def test_no_machine_paths():
+    # Put together from pieces, so that this file holds none itself.
+    patterns = [rf"/{'home'}/[a-z]\w*/", rf"/{'Users'}/[A-Za-z]\w*/", rf"/{'root'}/", rf"/{'work'}/"]
+    patterns += [rf"\.\./{'shared'}\b", rf"\.\./\.{'library'}\b"]
+    # A short path such as /data may rightly stand in an example.
+    patterns += [re.escape(str(path)) + r"\b" for path in (ROOT, Path.home()) if len(path.parts) > 2]
+    machine_path = re.compile("|".join(rf"(?<![\w/-]){pattern}" for pattern in patterns))
+    found = []
+    for path, text in tracked_texts():
+        found += [f"{relative(path)}: {match[0]}" for match in machine_path.finditer(text)]
+    assert not found
+
+
+def test_the_build_requirements_are_stated_equally():
+    # The Makefile installs them by name, because a build without isolation expects them.
+    stated = re.search(r"(?m)^requires = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    installed = re.search(r"(?m)^BUILD_REQUIREMENTS := (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert stated and installed
+    requirements = re.findall(r'"([^"]+)"', stated[1])
+    assert requirements and requirements == re.findall(r'"([^"]+)"', installed[1])
+
+
+def test_the_tests_run_on_the_build_that_was_asked_for():
+    # `make debug-test` names the folder of its build; otherwise it is the tree itself.
+    expected = Path(os.environ.get("RMQSTORE_EXPECTED_BUILD", ROOT)).resolve()
+    for module in (rmqstore, _core):
+        assert Path(module.__file__).resolve().parent.parent == expected, module.__file__
