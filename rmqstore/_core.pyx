@@ -22,6 +22,8 @@ from libc.errno cimport errno
 from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memchr, memcmp, memcpy, memset
 
+import os
+
 import numpy as np
 
 from rmqstore.errors import OffsetOutOfRangeError, ReadOnlyError, StoreClosedError
@@ -209,6 +211,9 @@ cdef class Region:
         """
         if size <= 0:
             raise ValueError(f"cannot map {size} bytes")
+        if os.fstat(fd).st_size < size:
+            # Touching a page behind the end of the file would end the process with SIGBUS.
+            raise ValueError(f"cannot map {size} bytes of a file of {os.fstat(fd).st_size}")
         cdef Region region = Region.__new__(Region)
         cdef int prot = PROT_READ | PROT_WRITE if writable else PROT_READ
         cdef void* base
@@ -290,7 +295,7 @@ cdef class Region:
         self.unpin()
         return memoryview(RegionView(self, pos, size))
 
-    def write(self, int64_t pos, const uint8_t[::1] data):
+    def write(self, int64_t pos, const uint8_t[::1] data not None):
         """Copy `data` to `pos`."""
         cdef unsigned char* p = self.pin_writable(pos, data.shape[0])
         try:
@@ -329,6 +334,8 @@ cdef class Region:
         """
         if size < 0:
             size = self.size - pos
+        if pos < 0:
+            raise OffsetOutOfRangeError(f"position {pos} is negative", pos=pos)
         cdef int64_t start = pos - pos % PAGE_SIZE
         cdef unsigned char* p = self.pin(start, size + pos - start)
         cdef int failed
@@ -381,6 +388,7 @@ cdef class Region:
         return value
 
 
+@cython.no_gc_clear  # The pin must be given back to the region, also when a cycle is collected.
 cdef class RegionView:
     """A buffer over a part of a `Region`; it holds a pin from its making to its end, so the memory cannot go away."""
 
@@ -666,9 +674,10 @@ cdef inline bint index_put(unsigned char* base, uint64_t magic, int64_t slot_num
     if count <= 1:
         put_i64(base + INDEX_BEGIN_PHY_OFFSET, phy_offset)
         put_i64(base + INDEX_BEGIN_TIMESTAMP, store_timestamp)
-    if prev == 0:
-        put_i32(base + INDEX_HASH_SLOT_COUNT, get_i32(base + INDEX_HASH_SLOT_COUNT) + 1)
     put_i32(base + INDEX_COUNT, <int32_t>(count + 1))
+    if prev == 0:
+        # Behind the count: one too few is seen by `relink`, one too many looks like a file of 4.7.0.
+        put_i32(base + INDEX_HASH_SLOT_COUNT, get_i32(base + INDEX_HASH_SLOT_COUNT) + 1)
     put_i64(base + INDEX_END_PHY_OFFSET, phy_offset)
     put_i64(base + INDEX_END_TIMESTAMP, store_timestamp)
     return True
@@ -748,7 +757,7 @@ cdef enum:
 cdef list arrow_or_list_chunks(object keys):
     # The parts of a key column: lists stay lists, Arrow arrays stay Arrow arrays (a chunked one gives its chunks).
     if isinstance(keys, (list, tuple)):
-        return [list(keys) if isinstance(keys, tuple) else keys]
+        return [keys if type(keys) is list else list(keys)]
     if hasattr(keys, "chunks") and hasattr(keys, "type"):
         return keys.chunks
     if hasattr(keys, "buffers") and hasattr(keys, "type"):
@@ -819,6 +828,7 @@ cdef object int64_column(object values, str name):
     return np.ascontiguousarray(array, dtype=np.int64)
 
 
+@cython.no_gc_clear  # A finalizer may still call it while a cycle is collected.
 cdef class IndexRegion:
     """The bytes of one index file: header, slots, entries; `rmqstore.IndexFile` is this with a path.
 
@@ -843,6 +853,8 @@ cdef class IndexRegion:
 
     def attach(self, Region region not None, int64_t slot_num, int64_t index_num):
         """Work on `region`, once; the geometry must fit its length exactly (ValueError otherwise)."""
+        if self.magic:
+            raise ValueError("this index works on a region already")
         if not 1 <= slot_num <= 0x7FFFFFFF or not 1 <= index_num <= 0x7FFFFFFF:
             raise ValueError(f"{slot_num} slots and {index_num} entries: both must be 1 to 2147483647")
         if INDEX_HEADER_SIZE + SLOT_SIZE * slot_num + ENTRY_SIZE * index_num != region.size:
@@ -1147,9 +1159,11 @@ cdef class IndexRegion:
         """
         if index < 0 or count < 0:
             raise OffsetOutOfRangeError(f"{count} entries from {index}")
-        cdef int64_t n = count if index + count <= self.index_num else self.index_num - index, i
-        if n < 0:
-            n = 0
+        cdef int64_t n = 0 if index >= self.index_num else self.index_num - index, i
+        if n > count:
+            n = count
+        if self.region.closed:
+            raise StoreClosedError("the mapping is closed; open the store or file again")
         hash_array, phy_array, diff_array = np.empty(n, np.int32), np.empty(n, np.int64), np.empty(n, np.int32)
         cdef int32_t[::1] hashes = hash_array
         cdef int64_t[::1] phy = phy_array
@@ -1204,12 +1218,12 @@ cdef class IndexRegion:
         """
         if not 1 <= count <= self.index_num:
             raise OffsetOutOfRangeError(f"count {count} of {self.index_num}")
-        cdef Region region = self.region
-        cdef unsigned char* base = region.pin_writable(0, region.size)
         cdef int64_t n, changed = 0, used = 0, slot
         cdef unsigned char* entry
         heads_array = np.zeros(self.slot_num, np.int32)
         cdef int32_t[::1] heads = heads_array
+        cdef Region region = self.region
+        cdef unsigned char* base = region.pin_writable(0, region.size)
         self.long_puts += 1
         try:
             with nogil, self.mutex:
@@ -1264,14 +1278,14 @@ cdef class IndexRegion:
         list of (int, str)
             Position in the file and what is wrong there; at most 1000, then one that says how many more.
         """
-        cdef Region region = self.region
-        cdef unsigned char* base = region.pin(0, region.size)
         cdef int64_t n, count, stored, slot, prev, more = 0, phy, last = 0, entries, used = 0
         cdef int32_t key_hash, diff
         cdef unsigned char* entry
         cdef list found = []
         heads_array = np.zeros(self.slot_num, np.int32)
         cdef int32_t[::1] heads = heads_array
+        cdef Region region = self.region
+        cdef unsigned char* base = region.pin(0, region.size)
         entries = INDEX_HEADER_SIZE + SLOT_SIZE * self.slot_num
         try:
             stored = get_i32(base + INDEX_COUNT)
@@ -1444,14 +1458,8 @@ cdef inline bint body_crc_ok(const unsigned char* p, RecordView* r) noexcept nog
 
 cdef bint has_prop_crc(const unsigned char* p, RecordView* r) noexcept nogil:
     # `__CRC32#` 0x01 ten digits 0x02 as the last 20 bytes (enabledAppendPropCRC, RocketMQ 5.2.0 and later).
-    cdef int32_t i
     cdef const unsigned char* tail = p + r.total_size - PROP_CRC_SIZE
-    if r.properties_len < PROP_CRC_SIZE or memcmp(tail, <const char*>b"__CRC32#\x01", 9) != 0 or tail[19] != 2:
-        return False
-    for i in range(9, 19):
-        if not 48 <= tail[i] <= 57:
-            return False
-    return True
+    return r.properties_len >= PROP_CRC_SIZE and memcmp(tail, <const char*>b"__CRC32#\x01", 9) == 0
 
 
 cdef bint prop_crc_ok(const unsigned char* p, RecordView* r) noexcept nogil:
@@ -1461,6 +1469,11 @@ cdef bint prop_crc_ok(const unsigned char* p, RecordView* r) noexcept nogil:
     cdef int32_t i
     if not has_prop_crc(p, r):
         return True
+    for i in range(9, 19):
+        if not 48 <= tail[i] <= 57:
+            return False
+    if tail[19] != 2:
+        return False
     for i in range(18, 8, -1):
         value = value * 10 + (tail[i] - 48)
     return value == (crc32_update(0, p, r.total_size - PROP_CRC_SIZE) & 0x7FFFFFFFu)
@@ -1722,14 +1735,15 @@ cdef struct RecordParts:
     int64_t queue_offset, born_timestamp, store_timestamp, prepared_transaction_offset
 
 
+cdef int64_t encoded_properties_len(RecordParts* parts) noexcept nogil:
+    # With the property CRC and the separator that it may need.
+    cdef bint separator = parts.properties_len > 0 and parts.properties[parts.properties_len - 1] != 2
+    return parts.properties_len + PROP_CRC_SIZE + separator
+
+
 cdef int64_t encoded_size(RecordParts* parts, bint prop_crc) noexcept nogil:
-    cdef int64_t size = (RECORD_FIXED_SIZE - 16 + parts.born_host_len + parts.store_host_len + parts.body_len
-                         + parts.topic_len + parts.properties_len + (1 if parts.version == 2 else 0))
-    if prop_crc:
-        size += PROP_CRC_SIZE
-        if parts.properties_len > 0 and parts.properties[parts.properties_len - 1] != 2:
-            size += 1
-    return size
+    return (RECORD_FIXED_SIZE - 16 + parts.born_host_len + parts.store_host_len + parts.body_len + parts.topic_len
+            + (encoded_properties_len(parts) if prop_crc else parts.properties_len) + (1 if parts.version == 2 else 0))
 
 
 cdef void encode_into(unsigned char* p, int64_t total, int64_t phy_offset, RecordParts* parts, bint prop_crc) noexcept nogil:
@@ -1800,8 +1814,16 @@ cdef uint32_t crc_of_unpublished(const unsigned char* p, int64_t n, int32_t tota
     return crc32_update(crc32_update(0, head, 8), p + 8, n - 8)
 
 
-cdef int fill_parts(tuple row, RecordParts* parts) except -1:
+cdef int fill_parts(object row, RecordParts* parts, bint prop_crc) except -1:
+    if type(row) is not tuple or len(row) != 14:
+        raise TypeError("a row is a tuple of fourteen")
+    for part in row[:5]:
+        if type(part) is not bytes:
+            raise TypeError("topic, body, properties and hosts are bytes")
     cdef bytes topic = row[0], body = row[1], properties = row[2], born_host = row[3], store_host = row[4]
+    if prop_crc and PyBytes_GET_SIZE(properties) + PROP_CRC_SIZE + 1 > 0x7FFF and (
+            PyBytes_GET_SIZE(properties) + PROP_CRC_SIZE + (0 if properties.endswith(b"\x02") else 1) > 0x7FFF):
+        raise ValueError("the properties and their CRC are longer than 32767 bytes")
     if PyBytes_GET_SIZE(topic) > 0x7FFF or PyBytes_GET_SIZE(properties) > 0x7FFF:
         raise ValueError("topic or properties are longer than 32767 bytes")
     if PyBytes_GET_SIZE(body) > 0x7FFFFFFF - 0x20000:
@@ -1814,6 +1836,8 @@ cdef int fill_parts(tuple row, RecordParts* parts) except -1:
     parts.body_len = <int32_t>PyBytes_GET_SIZE(body)
     parts.properties = <const unsigned char*>PyBytes_AS_STRING(properties)
     parts.properties_len = <int32_t>PyBytes_GET_SIZE(properties)
+    if prop_crc and encoded_properties_len(parts) > 0x7FFF:
+        raise ValueError("the properties and their CRC are longer than 32767 bytes")
     parts.born_host = <const unsigned char*>PyBytes_AS_STRING(born_host)
     parts.born_host_len = <int32_t>PyBytes_GET_SIZE(born_host)
     parts.store_host = <const unsigned char*>PyBytes_AS_STRING(store_host)
@@ -1827,6 +1851,8 @@ cdef int fill_parts(tuple row, RecordParts* parts) except -1:
         parts.sys_flag |= SYS_STORE_V6
     parts.reconsume_times = row[8]
     parts.version = row[9]
+    if parts.version != 1 and parts.version != 2:
+        raise ValueError(f"version {row[9]}; a record has version 1 or 2")
     parts.queue_offset = row[10]
     parts.born_timestamp = row[11]
     parts.store_timestamp = row[12]
@@ -1870,13 +1896,20 @@ def encode_records(Region region not None, int64_t pos, int64_t base_offset, lis
     cdef Py_ssize_t n, i, done, num = len(rows)
     cdef bint full = False
     cdef int64_t start = pos
-    cdef list out = []
+    cdef list out = [], held
+    if first < 0:
+        raise ValueError(f"first is {first}")
     cdef unsigned char* p = region.pin_writable(pos, region.size - pos)
     try:
         while first < num and not full:
             n = num - first if num - first < ENCODE_ROUND else ENCODE_ROUND
+            # The rows of this round are held here: the caller's list may change while they are read.
+            held = rows[first:first + n]
+            n = len(held)
+            if n == 0:
+                break
             for i in range(n):
-                fill_parts(<tuple>rows[first + i], &parts[i])
+                fill_parts(held[i], &parts[i], prop_crc)
             done = 0
             with nogil:
                 while done < n:
@@ -1897,7 +1930,7 @@ def encode_records(Region region not None, int64_t pos, int64_t base_offset, lis
 
 def write_blank(Region region not None, int64_t pos):
     """Close a segment: write the blank record (the remaining length and its magic) at `pos`; the rest stays as it is."""
-    if region.size - pos < BLANK_SIZE:
+    if region.size - pos < BLANK_SIZE and not region.closed:
         raise OffsetOutOfRangeError(f"a blank record needs {BLANK_SIZE} bytes, {region.size - pos} are left", pos=pos)
     cdef unsigned char* p = region.pin_writable(pos, BLANK_SIZE)
     try:
@@ -1910,6 +1943,7 @@ def write_blank(Region region not None, int64_t pos):
 
 # ------------------------------------------------------------------------------------------- records as columns
 
+@cython.no_gc_clear
 cdef class TopicTable:
     """Topics seen by a scan, numbered in order of appearance.
 
@@ -1924,6 +1958,7 @@ cdef class TopicTable:
     cdef int64_t[::1] starts
     cdef int32_t[::1] slots
     cdef int64_t mask
+    cdef int32_t num
 
     def __cinit__(self):
         self.topics = []
@@ -1931,6 +1966,7 @@ cdef class TopicTable:
         self.starts = np.zeros(1, np.int64)
         self.slots = np.zeros(64, np.int32)
         self.mask = 63
+        self.num = 0
 
     cdef int32_t look_up(self, uint32_t h, const unsigned char* p, int32_t n) noexcept nogil:
         cdef int64_t at = h & self.mask
@@ -1945,29 +1981,38 @@ cdef class TopicTable:
 
     def add(self, bytes topic not None):
         """int: the number of `topic`, which is added if it is new."""
-        cdef uint32_t h = hash_utf8(0, <const uint8_t*>PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic))
-        cdef int32_t number = self.look_up(h, <const unsigned char*>PyBytes_AS_STRING(topic),
-                                           <int32_t>PyBytes_GET_SIZE(topic))
+        cdef const unsigned char* p = <const unsigned char*>PyBytes_AS_STRING(topic)
+        cdef int64_t n = PyBytes_GET_SIZE(topic), used = self.starts[self.num]
+        cdef uint32_t h = hash_utf8(0, p, n)
+        cdef int32_t number = self.look_up(h, p, <int32_t>n)
         if number >= 0:
             return number
-        cdef int64_t size = self.mask + 1, at
+        # Everything grows by doubling, so that many topics take time in proportion to their number.
+        if used + n + 1 > self.arena.shape[0]:
+            self.arena = np.concatenate([self.arena, np.zeros(self.arena.shape[0] + n + 1, np.uint8)])
+        if self.num + 2 > self.starts.shape[0]:
+            self.starts = np.concatenate([self.starts, np.zeros(self.starts.shape[0] + 1, np.int64)])
+        memcpy(&self.arena[used], p, n)
+        self.starts[self.num + 1] = used + n
         self.topics.append(topic)
-        joined = b"".join(self.topics)
-        self.arena = np.frombuffer(joined + b"\0", np.uint8).copy()
-        self.starts = np.concatenate([[0], np.cumsum([len(each) for each in self.topics])]).astype(np.int64)
-        if len(self.topics) * 2 > size:
-            size *= 4
-        self.slots = np.zeros(size, np.int32)
-        self.mask = size - 1
-        for number, each in enumerate(self.topics):
-            h = hash_utf8(0, <const uint8_t*>PyBytes_AS_STRING(each), PyBytes_GET_SIZE(each))
-            at = h & self.mask
-            while self.slots[at] > 0:
-                at = (at + 1) & self.mask
-            self.slots[at] = number + 1
-        return len(self.topics) - 1
+        self.num += 1
+        if self.num * 2 > self.mask + 1:
+            self.mask = (self.mask + 1) * 4 - 1
+            self.slots = np.zeros(self.mask + 1, np.int32)
+            for number in range(self.num - 1):
+                self.enter(hash_utf8(0, &self.arena[self.starts[number]],
+                                     self.starts[number + 1] - self.starts[number]), number)
+        self.enter(h, self.num - 1)
+        return self.num - 1
+
+    cdef void enter(self, uint32_t h, int32_t number) noexcept:
+        cdef int64_t at = h & self.mask
+        while self.slots[at] > 0:
+            at = (at + 1) & self.mask
+        self.slots[at] = number + 1
 
 
+@cython.no_gc_clear
 cdef class RecordColumns:
     """What dispatching needs of a run of records, as NumPy columns that are filled again and again.
 
@@ -1976,8 +2021,8 @@ cdef class RecordColumns:
     phy_offset, queue_offset, store_timestamp, tags_code, inner_base : numpy.ndarray of int64, shape (capacity,)
     size, queue_id, sys_flag, topic, inner_num : numpy.ndarray of int32, shape (capacity,)
         `topic` numbers `topics.topics`; `inner_num` is 1 unless the record is an inner batch.
-    multi_dispatch : numpy.ndarray of uint8, shape (capacity,)
-        1 where the record carries INNER_MULTI_DISPATCH.
+    multi_dispatch, prop_crc : numpy.ndarray of uint8, shape (capacity,)
+        1 where the record carries INNER_MULTI_DISPATCH; 1 where it ends with a property CRC.
     key_start : numpy.ndarray of int64, shape (capacity + 1,)
         The index hashes of record i are ``key_hash[key_start[i]:key_start[i + 1]]``, in the order in which RocketMQ
         5.5.0 indexes them: unique key, pieces of KEYS, tag.
@@ -1989,21 +2034,21 @@ cdef class RecordColumns:
     cdef readonly int64_t capacity
     cdef public int64_t count
     cdef readonly object phy_offset, size, queue_id, queue_offset, sys_flag, store_timestamp, tags_code, topic
-    cdef readonly object inner_base, inner_num, multi_dispatch, key_start, key_hash
+    cdef readonly object inner_base, inner_num, multi_dispatch, prop_crc, key_start, key_hash
     cdef int64_t[::1] c_phy_offset, c_queue_offset, c_store_timestamp, c_tags_code, c_inner_base, c_key_start
     cdef int32_t[::1] c_size, c_queue_id, c_sys_flag, c_topic, c_inner_num, c_key_hash
-    cdef uint8_t[::1] c_multi_dispatch
+    cdef uint8_t[::1] c_multi_dispatch, c_prop_crc
 
-    def __init__(self, int64_t capacity=8192, TopicTable topics=None):
-        if capacity < 1:
-            raise ValueError(f"capacity {capacity}")
+    def __cinit__(self, int64_t capacity=8192, TopicTable topics=None):
+        if not 1 <= capacity <= 1 << 32:
+            raise ValueError(f"capacity {capacity}; give 1 to 2**32 rows")
         self.topics = TopicTable() if topics is None else topics
         self.capacity = capacity
         self.phy_offset, self.queue_offset, self.store_timestamp, self.tags_code, self.inner_base = (
             np.zeros(capacity, np.int64) for _ in range(5))
         self.size, self.queue_id, self.sys_flag, self.topic, self.inner_num = (
             np.zeros(capacity, np.int32) for _ in range(5))
-        self.multi_dispatch = np.zeros(capacity, np.uint8)
+        self.multi_dispatch, self.prop_crc = np.zeros(capacity, np.uint8), np.zeros(capacity, np.uint8)
         self.key_start = np.zeros(capacity + 1, np.int64)
         self.key_hash = np.zeros(capacity * 4 + 64, np.int32)
         self.c_phy_offset, self.c_queue_offset = self.phy_offset, self.queue_offset
@@ -2011,7 +2056,7 @@ cdef class RecordColumns:
         self.c_inner_base, self.c_key_start = self.inner_base, self.key_start
         self.c_size, self.c_queue_id, self.c_sys_flag = self.size, self.queue_id, self.sys_flag
         self.c_topic, self.c_inner_num, self.c_key_hash = self.topic, self.inner_num, self.key_hash
-        self.c_multi_dispatch = self.multi_dispatch
+        self.c_multi_dispatch, self.c_prop_crc = self.multi_dispatch, self.prop_crc
 
     def grow_keys(self):
         """Double the room for index hashes."""
@@ -2097,6 +2142,7 @@ cdef int scan_rows(const unsigned char* base, int64_t* pos, int64_t size, int64_
         out.c_tags_code[i] = tags_code_of(p, &r, &k, delays, delay_num)
         out.c_topic[i] = topic
         out.c_multi_dispatch[i] = k.multi_dispatch_pos >= 0
+        out.c_prop_crc[i] = has_prop_crc(p, &r)
         out.c_inner_num[i] = 1
         out.c_inner_base[i] = r.queue_offset
         if r.sys_flag & SYS_INNER_BATCH and k.inner_num_pos >= 0:
@@ -2245,14 +2291,16 @@ def read_units(Region region not None, int64_t pos, int64_t count):
         phy offsets, record sizes, tags codes; shape (count,) each.
     """
     cdef int64_t i
-    if count < 0:
-        raise ValueError(f"count {count}")
-    phy_array, size_array, tags_array = np.empty(count, np.int64), np.empty(count, np.int32), np.empty(count, np.int64)
-    cdef int64_t[::1] phy = phy_array
-    cdef int32_t[::1] size = size_array
-    cdef int64_t[::1] tags = tags_array
+    cdef int64_t[::1] phy
+    cdef int32_t[::1] size
+    cdef int64_t[::1] tags
+    if count < 0 or count > INT64_MAX // UNIT_SIZE:
+        raise OffsetOutOfRangeError(f"{count} units", pos=pos)
+    # The place is checked before memory is asked for.
     cdef unsigned char* p = region.pin(pos, UNIT_SIZE * count)
     try:
+        phy_array, size_array, tags_array = np.empty(count, np.int64), np.empty(count, np.int32), np.empty(count, np.int64)
+        phy, size, tags = phy_array, size_array, tags_array
         with nogil:
             for i in range(count):
                 size[i] = get_i32(p + UNIT_SIZE * i + UNIT_RECORD_SIZE)
@@ -2265,6 +2313,8 @@ def read_units(Region region not None, int64_t pos, int64_t count):
 
 def count_units(Region region not None, int64_t unit_size=UNIT_SIZE):
     """int: how many units from the start of the file are written (phy offset not negative, size above 0)."""
+    if unit_size != UNIT_SIZE and unit_size != BATCH_UNIT_SIZE:
+        raise ValueError(f"unit_size {unit_size}; a unit has {UNIT_SIZE} or {BATCH_UNIT_SIZE} bytes")
     cdef unsigned char* p = region.pin(0, region.size)
     cdef int64_t n = 0, room
     try:
@@ -2279,7 +2329,9 @@ def count_units(Region region not None, int64_t unit_size=UNIT_SIZE):
 
 def unit_at_or_after(Region region not None, int64_t low, int64_t high, int64_t phy_offset, int64_t unit_size=UNIT_SIZE):
     """int: number of the first unit in [low, high) whose phy offset is not below `phy_offset`, or `high`."""
-    if low < 0 or high < low:
+    if unit_size != UNIT_SIZE and unit_size != BATCH_UNIT_SIZE:
+        raise ValueError(f"unit_size {unit_size}; a unit has {UNIT_SIZE} or {BATCH_UNIT_SIZE} bytes")
+    if low < 0 or high < low or high > INT64_MAX // unit_size:
         raise OffsetOutOfRangeError(f"units {low} to {high}")
     cdef unsigned char* p = region.pin(0, unit_size * high)
     cdef int64_t middle
@@ -2331,7 +2383,7 @@ def read_ext_unit(Region region not None, int64_t pos):
     (int, int, bytes) or None
         Tags code, store timestamp (ms since epoch) and bitmap; None where no whole unit lies.
     """
-    if pos < 0 or pos > region.size - EXT_UNIT_MIN_SIZE:
+    if (pos < 0 or pos > region.size - EXT_UNIT_MIN_SIZE) and not region.closed:
         return None
     cdef unsigned char* p = region.pin(pos, region.size - pos)
     cdef int64_t size = get_i16(p), bitmap = get_i16(p + EXT_UNIT_BITMAP_LENGTH)
@@ -2344,7 +2396,7 @@ def read_ext_unit(Region region not None, int64_t pos):
         region.unpin()
 
 
-def write_ext_unit(Region region not None, int64_t pos, int64_t tags_code, int64_t store_timestamp, bytes bitmap=b""):
+def write_ext_unit(Region region not None, int64_t pos, int64_t tags_code, int64_t store_timestamp, bytes bitmap not None=b""):
     """int: write a unit of a consume-queue extension file at `pos`; its size in bytes."""
     cdef int64_t size = EXT_UNIT_MIN_SIZE + PyBytes_GET_SIZE(bitmap)
     if size > 0x7FFF:

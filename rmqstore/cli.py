@@ -19,7 +19,9 @@ import importlib
 import json
 import os
 import re
+import shutil
 import sys
+import textwrap
 import time
 import unicodedata
 from array import array
@@ -68,8 +70,6 @@ _AGO_UNITS = {
     "w": 604_800_000,
 }
 _PREVIEW = 60
-# Parts lines of our own in an error's text, whose other line breaks are escaped.
-_LINE_BREAK = "\0\n"
 _BODY_SHOWN = 1024
 
 
@@ -181,7 +181,11 @@ class Printer:
         rows = list(pairs)
         width = max(len(name) for name, _ in rows)
         for name, value in rows:
-            self.line(f"{name:<{width}}  {escape(value)}".rstrip())
+            text = f"{name:<{width}}  {escape(value)}".rstrip()
+            if self.terminal:
+                columns = max(shutil.get_terminal_size().columns, width + 20)
+                text = textwrap.fill(text, columns, subsequent_indent=" " * (width + 2), drop_whitespace=False)
+            self.line(text)
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], left: int = 1) -> None:
         """A table; all columns but the first `left` hold numbers.  Sized to a terminal, plain columns elsewhere."""
@@ -211,7 +215,8 @@ class Printer:
 
 
 def note(text: str) -> None:
-    """A line for people on stderr."""
+    """A line for people on stderr, after all that stdout has got so far."""
+    sys.stdout.flush()
     click.echo(escape(text), err=True)
 
 
@@ -250,23 +255,32 @@ class _Progress:
 
 
 class CannotOpenError(click.ClickException):
-    """Shown without a traceback; exit code 3."""
+    """Shown without a traceback, `hint` on a line of its own; exit code 3."""
 
     exit_code = CANNOT_OPEN
 
+    def __init__(self, message: str, hint: str = ""):
+        super().__init__(message)
+        self.hint = hint
+
+    def show(self, file: Any = None) -> None:
+        # What was printed before it comes first where both streams go to one place.
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        super().show(file)
+
     def format_message(self) -> str:
-        return "\n".join(escape(line) for line in self.message.split(_LINE_BREAK))
+        return escape(self.message) + (f"\n{self.hint}" if self.hint else "")
 
 
 def _of_error(error: Exception) -> CannotOpenError:
-    text = str(error)
-    if isinstance(error, OSError) and error.filename is not None:
-        text = f"{error.strerror or type(error).__name__} [{os.fsdecode(error.filename)}]"
     if isinstance(error, GeometryError):
-        text += (
-            "\nOn the command line an option is given as -o NAME=VALUE, or --config with the broker's own broker.conf."
+        return CannotOpenError(
+            str(error), "Here an option is given as -o NAME=VALUE, or all with --config broker.conf."
         )
-    return CannotOpenError(text)
+    if isinstance(error, OSError) and error.filename is not None:
+        return CannotOpenError(f"{error.strerror or type(error).__name__} [{os.fsdecode(error.filename)}]")
+    return CannotOpenError(str(error))
 
 
 class StoreGroup(click.Group):
@@ -841,11 +855,15 @@ def _dump_log(
         last = log.find_end_behind_damage()
         log.set_end(last)
         last = last if end is None else min(end, last)
+    # Begins the walk where a record is known to begin, so that the middle of one is not taken for damage.
+    start = first if log.look_up(first) is not None else max(first - first % log.segment_size, log.min_offset)
     shown = 0
     with _dump_progress(printer, "dumping the log") as progress:
-        for number, entry in enumerate(log.entries(first, last)):
+        for number, entry in enumerate(log.entries(start, last)):
             if progress is not None and number % 512 == 0:
-                progress(entry.phy_offset - first, max(last - first, 1))
+                progress(entry.phy_offset - start, max(last - start, 1))
+            if entry.phy_offset + (entry.store_size if isinstance(entry, MessageExt) else entry.size) <= first:
+                continue
             if isinstance(entry, MessageExt):
                 if (topic is not None and entry.topic != topic) or (
                     queue_id is not None and entry.queue_id != queue_id
@@ -891,9 +909,12 @@ def _preview(message: MessageExt) -> str:
         raw = message.body
     except StoreError:
         return f"({len(message.body_stored)} bytes that cannot be decoded)"
-    # Cut between characters, not within one.
-    text = escape(raw[: 4 * _PREVIEW].decode("utf-8", "backslashreplace"))[:_PREVIEW]
-    return f"{text}... ({len(raw)} bytes)" if len(raw) > len(text.encode("utf-8", "replace")) else text
+    text = escape(raw[: 4 * _PREVIEW].decode("utf-8", "backslashreplace"))
+    if len(text) <= _PREVIEW and len(raw) <= 4 * _PREVIEW:
+        return text
+    # No half of an escape at the end.
+    cut = re.sub(r"\\(x[0-9a-f]?|u[0-9a-f]{0,3}|U[0-9a-f]{0,7})?$", "", text[:_PREVIEW])
+    return f"{cut}... ({len(raw)} bytes)"
 
 
 def _queues_of(store: MessageStore, topic: str, queue_id: int | None) -> Iterator[AnyConsumeQueue]:
@@ -1082,7 +1103,8 @@ def rebuild_command(path: str, what: tuple[str, ...], output: str | None, yes: b
                 f"{report.records} records, {report.units} queue units, {report.index_entries} index entries from "
                 f"{format_size(report.log_bytes)} of log"
             )
-            note(f"{report.seconds:.2f} s")
+            if printer.terminal:
+                printer.line(f"{report.seconds:.2f} s")
     if report.damage:
         click.get_current_context().exit(FOUND_NOTHING)
 

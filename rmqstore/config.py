@@ -280,7 +280,7 @@ class StoreConfig:
         Parameters
         ----------
         path : path-like
-            The store's directory (storePathRootDir).
+            The store's directory (storePathRootDir), or an index file, of which only the index geometry is found.
         **overrides
             Fields that are known; they are taken as given.
 
@@ -293,6 +293,14 @@ class StoreConfig:
             the file and the option to give.
         """
         root = os.fspath(path)
+        if os.path.isfile(root):
+            # One index file on its own.
+            single: dict[str, Any] = dict(overrides)
+            unclear: list[str] = []
+            _infer_index_geometry(
+                os.path.dirname(root) or ".", [_File(root, 0, os.stat(root).st_size)], single, unclear
+            )
+            return cls(**{"assumed": tuple(unclear), **single})
         if not os.path.isdir(root):
             raise StoreError("there is no store directory: give the broker's storePathRootDir", root)
         unknown_names = set(overrides) - set(cls.__dataclass_fields__)
@@ -654,6 +662,15 @@ def _infer_index_geometry(root: str, files: list[_File], found: dict[str, Any], 
         if rest or other < 1:
             known = f"max_hash_slot_num={slots}" if slots is not None else f"max_index_num={entries}"
             raise GeometryError(f"an index file of {size} bytes does not fit {known}", files[0].path)
+        chosen = slots if slots is not None else other
+        for file in list(reversed(files))[:8]:
+            fitting = _fitting_slot_counts(file.path, words)
+            if fitting and chosen not in fitting:
+                raise GeometryError(
+                    f"the index file's contents say {fitting[0]} slots, not {chosen}; leave max_hash_slot_num and "
+                    "max_index_num out, or give what the file was written with",
+                    file.path,
+                )
         found["max_hash_slot_num"], found["max_index_num"] = (slots, other) if slots is not None else (other, entries)
         return
     votes: Counter[int] = Counter()

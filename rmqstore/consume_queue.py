@@ -128,8 +128,7 @@ class _UnitQueue:
         self.queue.tidy()
         end = self.queue.wrote_where
         if len(self.queue) and end == 0:
-            self.queue.file(0).destroy()
-            self.queue.load()
+            self.queue.destroy()
         else:
             self.queue.truncate(end)
 
@@ -653,6 +652,48 @@ class BatchConsumeQueue(_UnitQueue):
     def last_record(self) -> Unit | None:
         """The newest unit, None for an empty queue."""
         return self._unit_of(self.unit_num - 1) if self.unit_num > self.first_unit else None
+
+    def store_timestamp(self, queue_offset: int) -> int:
+        """int: store time (ms since epoch) in the unit that holds `queue_offset`, -1 if there is none."""
+        number = self._number_of(queue_offset)
+        return -1 if number is None else self._read(number)[3]
+
+    def consistent_num(self) -> int:
+        """int: number of the first unit that does not go on from the one before: offsets rise, batches join."""
+        previous: tuple[int, ...] | None = None
+        for number in range(self.first_unit, self.unit_num):
+            unit = self._read(number)
+            if unit[1] <= 0 or unit[5] <= 0 or unit[4] < 0:
+                return number
+            if previous is not None and (unit[0] < previous[0] + previous[1] or unit[4] != previous[4] + previous[5]):
+                return number
+            previous = unit
+        return self.unit_num
+
+    def truncate(self, number: int) -> int:
+        """Drop the units from `number` on; how many there were."""
+        dropped = self.unit_num - number
+        self._min_for = None
+        self.queue.truncate(number * _BATCH_UNIT_SIZE)
+        self.queue.wrote_where = number * _BATCH_UNIT_SIZE
+        self.tidy()
+        return dropped
+
+    def repair(
+        self, queue_offset: int, phy_offset: int, size: int, tags_code: int, store_timestamp: int, num: int
+    ) -> bool:
+        """Write the unit of the batch at `queue_offset`, which is there, anew if it says something else."""
+        number = self._number_of(queue_offset)
+        if number is None:
+            return False
+        mapped_file = self._file_of_unit(number)
+        expected = (phy_offset, size, tags_code, store_timestamp, queue_offset, num)
+        if mapped_file is None or self._read(number) == expected:
+            return False
+        mapped_file.mark_dirty()
+        pos = number * _BATCH_UNIT_SIZE - mapped_file.file_from_offset
+        _core.write_batch_unit(mapped_file.region, pos, phy_offset, size, tags_code, store_timestamp, queue_offset, num)
+        return True
 
     def put(
         self, queue_offset: int, phy_offset: int, size: int, tags_code: int, store_timestamp: int, num: int = 1

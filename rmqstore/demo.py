@@ -29,6 +29,7 @@ from typing import Any
 
 import click
 
+from rmqstore.cli import CannotOpenError, escape
 from rmqstore.config import StoreConfig
 from rmqstore.describe import describe
 from rmqstore.errors import StoreError
@@ -336,9 +337,9 @@ def own_store(steps: Steps, root: Path, messages: int) -> None:
     config = StoreConfig()
     needed, free = _disk_needed(config, messages), shutil.disk_usage(root.parent).free
     if free < needed + needed // 10:
-        raise StoreError(
-            f"the store needs {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free: give --dir on a larger disk or fewer --messages",
-            root.parent,
+        raise CannotOpenError(
+            f"the store needs {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free in {root.parent}: give --dir on a larger "
+            "disk, or fewer --messages"
         )
     single = min(SINGLE_PUTS, messages // 4)
     places = array("q")
@@ -511,7 +512,10 @@ def main(data: Path, directory: str | None, messages: int) -> None:
             own_store(steps, Path(work) / "own", messages)
     except CheckFailedError as error:
         steps.print(time.perf_counter() - started)
-        raise click.ClickException(f"this does not hold: {error}") from None
+        raise click.ClickException(f"this does not hold: {escape(str(error))}") from None
+    except StoreError as error:
+        steps.print(time.perf_counter() - started)
+        raise click.ClickException(f"{type(error).__name__}: {escape(str(error))}") from None
     steps.print(time.perf_counter() - started)
     click.echo("Everything that was checked holds." if not missing else "The second half holds; the first did not run.")
 

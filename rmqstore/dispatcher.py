@@ -138,7 +138,7 @@ class CommitLogDispatcher:
         batch_topics = np.array([self.queues.is_batch_topic(topic) for topic in topics], bool)
         batched = queued & batch_topics[columns.topic[:n]]
         for row in np.flatnonzero(batched).tolist():
-            self._dispatch_batch_unit(columns, row, topics[columns.topic[row]])
+            self._dispatch_batch_unit(columns, row, topics[columns.topic[row]], allow_gaps, mend)
         for row in np.flatnonzero(queued & (columns.multi_dispatch[:n] != 0)).tolist():
             self._dispatch_multi(columns, row)
         simple = np.flatnonzero(queued & ~batched)
@@ -210,18 +210,28 @@ class CommitLogDispatcher:
                 )
             done += count
 
-    def _dispatch_batch_unit(self, columns: RecordColumns, row: int, topic: str) -> None:
+    def _dispatch_batch_unit(self, columns: RecordColumns, row: int, topic: str, allow_gaps: bool, mend: bool) -> None:
         assert self.queues is not None
         queue = self.queues.find_or_create(topic, int(columns.queue_id[row]))
         assert isinstance(queue, BatchConsumeQueue)
-        self.counts.units += queue.put(
-            int(columns.inner_base[row]),
-            int(columns.phy_offset[row]),
+        base, phy_offset = int(columns.inner_base[row]), int(columns.phy_offset[row])
+        unit = (
             int(columns.size[row]),
             int(columns.tags_code[row]),
             int(columns.store_timestamp[row]),
             int(columns.inner_num[row]),
         )
+        size, tags_code, store_timestamp, num = unit
+        end = queue.max_queue_offset
+        if base > end and not allow_gaps:
+            raise QueueGapError(
+                f"the record at phy offset {phy_offset} is batch {base} of {queue.topic}/{queue.queue_id}, which has "
+                f"messages up to {end}",
+                queue.queue.path,
+            )
+        if mend and base < end:
+            self.counts.units_mended += queue.repair(base, phy_offset, size, tags_code, store_timestamp, num)
+        self.counts.units += queue.put(base, phy_offset, size, tags_code, store_timestamp, num)
 
     def _dispatch_multi(self, columns: RecordColumns, row: int) -> None:
         message = self.commit_log.look_up(int(columns.phy_offset[row]))

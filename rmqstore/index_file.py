@@ -158,6 +158,10 @@ class IndexFile(IndexRegion):
             self.write_header(*header[:5], 1)
         self.region.flush()
 
+    def let_go(self) -> None:
+        """Forget the file's pool, which refers back to it: the mapping then goes with the last reference to this object."""
+        self.mapped_file.pool.forget(self.mapped_file)
+
     def close(self) -> None:
         """Refuse further use; closing twice does nothing."""
         self.mapped_file.close()

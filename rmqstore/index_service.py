@@ -23,7 +23,7 @@ import numpy as np
 
 from rmqstore._core import index_key_hash
 from rmqstore.config import StoreConfig
-from rmqstore.errors import GeometryError, IndexFileError, ReadOnlyError
+from rmqstore.errors import GeometryError, IndexFileError, ReadOnlyError, StoreClosedError
 from rmqstore.index_file import IndexFile
 from rmqstore.mapped_file import fsync_directory
 
@@ -128,6 +128,7 @@ class IndexService:
         self._names: list[str] = []
         self._open: OrderedDict[str, IndexFile] = OrderedDict()
         self._open_lock = threading.RLock()
+        self._closed = False
         self._rolled: Callable[[IndexFile], None] | None = None
 
     def load(self) -> None:
@@ -174,6 +175,8 @@ class IndexService:
     def file(self, name: str) -> IndexFile:
         """The index file of that name, opened; few are kept open besides the newest."""
         with self._open_lock:
+            if self._closed:
+                raise StoreClosedError("the store is closed; open it again", self.path)
             index = self._open.get(name)
             if index is None:
                 index = IndexFile.open(os.path.join(self.path, name), self.config, read_only=self.read_only)
@@ -184,7 +187,7 @@ class IndexService:
                             # Only the reference goes: whoever is searching it keeps it until done.
                             if self._open[oldest].region.writable:
                                 self._open[oldest].flush()
-                            del self._open[oldest]
+                            self._open.pop(oldest).let_go()
                             break
             else:
                 self._open.move_to_end(name)
@@ -375,8 +378,9 @@ class IndexService:
                 index.flush()
 
     def close(self) -> None:
-        """Close every file."""
+        """Close every file; none is opened again."""
         with self._open_lock:
+            self._closed = True
             for index in self._open.values():
                 index.close()
             self._open.clear()

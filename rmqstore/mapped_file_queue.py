@@ -12,7 +12,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 
-from rmqstore.errors import GeometryError, ReadOnlyError
+from rmqstore.errors import GeometryError, ReadOnlyError, StoreClosedError
 from rmqstore.mapped_file import MappedFile, MappedFilePool, fsync_directory, name_of_offset, offset_of_name
 
 __all__ = ["MappedFileQueue"]
@@ -68,6 +68,7 @@ class MappedFileQueue:
         self._offsets: list[int] = []
         self._files: dict[int, MappedFile] = {}
         self._zero_length: str | None = None
+        self._closed = False
 
     def load(self, on_problem: Callable[[GeometryError], None] | None = None) -> None:
         """List the directory; `wrote_where` becomes the end of the last file.  Nothing is changed.
@@ -170,6 +171,8 @@ class MappedFileQueue:
         mapped_file = self._files.get(offset)
         if mapped_file is None:
             with self.pool.lock:
+                if self._closed:
+                    raise StoreClosedError("the store is closed; open it again", self.path)
                 mapped_file = self._files.get(offset)
                 if mapped_file is None:
                     mapped_file = MappedFile(
@@ -209,6 +212,8 @@ class MappedFileQueue:
         return self._append_file(start_offset - start_offset % self.mapped_file_size)
 
     def _append_file(self, offset: int) -> MappedFile:
+        if self._closed:
+            raise StoreClosedError("the store is closed; open it again", self.path)
         if self.read_only:
             raise ReadOnlyError("the store was opened read-only", self.path)
         mapped_file = MappedFile.create(
@@ -260,6 +265,14 @@ class MappedFileQueue:
         self.wrote_where = max(min(self.wrote_where, offset), self.min_offset, 0)
         return deleted
 
+    def destroy(self) -> None:
+        """Delete every file; the queue is empty then."""
+        for offset in self._offsets:
+            self.file(offset).destroy()
+        if self._offsets:
+            fsync_directory(self.path)
+        self._offsets, self._files, self.wrote_where = [], {}, 0
+
     def delete_before(self, offset: int) -> int:
         """Delete the files that end at or below `offset`, oldest first, never the last; their number."""
         deleted = 0
@@ -278,6 +291,8 @@ class MappedFileQueue:
             mapped_file.flush()
 
     def close(self) -> None:
-        """Close every file."""
+        """Close every file; none is mapped again."""
+        with self.pool.lock:
+            self._closed = True
         for mapped_file in list(self._files.values()):
             mapped_file.close()

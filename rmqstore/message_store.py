@@ -485,10 +485,10 @@ class MessageStore:
 
     def _put(self, messages: list[Message], queue_id: int | Sequence[int], *, together: bool) -> list[PutResult]:
         self._check_writable()
-        if isinstance(queue_id, int):
-            queue_ids: Sequence[int] = [queue_id] * len(messages)
+        if isinstance(queue_id, (int, np.integer, str, bytes)) or not hasattr(queue_id, "__iter__"):
+            queue_ids: Sequence[int] = [queue_id] * len(messages)  # type: ignore[list-item]
         else:
-            queue_ids = [int(each) for each in queue_id]
+            queue_ids = list(queue_id)
             if len(queue_ids) != len(messages):
                 raise InvalidMessageError(f"{len(messages)} messages, but {len(queue_ids)} queue ids")
         if not messages:

@@ -119,7 +119,11 @@ def rebuild(
             if os.path.exists(os.path.join(target, folder)):
                 raise StoreError(f"{folder} exists in the output directory; give an empty one", target)
         os.makedirs(target, exist_ok=True)
-        report = _build(root, target, kinds, config, progress)
+        try:
+            report = _build(root, target, kinds, config, progress)
+        except BaseException:
+            _remove(target, kinds)
+            raise
         report.output = target
         report.seconds = time.perf_counter() - started
         return report
@@ -135,7 +139,11 @@ def rebuild(
         config = _known_config(root, config, kinds)
         shutil.rmtree(work, ignore_errors=True)
         os.makedirs(work)
-        report = _build(root, work, kinds, config, progress)
+        try:
+            report = _build(root, work, kinds, config, progress)
+        except BaseException:
+            shutil.rmtree(work, ignore_errors=True)
+            raise
         with open(marker, "w", encoding="ascii") as file:
             file.write(" ".join(kinds))
             file.flush()
@@ -181,8 +189,12 @@ def _build(
             if error.topic in batch_topics:
                 raise
             batch_topics.add(error.topic)
-            for folder in _folders(kinds):
-                shutil.rmtree(os.path.join(target, folder), ignore_errors=True)
+            _remove(target, kinds)
+
+
+def _remove(target: str, kinds: tuple[str, ...]) -> None:
+    for folder in _folders(kinds):
+        shutil.rmtree(os.path.join(target, folder), ignore_errors=True)
 
 
 def _build_once(

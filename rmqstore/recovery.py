@@ -22,7 +22,8 @@ from rmqstore import _core
 from rmqstore._core import RecordColumns, Verdict
 from rmqstore.checkpoint import Checkpoint
 from rmqstore.commit_log import CommitLog
-from rmqstore.consume_queue_store import ConsumeQueueStore
+from rmqstore.consume_queue import BatchConsumeQueue
+from rmqstore.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.dispatcher import CommitLogDispatcher, DispatchCounts, IndexProgress, QueueGapError
 from rmqstore.errors import CorruptionError
 from rmqstore.index_file import IndexFile
@@ -132,6 +133,11 @@ def recover(
     for queue in queues:
         queue.tidy()
         report.units_cut += queue.cut(judged.end)
+        if not clean and isinstance(queue, BatchConsumeQueue):
+            # Batch units are found by what stands in them, so they are of use only up to the first odd one.
+            consistent = queue.consistent_num()
+            if consistent < queue.unit_num:
+                report.units_cut += queue.truncate(consistent)
     progress = IndexProgress()
     if index_service is not None:
         report.index_entries_cut = _cut_index(commit_log, index_service, checkpoint, judged.end, clean)
@@ -148,7 +154,7 @@ def recover(
     return report
 
 
-def _end_of_last_unit(queue) -> int:  # type: ignore[no-untyped-def]
+def _end_of_last_unit(queue: AnyConsumeQueue) -> int:
     unit = queue.last_record()
     return -1 if unit is None else unit.phy_offset + unit.size
 
@@ -186,6 +192,8 @@ def _judge(commit_log: CommitLog, begin: int, newest_unit_end: int, clean: bool,
     judged = _Judgement(begin, begin)
     at = start = begin
     queue = commit_log.queue
+    # Whether the place where the log ends was looked at; it was not where simply no further segment exists.
+    decided = True
     while (mapped_file := queue.find(at)) is not None:
         base, region = mapped_file.file_from_offset, mapped_file.region
         pos, verdict, _, last = _core.walk(region, at - base, region.size, base, True)
@@ -196,6 +204,7 @@ def _judge(commit_log: CommitLog, begin: int, newest_unit_end: int, clean: bool,
         if verdict == Verdict.BLANK and base + region.size not in queue.offsets:
             # RocketMQ would stand on the blank; behind it is the same place for the next record.
             at = base + region.size
+            decided = False
             break
         if verdict in (Verdict.BLANK, Verdict.LIMIT):
             at = base + region.size
@@ -228,6 +237,15 @@ def _judge(commit_log: CommitLog, begin: int, newest_unit_end: int, clean: bool,
         judged.ranges.append((start, at))
         judged.damage.append((at, following - at, verdict.name))
         at = start = following
+    else:
+        decided = False
+    if not decided and clean and newest_unit_end > at and mode == "strict":
+        raise CorruptionError(
+            f"the commit log ends at phy offset {at}, but the queues of this store, which was closed in order, go on to "
+            f"{newest_unit_end}: its newest segments are missing or empty; nothing was changed. Restore them, open it read-only "
+            'to get out what is there, or with recovery="truncate" to cut the queues',
+            queue.path,
+        )
     judged.ranges.append((start, at))
     judged.end = at
     return judged

@@ -228,6 +228,7 @@ class _Checker:
             pos, verdict = _core.scan(
                 region, at - base, self.end - base, base, columns, log.delays, True, self.config.index_tags
             )
+            yield from self._missing_crcs(columns, path, base)
             yield from self._records(columns)
             yield from entries.records(columns)
             at = base + pos
@@ -268,6 +269,19 @@ class _Checker:
         if self.progress is not None:
             self.progress(self.end - begin, self.end - begin)
         yield from self._tail()
+
+    def _missing_crcs(self, columns: RecordColumns, path: str, base: int) -> Iterator[Finding]:
+        if not self.config.enabled_append_prop_crc:
+            return
+        for row in np.flatnonzero(columns.prop_crc[: columns.count] == 0).tolist():
+            phy_offset = int(columns.phy_offset[row])
+            yield Finding(
+                path,
+                phy_offset - base,
+                "missing_prop_crc",
+                f"the record at phy offset {phy_offset} has no property CRC, which a broker with enabledAppendPropCRC always "
+                "writes; only its body is protected",
+            )
 
     def _tail(self) -> Iterator[Finding]:
         for base in self.commit_log.queue.offsets:
@@ -525,6 +539,8 @@ class _IndexCheck:
         self.skipped = 0
         self.missing = 0
         self.previous = -1
+        self.previous_hashes: list[int] = []
+        self.total = 0
 
     def begin(self) -> Iterator[Finding]:
         if not self.names:
@@ -568,6 +584,7 @@ class _IndexCheck:
 
     def records(self, columns: RecordColumns) -> Iterator[Finding]:
         n = columns.count
+        self.total += int(columns.key_start[n])
         if not self.names or not n:
             return
         starts = columns.key_start[: n + 1]
@@ -600,6 +617,9 @@ class _IndexCheck:
                 self.entry += good
                 done += good
                 self.previous = int(phy_offsets[done - 1])
+                first = int(np.searchsorted(phy_offsets, self.previous, side="left"))
+                if first or not self.previous_hashes or done - first == len(hashes):
+                    self.previous_hashes = hashes[first:done].tolist()
                 continue
             yield from self._disagreement(
                 int(got_hashes[0]), int(got_phy[0]), int(hashes[done]), int(phy_offsets[done])
@@ -620,7 +640,8 @@ class _IndexCheck:
         pos = index.entry_pos(self.entry)
         if got_phy < want_phy:
             # RocketMQ indexes the boundary record again after an unclean exit, and entries of expired records stay.
-            if got_phy != self.previous and got_phy >= self.checker.commit_log.min_offset:
+            again = got_phy == self.previous and got_hash in self.previous_hashes
+            if not again and got_phy >= self.checker.commit_log.min_offset:
                 yield Finding(
                     index.path, pos, "bad_entry", f"entry {self.entry} says phy offset {got_phy}, {want_phy} comes next"
                 )
@@ -681,6 +702,14 @@ class _IndexCheck:
 
     def finish(self) -> Iterator[Finding]:
         """What is left over."""
+        checker = self.checker
+        if checker.with_index and not self.names and self.total and checker.config.message_index_enable:
+            yield Finding(
+                checker.index_service.path,
+                0,
+                "missing_index",
+                f"there is no index file, but the log holds {self.total} keys to index; `rebuild` makes it anew",
+            )
         if self.missing > 1 or self.skipped > 1:
             yield Finding(
                 self.checker.index_service.path,

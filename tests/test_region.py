@@ -141,11 +141,10 @@ def test_advise():
 def test_map_refuses():
     with tempfile.TemporaryFile() as file:
         file.truncate(PAGE)
-        for size in (0, -1, MIN_I64):
+        # Behind the end of the file lies SIGBUS.
+        for size in (0, -1, MIN_I64, PAGE + 1, 2**62):
             with pytest.raises(ValueError):
                 Region.map(file.fileno(), size)
-        with pytest.raises(OSError):
-            Region.map(file.fileno(), 2**62)
     with pytest.raises(OSError) as caught:
         Region.map(-1, PAGE)
     assert caught.value.errno
@@ -600,9 +599,9 @@ def test_puts_of_many_threads_are_each_whole():
 
     def put(i):
         for _ in range(3):
-            index.put_hashes(np.full(each, i, np.int32), numbers + i, numbers)
+            index.put_hashes(np.full(each, i, np.int32), numbers, numbers)
             for _ in range(50):
-                index.put_hash(i, i, 0)
+                index.put_hash(i, 0, 0)
 
     threads = [threading.Thread(target=put, args=(i,)) for i in range(threads_num)]
     for thread in threads:
@@ -613,7 +612,7 @@ def test_puts_of_many_threads_are_each_whole():
     total = threads_num * 3 * (each + 50)
     assert index.read_header()[5] == total + 1
     assert [len(index.select_hash(i, total)) for i in range(threads_num)] == [3 * (each + 50)] * threads_num
-    assert [problem for problem in index.check_links(10**6) if "phy offset" not in problem[1]] == []
+    assert index.check_links(10**6) == []
 
 
 def test_close_in_another_thread_while_a_view_lives():
