@@ -221,10 +221,10 @@ def note(text: str) -> None:
 
 
 class _Progress:
-    """A bar on stderr, drawn only if that is a terminal; without a total it shows that something goes on."""
+    """A bar on stderr, drawn only if that is a terminal; until it is called it shows that something goes on."""
 
-    def __init__(self, what: str, total: int | None = None):
-        self.what, self.total = what, total
+    def __init__(self, what: str):
+        self.what = what
         self._bar: Any = None
         self._task: Any = None
 
@@ -238,7 +238,7 @@ class _Progress:
                 console=Console(file=sys.stderr), transient=True, redirect_stdout=sys.stdout.isatty(), redirect_stderr=False,
             )  # fmt: skip
             self._bar.start()
-            self._task = self._bar.add_task(self.what, total=self.total)
+            self._task = self._bar.add_task(self.what, total=None)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -445,7 +445,9 @@ def store_options(function: Callable[..., Any]) -> Callable[..., Any]:
 path_argument = click.argument("path", type=click.Path())
 
 
-@click.group(cls=StoreGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    name="rmqstore", cls=StoreGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
 @click.version_option(__version__, prog_name="rmqstore")
 def main() -> None:
     """Look into, check and mend the on-disk store of Apache RocketMQ.
@@ -596,8 +598,8 @@ def verify_command(path: str, given: _Given) -> None:
         config = None  # That the geometry cannot be told is a finding.
     printer = Printer(given.as_json)
     kinds: Counter[str] = Counter()
-    with _Progress("verifying"):
-        for finding in verify(path, config):
+    with _Progress("verifying") as progress:
+        for finding in verify(path, config, progress):
             kinds[finding.kind] += 1
             if given.as_json:
                 printer.json_line({"type": "finding", **dataclasses.asdict(finding)})
@@ -1079,9 +1081,14 @@ def rebuild_command(path: str, what: tuple[str, ...], output: str | None, yes: b
         with _Progress("rebuilding") as progress:
             report = rebuild(path, kinds, config, output, progress)
     except KeyboardInterrupt:
-        where = output if output is not None else os.path.join(path, REBUILD_DIRECTORY)
-        after = "remove it" if output is not None else "the next rebuild clears or finishes it"
-        note(f"The store's files are as they were; what was begun lies in {where}, {after}.")
+        if output is not None:
+            note(f"The store is as it was, and nothing was built in {output}.")
+        elif os.path.isdir(os.path.join(path, REBUILD_DIRECTORY)):
+            note(
+                "The new files are complete, their exchange with the old ones is not: run the same command again, which ends it."
+            )
+        else:
+            note("The store is as it was.")
         raise
     except CorruptionError as error:
         _nothing(str(error))

@@ -528,11 +528,14 @@ def _queue_files(directory: str) -> Iterator[_File]:
 
 
 def _common_size(files: list[_File], kind: str, option: str) -> int:
-    """The size that all `files` have, else a GeometryError that names the odd one."""
-    sizes = Counter(file.size for file in files)
+    """The size that all `files` have, else a GeometryError that names the odd one.
+
+    Files of 0 bytes, as a crash leaves them, say nothing; whether one may be there is seen when the store is opened.
+    """
+    sizes = Counter(file.size for file in files if file.size) or Counter({0: len(files)})
     size, count = sizes.most_common(1)[0]
     if len(sizes) > 1:
-        odd = next(file for file in files if file.size != size)
+        odd = next(file for file in files if file.size not in (0, size))
         raise GeometryError(
             f"{kind} of {odd.size} bytes, {count} other{'s have' if count > 1 else ' has'} {size}: "
             f"all must have one size; repair or move the odd file, or give {option}=...",

@@ -7,20 +7,24 @@ idempotent: units that are there already are compared and, where they differ, me
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from rmqstore._core import RecordColumns
+from rmqstore._core import RecordColumns, RecordLayout
 from rmqstore.commit_log import CommitLog
 from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue
-from rmqstore.consume_queue_store import ConsumeQueueStore
+from rmqstore.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.errors import CorruptionError
 from rmqstore.index_service import IndexService
 from rmqstore.message import MessageExt
 
 __all__ = ["CommitLogDispatcher", "DispatchCounts", "IndexProgress", "QueueGapError", "QueueKindError"]
 
+logger = logging.getLogger(__name__)
+
+_SMALLEST_RECORD = int(RecordLayout.RECORD_FIXED_SIZE)
 _TRANSACTION_MASK = 0xC
 _PREPARED = 0x4
 _ROLLBACK = 0xC
@@ -51,7 +55,7 @@ class IndexProgress:
         """Read it off the newest entries."""
         progress = cls()
         for index in index_service.files():
-            count = index.index_count
+            count = min(index.index_count, index.index_num)
             if count <= 1:
                 continue
             if progress.phy_offset < 0:
@@ -65,12 +69,13 @@ class IndexProgress:
 
 @dataclass(slots=True)
 class DispatchCounts:
-    """What dispatching did."""
+    """What dispatching did; `misplaced` are the records whose queue offset cannot be: phy offset, size, "BAD_QUEUE_OFFSET"."""
 
     records: int = 0
     units: int = 0
     units_mended: int = 0
     index_entries: int = 0
+    misplaced: list[tuple[int, int, str]] = field(default_factory=list)
 
 
 class CommitLogDispatcher:
@@ -146,19 +151,47 @@ class CommitLogDispatcher:
             return
         code = columns.topic[simple].astype(np.int64) << 32 | (columns.queue_id[simple].astype(np.int64) & 0xFFFFFFFF)
         order = simple[np.argsort(code, kind="stable")]
-        offsets = columns.queue_offset[order]
         code = np.sort(code, kind="stable")
-        # A run ends where the queue changes or its offsets do not go on by one.
-        cuts = np.flatnonzero((code[1:] != code[:-1]) | (offsets[1:] != offsets[:-1] + 1)) + 1
-        for start, end in zip([0, *cuts.tolist()], [*cuts.tolist(), len(order)], strict=True):
+        cuts = (np.flatnonzero(code[1:] != code[:-1]) + 1).tolist()
+        for start, end in zip([0, *cuts], [*cuts, len(order)], strict=True):
             rows = order[start:end]
-            first = rows[0]
-            queue = self.queues.find_or_create(topics[columns.topic[first]], int(columns.queue_id[first]))
-            self._put_run(queue, columns, rows, allow_gaps, mend)
+            queue = self.queues.find_or_create(topics[columns.topic[rows[0]]], int(columns.queue_id[rows[0]]))
+            rows = self._plausible(queue, columns, rows)
+            # A run ends where the offsets do not go on by one.
+            offsets = columns.queue_offset[rows]
+            ends = (np.flatnonzero(offsets[1:] != offsets[:-1] + 1) + 1).tolist()
+            for first, last in zip([0, *ends], [*ends, len(rows)], strict=True):
+                if first < last:
+                    self._put_run(queue, columns, rows[first:last], allow_gaps, mend)
+
+    def _plausible(self, queue: AnyConsumeQueue, columns: RecordColumns, rows: np.ndarray) -> np.ndarray:
+        # Nothing in a record protects its queue offset.  One that is above a later record's, or higher than the log
+        # before it has room for, is damaged; a queue that believed it would be filled up to there.
+        offsets = columns.queue_offset[rows]
+        bad = offsets < 0
+        if len(rows) > 1 and (offsets[1:] <= offsets[:-1]).any():
+            lowest_behind = np.minimum.accumulate(np.where(offsets < 0, np.iinfo(np.int64).max, offsets)[::-1])[::-1]
+            bad[:-1] |= offsets[:-1] > lowest_behind[1:]
+        last = queue.last_record()
+        number, phy_offset = (0, 0) if last is None else (queue.max_queue_offset, last.phy_offset)
+        room = (columns.phy_offset[rows] - phy_offset) // _SMALLEST_RECORD + 1
+        bad |= offsets > number + np.maximum(room, 0)
+        if not bad.any():
+            return rows
+        for row in rows[bad].tolist():
+            logger.warning(
+                "the record at phy offset %d says queue offset %d of %s/%d, which cannot be; it gets no unit",
+                columns.phy_offset[row],
+                columns.queue_offset[row],
+                queue.topic,
+                queue.queue_id,
+            )
+            self.counts.misplaced.append((int(columns.phy_offset[row]), int(columns.size[row]), "BAD_QUEUE_OFFSET"))
+        return rows[~bad]
 
     def _put_run(
         self,
-        queue: ConsumeQueue | BatchConsumeQueue,
+        queue: AnyConsumeQueue,
         columns: RecordColumns,
         rows: np.ndarray,
         allow_gaps: bool,

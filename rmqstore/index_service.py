@@ -181,17 +181,18 @@ class IndexService:
             if index is None:
                 index = IndexFile.open(os.path.join(self.path, name), self.config, read_only=self.read_only)
                 self._open[name] = index
-                while len(self._open) > max(2, self.config.max_mapped_files):
-                    for oldest in self._open:
-                        if oldest not in (name, self._names[-1]):
-                            # Only the reference goes: whoever is searching it keeps it until done.
-                            if self._open[oldest].region.writable:
-                                self._open[oldest].flush()
-                            self._open.pop(oldest).let_go()
-                            break
+                self._let_go_of_others(name)
             else:
                 self._open.move_to_end(name)
             return index
+
+    def _let_go_of_others(self, name: str) -> None:
+        # Only the reference goes: whoever is searching a file keeps it until done.
+        while len(self._open) > max(2, self.config.max_mapped_files):
+            oldest = next(each for each in self._open if each not in (name, self._names[-1]))
+            if self._open[oldest].region.writable:
+                self._open[oldest].flush()
+            self._open.pop(oldest).let_go()
 
     def files(self) -> Iterator[IndexFile]:
         """The index files, newest first."""
@@ -253,6 +254,7 @@ class IndexService:
         with self.lock.write(), self._open_lock:
             self._names.append(name)
             self._open[name] = index
+            self._let_go_of_others(name)
         return index
 
     def put_hashes(self, hashes: np.ndarray, phy_offsets: np.ndarray, store_timestamps: np.ndarray) -> None:

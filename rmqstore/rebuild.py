@@ -254,6 +254,7 @@ def _build_once(
             index_service.flush()
         report.records = dispatcher.counts.records
         report.units, report.index_entries = dispatcher.counts.units, dispatcher.counts.index_entries
+        report.damage += dispatcher.counts.misplaced
         report.log_bytes = end - begin
     finally:
         commit_log.close()

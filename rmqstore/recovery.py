@@ -147,6 +147,7 @@ def recover(
     report.records = counts.records
     report.units_written, report.units_mended = counts.units, counts.units_mended
     report.index_entries_written = counts.index_entries
+    report.damage += counts.misplaced
     checkpoint.confirm_phy_offset = max(judged.last_record, 0)
     report.seconds = time.perf_counter() - started
     if not clean or report.bytes_cut or report.units_written or report.index_entries_written:
@@ -316,6 +317,10 @@ def _cut_index(
         index = index_service.file(name)
         header = index.header
         ahead = header.end_phy_offset >= end and header.index_count > 1
+        if header.index_count > index.index_num or (
+            header.index_count > 1 and index.read_entry(header.index_count - 1)[1] != header.end_phy_offset
+        ):
+            ahead = True  # The header does not agree with the entries, so it cannot be relied on.
         if (clean or header.end_timestamp <= checkpoint.index_msg_timestamp) and not ahead:
             break
         count = index.consistent_count(end)

@@ -18,7 +18,7 @@ from rmqstore._core import RecordColumns, Verdict
 from rmqstore.checkpoint import Checkpoint
 from rmqstore.commit_log import CommitLog, check_store_root
 from rmqstore.config import StoreConfig
-from rmqstore.consume_queue import ConsumeQueue
+from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue
 from rmqstore.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.consumer_offset import ConsumerOffsets
 from rmqstore.errors import GeometryError, StoreError
@@ -453,7 +453,7 @@ class _QueueCheck:
 
     def _batch_records(self, columns: RecordColumns, rows: np.ndarray) -> Iterator[Finding]:
         queue = self.queue
-        assert queue is not None
+        assert isinstance(queue, BatchConsumeQueue)
         for row in rows.tolist():
             base, phy, size = int(columns.inner_base[row]), int(columns.phy_offset[row]), int(columns.size[row])
             unit = queue.unit(base)
@@ -462,13 +462,34 @@ class _QueueCheck:
                 continue
             self.covered += 1
             expected = (base, phy, size, int(columns.tags_code[row]), int(columns.inner_num[row]))
-            if tuple(unit) != expected:
+            time, needed = queue.store_timestamp(base), int(columns.store_timestamp[row])
+            if tuple(unit) != expected or time != needed:
                 yield Finding(
                     queue.queue.path,
                     0,
                     "bad_unit",
-                    f"the unit of batch {base} is {tuple(unit)}, the record needs {expected}",
+                    f"the unit of batch {base} is {(*unit, time)}, the record needs {(*expected, needed)}",
                 )
+            yield from self._inner_batch(base, phy)
+
+    def _inner_batch(self, base: int, phy: int) -> Iterator[Finding]:
+        # The count and the first offset stand in properties that nothing else protects.
+        log = self.checker.commit_log
+        message = log.look_up(phy)
+        if message is None or not message.is_inner_batch:
+            return
+        path, pos = log.segment(phy).path, phy % log.segment_size
+        if base != message.queue_offset or "INNER_BASE" not in message.properties:
+            detail = f"INNER_BASE says {base}, the record's queue offset is {message.queue_offset}"
+            yield Finding(path, pos, "bad_inner_batch", detail)
+        try:
+            count = len(message.inner_messages())
+        except StoreError as error:
+            yield Finding(path, pos, "bad_inner_batch", str(error))
+            return
+        if message.properties.get("INNER_NUM") != str(count):
+            detail = f"INNER_NUM is {message.properties.get('INNER_NUM')!r}, the body holds {count} messages"
+            yield Finding(path, pos, "bad_inner_batch", detail)
 
     def finish(self) -> Iterator[Finding]:
         if self.problem is not None:

@@ -1,7 +1,7 @@
 """Bad input gets its own clear error: of our types, naming the file and the position, saying what to do.
 
-Files of a wrong size or name, stores with parts missing, messages that no store may hold, offsets and times at the ends of
-64 bits, hostile records, stores opened twice or used after closing.
+Files of a wrong size or name, stores with parts missing, messages that no store may hold, offsets and times at the ends
+of 64 bits, hostile records, stores opened twice or used after closing.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from rmqstore import (
     StoreConfig,
     StoreError,
     StoreLockedError,
+    rebuild,
 )
 
 T0 = 1700000000000
@@ -281,9 +282,7 @@ def test_a_missing_middle_file(golden_copy, part):
 def test_simple_and_batch_queues_of_one_topic(golden_copy):
     root = golden_copy("base")
     shutil.copytree(root / "consumequeue" / "TopicTest" / "0", root / "consumequeue" / "BatchTopic" / "0")
-    refused(
-        root, GeometryError, "'BatchTopic' has both simple and batch queues", config=StoreConfig(**BASE)
-    )
+    refused(root, GeometryError, "'BatchTopic' has both simple and batch queues", config=StoreConfig(**BASE))
 
 
 def test_a_file_where_the_store_should_be(tmp_path):
@@ -316,7 +315,10 @@ def nothing_changed(store):
 @pytest.mark.parametrize(
     ("message", "match"),
     [
-        (Message("T", bytes(4096)), "a segment of 4096 bytes holds at most 4088: shorten it, or use a store with larger"),
+        (
+            Message("T", bytes(4096)),
+            "a segment of 4096 bytes holds at most 4088: shorten it, or use a store with larger",
+        ),
         (Message("T", bytes(3997)), "takes 4089 bytes"),
         (Message(""), "topic is empty"),
         (Message("a" * 128), "at most 127 are allowed: shorten it"),
@@ -376,7 +378,9 @@ def test_a_body_over_max_message_size(tmp_path):
     with MessageStore.open(tmp_path, config=config) as store:
         assert store.put_message(Message("T", bytes(10_000))).phy_offset == 0
         end = store.commit_log.max_offset
-        with pytest.raises(InvalidMessageError, match=r"10001 bytes, max_message_size allows 10000.*raise max_message_size"):
+        with pytest.raises(
+            InvalidMessageError, match=r"10001 bytes, max_message_size allows 10000.*raise max_message_size"
+        ):
             store.put_message(Message("T", bytes(10_001)))
         assert store.commit_log.max_offset == end
     with MessageStore.open(tmp_path / "default", config=config_of(mapped_file_size_commit_log=1 << 23)) as store:
@@ -397,7 +401,7 @@ def test_the_largest_queue_id(store):
     assert store.queue_ids("T") == [0, 2**31 - 1]
 
 
-# ----------------------------------------------------------------------------- hostile records in a log that is recovered
+# --------------------------------------------------------------------------- hostile records in a log that is recovered
 
 
 HOSTILE_TOPICS = ["../x", "../../x", "..", ".", "a/b", "/tmp/rmqstore-hostile", "a\0b", "é" * 60, "a b", "*"]
@@ -444,6 +448,31 @@ def test_a_hostile_topic_in_the_log_stays_inside_the_store(tmp_path, topic):
     with MessageStore.open(root, config=config_of(), read_only=True) as store:
         assert [message.topic for message in store.messages()] == ["Good", topic, "Good"]
         assert store.get_message(topic, 0).status.name in ("NO_MESSAGE_IN_QUEUE", "FOUND")
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("topic", HOSTILE_TOPICS)
+def test_a_hostile_topic_in_a_log_that_is_rebuilt(tmp_path, topic, beside):
+    root = tmp_path / "a" / "b" / "store"
+    output = tmp_path / "a" / "b" / "output" if beside else None
+    hostile_store(root, ["Good", topic, "Good"])
+    log = (root / "commitlog" / f"{0:020}").read_bytes()
+    parents = {root, *([output] if beside else [])}
+    around = {path for path in tmp_path.rglob("*") if not parents & {path, *path.parents}}
+    try:
+        rebuild(root, config=config_of(), output=output)
+    except StoreError as error:
+        assert topic in ESCAPING, error
+        assert error.path is not None and str(error.path).startswith(str(tmp_path / "a" / "b"))
+    else:
+        units = ((output or root) / "consumequeue" / "Good" / "0" / f"{0:020}").read_bytes()
+        assert [oracle.decode_unit(units, pos).size > 0 for pos in (0, 20, 40)] == [True, True, False]
+    assert {path for path in tmp_path.rglob("*") if not parents & {path, *path.parents}} == around
+    assert not os.path.exists("/tmp/rmqstore-hostile")
+    assert (root / "commitlog" / f"{0:020}").read_bytes() == log
+    for top in parents:
+        for folder, _, _ in os.walk(top / "consumequeue"):
+            assert os.path.relpath(folder, top / "consumequeue").count("/") <= 1
 
 
 @pytest.mark.parametrize("name", ["../x", "..", "a/b", "", ".", "a\0b"])
@@ -559,7 +588,18 @@ def test_odd_numbers_of_messages(store, max_num):
 
 @pytest.mark.parametrize(
     "msg_id",
-    ["", "x", "0" * 31, "0" * 33, "0" * 55, "G" * 32, " " * 32, "0A00000100002A9F00000000000000é0", "-" * 32, "0x" + "0" * 30],
+    [
+        "",
+        "x",
+        "0" * 31,
+        "0" * 33,
+        "0" * 55,
+        "G" * 32,
+        " " * 32,
+        "0A00000100002A9F00000000000000é0",
+        "-" * 32,
+        "0x" + "0" * 30,
+    ],
 )
 def test_bad_message_ids(store, msg_id):
     with pytest.raises(InvalidMessageError, match=r"message id|msg_id|hex"):
@@ -635,7 +675,7 @@ def test_born_times_at_the_ends_of_64_bits(store, born):
 @pytest.mark.parametrize("now", [2**63, -(2**63) - 1])
 def test_a_clock_beyond_64_bits(tmp_path, now):
     with MessageStore.open(tmp_path, config=config_of(clock=lambda: now)) as store:
-        with pytest.raises(InvalidMessageError, match="mend config.clock"):
+        with pytest.raises(InvalidMessageError, match=r"mend config\.clock"):
             store.put_message(Message("T"))
         assert store.commit_log.max_offset == 0
 
@@ -716,58 +756,58 @@ def test_a_failed_second_opening_does_not_give_the_lock_away(tmp_path):
         assert open_in_another_process(tmp_path).startswith("locked")
 
 
-def test_use_after_close(golden_copy):
-    for read_only in (True, False):
-        store = MessageStore.open(golden_copy("base"), config=StoreConfig(**BASE), read_only=read_only)
-        index = next(store.index_service.files())
-        queue = store.queues.find("TopicTest", 0)
-        commit_log = store.commit_log
-        mapped_file = commit_log.segment(0)
-        messages = store.messages()
-        message = next(messages)
-        view = mapped_file.hold(0, 100)
-        wanted = bytes(view)
-        store.close()
-        store.close()
-        assert store.closed
-        assert "closed" in repr(store)
-        calls = [
-            lambda: store.put_message(Message("T")),
-            lambda: store.put_messages([]),
-            lambda: store.put_message_batch([Message("T")]),
-            store.flush,
-            store.refresh,
-            lambda: store.message_at(0),
-            lambda: store.message_by_id("0A00000100002A9F0000000000000000"),
-            lambda: list(store.messages()),
-            lambda: list(messages),
-            lambda: store.get_message("TopicTest", 0),
-            lambda: store.query_message("TopicTest", "k1"),
-            lambda: store.query_message("TopicTest", "k1", compat=True),
-            lambda: store.query_offsets("TopicTest", "k1"),
-            lambda: store.offset_by_time("TopicTest", 0, 0),
-            store.topics,
-            lambda: store.queue_ids("TopicTest"),
-            lambda: store.min_queue_offset("TopicTest"),
-            lambda: store.max_queue_offset("TopicTest"),
-            lambda: index.select_phy_offset("TopicTest#k1"),
-            lambda: index.header,
-            lambda: queue.unit(0),
-            lambda: commit_log.message_at(0),
-            lambda: mapped_file.region,
-            lambda: mapped_file.hold(),
-        ]
-        for number, call in enumerate(calls):
-            with pytest.raises(StoreClosedError, match="closed"):
-                pytest.fail(f"call {number} gave {call()!r}")
-        with pytest.raises(StoreClosedError):
-            with store:
-                store.topics()
-        # What was read stays: a message is a copy, a view keeps its memory.
-        assert message.body == b"hello"
-        assert message.properties["KEYS"] == "k1 k2"
-        assert bytes(view) == wanted
-        view.release()
+@pytest.mark.parametrize("read_only", [True, False])
+def test_use_after_close(golden_copy, read_only):
+    store = MessageStore.open(golden_copy("base"), config=StoreConfig(**BASE), read_only=read_only)
+    index = next(store.index_service.files())
+    queue = store.queues.find("TopicTest", 0)
+    commit_log = store.commit_log
+    mapped_file = commit_log.segment(0)
+    messages = store.messages()
+    message = next(messages)
+    view = mapped_file.hold(0, 100)
+    wanted = bytes(view)
+    store.close()
+    store.close()
+    assert store.closed
+    assert "closed" in repr(store)
+    calls = [
+        lambda: store.put_message(Message("T")),
+        lambda: store.put_messages([]),
+        lambda: store.put_message_batch([Message("T")]),
+        store.flush,
+        store.refresh,
+        lambda: store.message_at(0),
+        lambda: store.message_by_id("0A00000100002A9F0000000000000000"),
+        lambda: list(store.messages()),
+        lambda: list(messages),
+        lambda: store.get_message("TopicTest", 0),
+        lambda: store.query_message("TopicTest", "k1"),
+        lambda: store.query_message("TopicTest", "k1", compat=True),
+        lambda: store.query_offsets("TopicTest", "k1"),
+        lambda: store.offset_by_time("TopicTest", 0, 0),
+        store.topics,
+        lambda: store.queue_ids("TopicTest"),
+        lambda: store.min_queue_offset("TopicTest"),
+        lambda: store.max_queue_offset("TopicTest"),
+        lambda: index.select_phy_offset("TopicTest#k1"),
+        lambda: index.header,
+        lambda: queue.unit(0),
+        lambda: commit_log.message_at(0),
+        lambda: mapped_file.region,
+        lambda: mapped_file.hold(),
+    ]
+    for number, call in enumerate(calls):
+        with pytest.raises(StoreClosedError, match="closed"):
+            pytest.fail(f"call {number} gave {call()!r}")
+    with pytest.raises(StoreClosedError):
+        with store:
+            store.topics()
+    # What was read stays: a message is a copy, a view keeps its memory.
+    assert message.body == b"hello"
+    assert message.properties["KEYS"] == "k1 k2"
+    assert bytes(view) == wanted
+    view.release()
 
 
 def test_errors_are_ours_and_say_where():

@@ -158,9 +158,9 @@ def test_every_queue_line(opened, name):
         queue = store.queues.find(topic, queue_id)
         assert ("BatchCQ" if isinstance(queue, BatchConsumeQueue) else "SimpleCQ") == line["kind"]
         units = [queue.unit(queue_offset) for queue_offset in range(line["min"], line["max"])]
-        assert [
-            f"{unit.queue_offset}:{unit.phy_offset}:{unit.size}:{queue.tags_code(unit)}" for unit in units
-        ] == line["units"]
+        assert [f"{unit.queue_offset}:{unit.phy_offset}:{unit.size}:{queue.tags_code(unit)}" for unit in units] == line[
+            "units"
+        ]
         assert queue.unit(line["max"]) is None
         assert queue.unit(line["min"] - 1) is None
     assert set(store.queues.keys()) == set(named)
@@ -299,7 +299,7 @@ def test_tags_are_not_indexed_before_5_4_0(opened):
     assert store.query_message("TopicTest", "TagA", index_type="T") == []
 
 
-# ----------------------------------------------------------------------------------- what the producers had acknowledged
+# ---------------------------------------------------------------------------------- what the producers had acknowledged
 
 
 def single_sends():

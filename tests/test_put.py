@@ -114,9 +114,7 @@ def script(name: str, golden_root) -> list:
     """What was put to make golden store `name`: (clock, messages, queue id), three messages where it was a batch."""
     puts: list = []
     for record in oracle.records_of(oracle.segments(oracle.read_files(golden_root))):
-        pairs = [
-            pair.split("\x01") for pair in oracle.java_decode(record.properties_raw).split("\x02") if pair
-        ]
+        pairs = [pair.split("\x01") for pair in oracle.java_decode(record.properties_raw).split("\x02") if pair]
         message = Message(
             record.topic,
             record.body,
@@ -509,7 +507,7 @@ def test_inner_batches(tmp_path):
     assert_as_rebuilt(tmp_path, LARGE)
 
 
-# ------------------------------------------------------------------------------------------- what a message may look like
+# ----------------------------------------------------------------------------------------- what a message may look like
 
 
 def test_keys_tags_and_unique_keys(tmp_path):
@@ -705,7 +703,7 @@ def test_filter_by_tags(tmp_path):
         assert get("none") == []
 
 
-# ----------------------------------------------------------------------------------------------------------- exact query
+# ---------------------------------------------------------------------------------------------------------- exact query
 
 
 def offsets(messages) -> list[int]:

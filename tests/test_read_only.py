@@ -27,6 +27,8 @@ from rmqstore import (
     StoreConfig,
     StoreError,
     StoreLockedError,
+    describe,
+    verify,
 )
 from rmqstore.consume_queue import ConsumeQueue
 
@@ -44,8 +46,10 @@ def traces(root) -> dict[str, tuple]:
             digest = ""
             if stat.S_ISREG(status.st_mode):
                 with open(path, "rb") as file:
-                    digest = hashlib.file_digest(file, "sha256").hexdigest() if sys.version_info >= (3, 11) else (
-                        hashlib.sha256(file.read()).hexdigest()
+                    digest = (
+                        hashlib.file_digest(file, "sha256").hexdigest()
+                        if sys.version_info >= (3, 11)
+                        else (hashlib.sha256(file.read()).hexdigest())
                     )
             found[os.path.relpath(path, root)] = (
                 digest, status.st_size, status.st_blocks, status.st_mode, status.st_uid, status.st_gid, status.st_ino,
@@ -105,6 +109,18 @@ def test_leaves_no_trace(golden_copy, name, given):
     assert before["lock"][1] in (0, 4)
 
 
+@pytest.mark.parametrize("name", golden.STORES)
+def test_describing_and_verifying_leave_no_trace(golden_copy, name):
+    root = golden_copy(name)
+    before = traces(root)
+    config = StoreConfig(**golden.geometry(name))
+    describe(root, config)
+    describe(root)
+    list(verify(root, config))
+    StoreConfig.infer(root)
+    assert traces(root) == before
+
+
 def test_no_descriptor_of_the_lock_is_opened(golden_copy):
     # Closing any descriptor of that file would give up a lock that this process holds (POSIX).
     root = golden_copy("base")
@@ -136,7 +152,7 @@ def test_mappings_are_read_only(golden_copy):
         assert {line.split()[1][:2] for line in mapped} == {"r-"}
 
 
-# ------------------------------------------------------------------------------------- directories that are write-protected
+# --------------------------------------------------------------------------------- directories that are write-protected
 
 
 def in_a_child_without_rights(work) -> None:
@@ -231,7 +247,7 @@ def test_an_index_file_alone_in_a_protected_directory(protected_root):
     in_a_child_without_rights(work)
 
 
-# ------------------------------------------------------------------------------------------------- beside a running broker
+# ---------------------------------------------------------------------------------------------- beside a running broker
 
 HOLD_LOCK = """
 import fcntl, os, sys
@@ -317,7 +333,7 @@ def test_a_reader_follows_a_writer(tmp_path):
         assert traces(tmp_path) == before
 
 
-# ------------------------------------------------------------------------------------------------------- writes are refused
+# --------------------------------------------------------------------------------------------------- writes are refused
 
 
 def writing_calls(store: MessageStore) -> dict:
@@ -387,7 +403,7 @@ def test_a_message_that_was_read_cannot_be_changed(golden_store):
                 setattr(message, name, None)
 
 
-# ---------------------------------------------------------------------------------------------------- nothing to read there
+# ------------------------------------------------------------------------------------------------ nothing to read there
 
 
 def test_a_directory_that_is_not_there_is_not_made(tmp_path):

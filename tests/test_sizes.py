@@ -35,7 +35,9 @@ def sparse_file(path: Path, size: int, pieces: dict[int, bytes]) -> None:
 
 def used_bytes(root) -> int:
     """What the files below `root` take on disk."""
-    return sum(os.stat(os.path.join(folder, name)).st_blocks * 512 for folder, _, names in os.walk(root) for name in names)
+    return sum(
+        os.stat(os.path.join(folder, name)).st_blocks * 512 for folder, _, names in os.walk(root) for name in names
+    )
 
 
 def encode(count: int, base: int, first_queue_offset: int, time: int = T0) -> tuple[bytes, list[oracle.Record]]:
@@ -67,7 +69,7 @@ def maps_of(root) -> list[str]:
     return [line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if str(root) in line]
 
 
-# ------------------------------------------------------------------------------------------- far out, at default geometry
+# ----------------------------------------------------------------------------------------- far out, at default geometry
 
 
 @pytest.fixture
@@ -81,9 +83,7 @@ def far_store(tmp_path):
     sparse_file(root / "commitlog" / f"{FAR:020}", GIB, {0: head, len(head): blank(FAR, len(head), GIB)})
     sparse_file(root / "commitlog" / f"{FAR + GIB:020}", GIB, {0: following})
     queue_base = first * 20 - first * 20 % 6_000_000
-    units = b"".join(
-        oracle.Unit(record.phy_offset, record.size, oracle.tags_hash("t")).encode() for record in records
-    )
+    units = b"".join(oracle.Unit(record.phy_offset, record.size, oracle.tags_hash("t")).encode() for record in records)
     sparse_file(
         root / "consumequeue" / "Far" / "0" / f"{queue_base:020}",
         6_000_000,
@@ -127,7 +127,7 @@ def test_default_geometry_rolls_at_the_end_of_a_gibibyte(tmp_path):
     # Makes files of 1 GiB and 420 MB, allocated by the file system but hardly written.
     if shutil.disk_usage(tmp_path).free < 6 * GIB:
         pytest.skip("less than 6 GiB of disk are free")
-    head, records = encode(1, FAR, 0)
+    head, _ = encode(1, FAR, 0)
     sparse_file(tmp_path / "commitlog" / f"{FAR:020}", GIB, {0: head})
     (tmp_path / "abort").write_text("1")
     puts = []
@@ -209,7 +209,7 @@ def test_queue_offsets_at_large_values(tmp_path, queue_offset):
     again.close()
 
 
-# -------------------------------------------------------------------------------------------- an index of 20 000 000 entries
+# --------------------------------------------------------------------------------------- an index of 20 000 000 entries
 
 
 @pytest.fixture

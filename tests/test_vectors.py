@@ -59,7 +59,9 @@ def test_t1_index_hash_and_slot(vectors, tmp_path):
 
 
 def test_t1_tags_code_of_units(vectors, tmp_path):
-    rows = [row for row in vectors["T1"] if row["string"] and "\0" not in row["string"]]
+    # A lone surrogate cannot be stored: the record holds a question mark and its unit the hash of that.
+    rows = [row for row in vectors["T1"] if row["string"] and row["string"].isprintable()]
+    assert len(vectors["T1"]) - len(rows) == 3
     with MessageStore.open(tmp_path, config=StoreConfig(**SMALL, **TINY_INDEX)) as store:
         store.put_messages([Message("T", tags=row["string"]) for row in rows])
         queue = store.queues.find("T", 0)

@@ -1,0 +1,790 @@
+"""Crash test: whatever moment a process dies at, the next opening has everything that was acknowledged.
+
+Owns three ways to die.  *Every step*: a tracer looks at the files before every line that rmqstore runs (puts, rolls,
+flushes, close, recovery) and keeps every state that the disk was in; each is opened.  *Between the bytes*: the states
+inside one compiled call, made from the bytes before and after it.  *kill -9* of a real child at random moments.  And what
+a machine may lose on top: pages that were not flushed, in any combination.
+
+What holds after each opening: every acknowledged message is in the log, in its queue and under every key, nothing is
+doubled, queues and index equal byte for byte what the log alone gives, and a second opening changes nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+
+import oracle
+import pytest
+from test_model import SCRATCH, content, content_of_record
+
+import rmqstore
+from rmqstore import CorruptionError, Message, MessageStore, StoreConfig, StoreError
+from rmqstore.checkpoint import Checkpoint
+from rmqstore.index_file import IndexFile
+from rmqstore.mapped_file import MappedFile
+
+NOW = 1_700_000_000_000
+SEGMENT = 1024
+#: Pages are of 4096 bytes on a real disk; files this small need smaller ones.
+PAGE = 64
+PACKAGE = os.path.dirname(rmqstore.__file__)
+GEOMETRIES = {
+    "plain": {},
+    "propcrc-ext": {"enabled_append_prop_crc": True, "enable_consume_queue_ext": True},
+}
+
+
+def geometry(name: str) -> dict:
+    return oracle.geometry(
+        mapped_file_size_commit_log=SEGMENT,
+        mapped_file_size_consume_queue=80,
+        mapper_file_size_batch_consume_queue=138,
+        mapped_file_size_consume_queue_ext=100,
+        max_hash_slot_num=4,
+        max_index_num=10,
+        **GEOMETRIES[name],
+    )
+
+
+def config_of(geo: dict, clock=lambda: NOW) -> StoreConfig:
+    return StoreConfig(**{name: value for name, value in geo.items() if name != "batch_topics"}, clock=clock)
+
+
+@pytest.fixture
+def scratch():
+    path = tempfile.mkdtemp(prefix="rmqstore-crash-", dir=SCRATCH)
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def write_files(root: str, files: dict[str, bytes]) -> None:
+    for path, data in files.items():
+        full = os.path.join(root, path)
+        os.makedirs(os.path.dirname(full), exist_ok=True)
+        with open(full, "wb") as file:
+            file.write(data)
+
+
+def changes(before: dict[str, bytes], after: dict[str, bytes]) -> list[str]:
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+
+
+def without_empty_index(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Without a newest index file that holds no entry: RocketMQ makes one also for a record without keys."""
+    files = dict(files)
+    while (names := sorted(name for name in files if name.startswith("index/"))) and (
+        oracle.IndexHeader.decode(files[names[-1]]).index_count <= 1
+    ):
+        del files[names[-1]]
+    return files
+
+
+# ------------------------------------------------------------------------------------------------- what is being put
+
+
+class Writer:
+    """Puts a fixed script of messages; `acknowledged` holds what was returned so far."""
+
+    def __init__(self, store: MessageStore, clock: list[int]):
+        self.store = store
+        self.clock = clock
+        self.acknowledged: list[tuple] = []
+
+    def put(self, kind: str, messages: list[Message], queue_id: int) -> None:
+        self.clock[0] += 700
+        if kind == "one":
+            answers = [self.store.put_message(messages[0], queue_id)]
+        elif kind == "batch":
+            answers = self.store.put_message_batch(messages, queue_id)
+        else:
+            answers = self.store.put_messages(messages, queue_id)
+        for message, answer in zip(messages, answers, strict=True):
+            keys = (*message.keys, *([message.unique_key] if message.unique_key else ()))
+            self.acknowledged.append(
+                (message.topic, queue_id, answer.queue_offset, answer.phy_offset, keys, message.tags, message.body)
+            )
+
+    def run(self, script) -> None:
+        for step in script:
+            if step == "flush":
+                self.store.flush()
+            else:
+                self.put(*step)
+
+
+def script(number: int = 18) -> list:
+    steps: list = []
+    for n in range(number):
+        topic = ("Orders", "Pay")[n % 2]
+        messages = [
+            Message(topic, b"%d.%d" % (n, i), keys=[f"k{n % 3}", f"u{n}.{i}"], tags=f"T{n % 2}" if n % 3 else None)
+            for i in range(3 if n % 5 in (2, 3) else 1)
+        ]
+        if n % 7 == 6:
+            messages = [
+                Message("Inner", b"inner", sys_flag=0xC0, keys=[f"u{n}.0"], properties={"INNER_NUM": "2"}),
+            ]
+        kind = "one" if len(messages) == 1 else ("batch" if n % 5 == 2 else "many")
+        steps.append((kind, messages, n % 4 // 2))
+        if n == 8:
+            steps.append("flush")
+    return steps
+
+
+def check_recovered(root: str, geo: dict, acknowledged: list[tuple], *, refusal_allowed: bool = False) -> str:
+    """Open the store for writing and hold everything that a recovery promises; what opening said."""
+    config = config_of(geo)
+    before = oracle.read_files(root)
+    with MessageStore.open(root, config=config, read_only=True) as store:
+        list(store.messages())
+    assert not changes(before, oracle.read_files(root))
+    try:
+        store = MessageStore.open(root, config=config)
+    except CorruptionError as error:
+        assert refusal_allowed, f"refused: {error}"
+        assert error.path
+        assert error.pos is not None
+        changed = changes(before, oracle.read_files(root))
+        assert not changed, f"refused, but changed {changed}"
+        return "refused"
+    with store:
+        report = store.recovery_report
+        # No `abort` file: the process died before it changed anything, or after it had closed in order.
+        assert report.clean == ("abort" not in before)
+        check_readable(store, acknowledged)
+        log = oracle.segments(oracle.read_files(root))
+        records = oracle.records_of(log)
+        assert [content(message) for message in store.messages()] == [content_of_record(each) for each in records]
+        assert report.end == store.commit_log.max_offset
+        # What is put next goes where it belongs.
+        put = store.put_message(Message("Orders", b"after", keys=["after"]))
+        offsets = [each.queue_offset for each in records if (each.topic, each.queue_id) == ("Orders", 0)]
+        assert put.queue_offset == len(offsets)
+        assert offsets == list(range(len(offsets)))
+        assert [hit.phy_offset for hit in store.query_message("Orders", "after")] == [put.phy_offset]
+    check_bytes(root, geo)
+    before = oracle.read_files(root)
+    with MessageStore.open(root, config=config) as store:
+        report = store.recovery_report
+        assert report.clean
+        assert (report.bytes_cut, report.segments_deleted, report.units_cut, report.index_entries_cut) == (0, 0, 0, 0)
+        assert (report.units_written, report.units_mended, report.index_entries_written) == (0, 0, 0)
+        check_readable(store, acknowledged)
+    changed = [name for name in changes(before, oracle.read_files(root)) if name != "abort.bak"]
+    assert not changed, f"the second opening changed {changed}"
+    return "recovered"
+
+
+def check_readable(store: MessageStore, acknowledged: list[tuple]) -> None:
+    for topic, queue_id, queue_offset, phy_offset, keys, tags, body in acknowledged:
+        message = store.message_at(phy_offset)
+        assert (message.topic, message.queue_id, message.body) == (topic, queue_id, body)
+        got = store.get_message(topic, queue_id, queue_offset, 1)
+        assert got.messages, f"{topic}/{queue_id} {queue_offset}: {got}"
+        assert got.messages[0].phy_offset == phy_offset
+        for key in keys:
+            hits = [hit.phy_offset for hit in store.query_message(topic, key, 1000)]
+            assert hits.count(phy_offset) == 1, f"{topic}#{key}: {hits}, wanted {phy_offset}"
+            assert store.query_offsets(topic, key).count(phy_offset) == 1
+        if tags:
+            assert phy_offset in [hit.phy_offset for hit in store.query_message(topic, tags, 1000, index_type="T")]
+
+
+def check_bytes(root: str, geo: dict) -> None:
+    files = oracle.read_files(root)
+    got = without_empty_index(oracle.comparable(files, oracle.QUEUES_AND_INDEX))
+    expected = without_empty_index(oracle.comparable(oracle.rebuild(files, geo), oracle.QUEUES_AND_INDEX))
+    # An extension is there only where a unit needs it; its units carry no promise beyond that.
+    changed = changes(expected, got)
+    assert not changed, f"not what the log gives: {changed}"
+
+
+# ----------------------------------------------------------------------------------------------------- every step
+
+
+@dataclasses.dataclass
+class State:
+    """What was on disk at one moment, what had been acknowledged by then, and where the program stood."""
+
+    files: dict[str, bytes]
+    acknowledged: list[tuple]
+    where: str
+
+
+class Camera:
+    """A trace function that keeps every state of the files of a store while rmqstore runs."""
+
+    MODULES = (
+        "mapped_file.py", "mapped_file_queue.py", "commit_log.py", "consume_queue.py", "consume_queue_store.py",
+        "index_file.py", "index_service.py", "dispatcher.py", "recovery.py", "checkpoint.py", "message_store.py",
+    )  # fmt: skip
+
+    def __init__(self, root: str, acknowledged: list[tuple]):
+        self.root = root
+        self.acknowledged = acknowledged
+        self.states: list[State] = []
+        self.last: dict[str, bytes] = {}
+
+    def look(self, where: str) -> None:
+        files = oracle.read_files(self.root)
+        if files != self.last:
+            self.last = files
+            self.states.append(State(files, list(self.acknowledged), where))
+
+    def trace(self, frame, event, arg):
+        folder, name = os.path.split(frame.f_code.co_filename)
+        if folder != PACKAGE or name not in self.MODULES:
+            return None
+        self.look(f"{name}:{frame.f_lineno} in {frame.f_code.co_name}")
+        return self.trace
+
+    def __enter__(self) -> Camera:
+        self.before = sys.gettrace()
+        sys.settrace(self.trace)
+        return self
+
+    def __exit__(self, *exc_info) -> None:
+        sys.settrace(self.before)
+
+
+def film(root: str, geo: dict, steps: list) -> list[State]:
+    """Every state from the making of a store to its orderly close."""
+    clock = [NOW]
+    acknowledged: list[tuple] = []
+    with Camera(root, acknowledged) as camera:
+        store = MessageStore.open(root, config=config_of(geo, lambda: clock[0]))
+        writer = Writer(store, clock)
+        writer.acknowledged = acknowledged
+        writer.run(steps)
+        store.close()
+    camera.look("closed")
+    return camera.states
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_killed_at_every_step(scratch, name):
+    geo = geometry(name)
+    states = film(os.path.join(scratch, "filmed"), geo, script())
+    assert len(states) > 150
+    for number, state in enumerate(states):
+        root = os.path.join(scratch, str(number))
+        os.mkdir(root)
+        write_files(root, state.files)
+        try:
+            check_recovered(root, geo, state.acknowledged)
+        except Exception as error:
+            raise AssertionError(f"killed at {state.where}, {len(state.acknowledged)} acknowledged: {error}") from error
+        shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_killed_during_recovery(scratch, name):
+    # Recoveries of a store that has lost all it can lose; each of their states is a store to recover.
+    geo = geometry(name)
+    states = film(os.path.join(scratch, "filmed"), geo, script())
+    half = states[len(states) * 2 // 3]
+    kept = {path: data for path, data in half.files.items() if path.split("/")[0] in ("commitlog", "lock", "abort")}
+    zeroed = {
+        path: data if path in kept else bytes(len(data)) for path, data in half.files.items() if path != "checkpoint"
+    }
+    for number, files in enumerate((half.files, kept, zeroed)):
+        root = os.path.join(scratch, f"recovering{number}")
+        os.mkdir(root)
+        write_files(root, files)
+        with Camera(root, half.acknowledged) as camera:
+            MessageStore.open(root, config=config_of(geo)).close()
+        for step, state in enumerate(camera.states):
+            copy = os.path.join(scratch, f"{number}.{step}")
+            os.mkdir(copy)
+            write_files(copy, state.files)
+            try:
+                check_recovered(copy, geo, state.acknowledged)
+            except Exception as error:
+                raise AssertionError(f"recovery {number} killed at {state.where}: {error}") from error
+            shutil.rmtree(copy)
+
+
+def steps_between(before: bytes, after: bytes, order: list[tuple[int, int]]) -> list[bytes]:
+    """The states between two contents of a file when the stretches of `order` are written one after another."""
+    states, now = [], bytearray(before)
+    for begin, end in order:
+        now[begin:end] = after[begin:end]
+        if bytes(now) not in states and bytes(now) != before:
+            states.append(bytes(now))
+    return states
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_killed_inside_a_compiled_call(scratch, name):
+    # A record is published by its size and magic, a unit by its size, an entry by entry, slot and count, in this order;
+    # a state in between is one in which only the earlier ones are there.
+    geo = geometry(name)
+    states = film(os.path.join(scratch, "filmed"), geo, script(12))
+    tried = 0
+    for before, after in zip(states, states[1:], strict=False):
+        if before.files.keys() != after.files.keys():
+            continue
+        (path,) = changes(before.files, after.files)[:1] or ("",)
+        folder = path.split("/")[0]
+        old, new = before.files[path], after.files[path]
+        differ = [i for i in range(len(old)) if old[i] != new[i]]
+        if folder == "commitlog":
+            begin, end = differ[0] - differ[0] % 4, differ[-1] + 1
+            middle = (begin + end) // 2
+            order = [(middle, end), (begin + 8, middle), (begin, begin + 4), (begin + 4, begin + 8)]
+            other = [(begin + 8, middle), (middle, end), (begin + 4, begin + 8), (begin, begin + 4)]
+            orders = [order, other]
+        elif folder == "index":
+            table = 40 + 4 * geo["max_hash_slot_num"]
+            orders = [[(table, len(old)), (40, table), (36, 40), (32, 36), (0, 32)]]
+            orders.append([(table, len(old)), (40, table), (0, 36), (36, 40)])
+        elif folder in ("consumequeue", "batchconsumequeue"):
+            orders = [[(differ[0], differ[0] + 2), (differ[0], differ[-1] - 4), (0, len(old))]]
+            size = 20 if folder == "consumequeue" else 46
+            unit = differ[0] - differ[0] % size
+            orders = [[(unit, unit + 8), (unit + 12, unit + size), (unit + 8, unit + 12)]]
+        else:
+            continue
+        for order in orders:
+            for data in steps_between(old, new, order):
+                tried += 1
+                root = os.path.join(scratch, str(tried))
+                os.mkdir(root)
+                write_files(root, {**before.files, path: data})
+                try:
+                    check_recovered(root, geo, before.acknowledged)
+                except Exception as error:
+                    raise AssertionError(f"killed inside {before.where}, {path}: {error}") from error
+                shutil.rmtree(root)
+    assert tried > 100
+
+
+# ------------------------------------------------------------------------------------------------------- kill -9
+
+
+def run_child(root: str, geo: dict, seed: int) -> list[tuple]:
+    """Let a child put messages, kill it at a random moment; what it had been told is stored."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        # Nothing of the parent's may run here: only the store, then death.
+        try:
+            os.close(reader)
+            dice = random.Random(seed)
+            clock = [NOW]
+            store = MessageStore.open(root, config=config_of(geo, lambda: clock[0]))
+            acknowledging = Writer(store, clock)
+            for number in range(100_000):
+                topic = dice.choice(("Orders", "Pay"))
+                count = dice.choice((1, 1, 1, 2, 3))
+                messages = [
+                    Message(topic, dice.randbytes(dice.randrange(40)), keys=[f"u{number}.{i}", f"k{number % 3}"], tags="T")
+                    for i in range(count)
+                ]
+                acknowledging.acknowledged.clear()
+                acknowledging.put("one" if count == 1 else dice.choice(("batch", "many")), messages, dice.randrange(2))
+                lines = "".join(
+                    json.dumps([*each[:6], each[6].hex()]) + "\n" for each in acknowledging.acknowledged
+                )
+                os.write(writer, lines.encode())
+                if dice.random() < 0.02:
+                    store.flush()
+        finally:
+            os._exit(1)
+    os.close(writer)
+    data = b""
+    with open(reader, "rb", buffering=0) as stream:
+        # Killed after so many bytes of acknowledgements, and a moment more.
+        wanted = random.Random(seed).randrange(200, 6000)
+        while len(data) < wanted:
+            piece = stream.read(4096)
+            assert piece, "the child ended by itself"
+            data += piece
+        time.sleep(random.Random(seed).random() * 0.003)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        while piece := stream.read(65536):
+            data += piece
+    acknowledged = []
+    for line in data.split(b"\n")[:-1]:
+        topic, queue_id, queue_offset, phy_offset, keys, tags, body = json.loads(line)
+        acknowledged.append((topic, queue_id, queue_offset, phy_offset, tuple(keys), tags, bytes.fromhex(body)))
+    return acknowledged
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_kill_9(scratch, name):
+    geo = geometry(name)
+    for seed in range(8):
+        root = os.path.join(scratch, str(seed))
+        acknowledged = run_child(root, geo, seed)
+        assert acknowledged
+        if len(acknowledged) > 150:
+            acknowledged = random.Random(seed).sample(acknowledged, 150)
+        assert check_recovered(root, geo, without_crowded_keys(acknowledged)) == "recovered"
+        shutil.rmtree(root)
+
+
+def without_crowded_keys(acknowledged: list[tuple]) -> list[tuple]:
+    # RocketMQ's own answer holds 64 at most, so that shared keys cannot be counted on in a longer log.
+    return [(*each[:4], tuple(key for key in each[4] if not key.startswith("k")), None, each[6]) for each in acknowledged]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_kill_9_many_times(scratch, name):
+    geo = geometry(name)
+    for seed in range(1000, 1400):
+        root = os.path.join(scratch, str(seed))
+        acknowledged = run_child(root, geo, seed)
+        acknowledged = random.Random(seed).sample(acknowledged, min(len(acknowledged), 60))
+        assert check_recovered(root, geo, without_crowded_keys(acknowledged)) == "recovered"
+        shutil.rmtree(root)
+
+
+# ---------------------------------------------------------------------------------------------------- lost pages
+
+
+class Durable:
+    """Follows what is surely on disk: a file's bytes at its last flush, zeros for one that was only made."""
+
+    def __init__(self, root: str, monkeypatch):
+        self.root = root
+        self.files: dict[str, bytes] = {}
+        for owner, method in ((MappedFile, "flush"), (IndexFile, "flush"), (Checkpoint, "flush")):
+            self._follow(owner, method, monkeypatch)
+
+    def _follow(self, owner, method, monkeypatch):
+        original = getattr(owner, method)
+
+        def flush(file, *args):
+            original(file, *args)
+            with open(file.path, "rb") as stream:
+                self.files[os.path.relpath(file.path, self.root)] = stream.read()
+
+        monkeypatch.setattr(owner, method, flush)
+
+    def torn(self, killed: dict[str, bytes], dice: random.Random, loss: float) -> dict[str, bytes]:
+        """The files at the kill with every page, by the dice, as it was at the file's last flush."""
+        found = {}
+        for path, data in killed.items():
+            flushed = self.files.get(path, data if path in ("lock", "abort", "checkpoint") else bytes(len(data)))
+            pieces = []
+            for at in range(0, len(data), PAGE):
+                source = flushed if dice.random() < loss else data
+                pieces.append(source[at : at + PAGE])
+            found[path] = b"".join(pieces)
+        return found
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_lost_pages(scratch, name, monkeypatch):
+    geo = geometry(name)
+    root = os.path.join(scratch, "killed")
+    durable = Durable(root, monkeypatch)
+    clock = [NOW]
+    store = MessageStore.open(root, config=config_of(geo, lambda: clock[0]))
+    writer = Writer(store, clock)
+    writer.run(script(9))
+    store.flush()
+    flushed_num = len(writer.acknowledged)
+    flushed_end = store.commit_log.max_offset
+    writer.run(script(18)[10:])
+    killed = oracle.read_files(root)
+    whole = {message.phy_offset: content(message) for message in store.messages()}
+    monkeypatch.undo()
+    store.close()
+    outcomes = []
+    for seed in range(60):
+        dice = random.Random(seed)
+        files = durable.torn(killed, dice, dice.choice((0.1, 0.5, 0.9)))
+        # What the log really holds now, by the oracle: up to the first place that is no record.
+        left = oracle.records_of(oracle.segments(files))
+        assert len(left) >= flushed_num
+        acknowledged = [each for each in writer.acknowledged if each[3] in {record.phy_offset for record in left}]
+        copy = os.path.join(scratch, f"torn{seed}")
+        os.mkdir(copy)
+        write_files(copy, files)
+        try:
+            outcome = check_recovered(copy, geo, acknowledged, refusal_allowed=True)
+        except Exception as error:
+            raise AssertionError(f"pages lost by dice {seed}: {type(error).__name__}: {error}") from error
+        outcomes.append(outcome)
+        if outcome == "refused":
+            # Records lie behind the hole: both other modes keep what they promise.
+            for recovery in ("truncate", "skip"):
+                other = os.path.join(scratch, f"torn{seed}.{recovery}")
+                os.mkdir(other)
+                write_files(other, files)
+                with MessageStore.open(other, config=config_of(geo), recovery=recovery) as opened:
+                    there = {message.phy_offset: content(message) for message in opened.messages()}
+                    check_readable(opened, acknowledged)
+                    if recovery == "truncate":
+                        assert sorted(there) == [record.phy_offset for record in left]
+                    else:
+                        assert set(there) > {record.phy_offset for record in left}
+                        assert opened.recovery_report.damage
+                    for phy_offset, what in there.items():
+                        assert whole[phy_offset] == what
+                    assert opened.commit_log.max_offset >= flushed_end
+                with MessageStore.open(other, config=config_of(geo), recovery=recovery) as opened:
+                    assert sorted(message.phy_offset for message in opened.messages()) == sorted(there)
+                shutil.rmtree(other)
+        shutil.rmtree(copy)
+    assert outcomes.count("recovered") > 5
+    assert outcomes.count("refused") > 5
+
+
+# ------------------------------------------------------------------------------------------- damage in the middle
+
+
+def closed_store(root: str, geo: dict, steps: list) -> list[tuple]:
+    clock = [NOW]
+    with MessageStore.open(root, config=config_of(geo, lambda: clock[0])) as store:
+        writer = Writer(store, clock)
+        writer.run(steps)
+    return writer.acknowledged
+
+
+def make_unclean(root: str) -> None:
+    """As after a crash before the first flush: `abort` is there, the checkpoint is not."""
+    with open(os.path.join(root, "abort"), "wb") as file:
+        file.write(b"1")
+    os.unlink(os.path.join(root, "checkpoint"))
+
+
+def overwrite(root: str, path: str, pos: int, data: bytes) -> None:
+    with open(os.path.join(root, path), "r+b") as file:
+        file.seek(pos)
+        file.write(data)
+
+
+def damage_body(root: str, record: oracle.Record) -> tuple[str, int]:
+    base = record.phy_offset - record.phy_offset % SEGMENT
+    path = f"commitlog/{oracle.file_name(base)}"
+    pos = record.phy_offset - base + record.raw.index(record.body, 80)
+    overwrite(root, path, pos, bytes([record.body[0] ^ 1]))
+    return path, record.phy_offset - base
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize("number", [0, 3, 9])
+def test_damage_in_the_middle_of_the_log(scratch, name, number):
+    geo = geometry(name)
+    root = os.path.join(scratch, "store")
+    acknowledged = closed_store(root, geo, script())
+    records = oracle.records_of(oracle.segments(oracle.read_files(root)))
+    make_unclean(root)
+    path, pos = damage_body(root, records[number])
+    before = oracle.read_files(root)
+    damaged = records[number].phy_offset
+
+    with MessageStore.open(root, config=config_of(geo), read_only=True) as store:
+        assert [m.phy_offset for m in store.messages() if not m.corrupt] == [
+            record.phy_offset for record in records if record.phy_offset != damaged
+        ]
+    assert not changes(before, oracle.read_files(root))
+
+    with pytest.raises(CorruptionError) as refused:
+        MessageStore.open(root, config=config_of(geo))
+    assert refused.value.path == os.path.join(root, path)
+    assert refused.value.pos == pos
+    assert str(damaged) in str(refused.value)
+    assert not changes(before, oracle.read_files(root))
+
+    skipped = os.path.join(scratch, "skipped")
+    shutil.copytree(root, skipped)
+    others = [each for each in acknowledged if each[3] != damaged]
+    for _ in range(2):
+        with MessageStore.open(skipped, config=config_of(geo), recovery="skip") as store:
+            check_readable(store, others)
+            assert [m.phy_offset for m in store.messages() if not m.corrupt] == [
+                record.phy_offset for record in records if record.phy_offset != damaged
+            ]
+            if _ == 0:
+                assert store.recovery_report.damage == [(damaged, records[number].size, "BAD_BODY_CRC")]
+                # The log goes on behind what was there, and nothing of it is written over.
+                assert store.recovery_report.end == records[-1].end
+    after = oracle.read_files(skipped)
+    assert [name for name in changes(before, after) if name.startswith("commitlog/")] == []
+
+    with MessageStore.open(root, config=config_of(geo), recovery="truncate") as store:
+        assert store.recovery_report.end == damaged
+        assert store.recovery_report.bytes_cut > 0
+        check_readable(store, [each for each in acknowledged if each[3] < damaged])
+        assert [m.phy_offset for m in store.messages()] == [record.phy_offset for record in records[:number]]
+    check_bytes(root, geo)
+    # Nothing is left behind the cut that could come back.
+    log = oracle.segments(oracle.read_files(root))
+    assert not any(b"".join(log.values())[damaged:])
+
+
+def test_a_torn_last_record_is_no_damage(scratch):
+    # The newest record may be half written: nobody was told that it is there.
+    geo = geometry("plain")
+    root = os.path.join(scratch, "store")
+    acknowledged = closed_store(root, geo, script(8))
+    records = oracle.records_of(oracle.segments(oracle.read_files(root)))
+    make_unclean(root)
+    damage_body(root, records[-1])
+    check_recovered(root, geo, [each for each in acknowledged if each[3] < records[-1].phy_offset])
+
+
+# ------------------------------------------------------------------------------------------ as Java does it wrong
+
+
+def shutdown_files(root: str) -> dict[str, bytes]:
+    return oracle.comparable(oracle.read_files(root))
+
+
+def test_stale_tail_does_not_rise_again(scratch):
+    # 11.10: Java leaves old records behind a cut.  A new record that ends where an old one begins brings it back.
+    geo = geometry("plain")
+    root = os.path.join(scratch, "store")
+    clock = [NOW]
+    with MessageStore.open(root, config=config_of(geo, lambda: clock[0])) as store:
+        puts = [store.put_message(Message("Orders", b"number %d" % n, keys=[f"k{n}"])) for n in range(4)]
+    files = oracle.read_files(root)
+    segment = f"commitlog/{oracle.file_name(0)}"
+    # As Java leaves it after a cut behind record 1 and a new record of the same length in the place of record 2:
+    # record 3 is whole, older than the newest one, and no unit points at it.
+    new = oracle.encode_record(
+        topic="Orders", body=b"number 9", properties=[("KEYS", "k9")], queue_offset=2, phy_offset=puts[2].phy_offset,
+        born_timestamp=NOW + 9000, store_timestamp=NOW + 9000, born_host="127.0.0.1:10911",
+    )  # fmt: skip
+    assert len(new) == puts[2].size
+    overwrite(root, segment, puts[2].phy_offset, new)
+    queue = "consumequeue/Orders/0/" + oracle.file_name(0)
+    overwrite(root, queue, 60, bytes(20))
+    for name in files:
+        if name.startswith("index/"):
+            os.unlink(os.path.join(root, name))
+    make_unclean(root)
+    with MessageStore.open(root, config=config_of(geo, lambda: NOW + 10_000)) as store:
+        assert [message.body for message in store.messages()] == [b"number 0", b"number 1", b"number 9"]
+        assert store.max_queue_offset("Orders") == 3
+        assert store.recovery_report.bytes_cut > 0
+        put = store.put_message(Message("Orders", b"number 10", keys=["k10"]))
+        assert (put.phy_offset, put.queue_offset) == (puts[3].phy_offset, 3)
+    check_bytes(root, geo)
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["clean", "unclean"])
+def test_an_empty_last_queue_file_is_no_unit(scratch, clean):
+    # 11.12: Java gains a unit (0, 0, 0) from it, or does not start.
+    geo = geometry("plain")
+    root = os.path.join(scratch, "store")
+    with MessageStore.open(root, config=config_of(geo)) as store:
+        for n in range(4):
+            store.put_message(Message("Orders", b"%d" % n, keys=[f"k{n}"]))
+    before = shutdown_files(root)
+    path = os.path.join(root, "consumequeue/Orders/0", oracle.file_name(80))
+    assert not os.path.exists(path)
+    with open(path, "wb") as file:
+        file.write(bytes(80))
+    if not clean:
+        make_unclean(root)
+    with MessageStore.open(root, config=config_of(geo), read_only=True) as store:
+        assert store.max_queue_offset("Orders") == 4
+    with MessageStore.open(root, config=config_of(geo)) as store:
+        assert store.max_queue_offset("Orders") == 4
+    assert not changes(before, shutdown_files(root))
+    with MessageStore.open(root, config=config_of(geo)) as store:
+        assert store.put_message(Message("Orders", b"4")).queue_offset == 4
+    check_bytes(root, geo)
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["clean", "unclean"])
+def test_a_queue_of_pre_fill_units_takes_the_next_message(scratch, clean):
+    # 11.13: Java thinks that such a queue reaches to 2 GiB, so that the next message never gets into it.
+    geo = geometry("plain")
+    root = os.path.join(scratch, "store")
+    with MessageStore.open(root, config=config_of(geo)) as store:
+        store.put_message(Message("Pay", b"other", keys=["k"]))
+    folder = os.path.join(root, "consumequeue/Orders/0")
+    os.makedirs(folder)
+    with open(os.path.join(folder, oracle.file_name(80)), "wb") as file:
+        file.write(oracle.PRE_FILL_UNIT * 2 + bytes(40))
+    if not clean:
+        make_unclean(root)
+    for n in range(2):
+        with MessageStore.open(root, config=config_of(geo)) as store:
+            put = store.put_message(Message("Orders", b"%d" % n, keys=[f"n{n}"]))
+            assert put.queue_offset == 6 + n
+            assert store.min_queue_offset("Orders") == 6
+            assert [m.body for m in store.get_message("Orders", 0, 6)] == [b"%d" % i for i in range(n + 1)]
+            assert store.get_message("Orders", 0, 4).status.name == "OFFSET_TOO_SMALL"
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["clean", "unclean"])
+@pytest.mark.parametrize("units", [1, 2, 3, 4, 5, 9])
+def test_zeroed_last_units_are_written_again(scratch, clean, units):
+    # 11.9 and 11.11: Java loses the message, gives its offset to the next one, or shifts the queue.
+    geo = geometry("plain")
+    root = os.path.join(scratch, "store")
+    clock = [NOW]
+    acknowledged = []
+    with MessageStore.open(root, config=config_of(geo, lambda: clock[0])) as store:
+        writer = Writer(store, clock)
+        for n in range(11):
+            writer.put("one", [Message("Orders", b"%d" % n, keys=[f"k{n}"])], 0)
+        acknowledged = writer.acknowledged
+    before = shutdown_files(root)
+    for number in range(11 - units, 11):
+        base = number * 20 - number * 20 % 80
+        overwrite(root, f"consumequeue/Orders/0/{oracle.file_name(base)}", number * 20 - base, bytes(20))
+    if not clean:
+        make_unclean(root)
+    with MessageStore.open(root, config=config_of(geo)) as store:
+        check_readable(store, acknowledged)
+        assert store.max_queue_offset("Orders") == 11
+        assert store.recovery_report.units_written == units
+    assert not changes(before, shutdown_files(root))
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["clean", "unclean"])
+@pytest.mark.parametrize("name", GEOMETRIES)
+@pytest.mark.parametrize(
+    "folders",
+    [("consumequeue", "consumequeue_ext", "batchconsumequeue"), ("index",), oracle.QUEUES_AND_INDEX],
+    ids=["queues", "index", "both"],
+)
+def test_deleted_queues_and_index_come_back(scratch, clean, name, folders):
+    # 11.4: Java rebuilds the queues, but indexes the last record twice, and never rebuilds the index.
+    geo = geometry(name)
+    root = os.path.join(scratch, "store")
+    acknowledged = closed_store(root, geo, script())
+    before = without_empty_index(shutdown_files(root))
+    for folder in folders:
+        shutil.rmtree(os.path.join(root, folder), ignore_errors=True)
+    if not clean:
+        make_unclean(root)
+    with MessageStore.open(root, config=config_of(geo)) as store:
+        check_readable(store, acknowledged)
+    assert not changes(before, without_empty_index(shutdown_files(root)))
+
+
+def test_refused_openings_of_a_broken_log_say_where(scratch):
+    # A hole in the chain of segments is refused for writing and readable read-only.
+    geo = geometry("plain")
+    root = os.path.join(scratch, "store")
+    acknowledged = closed_store(root, geo, script())
+    os.unlink(os.path.join(root, "commitlog", oracle.file_name(SEGMENT)))
+    before = oracle.read_files(root)
+    for recovery in ("strict", "truncate", "skip"):
+        with pytest.raises(StoreError) as refused:
+            MessageStore.open(root, config=config_of(geo), recovery=recovery)
+        assert oracle.file_name(2 * SEGMENT) in str(refused.value)
+        assert not changes(before, oracle.read_files(root))
+    with MessageStore.open(root, config=config_of(geo), read_only=True) as store:
+        there = {message.phy_offset for message in store.messages()}
+    assert there == {each[3] for each in acknowledged if not SEGMENT <= each[3] < 2 * SEGMENT}
