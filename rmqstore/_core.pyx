@@ -1180,15 +1180,17 @@ cdef class IndexRegion:
         finally:
             region.unpin()
 
-    def consistent_count(self, int64_t end_phy_offset):
+    def consistent_count(self, int64_t end_phy_offset, int64_t begin_phy_offset=0):
         """int: the count up to which the entries are as a writer leaves them.
 
-        Entries 1 … count-1 have a non-negative hash and time, phy offsets that do not fall and lie below
-        `end_phy_offset` (the end of the log), and a previous entry below their own number.
+        Entries 1 … count-1 have a non-negative hash and time, phy offsets that do not fall and lie from
+        `begin_phy_offset` (the last one of the file before) to below `end_phy_offset` (the end of the log), and a
+        previous entry below their own number.  An entry of zeros counts as one that never reached the disk, although the
+        record at offset 0 may have a key with hash 0; putting it again gives the same bytes.
         """
         cdef Region region = self.region
         cdef unsigned char* base = region.pin(0, region.size)
-        cdef int64_t n = 1, count, phy, last = 0, prev
+        cdef int64_t n = 1, count, phy, last = begin_phy_offset, prev
         cdef unsigned char* entry
         try:
             with nogil:
@@ -1200,7 +1202,8 @@ cdef class IndexRegion:
                     phy = get_i64(entry + ENTRY_PHY_OFFSET)
                     prev = get_i32(entry + ENTRY_PREV_INDEX)
                     if (get_i32(entry + ENTRY_KEY_HASH) < 0 or phy < last or phy >= end_phy_offset
-                            or get_i32(entry + ENTRY_TIME_DIFF) < 0 or prev < 0 or prev >= n):
+                            or get_i32(entry + ENTRY_TIME_DIFF) < 0 or prev < 0 or prev >= n
+                            or nonzero_extent(entry, ENTRY_SIZE) == 0):
                         break
                     last = phy
                     n += 1
@@ -1245,8 +1248,8 @@ cdef class IndexRegion:
                 if get_i32(base + INDEX_COUNT) != count and not (count == 1 and get_i32(base + INDEX_COUNT) == 0):
                     put_i32(base + INDEX_COUNT, <int32_t>count)
                     changed += 1
-                if get_i32(base + INDEX_HASH_SLOT_COUNT) < used or get_i32(base + INDEX_HASH_SLOT_COUNT) > count - 1:
-                    # Up to 4.7.0 it counted every put, so anything between is as some version leaves it.
+                # RocketMQ up to 4.7.0 counted every put here; nobody relies on it.
+                if get_i32(base + INDEX_HASH_SLOT_COUNT) != used:
                     put_i32(base + INDEX_HASH_SLOT_COUNT, <int32_t>used)
                     changed += 1
             return changed
@@ -1552,7 +1555,7 @@ cdef object text_of(const unsigned char* p, int32_t n):
     return PyUnicode_DecodeUTF8(<const char*>p, n, <const char*>b"rmqstore.java")
 
 
-def decode_record(Region region not None, int64_t pos, int64_t limit=-1, bint check_crc=True):
+def decode_record(Region region not None, int64_t pos, int64_t limit=-1, int check_crc=1):
     """Decode the record at `pos` of a segment.
 
     Parameters
@@ -1563,8 +1566,9 @@ def decode_record(Region region not None, int64_t pos, int64_t limit=-1, bint ch
         Position in the segment.
     limit : int
         End of what may be read; -1 = the end of the segment.
-    check_crc : bool
-        Compare the body CRC and, where the record carries one, the property CRC.
+    check_crc : int
+        0: compare no CRC; 1: the body CRC and, where the record carries one, the property CRC; 2: a record without property
+        CRC fails as well (RocketMQ's forceVerifyPropCRC).
 
     Returns
     -------
@@ -1591,7 +1595,7 @@ def decode_record(Region region not None, int64_t pos, int64_t limit=-1, bint ch
             return Verdict(verdict)
         if check_crc:
             with nogil:
-                ok = body_crc_ok(p, &r) and prop_crc_ok(p, &r)
+                ok = body_crc_ok(p, &r) and prop_crc_ok(p, &r) and (check_crc < 2 or has_prop_crc(p, &r))
         return (r.total_size, 1 if r.magic == C_MAGIC_V1 else 2, r.body_crc, r.queue_id, r.flag, r.queue_offset,
                 r.phy_offset, r.sys_flag, r.born_timestamp,
                 PyBytes_FromStringAndSize(<char*>p + RECORD_BORN_HOST, r.born_host_len), r.store_timestamp,
@@ -1603,7 +1607,7 @@ def decode_record(Region region not None, int64_t pos, int64_t limit=-1, bint ch
         region.unpin()
 
 
-def check_record(Region region not None, int64_t pos, int64_t base_offset, bint check_crc=True):
+def check_record(Region region not None, int64_t pos, int64_t base_offset, int check_crc=1):
     """Judge the bytes at `pos` as recovery does, and more: the record must also say that it lies here.
 
     Returns
@@ -1624,7 +1628,7 @@ def check_record(Region region not None, int64_t pos, int64_t base_offset, bint 
         region.unpin()
 
 
-cdef int judge_record(const unsigned char* p, int64_t room, int64_t phy_offset, bint check_crc,
+cdef int judge_record(const unsigned char* p, int64_t room, int64_t phy_offset, int check_crc,
                       RecordView* r) noexcept nogil:
     cdef int verdict = parse_record(p, room, r)
     if verdict != RECORD:
@@ -1634,31 +1638,32 @@ cdef int judge_record(const unsigned char* p, int64_t room, int64_t phy_offset, 
     if check_crc:
         if not body_crc_ok(p, r):
             return BAD_BODY_CRC
-        if not prop_crc_ok(p, r):
+        if not prop_crc_ok(p, r) or (check_crc > 1 and not has_prop_crc(p, r)):
             return BAD_PROP_CRC
     return RECORD
 
 
-def find_record(Region region not None, int64_t pos, int64_t base_offset, int64_t limit=-1):
+def find_record(Region region not None, int64_t pos, int64_t base_offset, int64_t limit=-1, int check_crc=1):
     """int: position of the first whole record at or after `pos` (magic, lengths, own offset, CRC), -1 if none.
 
-    `limit` is the end of the bytes in which it may lie; -1 = the end of the segment.
+    Its magic lies before `limit` (-1 = the end of the segment); the record may go on behind, as it may end with zeros.
+    `check_crc` as of `decode_record`.
     """
     if limit < 0 or limit > region.size:
         limit = region.size
-    cdef unsigned char* p = region.pin(pos, limit - pos)
-    cdef int64_t n = limit - pos, at = 0, answer = -1
+    cdef unsigned char* p = region.pin(pos, region.size - pos)
+    cdef int64_t n = limit - pos, room = region.size - pos, at = 0, answer = -1
     cdef const unsigned char* found
     cdef RecordView r
     try:
         with nogil:
-            while at + RECORD_FIXED_SIZE <= n:
+            while at + RECORD_MAGIC < n:
                 # The magic's first byte lies four bytes into the record.
                 found = <const unsigned char*>memchr(p + at + RECORD_MAGIC, 0xDA, n - at - RECORD_MAGIC)
                 if found == NULL:
                     break
                 at = found - p - RECORD_MAGIC
-                if judge_record(p + at, n - at, base_offset + pos + at, True, &r) == RECORD:
+                if judge_record(p + at, room - at, base_offset + pos + at, check_crc, &r) == RECORD:
                     answer = pos + at
                     break
                 at += 1
@@ -1692,7 +1697,7 @@ def record_matches(Region region not None, int64_t pos, int64_t phy_offset, byte
     cdef const unsigned char* wanted = <const unsigned char*>PyBytes_AS_STRING(key)
     cdef int32_t n = <int32_t>PyBytes_GET_SIZE(key), start, end
     try:
-        if judge_record(p, region.size - pos, phy_offset, False, &r) != RECORD:
+        if judge_record(p, region.size - pos, phy_offset, 0, &r) != RECORD:
             return False, 0
         if (r.topic_len != PyBytes_GET_SIZE(topic)
                 or memcmp(p + r.topic_pos, PyBytes_AS_STRING(topic), r.topic_len) != 0):
@@ -2103,7 +2108,7 @@ cdef int64_t append_keys(RecordColumns out, int64_t at, uint32_t topic_hash, con
 
 
 cdef int scan_rows(const unsigned char* base, int64_t* pos, int64_t size, int64_t limit, int64_t base_offset,
-                   RecordColumns out, const int64_t* delays, int64_t delay_num, bint check_crc,
+                   RecordColumns out, const int64_t* delays, int64_t delay_num, int check_crc,
                    bint index_tags) noexcept nogil:
     cdef RecordView r
     cdef KnownProperties k
@@ -2155,7 +2160,7 @@ cdef int scan_rows(const unsigned char* base, int64_t* pos, int64_t size, int64_
 
 
 def scan(Region region not None, int64_t pos, int64_t limit, int64_t base_offset, RecordColumns out not None,
-         const int64_t[::1] delays not None, bint check_crc=True, bint index_tags=True):
+         const int64_t[::1] delays not None, int check_crc=1, bint index_tags=True):
     """Fill `out` with the records from `pos` on.
 
     Parameters
@@ -2170,8 +2175,8 @@ def scan(Region region not None, int64_t pos, int64_t limit, int64_t base_offset
         Filled from row 0.
     delays : array of int64
         Delay in ms of level 1, 2, … for the tags codes of ``SCHEDULE_TOPIC_XXXX``.
-    check_crc : bool
-        Compare body and property CRCs; a record that fails ends the scan.
+    check_crc : int
+        As of `decode_record`; a record that fails ends the scan.
     index_tags : bool
         Whether tags are indexed (RocketMQ 5.4.0 and later).
 
@@ -2208,7 +2213,7 @@ def scan(Region region not None, int64_t pos, int64_t limit, int64_t base_offset
         region.unpin()
 
 
-def walk(Region region not None, int64_t pos, int64_t limit, int64_t base_offset, bint check_crc=False):
+def walk(Region region not None, int64_t pos, int64_t limit, int64_t base_offset, int check_crc=0):
     """Step over whole records without looking inside.
 
     Returns

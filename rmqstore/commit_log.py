@@ -75,6 +75,8 @@ class CommitLog:
             os.path.join(root, "commitlog"), self.segment_size, pool, read_only=read_only, staging=root
         )
         self.delays = np.array(config.delay_levels, np.int64)
+        # How CRCs are checked, see `_core.decode_record`.
+        self.crc_check = 2 if config.force_verify_prop_crc else 1
 
     def load(self) -> None:
         """List the segments.  The end of the log is not known yet: see `find_end` and `set_end`."""
@@ -118,7 +120,7 @@ class CommitLog:
             region = self.queue.file(base).region
             _, _, num, last = _core.walk(region, 0, self.segment_size, base)
             if num:
-                return _core.check_record(region, last, base, False)[2]
+                return _core.check_record(region, last, base, 0)[2]
         return None
 
     def find_end_behind_damage(self) -> int:
@@ -132,7 +134,7 @@ class CommitLog:
             if end - base + 1 >= region.size:
                 break
             found = _core.find_record(region, end - base + 1, base, mapped_file.last_nonzero(end - base + 1))
-            if found < 0 or _core.check_record(region, found, base, False)[2] < self._newest_before(end):
+            if found < 0 or _core.check_record(region, found, base, 0)[2] < self._newest_before(end):
                 break
             pos, verdict, _, _ = _core.walk(region, found, region.size, base)
             end = base + (region.size if verdict == Verdict.BLANK else pos)
@@ -148,7 +150,7 @@ class CommitLog:
         while at < end - base:
             pos, _, _, last = _core.walk(region, at, end - base, base)
             if last >= 0:
-                newest = _core.check_record(region, last, base, False)[2]
+                newest = _core.check_record(region, last, base, 0)[2]
             found = _core.find_record(region, pos + 1, base) if pos + 1 < end - base else -1
             if found < 0:
                 break
@@ -260,7 +262,7 @@ class CommitLog:
         """
         mapped_file = self.segment(phy_offset)
         pos = phy_offset - mapped_file.file_from_offset
-        record = _core.decode_record(mapped_file.region, pos)
+        record = _core.decode_record(mapped_file.region, pos, -1, self.crc_check)
         if not isinstance(record, tuple) or record[6] != phy_offset:
             verdict = record if not isinstance(record, tuple) else Verdict.BAD_PHY_OFFSET
             raise CorruptionError(
@@ -285,7 +287,7 @@ class CommitLog:
             mapped_file = self.segment(phy_offset)
         except OffsetOutOfRangeError:
             return None
-        record = _core.decode_record(mapped_file.region, phy_offset - mapped_file.file_from_offset)
+        record = _core.decode_record(mapped_file.region, phy_offset - mapped_file.file_from_offset, -1, self.crc_check)
         if not isinstance(record, tuple) or record[6] != phy_offset or size not in (None, record[0]):
             return None
         return MessageExt(record)
@@ -331,7 +333,14 @@ class CommitLog:
                 return
             base = mapped_file.file_from_offset
             pos, verdict = _core.scan(
-                mapped_file.region, at - base, end - base, base, columns, self.delays, check_crc, index_tags
+                mapped_file.region,
+                at - base,
+                end - base,
+                base,
+                columns,
+                self.delays,
+                self.crc_check if check_crc else 0,
+                index_tags,
             )
             at = base + (self.segment_size if verdict == Verdict.BLANK else pos)
             yield at, verdict
@@ -361,7 +370,7 @@ class CommitLog:
                 continue
             base = mapped_file.file_from_offset
             region = mapped_file.region
-            record = _core.decode_record(region, at - base)
+            record = _core.decode_record(region, at - base, -1, self.crc_check)
             if isinstance(record, tuple) and record[6] == at:
                 yield MessageExt(record)
                 at += record[0]

@@ -530,12 +530,17 @@ def _queue_files(directory: str) -> Iterator[_File]:
 def _common_size(files: list[_File], kind: str, option: str) -> int:
     """The size that all `files` have, else a GeometryError that names the odd one.
 
-    Files of 0 bytes, as a crash leaves them, say nothing; whether one may be there is seen when the store is opened.
+    A last file of 0 bytes, as a crash leaves it, says nothing.
     """
-    sizes = Counter(file.size for file in files if file.size) or Counter({0: len(files)})
+    newest: dict[str, int] = {}
+    for file in files:
+        folder = os.path.dirname(file.path)
+        newest[folder] = max(newest.get(folder, 0), file.number)
+    files = [file for file in files if file.size or file.number != newest[os.path.dirname(file.path)]] or files
+    sizes = Counter(file.size for file in files)
     size, count = sizes.most_common(1)[0]
     if len(sizes) > 1:
-        odd = next(file for file in files if file.size not in (0, size))
+        odd = next(file for file in files if file.size != size)
         raise GeometryError(
             f"{kind} of {odd.size} bytes, {count} other{'s have' if count > 1 else ' has'} {size}: "
             f"all must have one size; repair or move the odd file, or give {option}=...",

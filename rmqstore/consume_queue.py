@@ -324,6 +324,37 @@ class ConsumeQueue(_UnitQueue):
         if self.ext is not None:
             self.ext.load()
 
+    def tidy(self) -> None:
+        super().tidy()
+        if self.ext is None:
+            return
+        # What no unit points at goes: units are written after what they point at.
+        if not len(self.queue):
+            self.ext.queue.destroy()
+            return
+        for base in reversed(self.queue.offsets):
+            tags_codes = self.units(base // _UNIT_SIZE, self.units_per_file)[2]
+            addresses = np.flatnonzero(tags_codes <= EXT_ADDRESS_MAX)
+            if len(addresses):
+                self.ext.truncate(int(tags_codes[addresses[-1]]))
+                break
+
+    def cut_unresolved(self) -> int:
+        """Drop the units from the first on whose address leads nowhere in the extension; their number."""
+        if self.ext is None:
+            return 0
+        for base in self.queue.offsets:
+            number = base // _UNIT_SIZE
+            for i, code in enumerate(self.units(number, self.units_per_file)[2].tolist()):
+                if code <= EXT_ADDRESS_MAX and self.ext.get(code) is None:
+                    dropped = self.unit_num - (number + i)
+                    self._min_for = None
+                    self.queue.truncate((number + i) * _UNIT_SIZE)
+                    self.queue.wrote_where = (number + i) * _UNIT_SIZE
+                    self.tidy()
+                    return dropped
+        return 0
+
     @property
     def max_queue_offset(self) -> int:
         """int: queue offset of the next message."""
@@ -392,7 +423,8 @@ class ConsumeQueue(_UnitQueue):
 
     def _whole_units(self, mapped_file: MappedFile, count: int, end_phy_offset: int) -> int:
         phy_offsets, sizes, tags_codes = _core.read_units(mapped_file.region, 0, count)
-        bad = (phy_offsets + sizes > end_phy_offset) & ~((phy_offsets == 0) & (sizes == PRE_FILL_SIZE))
+        # A unit without a size was never written, or its page was lost.
+        bad = (phy_offsets + sizes > end_phy_offset) & ~((phy_offsets == 0) & (sizes == PRE_FILL_SIZE)) | (sizes <= 0)
         keep = int(np.argmax(bad)) if bad.any() else count
         if keep < count and self.ext is not None and keep and tags_codes[keep - 1] <= EXT_ADDRESS_MAX:
             self.ext.truncate(int(tags_codes[keep - 1]))

@@ -102,7 +102,11 @@ class ConsumeQueueStore:
         queue = self.find(topic, queue_id)
         if queue is None:
             with self._lock:
+                # Files may be there all the same, of an extension for instance.
                 queue = self._make(topic, queue_id)
+                queue.load()
+                if not self.read_only:
+                    queue.tidy()
                 self._queues[topic, queue_id] = queue
         return queue
 

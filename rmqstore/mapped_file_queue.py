@@ -266,8 +266,8 @@ class MappedFileQueue:
         return deleted
 
     def destroy(self) -> None:
-        """Delete every file; the queue is empty then."""
-        for offset in self._offsets:
+        """Delete every file, the newest first, so that a kill leaves a shorter queue; it is empty then."""
+        for offset in reversed(self._offsets):
             self.file(offset).destroy()
         if self._offsets:
             fsync_directory(self.path)

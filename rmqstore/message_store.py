@@ -201,6 +201,7 @@ class MessageStore:
         self._lock = threading.RLock()
         self._store_lock: StoreLock | None = None
         self._closed = False
+        self._pid = os.getpid()
         self._poison: BaseException | None = None
         self._last_store_timestamp = 0
         self._host_bytes: dict[str, bytes] = {}
@@ -360,7 +361,8 @@ class MessageStore:
             if self._closed:
                 return
             try:
-                if not self.read_only and self._poison is None:
+                # A forked child only lets go: the store, its lock and its abort file are the parent's.
+                if not self.read_only and self._poison is None and self._pid == os.getpid():
                     self.flush()
                     abort = os.path.join(self.path, "abort")
                     if os.path.exists(abort):
@@ -401,6 +403,12 @@ class MessageStore:
         self._check_open()
         if self.read_only:
             raise ReadOnlyError("the store was opened read-only; open it with read_only=False to write", self.path)
+        if self._pid != os.getpid():
+            raise StoreError(
+                "the store was opened by the parent of this process; a forked child must not write to it: open stores after "
+                "the fork",
+                self.path,
+            )
         if self._poison is not None:
             raise StorePoisonedError(
                 f"an earlier write failed ({self._poison}); close the store and open it again, which recovers it",

@@ -232,7 +232,7 @@ def _build_once(
             base, region = mapped_file.file_from_offset, mapped_file.region
             region.advise("sequential")
             pos, verdict = _core.scan(
-                region, at - base, end - base, base, columns, commit_log.delays, True, config.index_tags
+                region, at - base, end - base, base, columns, commit_log.delays, commit_log.crc_check, config.index_tags
             )
             _refuse_assumed(columns, config, kinds, root)
             dispatcher.dispatch_columns(columns, IndexProgress(), allow_gaps=True)

@@ -22,7 +22,7 @@ from rmqstore import _core
 from rmqstore._core import RecordColumns, Verdict
 from rmqstore.checkpoint import Checkpoint
 from rmqstore.commit_log import CommitLog
-from rmqstore.consume_queue import BatchConsumeQueue
+from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue
 from rmqstore.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.dispatcher import CommitLogDispatcher, DispatchCounts, IndexProgress, QueueGapError
 from rmqstore.errors import CorruptionError
@@ -133,6 +133,8 @@ def recover(
     for queue in queues:
         queue.tidy()
         report.units_cut += queue.cut(judged.end)
+        if not clean and isinstance(queue, ConsumeQueue):
+            report.units_cut += queue.cut_unresolved()
         if not clean and isinstance(queue, BatchConsumeQueue):
             # Batch units are found by what stands in them, so they are of use only up to the first odd one.
             consistent = queue.consistent_num()
@@ -174,16 +176,19 @@ def _where_to_begin(
         return 0
     begin = bases[0]
     for base in reversed(bases):
-        verdict, _, timestamp = _core.check_record(commit_log.queue.file(base).region, 0, base)
+        verdict, _, timestamp = _core.check_record(commit_log.queue.file(base).region, 0, base, commit_log.crc_check)
         if verdict != Verdict.RECORD or timestamp == 0:
             continue
         if base < newest_unit_end if clean else timestamp <= checkpoint.min_timestamp:
             begin = base
             break
+    if clean and index_service is not None and not index_service.names:
+        # The index was lost; RocketMQ would begin a new one and never find the older keys.
+        begin = bases[0]
     if not clean and index_service is not None:
         # What the index lacks is dispatched again from the log, however far back that is.
-        progress = IndexProgress.of(index_service)
-        base = max(progress.phy_offset, bases[0]) // commit_log.segment_size * commit_log.segment_size
+        kept = _kept_end(index_service, checkpoint, clean)
+        base = max(kept, bases[0]) // commit_log.segment_size * commit_log.segment_size
         begin = min(begin, base if base in bases else bases[0])
     return begin
 
@@ -197,10 +202,10 @@ def _judge(commit_log: CommitLog, begin: int, newest_unit_end: int, clean: bool,
     decided = True
     while (mapped_file := queue.find(at)) is not None:
         base, region = mapped_file.file_from_offset, mapped_file.region
-        pos, verdict, _, last = _core.walk(region, at - base, region.size, base, True)
+        pos, verdict, _, last = _core.walk(region, at - base, region.size, base, commit_log.crc_check)
         if last >= 0:
             judged.last_record = base + last
-            judged.last_timestamp = _core.check_record(region, last, base, False)[2]
+            judged.last_timestamp = _core.check_record(region, last, base, 0)[2]
         at = base + pos
         if verdict == Verdict.BLANK and base + region.size not in queue.offsets:
             # RocketMQ would stand on the blank; behind it is the same place for the next record.
@@ -210,9 +215,7 @@ def _judge(commit_log: CommitLog, begin: int, newest_unit_end: int, clean: bool,
         if verdict in (Verdict.BLANK, Verdict.LIMIT):
             at = base + region.size
             continue
-        # After an orderly exit eight zero bytes are the end, unless queues know of more.
-        ended = clean and verdict == Verdict.EMPTY and 0 <= newest_unit_end <= at
-        following = -1 if ended else _whole_record_behind(commit_log, at)
+        following = _whole_record_behind(commit_log, at)
         if following < 0 and not _known_behind(commit_log, at, newest_unit_end, clean):
             break
         if following >= 0 and not _belongs(commit_log, following, judged, newest_unit_end):
@@ -259,7 +262,7 @@ def _whole_record_behind(commit_log: CommitLog, at: int) -> int:
             continue
         mapped_file = commit_log.queue.file(base)
         pos = max(at + 1 - base, 0)
-        found = _core.find_record(mapped_file.region, pos, base, mapped_file.last_nonzero(pos))
+        found = _core.find_record(mapped_file.region, pos, base, mapped_file.last_nonzero(pos), commit_log.crc_check)
         if found >= 0:
             return base + found
     return -1
@@ -291,7 +294,7 @@ def commit_log_timestamp(commit_log: CommitLog, offset: int) -> int:
     if mapped_file is None:
         return -1
     base = mapped_file.file_from_offset
-    verdict, _, timestamp = _core.check_record(mapped_file.region, offset - base, base, False)
+    verdict, _, timestamp = _core.check_record(mapped_file.region, offset - base, base, 0)
     return timestamp if verdict == Verdict.RECORD else -1
 
 
@@ -308,29 +311,75 @@ def _cut_log(commit_log: CommitLog, end: int) -> tuple[int, int]:
     return bytes_cut, deleted
 
 
+def _where_to_cut(index_service: IndexService, checkpoint: Checkpoint, end: int, clean: bool) -> tuple[int, int] | None:
+    """The number of the index file to keep up to which count, all newer ones to go; None if all are as they should be.
+
+    A file that became full has been flushed, and the checkpoint says so.  All others may lack pages after a crash: the
+    oldest of them that does is where the index ends, as entries follow the order of the log.
+    """
+    names = index_service.names
+    first = len(names)
+    for number in range(len(names) - 1, -1, -1):
+        index = index_service.file(names[number])
+        header = index.header
+        there = min(header.index_count, index.index_num)
+        newest = number == len(names) - 1
+        agrees = there == header.index_count and (there <= 1 or index.read_entry(there - 1)[1] == header.end_phy_offset)
+        whole = agrees and (newest or there == index.index_num) and (there <= 1 or header.end_phy_offset < end)
+        flushed = not newest and header.end_timestamp <= checkpoint.index_msg_timestamp
+        if whole and (clean or flushed):
+            break
+        first = number
+    for number in range(first, len(names)):
+        index = index_service.file(names[number])
+        before = index_service.file(names[number - 1]) if number else None
+        begin = 0 if before is None else before.read_entry(min(before.index_count, before.index_num) - 1)[1]
+        count = index.consistent_count(end, begin)
+        newest = number == len(names) - 1
+        if count < (index.index_count if newest else index.index_num) or (not newest and count <= 1):
+            return number, count
+    # Slots and chains of files that may lack pages are set right even if every entry is there.
+    return (len(names) - 1, index_service.file(names[-1]).index_count) if first < len(names) else None
+
+
+def _kept_end(index_service: IndexService, checkpoint: Checkpoint, clean: bool) -> int:
+    # phy offset of the last entry that a cut will leave, -1 if none.
+    cut = _where_to_cut(index_service, checkpoint, 2**63 - 1, clean)
+    number, count = (len(index_service.names) - 1, None) if cut is None else cut
+    while number >= 0:
+        index = index_service.file(index_service.names[number])
+        count = min(index.index_count, index.index_num) if count is None else count
+        if count > 1:
+            return int(index.read_entry(count - 1)[1])
+        number, count = number - 1, None
+    return -1
+
+
 def _cut_index(
     commit_log: CommitLog, index_service: IndexService, checkpoint: Checkpoint, end: int, clean: bool
 ) -> int:
-    """Cut the index files that may not have reached the disk at their last consistent entry; the entries dropped."""
+    """Cut the index at the last consistent entry; the number of entries dropped."""
+    cut = _where_to_cut(index_service, checkpoint, end, clean)
+    if cut is None:
+        return 0
+    number, count = cut
+    names = index_service.names
     dropped = 0
-    for name in reversed(index_service.names):
+    for name in reversed(names[number + 1 :]):
         index = index_service.file(name)
-        header = index.header
-        ahead = header.end_phy_offset >= end and header.index_count > 1
-        if header.index_count > index.index_num or (
-            header.index_count > 1 and index.read_entry(header.index_count - 1)[1] != header.end_phy_offset
-        ):
-            ahead = True  # The header does not agree with the entries, so it cannot be relied on.
-        if (clean or header.end_timestamp <= checkpoint.index_msg_timestamp) and not ahead:
+        dropped += max(min(index.index_count, index.index_num) - 1, 0)
+        index_service.remove(name)
+    for position in range(number, -1, -1):
+        index = index_service.file(names[position])
+        there = min(index.index_count, index.index_num)
+        keep = count if position == number else there
+        if position < number and index.header.end_timestamp <= checkpoint.index_msg_timestamp:
             break
-        count = index.consistent_count(end)
-        dropped += max(min(header.index_count, index.index_num) - count, 0)
-        index.relink(count)
-        _mend_header(commit_log, index_service, index, count)
-        if count > 1:
-            break
-        if name != index_service.names[0]:
-            index_service.remove(name)
+        dropped += there - keep
+        index.relink(keep)
+        _mend_header(commit_log, index_service, index, keep)
+        if position == number and keep <= 1 and number:
+            index_service.remove(names[number])
     return dropped
 
 
@@ -386,7 +435,7 @@ def _whole_ranges(commit_log: CommitLog, judged: _Judgement) -> list[tuple[int, 
         if mapped_file is None:
             break
         base, region = mapped_file.file_from_offset, mapped_file.region
-        pos, verdict, _, _ = _core.walk(region, at - base, region.size, base, True)
+        pos, verdict, _, _ = _core.walk(region, at - base, region.size, base, commit_log.crc_check)
         if pos > at - base:
             ranges.append((at, base + pos))
         if verdict in (Verdict.BLANK, Verdict.LIMIT):

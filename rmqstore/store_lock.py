@@ -32,9 +32,9 @@ class StoreLock:
     """
 
     def __init__(self, root: str):
+        self._fd = -1
         self.path = os.path.join(root, "lock")
         self._key = os.path.realpath(root)
-        self._fd = -1
         with _held_lock:
             if self._key in _held:
                 raise StoreLockedError(
@@ -64,6 +64,10 @@ class StoreLock:
                 os.close(self._fd)
                 self._fd = -1
                 _held.discard(self._key)
+
+    def __del__(self) -> None:
+        # A store that was only forgotten must not keep its lock for as long as the process lives.
+        self.release()
 
     def __enter__(self) -> StoreLock:
         return self

@@ -107,9 +107,9 @@ def read_everything(intact: Intact, *, all_offsets: bool = False) -> dict:
     """All answers of the store as it lies on disk now; errors of ours are answers too, everything else is a failure."""
     answers: dict = {"errors": []}
 
-    def ask(name, question):
+    def ask(name, question, *args, **options):
         try:
-            answers[name] = question()
+            answers[name] = question(*args, **options)
         except (StoreError, OSError) as error:
             answers["errors"].append(name)
             answers[name] = None
@@ -124,22 +124,14 @@ def read_everything(intact: Intact, *, all_offsets: bool = False) -> dict:
         # Every field of every message is decoded once here; elsewhere only where the comparison comes so far.
         ask("messages", lambda: known(store.messages()))
         for topic, queue_id in (("Orders", 0), ("Orders", 1), ("Pay", 0), ("InnerTopic", 0)):
-            ask(("queue", topic, queue_id), lambda: read_queue(store, topic, queue_id))
+            ask(("queue", topic, queue_id), read_queue, store, topic, queue_id)
             for time in (NOW, NOW + 2100, NOW + 6000):
-                ask(("time", topic, queue_id, time), lambda: store.offset_by_time(topic, queue_id, time))
+                ask(("time", topic, queue_id, time), store.offset_by_time, topic, queue_id, time)
         for topic, key, index_type in keys_of(intact):
-            ask(
-                ("exact", topic, key, index_type),
-                lambda: list(store.query_message(topic, key, index_type=index_type)),
-            )
-            ask(
-                ("offsets", topic, key, index_type),
-                lambda: store.query_offsets(topic, key, index_type=index_type),
-            )
-            ask(
-                ("compat", topic, key, index_type),
-                lambda: list(store.query_message(topic, key, index_type=index_type, compat=True)),
-            )
+            name = topic, key, index_type
+            ask(("exact", *name), store.query_message, topic, key, index_type=index_type)
+            ask(("offsets", *name), store.query_offsets, topic, key, index_type=index_type)
+            ask(("compat", *name), store.query_message, topic, key, index_type=index_type, compat=True)
         for phy_offset in range(2 * SEGMENT) if all_offsets else [record.phy_offset for record in intact.records]:
             try:
                 message = store.message_at(phy_offset)

@@ -12,6 +12,7 @@ doubled, queues and index equal byte for byte what the log alone gives, and a se
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import random
@@ -38,7 +39,11 @@ PAGE = 64
 PACKAGE = os.path.dirname(rmqstore.__file__)
 GEOMETRIES = {
     "plain": {},
-    "propcrc-ext": {"enabled_append_prop_crc": True, "enable_consume_queue_ext": True},
+    "propcrc-ext": {
+        "enabled_append_prop_crc": True,
+        "force_verify_prop_crc": True,
+        "enable_consume_queue_ext": True,
+    },
 }
 
 
@@ -75,16 +80,6 @@ def write_files(root: str, files: dict[str, bytes]) -> None:
 
 def changes(before: dict[str, bytes], after: dict[str, bytes]) -> list[str]:
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-
-
-def without_empty_index(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Without a newest index file that holds no entry: RocketMQ makes one also for a record without keys."""
-    files = dict(files)
-    while (names := sorted(name for name in files if name.startswith("index/"))) and (
-        oracle.IndexHeader.decode(files[names[-1]]).index_count <= 1
-    ):
-        del files[names[-1]]
-    return files
 
 
 # ------------------------------------------------------------------------------------------------- what is being put
@@ -172,15 +167,22 @@ def check_recovered(root: str, geo: dict, acknowledged: list[tuple], *, refusal_
         assert [hit.phy_offset for hit in store.query_message("Orders", "after")] == [put.phy_offset]
     check_bytes(root, geo)
     before = oracle.read_files(root)
+    for number in range(2):
+        check_reopening(root, config, acknowledged)
+        changed = changes(before, oracle.read_files(root))
+        # The first of them may note the last record in the checkpoint, as RocketMQ's recovery does.
+        assert changed == [] or (changed == ["checkpoint"] and number == 0), f"opening again changed {changed}"
+        before = oracle.read_files(root)
+    return "recovered"
+
+
+def check_reopening(root: str, config: StoreConfig, acknowledged: list[tuple]) -> None:
     with MessageStore.open(root, config=config) as store:
         report = store.recovery_report
         assert report.clean
         assert (report.bytes_cut, report.segments_deleted, report.units_cut, report.index_entries_cut) == (0, 0, 0, 0)
         assert (report.units_written, report.units_mended, report.index_entries_written) == (0, 0, 0)
         check_readable(store, acknowledged)
-    changed = [name for name in changes(before, oracle.read_files(root)) if name != "abort.bak"]
-    assert not changed, f"the second opening changed {changed}"
-    return "recovered"
 
 
 def check_readable(store: MessageStore, acknowledged: list[tuple]) -> None:
@@ -200,9 +202,11 @@ def check_readable(store: MessageStore, acknowledged: list[tuple]) -> None:
 
 def check_bytes(root: str, geo: dict) -> None:
     files = oracle.read_files(root)
-    got = without_empty_index(oracle.comparable(files, oracle.QUEUES_AND_INDEX))
-    expected = without_empty_index(oracle.comparable(oracle.rebuild(files, geo), oracle.QUEUES_AND_INDEX))
-    # An extension is there only where a unit needs it; its units carry no promise beyond that.
+    got = oracle.comparable(files, oracle.QUEUES_AND_INDEX)
+    if not oracle.records_of(oracle.segments(files)):
+        # The first index file keeps its place when everything was cut; it then says what a new one says.
+        got = {path: data for path, data in got.items() if any(data[:36]) or any(data[40:])}
+    expected = oracle.comparable(oracle.rebuild(files, geo), oracle.QUEUES_AND_INDEX)
     changed = changes(expected, got)
     assert not changed, f"not what the log gives: {changed}"
 
@@ -255,6 +259,16 @@ class Camera:
         sys.settrace(self.before)
 
 
+@pytest.fixture
+def some_of(request):
+    """Of many states all with `--slow`, else every `stride`-th."""
+
+    def chosen(states: list, stride: int) -> list:
+        return states if request.config.getoption("--slow") else states[::stride]
+
+    return chosen
+
+
 def film(root: str, geo: dict, steps: list) -> list[State]:
     """Every state from the making of a store to its orderly close."""
     clock = [NOW]
@@ -270,11 +284,11 @@ def film(root: str, geo: dict, steps: list) -> list[State]:
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
-def test_killed_at_every_step(scratch, name):
+def test_killed_at_every_step(scratch, name, some_of):
     geo = geometry(name)
-    states = film(os.path.join(scratch, "filmed"), geo, script())
-    assert len(states) > 150
-    for number, state in enumerate(states):
+    states = film(os.path.join(scratch, "filmed"), geo, script(14))
+    assert len(states) > 120
+    for number, state in enumerate(some_of(states, 1 if name == "plain" else 3)):
         root = os.path.join(scratch, str(number))
         os.mkdir(root)
         write_files(root, state.files)
@@ -286,10 +300,10 @@ def test_killed_at_every_step(scratch, name):
 
 
 @pytest.mark.parametrize("name", GEOMETRIES)
-def test_killed_during_recovery(scratch, name):
+def test_killed_during_recovery(scratch, name, some_of):
     # Recoveries of a store that has lost all it can lose; each of their states is a store to recover.
     geo = geometry(name)
-    states = film(os.path.join(scratch, "filmed"), geo, script())
+    states = film(os.path.join(scratch, "filmed"), geo, script(12))
     half = states[len(states) * 2 // 3]
     kept = {path: data for path, data in half.files.items() if path.split("/")[0] in ("commitlog", "lock", "abort")}
     zeroed = {
@@ -301,7 +315,7 @@ def test_killed_during_recovery(scratch, name):
         write_files(root, files)
         with Camera(root, half.acknowledged) as camera:
             MessageStore.open(root, config=config_of(geo)).close()
-        for step, state in enumerate(camera.states):
+        for step, state in enumerate(some_of(camera.states, 3)):
             copy = os.path.join(scratch, f"{number}.{step}")
             os.mkdir(copy)
             write_files(copy, state.files)
@@ -322,14 +336,18 @@ def steps_between(before: bytes, after: bytes, order: list[tuple[int, int]]) -> 
     return states
 
 
+def record_num(segment: bytes) -> int:
+    return sum(segment.count(magic) for magic in (b"\xda\xa3\x20\xa7", b"\xda\xa3\x20\xab"))
+
+
 @pytest.mark.parametrize("name", GEOMETRIES)
-def test_killed_inside_a_compiled_call(scratch, name):
+def test_killed_inside_a_compiled_call(scratch, name, some_of):
     # A record is published by its size and magic, a unit by its size, an entry by entry, slot and count, in this order;
     # a state in between is one in which only the earlier ones are there.
     geo = geometry(name)
     states = film(os.path.join(scratch, "filmed"), geo, script(12))
     tried = 0
-    for before, after in zip(states, states[1:], strict=False):
+    for before, after in some_of(list(itertools.pairwise(states)), 1 if name == "plain" else 3):
         if before.files.keys() != after.files.keys():
             continue
         (path,) = changes(before.files, after.files)[:1] or ("",)
@@ -337,17 +355,20 @@ def test_killed_inside_a_compiled_call(scratch, name):
         old, new = before.files[path], after.files[path]
         differ = [i for i in range(len(old)) if old[i] != new[i]]
         if folder == "commitlog":
-            begin, end = differ[0] - differ[0] % 4, differ[-1] + 1
-            middle = (begin + end) // 2
-            order = [(middle, end), (begin + 8, middle), (begin, begin + 4), (begin + 4, begin + 8)]
-            other = [(begin + 8, middle), (middle, end), (begin + 4, begin + 8), (begin, begin + 4)]
-            orders = [order, other]
+            # One record after another; within each the parts come in two orders, size and magic last.
+            orders = [[], []]
+            base = int(path.split("/")[1])
+            for record in oracle.walk_commit_log({base: new}):
+                begin, end = record.phy_offset - base, record.end - base
+                if begin <= differ[-1] and end > differ[0]:
+                    middle = (begin + end) // 2
+                    orders[0] += [(middle, end), (begin + 8, middle), (begin, begin + 4), (begin + 4, begin + 8)]
+                    orders[1] += [(begin + 8, middle), (middle, end), (begin + 4, begin + 8), (begin, begin + 4)]
         elif folder == "index":
             table = 40 + 4 * geo["max_hash_slot_num"]
-            orders = [[(table, len(old)), (40, table), (36, 40), (32, 36), (0, 32)]]
-            orders.append([(table, len(old)), (40, table), (0, 36), (36, 40)])
+            # Entry, slot, where the file begins, count, used slots, where it ends.
+            orders = [[(table, len(old)), (40, table), (16, 24), (0, 8), (36, 40), (32, 36), (24, 32), (8, 16)]]
         elif folder in ("consumequeue", "batchconsumequeue"):
-            orders = [[(differ[0], differ[0] + 2), (differ[0], differ[-1] - 4), (0, len(old))]]
             size = 20 if folder == "consumequeue" else 46
             unit = differ[0] - differ[0] % size
             orders = [[(unit, unit + 8), (unit + 12, unit + size), (unit + 8, unit + 12)]]
@@ -364,7 +385,7 @@ def test_killed_inside_a_compiled_call(scratch, name):
                 except Exception as error:
                     raise AssertionError(f"killed inside {before.where}, {path}: {error}") from error
                 shutil.rmtree(root)
-    assert tried > 100
+    assert tried > 50
 
 
 # ------------------------------------------------------------------------------------------------------- kill -9
@@ -386,14 +407,14 @@ def run_child(root: str, geo: dict, seed: int) -> list[tuple]:
                 topic = dice.choice(("Orders", "Pay"))
                 count = dice.choice((1, 1, 1, 2, 3))
                 messages = [
-                    Message(topic, dice.randbytes(dice.randrange(40)), keys=[f"u{number}.{i}", f"k{number % 3}"], tags="T")
+                    Message(
+                        topic, dice.randbytes(dice.randrange(40)), keys=[f"u{number}.{i}", f"k{number % 3}"], tags="T"
+                    )
                     for i in range(count)
                 ]
                 acknowledging.acknowledged.clear()
                 acknowledging.put("one" if count == 1 else dice.choice(("batch", "many")), messages, dice.randrange(2))
-                lines = "".join(
-                    json.dumps([*each[:6], each[6].hex()]) + "\n" for each in acknowledging.acknowledged
-                )
+                lines = "".join(json.dumps([*each[:6], each[6].hex()]) + "\n" for each in acknowledging.acknowledged)
                 os.write(writer, lines.encode())
                 if dice.random() < 0.02:
                     store.flush()
@@ -435,7 +456,9 @@ def test_kill_9(scratch, name):
 
 def without_crowded_keys(acknowledged: list[tuple]) -> list[tuple]:
     # RocketMQ's own answer holds 64 at most, so that shared keys cannot be counted on in a longer log.
-    return [(*each[:4], tuple(key for key in each[4] if not key.startswith("k")), None, each[6]) for each in acknowledged]
+    return [
+        (*each[:4], tuple(key for key in each[4] if not key.startswith("k")), None, each[6]) for each in acknowledged
+    ]
 
 
 @pytest.mark.slow
@@ -500,16 +523,26 @@ def test_lost_pages(scratch, name, monkeypatch):
     flushed_end = store.commit_log.max_offset
     writer.run(script(18)[10:])
     killed = oracle.read_files(root)
+    killed_records = {record.phy_offset: record.raw for record in oracle.records_of(oracle.segments(killed))}
     whole = {message.phy_offset: content(message) for message in store.messages()}
     monkeypatch.undo()
     store.close()
-    outcomes = []
+    outcomes, kept_more = [], 0
     for seed in range(60):
         dice = random.Random(seed)
-        files = durable.torn(killed, dice, dice.choice((0.1, 0.5, 0.9)))
+        files = durable.torn(killed, dice, dice.choice((0.02, 0.1, 0.5, 0.9)))
         # What the log really holds now, by the oracle: up to the first place that is no record.
-        left = oracle.records_of(oracle.segments(files))
+        left = list(
+            itertools.takewhile(
+                lambda record: record.property_crc_is_sound or not geo["enabled_append_prop_crc"],
+                oracle.records_of(oracle.segments(files)),
+            )
+        )
         assert len(left) >= flushed_num
+        if any(record.raw != killed_records[record.phy_offset] for record in left):
+            # A page with nothing but properties is lost, which the format without property CRC cannot tell.
+            assert not geo["enabled_append_prop_crc"]
+            continue
         acknowledged = [each for each in writer.acknowledged if each[3] in {record.phy_offset for record in left}]
         copy = os.path.join(scratch, f"torn{seed}")
         os.mkdir(copy)
@@ -526,22 +559,29 @@ def test_lost_pages(scratch, name, monkeypatch):
                 os.mkdir(other)
                 write_files(other, files)
                 with MessageStore.open(other, config=config_of(geo), recovery=recovery) as opened:
-                    there = {message.phy_offset: content(message) for message in opened.messages()}
+                    there = {m.phy_offset: content(m) for m in opened.messages() if not m.corrupt}
                     check_readable(opened, acknowledged)
                     if recovery == "truncate":
                         assert sorted(there) == [record.phy_offset for record in left]
                     else:
-                        assert set(there) > {record.phy_offset for record in left}
-                        assert opened.recovery_report.damage
+                        # Nothing whole may lie behind where only units or later segments say that there was more.
+                        assert set(there) >= {record.phy_offset for record in left}
+                        if len(there) > len(left):
+                            kept_more += 1
+                            assert opened.recovery_report.damage
                     for phy_offset, what in there.items():
-                        assert whole[phy_offset] == what
+                        # Without property CRC only the body of what lies behind a hole is sure.
+                        same = whole[phy_offset] == what if geo["enabled_append_prop_crc"] else True
+                        assert same and whole[phy_offset][12] == what[12], (whole[phy_offset], what)
                     assert opened.commit_log.max_offset >= flushed_end
                 with MessageStore.open(other, config=config_of(geo), recovery=recovery) as opened:
-                    assert sorted(message.phy_offset for message in opened.messages()) == sorted(there)
+                    # What was kept once stays.
+                    assert sorted(m.phy_offset for m in opened.messages() if not m.corrupt) == sorted(there)
                 shutil.rmtree(other)
         shutil.rmtree(copy)
-    assert outcomes.count("recovered") > 5
+    assert outcomes.count("recovered") > 1
     assert outcomes.count("refused") > 5
+    assert kept_more
 
 
 # ------------------------------------------------------------------------------------------- damage in the middle
@@ -628,6 +668,33 @@ def test_damage_in_the_middle_of_the_log(scratch, name, number):
     assert not any(b"".join(log.values())[damaged:])
 
 
+def test_a_record_that_ends_in_zeros_is_found_behind_damage(scratch):
+    # Without properties the last bytes of a record are zero, as those behind the end of the log are.
+    geo = geometry("plain")
+    root = os.path.join(scratch, "store")
+    with MessageStore.open(root, config=config_of(geo)) as store:
+        store.put_message(Message("Orders", b"first"))
+        last = store.put_message(Message("Orders", b"last"))
+    records = oracle.records_of(oracle.segments(oracle.read_files(root)))
+    assert records[-1].raw.endswith(b"\0\0")
+    for unclean in (False, True):
+        copy = os.path.join(scratch, f"copy{unclean}")
+        shutil.copytree(root, copy)
+        damage_body(copy, records[0])
+        if unclean:
+            make_unclean(copy)
+            # Nor does any unit tell of it.
+            overwrite(copy, f"consumequeue/Orders/0/{oracle.file_name(0)}", 20, bytes(20))
+        before = oracle.read_files(copy)
+        with pytest.raises(CorruptionError):
+            MessageStore.open(copy, config=config_of(geo))
+        assert not changes(before, oracle.read_files(copy))
+        for _ in range(2):
+            with MessageStore.open(copy, config=config_of(geo), recovery="skip") as store:
+                assert store.message_at(last.phy_offset).body == b"last"
+                assert [m.body for m in store.get_message("Orders", 0, 1)] == [b"last"]
+
+
 def test_a_torn_last_record_is_no_damage(scratch):
     # The newest record may be half written: nobody was told that it is there.
     geo = geometry("plain")
@@ -646,36 +713,52 @@ def shutdown_files(root: str) -> dict[str, bytes]:
     return oracle.comparable(oracle.read_files(root))
 
 
-def test_stale_tail_does_not_rise_again(scratch):
+def test_cut_records_do_not_rise_again(scratch):
     # 11.10: Java leaves old records behind a cut.  A new record that ends where an old one begins brings it back.
     geo = geometry("plain")
     root = os.path.join(scratch, "store")
-    clock = [NOW]
-    with MessageStore.open(root, config=config_of(geo, lambda: clock[0])) as store:
-        puts = [store.put_message(Message("Orders", b"number %d" % n, keys=[f"k{n}"])) for n in range(4)]
-    files = oracle.read_files(root)
-    segment = f"commitlog/{oracle.file_name(0)}"
-    # As Java leaves it after a cut behind record 1 and a new record of the same length in the place of record 2:
-    # record 3 is whole, older than the newest one, and no unit points at it.
+    with MessageStore.open(root, config=config_of(geo)) as store:
+        puts = [store.put_message(Message("Orders", b"number %d" % n, keys=[f"k{n}"])) for n in range(5)]
+    records = oracle.records_of(oracle.segments(oracle.read_files(root)))
+    make_unclean(root)
+    damage_body(root, records[2])
+    store = MessageStore.open(root, config=config_of(geo, lambda: NOW + 10_000), recovery="truncate")
+    put = store.put_message(Message("Orders", b"number 9", keys=["k9"]))
+    assert (put.phy_offset, put.size, put.queue_offset) == (puts[2].phy_offset, puts[2].size, 2)
+    # The process dies here: record 3 began where the new one ends.
+    killed = os.path.join(scratch, "killed")
+    shutil.copytree(root, killed)
+    store.close()
+    for path in (killed, root):
+        with MessageStore.open(path, config=config_of(geo)) as store:
+            assert [message.body for message in store.messages()] == [b"number 0", b"number 1", b"number 9"]
+            assert store.max_queue_offset("Orders") == 3
+        check_bytes(path, geo)
+
+
+@pytest.mark.parametrize("recovery", ["strict", "truncate", "skip"])
+def test_a_stale_tail_that_java_left_is_the_end(scratch, recovery):
+    # Old whole records behind the end, with a hole between, are older than the newest record and in no queue.
+    geo = geometry("plain")
+    root = os.path.join(scratch, "store")
+    with MessageStore.open(root, config=config_of(geo)) as store:
+        puts = [store.put_message(Message("Orders", b"number %d" % n, keys=[f"k{n}"])) for n in range(5)]
+    # As Java leaves it that cut behind record 1, put a shorter record, and died.
     new = oracle.encode_record(
-        topic="Orders", body=b"number 9", properties=[("KEYS", "k9")], queue_offset=2, phy_offset=puts[2].phy_offset,
+        topic="Orders", body=b"new", properties=[("KEYS", "k9")], queue_offset=2, phy_offset=puts[2].phy_offset,
         born_timestamp=NOW + 9000, store_timestamp=NOW + 9000, born_host="127.0.0.1:10911",
     )  # fmt: skip
-    assert len(new) == puts[2].size
-    overwrite(root, segment, puts[2].phy_offset, new)
-    queue = "consumequeue/Orders/0/" + oracle.file_name(0)
-    overwrite(root, queue, 60, bytes(20))
-    for name in files:
-        if name.startswith("index/"):
-            os.unlink(os.path.join(root, name))
+    overwrite(root, f"commitlog/{oracle.file_name(0)}", puts[2].phy_offset, new + bytes(8))
+    overwrite(root, f"consumequeue/Orders/0/{oracle.file_name(0)}", 40, bytes(40))
+    os.unlink(os.path.join(root, f"consumequeue/Orders/0/{oracle.file_name(80)}"))
+    shutil.rmtree(os.path.join(root, "index"))
     make_unclean(root)
-    with MessageStore.open(root, config=config_of(geo, lambda: NOW + 10_000)) as store:
-        assert [message.body for message in store.messages()] == [b"number 0", b"number 1", b"number 9"]
-        assert store.max_queue_offset("Orders") == 3
-        assert store.recovery_report.bytes_cut > 0
-        put = store.put_message(Message("Orders", b"number 10", keys=["k10"]))
-        assert (put.phy_offset, put.queue_offset) == (puts[3].phy_offset, 3)
+    for _ in range(2):
+        with MessageStore.open(root, config=config_of(geo), recovery=recovery) as store:
+            assert [message.body for message in store.messages()] == [b"number 0", b"number 1", b"new"]
+            assert store.max_queue_offset("Orders") == 3
     check_bytes(root, geo)
+    assert not any(oracle.read_files(root)[f"commitlog/{oracle.file_name(0)}"][puts[2].phy_offset + len(new) :])
 
 
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "unclean"])
@@ -763,14 +846,14 @@ def test_deleted_queues_and_index_come_back(scratch, clean, name, folders):
     geo = geometry(name)
     root = os.path.join(scratch, "store")
     acknowledged = closed_store(root, geo, script())
-    before = without_empty_index(shutdown_files(root))
+    before = shutdown_files(root)
     for folder in folders:
         shutil.rmtree(os.path.join(root, folder), ignore_errors=True)
     if not clean:
         make_unclean(root)
     with MessageStore.open(root, config=config_of(geo)) as store:
         check_readable(store, acknowledged)
-    assert not changes(before, without_empty_index(shutdown_files(root)))
+    assert not changes(before, shutdown_files(root))
 
 
 def test_refused_openings_of_a_broken_log_say_where(scratch):
