@@ -33,7 +33,7 @@ cdef extern from "<sys/mman.h>" nogil:
     int munmap(void* addr, size_t length)
     int msync(void* addr, size_t length, int flags)
     int madvise(void* addr, size_t length, int advice)
-    int PROT_READ, PROT_WRITE, MAP_SHARED, MS_SYNC, MADV_SEQUENTIAL, MADV_RANDOM, MADV_NORMAL, MADV_WILLNEED
+    int PROT_READ, PROT_WRITE, MAP_SHARED, MS_SYNC, MADV_SEQUENTIAL, MADV_RANDOM, MADV_NORMAL, MADV_WILLNEED, MADV_DONTNEED
     void* MAP_FAILED
 
 cdef extern from "<unistd.h>" nogil:
@@ -363,6 +363,20 @@ cdef class Region:
         cdef unsigned char* p = self.pin(0, self.size)
         try:
             madvise(p, <size_t>self.size, advice)
+        finally:
+            self.unpin()
+
+    def release_pages(self, int64_t pos, int64_t size):
+        """Let the whole pages among `size` bytes at `pos` go from this process; what they hold stays in the file.
+
+        A scan calls it behind itself, so that its working set stays small however long the file is.
+        """
+        cdef int64_t start = (pos + PAGE_SIZE - 1) // PAGE_SIZE * PAGE_SIZE
+        cdef int64_t extent = (pos + size) // PAGE_SIZE * PAGE_SIZE - start
+        cdef unsigned char* p = self.pin(pos, size)
+        try:
+            if extent > 0:
+                madvise(p + (start - pos), <size_t>extent, MADV_DONTNEED)
         finally:
             self.unpin()
 

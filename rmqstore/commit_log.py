@@ -28,7 +28,10 @@ from rmqstore.mapped_file import MappedFile, MappedFilePool
 from rmqstore.mapped_file_queue import MappedFileQueue
 from rmqstore.message import MessageExt
 
-__all__ = ["Blank", "CommitLog", "Damage"]
+__all__ = ["Blank", "CommitLog", "Damage", "ScanProgress"]
+
+# A scan keeps at most so many bytes of the log behind itself in memory.
+_SCAN_WINDOW = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,33 @@ class Damage:
     phy_offset: int
     size: int
     verdict: Verdict
+
+
+class ScanProgress:
+    """Lets go of the pages behind a scan, so that it keeps a constant working set."""
+
+    __slots__ = ("_at", "_queue")
+
+    def __init__(self, queue: MappedFileQueue):
+        self._queue = queue
+        self._at = -1
+
+    def reach(self, offset: int) -> None:
+        """Say that the scan needs nothing before `offset` any more."""
+        if self._at < 0:
+            self._at = offset
+        if offset - self._at < _SCAN_WINDOW:
+            return
+        while self._at < offset:
+            mapped_file = self._queue.find(self._at)
+            if mapped_file is None:
+                break
+            pos = self._at - mapped_file.file_from_offset
+            size = min(offset - self._at, mapped_file.size - pos)
+            if mapped_file.mapped:
+                mapped_file.region.release_pages(pos, size)
+            self._at += size
+        self._at = offset
 
 
 class CommitLog:
@@ -325,7 +355,9 @@ class CommitLog:
         """
         index_tags = self.config.index_tags
         at = begin
+        passed = ScanProgress(self.queue)
         while at < end:
+            passed.reach(at)
             mapped_file = self.queue.find(at)
             if mapped_file is None:
                 columns.count = 0
@@ -360,7 +392,9 @@ class CommitLog:
         """
         at = self.min_offset if begin is None else max(begin, self.min_offset)
         stop = self.max_offset if end is None else min(end, self.max_offset)
+        passed = ScanProgress(self.queue)
         while at < stop:
+            passed.reach(at)
             mapped_file = self.queue.find(at)
             if mapped_file is None:
                 following = [base for base in self.queue.offsets if base > at]

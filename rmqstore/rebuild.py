@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from rmqstore import _core
 from rmqstore._core import RecordColumns, Verdict
 from rmqstore.checkpoint import Checkpoint
-from rmqstore.commit_log import CommitLog, check_store_root
+from rmqstore.commit_log import CommitLog, ScanProgress, check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.consume_queue import queue_directories
 from rmqstore.consume_queue_store import ConsumeQueueStore
@@ -50,7 +50,8 @@ class RebuildReport:
     records, units, index_entries : int
         Records read, queue units and index entries written.
     damage : list of (int, int, str)
-        Stretches of the log that could not be read and of which nothing was built: phy offset, size, verdict.
+        Stretches of the log that could not be read: phy offset, size, verdict.  Nothing was built of them, except of
+        records that only fail their CRC.
     log_bytes : int
         Bytes of log that were read.
     resumed : bool
@@ -221,7 +222,9 @@ def _build_once(
         dispatcher = CommitLogDispatcher(commit_log, queues, index_service)
         columns = RecordColumns()
         begin = at = commit_log.min_offset
+        scanned = ScanProgress(commit_log.queue)
         while at < end:
+            scanned.reach(at)
             mapped_file = commit_log.queue.find(at)
             if mapped_file is None:
                 following = [base for base in commit_log.queue.offsets if base > at]
@@ -241,6 +244,12 @@ def _build_once(
                 at = base + region.size
             elif verdict == Verdict.LIMIT:
                 at = base + region.size if pos == region.size else end
+            elif verdict in (Verdict.BAD_BODY_CRC, Verdict.BAD_PROP_CRC):
+                # Its lengths are whole, so it keeps its place in its queue and under its keys; readers mark it as corrupt.
+                pos, _ = _core.scan(region, pos, pos + 1, base, columns, commit_log.delays, 0, config.index_tags)
+                dispatcher.dispatch_columns(columns, IndexProgress(), allow_gaps=True)
+                report.damage.append((at, base + pos - at, verdict.name))
+                at = base + pos
             elif verdict != Verdict.COLUMNS_FULL:
                 found = _core.find_record(region, pos + 1, base) if pos + 1 < region.size else -1
                 until = base + found if found >= 0 else min(base + region.size, end)

@@ -16,7 +16,7 @@ import numpy as np
 from rmqstore import _core
 from rmqstore._core import RecordColumns, Verdict
 from rmqstore.checkpoint import Checkpoint
-from rmqstore.commit_log import CommitLog, check_store_root
+from rmqstore.commit_log import CommitLog, ScanProgress, check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue
 from rmqstore.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
@@ -214,7 +214,9 @@ class _Checker:
         columns = RecordColumns()
         at = log.min_offset
         begin = at
+        scanned = ScanProgress(log.queue)
         while at < self.end:
+            scanned.reach(at)
             if self.progress is not None:
                 self.progress(at - begin, self.end - begin)
             mapped_file = log.queue.find(at)
