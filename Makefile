@@ -16,7 +16,7 @@ ASV_MACHINE := $(BIN)/asv machine --yes --config asv_bench/asv.conf.json >/dev/n
 ASV_RUN := cd asv_bench && ../$(BIN)/asv run --python=same
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build demo test debug-test check lint typecheck bench bench-quick clean distclean
+.PHONY: help venv build demo test soak debug-test check lint typecheck bench bench-quick clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -38,8 +38,11 @@ build: $(VENV)/.stamp-build ## rebuild the compiled core if a source changed
 demo: build ## the main job on a real broker's store, with rates
 	$(BIN)/python -m rmqstore.demo
 
-test: build ## the test suite (PYTEST_ARGS=--slow: the slow tests too)
+test: build ## the test suite, with short versions of the long soaks
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+soak: build ## every bit flip, every crash state, long random runs: takes an hour or more
+	$(BIN)/python -m pytest --slow --timeout=7200 $(PYTEST_ARGS)
 
 build/debug/.stamp: $(VENV)/.stamp-venv pyproject.toml $(CORE_SOURCES)
 	rm -rf $(DEBUG_LIB)
@@ -52,7 +55,7 @@ debug-test: build build/debug/.stamp ## the suite without slow tests on a debug 
 	find $(DEBUG_LIB) -name '*.py' -delete
 	RMQSTORE_DEBUG=1 $(BIN)/python setup.py --quiet build_py --build-lib $(DEBUG_LIB)
 	PYTHONPATH=$(CURDIR)/$(DEBUG_LIB) RMQSTORE_EXPECTED_BUILD=$(CURDIR)/$(DEBUG_LIB) PYTHONSAFEPATH=1 PYTHONMALLOC=debug \
-		$(BIN)/pytest -m "not slow" $(PYTEST_ARGS)
+		$(BIN)/pytest -m "not slow and not java" $(PYTEST_ARGS)
 
 lint: build ## ruff
 	$(BIN)/ruff check .

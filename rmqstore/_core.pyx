@@ -878,6 +878,18 @@ cdef class IndexRegion:
         self.index_num = index_num
         self.magic = mod_magic(<uint32_t>slot_num)
 
+    cdef bint put_one(self, int32_t key_hash, int64_t phy_offset, int64_t store_timestamp) except -1:
+        cdef Region region = self.region
+        cdef unsigned char* base = region.pin_writable(0, region.size)
+        cdef bint taken
+        if HAS_GIL and self.long_puts == 0:
+            taken = index_put(base, self.magic, self.slot_num, self.index_num, key_hash, phy_offset, store_timestamp)
+        else:
+            with self.mutex:
+                taken = index_put(base, self.magic, self.slot_num, self.index_num, key_hash, phy_offset, store_timestamp)
+        region.unpin()
+        return taken
+
     def put_key(self, str key not None, int64_t phy_offset, int64_t store_timestamp):
         """Put one entry as RocketMQ's ``IndexFile.putKey`` (5.5.0) does.
 
@@ -897,32 +909,13 @@ cdef class IndexRegion:
         """
         if phy_offset < 0:
             raise OffsetOutOfRangeError(f"phy_offset {phy_offset} is negative")
-        cdef int32_t key_hash = index_hash(hash_str(0, key))
-        cdef Region region = self.region
-        cdef unsigned char* base = region.pin_writable(0, region.size)
-        cdef bint taken
-        if HAS_GIL and self.long_puts == 0:
-            taken = index_put(base, self.magic, self.slot_num, self.index_num, key_hash, phy_offset, store_timestamp)
-        else:
-            with self.mutex:
-                taken = index_put(base, self.magic, self.slot_num, self.index_num, key_hash, phy_offset, store_timestamp)
-        region.unpin()
-        return taken
+        return self.put_one(index_hash(hash_str(0, key)), phy_offset, store_timestamp)
 
     def put_hash(self, int32_t key_hash, int64_t phy_offset, int64_t store_timestamp):
         """bool: as `put_key` with the index hash (not negative) instead of the text."""
         if phy_offset < 0 or key_hash < 0:
             raise OffsetOutOfRangeError(f"phy_offset {phy_offset} or key hash {key_hash} is negative")
-        cdef Region region = self.region
-        cdef unsigned char* base = region.pin_writable(0, region.size)
-        cdef bint taken
-        if HAS_GIL and self.long_puts == 0:
-            taken = index_put(base, self.magic, self.slot_num, self.index_num, key_hash, phy_offset, store_timestamp)
-        else:
-            with self.mutex:
-                taken = index_put(base, self.magic, self.slot_num, self.index_num, key_hash, phy_offset, store_timestamp)
-        region.unpin()
-        return taken
+        return self.put_one(key_hash, phy_offset, store_timestamp)
 
     def put_keys(self, keys, phy_offsets, store_timestamps):
         """Put many entries in order; equal to `put_key` row by row.
@@ -2039,7 +2032,8 @@ cdef class RecordColumns:
     ----------
     phy_offset, queue_offset, store_timestamp, tags_code, inner_base : numpy.ndarray of int64, shape (capacity,)
     size, queue_id, sys_flag, topic, inner_num : numpy.ndarray of int32, shape (capacity,)
-        `topic` numbers `topics.topics`; `inner_num` is 1 unless the record is an inner batch.
+        `topic` numbers `topics.topics`; `inner_num` is 1 unless the record is an inner batch, of which it is the number of
+        messages; 0 where that is missing.
     multi_dispatch, prop_crc : numpy.ndarray of uint8, shape (capacity,)
         1 where the record carries INNER_MULTI_DISPATCH; 1 where it ends with a property CRC.
     key_start : numpy.ndarray of int64, shape (capacity + 1,)
@@ -2164,8 +2158,10 @@ cdef int scan_rows(const unsigned char* base, int64_t* pos, int64_t size, int64_
         out.c_prop_crc[i] = has_prop_crc(p, &r)
         out.c_inner_num[i] = 1
         out.c_inner_base[i] = r.queue_offset
-        if r.sys_flag & SYS_INNER_BATCH and k.inner_num_pos >= 0:
-            out.c_inner_num[i] = <int32_t>parse_decimal(p + r.properties_pos + k.inner_num_pos, k.inner_num_len, 1)
+        if r.sys_flag & SYS_INNER_BATCH:
+            out.c_inner_num[i] = 0
+            if k.inner_num_pos >= 0:
+                out.c_inner_num[i] = <int32_t>parse_decimal(p + r.properties_pos + k.inner_num_pos, k.inner_num_len, 0)
             if k.inner_base_pos >= 0:
                 out.c_inner_base[i] = parse_decimal(p + r.properties_pos + k.inner_base_pos, k.inner_base_len,
                                                     r.queue_offset)

@@ -714,10 +714,20 @@ class BatchConsumeQueue(_UnitQueue):
     def repair(
         self, queue_offset: int, phy_offset: int, size: int, tags_code: int, store_timestamp: int, num: int
     ) -> bool:
-        """Write the unit of the batch at `queue_offset`, which is there, anew if it says something else."""
-        number = self._number_of(queue_offset)
-        if number is None:
-            return False
+        """Write the unit of the record at `phy_offset`, if it has one, anew if that says something else."""
+        number = self.first_unit
+        for base in self.queue.offsets:
+            first = base // _BATCH_UNIT_SIZE
+            high = min(self.units_per_file, self.unit_num - first)
+            at = _core.unit_at_or_after(self.queue.file(base).region, 0, max(high, 0), phy_offset, _BATCH_UNIT_SIZE)
+            number = first + at
+            if at < high:
+                break
+        if number >= self.unit_num or self._read(number)[0] != phy_offset:
+            found = self._number_of(queue_offset)
+            if found is None:
+                return False
+            number = found
         mapped_file = self._file_of_unit(number)
         expected = (phy_offset, size, tags_code, store_timestamp, queue_offset, num)
         if mapped_file is None or self._read(number) == expected:

@@ -94,6 +94,9 @@ class CommitLogDispatcher:
         self.commit_log = commit_log
         self.queues = queues
         self.index_service = index_service
+        # Where the queues of a topic are simple, a record with a batch's flag gets a simple unit, as in RocketMQ; a rebuild,
+        # which finds out the kind as it goes, wants to know instead.
+        self.refuse_mixed_topics = False
         self.counts = DispatchCounts()
 
     def dispatch_columns(
@@ -130,10 +133,11 @@ class CommitLogDispatcher:
         n = columns.count
         transaction = columns.sys_flag[:n] & _TRANSACTION_MASK
         queued = (transaction != _PREPARED) & (transaction != _ROLLBACK)
-        inner = (columns.sys_flag[:n] & _INNER_BATCH) != 0
+        # A record with the bit and without INNER_NUM is no batch: one of its bits is damaged.
+        inner = ((columns.sys_flag[:n] & _INNER_BATCH) != 0) & (columns.inner_num[:n] > 0)
         topics = [topic.decode("utf-8", "rmqstore.java") for topic in columns.topics.topics]
         for number in np.unique(columns.topic[:n][inner & queued]).tolist():
-            if not self.queues.add_batch_topic(topics[number]):
+            if not self.queues.add_batch_topic(topics[number]) and self.refuse_mixed_topics:
                 raise QueueKindError(
                     f"topic {topics[number]!r} has simple queues, but the log holds inner batches of it; its queue.type "
                     "changed: rebuild the queues with the topic in config/topics.json",
@@ -252,9 +256,11 @@ class CommitLogDispatcher:
             int(columns.size[row]),
             int(columns.tags_code[row]),
             int(columns.store_timestamp[row]),
-            int(columns.inner_num[row]),
+            max(int(columns.inner_num[row]), 1),
         )
         size, tags_code, store_timestamp, num = unit
+        if mend:
+            self.counts.units_mended += queue.repair(base, phy_offset, size, tags_code, store_timestamp, num)
         end = queue.max_queue_offset
         if base > end and not allow_gaps:
             raise QueueGapError(
@@ -262,8 +268,6 @@ class CommitLogDispatcher:
                 f"messages up to {end}",
                 queue.queue.path,
             )
-        if mend and base < end:
-            self.counts.units_mended += queue.repair(base, phy_offset, size, tags_code, store_timestamp, num)
         self.counts.units += queue.put(base, phy_offset, size, tags_code, store_timestamp, num)
 
     def _dispatch_multi(self, columns: RecordColumns, row: int) -> None:

@@ -220,6 +220,7 @@ def _build_once(
             for topic in batch_topics:
                 queues.add_batch_topic(topic)
         dispatcher = CommitLogDispatcher(commit_log, queues, index_service)
+        dispatcher.refuse_mixed_topics = True
         columns = RecordColumns()
         begin = at = commit_log.min_offset
         scanned = ScanProgress(commit_log.queue)

@@ -463,7 +463,7 @@ class _QueueCheck:
                 yield from self._missing(base, phy, 1)
                 continue
             self.covered += 1
-            expected = (base, phy, size, int(columns.tags_code[row]), int(columns.inner_num[row]))
+            expected = (base, phy, size, int(columns.tags_code[row]), max(int(columns.inner_num[row]), 1))
             time, needed = queue.store_timestamp(base), int(columns.store_timestamp[row])
             if tuple(unit) != expected or time != needed:
                 yield Finding(
