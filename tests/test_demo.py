@@ -12,6 +12,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import golden
 import pytest
 from click.testing import CliRunner
 
@@ -19,6 +20,7 @@ from rmqstore import Message, MessageStore, demo
 from rmqstore.rebuild import rebuild
 
 SMALL = ["--messages", "600"]
+SAMPLE = golden.DATA / "rocketmq-broker"
 
 
 @pytest.fixture
@@ -28,7 +30,9 @@ def run(tmp_path):
     work.mkdir()
 
     def run_demo(*arguments):
-        result = CliRunner().invoke(demo.main, ["--dir", str(work), *map(str, arguments)])
+        # The data is named: a debug build lies elsewhere than the checkout.
+        data = [] if "--data" in arguments else ["--data", str(SAMPLE)]
+        result = CliRunner().invoke(demo.main, ["--dir", str(work), *data, *map(str, arguments)])
         assert list(work.iterdir()) == []
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
@@ -39,7 +43,10 @@ def run(tmp_path):
 
 def test_demo_in_a_process_of_its_own(tmp_path):
     ran = subprocess.run(
-        [sys.executable, "-m", "rmqstore.demo", "--messages", "20000", "--dir", str(tmp_path)],
+        [
+            *(sys.executable, "-m", "rmqstore.demo", "--messages", "20000"),
+            *("--dir", str(tmp_path), "--data", str(SAMPLE)),
+        ],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONIOENCODING": "utf-8"},
