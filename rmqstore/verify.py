@@ -485,7 +485,8 @@ class _QueueCheck:
             stated = message.properties.get("INNER_BASE")
             detail = f"INNER_BASE is {stated!r}, the record's queue offset is {message.queue_offset}"
             yield Finding(path, pos, "bad_inner_batch", detail)
-        if not message.properties.get("INNER_NUM", "").isdigit():
+        number = message.properties.get("INNER_NUM", "")
+        if not (number.isascii() and number.isdigit() and int(number) > 0):
             detail = f"INNER_NUM is {message.properties.get('INNER_NUM')!r}, an inner batch needs a number"
             yield Finding(path, pos, "bad_inner_batch", detail)
 
