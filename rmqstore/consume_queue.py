@@ -207,6 +207,15 @@ class _UnitQueue:
     def _whole_units(self, mapped_file: MappedFile, count: int, end_phy_offset: int) -> int:
         raise NotImplementedError
 
+    def truncate(self, number: int) -> int:
+        """Drop the units from `number` on; how many there were."""
+        dropped = self.unit_num - number
+        self._min_for = None
+        self.queue.truncate(number * self.unit_size)
+        self.queue.wrote_where = number * self.unit_size
+        self.tidy()
+        return dropped
+
     def delete_before(self, min_phy_offset: int) -> int:
         """Delete the files whose last unit lies below `min_phy_offset`, oldest first, never the last; their number."""
         deleted = 0
@@ -347,12 +356,7 @@ class ConsumeQueue(_UnitQueue):
             number = base // _UNIT_SIZE
             for i, code in enumerate(self.units(number, self.units_per_file)[2].tolist()):
                 if code <= EXT_ADDRESS_MAX and self.ext.get(code) is None:
-                    dropped = self.unit_num - (number + i)
-                    self._min_for = None
-                    self.queue.truncate((number + i) * _UNIT_SIZE)
-                    self.queue.wrote_where = (number + i) * _UNIT_SIZE
-                    self.tidy()
-                    return dropped
+                    return self.truncate(number + i)
         return 0
 
     @property
@@ -701,15 +705,6 @@ class BatchConsumeQueue(_UnitQueue):
                 return number
             previous = unit
         return self.unit_num
-
-    def truncate(self, number: int) -> int:
-        """Drop the units from `number` on; how many there were."""
-        dropped = self.unit_num - number
-        self._min_for = None
-        self.queue.truncate(number * _BATCH_UNIT_SIZE)
-        self.queue.wrote_where = number * _BATCH_UNIT_SIZE
-        self.tidy()
-        return dropped
 
     def repair(
         self, queue_offset: int, phy_offset: int, size: int, tags_code: int, store_timestamp: int, num: int
