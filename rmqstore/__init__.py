@@ -5,16 +5,21 @@ Owns the public names of the package and nothing else; it imports neither Spark 
 
 from rmqstore._version import __version__
 from rmqstore.config import StoreConfig
+from rmqstore.consumer import Consumer
+from rmqstore.consumer_offset import ConsumerOffsets, LocalOffsets
 from rmqstore.describe import StoreDescription, describe
 from rmqstore.errors import (
     ChecksumError,
     CorruptionError,
+    DiskFullError,
+    FlushDiskTimeoutError,
     GeometryError,
     IndexFileError,
     InvalidMessageError,
     MissingDependencyError,
     OffsetOutOfRangeError,
     ReadOnlyError,
+    StoreChangedError,
     StoreClosedError,
     StoreError,
     StoreLockedError,
@@ -30,14 +35,19 @@ from rmqstore.verify import Finding, verify
 
 __all__ = [
     "ChecksumError",
+    "Consumer",
+    "ConsumerOffsets",
     "CorruptionError",
+    "DiskFullError",
     "Finding",
+    "FlushDiskTimeoutError",
     "GeometryError",
     "GetMessageResult",
     "GetMessageStatus",
     "IndexFile",
     "IndexFileError",
     "InvalidMessageError",
+    "LocalOffsets",
     "Message",
     "MessageExt",
     "MessageStore",
@@ -48,6 +58,7 @@ __all__ = [
     "ReadOnlyError",
     "RebuildReport",
     "RecoveryReport",
+    "StoreChangedError",
     "StoreClosedError",
     "StoreConfig",
     "StoreDescription",

@@ -57,7 +57,7 @@ class Checkpoint:
     read_only : bool
     """
 
-    __slots__ = (*_NAMES, "_rest", "path", "read_only")
+    __slots__ = (*_NAMES, "_rest", "_written", "path", "read_only")
 
     physic_msg_timestamp: int
     logics_msg_timestamp: int
@@ -70,6 +70,8 @@ class Checkpoint:
         self.path = os.fspath(path)
         self.read_only = read_only
         self._rest = bytes(CHECKPOINT_SIZE - _FIELDS.size)
+        # What is surely on disk; the same is not written twice.
+        self._written = b""
         for name in _NAMES:
             setattr(self, name, 0)
 
@@ -135,7 +137,7 @@ class Checkpoint:
         return max(0, min(self.physic_msg_timestamp, self.logics_msg_timestamp) - _SAFETY_MARGIN)
 
     def flush(self) -> None:
-        """Write the fields to the file, made if it is missing, and wait until they are on disk.
+        """Write the fields to the file, made if it is missing, and wait until they are on disk; nothing if none changed.
 
         Raises
         ------
@@ -148,7 +150,10 @@ class Checkpoint:
         """
         if self.read_only:
             raise ReadOnlyError("the checkpoint was loaded read-only and cannot be written", self.path)
-        data = memoryview(self.to_bytes())
+        content = self.to_bytes()
+        if content == self._written:
+            return
+        data = memoryview(content)
         is_new = not os.path.exists(self.path)
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
@@ -165,6 +170,7 @@ class Checkpoint:
                 os.fsync(directory)
             finally:
                 os.close(directory)
+        self._written = content
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Checkpoint):

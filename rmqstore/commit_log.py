@@ -9,6 +9,7 @@ offset agree.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from rmqstore.errors import (
     CorruptionError,
     InvalidMessageError,
     OffsetOutOfRangeError,
+    StoreChangedError,
     StoreError,
 )
 from rmqstore.mapped_file import MappedFile, MappedFilePool
@@ -32,6 +34,9 @@ __all__ = ["Blank", "CommitLog", "Damage", "ScanProgress"]
 
 # A scan keeps at most so many bytes of the log behind itself in memory.
 _SCAN_WINDOW = 32 * 1024 * 1024
+_BLANK_SIZE = int(_core.RecordLayout.BLANK_SIZE)
+# Sizes, magic, CRC, queue, offsets, flags and times: no two records of a log agree in these.
+_HEAD_SIZE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +110,15 @@ class CommitLog:
             os.path.join(root, "commitlog"), self.segment_size, pool, read_only=read_only, staging=root
         )
         self.delays = np.array(config.delay_levels, np.int64)
+        self._refreshing = threading.Lock()
+        # The newest record that a reader beside a writer saw: its phy offset and first bytes.
+        self._last_seen: tuple[int, bytes] = (-1, b"")
         # How CRCs are checked, see `_core.decode_record`.
         self.crc_check = 2 if config.force_verify_prop_crc else 1
+
+    def renew_lock(self) -> None:
+        """Give up the lock that another thread of a parent process may have held at a fork."""
+        self._refreshing = threading.Lock()
 
     def load(self) -> None:
         """List the segments.  The end of the log is not known yet: see `find_end` and `set_end`."""
@@ -189,18 +201,39 @@ class CommitLog:
 
     def refresh(self) -> None:
         """Take in what another process appended since (read-only use)."""
-        self.queue.refresh()
-        end = self.queue.wrote_where
-        while True:
-            mapped_file = self.queue.find(end)
-            if mapped_file is None:
-                break
-            base = mapped_file.file_from_offset
-            pos, verdict, _, _ = _core.walk(mapped_file.region, end - base, self.segment_size, base)
-            end = base + (self.segment_size if verdict == Verdict.BLANK else pos)
-            if verdict != Verdict.BLANK:
-                break
-        self.queue.wrote_where = end
+        with self._refreshing:
+            self._check_last_seen()
+            self.queue.refresh()
+            end = self.queue.wrote_where
+            while (mapped_file := self.queue.find(end)) is not None:
+                base, region = mapped_file.file_from_offset, mapped_file.region
+                pos, verdict, _, last = _core.walk(region, end - base, self.segment_size, base, self.crc_check)
+                if last >= 0 and _is_unfinished(region, last):
+                    pos, verdict = last, Verdict.EMPTY
+                end = base + (self.segment_size if verdict == Verdict.BLANK else pos)
+                if last >= 0 and pos > last:
+                    self._last_seen = (base + last, region.read(last, _HEAD_SIZE))
+                if verdict != Verdict.BLANK:
+                    break
+            self.queue.wrote_where = end
+
+    def _check_last_seen(self) -> None:
+        # A writer that recovers cuts what a crash left torn; a reader that saw it must not go on behind it.
+        phy_offset, head = self._last_seen
+        mapped_file = self.queue.find(phy_offset) if head else None
+        if mapped_file is None:
+            return
+        try:
+            now = mapped_file.region.read(phy_offset - mapped_file.file_from_offset, _HEAD_SIZE)
+        except OffsetOutOfRangeError:
+            return
+        if now != head:
+            raise StoreChangedError(
+                f"the record that was at phy offset {phy_offset} is not there any more: the log was cut or replaced since "
+                "this store was opened (its writer recovered it after a crash, maybe); open it again",
+                mapped_file.path,
+                phy_offset - mapped_file.file_from_offset,
+            )
 
     # ------------------------------------------------------------------------------------------------------ writing
 
@@ -223,10 +256,12 @@ class CommitLog:
         ------
         InvalidMessageError
             A record (or the batch) does not fit an empty segment; nothing was written.
+        OSError
+            A segment could not be made; nothing was written.
         """
         prop_crc = self.config.enabled_append_prop_crc
         sizes = [record_size_of(row, prop_crc) for row in rows]
-        room = self.segment_size - _core.RecordLayout.BLANK_SIZE
+        room = self.segment_size - _BLANK_SIZE
         largest = max(sizes, default=0)
         whole = sum(sizes) if together else largest
         if whole > room:
@@ -235,6 +270,7 @@ class CommitLog:
                 f"bytes holds at most {room}: shorten it, or use a store with larger segments",
                 self.path,
             )
+        self._make_room([whole] if together else sizes)
         placed: list[tuple[int, int]] = []
         done = 0
         while done < len(rows):
@@ -243,7 +279,7 @@ class CommitLog:
             at = self.queue.wrote_where
             remaining = base + self.segment_size - at
             written: list[int] = []
-            if not together or whole + _core.RecordLayout.BLANK_SIZE <= remaining:
+            if not together or whole + _BLANK_SIZE <= remaining:
                 mapped_file.mark_dirty()
                 written = _core.encode_records(mapped_file.region, at - base, base, rows, done, prop_crc)
             for size in written:
@@ -252,11 +288,25 @@ class CommitLog:
             self.queue.wrote_where = at
             done += len(written)
             if done < len(rows):
-                if self.segment_size - (at - base) >= _core.RecordLayout.BLANK_SIZE:
+                if self.segment_size - (at - base) >= _BLANK_SIZE:
                     mapped_file.mark_dirty()
                     _core.write_blank(mapped_file.region, at - base)
                 self.queue.wrote_where = base + self.segment_size
         return placed
+
+    def _make_room(self, sizes: list[int]) -> None:
+        # Segments are made before the first byte is written, so that a full disk leaves nothing half done.
+        last = self.queue.last()
+        room = last.file_from_offset + self.segment_size - self.queue.wrote_where if last is not None else 0
+        if sum(sizes) + _BLANK_SIZE <= room:
+            return
+        rolls = 0
+        for size in sizes:
+            if size + _BLANK_SIZE > room:
+                rolls += 1
+                room = self.segment_size
+            room -= size
+        self.queue.prepare(rolls)
 
     # ------------------------------------------------------------------------------------------------------ reading
 
@@ -268,6 +318,8 @@ class CommitLog:
         OffsetOutOfRangeError
             The offset is negative, before the oldest or behind the last record, or in a segment that is missing.
         """
+        if phy_offset >= self.max_offset and self.queue.read_only:
+            self.refresh()
         if phy_offset < 0 or phy_offset >= self.max_offset or phy_offset < self.min_offset:
             raise OffsetOutOfRangeError(
                 f"phy offset {phy_offset} is outside the log, which holds {self.min_offset} to {self.max_offset}",
@@ -291,8 +343,9 @@ class CommitLog:
             A CRC does not agree; `look_up` gives the message all the same.
         """
         mapped_file = self.segment(phy_offset)
+        region = mapped_file.region
         pos = phy_offset - mapped_file.file_from_offset
-        record = _core.decode_record(mapped_file.region, pos, -1, self.crc_check)
+        record = _core.decode_record(region, pos, -1, self.crc_check)
         if not isinstance(record, tuple) or record[6] != phy_offset:
             verdict = record if not isinstance(record, tuple) else Verdict.BAD_PHY_OFFSET
             raise CorruptionError(
@@ -315,9 +368,10 @@ class CommitLog:
         """The message at `phy_offset`, marked as corrupt if a CRC fails; None where no record of this size begins."""
         try:
             mapped_file = self.segment(phy_offset)
+            region = mapped_file.region
         except OffsetOutOfRangeError:
             return None
-        record = _core.decode_record(mapped_file.region, phy_offset - mapped_file.file_from_offset, -1, self.crc_check)
+        record = _core.decode_record(region, phy_offset - mapped_file.file_from_offset, -1, self.crc_check)
         if not isinstance(record, tuple) or record[6] != phy_offset or size not in (None, record[0]):
             return None
         return MessageExt(record)
@@ -326,10 +380,11 @@ class CommitLog:
         """Whether the record at `phy_offset` has this topic and key, and its store timestamp (see `_core`)."""
         try:
             mapped_file = self.segment(phy_offset)
+            region = mapped_file.region
         except OffsetOutOfRangeError:
             return False, 0
         pos = phy_offset - mapped_file.file_from_offset
-        return _core.record_matches(mapped_file.region, pos, phy_offset, topic, key, by_tag)
+        return _core.record_matches(region, pos, phy_offset, topic, key, by_tag)
 
     def store_timestamp_at(self, phy_offset: int) -> int:
         """int: store time of the record at `phy_offset` in ms since epoch, -1 if no record begins there."""
@@ -425,6 +480,13 @@ class CommitLog:
     def close(self) -> None:
         """Close the segments."""
         self.queue.close()
+
+
+def _is_unfinished(region: _core.Region, pos: int) -> bool:
+    # A Java broker copies a record from its start to its end, so that the last bytes may still be missing; properties
+    # end in a character, never in zero.
+    record = _core.decode_record(region, pos, -1, 0)
+    return isinstance(record, tuple) and MessageExt(record).properties_stored.endswith(b"\0")
 
 
 def record_size_of(row: tuple, prop_crc: bool) -> int:

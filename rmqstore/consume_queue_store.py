@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from rmqstore.config import StoreConfig
 from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue, queue_directories
 from rmqstore.errors import GeometryError
-from rmqstore.mapped_file import MappedFilePool
+from rmqstore.mapped_file import MappedFile, MappedFilePool
 
 __all__ = ["AnyConsumeQueue", "ConsumeQueueStore"]
 
@@ -41,6 +41,10 @@ class ConsumeQueueStore:
         self.read_only = read_only
         self._queues: dict[tuple[str, int], AnyConsumeQueue | None] = {}
         self._batch_topics: set[str] = set()
+        self._lock = threading.RLock()
+
+    def renew_lock(self) -> None:
+        """Give up the lock that another thread of a parent process may have held at a fork."""
         self._lock = threading.RLock()
 
     def load(self) -> None:
@@ -135,10 +139,19 @@ class ConsumeQueueStore:
         with self._lock:
             return [queue for queue in self._queues.values() if queue is not None]
 
+    def take_dirty(self, least_pages: int = 0) -> list[MappedFile]:
+        """The files that were written since this was last asked, see `MappedFileQueue.take_dirty`; ask while nobody writes."""
+        files: list[MappedFile] = []
+        for queue in self.opened():
+            files += queue.queue.take_dirty(least_pages)
+            if isinstance(queue, ConsumeQueue) and queue.ext is not None:
+                files += queue.ext.queue.take_dirty()
+        return files
+
     def flush(self) -> None:
         """Force everything written to the disk."""
-        for queue in self.opened():
-            queue.flush()
+        for mapped_file in self.take_dirty():
+            mapped_file.flush()
 
     def close(self) -> None:
         """Close every queue."""

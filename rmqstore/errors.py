@@ -12,12 +12,15 @@ import os
 __all__ = [
     "ChecksumError",
     "CorruptionError",
+    "DiskFullError",
+    "FlushDiskTimeoutError",
     "GeometryError",
     "IndexFileError",
     "InvalidMessageError",
     "MissingDependencyError",
     "OffsetOutOfRangeError",
     "ReadOnlyError",
+    "StoreChangedError",
     "StoreClosedError",
     "StoreError",
     "StoreLockedError",
@@ -76,6 +79,21 @@ class StoreClosedError(StoreError):
 
 class ReadOnlyError(StoreError):
     """A write was asked of something that was opened read-only."""
+
+
+class StoreChangedError(StoreError):
+    """What a reader saw of a store was cut or replaced by its writer; open it again."""
+
+
+class FlushDiskTimeoutError(StoreError, TimeoutError):
+    """A message is stored, but whether it is on the disk was not known in time (RocketMQ's FLUSH_DISK_TIMEOUT)."""
+
+    def __init__(self, message: str, path: str | os.PathLike[str] | None = None, pos: int | None = None):
+        StoreError.__init__(self, message, path, pos)
+
+
+class DiskFullError(StoreError):
+    """The disk is used above `disk_space_warning_level_ratio`; no writes until it falls below; reads go on."""
 
 
 class StoreLockedError(StoreError):

@@ -41,10 +41,17 @@ class IndexFile(IndexRegion):
     """
 
     mapped_file: MappedFile
+    # The header that was last taken note of for a flush: everything that is put changes it.
+    _taken_header: tuple[int, ...] | None = None
 
     @classmethod
     def create(
-        cls, path: str | os.PathLike[str], config: StoreConfig | None = None, *, staging: str | None = None
+        cls,
+        path: str | os.PathLike[str],
+        config: StoreConfig | None = None,
+        *,
+        staging: str | None = None,
+        allocated: str | None = None,
     ) -> IndexFile:
         """Make a new index file of zero bytes, allocated on disk.
 
@@ -55,6 +62,8 @@ class IndexFile(IndexRegion):
             `max_hash_slot_num` and `max_index_num`; RocketMQ's defaults (5 000 000 and 20 000 000, 420 000 040 bytes).
         staging : path, optional
             Where the file is made before it is renamed into place.
+        allocated : path, optional
+            A file that `MappedFile.allocate` made before, to be used instead of a new one.
 
         Raises
         ------
@@ -62,7 +71,8 @@ class IndexFile(IndexRegion):
             The file exists, the disk is full, …
         """
         config = StoreConfig() if config is None else config
-        return cls._over(MappedFile.create(path, config.index_file_size, staging=staging), config)
+        created = MappedFile.create(path, config.index_file_size, staging=staging, allocated=allocated)
+        return cls._over(created, config)
 
     @classmethod
     def open(
@@ -142,6 +152,26 @@ class IndexFile(IndexRegion):
         first, last = header[0], header[1]
         return (begin < first and end > last) or first <= begin <= last or first <= end <= last
 
+    def take_dirty(self) -> bool:
+        """Whether anything was put since this was last asked; ask while nobody puts.  `force` then writes it."""
+        header = self.read_header()
+        if header[5] < 1:
+            # RocketMQ writes the count of an empty file, 1, with its first flush.
+            self.write_header(*header[:5], 1)
+            header = self.read_header()
+        before, self._taken_header = self._taken_header, header
+        return before != header
+
+    def force(self) -> None:
+        """Force the file to the disk while puts may go on; only what `take_dirty` saw is sure to be there.
+
+        Raises
+        ------
+        OSError
+            The system could not write.
+        """
+        self.region.flush()
+
     def flush(self) -> None:
         """Force the file to the disk.
 
@@ -152,11 +182,8 @@ class IndexFile(IndexRegion):
         """
         if not self.region.writable:
             raise ReadOnlyError("a read-only index file cannot be flushed", self.path)
-        header = self.read_header()
-        if header[5] < 1:
-            # RocketMQ writes the count of an empty file, 1, with its first flush.
-            self.write_header(*header[:5], 1)
-        self.region.flush()
+        self.take_dirty()
+        self.force()
 
     def let_go(self) -> None:
         """Forget the file's pool, which refers back to it: the mapping then goes with the last reference to this object."""

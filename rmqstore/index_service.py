@@ -25,7 +25,7 @@ from rmqstore._core import index_key_hash
 from rmqstore.config import StoreConfig
 from rmqstore.errors import GeometryError, IndexFileError, ReadOnlyError, StoreClosedError
 from rmqstore.index_file import IndexFile
-from rmqstore.mapped_file import fsync_directory
+from rmqstore.mapped_file import MappedFile, fsync_directory
 
 __all__ = ["IndexService", "QueryOffsetResult", "ReadWriteLock", "index_name_after"]
 
@@ -129,7 +129,13 @@ class IndexService:
         self._open: OrderedDict[str, IndexFile] = OrderedDict()
         self._open_lock = threading.RLock()
         self._closed = False
+        self._prepared: str | None = None
         self._rolled: Callable[[IndexFile], None] | None = None
+
+    def renew_locks(self) -> None:
+        """Give up the locks that other threads of a parent process may have held at a fork."""
+        self.lock = ReadWriteLock()
+        self._open_lock = threading.RLock()
 
     def load(self) -> None:
         """List the index files; a name that is no decimal number is passed over, as RocketMQ does.
@@ -200,7 +206,7 @@ class IndexService:
             yield self.file(name)
 
     def on_roll(self, callback: Callable[[IndexFile], None]) -> None:
-        """Call `callback` with a file that became full, after the next one was made."""
+        """Call `callback` with a file that became full, after the next one was made; it sees to it that it is flushed."""
         self._rolled = callback
 
     # ------------------------------------------------------------------------------------------------------ building
@@ -215,6 +221,8 @@ class IndexService:
         """
         newest = self.file(self._names[-1]) if self._names else None
         if newest is not None and not newest.is_full:
+            # A file that a Java store made has holes; on a full disk that must be an error here and no SIGBUS later.
+            newest.mapped_file.reserve()
             return newest
         if self.read_only:
             raise ReadOnlyError("the store was opened read-only", self.path)
@@ -241,14 +249,37 @@ class IndexService:
                 self.path,
             ) from failure
         if newest is not None:
-            newest.flush()
             if self._rolled is not None:
                 self._rolled(newest)
+            else:
+                newest.flush()
         return created
+
+    def prepare(self) -> None:
+        """Allocate the next file before it is needed, out of sight; a roll then only renames it.
+
+        Raises
+        ------
+        OSError
+            The disk is full, …; nothing is left behind.
+        """
+        if self._prepared is None:
+            self._prepared = MappedFile.allocate(self.root, self.config.index_file_size)
+
+    @property
+    def fill(self) -> float:
+        """float: used part of the newest file's entries, 0 to 1; 0 if there is no file."""
+        if not self._names:
+            return 0.0
+        index = self.file(self._names[-1])
+        return (index.index_count - 1) / max(index.index_num - 1, 1)
 
     def _create(self, newest: IndexFile | None) -> IndexFile:
         name = index_name_after(self._names[-1] if self._names else None, time.time_ns() // 1_000_000)
-        index = IndexFile.create(os.path.join(self.path, name), self.config, staging=self.root)
+        index = IndexFile.create(
+            os.path.join(self.path, name), self.config, staging=self.root, allocated=self._prepared
+        )
+        self._prepared = None
         if newest is not None:
             index.follow(newest)
         with self.lock.write(), self._open_lock:
@@ -319,7 +350,10 @@ class IndexService:
         last_time = last_phy = 0
         with self.lock.read():
             for number, name in enumerate(reversed(self._names)):
-                index = self.file(name)
+                try:
+                    index = self.file(name)
+                except FileNotFoundError:
+                    break  # It expired meanwhile, and so did what is older.
                 header = index.read_header()
                 if number == 0:
                     last_time, last_phy = header[1], header[3]
@@ -367,17 +401,19 @@ class IndexService:
         with self.lock.write(), self._open_lock:
             self._names.remove(name)
             self._open.pop(name, None)
-        index.close()
-        os.unlink(index.path)
+        # Whoever searches it goes on; the memory goes with the last of them.
+        index.mapped_file.destroy()
         fsync_directory(self.path)
 
-    def flush(self) -> None:
-        """Force the open files to the disk."""
+    def take_dirty(self) -> list[IndexFile]:
+        """The files in which anything was put since this was last asked, for `IndexFile.force`; ask while nobody puts."""
         with self._open_lock:
-            indexes = list(self._open.values())
-        for index in indexes:
-            if index.region.writable:
-                index.flush()
+            return [index for index in self._open.values() if index.region.writable and index.take_dirty()]
+
+    def flush(self) -> None:
+        """Force to the disk what was put since the last flush."""
+        for index in self.take_dirty():
+            index.force()
 
     def close(self) -> None:
         """Close every file; none is opened again."""
@@ -386,3 +422,7 @@ class IndexService:
             for index in self._open.values():
                 index.close()
             self._open.clear()
+            prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(prepared)

@@ -4,11 +4,14 @@ Owns creation (allocated in full beside its place and renamed into it, so that n
 full disk is an error here and never a SIGBUS later), mapping, flushing and removal of one file.  It never looks at
 what the bytes mean and never changes a file's size (I2).  A read-only file is opened and mapped read-only (I7).
 
-Eviction from the pool only drops the pool's reference: whoever works with a `Region` keeps it until done.
+Eviction from the pool, and deletion, only drop the reference: whoever works with a `Region` keeps it until done.
+What is written is noted first (`mark_dirty`); a flush takes these notes while nobody writes and forces the bytes later,
+so that writers never wait for a disk.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -16,9 +19,9 @@ import threading
 from collections import deque
 
 from rmqstore._core import Region
-from rmqstore.errors import GeometryError, ReadOnlyError, StoreClosedError, StoreError
+from rmqstore.errors import GeometryError, OffsetOutOfRangeError, ReadOnlyError, StoreClosedError, StoreError
 
-__all__ = ["STAGING_PREFIX", "MappedFile", "MappedFilePool", "fsync_directory"]
+__all__ = ["STAGING_PREFIX", "MappedFile", "MappedFilePool", "fsync_directory", "make_directories"]
 
 STAGING_PREFIX = ".rmqstore-allocating-"
 _staging_numbers = itertools.count()
@@ -31,6 +34,25 @@ def fsync_directory(path: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def make_directories(path: str) -> None:
+    """Create directory `path` and what is missing above it; their names are durable afterwards."""
+    missing = []
+    while path and not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for directory in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory)
+        fsync_directory(os.path.dirname(directory) or ".")
+
+
+def _allocate(fd: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+    else:
+        os.ftruncate(fd, size)
 
 
 def _rename_without_replacing(source: str, target: str) -> None:
@@ -54,6 +76,11 @@ class MappedFilePool:
     ----------
     max_mapped_files : int
         How many may be mapped at once, at least 1.
+
+    Attributes
+    ----------
+    dirty : set of MappedFile
+        Those that were written since a flush took note of it.
     """
 
     def __init__(self, max_mapped_files: int = 1024):
@@ -61,6 +88,7 @@ class MappedFilePool:
             raise ValueError(f"max_mapped_files is {max_mapped_files}, it must be at least 1")
         self.max_mapped_files = max_mapped_files
         self.lock = threading.RLock()
+        self.dirty: set[MappedFile] = set()
         self._mapped: deque[MappedFile] = deque()
 
     def __len__(self) -> int:
@@ -104,7 +132,10 @@ class MappedFile:
         Asked for since the pool last looked.
     """
 
-    __slots__ = ("_closed", "_dirty", "_region", "file_from_offset", "path", "pool", "read_only", "size", "used")
+    __slots__ = (
+        "__weakref__", "_allocated", "_closed", "_deleted", "_region", "_taken", "file_from_offset", "path", "pool",
+        "read_only", "size", "used",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -123,7 +154,30 @@ class MappedFile:
         self.used = False
         self._region: Region | None = None
         self._closed = False
-        self._dirty = False
+        self._deleted = False
+        self._taken = False
+        self._allocated = False
+
+    @staticmethod
+    def allocate(directory: str | os.PathLike[str], size: int) -> str:
+        """Make a file of `size` zero bytes under a name that no store reads, allocated on disk; its path.
+
+        Raises
+        ------
+        OSError
+            The disk is full, …; nothing is left behind.
+        """
+        temporary = os.path.join(os.fspath(directory), f"{STAGING_PREFIX}{os.getpid()}-{next(_staging_numbers)}")
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            _allocate(fd, size)
+            os.fsync(fd)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        finally:
+            os.close(fd)
+        return temporary
 
     @classmethod
     def create(
@@ -134,6 +188,7 @@ class MappedFile:
         file_from_offset: int = 0,
         pool: MappedFilePool | None = None,
         staging: str | os.PathLike[str] | None = None,
+        allocated: str | None = None,
     ) -> MappedFile:
         """Make a file of `size` zero bytes, allocated on disk, and open it for writing.
 
@@ -142,6 +197,8 @@ class MappedFile:
         staging : path, optional
             Directory on the same file system in which the file is made before it is renamed to `path`; by default the
             directory of `path`.  A real broker refuses strange names beside its segments, so stores stage in their root.
+        allocated : path, optional
+            A file that `allocate` made before, to be used instead of a new one.
 
         Raises
         ------
@@ -150,26 +207,18 @@ class MappedFile:
         """
         path = os.fspath(path)
         directory = os.path.dirname(path) or "."
-        os.makedirs(directory, exist_ok=True)
-        temporary = os.path.join(
-            os.fspath(staging) if staging is not None else directory,
-            f"{STAGING_PREFIX}{os.getpid()}-{next(_staging_numbers)}",
-        )
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        make_directories(directory)
+        temporary = allocated or cls.allocate(directory if staging is None else staging, size)
         try:
-            if hasattr(os, "posix_fallocate"):
-                os.posix_fallocate(fd, 0, size)
-            else:
-                os.ftruncate(fd, size)
-            os.fsync(fd)
             _rename_without_replacing(temporary, path)
         except BaseException:
-            os.unlink(temporary)
+            if allocated is None:
+                os.unlink(temporary)
             raise
-        finally:
-            os.close(fd)
         fsync_directory(directory)
-        return cls(path, size, file_from_offset=file_from_offset, pool=pool)
+        created = cls(path, size, file_from_offset=file_from_offset, pool=pool)
+        created._allocated = True
+        return created
 
     @property
     def region(self) -> Region:
@@ -179,6 +228,8 @@ class MappedFile:
         ------
         StoreClosedError
             `close` was called.
+        OffsetOutOfRangeError
+            The file was deleted, by this process or another, since it was listed.
         GeometryError
             The file's length is not `size`.
         """
@@ -190,11 +241,22 @@ class MappedFile:
 
     def _map(self) -> Region:
         with self.pool.lock:
+            if self._deleted:
+                raise OffsetOutOfRangeError(
+                    "the file was deleted; what it held is no part of the store any more", self.path
+                )
             if self._closed:
                 raise StoreClosedError("the file is closed; open the store again", self.path)
             if self._region is not None:
                 return self._region
-            fd = os.open(self.path, (os.O_RDONLY if self.read_only else os.O_RDWR) | os.O_CLOEXEC)
+            try:
+                fd = os.open(self.path, (os.O_RDONLY if self.read_only else os.O_RDWR) | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise OffsetOutOfRangeError(
+                    "the file was deleted by another process since it was listed; what it held is no part of the store "
+                    "any more",
+                    self.path,
+                ) from None
             try:
                 length = os.fstat(fd).st_size
                 if length != self.size:
@@ -276,32 +338,74 @@ class MappedFile:
         return region.view(pos, region.size - pos if size is None else size)
 
     def mark_dirty(self) -> None:
-        """Note that something was written, so that `flush` has work to do."""
-        self._dirty = True
+        """Note that something will be written, so that `flush` has work to do; space on disk is made sure of first.
 
-    def flush(self, pos: int = 0, size: int | None = None) -> None:
-        """Force `size` bytes from `pos` (default: everything) to the disk, if anything was written since.
+        Files that a Java store made have holes (it only extends them), and a write into a hole of a full disk would kill
+        the process with SIGBUS.
 
         Raises
         ------
         OSError
-            The system could not write.
+            There is no space; nothing was written.
         """
-        if not self._dirty:
+        if not self._allocated:
+            self.reserve()
+        self.pool.dirty.add(self)
+
+    def reserve(self) -> None:
+        """Allocate the whole file on disk, once.
+
+        Raises
+        ------
+        OSError
+            There is no space.
+        """
+        if self._allocated or self.read_only:
+            return
+        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            _allocate(fd, self.size)
+        finally:
+            os.close(fd)
+        self._allocated = True
+
+    def take_dirty(self) -> bool:
+        """Whether anything was written since this was last asked; `flush` then forces it.  Ask while nobody writes."""
+        if self in self.pool.dirty:
+            self.pool.dirty.discard(self)
+            self._taken = True
+        return self._taken
+
+    def flush(self) -> None:
+        """Force what was written to the disk.  Writers may go on, if `take_dirty` was asked before.
+
+        Raises
+        ------
+        OSError
+            The system could not write; nothing is known about what reached the disk.
+        """
+        if not (self._taken or self.take_dirty()):
             return
         if self.read_only:
             raise ReadOnlyError("a read-only file cannot be flushed", self.path)
+        self._taken = False
         region = self._region
-        if region is not None:
-            region.flush(pos, -1 if size is None else size)
-        else:
-            fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                os.fdatasync(fd)
-            finally:
-                os.close(fd)
-        if size is None:
-            self._dirty = False
+        if self._deleted:
+            return
+        try:
+            if region is not None:
+                region.flush()
+            else:
+                fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    os.fdatasync(fd)
+                finally:
+                    os.close(fd)
+        except BaseException:
+            # A file that was deleted meanwhile needs no flush.
+            self._taken = not self._deleted
+            if self._taken:
+                raise
 
     def close(self) -> None:
         """Refuse new uses; the memory goes when the last view does.  Closing twice does nothing."""
@@ -309,14 +413,20 @@ class MappedFile:
             self._closed = True
             region, self._region = self._region, None
             self.pool.forget(self)
+            self.pool.dirty.discard(self)
         if region is not None:
             region.close()
 
     def destroy(self) -> None:
-        """Close and delete the file.  Views that are held stay readable until they are released."""
+        """Delete the file.  Whoever reads it or holds a view goes on; the memory goes with the last of them."""
         if self.read_only:
             raise ReadOnlyError("a file that was opened read-only is not deleted", self.path)
-        self.close()
+        with self.pool.lock:
+            self._deleted = True
+            self._closed = True
+            self._region = None
+            self.pool.forget(self)
+            self.pool.dirty.discard(self)
         os.unlink(self.path)
 
     def __repr__(self) -> str:

@@ -7,6 +7,7 @@ listing names), and changes nothing when it was opened read-only (I7).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from bisect import bisect_right
@@ -18,6 +19,8 @@ from rmqstore.mapped_file import MappedFile, MappedFilePool, fsync_directory, na
 __all__ = ["MappedFileQueue"]
 
 logger = logging.getLogger(__name__)
+
+_PAGE = 4096
 
 
 class _ListingError(GeometryError):
@@ -65,9 +68,12 @@ class MappedFileQueue:
         self.read_only = read_only
         self.staging = staging
         self.wrote_where = 0
+        # Replaced as a whole where files go from its front, so that a reader on another thread never sees it shift.
         self._offsets: list[int] = []
         self._files: dict[int, MappedFile] = {}
         self._zero_length: str | None = None
+        self._prepared: list[str] = []
+        self._taken_where = 0
         self._closed = False
 
     def load(self, on_problem: Callable[[GeometryError], None] | None = None) -> None:
@@ -99,7 +105,8 @@ class MappedFileQueue:
             entries = sorted(os.scandir(self.path), key=lambda entry: entry.name)
         except FileNotFoundError:
             entries = []
-        self._offsets, self.wrote_where = [], 0
+        offsets: list[int] = []
+        self.wrote_where = 0
         sized: list[tuple[int, int, str]] = []
         for entry in entries:
             offset = offset_of_name(entry.name)
@@ -132,17 +139,19 @@ class MappedFileQueue:
                     0,
                 )
                 continue
-            if self._offsets and offset != self._offsets[-1] + self.mapped_file_size:
+            if offsets and offset != offsets[-1] + self.mapped_file_size:
                 yield _ListingError(
-                    f"the file before it begins at {self._offsets[-1]}, so one at "
-                    f"{self._offsets[-1] + self.mapped_file_size} is missing; restore it, or open the store read-only to "
+                    f"the file before it begins at {offsets[-1]}, so one at "
+                    f"{offsets[-1] + self.mapped_file_size} is missing; restore it, or open the store read-only to "
                     "get out what is there",
                     path,
                     0,
                     harmless=True,
                 )
-            self._offsets.append(offset)
+            offsets.append(offset)
             self.wrote_where = offset + self.mapped_file_size
+        self._offsets = offsets
+        self._taken_where = self.wrote_where
 
     def tidy(self) -> None:
         """Delete what `load` passed over as the remains of a crash."""
@@ -222,24 +231,70 @@ class MappedFileQueue:
             file_from_offset=offset,
             pool=self.pool,
             staging=self.staging,
+            allocated=self._prepared[0] if self._prepared else None,
         )
+        if self._prepared:
+            del self._prepared[0]
         self._files[offset] = mapped_file
         self._offsets.append(offset)
         self.wrote_where = offset
         return mapped_file
 
+    def prepare(self, count: int = 1) -> None:
+        """Allocate the next `count` files before they are needed, out of sight; a roll then only renames one.
+
+        Raises
+        ------
+        OSError
+            The disk is full, …; the queue is as it was.
+        """
+        while len(self._prepared) < count:
+            self._prepared.append(
+                MappedFile.allocate(self.path if self.staging is None else self.staging, self.mapped_file_size)
+            )
+
+    def make_room(self, size: int) -> None:
+        """Make sure that `size` bytes can be appended: every file that this takes is allocated now.
+
+        Raises
+        ------
+        OSError
+            The disk is full, …; the queue is as it was.
+        """
+        room = self._offsets[-1] + self.mapped_file_size - self.wrote_where if self._offsets else 0
+        if size > room:
+            self.prepare(-(-(size - room) // self.mapped_file_size))
+
+    @property
+    def prepared(self) -> int:
+        """int: how many files `prepare` holds ready."""
+        return len(self._prepared)
+
     def refresh(self) -> bool:
-        """Look for files that another process appended (read-only use); True if there are new ones."""
-        before = len(self._offsets)
+        """Take in the files that another process appended or deleted (read-only use); True if there are new ones."""
+        offsets = self._offsets
         end = self.wrote_where
-        while self._offsets and os.path.exists(
-            os.path.join(self.path, name_of_offset(self._offsets[-1] + self.mapped_file_size))
-        ):
-            self._offsets.append(self._offsets[-1] + self.mapped_file_size)
-        if not self._offsets:
+        gone = 0
+        while gone < len(offsets) and not os.path.exists(os.path.join(self.path, name_of_offset(offsets[gone]))):
+            gone += 1
+        offsets = offsets[gone:]
+        before = len(offsets)
+        if offsets:
+            while self._is_whole(offsets[-1] + self.mapped_file_size):
+                offsets.append(offsets[-1] + self.mapped_file_size)
+            self._offsets = offsets
+        else:
             self.load()
-        self.wrote_where = end
+        # Where everything that was known is gone, the stream is taken up at the start of what there is.
+        self.wrote_where = max(end, self.min_offset, 0)
         return len(self._offsets) > before
+
+    def _is_whole(self, offset: int) -> bool:
+        # A Java store makes a file and then extends it; one that is not as long as the others yet does not count.
+        try:
+            return os.stat(os.path.join(self.path, name_of_offset(offset))).st_size == self.mapped_file_size
+        except OSError:
+            return False
 
     def truncate(self, offset: int) -> int:
         """Cut the stream at `offset`: zero what lies behind it in its file and delete the files after that.
@@ -277,22 +332,44 @@ class MappedFileQueue:
         """Delete the files that end at or below `offset`, oldest first, never the last; their number."""
         deleted = 0
         while len(self._offsets) > 1 and self._offsets[0] + self.mapped_file_size <= offset:
-            first = self._offsets[0]
-            self.file(first).destroy()
-            del self._offsets[0], self._files[first]
+            self.drop_first().destroy()
             deleted += 1
         if deleted:
             fsync_directory(self.path)
         return deleted
 
+    def drop_first(self) -> MappedFile:
+        """Take the oldest file out of the queue, for its deletion: readers find it whole, or not at all."""
+        first = self.file(self._offsets[0])
+        self._offsets = self._offsets[1:]
+        self._files.pop(first.file_from_offset, None)
+        return first
+
+    def take_dirty(self, least_pages: int = 0) -> list[MappedFile]:
+        """The files that were written since this was last asked, for `MappedFile.flush`; ask while nobody writes.
+
+        Parameters
+        ----------
+        least_pages : int
+            None if the stream grew by fewer pages of 4096 bytes (RocketMQ's flushLeastPages); 0 = whatever there is.
+        """
+        if not self.pool.dirty or self.wrote_where // _PAGE - self._taken_where // _PAGE < least_pages:
+            return []
+        self._taken_where = self.wrote_where
+        return [mapped_file for mapped_file in list(self._files.values()) if mapped_file.take_dirty()]
+
     def flush(self) -> None:
         """Force every file that was written since the last flush to the disk."""
-        for mapped_file in list(self._files.values()):
+        for mapped_file in self.take_dirty():
             mapped_file.flush()
 
     def close(self) -> None:
-        """Close every file; none is mapped again."""
+        """Close every file; none is mapped again.  What was prepared and not used is deleted."""
         with self.pool.lock:
             self._closed = True
+            prepared, self._prepared = self._prepared, []
+        for path in prepared:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
         for mapped_file in list(self._files.values()):
             mapped_file.close()

@@ -7,7 +7,9 @@ get, query, look up.  The bytes and files of each part belong to the modules bel
 - A writable store is held by one process, and by one `MessageStore` in it: an exclusive POSIX lock on byte 0 of ``lock``,
   taken before recovery.  A Java broker and this store exclude each other.
 - A message is dispatched to its queue and the index before the put returns, so what was put can be read at once.
-- After a failed write no more writes are taken; ``abort`` then stays, and the next opening mends what is missing.
+- With SYNC_FLUSH a put returns after its record is on the disk; puts of many threads share one flush (group commit).
+- After a failed write or flush no more writes are taken; ``abort`` then stays, and the next opening mends what is missing.
+- Nobody waits for the disk while holding the append lock: what to flush is noted under it and forced outside.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -31,18 +34,24 @@ from rmqstore.commit_log import Blank, CommitLog, Damage, check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.consume_queue import BatchConsumeQueue, Unit
 from rmqstore.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
-from rmqstore.consumer_offset import ConsumerOffsets
+from rmqstore.consumer import Consumer
+from rmqstore.consumer_offset import ConsumerOffsets, LocalOffsets
 from rmqstore.dispatcher import CommitLogDispatcher, IndexProgress, multi_dispatch_allowed
 from rmqstore.errors import (
+    DiskFullError,
+    FlushDiskTimeoutError,
     InvalidMessageError,
+    OffsetOutOfRangeError,
     ReadOnlyError,
     StoreClosedError,
     StoreError,
+    StoreLockedError,
     StorePoisonedError,
 )
+from rmqstore.housekeeping import Housekeeping, Task
 from rmqstore.index_file import IndexFile
 from rmqstore.index_service import IndexService, QueryOffsetResult
-from rmqstore.mapped_file import STAGING_PREFIX, MappedFilePool, fsync_directory
+from rmqstore.mapped_file import STAGING_PREFIX, MappedFile, MappedFilePool, fsync_directory, make_directories
 from rmqstore.message import (
     MAX_PROPERTIES_SIZE,
     Message,
@@ -57,6 +66,7 @@ from rmqstore.message import (
     tags_code,
 )
 from rmqstore.recovery import RECOVERY_MODES, RecoveryReport, recover
+from rmqstore.retention import DiskSpace, RetentionReport, delete_expired_files, used_ratio
 from rmqstore.store_lock import StoreLock
 
 __all__ = ["GetMessageResult", "GetMessageStatus", "MessageStore", "PutResult", "QueryResult"]
@@ -79,6 +89,28 @@ _TRANSACTION_COMMIT = int(SysFlag.TRANSACTION_COMMIT)
 _TRANSACTION_ROLLBACK = int(SysFlag.TRANSACTION_ROLLBACK)
 _INNER_BATCH = int(SysFlag.INNER_BATCH)
 _NOTHING_INDEXED = IndexProgress()
+_PAGE = 4096
+# Files smaller than this are made when they are needed; larger ones beforehand, from this part of the one before on.
+_PREPARE_FROM_SIZE = 1 << 20
+_PREPARE_AT = 0.5
+# RocketMQ 5.5.0 persists consumer progress for the first time after 10 s and looks for expired files after 60 s.
+_FIRST_PERSIST = 10_000
+_FIRST_CLEAN = 60_000
+_HOLD_INTERVAL = 10_000
+# A reader beside a writer looks for new messages at these pauses (seconds), longer while nothing comes.
+_SHORTEST_POLL, _LONGEST_POLL = 0.01, 0.5
+
+_open_stores: weakref.WeakSet[MessageStore] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    # Locks that another thread of the parent held would never be given back here.
+    for store in list(_open_stores):
+        store._renew_locks()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class GetMessageStatus(enum.Enum):
@@ -177,7 +209,6 @@ class MessageStore:
     queues : ConsumeQueueStore
     index_service : IndexService or None
         None when the config says not to index.
-    consumer_offsets : ConsumerOffsets
     recovery_report : RecoveryReport or None
         What opening for writing did; None when read-only.
     """
@@ -195,17 +226,37 @@ class MessageStore:
             IndexService(path, config, read_only=read_only) if config.message_index_enable else None
         )
         self.checkpoint = Checkpoint(os.path.join(path, "checkpoint"), read_only=read_only)
-        self.consumer_offsets: ConsumerOffsets
+        self._consumer_offsets: ConsumerOffsets | None = None
         self._dispatcher = CommitLogDispatcher(self.commit_log, self.queues, self.index_service)
         self._columns = RecordColumns()
-        self._lock = threading.RLock()
+        self._renew_locks()
         self._store_lock: StoreLock | None = None
+        self._housekeeping: Housekeeping | None = None
+        # The log is on the disk up to here, and everything else up to the second one.
+        self._flushed_where = 0
+        self._all_flushed_where = 0
+        self._log_flush_time = self._queue_flush_time = time.monotonic()
+        self._disk_full = False
+        self._no_space = ""
+        self._waiting = 0
         self._closed = False
         self._pid = os.getpid()
         self._poison: BaseException | None = None
         self._last_store_timestamp = 0
         self._host_bytes: dict[str, bytes] = {}
         self._unique_key_counter = random.randrange(0x10000)
+
+    def _renew_locks(self) -> None:
+        # Order: flush before append; nobody who holds the append lock waits for a flush.
+        self._flush_lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._offsets_lock = threading.Lock()
+        self._arrived = threading.Condition(threading.Lock())
+        self.pool.lock = threading.RLock()
+        self.queues.renew_lock()
+        if self.index_service is not None:
+            self.index_service.renew_locks()
+        self.commit_log.renew_lock()
 
     # ----------------------------------------------------------------------------------------------- opening, closing
 
@@ -249,8 +300,9 @@ class MessageStore:
             check_store_root(root)
             store = cls(root, StoreConfig.infer(root) if config is None else config, read_only=True)
             store._load()
+            _open_stores.add(store)
             return store
-        os.makedirs(root, exist_ok=True)
+        make_directories(os.path.abspath(root))
         store_lock = StoreLock(root)
         try:
             if os.path.exists(os.path.join(root, ".rmqstore-rebuild", "complete")):
@@ -265,6 +317,8 @@ class MessageStore:
             try:
                 store._load()
                 store._recover(recovery)
+                _open_stores.add(store)
+                store._start_housekeeping()
             except BaseException:
                 store._close_files()
                 raise
@@ -278,11 +332,10 @@ class MessageStore:
         self.queues.load()
         if self.index_service is not None:
             self.index_service.load()
-            self.index_service.on_roll(self._index_file_rolled)
+            if not self.read_only:
+                # The next thorough flush forces the file that became full, without holding up the put.
+                self.index_service.on_roll(lambda index: None)
         self.checkpoint = Checkpoint.load(self.checkpoint.path, read_only=self.read_only)
-        self.consumer_offsets = ConsumerOffsets.load(
-            os.path.join(self.path, "config", "consumerOffset.json"), read_only=True
-        )
         if self.read_only:
             self.commit_log.set_end(self.commit_log.find_end())
 
@@ -297,6 +350,10 @@ class MessageStore:
                 file.flush()
                 os.fsync(file.fileno())
             fsync_directory(self.path)
+            if not clean:
+                # The process that died may have made folders and files whose names it did not come to force.
+                for folder, _, _ in os.walk(self.path):
+                    fsync_directory(folder)
             for name in os.listdir(self.path):
                 if name.startswith(STAGING_PREFIX):
                     os.unlink(os.path.join(self.path, name))
@@ -315,13 +372,12 @@ class MessageStore:
             self._last_store_timestamp = max(self.commit_log.store_timestamp_at(last), 0)
         self.flush()
 
-    def _index_file_rolled(self, index: IndexFile) -> None:
-        # A full file was flushed: a broker that opens this store after a crash will keep it.
-        self.checkpoint.index_msg_timestamp = max(self.checkpoint.index_msg_timestamp, index.header.end_timestamp)
-        self.checkpoint.flush()
+    # ---------------------------------------------------------------------------------------------------- durability
 
     def flush(self) -> None:
-        """Force everything that was put to the disk, the log first, then queues and index, then the checkpoint.
+        """Force everything that was put to the disk: the log, queues and index, the checkpoint, consumer progress.
+
+        Puts go on meanwhile; what is put after the call began may or may not be forced.
 
         Raises
         ------
@@ -329,50 +385,256 @@ class MessageStore:
             The system could not write; the store takes no more writes after that.
         """
         self._check_writable()
+        with self._flush_lock:
+            self._check_writable()
+            self._flush_all()
+        self._persist_consumer_offsets()
+
+    def _flush_all(self, queue_pages: int = 0) -> None:
+        # The caller holds the flush lock.  With `queue_pages` queues that grew by less are left for the next time, and the
+        # checkpoint then does not speak for them.
+        index_files: list[IndexFile] = []
+        index_timestamp = 0
         with self._lock:
-            timestamp = self._last_store_timestamp
+            log_files = self.commit_log.queue.take_dirty()
+            queue_files = self.queues.take_dirty(queue_pages)
+            if self.index_service is not None and not queue_pages:
+                index_files = self.index_service.take_dirty()
+                # A Java broker keeps index files up to this time after a crash of its own.
+                index_timestamp = next(
+                    (i.header.end_timestamp for i in self.index_service.files() if i.index_count > 1), 0
+                )
+            end, timestamp = self.commit_log.max_offset, self._last_store_timestamp
+        checkpoint = self.checkpoint
+        try:
+            self._force_log(log_files, end)
+            for mapped_file in queue_files:
+                mapped_file.flush()
+            for index in index_files:
+                index.force()
+            checkpoint.physic_msg_timestamp = max(checkpoint.physic_msg_timestamp, timestamp)
+            if not queue_pages:
+                checkpoint.logics_msg_timestamp = max(checkpoint.logics_msg_timestamp, timestamp)
+                checkpoint.logics_physical_offset = end
+                checkpoint.index_msg_timestamp = max(checkpoint.index_msg_timestamp, index_timestamp)
+                self._all_flushed_where = end
+                self._queue_flush_time = time.monotonic()
+            checkpoint.flush()
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _force_log(self, files: Iterable[MappedFile], end: int) -> None:
+        for mapped_file in files:
+            mapped_file.flush()
+        self._flushed_where = max(self._flushed_where, end)
+        self._log_flush_time = time.monotonic()
+
+    def _flush_log(self) -> None:
+        # The caller holds the flush lock.
+        with self._lock:
+            files, end = self.commit_log.queue.take_dirty(), self.commit_log.max_offset
+        try:
+            self._force_log(files, end)
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _wait_until_flushed(self, end: int) -> None:
+        # Group commit: whoever gets the lock first forces what all have appended; the others find that it was done.
+        if self._flushed_where >= end:
+            return
+        if not self._flush_lock.acquire(timeout=self.config.sync_flush_timeout / 1000):
+            raise FlushDiskTimeoutError(
+                f"the message is stored before phy offset {end}, but the disk did not take it within sync_flush_timeout = "
+                f"{self.config.sync_flush_timeout} ms; it may be lost if the machine fails now. Look at the disk, then "
+                "call flush()",
+                self.path,
+            )
+        try:
+            if self._flushed_where < end:
+                self._check_not_poisoned()
+                self._flush_log()
+        finally:
+            self._flush_lock.release()
+
+    def _fail(self, error: BaseException) -> None:
+        # From here on nobody knows what is on disk: the system reports a failed write once and may then forget it.
+        if self._poison is None:
+            self._poison = error
+            logger.error("%s takes no more writes: %s", self.path, error)
+
+    def _start_housekeeping(self) -> None:
+        config = self.config
+        self._housekeeping = Housekeeping(
+            self,
+            [
+                Task("flush of the commit log", config.flush_interval_commit_log, MessageStore._flush_log_by_timer),
+                Task("flush of queues and index", config.flush_interval_consume_queue, MessageStore._flush_by_timer),
+                Task(
+                    "persisting of consumer progress",
+                    config.flush_consumer_offset_interval,
+                    MessageStore._persist_consumer_offsets,
+                    _FIRST_PERSIST,
+                ),
+                Task(
+                    "deletion of expired files",
+                    config.clean_resource_interval,
+                    MessageStore._clean_by_timer,
+                    _FIRST_CLEAN,
+                ),
+                Task("holding of the lock", _HOLD_INTERVAL, MessageStore._hold_lock),
+            ],
+            f"rmqstore-housekeeping {os.path.basename(os.path.realpath(self.path))}",
+        )
+
+    def _flush_log_by_timer(self) -> None:
+        # As RocketMQ's FlushRealTimeService: a few pages at once, or whatever there is after the longer interval.
+        if self._poison is None:
+            self._prepare_next_files()
+            fresh = self.commit_log.max_offset - self._flushed_where
+            thorough = (
+                time.monotonic() - self._log_flush_time
+            ) * 1000 >= self.config.flush_commit_log_thorough_interval
+            if fresh > 0 and (thorough or fresh // _PAGE >= self.config.flush_commit_log_least_pages):
+                with self._flush_lock:
+                    self._flush_log()
+
+    def _flush_by_timer(self) -> None:
+        # As RocketMQ's FlushConsumeQueueService; the index and the checkpoint join the thorough flush.
+        if self._poison is None and self.commit_log.max_offset > self._all_flushed_where:
+            thorough = (
+                time.monotonic() - self._queue_flush_time
+            ) * 1000 >= self.config.flush_consume_queue_thorough_interval
+            with self._flush_lock:
+                self._flush_all(0 if thorough else max(self.config.flush_consume_queue_least_pages, 1))
+
+    def _prepare_next_files(self) -> None:
+        # The next segment and index file are allocated before they are needed: a put never waits for that, and a full
+        # disk is known while there is still room.
+        log, index_service = self.commit_log.queue, self.index_service
+        try:
+            if self.commit_log.segment_size >= _PREPARE_FROM_SIZE and log.offsets and not log.prepared:
+                used = self.commit_log.max_offset - log.offsets[-1]
+                if used >= self.commit_log.segment_size * _PREPARE_AT:
+                    log.prepare()
+            if (
+                index_service is not None
+                and self.config.index_file_size >= _PREPARE_FROM_SIZE
+                and index_service.fill >= _PREPARE_AT
+            ):
+                index_service.prepare()
+            self._no_space = ""
+        except OSError as error:
+            if self._no_space != str(error):
+                self._no_space = str(error)
+                logger.error(
+                    "%s: the next file cannot be allocated (%s); puts fail when the current one is full: free space",
+                    self.path,
+                    error,
+                )
+
+    def _clean_by_timer(self) -> None:
+        if self._poison is None:
+            pause = None if self._housekeeping is None else self._housekeeping.pause
+            self._delete_expired_files(False, pause or (lambda milliseconds: True))
+
+    def _hold_lock(self) -> None:
+        # A POSIX lock is lost as soon as this process closes any other descriptor of the file, as a backup of the
+        # directory within this process does.
+        if self._store_lock is not None and self._poison is None:
             try:
-                self.commit_log.flush()
-                self.queues.flush()
-                if self.index_service is not None:
-                    self.index_service.flush()
-                self.checkpoint.physic_msg_timestamp = max(self.checkpoint.physic_msg_timestamp, timestamp)
-                self.checkpoint.logics_msg_timestamp = max(self.checkpoint.logics_msg_timestamp, timestamp)
-                self.checkpoint.logics_physical_offset = self.commit_log.max_offset
-                if self.index_service is not None:
-                    for index in self.index_service.files():
-                        # A Java broker keeps index files up to this time after a crash of its own.
-                        if index.index_count > 1:
-                            self.checkpoint.index_msg_timestamp = max(
-                                self.checkpoint.index_msg_timestamp, index.header.end_timestamp
-                            )
-                            break
-                self.checkpoint.flush()
-            except BaseException as error:
-                self._poison = error
+                self._store_lock.hold()
+            except StoreLockedError as error:
+                self._fail(error)
                 raise
+
+    @property
+    def disk_full(self) -> bool:
+        """bool: the disk is used above `disk_space_warning_level_ratio`, so that no writes are taken."""
+        return self._disk_full
+
+    def delete_expired_files(self) -> RetentionReport:
+        """Delete now what is expired, at whatever hour; the housekeeping thread does so by itself in the hours of `delete_when`.
+
+        Segments expire `file_reserved_time` hours after they were last written, the newest never; where the disk is used
+        above `disk_space_clean_forcibly_ratio` the oldest ones go whatever their age (unless `clean_file_forcibly_enable`
+        is off).  Queue and index files follow when everything they lead to is gone.  At most `delete_file_batch_max`
+        segments a call.  The rules are RocketMQ's (5.5.0); ``clean_resource_interval=0`` switches the thread's part off.
+
+        Raises
+        ------
+        OSError
+            A file could not be deleted.
+        """
+        self._check_writable()
+        return self._delete_expired_files(True, lambda milliseconds: True)
+
+    def _delete_expired_files(self, manually: bool, pause: Callable[[int], bool]) -> RetentionReport:
+        space = DiskSpace.judge(used_ratio(self.path), self.config)
+        if space.full != self._disk_full:
+            self._disk_full = space.full
+            if space.full:
+                logger.error(
+                    "%s takes no writes: its disk is used to %d %%; free space, or raise disk_space_warning_level_ratio",
+                    self.path,
+                    space.used_ratio * 100,
+                )
+            else:
+                logger.info("%s takes writes again: its disk is used to %d %%", self.path, space.used_ratio * 100)
+        return delete_expired_files(
+            self.commit_log,
+            self.queues,
+            self.index_service,
+            self._lock,
+            space,
+            now=self.config.clock(),
+            manually=manually,
+            pause=pause,
+        )
+
+    # ----------------------------------------------------------------------------------------------- closing, state
 
     def close(self) -> None:
         """Force everything to the disk and give the store back; closing twice does nothing.
 
         After a failed write the ``abort`` file stays, and the next opening recovers.
+
+        Raises
+        ------
+        OSError
+            The last flush, or writing the consumer progress, failed; ``abort`` stays.
         """
         with self._lock:
             if self._closed:
                 return
+            housekeeping, self._housekeeping = self._housekeeping, None
+        # A forked child only lets go: the store, its lock and its abort file are the parent's, as is the thread.
+        own = self._pid == os.getpid()
+        if housekeeping is not None and own:
+            housekeeping.stop()
+        with self._flush_lock, self._lock:
+            if self.closed:
+                return
             try:
-                # A forked child only lets go: the store, its lock and its abort file are the parent's.
-                if not self.read_only and self._poison is None and self._pid == os.getpid():
-                    self.flush()
-                    abort = os.path.join(self.path, "abort")
-                    if os.path.exists(abort):
-                        os.unlink(abort)
-                        fsync_directory(self.path)
+                if not self.read_only and own:
+                    try:
+                        if self._poison is None:
+                            self._flush_all()
+                    finally:
+                        self._persist_consumer_offsets()
+                    if self._poison is None:
+                        abort = os.path.join(self.path, "abort")
+                        if os.path.exists(abort):
+                            os.unlink(abort)
+                            fsync_directory(self.path)
             finally:
                 self._closed = True
                 self._close_files()
                 if self._store_lock is not None:
                     self._store_lock.release()
+        with self._arrived:
+            self._arrived.notify_all()
 
     def _close_files(self) -> None:
         self.commit_log.close()
@@ -409,6 +671,9 @@ class MessageStore:
                 "the fork",
                 self.path,
             )
+        self._check_not_poisoned()
+
+    def _check_not_poisoned(self) -> None:
         if self._poison is not None:
             raise StorePoisonedError(
                 f"an earlier write failed ({self._poison}); close the store and open it again, which recovers it",
@@ -416,7 +681,18 @@ class MessageStore:
             ) from self._poison
 
     def refresh(self) -> None:
-        """Take in what another process appended since; a store opened for writing is always up to date."""
+        """Take in what another process did since; a store opened for writing is always up to date.
+
+        A reader beside a writer (another process, or a Java broker on this host) also does so by itself, where an answer
+        would otherwise be that there is nothing: at the end of the log or of a queue, for an unknown queue, and when an
+        index file is full.  What the writer has only in its own memory (a broker with transientStorePoolEnable) cannot be
+        seen before it is committed.
+
+        Raises
+        ------
+        StoreChangedError
+            What was seen before is gone: the writer recovered and cut the log, or replaced it.
+        """
         self._check_open()
         if self.read_only:
             self.commit_log.refresh()
@@ -425,6 +701,52 @@ class MessageStore:
                 queue.refresh()
             if self.index_service is not None:
                 self.index_service.load()
+            with self._offsets_lock:
+                self._consumer_offsets = None
+
+    def _queue(self, topic: str, queue_id: int) -> AnyConsumeQueue | None:
+        queue = self.queues.find(topic, queue_id)
+        if self.read_only:
+            if queue is None:
+                self.queues.refresh()
+                queue = self.queues.find(topic, queue_id)
+            else:
+                queue.refresh()
+        return queue
+
+    def _follow_index(self) -> None:
+        # Entries show as they are put, new files do not.
+        index_service = self.index_service
+        if self.read_only and index_service is not None and (not index_service.names or index_service.fill >= 1):
+            index_service.load()
+
+    @property
+    def consumer_offsets(self) -> ConsumerOffsets:
+        """ConsumerOffsets: the progress of consumer groups, read when it is first asked for.
+
+        Commits are persisted every `flush_consumer_offset_interval` ms, by `flush` and by `close`.
+
+        Raises
+        ------
+        CorruptionError
+            Neither the file nor its backup can be read.
+        """
+        with self._offsets_lock:
+            if self._consumer_offsets is None:
+                # Light message queues have a file of their own, which holds all progress then.
+                name = "lmqConsumerOffset.json" if self.config.enable_lmq else "consumerOffset.json"
+                self._consumer_offsets = ConsumerOffsets.load(
+                    os.path.join(self.path, "config", name),
+                    read_only=self.read_only,
+                    version_step=self.config.consumer_offset_update_version_step,
+                    clock=self.config.clock,
+                )
+            return self._consumer_offsets
+
+    def _persist_consumer_offsets(self) -> None:
+        offsets = self._consumer_offsets
+        if offsets is not None and not self.read_only:
+            offsets.persist()
 
     # --------------------------------------------------------------------------------------------------------- put
 
@@ -441,7 +763,13 @@ class MessageStore:
         ------
         InvalidMessageError
             The format cannot hold it or a broker would refuse it; nothing was written.
-        StorePoisonedError, ReadOnlyError, StoreClosedError
+        DiskFullError, StorePoisonedError, ReadOnlyError, StoreClosedError
+            Nothing was written.
+        OSError
+            A file could not be made (the disk is full, …) and nothing was written; or, with SYNC_FLUSH, the message is
+            stored but the disk failed, and the store takes no more writes.
+        FlushDiskTimeoutError
+            With SYNC_FLUSH: the message is stored, but was not on the disk within `sync_flush_timeout`.
         IndexFileError
             The message is stored, but a new index file could not be created; the store takes no more writes.
         """
@@ -507,17 +835,26 @@ class MessageStore:
         ]
         with self._lock:
             self._check_writable()
+            if self._disk_full:
+                raise DiskFullError(
+                    f"the disk is used above disk_space_warning_level_ratio = {self.config.disk_space_warning_level_ratio} %; "
+                    "free space, or open the store with another limit",
+                    self.path,
+                )
             now = self.config.clock()
             if not -_INT64_MAX - 1 <= now <= _INT64_MAX:
                 raise InvalidMessageError(f"the clock says {now}, which does not fit 64 bits; mend config.clock")
             rows, queue_offsets = self._rows(prepared, now)
-            # Sizes are checked against the segment before anything is written.
+            # Sizes are checked, and files made, before anything is written.
+            self._make_room(prepared)
+            before = self.commit_log.max_offset
             try:
                 placed = self.commit_log.append(rows, together=together)
             except InvalidMessageError:
                 raise
             except BaseException as error:
-                self._poison = error
+                if not isinstance(error, OSError) or self.commit_log.max_offset != before:
+                    self._fail(error)
                 raise
             self._last_store_timestamp = max(self._last_store_timestamp, now)
             try:
@@ -528,12 +865,31 @@ class MessageStore:
                     for _, _ in self.commit_log.scan_columns(placed[0][0], end, self._columns, check_crc=False):
                         self._dispatcher.dispatch_columns(self._columns, _NOTHING_INDEXED)
             except BaseException as error:
-                self._poison = error
+                self._fail(error)
                 raise
+            end = self.commit_log.max_offset
+        if self._waiting:
+            with self._arrived:
+                self._arrived.notify_all()
+        if self.config.flush_disk_type == "SYNC_FLUSH" and any(
+            each.properties.get("WAIT", "true") == "true" for each in prepared
+        ):
+            self._wait_until_flushed(end)
         return [
             PutResult(phy_offset, offset, offset_message_id(each.store_host, phy_offset), now, size)
             for each, offset, (phy_offset, size) in zip(prepared, queue_offsets, placed, strict=True)
         ]
+
+    def _make_room(self, prepared: list[_Prepared]) -> None:
+        # Queue files that the puts will need, so that a full disk is an error before the record is written.
+        wanted: dict[tuple[str, int], int] = {}
+        for each in prepared:
+            key = (each.message.topic, each.queue_id)
+            wanted[key] = wanted.get(key, 0) + 1
+        for (topic, queue_id), count in wanted.items():
+            queue = self.queues.find(topic, queue_id)
+            if queue is not None:
+                queue.queue.make_room(count * queue.unit_size)
 
     def _prepare(self, message: Message, queue_id: int, *, append_crc: bool) -> _Prepared:
         if not isinstance(message, Message):
@@ -739,7 +1095,23 @@ class MessageStore:
         """
         self._check_open()
         wanted = _subscription(tags)
-        queue = self.queues.find(topic, queue_id)
+        while True:
+            try:
+                return self._get_message(self._queue(topic, queue_id), queue_offset, max_num, max_bytes, wanted)
+            except OffsetOutOfRangeError:
+                # A file went while it was being read: retention.  What is there now gives the answer.
+                self._check_open()
+                if self.read_only:
+                    self.refresh()
+
+    def _get_message(
+        self,
+        queue: AnyConsumeQueue | None,
+        queue_offset: int,
+        max_num: int,
+        max_bytes: int | None,
+        wanted: dict[int, set[str]] | None,
+    ) -> GetMessageResult:
         low, high = (0, 0) if queue is None else self._bounds(queue)
         status = GetMessageStatus.NO_MESSAGE_IN_QUEUE
         following = 0
@@ -818,13 +1190,13 @@ class MessageStore:
     def min_queue_offset(self, topic: str, queue_id: int = 0) -> int:
         """int: queue offset of the first message that is still there, 0 for an unknown queue."""
         self._check_open()
-        queue = self.queues.find(topic, queue_id)
+        queue = self._queue(topic, queue_id)
         return 0 if queue is None else self._bounds(queue)[0]
 
     def max_queue_offset(self, topic: str, queue_id: int = 0) -> int:
         """int: queue offset of the next message to come, 0 for an unknown queue."""
         self._check_open()
-        queue = self.queues.find(topic, queue_id)
+        queue = self._queue(topic, queue_id)
         return 0 if queue is None else self._bounds(queue)[1]
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: str = "lower") -> int:
@@ -839,10 +1211,115 @@ class MessageStore:
         self._check_open()
         if boundary not in ("lower", "upper"):
             raise ValueError(f"boundary is {boundary!r}; give 'lower' or 'upper'")
-        queue = self.queues.find(topic, queue_id)
+        queue = self._queue(topic, queue_id)
         if queue is None:
             return 0
         return queue.offset_by_time(timestamp, boundary, self.commit_log.store_timestamp_at, self.commit_log.min_offset)
+
+    def consume(
+        self,
+        topic: str,
+        group: str,
+        *,
+        queue_ids: Sequence[int] | None = None,
+        tags: str | Iterable[str] | None = None,
+        max_num: int = 32,
+        consume_from: str | int = "first",
+        timeout: float | None = None,
+        offsets: ConsumerOffsets | LocalOffsets | None = None,
+        broker_name: str = "",
+    ) -> Consumer:
+        """The messages of a topic from where the group stopped, one by one; waits for new ones.
+
+        A message counts as consumed when the next one is asked for, or at `Consumer.commit` and `Consumer.close`; until
+        then a consumer that dies gets it again (at least once).  Iteration ends when the store is closed.
+
+        Parameters
+        ----------
+        topic, group : str
+        queue_ids : sequence of int, optional
+            Only these queues; by default all, also those that come into being later.
+        tags : str or iterable of str, optional
+            As of `get_message`.
+        max_num : int
+            How many messages are fetched at once.
+        consume_from : {"first", "last"} or int
+            Where a group begins that has no progress yet: at the oldest message, behind the newest, or at a store time
+            in ms since epoch.
+        timeout : float, optional
+            Seconds after which iteration ends if there is no message; 0 = do not wait; by default it waits for ever.
+        offsets : ConsumerOffsets or LocalOffsets, optional
+            Where progress is kept instead of the store's own `consumer_offsets`; a reader of a store that another process
+            writes to needs one, opened with ``read_only=False``.  It is persisted every `flush_consumer_offset_interval`
+            ms and when the consumer is closed.
+        broker_name : str
+            For `LocalOffsets`.
+
+        Raises
+        ------
+        ReadOnlyError
+            The store is read-only and no `offsets` were given.
+        ValueError
+            A value out of range.
+        """
+        self._check_open()
+        if offsets is None:
+            if self.read_only:
+                raise ReadOnlyError(
+                    "a store that was opened read-only cannot keep progress; give offsets=ConsumerOffsets.load(a path of "
+                    "yours, read_only=False)",
+                    self.path,
+                )
+            self._check_writable()
+        return Consumer(
+            self,
+            topic,
+            group,
+            queue_ids=queue_ids,
+            tags=tags,
+            max_num=max_num,
+            consume_from=consume_from,
+            timeout=timeout,
+            offsets=self.consumer_offsets if offsets is None else offsets,
+            broker_name=broker_name,
+            persist=offsets is not None,
+        )
+
+    def wait_for_messages(self, is_there: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait until `is_there` says so; asked again after every put, or in a read-only store after pauses.
+
+        Parameters
+        ----------
+        is_there : callable
+            Without arguments; must not wait itself.
+        timeout : float, optional
+            Seconds.
+
+        Returns
+        -------
+        bool
+            False if the time is over or the store was closed.
+        """
+        self._check_open()
+        if not self.read_only:
+            with self._arrived:
+                self._waiting += 1
+                try:
+                    return self._arrived.wait_for(lambda: self._closed or is_there(), timeout) and not self._closed
+                finally:
+                    self._waiting -= 1
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause = _SHORTEST_POLL
+        while not self._closed:
+            self.refresh()
+            if is_there():
+                return True
+            left = pause if deadline is None else min(pause, deadline - time.monotonic())
+            if left <= 0:
+                return False
+            time.sleep(left)
+            pause = min(pause * 2, _LONGEST_POLL)
+        return False
 
     # ------------------------------------------------------------------------------------------------------- look up
 
@@ -901,6 +1378,7 @@ class MessageStore:
         text = _index_text(key, index_type)
         if self.index_service is None:
             return QueryOffsetResult([], 0, 0)
+        self._follow_index()
         return self.index_service.query_offset(topic, text, max_num, begin, end)
 
     def query_message(
@@ -942,6 +1420,7 @@ class MessageStore:
         result = QueryResult()
         if self.index_service is None or max_num < 0:
             return result
+        self._follow_index()
         topic_bytes, key_bytes = encode_java_utf8(topic), encode_java_utf8(key)
         low = -_INT64_MAX - 1 if begin is None else begin
         high = _INT64_MAX if end is None else end

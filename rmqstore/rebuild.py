@@ -26,7 +26,7 @@ from rmqstore.consume_queue_store import ConsumeQueueStore
 from rmqstore.dispatcher import CommitLogDispatcher, IndexProgress, QueueKindError
 from rmqstore.errors import CorruptionError, GeometryError, StoreError
 from rmqstore.index_service import IndexService
-from rmqstore.mapped_file import MappedFilePool, fsync_directory
+from rmqstore.mapped_file import MappedFilePool, fsync_directory, make_directories
 from rmqstore.store_lock import StoreLock
 from rmqstore.verify import verify_parts
 
@@ -119,7 +119,7 @@ def rebuild(
         for folder in _folders(kinds):
             if os.path.exists(os.path.join(target, folder)):
                 raise StoreError(f"{folder} exists in the output directory; give an empty one", target)
-        os.makedirs(target, exist_ok=True)
+        make_directories(target)
         try:
             report = _build(root, target, kinds, config, progress)
         except BaseException:
@@ -139,16 +139,18 @@ def rebuild(
                 return RebuildReport(complete, root, resumed=True, seconds=time.perf_counter() - started)
         config = _known_config(root, config, kinds)
         shutil.rmtree(work, ignore_errors=True)
-        os.makedirs(work)
+        make_directories(work)
         try:
             report = _build(root, work, kinds, config, progress)
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise
-        with open(marker, "w", encoding="ascii") as file:
+        # Whole or not there at all, also after a power failure.
+        with open(marker + ".new", "w", encoding="ascii") as file:
             file.write(" ".join(kinds))
             file.flush()
             os.fsync(file.fileno())
+        os.rename(marker + ".new", marker)
         fsync_directory(work)
         _swap(root, work, kinds)
     report.seconds = time.perf_counter() - started
@@ -281,7 +283,7 @@ def _build_once(
         )
     for folder in _folders(kinds):
         # A store without such records has the folder all the same, so that the swap takes the old one away.
-        os.makedirs(os.path.join(target, folder), exist_ok=True) if folder in kinds else None
+        make_directories(os.path.join(target, folder)) if folder in kinds else None
     return report
 
 
@@ -330,6 +332,9 @@ def _swap(root: str, work: str, kinds: tuple[str, ...]) -> None:
         fsync_directory(root)
     if "index" in kinds:
         _raise_checkpoint(root)
+    # Without the marker what is left is only rubbish, in whatever order it goes.
+    os.unlink(os.path.join(work, _COMPLETE))
+    fsync_directory(work)
     shutil.rmtree(work)
     fsync_directory(root)
 

@@ -1,16 +1,29 @@
-"""Tests of rmqstore.consumer_offset: the fastjson dialect, the broker's offsets and a broadcasting consumer's."""
+"""Tests of rmqstore.consumer_offset: the fastjson dialect, the broker's offsets and a broadcasting consumer's.
+
+Owns a second encoder of the broker's file, written from the format's description with the oracle's string hash, and a
+model of a directory that says what a kill or a power loss may leave at every step of a persist.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import itertools
+import json
 import logging
+import os
+import shutil
+import signal
+import threading
 
 import golden
+import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqstore.consumer_offset import ConsumerOffsets, LocalOffsets, format_fastjson, parse_fastjson
-from rmqstore.errors import CorruptionError
+from rmqstore.errors import CorruptionError, ReadOnlyError
 
 PRETTY = ("consumerOffset.empty.pretty", "consumerOffset.pretty", "delayOffset.nodv.pretty", "delayOffset.pretty",
           "lmqConsumerOffset.pretty", "offsets.local.pretty", "topics.pretty")  # fmt: skip
@@ -186,6 +199,8 @@ def test_what_the_reader_accepts(tmp_path):
     assert ConsumerOffsets.load(write(path, "{}")).offset_table == {}
     assert ConsumerOffsets.load(write(path, '{"offsetTable":null}')).offset_table == {}
     assert ConsumerOffsets.load(write(path, " ")).offset_table == {}
+    version = '{"dataVersion":{"counter":null,"new":"x","timestamp":"5"}}'
+    assert ConsumerOffsets.load(write(path, version)).data_version == {"timestamp": 5}
 
 
 @pytest.mark.parametrize(
@@ -198,6 +213,9 @@ def test_what_the_reader_accepts(tmp_path):
         '{"offsetTable":{"t@g":{0:1e999999999}}}',
         '{"offsetTable":{"t@g":{0:true}}}',
         '{"offsetTable":{"t@g":[1]}}',
+        '{"offsetTable":{{"t":"g"}:{0:1}}}',
+        '{"lmqOffsetTable":{{"t":"g"}:1}}',
+        '{"dataVersion":{"counter":"x"}}',
         '{"offsetTable":[1]}',
         '{"offsetTable":{"t@g":{0:1',
         '{"offsetTable":{}}x',
@@ -240,6 +258,45 @@ def test_a_damaged_file_never_takes_the_backups_place(tmp_path):
     assert (tmp_path / "c.json.damaged").read_text() == "{torn"
 
 
+@pytest.mark.parametrize("useless", ["{torn", "", " \n", "null", "\0" * 64, None])
+def test_a_useless_main_file_never_replaces_a_good_backup(useless, tmp_path):
+    path, backup = tmp_path / "c.json", tmp_path / "c.json.bak"
+    good = '{"offsetTable":{"t@g":{0:1}}}'
+    write(backup, good)
+    if useless is not None:
+        write(path, useless)
+    offsets = ConsumerOffsets.load(path, read_only=False)
+    assert offsets.get("g", "t", 0) == 1 and offsets.dirty, "the main file has to be written again"
+    offsets.commit("g", "t", 0, 2)
+    assert offsets.persist()
+    assert backup.read_text() == good
+    assert ConsumerOffsets.load(path).get("g", "t", 0) == 2
+    offsets.commit("g", "t", 0, 3)
+    assert offsets.persist()
+    assert ConsumerOffsets.load(backup).get("g", "t", 0) == 2
+
+
+def test_both_files_damaged_and_nothing_is_changed(tmp_path):
+    write(tmp_path / "c.json", "{torn")
+    write(tmp_path / "c.json.bak", "{torn too")
+    write(tmp_path / "c.json.rmqstore-tmp-1", '{"offsetTable":{}}')
+    before = contents(tmp_path)
+    with pytest.raises(CorruptionError, match="repair one of them"):
+        ConsumerOffsets.load(tmp_path / "c.json", read_only=False)
+    assert contents(tmp_path) == before
+
+
+def test_only_own_leftovers_are_deleted(tmp_path):
+    own = ["c.json.rmqstore-tmp-0f", "c.json.bak.rmqstore-tmp-0f"]
+    others = ["c.json.tmp", "c.json.damaged", "d.json.rmqstore-tmp-0f", "rmqstore-tmp-0f", "c.json.bak"]
+    for name in own + others:
+        write(tmp_path / name, "{}")
+    ConsumerOffsets.load(tmp_path / "c.json")
+    assert sorted(contents(tmp_path)) == sorted(own + others)
+    ConsumerOffsets.load(tmp_path / "c.json", read_only=False)
+    assert sorted(contents(tmp_path)) == sorted(others)
+
+
 def test_every_truncation_and_bit_flip(tmp_path):
     data = golden.json_bytes("consumerOffset.pretty")
     path = tmp_path / "c.json"
@@ -255,6 +312,410 @@ def test_every_truncation_and_bit_flip(tmp_path):
             ConsumerOffsets.load(path)
         except CorruptionError:
             pass
+
+
+NOW = 1_700_000_000_000
+
+
+def contents(directory):
+    """Relative name -> bytes of every file below `directory`, None for a directory."""
+    return {
+        str(path.relative_to(directory)): None if path.is_dir() else path.read_bytes() for path in directory.rglob("*")
+    }
+
+
+def open_consumer(path, **options):
+    return ConsumerOffsets.load(path, read_only=False, clock=lambda: NOW, **options)
+
+
+def java_order(keys, places, concurrent=True):
+    """The order in which a Java hash map of `places` buckets lists text keys; it grows at three quarters."""
+    keys = list(keys)
+    while len(keys) > places * 3 // 4 or (concurrent and len(keys) == places * 3 // 4):
+        places *= 2
+    buckets = [[] for _ in range(places)]
+    for key in keys:
+        h = oracle.java_hash(key) & 0xFFFFFFFF
+        buckets[(h ^ (h >> 16)) % places].append(key)
+    return [key for bucket in buckets for key in bucket]
+
+
+def expected_text(table, version=(0, 0, NOW), lmq=None):
+    """The file of a broker of 5.3.x with {topic@group: {queue id: offset}}, line by line."""
+    lines = ["{", '\t"dataVersion":{', f'\t\t"counter":{version[0]},', f'\t\t"stateVersion":{version[1]},',
+             f'\t\t"timestamp":{version[2]}', "\t},"]  # fmt: skip
+
+    def quoted(text):
+        return json.dumps(text, ensure_ascii=False)
+
+    def block(name, members, last):
+        comma = "" if last else ","
+        if not members:
+            lines.append(f'\t"{name}":{{}}{comma}')
+            return
+        lines.append(f'\t"{name}":{{')
+        lines.append(",\n".join(members))
+        lines.append(f"\t}}{comma}")
+
+    keys = java_order(table, 1024)
+    groups = {}
+    for key in keys:
+        if key.count("@") == 1:
+            topic, group = key.split("@")
+            groups.setdefault(group, []).append(topic)
+    block(
+        "groupTopicMap",
+        [
+            f"\t\t{quoted(group)}:[{','.join(map(quoted, java_order(groups[group], 8, False)))}]"
+            for group in java_order(groups, 128, False)
+        ],
+        False,
+    )
+    if lmq is not None:
+        block("lmqOffsetTable", [f"\t\t{quoted(key)}:{lmq[key]}" for key in java_order(lmq, 1024)], False)
+    block(
+        "offsetTable",
+        [
+            f"\t\t{quoted(key)}:{{" + ",".join(f"{q}:{table[key][q]}" for q in sorted(table[key])) + "\n\t\t}"
+            for key in keys
+        ],
+        True,
+    )
+    return "\n".join([*lines, "}"])
+
+
+def test_golden_text_from_commits(tmp_path):
+    path = tmp_path / "config" / "consumerOffset.json"
+    offsets = open_consumer(path)
+    for group, topic, queue_id, offset in [
+        ("group_a", "TopicTest", 10, 2**63 - 1),
+        ("group_b", "TopicTest", 3, 5000000000),
+        ("group_a", "%RETRY%group_a", 0, 7),
+        ("group_a", "TopicTest", 0, 123),
+        ("group_a", "TopicTest", 1, 0),
+    ]:
+        offsets.commit(group, topic, queue_id, offset)
+    assert offsets.persist()
+    assert path.read_bytes() == golden.json_bytes("consumerOffset.pretty")
+    assert offsets.remove("group_a") == 2 and offsets.remove(topic="TopicTest") == 1
+    assert offsets.persist()
+    assert path.read_bytes() == golden.json_bytes("consumerOffset.empty.pretty")
+    assert (tmp_path / "config" / "consumerOffset.json.bak").read_bytes() == golden.json_bytes("consumerOffset.pretty")
+    assert sorted(contents(tmp_path / "config")) == ["consumerOffset.json", "consumerOffset.json.bak"]
+
+
+def test_golden_text_of_light_message_queues(tmp_path):
+    path = tmp_path / "lmqConsumerOffset.json"
+    offsets = open_consumer(path, version_step=2)
+    offsets.commit("g", "T", 0, 8)
+    for offset in (1, 5, 9):
+        offsets.commit("%LMQ%g", "%LMQ%t", 0, offset)
+    assert offsets.persist()
+    # Commits of light message queues do not move the data version.
+    assert path.read_bytes() == golden.json_bytes("lmqConsumerOffset.pretty")
+    assert offsets.get("%LMQ%g", "%LMQ%t", 0) == 9 and offsets.get("g", "T", 0) == 8
+    with pytest.raises(ValueError, match="only queue 0"):
+        offsets.commit("%LMQ%g", "%LMQ%t", 1, 9)
+    assert offsets.remove(group="%LMQ%g") == 1 and offsets.persist()
+    assert path.read_text() == expected_text({"T@g": {0: 8}}, lmq={})
+
+
+def test_the_table_of_light_message_queues_is_used_where_it_exists(tmp_path):
+    path = tmp_path / "c.json"
+    write(path, '{"lmqOffsetTable":{},"offsetTable":{}}')
+    with_table = open_consumer(path)
+    with_table.commit("%LMQ%g", "t", 0, 5)
+    with_table.persist()
+    assert with_table.lmq_offset_table == {"t@%LMQ%g": 5} and with_table.offset_table == {}
+    assert ConsumerOffsets.load(path).get("%LMQ%g", "t", 0) == 5
+    path.unlink()
+    (tmp_path / "c.json.bak").unlink()
+    without = open_consumer(path)
+    without.commit("%LMQ%g", "t", 3, 5)
+    without.persist()
+    assert path.read_text() == expected_text({"t@%LMQ%g": {3: 5}})
+
+
+@pytest.mark.parametrize(
+    "name", ["consumerOffset.pretty", "consumerOffset.empty.pretty", "lmqConsumerOffset.pretty", "offsets.local.pretty"]
+)
+def test_a_change_and_its_undoing_give_the_golden_text_again(name, tmp_path):
+    path = tmp_path / "x.json"
+    path.write_bytes(golden.json_bytes(name))
+    offsets = (LocalOffsets if "local" in name else ConsumerOffsets).load(path, read_only=False)
+    before = offsets.list()
+    change = ("TopicTest", 1, 35, "broker-a") if "local" in name else ("g", "T", 0, 4)
+    offsets.commit(*change)
+    assert offsets.persist() and path.read_bytes() != golden.json_bytes(name)
+    if "local" in name:
+        offsets.commit("TopicTest", 1, 34, "broker-a")
+    elif ("g", "T") in before:
+        offsets.commit("g", "T", 0, before["g", "T"][0])
+    else:
+        offsets.remove("g")
+    assert offsets.persist() and path.read_bytes() == golden.json_bytes(name)
+
+
+names = st.text(
+    st.characters(exclude_characters="@", exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=8
+)
+commits = st.tuples(
+    st.one_of(names, names.map(lambda name: name + "@broadcast")),
+    names,
+    st.one_of(st.integers(0, 40), st.just(63)),
+    st.one_of(st.integers(0, 100), st.integers(0, 2**63 - 1)),
+)
+
+
+@given(st.lists(commits, max_size=30), st.booleans())
+def test_commits_give_the_text_of_a_second_encoder(tmp_path_factory, changes, twice):
+    path = tmp_path_factory.mktemp("offsets") / "consumerOffset.json"
+    offsets = open_consumer(path)
+    table = {}
+    for number, (group, topic, queue_id, offset) in enumerate(changes):
+        offsets.commit(group, topic, queue_id, offset)
+        table.setdefault(f"{topic}@{group}", {})[queue_id] = offset
+        if twice and number == len(changes) // 2:
+            offsets.persist()
+            offsets = open_consumer(path)
+    offsets.persist()
+    if changes:
+        assert path.read_text(encoding="utf-8") == expected_text(table)
+    else:
+        assert not path.exists()
+    again = ConsumerOffsets.load(path)
+    assert again.offset_table == table
+    assert again.list() == {tuple(reversed(key.split("@", 1))): queues for key, queues in table.items()}
+
+
+def test_many_keys_stand_in_javas_order(tmp_path):
+    path = tmp_path / "consumerOffset.json"
+    offsets = open_consumer(path)
+    table = {}
+    for number in range(2000):
+        offsets.commit(f"group-{number % 130}", f"Topic{number}", 0, number)
+        table[f"Topic{number}@group-{number % 130}"] = {0: number}
+    offsets.persist()
+    assert path.read_text() == expected_text(table, version=(4, 0, NOW))
+
+
+def test_data_version_moves_once_in_so_many_commits(tmp_path):
+    times = iter(range(1000, 2000))
+    path = tmp_path / "c.json"
+    write(path, '{"dataVersion":{"counter":41,"stateVersion":3,"timestamp":7},"offsetTable":{}}')
+    offsets = ConsumerOffsets.load(path, read_only=False, version_step=3, clock=lambda: next(times))
+    offsets.commit("g", "t", 0, 1)
+    offsets.commit("g", "t", 0, 2)
+    assert offsets.persist() and offsets.data_version == {"counter": 41, "stateVersion": 3, "timestamp": 7}
+    offsets.commit("g", "t", 0, 2)
+    assert offsets.data_version == {"counter": 42, "stateVersion": 3, "timestamp": 1000}
+    assert offsets.persist() and path.read_text() == expected_text({"t@g": {0: 2}}, version=(42, 3, 1000))
+    for _ in range(6):
+        offsets.commit("h", "t", 1, 5)
+    assert offsets.data_version == {"counter": 44, "stateVersion": 3, "timestamp": 1002}
+    assert ConsumerOffsets(path, read_only=False).data_version == {}
+    standard = ConsumerOffsets.load(path, read_only=False)
+    for offset in range(499):
+        standard.commit("g", "t", 0, offset)
+    assert standard.data_version["counter"] == 42
+    standard.commit("g", "t", 0, 0)
+    assert standard.data_version["counter"] == 43
+    with pytest.raises(ValueError, match="version_step"):
+        ConsumerOffsets(path, version_step=0)
+
+
+def test_the_counter_wraps_as_a_java_long(tmp_path):
+    path = write(tmp_path / "c.json", f'{{"dataVersion":{{"counter":{2**63 - 1}}}}}')
+    offsets = open_consumer(path, version_step=1)
+    offsets.commit("g", "t", 0, 1)
+    offsets.persist()
+    assert ConsumerOffsets.load(path).data_version == {"counter": -(2**63), "stateVersion": 0, "timestamp": NOW}
+
+
+def test_nothing_is_written_when_nothing_changed(tmp_path, monkeypatch):
+    path = tmp_path / "config" / "consumerOffset.json"
+    offsets = open_consumer(path)
+    assert not offsets.persist() and not offsets.dirty and not path.parent.exists()
+    offsets.commit("g", "t", 0, 5)
+    assert offsets.dirty and offsets.persist() and not offsets.dirty
+    before = golden.tree(tmp_path)
+    calls = record_calls(monkeypatch)
+    offsets.commit("g", "t", 0, 5)
+    assert offsets.remove("other") == 0
+    assert not offsets.persist()
+    assert calls == [] and golden.tree(tmp_path) == before
+
+
+def test_a_smaller_offset_counts_and_is_logged(tmp_path, caplog):
+    offsets = open_consumer(tmp_path / "c.json")
+    offsets.commit("g", "t", 3, 100)
+    offsets.commit("g", "t", 3, 200)
+    assert not caplog.records
+    offsets.commit("g", "t", 3, 7)
+    assert offsets.get("g", "t", 3) == 7
+    assert [record.getMessage() for record in caplog.records] == ["the offset of t@g, queue 3, goes back from 200 to 7"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("", "t", 0, 0), "group is ''"),
+        (("g", "", 0, 0), "topic is ''"),
+        (("g", "t@x", 0, 0), "none of '@'"),
+        (("g", "t\ud800", 0, 0), "lone surrogates"),
+        (("g\udfff", "t", 0, 0), "lone surrogates"),
+        ((None, "t", 0, 0), "group is None"),
+        (("g", b"t", 0, 0), "topic is b't'"),
+        (("g", "t", -1, 0), "queue_id is -1"),
+        (("g", "t", 2**31, 0), r"queue_id is 2147483648: give a whole number from 0 to 2\*\*31 - 1"),
+        (("g", "t", True, 0), "queue_id is True"),
+        (("g", "t", 0, -1), "offset is -1"),
+        (("g", "t", 0, 2**63), r"0 to 2\*\*63 - 1"),
+    ],
+)
+def test_commit_refuses(arguments, message, tmp_path):
+    offsets = open_consumer(tmp_path / "c.json")
+    with pytest.raises(ValueError, match=message):
+        offsets.commit(*arguments)
+    assert offsets.list() == {} and not offsets.dirty
+
+
+def test_commit_takes_no_fractions(tmp_path):
+    offsets = open_consumer(tmp_path / "c.json")
+    for queue_id, offset in ((0.0, 1), (0, 1.0), ("0", 1), (0, None)):
+        with pytest.raises(TypeError):
+            offsets.commit("g", "t", queue_id, offset)
+    assert not offsets.dirty
+
+
+def test_groups_with_an_at_sign(tmp_path, golden_copy):
+    path = golden_copy("broker") / "config" / "consumerOffset.json"
+    before = ConsumerOffsets.load(path)
+    offsets = open_consumer(path)
+    offsets.commit("G-wall@broadcast", "Batches", 1, 181)
+    offsets.commit("G-new@broadcast", "Orders", 0, 1)
+    offsets.persist()
+    after = ConsumerOffsets.load(path)
+    assert after.get("G-wall@broadcast", "Batches", 1) == 181
+    assert after.pull_offset_table == before.pull_offset_table != {}
+    assert after.data_version == before.data_version
+    document = parse_fastjson(path.read_text())
+    assert list(document) == ["dataVersion", "groupTopicMap", "offsetTable", "pullOffsetTable"]
+    # As the broker derives it: a key with a second @ belongs to no group.
+    assert document["groupTopicMap"].keys() == {"CID_RMQ_SYS_TRANS", "G-retry", "G-billing"}
+    assert after.list().keys() == before.list().keys() | {("G-new@broadcast", "Orders")}
+    assert offsets.remove("G-wall") == 1, "its pull offsets; the broadcasting group is another one"
+    assert offsets.get("G-wall@broadcast", "Batches", 1) == 181
+    assert offsets.remove("G-billing", "Payments") == 0 and offsets.remove("G-billing", "Orders") == 1
+    assert offsets.remove(topic="Batches") == 1
+    offsets.persist()
+    assert {topic for _, topic in ConsumerOffsets.load(path).list()} == {
+        "Orders", "Payments", "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+    }  # fmt: skip
+    assert ConsumerOffsets.load(path).pull_offset_table.keys() == {"Payments@G-retry"}
+    with pytest.raises(ValueError, match="a group, a topic or both"):
+        offsets.remove()
+
+
+@pytest.mark.parametrize(("key", "group"), [("t@g", "g"), ("t@g@", "g"), ("@g", "g"), ("t@", None), ("t@g@b", None),
+                                            ("t", None), ("t@@g", None)])  # fmt: skip
+def test_group_topic_map_cuts_as_java_splits(key, group, tmp_path):
+    path = write(tmp_path / "c.json", f'{{"offsetTable":{{"{key}":{{0:1}}}}}}')
+    offsets = open_consumer(path)
+    offsets.commit("other", "topic", 0, 1)
+    offsets.persist()
+    document = parse_fastjson(path.read_text())
+    del document["groupTopicMap"]["other"]
+    assert document["groupTopicMap"] == ({} if group is None else {group: [key.split("@")[0]]})
+    assert document["offsetTable"][key] == {0: 1}
+
+
+def test_unknown_members_are_kept_in_their_places(tmp_path):
+    path = write(
+        tmp_path / "c.json",
+        '{"aFirst":null,"dataVersion":{"counter":1,"extra":{"x":[1,{"y":null}]},"timestamp":5},'
+        '"middle":{"n":null,"f":1.25,"big":1e400,"t":true,7:{"deep":"\\u0001"}},"offsetTable":{"t@g":{0:1}},"zLast":["s",null]}',
+    )
+    # Numbers as names are quoted inside them: the reader of 5.5.0 cannot skip others.
+    expected = """{
+	"aFirst":null,
+	"dataVersion":{
+		"counter":1,
+		"extra":{
+			"x":[1,{
+				"y":null
+			}]
+		},
+		"stateVersion":0,
+		"timestamp":5
+	},
+	"groupTopicMap":{
+		"g":["t"]
+	},
+	"middle":{
+		"n":null,
+		"f":1.25,
+		"big":1E+400,
+		"t":true,
+		"7":{
+			"deep":"\\u0001"
+		}
+	},
+	"offsetTable":{
+		"t@g":{0:OFFSET
+		}
+	},
+	"zLast":["s",null]
+}"""
+    for offset in (2, 3):
+        offsets = open_consumer(path)
+        offsets.commit("g", "t", 0, offset)
+        offsets.persist()
+        assert path.read_text() == expected.replace("OFFSET", str(offset))
+
+
+def test_a_file_of_4_x_gets_the_new_members(tmp_path):
+    path = write(tmp_path / "c.json", '{"offsetTable":{"t@g":{0:1}}}')
+    offsets = open_consumer(path)
+    assert offsets.data_version == {}
+    offsets.commit("g", "t", 0, 2)
+    offsets.persist()
+    assert path.read_text() == expected_text({"t@g": {0: 2}})
+
+
+def test_bounds_are_the_last_good_values(tmp_path):
+    path = tmp_path / "c.json"
+    offsets = open_consumer(path)
+    offsets.commit('g"\\\n', "%RETRY%订😀", 2**31 - 1, 2**63 - 1)
+    offsets.commit("g", "t", 0, 0)
+    offsets.persist()
+    assert ConsumerOffsets.load(path).list() == {
+        ('g"\\\n', "%RETRY%订😀"): {2**31 - 1: 2**63 - 1},
+        ("g", "t"): {0: 0},
+    }
+
+
+def test_read_only_offsets_change_nothing(tmp_path, monkeypatch):
+    path = write(tmp_path / "c.json", "{torn")
+    write(tmp_path / "c.json.bak", '{"offsetTable":{"t@g":{0:1}}}')
+    write(tmp_path / "c.json.rmqstore-tmp-00", "")
+    local = tmp_path / "offsets.json"
+    local.write_bytes(golden.json_bytes("offsets.local.pretty"))
+    before = golden.tree(tmp_path)
+    calls = record_calls(monkeypatch)
+    offsets, locals_ = ConsumerOffsets.load(path), LocalOffsets.load(local)
+    assert offsets.get("g", "t", 0) == 1 and not offsets.dirty
+    for call in (
+        lambda: offsets.commit("g", "t", 0, 2),
+        lambda: offsets.remove("g"),
+        offsets.persist,
+        lambda: locals_.commit("TopicTest", 0, 5, "broker-a"),
+        locals_.persist,
+    ):
+        with pytest.raises(ReadOnlyError, match="read_only=False"):
+            call()
+    assert offsets.get("g", "t", 0) == 1 and locals_.get("TopicTest", 0) == 12
+    assert calls == [] and golden.tree(tmp_path) == before
 
 
 # --------------------------------------------------------------------------------------------------- LocalOffsets
@@ -294,3 +755,701 @@ def test_bad_local_offsets(key, tmp_path):
     path = write(tmp_path / "offsets.json", f'{{"offsetTable":{{{key}:1}}}}')
     with pytest.raises(CorruptionError):
         LocalOffsets.load(path)
+
+
+def open_local(path):
+    return LocalOffsets.load(path, read_only=False)
+
+
+def test_golden_local_text_from_commits(tmp_path):
+    path = LocalOffsets.path_of(tmp_path / "rocketmq_offsets", "192.0.2.2@wall", "G-wall")
+    assert path == str(tmp_path / "rocketmq_offsets" / "192.0.2.2@wall" / "G-wall" / "offsets.json")
+    offsets = open_local(path)
+    assert not offsets.persist() and list(tmp_path.iterdir()) == []
+    offsets.commit("TopicTest", 0, 12, "broker-a")
+    offsets.commit("TopicTest", 1, 99, "broker-a")
+    offsets.commit("TopicTest", 1, 34, "broker-a")
+    assert offsets.persist() and not offsets.persist()
+    with open(path, "rb") as file:
+        assert file.read() == golden.json_bytes("offsets.local.pretty")
+    offsets.commit("TopicTest", 1, 34, "broker-a")
+    assert not offsets.dirty and not offsets.persist()
+
+
+def test_entries_of_other_queues_survive(tmp_path):
+    path = write(
+        tmp_path / "offsets.json",
+        '{"before":null,"offsetTable":{"{\\"brokerName\\":\\"a\\",\\"queueId\\":1,\\"topic\\":\\"T\\"}":5,'
+        '{"queueId":2,"topic":"T"}:6},"version":{"v":[]}}',
+    )
+    one, two = open_local(path), open_local(path)
+    one.commit("T", 1, 10, "a")
+    one.commit("T", 3, 30, "b")
+    two.commit("T", 3, 31, "b")
+    two.commit("U", 0, 1, "b")
+    assert one.persist() and two.persist()
+    table = {("a", "T", 1): 10, ("", "T", 2): 6, ("b", "T", 3): 31, ("b", "U", 0): 1}
+    assert two.list() == LocalOffsets.load(path).list() == table
+    assert one.get("T", 3, "b") == 30
+    one.commit("T", 1, 11, "a")
+    assert one.persist()
+    # What was committed before the last persist is not committed once more.
+    assert one.list() == LocalOffsets.load(path).list() == {**table, ("a", "T", 1): 11}
+    document = parse_fastjson(path.read_text())
+    assert list(document) == ["before", "offsetTable", "version"] and document["version"] == {"v": []}
+    assert document["offsetTable"][("queueId", 2), ("topic", "T")] == 6
+    path.unlink()
+    (tmp_path / "offsets.json.bak").unlink()
+    one.commit("T", 1, 12, "a")
+    assert one.persist()
+    assert LocalOffsets.load(path).list() == {**table, ("a", "T", 1): 12}
+
+
+def test_local_file_that_is_damaged_meanwhile(tmp_path):
+    path = tmp_path / "offsets.json"
+    offsets = open_local(path)
+    for offset in (1, 2):
+        offsets.commit("T", 0, offset, "a")
+        offsets.persist()
+    write(path, "{torn")
+    offsets.commit("T", 1, 7, "a")
+    assert offsets.persist()
+    assert LocalOffsets.load(path).list() == {("a", "T", 0): 1, ("a", "T", 1): 7}
+    assert LocalOffsets.load(str(path) + ".bak").list() == {("a", "T", 0): 1}
+    write(path, "{torn")
+    write(tmp_path / "offsets.json.bak", "{")
+    offsets.commit("T", 1, 8, "a")
+    before = contents(tmp_path)
+    with pytest.raises(CorruptionError, match="repair one of them"):
+        offsets.persist()
+    assert contents(tmp_path) == before and offsets.dirty
+    path.unlink()
+    (tmp_path / "offsets.json.bak").unlink()
+    assert offsets.persist()
+    assert LocalOffsets.load(path).list() == {("a", "T", 0): 1, ("a", "T", 1): 8}
+
+
+local_commits = st.tuples(names, st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), names)
+
+
+@given(st.lists(local_commits, max_size=20))
+def test_local_round_trip(tmp_path_factory, changes):
+    path = tmp_path_factory.mktemp("offsets") / "offsets.json"
+    table = {}
+    for half in (changes[::2], changes[1::2]):
+        offsets = open_local(path)
+        for topic, queue_id, offset, broker_name in half:
+            offsets.commit(topic, queue_id, offset, broker_name)
+            table[broker_name, topic, queue_id] = offset
+        offsets.persist()
+    assert LocalOffsets.load(path).list() == table
+    if table:
+        text = path.read_text(encoding="utf-8")
+        for (broker_name, topic, queue_id), offset in table.items():
+            lines = [f'"brokerName":{json.dumps(broker_name, ensure_ascii=False)},', f'"queueId":{queue_id},',
+                     f'"topic":{json.dumps(topic, ensure_ascii=False)}']  # fmt: skip
+            assert "{" + "".join(f"\n\t\t\t{line}" for line in lines) + f"\n\t\t}}:{offset}" in text
+        assert text.startswith('{\n\t"offsetTable":{{\n') and text.endswith("\n\t}\n}")
+        assert text.count('"topic":') >= len(table)
+
+
+@pytest.mark.parametrize("arguments", [("", 0, 0, "b"), ("t", 0, 0, ""), ("t", -1, 0, "b"), ("t", 0, -1, "b"),
+                                       ("t", 2**31, 0, "b"), ("t", 0, 2**63, "b"), ("t", 0, 0, None)])  # fmt: skip
+def test_local_commit_refuses(arguments, tmp_path):
+    offsets = open_local(tmp_path / "offsets.json")
+    with pytest.raises(ValueError, match="give a"):
+        offsets.commit(*arguments)
+    assert offsets.list() == {} and not offsets.dirty
+
+
+@pytest.mark.parametrize(("client_id", "group"), [("", "g"), ("c", ""), ("a/b", "g"), ("c", "../g"), ("..", "g"),
+                                                  ("c", "."), ("c", "g\0")])  # fmt: skip
+def test_path_of_refuses(client_id, group, tmp_path):
+    with pytest.raises(ValueError, match="give a"):
+        LocalOffsets.path_of(tmp_path, client_id, group)
+
+
+# ------------------------------------------------------------------------------------------ kill, power loss, faults
+
+CALLS = ("open", "write", "fsync", "close", "link", "replace", "rename", "unlink", "mkdir")
+
+
+def record_calls(monkeypatch, before=None, after=None):
+    """Have every changing call of `os` noted, as (name, arguments); opening for reading is none, closing is always one."""
+    calls = []
+
+    def wrapped(name, call):
+        def run(*arguments, **options):
+            changing = name != "open" or arguments[1] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_DIRECTORY)
+            if not changing:
+                return call(*arguments, **options)
+            calls.append((name, arguments))
+            if before is not None:
+                arguments = before(name, arguments) or arguments
+            result = call(*arguments, **options)
+            if after is not None:
+                after(name, arguments, result)
+            return result
+
+        return run
+
+    for name in CALLS:
+        monkeypatch.setattr(os, name, wrapped(name, getattr(os, name)))
+    return calls
+
+
+def short_writes(name, arguments):
+    """Let a write take no more than 40 bytes, so that it has an inside."""
+    return (arguments[0], bytes(arguments[1])[:40]) if name == "write" else None
+
+
+def no_links(name, arguments):
+    if name == "link":
+        raise OSError(errno.EPERM, "Operation not permitted", arguments[0])
+
+
+KINDS = ["broker", "broker without links", "local", "local without links"]
+
+
+class Subject:
+    """One of the two kinds of files, with a table of one number: what was committed last."""
+
+    def __init__(self, kind, path):
+        self.kind, self.path = kind, path
+        self.offsets = self.load(read_only=False)
+
+    def load(self, read_only=True, path=None):
+        loader = LocalOffsets if "local" in self.kind else ConsumerOffsets
+        return loader.load(path or self.path, read_only=read_only)
+
+    def commit(self, number, offsets=None):
+        offsets = offsets or self.offsets
+        if "local" in self.kind:
+            offsets.commit("T", 0, number, "b")
+        else:
+            offsets.commit("g", "T", 0, number)
+
+    def number(self, offsets):
+        (value,) = offsets.list().values()
+        return value[0] if isinstance(value, dict) else value
+
+    def loaded(self, path=None, read_only=True):
+        offsets = self.load(read_only, path)
+        return self.number(offsets) if offsets.list() else None
+
+
+def restore(directory, files):
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    for name, data in sorted(files.items()):
+        if data is None:
+            (directory / name).mkdir(parents=True)
+        else:
+            (directory / name).write_bytes(data)
+
+
+def check_all_goes_on(subject, path, least):
+    """After a kill: what is loaded, and that the next process writes and reads on."""
+    value = subject.loaded(path)
+    assert value == subject.loaded(path, read_only=False)
+    assert value in least, (value, least)
+    offsets = subject.load(read_only=False, path=path)
+    assert not [name for name in os.listdir(path.parent) if "rmqstore-tmp" in name]
+    subject.commit(77, offsets)
+    assert offsets.persist()
+    assert subject.loaded(path) == 77
+    return value
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kill_at_every_step(kind, tmp_path, monkeypatch):
+    disk, scratch = tmp_path / "disk", tmp_path / "scratch"
+    disk.mkdir()
+    subject = Subject(kind, disk / "config" / "x.json")
+    path = scratch / "config" / "x.json"
+    states = []
+
+    def note(*_):
+        states.append((wanted, contents(disk)))
+
+    def before(name, arguments):
+        note()
+        if "without" in kind:
+            no_links(name, arguments)
+        return short_writes(name, arguments)
+
+    with monkeypatch.context() as patch:
+        calls = record_calls(patch, before, note)
+        for number in range(4):
+            wanted = (number - 1 if number else None, number)
+            subject.commit(number)
+            assert subject.offsets.persist()
+            assert contents(disk).keys() - {"config"} == {"config/x.json", *(["config/x.json.bak"] if number else [])}
+    assert {"open", "write", "fsync", "replace", "mkdir"} <= {name for name, _ in calls} and len(states) > 80
+    seen = set()
+    for (old, new), files in states:
+        restore(scratch, files)
+        if "config" in files:
+            seen.add((new, check_all_goes_on(subject, path, (old, new))))
+    # Every persist was seen from both sides.
+    assert seen == {(number, value) for number in range(4) for value in (number - 1 if number else None, number)}
+    # A main file that is torn after all: the backup is one of the last two and survives until there is another.
+    torn = 0
+    for (old, _new), files in states:
+        main, backup = files.get("config/x.json"), files.get("config/x.json.bak")
+        if main is None or backup is None:
+            continue
+        for bad in (
+            b"",
+            main[:1],
+            main[: len(main) // 2],
+            main[:-1],
+            bytes(len(main)),
+            main[:50] + bytes(len(main) - 50),
+        ):
+            torn += 1
+            restore(scratch, {**files, "config/x.json": bad})
+            assert check_all_goes_on(subject, path, (old - 1, old)) is not None
+    assert torn > 100
+
+
+class Disk:
+    """What a power loss may leave of one directory: names that were made durable, any of the later changes, and files of
+    which only what was synced is sure."""
+
+    def __init__(self, directory):
+        self.directory = str(directory)
+        self.durable = {}
+        self.pending = []
+        self.inodes = {}
+        self.synced = {}
+        for name in os.listdir(directory):
+            self.durable[name] = self.learn(os.path.join(directory, name))
+            self.synced[self.durable[name]] = self.inodes[self.durable[name]]
+
+    def learn(self, path):
+        status = os.stat(path)
+        with open(path, "rb") as file:
+            self.inodes[status.st_ino] = file.read()
+        return status.st_ino
+
+    def inside(self, path):
+        return isinstance(path, str) and os.path.dirname(path) == self.directory
+
+    def after(self, name, arguments, result):
+        if name == "open" and self.inside(arguments[0]):
+            self.pending.append({os.path.basename(arguments[0]): self.learn(arguments[0])})
+        elif name == "link":
+            self.pending.append({os.path.basename(arguments[1]): os.stat(arguments[1]).st_ino})
+        elif name == "replace":
+            source, target = map(os.path.basename, arguments)
+            self.pending.append({source: None, target: os.stat(arguments[1]).st_ino})
+        elif name == "unlink":
+            self.pending.append({os.path.basename(arguments[0]): None})
+        elif name in ("write", "fsync"):
+            status = os.fstat(arguments[0])
+            target = os.readlink(f"/proc/self/fd/{arguments[0]}")
+            if name == "write":
+                self.learn(target)
+            elif target == self.directory:
+                for change in self.pending:
+                    self.apply(self.durable, change)
+                self.pending = []
+            else:
+                self.synced[status.st_ino] = self.inodes[status.st_ino]
+
+    @staticmethod
+    def apply(names, change):
+        for name, inode in change.items():
+            if inode is None:
+                names.pop(name, None)
+            else:
+                names[name] = inode
+
+    def states(self):
+        """Every directory that may be found: any subset of the changes, and unsynced files torn in several ways."""
+        for chosen in itertools.product((False, True), repeat=len(self.pending)):
+            names = dict(self.durable)
+            for change, done in zip(self.pending, chosen, strict=True):
+                if done:
+                    self.apply(names, change)
+            for damage in (lambda data: b"", lambda data: data[: len(data) // 2], lambda data: bytes(len(data))):
+                yield {
+                    name: self.synced[inode] if inode in self.synced else damage(self.inodes[inode])
+                    for name, inode in names.items()
+                }
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc to know what a descriptor is")
+@pytest.mark.parametrize("kind", KINDS)
+def test_power_loss_at_every_step(kind, tmp_path, monkeypatch):
+    directory, scratch = tmp_path / "config", tmp_path / "scratch"
+    subject = Subject(kind, directory / "x.json")
+    for number in (0, 1):
+        subject.commit(number)
+        subject.offsets.persist()
+    disk = Disk(directory)
+    found = {}
+
+    def look(*_):
+        for state in disk.states():
+            found.setdefault(frozenset(state.items()), set()).add(wanted)
+
+    def before(name, arguments):
+        look()
+        if "without" in kind:
+            no_links(name, arguments)
+        return short_writes(name, arguments)
+
+    with monkeypatch.context() as patch:
+        record_calls(patch, before, disk.after)
+        for number in (2, 3):
+            wanted = (number - 1, number)
+            subject.commit(number)
+            assert subject.offsets.persist()
+            # Once persist has returned there is no going back.
+            wanted = (number,)
+            look()
+    assert len(found) > 15
+    values = set()
+    for state, all_wanted in found.items():
+        restore(scratch, dict(state))
+        value = subject.loaded(scratch / "x.json")
+        assert all(value in wanted for wanted in all_wanted), (value, all_wanted)
+        values.add(value)
+    assert values == {1, 2, 3}
+
+
+class Fault:
+    """Fails the call of a number, once; writes are short, so that a full disk shows in the middle of one too."""
+
+    def __init__(self, kind, code, failing):
+        self.kind, self.code, self.failing = kind, code, failing
+        self.close = os.close
+        self.count = 0
+        self.failed = None
+        self.done = []
+
+    def before(self, name, arguments):
+        number, self.count = self.count, self.count + 1
+        if number == self.failing:
+            self.failed = name
+            if name == "close":
+                self.close(arguments[0])
+            raise OSError(self.code, os.strerror(self.code))
+        if "without" in self.kind:
+            no_links(name, arguments)
+        return short_writes(name, arguments)
+
+    def after(self, name, *_):
+        self.done.append(name)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fault_at_every_call(kind, code, tmp_path, monkeypatch):
+    failed, written = set(), 0
+    for failing in itertools.count():
+        directory = tmp_path / str(failing)
+        subject = Subject(kind, directory / "x.json")
+        for number in (0, 1):
+            subject.commit(number)
+            subject.offsets.persist()
+        old = contents(directory)
+        subject.commit(2)
+        fault = Fault(kind, code, failing)
+        with monkeypatch.context() as patch:
+            record_calls(patch, fault.before, fault.after)
+            try:
+                subject.offsets.persist()
+            except OSError as error:
+                assert (error.errno, error.filename) == (code, str(subject.path)) and "persist again" in str(error)
+            else:
+                assert fault.failed in (None, "unlink")
+        if fault.failed is None:
+            break
+        failed.add(fault.failed)
+        new = contents(directory)
+        if fault.failed == "unlink":
+            assert subject.loaded() == 2
+            continue
+        assert subject.offsets.dirty
+        if fault.done.count("replace") == 2 and fault.failed != "replace":
+            # Only that the names are durable is not known.
+            written += 1
+            assert subject.loaded() == 2 and new["x.json.bak"] == old["x.json"]
+        elif "without" in kind and fault.failed == "replace" and fault.done.count("replace") == 2:
+            # Without links the old backup gives way first.
+            assert new == {"x.json": old["x.json"]}
+        else:
+            assert new == old
+        assert subject.offsets.persist() and not subject.offsets.dirty
+        assert subject.loaded() == 2 and contents(directory).keys() == {"x.json", "x.json.bak"}
+        assert subject.loaded(str(subject.path) + ".bak") in (1, 2)
+    assert failed >= {"open", "write", "fsync", "close", "replace"} and written == 3
+    assert ("link" in failed) or "without" in kind
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("kind", ["broker", "local"])
+def test_a_fault_at_the_first_file(kind, code, tmp_path, monkeypatch):
+    failed = set()
+    for failing in itertools.count():
+        directory = tmp_path / str(failing)
+        subject = Subject(kind, directory / "config" / "x.json")
+        subject.commit(5)
+        fault = Fault(kind, code, failing)
+        with monkeypatch.context() as patch:
+            record_calls(patch, fault.before, fault.after)
+            try:
+                subject.offsets.persist()
+            except OSError as error:
+                assert error.errno == code
+            else:
+                assert fault.failed in (None, "unlink")
+        if fault.failed is None:
+            break
+        failed.add(fault.failed)
+        if "replace" not in fault.done:
+            assert not [name for name, data in contents(tmp_path / str(failing)).items() if data is not None]
+            assert subject.loaded() is None
+        subject.offsets.persist()
+        assert subject.loaded() == 5 and contents(directory / "config").keys() <= {"x.json", "x.json.bak"}
+    assert failed >= {"mkdir", "open", "write", "fsync", "close", "replace"}
+
+
+def test_a_link_that_fails_for_another_reason_is_an_error(tmp_path, monkeypatch):
+    subject = Subject("broker", tmp_path / "x.json")
+    subject.commit(0)
+    subject.offsets.persist()
+    subject.commit(1)
+    old = contents(tmp_path)
+
+    def fail(name, arguments):
+        if name == "link":
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    with monkeypatch.context() as patch:
+        record_calls(patch, fail)
+        with pytest.raises(OSError, match="Disk quota exceeded: the offsets could not be saved") as caught:
+            subject.offsets.persist()
+    assert caught.value.errno == errno.EDQUOT and contents(tmp_path) == old
+
+
+def test_main_file_and_backup_that_are_one_file(tmp_path):
+    subject = Subject("broker", tmp_path / "x.json")
+    subject.commit(0)
+    subject.offsets.persist()
+    os.link(subject.path, tmp_path / "x.json.bak")
+    subject.commit(1)
+    assert subject.offsets.persist()
+    assert subject.loaded() == 1 and subject.loaded(tmp_path / "x.json.bak") == 0
+    assert contents(tmp_path).keys() == {"x.json", "x.json.bak"}
+
+
+def test_the_directory_may_be_the_current_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    offsets = ConsumerOffsets.load("x.json", read_only=False)
+    for number in range(2):
+        offsets.commit("g", "t", 0, number)
+        assert offsets.persist()
+    assert contents(tmp_path).keys() == {"x.json", "x.json.bak"}
+
+
+def test_a_file_where_a_directory_should_be(tmp_path):
+    write(tmp_path / "config", "not a directory")
+    offsets = ConsumerOffsets(tmp_path / "config" / "x.json", read_only=False)
+    offsets.commit("g", "t", 0, 1)
+    with pytest.raises(OSError, match="could not be saved"):
+        offsets.persist()
+    assert contents(tmp_path) == {"config": b"not a directory"}
+
+
+@pytest.mark.parametrize("kind", ["broker", "local"])
+def test_commits_during_a_persist_are_not_lost_and_do_not_wait(kind, tmp_path, monkeypatch):
+    subject = Subject(kind, tmp_path / "x.json")
+    writing, go_on = threading.Event(), threading.Event()
+
+    def block(name, arguments):
+        if name == "fsync" and not writing.is_set():
+            writing.set()
+            assert go_on.wait(60)
+
+    subject.commit(1)
+    results = []
+    with monkeypatch.context() as patch:
+        record_calls(patch, block)
+        thread = threading.Thread(target=lambda: results.append(subject.offsets.persist()))
+        thread.start()
+        assert writing.wait(60)
+        subject.commit(2)
+        assert subject.number(subject.offsets) == 2 and subject.offsets.dirty
+        go_on.set()
+        thread.join(60)
+    assert results == [True]
+    assert subject.loaded() == 1 and subject.offsets.dirty and subject.number(subject.offsets) == 2
+    assert subject.offsets.persist() and not subject.offsets.dirty
+    assert subject.loaded() == 2
+
+
+def in_threads(*functions):
+    """Run the functions at the same time and give their errors to the test."""
+    errors = []
+
+    def run(function):
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(function,)) for function in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert not any(thread.is_alive() for thread in threads)
+    if errors:
+        raise errors[0]
+
+
+@pytest.mark.parametrize("kind", ["broker", "local"])
+def test_one_writes_at_a_time(kind, tmp_path, monkeypatch):
+    subject = Subject(kind, tmp_path / "x.json")
+    meeting = threading.Barrier(2)
+    met = []
+
+    def meet(name, arguments):
+        # Two that are inside at the same time meet here; one alone waits in vain.
+        if name == "write":
+            with contextlib.suppress(threading.BrokenBarrierError):
+                meeting.wait(0.05)
+                met.append(1)
+            meeting.reset()
+
+    def commit_and_persist(first):
+        for number in range(first, first + 5):
+            subject.commit(number)
+            subject.offsets.persist()
+
+    with monkeypatch.context() as patch:
+        record_calls(patch, meet)
+        in_threads(lambda: commit_and_persist(0), lambda: commit_and_persist(100))
+    assert not met and not subject.offsets.dirty
+    assert subject.loaded() in (4, 104) and subject.loaded() == subject.number(subject.offsets)
+
+
+def commit_read_and_persist(directory, rounds):
+    """Four who commit, two who persist, one who loads the file: nothing goes back, nothing is torn, the end is complete."""
+    path = directory / "consumerOffset.json"
+    offsets = open_consumer(path, version_step=7)
+    finished = threading.Event()
+    committing = threading.Semaphore(0)
+    seen = [0]
+
+    def commit(group):
+        try:
+            for number in range(1, rounds + 1):
+                offsets.commit(f"g{group}", f"T{number % 3}", number % 5, number)
+                assert offsets.get(f"g{group}", f"T{number % 3}", number % 5) == number
+        finally:
+            committing.release()
+
+    def persist():
+        while not finished.is_set():
+            offsets.persist()
+
+    def read():
+        last = {}
+        while not finished.is_set():
+            now = {(key, queue): offset for key, queues in ConsumerOffsets.load(path).list().items()
+                   for queue, offset in queues.items()}  # fmt: skip
+            assert all(now.get(key, 0) >= offset for key, offset in last.items())
+            seen[0] += last != now
+            last = now
+            offsets.list()
+
+    def wait():
+        try:
+            for _ in range(4):
+                assert committing.acquire(timeout=120)
+        finally:
+            finished.set()
+
+    in_threads(*[lambda group=group: commit(group) for group in range(4)], persist, persist, read, wait)
+    offsets.persist()
+    after = ConsumerOffsets.load(path)
+    assert after.list() == offsets.list()
+    for group in range(4):
+        for number in range(rounds - 14, rounds + 1):
+            assert after.get(f"g{group}", f"T{number % 3}", number % 5) == number
+    assert after.data_version["counter"] == 4 * rounds // 7
+    assert contents(directory).keys() <= {"consumerOffset.json", "consumerOffset.json.bak"}
+    return seen[0]
+
+
+def test_threads(tmp_path):
+    assert commit_read_and_persist(tmp_path, 3000) > 0
+
+
+@pytest.mark.slow
+def test_threads_for_long(tmp_path):
+    assert commit_read_and_persist(tmp_path, 300_000) > 10
+
+
+def kill_a_writer(path, kind, acknowledged, before):
+    """Fork a writer that persists rising numbers and says so, kill it after some; return the last one that it said."""
+    receiver, sender = os.pipe()
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.close(receiver)
+            subject = Subject(kind, path)
+            number = before
+            while True:
+                number += 1
+                subject.commit(number)
+                subject.offsets.persist()
+                os.write(sender, number.to_bytes(8, "big"))
+        finally:
+            os._exit(code)
+    os.close(sender)
+    said = before
+    try:
+        for _ in range(acknowledged):
+            data = os.read(receiver, 8)
+            assert len(data) == 8, "the writer failed"
+            said = int.from_bytes(data, "big")
+        # What it says until the signal arrives makes the moment of the kill a random one.
+        os.kill(child, signal.SIGKILL)
+        while len(data := os.read(receiver, 8)) == 8:
+            said = int.from_bytes(data, "big")
+    finally:
+        os.close(receiver)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    return said
+
+
+def kill_writers(path, kind, kills):
+    said = 0
+    for kill in range(kills):
+        said = kill_a_writer(path, kind, 1 + kill % 4, said)
+        value = Subject(kind, path).loaded()
+        assert value in (said, said + 1)
+        names = contents(path.parent).keys()
+        assert {"x.json"} <= names <= {"x.json", "x.json.bak"}
+        said = value
+
+
+@pytest.mark.parametrize("kind", ["broker", "local"])
+def test_kill_9(kind, tmp_path):
+    kill_writers(tmp_path / "x.json", kind, 25)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["broker", "local"])
+def test_kill_9_often(kind, tmp_path):
+    kill_writers(tmp_path / "x.json", kind, 1000)

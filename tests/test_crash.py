@@ -483,7 +483,7 @@ class Durable:
     def __init__(self, root: str, monkeypatch):
         self.root = root
         self.files: dict[str, bytes] = {}
-        for owner, method in ((MappedFile, "flush"), (IndexFile, "flush"), (Checkpoint, "flush")):
+        for owner, method in ((MappedFile, "flush"), (IndexFile, "force"), (Checkpoint, "flush")):
             self._follow(owner, method, monkeypatch)
 
     def _follow(self, owner, method, monkeypatch):

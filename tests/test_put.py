@@ -29,6 +29,7 @@ from rmqstore import (
     index_service,
 )
 from rmqstore.commit_log import Blank
+from rmqstore.mapped_file import MappedFile
 from rmqstore.message import SysFlag, compress_body, compression_flags, encode_inner_batch
 
 T0 = 1700000000000
@@ -1007,7 +1008,7 @@ def test_no_writes_after_a_failed_flush(tmp_path, monkeypatch):
         def fail() -> None:
             raise OSError(5, "Input/output error")
 
-        patched.setattr(store.commit_log, "flush", fail)
+        patched.setattr(MappedFile, "flush", lambda mapped_file: fail())
         with pytest.raises(OSError, match="Input/output"):
             store.flush()
     with pytest.raises(StorePoisonedError, match="Input/output"):

@@ -281,7 +281,7 @@ def test_works_while_another_process_holds_the_lock(golden_copy):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
         before = traces(root)
-        with pytest.raises(StoreLockedError, match=r"another process .*read_only=True"):
+        with pytest.raises(StoreLockedError, match=r"process \d+ \(.* has the store open.*read_only=True"):
             MessageStore.open(root)
         with MessageStore.open(root, read_only=True) as store:
             assert read_everything(store) > 10_000
@@ -348,7 +348,8 @@ def writing_calls(store: MessageStore) -> dict:
         try:
             mapped_file.flush()
         finally:
-            mapped_file._dirty = False
+            mapped_file.pool.dirty.discard(mapped_file)
+            mapped_file._taken = False
 
     row = (b"T", b"", b"", bytes(8), bytes(8), 0, 0, 0, 0, 1, 0, 0, 0, 0)
     return {

@@ -22,8 +22,8 @@ PACKAGE = ROOT / "rmqstore"
 
 # A module may import those to its left.  A subpackage counts as one module.
 ORDER = (
-    "_version errors _core message config mapped_file store_lock mapped_file_queue checkpoint consumer_offset index_file "
-    "commit_log consume_queue consume_queue_store index_service dispatcher recovery message_store describe verify rebuild "
+    "_version errors _core message config mapped_file store_lock housekeeping mapped_file_queue checkpoint consumer_offset consumer index_file "
+    "commit_log consume_queue consume_queue_store index_service dispatcher recovery retention message_store describe verify rebuild "
     "spark console cli demo __main__"
 ).split()
 # What the RabbitMQ side shares with the RocketMQ side; otherwise neither knows the other.
@@ -349,7 +349,7 @@ def test_every_use_of_a_region_pins():
     assert pinning > 0, "no function pins: the rule looked at nothing"
 
 
-SOUND = '''
+SOUND = """
 cdef class Region:
     cdef unsigned char* base
     cdef readonly int64_t size
@@ -378,7 +378,7 @@ def read(Region region):
         return leaf(p)
     finally:
         region.unpin()
-'''
+"""
 
 
 def test_the_pointer_rules_see_a_break():

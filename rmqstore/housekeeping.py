@@ -1,0 +1,93 @@
+"""Housekeeping: the one background thread of a store that is open for writing.
+
+Owns the thread and when each task is due; what a task does belongs to the store.  It never keeps a store alive: the
+thread holds a weak reference and ends when the store was forgotten.  A task that fails is logged and tried again when it
+is due next; tasks decide themselves what a failure means for the store.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+__all__ = ["Housekeeping", "Task"]
+
+logger = logging.getLogger(__name__)
+
+
+class Task(NamedTuple):
+    """Something to be done again and again; times in ms.
+
+    Attributes
+    ----------
+    name : str
+        For logs.
+    interval : int
+        From the end of one run to the start of the next; 0 = never.
+    run : callable
+        Takes the owner.
+    first : int or None
+        When it runs for the first time, counted from the start; None = after `interval`.
+    """
+
+    name: str
+    interval: int
+    run: Callable[[Any], object]
+    first: int | None = None
+
+
+class Housekeeping:
+    """A thread that runs `tasks` on `owner` until `stop`, or until nobody else holds `owner`.
+
+    Parameters
+    ----------
+    owner : object
+        What the tasks are about; only a weak reference is kept.
+    tasks : iterable of Task
+    name : str
+        Of the thread.
+    """
+
+    def __init__(self, owner: object, tasks: Iterable[Task], name: str):
+        self._owner = weakref.ref(owner)
+        self._tasks = [task for task in tasks if task.interval > 0]
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        start = time.monotonic()
+        due = [start + (task.interval if task.first is None else task.first) / 1000 for task in self._tasks]
+        while due and not self._stopping.wait(max(0.0, min(due) - time.monotonic())):
+            owner = self._owner()
+            if owner is None:
+                return
+            for number, task in enumerate(self._tasks):
+                if due[number] > time.monotonic() or self._stopping.is_set():
+                    continue
+                try:
+                    task.run(owner)
+                except Exception as error:
+                    logger.error("%s: %s failed: %s", self._thread.name, task.name, error)
+                due[number] = time.monotonic() + task.interval / 1000
+            # The thread must not be what keeps the store alive while it waits.
+            del owner
+
+    def pause(self, milliseconds: int) -> bool:
+        """Wait so long within a task; False if the thread is to stop."""
+        return not self._stopping.wait(milliseconds / 1000)
+
+    def stop(self) -> None:
+        """End the thread after the task that runs now, and wait for that."""
+        self._stopping.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        """bool: the thread runs."""
+        return self._thread.is_alive()
