@@ -2,7 +2,8 @@
 
 Owns options, printing and exit codes; every answer comes from the package's public functions.  Invariants:
 
-- Only ``rebuild`` (and ``demo``, in a directory of its own) writes; every other command opens read-only.
+- Only ``rebuild``, ``recover`` and ``offsets set`` write (and ``demo``, in a directory of its own); every other command
+  opens read-only.
 - Exit codes: 0 fine, 1 findings or nothing found, 2 wrong usage, 3 the store cannot be opened or read.
 - Text from a store never reaches the terminal raw: control and other invisible characters are escaped.
 - ``--json`` prints one object a line on stdout and nothing else there; notes, progress and errors go to stderr.
@@ -37,12 +38,15 @@ from rmqstore.commit_log import Blank, Damage
 from rmqstore.config import StoreConfig, parse_java_properties
 from rmqstore.consume_queue import BatchConsumeQueue
 from rmqstore.consume_queue_store import AnyConsumeQueue
+from rmqstore.consumer_offset import ConsumerOffsets
 from rmqstore.describe import StoreDescription, describe
 from rmqstore.errors import CorruptionError, GeometryError, OffsetOutOfRangeError, StoreError
 from rmqstore.index_file import IndexFile
 from rmqstore.message import MessageExt
 from rmqstore.message_store import MessageStore
 from rmqstore.rebuild import REBUILD_DIRECTORY, rebuild
+from rmqstore.recovery import RECOVERY_MODES
+from rmqstore.store_lock import StoreLock
 from rmqstore.verify import verify
 
 __all__ = ["main"]
@@ -1114,6 +1118,173 @@ def rebuild_command(path: str, what: tuple[str, ...], output: str | None, yes: b
                 printer.line(f"{report.seconds:.2f} s")
     if report.damage:
         click.get_current_context().exit(FOUND_NOTHING)
+
+
+# ------------------------------------------------------------------------------------------------------------- recover
+
+
+@main.command(name="recover")
+@path_argument
+@click.option(
+    "--mode",
+    type=click.Choice(RECOVERY_MODES),
+    default="strict",
+    show_default=True,
+    help="Where the log is damaged in front of whole records: refuse; cut it there as RocketMQ does, which deletes "
+    "everything behind; or keep what is whole on both sides.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask before --mode truncate deletes.")
+@store_options
+def recover_command(path: str, mode: str, yes: bool, given: _Given) -> None:
+    """Do what a start after a crash does, say what it was, and close the store in order.
+
+    THIS COMMAND WRITES. The log is judged first; with --mode strict a store with damage in the middle of its log is
+    left exactly as it is. What a crash left torn behind the last whole record is cut; queues and index are brought into
+    line with the log. The broker must not run.
+    """
+    if not os.path.isdir(os.path.join(path, "commitlog")):
+        raise _of_error(StoreError("there is no store here; give the folder that holds commitlog/", path))
+    config = given.config(path)
+    if mode == "truncate" and not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(
+                "this may delete whole records behind damage; without a terminal to ask on give --yes"
+            )
+        note(f"If the log of {path} is damaged, everything behind the damage will be deleted, whole or not.")
+        if not click.confirm("Go on?", err=True):
+            _nothing("nothing was changed")
+    with MessageStore.open(path, config=config, recovery=mode) as store:
+        report = store.recovery_report
+    assert report is not None
+    printer = Printer(given.as_json)
+    if given.as_json:
+        value = dataclasses.asdict(report)
+        value["damage"] = [dict(zip(("phy_offset", "size", "verdict"), each)) for each in report.damage]
+        printer.json_line({"type": "recovery", "path": path, **value})
+    else:
+        printer.line(f"{'closed in order' if report.clean else 'not closed in order'} before")
+        printer.line(f"scanned      {report.records} records, phy offsets {report.began_at} to {report.end}")
+        printer.line(f"cut          {format_size(report.bytes_cut)}, {report.segments_deleted} segments of the log")
+        printer.line(
+            f"queues       {report.units_cut} units cut, {report.units_written} written, {report.units_mended} mended"
+        )
+        printer.line(f"index        {report.index_entries_cut} entries cut, {report.index_entries_written} written")
+        for offset, size, verdict in report.damage:
+            printer.line(f"left damaged {size} bytes at phy offset {offset}: {verdict}")
+        if printer.terminal:
+            printer.line(f"{report.seconds:.2f} s")
+    if report.damage:
+        click.get_current_context().exit(FOUND_NOTHING)
+
+
+# ------------------------------------------------------------------------------------------------------------- offsets
+
+
+@main.group()
+def offsets() -> None:
+    """Progress of consumer groups: what is next for each, and how far behind it is."""
+
+
+@offsets.command(name="show")
+@path_argument
+@click.option("--group", help="Only this consumer group.")
+@click.option("--topic", help="Only this topic.")
+@store_options
+def offsets_show(path: str, group: str | None, topic: str | None, given: _Given) -> None:
+    """Show the progress of every group."""
+    printer = Printer(given.as_json)
+    found = 0
+    with MessageStore.open(path, config=given.config(path), read_only=True) as store:
+        table = store.consumer_offsets.list()
+        if not given.as_json and table:
+            printer.line(
+                f"{'group':<24}  {'topic':<24}  {'queue':>5}  {'offset':>12}  {'max offset':>12}  {'behind':>10}"
+            )
+        for (name, its_topic), queues in sorted(table.items()):
+            if group not in (None, name) or topic not in (None, its_topic):
+                continue
+            for queue_id, queue_offset in sorted(queues.items()):
+                found += 1
+                newest = store.max_queue_offset(its_topic, queue_id)
+                behind = max(newest - queue_offset, 0)
+                if given.as_json:
+                    printer.json_line(
+                        {
+                            "type": "progress", "group": name, "topic": its_topic, "queue_id": queue_id,
+                            "queue_offset": queue_offset, "max_queue_offset": newest, "behind": behind,
+                        }
+                    )  # fmt: skip
+                else:
+                    printer.line(
+                        f"{escape(name):<24}  {escape(its_topic):<24}  {queue_id:>5}  {queue_offset:>12}  {newest:>12}  "
+                        f"{behind:>10}"
+                    )
+    if not found:
+        _nothing("no progress is known")
+
+
+@offsets.command(name="set")
+@path_argument
+@click.option("--group", required=True, help="The consumer group.")
+@click.option("--topic", required=True, help="The topic.")
+@click.option(
+    "--queue", "queue_id", type=click.IntRange(min=0), multiple=True, help="A queue; repeatable, by default all."
+)
+@click.option("--to", "queue_offset", type=click.IntRange(min=0), help="This queue offset.")
+@click.option("--time", "timestamp", type=TIME, help="The first message stored at or after this time.")
+@click.option("--earliest", is_flag=True, help="The oldest message that is there.")
+@click.option("--latest", is_flag=True, help="Behind the newest message.")
+@store_options
+def offsets_set(
+    path: str,
+    group: str,
+    topic: str,
+    queue_id: tuple[int, ...],
+    queue_offset: int | None,
+    timestamp: int | None,
+    earliest: bool,
+    latest: bool,
+    given: _Given,
+) -> None:
+    """Set the progress of a group in a topic, or reset it by time.
+
+    THIS COMMAND WRITES config/consumerOffset.json (the one before stays as .bak) and nothing else. The broker must not
+    run: it keeps progress in memory and would overwrite the file.
+    """
+    ways = [queue_offset is not None, timestamp is not None, earliest, latest]
+    if sum(ways) != 1:
+        raise click.UsageError("give one of --to, --time, --earliest and --latest")
+    printer = Printer(given.as_json)
+    config = given.config(path)
+    with MessageStore.open(path, config=config, read_only=True) as store, StoreLock(path):
+        progress = ConsumerOffsets.load(store.consumer_offsets.path, read_only=False)
+        for each in queue_id or store.queue_ids(topic):
+            before = progress.get(group, topic, each)
+            if timestamp is not None:
+                after = store.offset_by_time(topic, each, timestamp)
+            elif queue_offset is not None:
+                after = queue_offset
+            else:
+                after = store.min_queue_offset(topic, each) if earliest else store.max_queue_offset(topic, each)
+            progress.commit(group, topic, each, after)
+            if given.as_json:
+                printer.json_line(
+                    {
+                        "type": "progress_set",
+                        "group": group,
+                        "topic": topic,
+                        "queue_id": each,
+                        "before": before,
+                        "queue_offset": after,
+                    }
+                )
+            else:
+                printer.line(
+                    f"{escape(group)} in {escape(topic)}/{each}: {after} (before: {before if before >= 0 else 'unknown'})"
+                )
+        if not (queue_id or store.queue_ids(topic)):
+            _nothing(f"topic {escape(topic)} has no queues; name them with --queue")
+        progress.persist()
 
 
 if __name__ == "__main__":

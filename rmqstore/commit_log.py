@@ -217,17 +217,28 @@ class CommitLog:
                     break
             self.queue.wrote_where = end
 
+    def follow(self) -> None:
+        """Find the end, and remember what is there, so that `refresh` notices when a writer cuts it (read-only use)."""
+        self.set_end(self.find_end())
+        for base in reversed(self.queue.offsets):
+            region = self.queue.file(base).region
+            _, _, num, last = _core.walk(region, 0, self.segment_size, base)
+            if num:
+                self._last_seen = (base + last, region.read(last, _HEAD_SIZE))
+                break
+
     def _check_last_seen(self) -> None:
         # A writer that recovers cuts what a crash left torn; a reader that saw it must not go on behind it.
         phy_offset, head = self._last_seen
         mapped_file = self.queue.find(phy_offset) if head else None
         if mapped_file is None:
             return
+        replaced = self.queue.was_replaced()
         try:
             now = mapped_file.region.read(phy_offset - mapped_file.file_from_offset, _HEAD_SIZE)
         except OffsetOutOfRangeError:
             return
-        if now != head:
+        if replaced or now != head:
             raise StoreChangedError(
                 f"the record that was at phy offset {phy_offset} is not there any more: the log was cut or replaced since "
                 "this store was opened (its writer recovered it after a crash, maybe); open it again",
@@ -298,6 +309,8 @@ class CommitLog:
         # Segments are made before the first byte is written, so that a full disk leaves nothing half done.
         last = self.queue.last()
         room = last.file_from_offset + self.segment_size - self.queue.wrote_where if last is not None else 0
+        if last is not None and room:
+            last.reserve()
         if sum(sizes) + _BLANK_SIZE <= room:
             return
         rolls = 0
@@ -390,10 +403,11 @@ class CommitLog:
         """int: store time of the record at `phy_offset` in ms since epoch, -1 if no record begins there."""
         try:
             mapped_file = self.segment(phy_offset)
+            region = mapped_file.region
         except OffsetOutOfRangeError:
             return -1
         verdict, _, timestamp = _core.check_record(
-            mapped_file.region, phy_offset - mapped_file.file_from_offset, mapped_file.file_from_offset, False
+            region, phy_offset - mapped_file.file_from_offset, mapped_file.file_from_offset, False
         )
         return timestamp if verdict == Verdict.RECORD else -1
 
@@ -458,7 +472,12 @@ class CommitLog:
                 at = until
                 continue
             base = mapped_file.file_from_offset
-            region = mapped_file.region
+            try:
+                region = mapped_file.region
+            except OffsetOutOfRangeError:
+                # It expired meanwhile, and so did what is older.
+                at = max(base + self.segment_size, self.min_offset)
+                continue
             record = _core.decode_record(region, at - base, -1, self.crc_check)
             if isinstance(record, tuple) and record[6] == at:
                 yield MessageExt(record)

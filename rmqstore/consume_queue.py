@@ -134,16 +134,22 @@ class _UnitQueue:
 
     def refresh(self) -> None:
         """Take in the units that another process appended since (read-only use)."""
-        self.queue.refresh()
-        while True:
-            mapped_file = self.queue.find(self.queue.wrote_where)
-            if mapped_file is None:
+        with self.pool.lock:
+            if self.queue.was_replaced():
+                # The queue was made anew: nothing that was known of it stands.
+                self.queue.forget_files()
+                self._min_for = None
+                self.load()
                 return
-            # Another process only ever appends, so what was counted before still stands.
-            end = mapped_file.file_from_offset + self.unit_size * _core.count_units(mapped_file.region, self.unit_size)
-            if end <= self.queue.wrote_where:
-                return
-            self.queue.wrote_where = end
+            self.queue.refresh()
+            while (mapped_file := self.queue.find(self.queue.wrote_where)) is not None:
+                # Another process only ever appends, so what was counted before still stands.
+                end = mapped_file.file_from_offset + self.unit_size * _core.count_units(
+                    mapped_file.region, self.unit_size
+                )
+                if end <= self.queue.wrote_where:
+                    return
+                self.queue.wrote_where = end
 
     @property
     def unit_num(self) -> int:
@@ -160,8 +166,9 @@ class _UnitQueue:
 
     def first_unit_at_or_after(self, min_phy_offset: int) -> int:
         """int: number of the first unit whose record is at or after `min_phy_offset`; pre-fill units do not count."""
-        if self._min_for is not None and self._min_for[0] == min_phy_offset:
-            return self._min_for[1]
+        known = self._min_for
+        if known is not None and known[0] == min_phy_offset:
+            return known[1]
         # Pre-fill units have phy offset 0 and lie at the start only, so asking for 1 more passes over them.
         number = self.unit_num
         for base in self.queue.offsets:
@@ -227,6 +234,21 @@ class _UnitQueue:
             self._min_for = None
             deleted += 1
         return deleted
+
+    def make_room(self, count: int) -> None:
+        """Make sure that `count` units can be put: every file that this takes is allocated.
+
+        Raises
+        ------
+        OSError
+            The disk is full, …; the queue is as it was.
+        """
+        self.queue.make_room(count * self.unit_size)
+
+    def files(self) -> Iterator[MappedFile]:
+        """Every file, those of the extension included."""
+        for base in self.queue.offsets:
+            yield self.queue.file(base)
 
     def flush(self) -> None:
         """Force everything written to the disk."""
@@ -587,6 +609,27 @@ class ConsumeQueue(_UnitQueue):
             else:
                 high = middle
         return low if boundary == "lower" else max(low - 1, start)
+
+    def make_room(self, count: int) -> None:
+        super().make_room(count)
+        if self.ext is not None and self.config.enable_consume_queue_ext:
+            self.ext.queue.make_room(count * int(_core.ExtUnitLayout.EXT_UNIT_MIN_SIZE))
+
+    def files(self) -> Iterator[MappedFile]:
+        yield from super().files()
+        if self.ext is not None:
+            for base in self.ext.queue.offsets:
+                yield self.ext.queue.file(base)
+
+    def delete_before(self, min_phy_offset: int) -> int:
+        deleted = super().delete_before(min_phy_offset)
+        if deleted and self.ext is not None:
+            # The extension goes with the units that point into it.
+            tags_codes = self.units(self.first_unit, self.units_per_file)[2]
+            addresses = tags_codes[tags_codes <= EXT_ADDRESS_MAX]
+            if len(addresses):
+                self.ext.queue.delete_before(int(addresses[0]) - EXT_ADDRESS_BASE)
+        return deleted
 
     def flush(self) -> None:
         super().flush()

@@ -55,17 +55,21 @@ class ConsumeQueueStore:
         GeometryError
             A topic has both simple and batch queues, which a real broker refuses to load as well.
         """
+        queues: dict[tuple[str, int], AnyConsumeQueue | None] = {}
         for topic, queue_id, _ in queue_directories(self.root, ConsumeQueue.kind):
-            self._queues[topic, queue_id] = None
+            queues[topic, queue_id] = None
         for topic, queue_id, directory in queue_directories(self.root, BatchConsumeQueue.kind):
-            if (topic, queue_id) in self._queues and os.listdir(directory):
+            if (topic, queue_id) in queues and os.listdir(directory):
                 raise GeometryError(
                     f"topic {topic!r} has both simple and batch queues; move the directory away that does not belong to "
                     "it, then rebuild the queues",
                     directory,
                 )
-            self._queues[topic, queue_id] = None
+            queues[topic, queue_id] = None
             self._batch_topics.add(topic)
+        # What was opened stays so.
+        queues.update((key, queue) for key, queue in self._queues.items() if queue is not None)
+        self._queues = queues
         self.load_topics(os.path.join(self.root, "config", "topics.json"))
 
     def load_topics(self, path: str) -> None:
@@ -114,6 +118,14 @@ class ConsumeQueueStore:
                 self._queues[topic, queue_id] = queue
         return queue
 
+    def forget(self, topic: str, queue_id: int) -> None:
+        """Take a queue without any file out of the list again."""
+        with self._lock:
+            queue = self._queues.get((topic, queue_id))
+            if queue is not None and not len(queue.queue):
+                del self._queues[topic, queue_id]
+                queue.close()
+
     def _make(self, topic: str, queue_id: int) -> AnyConsumeQueue:
         kind = BatchConsumeQueue if topic in self._batch_topics else ConsumeQueue
         return kind(self.root, topic, queue_id, self.config, self.pool, read_only=self.read_only)
@@ -121,12 +133,7 @@ class ConsumeQueueStore:
     def refresh(self) -> None:
         """Look for queues that another process made since (read-only use)."""
         with self._lock:
-            known = self._queues
-            self._queues = {}
             self.load()
-            for key, queue in known.items():
-                if queue is not None:
-                    self._queues[key] = queue
 
     def __iter__(self) -> Iterator[AnyConsumeQueue]:
         for topic, queue_id in self.keys():

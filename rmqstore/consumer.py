@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rmqstore.consumer_offset import ConsumerOffsets, LocalOffsets
+from rmqstore.errors import StoreClosedError
 from rmqstore.message import MessageExt
 
 if TYPE_CHECKING:
@@ -148,21 +149,32 @@ class Consumer(Iterator[MessageExt]):
         return self
 
     def __next__(self) -> MessageExt:
-        if not self._closed:
+        if self._closed or self._store.closed:
+            raise StopIteration
+        try:
             self.commit()
+            self._wait()
+        except StoreClosedError:
+            # Another thread closed the store: what was fetched before could not be committed any more.
+            if self._store.closed:
+                raise StopIteration from None
+            raise
+        if not self._fetched:
+            raise StopIteration
+        message, following = self._fetched.popleft()
+        self._handed_out = (self._fetched_from, following)
+        return message
+
+    def _wait(self) -> None:
+        # Until a message was fetched, the time is over, or the store was closed.
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
-        while not self._fetched:
-            if self._closed or self._store.closed:
-                raise StopIteration
+        while not self._fetched and not self._store.closed:
             if self._fetch():
                 continue
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
-                raise StopIteration
+                return
             self._store.wait_for_messages(self._is_there, left)
-        message, following = self._fetched.popleft()
-        self._handed_out = (self._fetched_from, following)
-        return message
 
     def _fetch(self) -> bool:
         # True if there is a message now, or if a position moved.

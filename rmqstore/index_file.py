@@ -152,6 +152,10 @@ class IndexFile(IndexRegion):
         first, last = header[0], header[1]
         return (begin < first and end > last) or first <= begin <= last or first <= end <= last
 
+    def adopt(self) -> None:
+        """Let the next flush force the file whether or not anything is put."""
+        self._taken_header = None
+
     def take_dirty(self) -> bool:
         """Whether anything was put since this was last asked; ask while nobody puts.  `force` then writes it."""
         header = self.read_header()

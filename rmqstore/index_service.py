@@ -23,7 +23,7 @@ import numpy as np
 
 from rmqstore._core import index_key_hash
 from rmqstore.config import StoreConfig
-from rmqstore.errors import GeometryError, IndexFileError, ReadOnlyError, StoreClosedError
+from rmqstore.errors import GeometryError, IndexFileError, OffsetOutOfRangeError, ReadOnlyError, StoreClosedError
 from rmqstore.index_file import IndexFile
 from rmqstore.mapped_file import MappedFile, fsync_directory
 
@@ -33,6 +33,11 @@ logger = logging.getLogger(__name__)
 
 _CREATE_TRIES = 3
 _CREATE_PAUSE = 1.0  # seconds, as in RocketMQ
+
+
+def _is_name(name: str) -> bool:
+    # RocketMQ takes whatever parses as a 64-bit number.
+    return name.isascii() and name.isdigit() and len(name) <= 19
 
 
 class ReadWriteLock:
@@ -151,13 +156,16 @@ class IndexService:
         except FileNotFoundError:
             entries = []
         for entry in entries:
-            if not (entry.name.isascii() and entry.name.isdigit()) or len(entry.name) > 19:
+            if not _is_name(entry.name):
                 continue
             if not entry.is_file():
                 if self.read_only:
                     continue
                 raise GeometryError("a directory lies among the index files; move it away", entry.path)
-            length = entry.stat().st_size
+            try:
+                length = entry.stat().st_size
+            except FileNotFoundError:
+                continue  # Another process deleted it meanwhile.
             if length != self.config.index_file_size:
                 raise GeometryError(
                     f"the index file has {length} bytes, but max_hash_slot_num={self.config.max_hash_slot_num} and "
@@ -171,7 +179,13 @@ class IndexService:
 
     def take(self, names: list[str]) -> None:
         """Use exactly these files instead of what `load` would list."""
-        self._names = sorted(names, key=lambda name: (int(name), name))
+        with self._open_lock:
+            self._names = sorted(names, key=lambda name: (int(name), name))
+            for name in [
+                name for name, index in self._open.items() if name not in names or not index.mapped_file.is_current()
+            ]:
+                # Deleted or made anew by another process; whoever searches it goes on.
+                self._open.pop(name).let_go()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -266,6 +280,42 @@ class IndexService:
         if self._prepared is None:
             self._prepared = MappedFile.allocate(self.root, self.config.index_file_size)
 
+    def was_replaced(self) -> bool:
+        """bool: the newest file is not the one that bears its name now (read-only use)."""
+        return bool(self._names) and not self.file(self._names[-1]).mapped_file.is_current()
+
+    def is_whole(self) -> bool:
+        """bool: exactly the files that were listed or made are there."""
+        with self._open_lock:
+            names = set(self._names)
+            try:
+                there = {name for name in os.listdir(self.path) if _is_name(name)}
+            except FileNotFoundError:
+                there = set()
+            return names == there and all(index.mapped_file.is_current() for index in self._open.values())
+
+    def adopt(self, flushed_timestamp: int) -> None:
+        """Let the next flush force what a process that died may have left unforced: the files that end after that time."""
+        for index in self.files():
+            if index.header.end_timestamp <= flushed_timestamp:
+                break
+            index.adopt()
+
+    def forget_prepared(self) -> None:
+        """Leave what was prepared to the parent of this forked process."""
+        self._prepared = None
+
+    def reserve(self) -> None:
+        """Allocate the newest file on disk where a Java store left holes in it.
+
+        Raises
+        ------
+        OSError
+            The disk is full.
+        """
+        if self._names:
+            self.file(self._names[-1]).mapped_file.reserve()
+
     @property
     def fill(self) -> float:
         """float: used part of the newest file's entries, 0 to 1; 0 if there is no file."""
@@ -276,10 +326,15 @@ class IndexService:
 
     def _create(self, newest: IndexFile | None) -> IndexFile:
         name = index_name_after(self._names[-1] if self._names else None, time.time_ns() // 1_000_000)
-        index = IndexFile.create(
-            os.path.join(self.path, name), self.config, staging=self.root, allocated=self._prepared
-        )
-        self._prepared = None
+        # Taken out first: what another thread prepares meanwhile is for the next time.
+        allocated, self._prepared = self._prepared, None
+        if allocated is not None and not os.path.exists(allocated):
+            allocated = None
+        try:
+            index = IndexFile.create(os.path.join(self.path, name), self.config, staging=self.root, allocated=allocated)
+        except BaseException:
+            self._prepared = self._prepared or allocated
+            raise
         if newest is not None:
             index.follow(newest)
         with self.lock.write(), self._open_lock:
@@ -352,7 +407,7 @@ class IndexService:
             for number, name in enumerate(reversed(self._names)):
                 try:
                     index = self.file(name)
-                except FileNotFoundError:
+                except (FileNotFoundError, OffsetOutOfRangeError):
                     break  # It expired meanwhile, and so did what is older.
                 header = index.read_header()
                 if number == 0:
@@ -374,7 +429,7 @@ class IndexService:
         for name in names:
             try:
                 index = self.file(name)
-            except FileNotFoundError:
+            except (FileNotFoundError, OffsetOutOfRangeError):
                 continue  # It expired meanwhile.
             page, at = index.select_chain(key_hash)
             yield from page

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
+import logging
 import os
 import threading
 from collections import deque
@@ -22,6 +23,8 @@ from rmqstore._core import Region
 from rmqstore.errors import GeometryError, OffsetOutOfRangeError, ReadOnlyError, StoreClosedError, StoreError
 
 __all__ = ["STAGING_PREFIX", "MappedFile", "MappedFilePool", "fsync_directory", "make_directories"]
+
+logger = logging.getLogger(__name__)
 
 STAGING_PREFIX = ".rmqstore-allocating-"
 _staging_numbers = itertools.count()
@@ -66,7 +69,11 @@ def _rename_without_replacing(source: str, target: str) -> None:
             raise
         os.rename(source, target)
     else:
-        os.unlink(source)
+        try:
+            os.unlink(source)
+        except OSError as error:
+            # The file is in its place; its second name is deleted when the store is opened next.
+            logger.warning("%s could not be deleted: %s", source, error)
 
 
 class MappedFilePool:
@@ -133,7 +140,7 @@ class MappedFile:
     """
 
     __slots__ = (
-        "__weakref__", "_allocated", "_closed", "_deleted", "_region", "_taken", "file_from_offset", "path", "pool",
+        "__weakref__", "_allocated", "_closed", "_deleted", "_inode", "_region", "_taken", "file_from_offset", "path", "pool",
         "read_only", "size", "used",
     )  # fmt: skip
 
@@ -155,6 +162,7 @@ class MappedFile:
         self._region: Region | None = None
         self._closed = False
         self._deleted = False
+        self._inode = (0, 0)
         self._taken = False
         self._allocated = False
 
@@ -215,7 +223,13 @@ class MappedFile:
             if allocated is None:
                 os.unlink(temporary)
             raise
-        fsync_directory(directory)
+        try:
+            fsync_directory(directory)
+        except BaseException:
+            # The caller may make it again, under another name even.
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise
         created = cls(path, size, file_from_offset=file_from_offset, pool=pool)
         created._allocated = True
         return created
@@ -258,7 +272,9 @@ class MappedFile:
                     self.path,
                 ) from None
             try:
-                length = os.fstat(fd).st_size
+                status = os.fstat(fd)
+                length = status.st_size
+                self._inode = (status.st_dev, status.st_ino)
                 if length != self.size:
                     raise GeometryError(
                         f"the file has {length} bytes where the configuration says {self.size}; open the store with "
@@ -272,6 +288,14 @@ class MappedFile:
             self._region = region
             self.pool.admit(self)
             return region
+
+    def is_current(self) -> bool:
+        """bool: the file that was mapped last still bears its name."""
+        try:
+            status = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        return (status.st_dev, status.st_ino) == self._inode
 
     @property
     def mapped(self) -> bool:
@@ -328,8 +352,8 @@ class MappedFile:
         """int: how many bytes from `pos` to the last one that is not zero were made zero."""
         last = self.last_nonzero(pos)
         if last > pos:
-            self.region.zero(pos, last - pos)
             self.mark_dirty()
+            self.region.zero(pos, last - pos)
         return last - pos
 
     def hold(self, pos: int = 0, size: int | None = None) -> memoryview:
@@ -350,6 +374,10 @@ class MappedFile:
         """
         if not self._allocated:
             self.reserve()
+        self.pool.dirty.add(self)
+
+    def adopt(self) -> None:
+        """Let the next flush force what a process that died may have left unforced."""
         self.pool.dirty.add(self)
 
     def reserve(self) -> None:

@@ -119,7 +119,9 @@ class MappedFileQueue:
                     harmless=True,
                 )
                 continue
-            sized.append((offset, entry.stat().st_size, entry.path))
+            with contextlib.suppress(FileNotFoundError):
+                # What another process deletes meanwhile is not there.
+                sized.append((offset, entry.stat().st_size, entry.path))
         if sized and sized[-1][1] == 0:
             self._zero_length = sized.pop()[2]
         for offset, length, path in sized:
@@ -185,13 +187,16 @@ class MappedFileQueue:
                 mapped_file = self._files.get(offset)
                 if mapped_file is None:
                     mapped_file = MappedFile(
-                        os.path.join(self.path, name_of_offset(offset)),
+                        self._path_of(offset),
                         self.mapped_file_size,
                         file_from_offset=offset,
                         read_only=self.read_only,
                         pool=self.pool,
                     )
-                    self._files[offset] = mapped_file
+                    # One that left the queue while it was being looked for is not kept, nor is its disk space.
+                    at = bisect_right(self._offsets, offset) - 1
+                    if at >= 0 and self._offsets[at] == offset:
+                        self._files[offset] = mapped_file
         return mapped_file
 
     def find(self, offset: int) -> MappedFile | None:
@@ -225,16 +230,19 @@ class MappedFileQueue:
             raise StoreClosedError("the store is closed; open it again", self.path)
         if self.read_only:
             raise ReadOnlyError("the store was opened read-only", self.path)
+        allocated = self._prepared[0] if self._prepared else None
+        if allocated is not None and not os.path.exists(allocated):
+            # Somebody tidied up the store's directory.
+            allocated = None
         mapped_file = MappedFile.create(
-            os.path.join(self.path, name_of_offset(offset)),
+            self._path_of(offset),
             self.mapped_file_size,
             file_from_offset=offset,
             pool=self.pool,
             staging=self.staging,
-            allocated=self._prepared[0] if self._prepared else None,
+            allocated=allocated,
         )
-        if self._prepared:
-            del self._prepared[0]
+        del self._prepared[:1]
         self._files[offset] = mapped_file
         self._offsets.append(offset)
         self.wrote_where = offset
@@ -261,9 +269,17 @@ class MappedFileQueue:
         OSError
             The disk is full, …; the queue is as it was.
         """
-        room = self._offsets[-1] + self.mapped_file_size - self.wrote_where if self._offsets else 0
+        room = 0
+        if self._offsets:
+            room = self._offsets[-1] + self.mapped_file_size - self.wrote_where
+            if room:
+                self.file(self._offsets[-1]).reserve()
         if size > room:
             self.prepare(-(-(size - room) // self.mapped_file_size))
+
+    def forget_prepared(self) -> None:
+        """Leave what was prepared to the parent of this forked process."""
+        self._prepared = []
 
     @property
     def prepared(self) -> int:
@@ -272,27 +288,62 @@ class MappedFileQueue:
 
     def refresh(self) -> bool:
         """Take in the files that another process appended or deleted (read-only use); True if there are new ones."""
-        offsets = self._offsets
-        end = self.wrote_where
-        gone = 0
-        while gone < len(offsets) and not os.path.exists(os.path.join(self.path, name_of_offset(offsets[gone]))):
-            gone += 1
-        offsets = offsets[gone:]
-        before = len(offsets)
-        if offsets:
-            while self._is_whole(offsets[-1] + self.mapped_file_size):
-                offsets.append(offsets[-1] + self.mapped_file_size)
+        with self.pool.lock:
+            offsets, end = self._offsets, self.wrote_where
+            gone = 0
+            while gone < len(offsets) and not os.path.exists(self._path_of(offsets[gone])):
+                gone += 1
+            for offset in offsets[:gone]:
+                # A reader that runs for months must not keep the disk space of what was deleted.
+                forgotten = self._files.pop(offset, None)
+                if forgotten is not None:
+                    self.pool.forget(forgotten)
+                    forgotten.let_go()
+            offsets = offsets[gone:]
+            before = len(offsets)
+            if offsets:
+                while self._is_whole(offsets[-1] + self.mapped_file_size):
+                    offsets.append(offsets[-1] + self.mapped_file_size)
+            else:
+                offsets = self._listed()
             self._offsets = offsets
-        else:
-            self.load()
-        # Where everything that was known is gone, the stream is taken up at the start of what there is.
-        self.wrote_where = max(end, self.min_offset, 0)
-        return len(self._offsets) > before
+            # Where everything that was known is gone, the stream is taken up at the start of what there is.
+            self.wrote_where = max(end, self.min_offset, 0)
+            return len(offsets) > before
+
+    def forget_files(self) -> None:
+        """Let every mapping go, for files that another process replaced; `load` finds the new ones."""
+        with self.pool.lock:
+            for mapped_file in self._files.values():
+                self.pool.forget(mapped_file)
+                mapped_file.let_go()
+            self._files = {}
+
+    def _listed(self) -> list[int]:
+        for problem in self._list():
+            if not problem.harmless:
+                raise problem
+        return self._offsets
+
+    def was_replaced(self) -> bool:
+        """bool: the newest file that is mapped is not the one that bears its name now, or its name is gone (read-only use)."""
+        with self.pool.lock:
+            for offset in reversed(self._offsets):
+                mapped_file = self._files.get(offset)
+                if mapped_file is not None and mapped_file.mapped:
+                    if os.path.exists(mapped_file.path):
+                        return not mapped_file.is_current()
+                    # Retention deletes from the front, so that what goes while older files stay was cut.
+                    return any(os.path.exists(self._path_of(older)) for older in self._offsets if older < offset)
+        return False
+
+    def _path_of(self, offset: int) -> str:
+        return os.path.join(self.path, name_of_offset(offset))
 
     def _is_whole(self, offset: int) -> bool:
         # A Java store makes a file and then extends it; one that is not as long as the others yet does not count.
         try:
-            return os.stat(os.path.join(self.path, name_of_offset(offset))).st_size == self.mapped_file_size
+            return os.stat(self._path_of(offset)).st_size == self.mapped_file_size
         except OSError:
             return False
 
@@ -309,9 +360,10 @@ class MappedFileQueue:
         """
         deleted = 0
         while len(self._offsets) > 1 and self._offsets[-1] >= offset:
-            last = self._offsets.pop()
-            self.file(last).destroy()
-            del self._files[last]
+            last = self.file(self._offsets[-1])
+            self._offsets = self._offsets[:-1]
+            last.destroy()
+            self._files.pop(last.file_from_offset, None)
             deleted += 1
         if self._offsets and offset < self._offsets[-1] + self.mapped_file_size:
             self.file(self._offsets[-1]).zero_from(max(offset - self._offsets[-1], 0))
@@ -340,9 +392,10 @@ class MappedFileQueue:
 
     def drop_first(self) -> MappedFile:
         """Take the oldest file out of the queue, for its deletion: readers find it whole, or not at all."""
-        first = self.file(self._offsets[0])
-        self._offsets = self._offsets[1:]
-        self._files.pop(first.file_from_offset, None)
+        with self.pool.lock:
+            first = self.file(self._offsets[0])
+            self._offsets = self._offsets[1:]
+            self._files.pop(first.file_from_offset, None)
         return first
 
     def take_dirty(self, least_pages: int = 0) -> list[MappedFile]:
@@ -351,9 +404,13 @@ class MappedFileQueue:
         Parameters
         ----------
         least_pages : int
-            None if the stream grew by fewer pages of 4096 bytes (RocketMQ's flushLeastPages); 0 = whatever there is.
+            No files if the stream grew by fewer pages of 4096 bytes (RocketMQ's flushLeastPages); 0 = whatever there is.
         """
-        if not self.pool.dirty or self.wrote_where // _PAGE - self._taken_where // _PAGE < least_pages:
+        if not self.pool.dirty:
+            return []
+        # Where a stream was cut, or its end was not known yet, it may lie before what was taken last.
+        taken = min(self._taken_where, self.wrote_where)
+        if least_pages and self.wrote_where // _PAGE - taken // _PAGE < least_pages:
             return []
         self._taken_where = self.wrote_where
         return [mapped_file for mapped_file in list(self._files.values()) if mapped_file.take_dirty()]

@@ -14,6 +14,7 @@ get, query, look up.  The bytes and files of each part belong to the modules bel
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import logging
 import os
@@ -21,9 +22,9 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -43,6 +44,7 @@ from rmqstore.errors import (
     InvalidMessageError,
     OffsetOutOfRangeError,
     ReadOnlyError,
+    StoreChangedError,
     StoreClosedError,
     StoreError,
     StoreLockedError,
@@ -51,7 +53,7 @@ from rmqstore.errors import (
 from rmqstore.housekeeping import Housekeeping, Task
 from rmqstore.index_file import IndexFile
 from rmqstore.index_service import IndexService, QueryOffsetResult
-from rmqstore.mapped_file import STAGING_PREFIX, MappedFile, MappedFilePool, fsync_directory, make_directories
+from rmqstore.mapped_file import STAGING_PREFIX, MappedFilePool, fsync_directory, make_directories
 from rmqstore.message import (
     MAX_PROPERTIES_SIZE,
     Message,
@@ -97,6 +99,9 @@ _PREPARE_AT = 0.5
 _FIRST_PERSIST = 10_000
 _FIRST_CLEAN = 60_000
 _HOLD_INTERVAL = 10_000
+# So often a question is asked again when a file went meanwhile.
+_TRIES = 3
+_T = TypeVar("_T")
 # A reader beside a writer looks for new messages at these pauses (seconds), longer while nothing comes.
 _SHORTEST_POLL, _LONGEST_POLL = 0.01, 0.5
 
@@ -106,7 +111,7 @@ _open_stores: weakref.WeakSet[MessageStore] = weakref.WeakSet()
 def _after_fork_in_child() -> None:
     # Locks that another thread of the parent held would never be given back here.
     for store in list(_open_stores):
-        store._renew_locks()
+        store._after_fork()
 
 
 if hasattr(os, "register_at_fork"):
@@ -247,8 +252,10 @@ class MessageStore:
         self._unique_key_counter = random.randrange(0x10000)
 
     def _renew_locks(self) -> None:
-        # Order: flush before append; nobody who holds the append lock waits for a flush.
+        # In this order; nobody who holds the append lock waits for a flush.
+        self._close_lock = threading.RLock()
         self._flush_lock = threading.Lock()
+        self._log_flush_lock = threading.Lock()
         self._lock = threading.RLock()
         self._offsets_lock = threading.Lock()
         self._arrived = threading.Condition(threading.Lock())
@@ -257,6 +264,16 @@ class MessageStore:
         if self.index_service is not None:
             self.index_service.renew_locks()
         self.commit_log.renew_lock()
+
+    def _after_fork(self) -> None:
+        # What the parent prepared and committed stays the parent's.
+        self._renew_locks()
+        self._consumer_offsets = None
+        self.commit_log.queue.forget_prepared()
+        for queue in self.queues.opened():
+            queue.queue.forget_prepared()
+        if self.index_service is not None:
+            self.index_service.forget_prepared()
 
     # ----------------------------------------------------------------------------------------------- opening, closing
 
@@ -337,7 +354,7 @@ class MessageStore:
                 self.index_service.on_roll(lambda index: None)
         self.checkpoint = Checkpoint.load(self.checkpoint.path, read_only=self.read_only)
         if self.read_only:
-            self.commit_log.set_end(self.commit_log.find_end())
+            self.commit_log.follow()
 
     def _recover(self, mode: str) -> None:
         abort = os.path.join(self.path, "abort")
@@ -370,7 +387,25 @@ class MessageStore:
         last = self.checkpoint.confirm_phy_offset
         if self.commit_log.max_offset > self.commit_log.min_offset:
             self._last_store_timestamp = max(self.commit_log.store_timestamp_at(last), 0)
-        self.flush()
+        if clean:
+            self.flush()
+            return
+        # What recovery wrote is forced now.  What the process that died left in memory is forced by the next flushes; until
+        # then the checkpoint must not speak for it.
+        self.commit_log.flush()
+        self.queues.flush()
+        if self.index_service is not None:
+            self.index_service.flush()
+        self.checkpoint.flush()
+        for base in self.commit_log.queue.offsets:
+            if base + self.commit_log.segment_size > self.recovery_report.began_at:
+                self.commit_log.queue.file(base).adopt()
+        for queue in self.queues:
+            for mapped_file in queue.files():
+                mapped_file.adopt()
+        if self.index_service is not None:
+            self.index_service.adopt(self.checkpoint.index_msg_timestamp)
+        self._flushed_where = self._all_flushed_where = -1
 
     # ---------------------------------------------------------------------------------------------------- durability
 
@@ -396,7 +431,6 @@ class MessageStore:
         index_files: list[IndexFile] = []
         index_timestamp = 0
         with self._lock:
-            log_files = self.commit_log.queue.take_dirty()
             queue_files = self.queues.take_dirty(queue_pages)
             if self.index_service is not None and not queue_pages:
                 index_files = self.index_service.take_dirty()
@@ -406,8 +440,9 @@ class MessageStore:
                 )
             end, timestamp = self.commit_log.max_offset, self._last_store_timestamp
         checkpoint = self.checkpoint
+        self._flush_log()
         try:
-            self._force_log(log_files, end)
+            self._check_own_files()
             for mapped_file in queue_files:
                 mapped_file.flush()
             for index in index_files:
@@ -424,27 +459,45 @@ class MessageStore:
             self._fail(error)
             raise
 
-    def _force_log(self, files: Iterable[MappedFile], end: int) -> None:
-        for mapped_file in files:
-            mapped_file.flush()
-        self._flushed_where = max(self._flushed_where, end)
-        self._log_flush_time = time.monotonic()
+    def _check_own_files(self) -> None:
+        # A Java broker (5.5.0) recovers before it asks for the lock: when it is then refused, it has deleted the newest index
+        # file and made one of its own.
+        queue = self.commit_log.queue
+        last = queue.last()
+        ours = last is None or not last.mapped or last.is_current()
+        if ours and self.index_service is not None:
+            ours = self.index_service.is_whole()
+        if not ours:
+            raise StoreChangedError(
+                "files of the index or the log were deleted or replaced by somebody else while this store was open (a broker "
+                "that was started on it does so before the lock stops it); close it and open it again, which recovers it",
+                self.path,
+            )
 
     def _flush_log(self) -> None:
-        # The caller holds the flush lock.
+        with self._log_flush_lock:
+            self._force_log()
+
+    def _force_log(self) -> None:
+        # The caller holds the log's flush lock.
         with self._lock:
             files, end = self.commit_log.queue.take_dirty(), self.commit_log.max_offset
         try:
-            self._force_log(files, end)
+            for mapped_file in files:
+                mapped_file.flush()
         except BaseException as error:
             self._fail(error)
             raise
+        self._flushed_where = max(self._flushed_where, end)
+        self._log_flush_time = time.monotonic()
 
     def _wait_until_flushed(self, end: int) -> None:
         # Group commit: whoever gets the lock first forces what all have appended; the others find that it was done.
         if self._flushed_where >= end:
             return
-        if not self._flush_lock.acquire(timeout=self.config.sync_flush_timeout / 1000):
+        if not self._log_flush_lock.acquire(timeout=self.config.sync_flush_timeout / 1000):
+            if self._flushed_where >= end:
+                return
             raise FlushDiskTimeoutError(
                 f"the message is stored before phy offset {end}, but the disk did not take it within sync_flush_timeout = "
                 f"{self.config.sync_flush_timeout} ms; it may be lost if the machine fails now. Look at the disk, then "
@@ -454,9 +507,9 @@ class MessageStore:
         try:
             if self._flushed_where < end:
                 self._check_not_poisoned()
-                self._flush_log()
+                self._force_log()
         finally:
-            self._flush_lock.release()
+            self._log_flush_lock.release()
 
     def _fail(self, error: BaseException) -> None:
         # From here on nobody knows what is on disk: the system reports a failed write once and may then forget it.
@@ -497,8 +550,7 @@ class MessageStore:
                 time.monotonic() - self._log_flush_time
             ) * 1000 >= self.config.flush_commit_log_thorough_interval
             if fresh > 0 and (thorough or fresh // _PAGE >= self.config.flush_commit_log_least_pages):
-                with self._flush_lock:
-                    self._flush_log()
+                self._flush_log()
 
     def _flush_by_timer(self) -> None:
         # As RocketMQ's FlushConsumeQueueService; the index and the checkpoint join the thorough flush.
@@ -605,36 +657,39 @@ class MessageStore:
         OSError
             The last flush, or writing the consumer progress, failed; ``abort`` stays.
         """
-        with self._lock:
+        with self._close_lock:
             if self._closed:
                 return
-            housekeeping, self._housekeeping = self._housekeeping, None
-        # A forked child only lets go: the store, its lock and its abort file are the parent's, as is the thread.
-        own = self._pid == os.getpid()
-        if housekeeping is not None and own:
-            housekeeping.stop()
-        with self._flush_lock, self._lock:
-            if self.closed:
-                return
+            # A forked child only lets go: the store, its lock and its abort file are the parent's, as is the thread.
+            own = self._pid == os.getpid()
+            if self._housekeeping is not None and own:
+                self._housekeeping.stop()
             try:
-                if not self.read_only and own:
-                    try:
-                        if self._poison is None:
-                            self._flush_all()
-                    finally:
-                        self._persist_consumer_offsets()
-                    if self._poison is None:
-                        abort = os.path.join(self.path, "abort")
-                        if os.path.exists(abort):
-                            os.unlink(abort)
-                            fsync_directory(self.path)
+                with self._flush_lock, self._lock:
+                    if not self.read_only and own:
+                        self._close_in_order()
             finally:
-                self._closed = True
-                self._close_files()
-                if self._store_lock is not None:
-                    self._store_lock.release()
-        with self._arrived:
-            self._arrived.notify_all()
+                with self._lock:
+                    self._closed = True
+                    self._close_files()
+                    if self._store_lock is not None:
+                        self._store_lock.release()
+                with self._arrived:
+                    self._arrived.notify_all()
+
+    def _close_in_order(self) -> None:
+        try:
+            if self._poison is None:
+                with contextlib.suppress(StoreChangedError):
+                    # That was logged, and the next opening mends it.
+                    self._flush_all()
+        finally:
+            self._persist_consumer_offsets()
+        if self._poison is None:
+            abort = os.path.join(self.path, "abort")
+            if os.path.exists(abort):
+                os.unlink(abort)
+                fsync_directory(self.path)
 
     def _close_files(self) -> None:
         self.commit_log.close()
@@ -717,7 +772,13 @@ class MessageStore:
     def _follow_index(self) -> None:
         # Entries show as they are put, new files do not.
         index_service = self.index_service
-        if self.read_only and index_service is not None and (not index_service.names or index_service.fill >= 1):
+        if not self.read_only or index_service is None:
+            return
+        try:
+            up_to_date = bool(index_service.names) and index_service.fill < 1 and not index_service.was_replaced()
+        except (FileNotFoundError, OffsetOutOfRangeError):
+            up_to_date = False
+        if not up_to_date:
             index_service.load()
 
     @property
@@ -737,7 +798,7 @@ class MessageStore:
                 name = "lmqConsumerOffset.json" if self.config.enable_lmq else "consumerOffset.json"
                 self._consumer_offsets = ConsumerOffsets.load(
                     os.path.join(self.path, "config", name),
-                    read_only=self.read_only,
+                    read_only=self.read_only or self._pid != os.getpid(),
                     version_step=self.config.consumer_offset_update_version_step,
                     clock=self.config.clock,
                 )
@@ -846,11 +907,12 @@ class MessageStore:
                 raise InvalidMessageError(f"the clock says {now}, which does not fit 64 bits; mend config.clock")
             rows, queue_offsets = self._rows(prepared, now)
             # Sizes are checked, and files made, before anything is written.
-            self._make_room(prepared)
+            wanted = self._make_room(prepared)
             before = self.commit_log.max_offset
             try:
                 placed = self.commit_log.append(rows, together=together)
             except InvalidMessageError:
+                self._forget_room(wanted)
                 raise
             except BaseException as error:
                 if not isinstance(error, OSError) or self.commit_log.max_offset != before:
@@ -880,16 +942,28 @@ class MessageStore:
             for each, offset, (phy_offset, size) in zip(prepared, queue_offsets, placed, strict=True)
         ]
 
-    def _make_room(self, prepared: list[_Prepared]) -> None:
+    def _forget_room(self, wanted: Iterable[tuple[str, int]]) -> None:
+        # A queue is there from its first message on.
+        for topic, queue_id in wanted:
+            self.queues.forget(topic, queue_id)
+
+    def _make_room(self, prepared: list[_Prepared]) -> Collection[tuple[str, int]]:
         # Queue files that the puts will need, so that a full disk is an error before the record is written.
         wanted: dict[tuple[str, int], int] = {}
         for each in prepared:
-            key = (each.message.topic, each.queue_id)
-            wanted[key] = wanted.get(key, 0) + 1
-        for (topic, queue_id), count in wanted.items():
-            queue = self.queues.find(topic, queue_id)
-            if queue is not None:
-                queue.queue.make_room(count * queue.unit_size)
+            if each.message.sys_flag & _TRANSACTION_MASK in (0, _TRANSACTION_COMMIT):
+                lights = [(name, 0) for name in each.dispatch_names if name and "/" not in name]
+                for key in [(each.message.topic, each.queue_id), *lights]:
+                    wanted[key] = wanted.get(key, 0) + 1
+        try:
+            for (topic, queue_id), count in wanted.items():
+                self.queues.find_or_create(topic, queue_id).make_room(count)
+            if self.index_service is not None:
+                self.index_service.reserve()
+        except BaseException:
+            self._forget_room(wanted)
+            raise
+        return wanted.keys()
 
     def _prepare(self, message: Message, queue_id: int, *, append_crc: bool) -> _Prepared:
         if not isinstance(message, Message):
@@ -1095,14 +1169,20 @@ class MessageStore:
         """
         self._check_open()
         wanted = _subscription(tags)
-        while True:
+        return self._settled(
+            lambda: self._get_message(self._queue(topic, queue_id), queue_offset, max_num, max_bytes, wanted)
+        )
+
+    def _settled(self, ask: Callable[[], _T]) -> _T:
+        # A file may go while it is being read: retention.  What is there then gives the answer.
+        for _ in range(_TRIES):
             try:
-                return self._get_message(self._queue(topic, queue_id), queue_offset, max_num, max_bytes, wanted)
+                return ask()
             except OffsetOutOfRangeError:
-                # A file went while it was being read: retention.  What is there now gives the answer.
                 self._check_open()
                 if self.read_only:
                     self.refresh()
+        return ask()
 
     def _get_message(
         self,
@@ -1112,7 +1192,7 @@ class MessageStore:
         max_bytes: int | None,
         wanted: dict[int, set[str]] | None,
     ) -> GetMessageResult:
-        low, high = (0, 0) if queue is None else self._bounds(queue)
+        low, high = self._bounds(queue)
         status = GetMessageStatus.NO_MESSAGE_IN_QUEUE
         following = 0
         if queue is not None and high > 0:
@@ -1126,7 +1206,9 @@ class MessageStore:
                 return self._walk(queue, queue_offset, max_num, max_bytes, wanted, low, high)
         return GetMessageResult(status, [], following, low, high)
 
-    def _bounds(self, queue: AnyConsumeQueue) -> tuple[int, int]:
+    def _bounds(self, queue: AnyConsumeQueue | None) -> tuple[int, int]:
+        if queue is None:
+            return 0, 0
         high = queue.max_queue_offset
         return min(queue.min_queue_offset(self.commit_log.min_offset), high), high
 
@@ -1190,14 +1272,12 @@ class MessageStore:
     def min_queue_offset(self, topic: str, queue_id: int = 0) -> int:
         """int: queue offset of the first message that is still there, 0 for an unknown queue."""
         self._check_open()
-        queue = self._queue(topic, queue_id)
-        return 0 if queue is None else self._bounds(queue)[0]
+        return self._settled(lambda: self._bounds(self._queue(topic, queue_id))[0])
 
     def max_queue_offset(self, topic: str, queue_id: int = 0) -> int:
         """int: queue offset of the next message to come, 0 for an unknown queue."""
         self._check_open()
-        queue = self._queue(topic, queue_id)
-        return 0 if queue is None else self._bounds(queue)[1]
+        return self._settled(lambda: self._bounds(self._queue(topic, queue_id))[1])
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: str = "lower") -> int:
         """int: queue offset that belongs to a store time (ms since epoch).
@@ -1211,10 +1291,16 @@ class MessageStore:
         self._check_open()
         if boundary not in ("lower", "upper"):
             raise ValueError(f"boundary is {boundary!r}; give 'lower' or 'upper'")
-        queue = self._queue(topic, queue_id)
-        if queue is None:
-            return 0
-        return queue.offset_by_time(timestamp, boundary, self.commit_log.store_timestamp_at, self.commit_log.min_offset)
+
+        def ask() -> int:
+            queue = self._queue(topic, queue_id)
+            if queue is None:
+                return 0
+            return queue.offset_by_time(
+                timestamp, boundary, self.commit_log.store_timestamp_at, self.commit_log.min_offset
+            )
+
+        return self._settled(ask)
 
     def consume(
         self,

@@ -21,7 +21,8 @@ __all__ = ["StoreLock"]
 
 # By the store's real path, so that two names of one directory meet.
 _held: set[str] = set()
-_held_lock = threading.Lock()
+# Reentrant: a collection of garbage inside may release the lock of a forgotten store.
+_held_lock = threading.RLock()
 
 # struct flock of 64-bit Linux: type, whence, start, length, process.
 _FLOCK = "hhqqi"
@@ -30,7 +31,7 @@ _FLOCK = "hhqqi"
 def _forget_after_fork() -> None:
     global _held_lock
     _held.clear()
-    _held_lock = threading.Lock()
+    _held_lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -109,6 +110,12 @@ class StoreLock:
         with _held_lock:
             if self._fd < 0 or self._pid != os.getpid():
                 return
+            if not os.path.exists(self.path) or not os.path.samestat(os.stat(self.path), os.fstat(self._fd)):
+                raise StoreLockedError(
+                    "the lock file was deleted or replaced, so that it keeps nobody out any more; close the store here, and "
+                    "leave the file alone while a store is open",
+                    self.path,
+                )
             try:
                 fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
             except OSError as error:

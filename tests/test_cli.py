@@ -104,7 +104,7 @@ def test_documented_commands_answer_as_shown(tmp_path, monkeypatch):
     golden.unpack("broker", tmp_path)
     text = DOCUMENT.read_text(encoding="utf-8")
     commands = re.findall(r"(?m)^\$ rmqstore (\w+)", text)
-    assert {*commands} == {"info", "verify", "query", "get", "dump", "rebuild"}
+    assert {*commands} == {"info", "verify", "query", "get", "dump", "rebuild", "recover", "offsets"}
     assert run_document(text, tmp_path) == text
 
 
@@ -116,7 +116,7 @@ def test_a_document_that_is_wrong_is_noticed(tmp_path):
 def test_every_command_has_a_section_and_help():
     text = DOCUMENT.read_text(encoding="utf-8")
     listed = re.findall(r"(?m)^  (\w+) {2,}\S", run("--help").stdout.partition("Commands:")[2])
-    assert listed == ["demo", "dump", "get", "info", "query", "rebuild", "verify"]
+    assert listed == ["demo", "dump", "get", "info", "offsets", "query", "rebuild", "recover", "verify"]
     for name in listed:
         assert f"\n## {name}\n" in text
         result = run(name, "--help")
