@@ -163,6 +163,7 @@ MAGIC_BLANK = C_MAGIC_BLANK
 PRE_FILL_SIZE = 0x7FFFFFFF           # record size of a unit that only fills a queue file up to its first offset
 EXT_ADDRESS_MAX = -2147483649        # a tags code at or below is an address in the extension file
 EXT_ADDRESS_BASE = -2**63
+cdef int64_t EXT_BASE = EXT_ADDRESS_BASE
 
 cdef enum:
     SYS_TRANSACTION_MASK = 0xC
@@ -505,6 +506,14 @@ cdef uint32_t hash_utf8(uint32_t h, const uint8_t* p, int64_t n) noexcept nogil:
     # counts as U+FFFD, and the lengths of malformed parts are the JDK's (java.lang.String, sun.nio.cs.UTF_8).
     cdef int64_t i = 0
     cdef uint32_t b1, b2, b3, b4, c
+    cdef uint64_t word
+    # Nearly all keys, tags and topics are ASCII, of which eight bytes go in one step.
+    while i + 8 <= n:
+        memcpy(&word, p + i, 8)
+        if word & 0x8080808080808080u:
+            break
+        h = hash_units8(h, p + i, 8)
+        i += 8
     while i < n:
         b1 = p[i]
         if b1 < 0x80:
@@ -1187,39 +1196,83 @@ cdef class IndexRegion:
         finally:
             region.unpin()
 
-    def consistent_count(self, int64_t end_phy_offset, int64_t begin_phy_offset=0):
-        """int: the count up to which the entries are as a writer leaves them.
+    def survey(self, int64_t end_phy_offset=INT64_MAX, int64_t begin_phy_offset=0, int64_t first=1):
+        """Judge entries, chains and slots as a crash may have left them; nothing is changed.
 
-        Entries 1 … count-1 have a non-negative hash and time, phy offsets that do not fall and lie from
-        `begin_phy_offset` (the last one of the file before) to below `end_phy_offset` (the end of the log), and a
-        previous entry below their own number.  An entry of zeros counts as one that never reached the disk, although the
-        record at offset 0 may have a key with hash 0; putting it again gives the same bytes.
+        Parameters
+        ----------
+        end_phy_offset : int
+            Where the log ends.
+        begin_phy_offset : int
+            The last offset in the file before.
+        first : int
+            Entries before this one, and what slots and chains say about them, are known to be right.
+
+        Returns
+        -------
+        count : int
+            The count up to which the entries are as a writer leaves them: entries 1 … count-1 have a hash above 0, a
+            non-negative time, phy offsets that do not fall and lie from `begin_phy_offset` to below `end_phy_offset`, and a
+            previous entry below their own number.  Hash 0 is taken for one that never reached the disk, although a key may
+            have it; putting it again gives the same bytes.
+        linked : bool
+            Slots, chains and the counts in the header are what these entries make of them: `relink` has nothing to do.
         """
+        cdef int64_t n, ahead = 16, count, phy, last = begin_phy_offset, prev, slot, used = 0, entries
+        cdef int32_t key_hash, head
+        cdef bint linked = True
+        cdef const unsigned char* entry
+        if not 1 <= first <= self.index_num:
+            raise OffsetOutOfRangeError(f"entry {first} of {self.index_num}")
+        heads_array = np.zeros(self.slot_num, np.int32)
+        cdef int32_t[::1] heads = heads_array
         cdef Region region = self.region
         cdef unsigned char* base = region.pin(0, region.size)
-        cdef int64_t n = 1, count, phy, last = begin_phy_offset, prev
-        cdef unsigned char* entry
+        entries = INDEX_HEADER_SIZE + SLOT_SIZE * self.slot_num
         try:
             with nogil:
                 count = index_count_of(base)
                 if count > self.index_num:
                     count = self.index_num
+                n = first
+                if first > 1 and first <= count:
+                    phy = get_i64(base + entries + ENTRY_SIZE * (first - 1) + ENTRY_PHY_OFFSET)
+                    last = phy if phy > last else last
                 while n < count:
-                    entry = base + INDEX_HEADER_SIZE + SLOT_SIZE * self.slot_num + ENTRY_SIZE * n
+                    entry = base + entries + ENTRY_SIZE * n
+                    if n + ahead < count:
+                        slot = fastmod(<uint32_t>get_i32(entry + ENTRY_SIZE * ahead), self.magic, <uint32_t>self.slot_num)
+                        prefetch(&heads[0] + slot)
+                    key_hash = get_i32(entry)
                     phy = get_i64(entry + ENTRY_PHY_OFFSET)
                     prev = get_i32(entry + ENTRY_PREV_INDEX)
-                    if (get_i32(entry + ENTRY_KEY_HASH) < 0 or phy < last or phy >= end_phy_offset
-                            or get_i32(entry + ENTRY_TIME_DIFF) < 0 or prev < 0 or prev >= n
-                            or nonzero_extent(entry, ENTRY_SIZE) == 0):
+                    if (key_hash <= 0 or phy < last or phy >= end_phy_offset or get_i32(entry + ENTRY_TIME_DIFF) < 0
+                            or prev < 0 or prev >= n):
                         break
+                    slot = fastmod(<uint32_t>key_hash, self.magic, <uint32_t>self.slot_num)
+                    head = heads[slot]
+                    linked &= prev == head if head or first == 1 else prev < first
+                    used += head == 0
+                    heads[slot] = <int32_t>n
                     last = phy
                     n += 1
-            return n
+                for slot in range(self.slot_num):
+                    head = heads[slot]
+                    prev = get_i32(base + INDEX_HEADER_SIZE + SLOT_SIZE * slot)
+                    linked &= prev == head if head or first == 1 else 0 <= prev < first
+                linked &= n == index_count_of(base)
+                linked &= first > 1 or get_i32(base + INDEX_HASH_SLOT_COUNT) == used
+            return n, linked
         finally:
             region.unpin()
 
-    def relink(self, int64_t count):
+    def relink(self, int64_t count, bint erase=True):
         """Make slots, chains, both counts right for the entries 1 … count-1 and erase all entries from `count` on.
+
+        Parameters
+        ----------
+        erase : bool
+            False leaves them as they are, for whoever knows which pages hold anything; looking at all is slow.
 
         Returns
         -------
@@ -1228,7 +1281,7 @@ cdef class IndexRegion:
         """
         if not 1 <= count <= self.index_num:
             raise OffsetOutOfRangeError(f"count {count} of {self.index_num}")
-        cdef int64_t n, changed = 0, used = 0, slot
+        cdef int64_t n, ahead = 16, changed = 0, used = 0, slot
         cdef unsigned char* entry
         heads_array = np.zeros(self.slot_num, np.int32)
         cdef int32_t[::1] heads = heads_array
@@ -1239,6 +1292,9 @@ cdef class IndexRegion:
             with nogil, self.mutex:
                 for n in range(1, count):
                     entry = base + INDEX_HEADER_SIZE + SLOT_SIZE * self.slot_num + ENTRY_SIZE * n
+                    if n + ahead < count:
+                        slot = fastmod(<uint32_t>get_i32(entry + ENTRY_SIZE * ahead), self.magic, <uint32_t>self.slot_num)
+                        prefetch(&heads[0] + slot)
                     slot = fastmod(<uint32_t>get_i32(entry), self.magic, <uint32_t>self.slot_num)
                     if get_i32(entry + ENTRY_PREV_INDEX) != heads[slot]:
                         put_i32(entry + ENTRY_PREV_INDEX, heads[slot])
@@ -1250,8 +1306,9 @@ cdef class IndexRegion:
                     if get_i32(entry) != heads[slot]:
                         put_i32(entry, heads[slot])
                         changed += 1
-                zero_bytes(base + INDEX_HEADER_SIZE + SLOT_SIZE * self.slot_num + ENTRY_SIZE * count,
-                           ENTRY_SIZE * (self.index_num - count))
+                if erase:
+                    zero_bytes(base + INDEX_HEADER_SIZE + SLOT_SIZE * self.slot_num + ENTRY_SIZE * count,
+                               ENTRY_SIZE * (self.index_num - count))
                 if get_i32(base + INDEX_COUNT) != count and not (count == 1 and get_i32(base + INDEX_COUNT) == 0):
                     put_i32(base + INDEX_COUNT, <int32_t>count)
                     changed += 1
@@ -1957,23 +2014,33 @@ def write_blank(Region region not None, int64_t pos):
 
 @cython.no_gc_clear
 cdef class TopicTable:
-    """Topics seen by a scan, numbered in order of appearance.
+    """Topics and queues seen by a scan, numbered in order of appearance.
 
     Attributes
     ----------
     topics : list of bytes
         UTF-8 as stored.
+    queues : list of (int, int)
+        Number of the topic, queue id.
     """
 
-    cdef readonly list topics
+    cdef readonly list topics, queues
     cdef uint8_t[::1] arena
     cdef int64_t[::1] starts
     cdef int32_t[::1] slots
     cdef int64_t mask
     cdef int32_t num
+    cdef int64_t[::1] queue_codes
+    cdef int32_t[::1] queue_slots
+    cdef int64_t queue_mask
+    cdef int32_t queue_num
 
     def __cinit__(self):
-        self.topics = []
+        self.topics, self.queues = [], []
+        self.queue_codes = np.zeros(32, np.int64)
+        self.queue_slots = np.zeros(64, np.int32)
+        self.queue_mask = 63
+        self.queue_num = 0
         self.arena = np.zeros(1, np.uint8)
         self.starts = np.zeros(1, np.int64)
         self.slots = np.zeros(64, np.int32)
@@ -2023,6 +2090,48 @@ cdef class TopicTable:
             at = (at + 1) & self.mask
         self.slots[at] = number + 1
 
+    cdef int32_t look_up_queue(self, int32_t topic, int32_t queue_id) noexcept nogil:
+        cdef int64_t code = queue_code(topic, queue_id)
+        cdef int64_t at = queue_hash(code) & self.queue_mask
+        cdef int32_t number
+        while self.queue_slots[at] > 0:
+            number = self.queue_slots[at] - 1
+            if self.queue_codes[number] == code:
+                return number
+            at = (at + 1) & self.queue_mask
+        return -1
+
+    cdef int32_t add_queue(self, int32_t topic, int32_t queue_id):
+        cdef int32_t number = self.look_up_queue(topic, queue_id)
+        if number >= 0:
+            return number
+        if self.queue_num >= self.queue_codes.shape[0]:
+            self.queue_codes = np.concatenate([self.queue_codes, np.zeros(self.queue_codes.shape[0], np.int64)])
+        self.queue_codes[self.queue_num] = queue_code(topic, queue_id)
+        self.queues.append((topic, queue_id))
+        self.queue_num += 1
+        if self.queue_num * 2 > self.queue_mask + 1:
+            self.queue_mask = (self.queue_mask + 1) * 4 - 1
+            self.queue_slots = np.zeros(self.queue_mask + 1, np.int32)
+            for number in range(self.queue_num - 1):
+                self.enter_queue(number)
+        self.enter_queue(self.queue_num - 1)
+        return self.queue_num - 1
+
+    cdef void enter_queue(self, int32_t number) noexcept:
+        cdef int64_t at = queue_hash(self.queue_codes[number]) & self.queue_mask
+        while self.queue_slots[at] > 0:
+            at = (at + 1) & self.queue_mask
+        self.queue_slots[at] = number + 1
+
+
+cdef inline int64_t queue_code(int32_t topic, int32_t queue_id) noexcept nogil:
+    return <int64_t>(<uint64_t>topic << 32 | <uint64_t>(<uint32_t>queue_id))
+
+
+cdef inline int64_t queue_hash(int64_t code) noexcept nogil:
+    return <int64_t>((<uint64_t>code * 0x9E3779B97F4A7C15u) >> 33)
+
 
 @cython.no_gc_clear
 cdef class RecordColumns:
@@ -2031,8 +2140,8 @@ cdef class RecordColumns:
     Attributes
     ----------
     phy_offset, queue_offset, store_timestamp, tags_code, inner_base : numpy.ndarray of int64, shape (capacity,)
-    size, queue_id, sys_flag, topic, inner_num : numpy.ndarray of int32, shape (capacity,)
-        `topic` numbers `topics.topics`; `inner_num` is 1 unless the record is an inner batch, of which it is the number of
+    size, queue_id, sys_flag, topic, queue, inner_num : numpy.ndarray of int32, shape (capacity,)
+        `topic` numbers `topics.topics`, `queue` numbers `topics.queues`; `inner_num` is 1 unless the record is an inner batch, of which it is the number of
         messages; 0 where that is missing.
     multi_dispatch, prop_crc : numpy.ndarray of uint8, shape (capacity,)
         1 where the record carries INNER_MULTI_DISPATCH; 1 where it ends with a property CRC.
@@ -2046,10 +2155,10 @@ cdef class RecordColumns:
     cdef readonly TopicTable topics
     cdef readonly int64_t capacity
     cdef public int64_t count
-    cdef readonly object phy_offset, size, queue_id, queue_offset, sys_flag, store_timestamp, tags_code, topic
+    cdef readonly object phy_offset, size, queue_id, queue_offset, sys_flag, store_timestamp, tags_code, topic, queue
     cdef readonly object inner_base, inner_num, multi_dispatch, prop_crc, key_start, key_hash
     cdef int64_t[::1] c_phy_offset, c_queue_offset, c_store_timestamp, c_tags_code, c_inner_base, c_key_start
-    cdef int32_t[::1] c_size, c_queue_id, c_sys_flag, c_topic, c_inner_num, c_key_hash
+    cdef int32_t[::1] c_size, c_queue_id, c_sys_flag, c_topic, c_queue, c_inner_num, c_key_hash
     cdef uint8_t[::1] c_multi_dispatch, c_prop_crc
 
     def __cinit__(self, int64_t capacity=8192, TopicTable topics=None):
@@ -2059,8 +2168,8 @@ cdef class RecordColumns:
         self.capacity = capacity
         self.phy_offset, self.queue_offset, self.store_timestamp, self.tags_code, self.inner_base = (
             np.zeros(capacity, np.int64) for _ in range(5))
-        self.size, self.queue_id, self.sys_flag, self.topic, self.inner_num = (
-            np.zeros(capacity, np.int32) for _ in range(5))
+        self.size, self.queue_id, self.sys_flag, self.topic, self.queue, self.inner_num = (
+            np.zeros(capacity, np.int32) for _ in range(6))
         self.multi_dispatch, self.prop_crc = np.zeros(capacity, np.uint8), np.zeros(capacity, np.uint8)
         self.key_start = np.zeros(capacity + 1, np.int64)
         self.key_hash = np.zeros(capacity * 4 + 64, np.int32)
@@ -2068,13 +2177,73 @@ cdef class RecordColumns:
         self.c_store_timestamp, self.c_tags_code = self.store_timestamp, self.tags_code
         self.c_inner_base, self.c_key_start = self.inner_base, self.key_start
         self.c_size, self.c_queue_id, self.c_sys_flag = self.size, self.queue_id, self.sys_flag
-        self.c_topic, self.c_inner_num, self.c_key_hash = self.topic, self.inner_num, self.key_hash
+        self.c_topic, self.c_queue = self.topic, self.queue
+        self.c_inner_num, self.c_key_hash = self.inner_num, self.key_hash
         self.c_multi_dispatch, self.c_prop_crc = self.multi_dispatch, self.prop_crc
 
     def grow_keys(self):
         """Double the room for index hashes."""
         self.key_hash = np.concatenate([self.key_hash, np.zeros_like(self.key_hash)])
         self.c_key_hash = self.key_hash
+
+    def by_queue(self, const uint8_t[::1] chosen not None):
+        """Put rows of the same queue together.
+
+        Parameters
+        ----------
+        chosen : array of uint8 or bool, shape (count,)
+            Which rows take part.
+
+        Returns
+        -------
+        (list of (int, int, int), numpy.ndarray of int64)
+            For each queue, in order of its number in `topics.queues`: the number, and where its rows begin and end in the
+            second value, which holds the numbers of the chosen rows; within a queue they keep their order.
+        """
+        cdef int64_t n = self.count, i, at, queue_num = self.topics.queue_num
+        cdef int32_t queue
+        if n < 0 or n > self.capacity or chosen.shape[0] != n:
+            raise ValueError(f"{chosen.shape[0]} marks for {n} rows of {self.capacity}")
+        starts_array = np.zeros(queue_num + 1, np.int64)
+        order_array = np.empty(n, np.int64)
+        cdef int64_t[::1] starts = starts_array
+        cdef int64_t[::1] order = order_array
+        cdef list groups = []
+        with nogil:
+            # A counting sort; the column is open to everybody, so its numbers are checked.
+            for i in range(n):
+                queue = self.c_queue[i]
+                if chosen[i] and 0 <= queue < queue_num:
+                    starts[queue] += 1
+            at = 0
+            for i in range(queue_num):
+                at += starts[i]
+                starts[i] = at
+            starts[queue_num] = at
+            for i in range(n - 1, -1, -1):
+                queue = self.c_queue[i]
+                if chosen[i] and 0 <= queue < queue_num:
+                    starts[queue] -= 1
+                    order[starts[queue]] = i
+        for i in range(queue_num):
+            if starts[i + 1] > starts[i]:
+                groups.append((i, starts[i], starts[i + 1]))
+        return groups, order_array[:at]
+
+    def run_length(self, const int64_t[::1] rows not None):
+        """int: how many of these rows, from the first on, have queue offsets that go on by one."""
+        cdef int64_t n = rows.shape[0], i, first
+        for i in range(n):
+            if not 0 <= rows[i] < self.capacity:
+                raise OffsetOutOfRangeError(f"row {rows[i]} of {self.capacity}")
+        if n == 0:
+            return 0
+        first = self.c_queue_offset[rows[0]]
+        with nogil:
+            i = 1
+            while i < n and self.c_queue_offset[rows[i]] - i == first:
+                i += 1
+        return i
 
 
 cdef enum:
@@ -2117,12 +2286,12 @@ cdef int64_t append_keys(RecordColumns out, int64_t at, uint32_t topic_hash, con
 
 cdef int scan_rows(const unsigned char* base, int64_t* pos, int64_t size, int64_t limit, int64_t base_offset,
                    RecordColumns out, const int64_t* delays, int64_t delay_num, int check_crc,
-                   bint index_tags) noexcept nogil:
+                   bint index_tags, bint keys) noexcept nogil:
     cdef RecordView r
     cdef KnownProperties k
     cdef int64_t i, at
     cdef int verdict
-    cdef int32_t topic
+    cdef int32_t topic, queue
     cdef uint32_t topic_hash
     cdef const unsigned char* p
     while True:
@@ -2137,11 +2306,12 @@ cdef int scan_rows(const unsigned char* base, int64_t* pos, int64_t size, int64_
             return verdict
         topic_hash = hash_utf8(0, p + r.topic_pos, r.topic_len)
         topic = out.topics.look_up(topic_hash, p + r.topic_pos, r.topic_len)
-        if topic < 0:
+        queue = out.topics.look_up_queue(topic, r.queue_id) if topic >= 0 else -1
+        if queue < 0:
             return NEED_TOPIC
         find_properties(p + r.properties_pos, r.properties_len, &k)
         at = out.c_key_start[i]
-        if r.sys_flag & SYS_TRANSACTION_MASK != SYS_ROLLBACK:
+        if keys and r.sys_flag & SYS_TRANSACTION_MASK != SYS_ROLLBACK:
             at = append_keys(out, at, topic_hash, p + r.properties_pos, &k, index_tags)
             if at < 0:
                 return NEED_KEY_ROOM
@@ -2154,6 +2324,7 @@ cdef int scan_rows(const unsigned char* base, int64_t* pos, int64_t size, int64_
         out.c_store_timestamp[i] = r.store_timestamp
         out.c_tags_code[i] = tags_code_of(p, &r, &k, delays, delay_num)
         out.c_topic[i] = topic
+        out.c_queue[i] = queue
         out.c_multi_dispatch[i] = k.multi_dispatch_pos >= 0
         out.c_prop_crc[i] = has_prop_crc(p, &r)
         out.c_inner_num[i] = 1
@@ -2170,7 +2341,7 @@ cdef int scan_rows(const unsigned char* base, int64_t* pos, int64_t size, int64_
 
 
 def scan(Region region not None, int64_t pos, int64_t limit, int64_t base_offset, RecordColumns out not None,
-         const int64_t[::1] delays not None, int check_crc=1, bint index_tags=True):
+         const int64_t[::1] delays not None, int check_crc=1, bint index_tags=True, bint keys=True):
     """Fill `out` with the records from `pos` on.
 
     Parameters
@@ -2189,6 +2360,8 @@ def scan(Region region not None, int64_t pos, int64_t limit, int64_t base_offset
         As of `decode_record`; a record that fails ends the scan.
     index_tags : bool
         Whether tags are indexed (RocketMQ 5.4.0 and later).
+    keys : bool
+        Compute index hashes; without them the columns say that no record has any.
 
     Returns
     -------
@@ -2211,10 +2384,11 @@ def scan(Region region not None, int64_t pos, int64_t limit, int64_t base_offset
         while True:
             with nogil:
                 verdict = scan_rows(base, &at, region.size, limit, base_offset, out, delay_at, delay_num, check_crc,
-                                    index_tags)
+                                    index_tags, keys)
             if verdict == NEED_TOPIC:
                 parse_record(base + at, region.size - at, &r)
-                out.topics.add(PyBytes_FromStringAndSize(<char*>base + at + r.topic_pos, r.topic_len))
+                out.topics.add_queue(
+                    out.topics.add(PyBytes_FromStringAndSize(<char*>base + at + r.topic_pos, r.topic_len)), r.queue_id)
             elif verdict == NEED_KEY_ROOM:
                 out.grow_keys()
             else:
@@ -2326,6 +2500,49 @@ def read_units(Region region not None, int64_t pos, int64_t count):
         region.unpin()
 
 
+def agreeing_units(Region region not None, int64_t pos, RecordColumns columns not None, const int64_t[::1] rows not None,
+                   int64_t queue_offset, bint tags=True):
+    """Compare the units from `pos` on with the records in `rows`; nothing is changed.
+
+    Parameters
+    ----------
+    columns : RecordColumns
+    rows : array of int64
+        Rows of one queue, in order; as many units are looked at.
+    queue_offset : int
+        The number that the first of these units has.
+    tags : bool
+        Compare tags codes as well; they are addresses where a queue has an extension.
+
+    Returns
+    -------
+    int
+        How many, from the first on, say what the record needs, which also has the number that follows.
+    """
+    cdef int64_t n = rows.shape[0], i = 0, row
+    cdef bint bad = False
+    cdef unsigned char* p = region.pin(pos, UNIT_SIZE * n)
+    cdef const unsigned char* unit
+    try:
+        with nogil:
+            while i < n:
+                row = rows[i]
+                if row < 0 or row >= columns.capacity:
+                    bad = True
+                    break
+                unit = p + UNIT_SIZE * i
+                if (columns.c_queue_offset[row] != queue_offset + i or get_i64(unit) != columns.c_phy_offset[row]
+                        or get_i32(unit + UNIT_RECORD_SIZE) != columns.c_size[row]
+                        or (tags and get_i64(unit + UNIT_TAGS_CODE) != columns.c_tags_code[row])):
+                    break
+                i += 1
+        if bad:
+            raise OffsetOutOfRangeError(f"row {row} of {columns.capacity}")
+        return i
+    finally:
+        region.unpin()
+
+
 def count_units(Region region not None, int64_t unit_size=UNIT_SIZE):
     """int: how many units from the start of the file are written (phy offset not negative, size above 0)."""
     if unit_size != UNIT_SIZE and unit_size != BATCH_UNIT_SIZE:
@@ -2407,6 +2624,53 @@ def read_ext_unit(Region region not None, int64_t pos):
             return None
         return (get_i64(p + EXT_UNIT_TAGS_CODE), get_i64(p + EXT_UNIT_STORE_TIMESTAMP),
                 PyBytes_FromStringAndSize(<char*>p + EXT_UNIT_MIN_SIZE, bitmap))
+    finally:
+        region.unpin()
+
+
+def agreeing_ext_units(Region region not None, int64_t base_offset, const int64_t[::1] addresses not None,
+                       tags_codes=None, store_timestamps=None):
+    """Look at the units of a consume-queue extension file to which `addresses` lead; nothing is changed.
+
+    Parameters
+    ----------
+    base_offset : int
+        Offset of the file's first byte among the extension's files.
+    addresses : array of int64
+        As tags codes of simple units hold them.
+    tags_codes, store_timestamps : array of int64, optional
+        What the units should say; without them they only have to be whole.
+
+    Returns
+    -------
+    int
+        How many, from the first on, lead to a whole unit in this file that says so.
+    """
+    cdef int64_t n = addresses.shape[0], i = 0, pos, size, bitmap
+    cdef bint compare = tags_codes is not None and store_timestamps is not None
+    cdef const int64_t[::1] tags = tags_codes if compare else addresses
+    cdef const int64_t[::1] times = store_timestamps if compare else addresses
+    if tags.shape[0] != n or times.shape[0] != n:
+        raise ValueError(f"{n} addresses, {tags.shape[0]} tags codes, {times.shape[0]} timestamps")
+    cdef unsigned char* base = region.pin(0, region.size)
+    cdef const unsigned char* unit
+    try:
+        with nogil:
+            while i < n:
+                # The unsigned difference is the offset, whatever the address.
+                pos = <int64_t>(<uint64_t>addresses[i] - <uint64_t>EXT_BASE - <uint64_t>base_offset)
+                if pos < 0 or pos > region.size - EXT_UNIT_MIN_SIZE:
+                    break
+                unit = base + pos
+                size = get_i16(unit)
+                bitmap = get_i16(unit + EXT_UNIT_BITMAP_LENGTH)
+                if size > region.size - pos or bitmap < 0 or EXT_UNIT_MIN_SIZE + bitmap != size:
+                    break
+                if compare and (get_i64(unit + EXT_UNIT_TAGS_CODE) != tags[i]
+                                or get_i64(unit + EXT_UNIT_STORE_TIMESTAMP) != times[i]):
+                    break
+                i += 1
+        return i
     finally:
         region.unpin()
 

@@ -4,7 +4,8 @@ Owns the six fields of the `checkpoint` file and their place in its 4096 bytes. 
 reads and writes and never maps it.  Invariants:
 
 - A flush writes the whole 4096 bytes at their place in the file and returns after they are on disk.
-- Bytes after the known fields are kept as they were read.
+- Bytes after the known fields are kept as they were read, but for the last 24: they hold a mark of this package while a
+  store is open for writing, and zeros after an orderly close.  The mark is void when anybody changed the fields.
 - A checkpoint that was loaded read-only never writes; a missing file reads as zeros and is not created by loading.
 
 Layout: Apache RocketMQ 4.0 to 5.5.0 (StoreCheckpoint); six i64 big-endian.  Versions before 5.0.0 hold the first three
@@ -15,15 +16,21 @@ from __future__ import annotations
 
 import os
 import struct
+import zlib
 
 from rmqstore._core import CheckpointLayout
 from rmqstore.errors import GeometryError, ReadOnlyError
+from rmqstore.mapped_file import fsync_directory, naming_errors
 
 __all__ = ["CHECKPOINT_SIZE", "Checkpoint"]
 
 CHECKPOINT_SIZE = int(CheckpointLayout.CHECKPOINT_SIZE)
 
 _FIELDS = struct.Struct(">qqqqqq")
+# Magic, phy offset up to which everything is on disk, process id of the writer, CRC-32 of all fields and these.
+_MARK = struct.Struct(">4sqqI")
+_MARK_MAGIC = b"RMQS"
+_MARK_POS = CHECKPOINT_SIZE - _MARK.size
 _NAMES = (
     "physic_msg_timestamp",
     "logics_msg_timestamp",
@@ -34,6 +41,10 @@ _NAMES = (
 )
 # The store may have flushed a record a little after its timestamp, so that a start goes back by this much.
 _SAFETY_MARGIN = 3000
+
+
+def _mark_crc(fields: bytes, flushed_offset: int, process_id: int) -> int:
+    return zlib.crc32(fields + struct.pack(">qq", flushed_offset, process_id))
 
 
 class Checkpoint:
@@ -53,11 +64,16 @@ class Checkpoint:
         After a recovery the start of the last valid record (5.1.1).
     logics_physical_offset : int
         Phy offset up to which the consume queues are on disk (5.4.0).
+    flushed_offset : int
+        This package's own mark while a store is open: everything below this phy offset is on disk, in the log, the queues
+        and the index; -1 if unknown.  RocketMQ's fields must say less, see `MessageStore`.
+    process_id : int
+        Of the process that wrote the mark.
     path : str
     read_only : bool
     """
 
-    __slots__ = (*_NAMES, "_rest", "_written", "path", "read_only")
+    __slots__ = (*_NAMES, "_rest", "_written", "flushed_offset", "path", "process_id", "read_only")
 
     physic_msg_timestamp: int
     logics_msg_timestamp: int
@@ -72,6 +88,8 @@ class Checkpoint:
         self._rest = bytes(CHECKPOINT_SIZE - _FIELDS.size)
         # What is surely on disk; the same is not written twice.
         self._written = b""
+        self.flushed_offset = -1
+        self.process_id = 0
         for name in _NAMES:
             setattr(self, name, 0)
 
@@ -115,7 +133,13 @@ class Checkpoint:
     def _decode(self, data: bytes) -> None:
         for name, value in zip(_NAMES, _FIELDS.unpack_from(data), strict=True):
             setattr(self, name, value)
-        self._rest = data[_FIELDS.size :]
+        magic, flushed_offset, process_id, crc = _MARK.unpack_from(data, _MARK_POS)
+        rest_end = CHECKPOINT_SIZE
+        if magic == _MARK_MAGIC:
+            rest_end = _MARK_POS
+            if crc == _mark_crc(data[: _FIELDS.size], flushed_offset, process_id):
+                self.flushed_offset, self.process_id = flushed_offset, process_id
+        self._rest = data[_FIELDS.size : rest_end].ljust(CHECKPOINT_SIZE - _FIELDS.size, b"\0")
 
     def to_bytes(self) -> bytes:
         """The 4096 bytes of the file.
@@ -127,7 +151,12 @@ class Checkpoint:
         """
         values = [getattr(self, name) for name in _NAMES]
         try:
-            return _FIELDS.pack(*values) + self._rest
+            fields = _FIELDS.pack(*values)
+            if self.flushed_offset < 0:
+                return fields + self._rest
+            crc = _mark_crc(fields, self.flushed_offset, self.process_id)
+            mark = _MARK.pack(_MARK_MAGIC, self.flushed_offset, self.process_id, crc)
+            return fields + self._rest[: -_MARK.size] + mark
         except struct.error:
             raise ValueError(f"a checkpoint field is no 64-bit int: {dict(zip(_NAMES, values, strict=True))}") from None
 
@@ -158,18 +187,15 @@ class Checkpoint:
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             pos = 0
-            while pos < len(data):
-                pos += os.pwrite(descriptor, data[pos:], pos)
-            getattr(os, "fdatasync", os.fsync)(descriptor)
+            with naming_errors(self.path):
+                while pos < len(data):
+                    pos += os.pwrite(descriptor, data[pos:], pos)
+                getattr(os, "fdatasync", os.fsync)(descriptor)
         finally:
             os.close(descriptor)
         if is_new:
             # The name of a new file is on disk only after its directory is.
-            directory = os.open(os.path.dirname(self.path) or ".", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(directory)
-            finally:
-                os.close(directory)
+            fsync_directory(os.path.dirname(self.path) or ".")
         self._written = content
 
     def __eq__(self, other: object) -> bool:

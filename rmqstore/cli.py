@@ -1158,9 +1158,7 @@ def recover_command(path: str, mode: str, yes: bool, given: _Given) -> None:
     assert report is not None
     printer = Printer(given.as_json)
     if given.as_json:
-        value = dataclasses.asdict(report)
-        value["damage"] = [dict(zip(("phy_offset", "size", "verdict"), each)) for each in report.damage]
-        printer.json_line({"type": "recovery", "path": path, **value})
+        printer.json_line({"type": "recovery", "path": path, **report.as_dict()})
     else:
         printer.line(f"{'closed in order' if report.clean else 'not closed in order'} before")
         printer.line(f"scanned      {report.records} records, phy offsets {report.began_at} to {report.end}")

@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from rmqstore.mapped_file import MappedFile, MappedFilePool
 from rmqstore.mapped_file_queue import MappedFileQueue
 from rmqstore.message import MessageExt
 
-__all__ = ["Blank", "CommitLog", "Damage", "ScanProgress"]
+__all__ = ["Blank", "CommitLog", "Damage", "Stretch"]
 
 # A scan keeps at most so many bytes of the log behind itself in memory.
 _SCAN_WINDOW = 32 * 1024 * 1024
@@ -56,7 +57,30 @@ class Damage:
     verdict: Verdict
 
 
-class ScanProgress:
+class Stretch(NamedTuple):
+    """A part of the log, as `CommitLog.stretches` finds it.
+
+    Attributes
+    ----------
+    begin, end : int
+        Offsets in bytes.
+    verdict : Verdict or None
+        RECORD: whole records, one behind the other.  BLANK: the record that closes a segment, and the rest of it.  None: no
+        segment holds these offsets.  Anything else: what was found at `begin` is no whole record.
+    records : int
+        How many records.
+    last_record : int
+        Offset of the last of them, -1 if there is none.
+    """
+
+    begin: int
+    end: int
+    verdict: Verdict | None
+    records: int = 0
+    last_record: int = -1
+
+
+class _ScanProgress:
     """Lets go of the pages behind a scan, so that it keeps a constant working set."""
 
     __slots__ = ("_at", "_queue")
@@ -399,54 +423,119 @@ class CommitLog:
         pos = phy_offset - mapped_file.file_from_offset
         return _core.record_matches(region, pos, phy_offset, topic, key, by_tag)
 
-    def store_timestamp_at(self, phy_offset: int) -> int:
-        """int: store time of the record at `phy_offset` in ms since epoch, -1 if no record begins there."""
+    def store_timestamp_at(self, phy_offset: int, *, behind_end: bool = False) -> int:
+        """int: store time of the record at `phy_offset` in ms since epoch, -1 if no record begins there.
+
+        Parameters
+        ----------
+        behind_end : bool
+            Look behind the end as well, which recovery does not know yet.
+        """
+        if not behind_end and not self.min_offset <= phy_offset < self.max_offset:
+            return -1
+        mapped_file = self.queue.find(phy_offset)
+        if mapped_file is None:
+            return -1
         try:
-            mapped_file = self.segment(phy_offset)
             region = mapped_file.region
         except OffsetOutOfRangeError:
-            return -1
-        verdict, _, timestamp = _core.check_record(
-            region, phy_offset - mapped_file.file_from_offset, mapped_file.file_from_offset, False
-        )
+            return -1  # It expired meanwhile.
+        base = mapped_file.file_from_offset
+        verdict, _, timestamp = _core.check_record(region, phy_offset - base, base, 0)
         return timestamp if verdict == Verdict.RECORD else -1
 
-    def scan_columns(
-        self, begin: int, end: int, columns: RecordColumns, *, check_crc: bool = True
-    ) -> Iterator[tuple[int, Verdict]]:
-        """Fill `columns` again and again with the records from `begin` to `end`.
+    def stretches(
+        self,
+        begin: int,
+        end: int,
+        columns: RecordColumns | None = None,
+        *,
+        check_crc: bool = True,
+        keys: bool = True,
+        resume: bool = True,
+    ) -> Iterator[Stretch]:
+        """Go over the log from `begin` to `end`, stretch by stretch; whatever reads all of it reads it through this.
+
+        Parameters
+        ----------
+        begin, end : int
+            Offsets; a record must begin at the first one.
+        columns : RecordColumns, optional
+            Filled with the records of each stretch of records, and emptied at every other one; without them the records are
+            only stepped over.
+        check_crc : bool
+            A record whose CRC fails is a stretch of its own, with the verdict on it.
+        keys : bool
+            Compute index hashes (`_core.scan`).
+        resume : bool
+            Go on behind what cannot be read, at the next whole record, which is recognised by magic, lengths, its own offset
+            and CRC.  Otherwise it is the last stretch; how far it goes is not looked for, so its end is its begin.
 
         Yields
         ------
-        (int, Verdict)
-            The offset behind the rows now in `columns`, and COLUMNS_FULL, LIMIT (the end) or BLANK (the segment's end;
-            the offset is the next segment's) after which it goes on, or the verdict on what ends the scan.
+        Stretch
+            In order, without a gap between them.  They keep a constant working set however long the log is.
         """
-        index_tags = self.config.index_tags
+        crc_check = self.crc_check if check_crc else 0
         at = begin
-        passed = ScanProgress(self.queue)
+        passed = _ScanProgress(self.queue)
         while at < end:
             passed.reach(at)
             mapped_file = self.queue.find(at)
             if mapped_file is None:
+                if columns is not None:
+                    columns.count = 0
+                until = min([base for base in self.queue.offsets if base > at], default=end)
+                yield Stretch(at, min(until, end) if resume else at, None)
+                if not resume:
+                    return
+                at = until
+                continue
+            base, region = mapped_file.file_from_offset, mapped_file.region
+            start, limit = at - base, min(end - base, region.size)
+            if columns is None:
+                pos, verdict, num, last = _core.walk(region, start, min(limit, start + _SCAN_WINDOW), base, crc_check)
+                last = base + last if num else -1
+            else:
+                pos, verdict = _core.scan(
+                    region, start, limit, base, columns, self.delays, crc_check, self.config.index_tags, keys
+                )
+                num = columns.count
+                last = int(columns.phy_offset[num - 1]) if num else -1
+            at = base + pos
+            if num:
+                yield Stretch(base + start, at, Verdict.RECORD, num, last)
+            if verdict in (Verdict.COLUMNS_FULL, Verdict.LIMIT):
+                continue
+            if columns is not None:
                 columns.count = 0
-                yield at, Verdict.EMPTY
+            if verdict == Verdict.BLANK:
+                until = base + region.size
+            elif not resume:
+                until = at
+            elif verdict in (Verdict.BAD_BODY_CRC, Verdict.BAD_PROP_CRC):
+                # Its lengths are whole, so it is known where it ends.
+                until = at + region.get_i32(pos)
+            else:
+                found = _core.find_record(region, pos + 1, base, limit) if pos + 1 < limit else -1
+                until = base + (found if found >= 0 else limit)
+            yield Stretch(at, until, verdict)
+            if verdict != Verdict.BLANK and not resume:
                 return
-            base = mapped_file.file_from_offset
-            pos, verdict = _core.scan(
-                mapped_file.region,
-                at - base,
-                end - base,
-                base,
-                columns,
-                self.delays,
-                self.crc_check if check_crc else 0,
-                index_tags,
-            )
-            at = base + (self.segment_size if verdict == Verdict.BLANK else pos)
-            yield at, verdict
-            if verdict not in (Verdict.COLUMNS_FULL, Verdict.LIMIT, Verdict.BLANK):
-                return
+            at = until
+
+    def scan_columns(
+        self, begin: int, end: int, columns: RecordColumns, *, check_crc: bool = True
+    ) -> Iterator[tuple[int, Verdict | None]]:
+        """Fill `columns` again and again with the records from `begin` to `end`; `stretches` up to the first damage.
+
+        Yields
+        ------
+        (int, Verdict or None)
+            Where the stretch ends, and the verdict on it.
+        """
+        for stretch in self.stretches(begin, end, columns, check_crc=check_crc, resume=False):
+            yield stretch.end, stretch.verdict
 
     def entries(self, begin: int | None = None, end: int | None = None) -> Iterator[MessageExt | Blank | Damage]:
         """Everything in the log in order: messages, blanks, and stretches in which nothing could be read.
@@ -461,7 +550,7 @@ class CommitLog:
         """
         at = self.min_offset if begin is None else max(begin, self.min_offset)
         stop = self.max_offset if end is None else min(end, self.max_offset)
-        passed = ScanProgress(self.queue)
+        passed = _ScanProgress(self.queue)
         while at < stop:
             passed.reach(at)
             mapped_file = self.queue.find(at)

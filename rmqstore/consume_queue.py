@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rmqstore import _core
-from rmqstore._core import EXT_ADDRESS_BASE, EXT_ADDRESS_MAX, PRE_FILL_SIZE
+from rmqstore._core import EXT_ADDRESS_BASE, EXT_ADDRESS_MAX, PRE_FILL_SIZE, RecordColumns
 from rmqstore.config import StoreConfig
 from rmqstore.errors import CorruptionError, InvalidMessageError, UnsupportedFormatError
 from rmqstore.mapped_file import MappedFile, MappedFilePool
@@ -296,6 +296,38 @@ class ConsumeQueueExt:
             return None
         return _core.read_ext_unit(mapped_file.region, offset - mapped_file.file_from_offset)
 
+    def agreeing(
+        self, addresses: np.ndarray, tags_codes: np.ndarray | None = None, store_timestamps: np.ndarray | None = None
+    ) -> int:
+        """int: how many addresses, from the first on, lead to a whole unit, which says these things if they are given."""
+        done = 0
+        while done < len(addresses):
+            offset = int(addresses[done]) - EXT_ADDRESS_BASE
+            mapped_file = self.queue.find(offset)
+            if mapped_file is None:
+                break
+            count = _core.agreeing_ext_units(
+                mapped_file.region,
+                mapped_file.file_from_offset,
+                addresses[done:],
+                None if tags_codes is None else tags_codes[done:],
+                None if store_timestamps is None else store_timestamps[done:],
+            )
+            if not count:
+                break
+            done += count
+        return done
+
+    def repair(self, address: int, tags_code: int, store_timestamp: int) -> bool:
+        """Write the whole unit at `address` anew if it says something else; True if it did.  Its bitmap stays."""
+        unit, mapped_file = self.get(address), self.queue.find(address - EXT_ADDRESS_BASE)
+        if unit is None or mapped_file is None or unit[:2] == (tags_code, store_timestamp):
+            return False
+        mapped_file.mark_dirty()
+        pos = address - EXT_ADDRESS_BASE - mapped_file.file_from_offset
+        _core.write_ext_unit(mapped_file.region, pos, tags_code, store_timestamp, unit[2])
+        return True
+
     def put(self, tags_code: int, store_timestamp: int) -> int:
         """int: the address of a unit without bitmap that was appended."""
         size = int(_core.ExtUnitLayout.EXT_UNIT_MIN_SIZE)
@@ -376,9 +408,11 @@ class ConsumeQueue(_UnitQueue):
             return 0
         for base in self.queue.offsets:
             number = base // _UNIT_SIZE
-            for i, code in enumerate(self.units(number, self.units_per_file)[2].tolist()):
-                if code <= EXT_ADDRESS_MAX and self.ext.get(code) is None:
-                    return self.truncate(number + i)
+            tags_codes = self.units(number, self.units_per_file)[2]
+            places = np.flatnonzero(tags_codes <= EXT_ADDRESS_MAX)
+            count = self.ext.agreeing(tags_codes[places])
+            if count < len(places):
+                return self.truncate(number + int(places[count]))
         return 0
 
     @property
@@ -423,6 +457,54 @@ class ConsumeQueue(_UnitQueue):
             queue_offset * _UNIT_SIZE - mapped_file.file_from_offset,
             max(0, min(count, end - queue_offset)),
         )
+
+    def agrees(self, columns: RecordColumns, rows: np.ndarray) -> bool:
+        """bool: the units of these records are there, one behind the other, and say exactly what the records need.
+
+        Parameters
+        ----------
+        columns : RecordColumns
+        rows : int64 array
+            Rows of this queue, in order, at least one.
+        """
+        number, done = int(columns.queue_offset[rows[0]]), 0
+        while done < len(rows):
+            mapped_file = self._file_of_unit(number) if self.first_unit <= number < self.unit_num else None
+            if mapped_file is None:
+                return False
+            pos = number * _UNIT_SIZE - mapped_file.file_from_offset
+            count = min(len(rows) - done, self.unit_num - number, (mapped_file.size - pos) // _UNIT_SIZE)
+            part = rows[done : done + count]
+            if _core.agreeing_units(mapped_file.region, pos, columns, part, number, self.ext is None) < count:
+                return False
+            if self.ext is not None and len(self.differing_tags(number, columns, part)):
+                return False
+            number += count
+            done += count
+        return True
+
+    def differing_tags(self, queue_offset: int, columns: RecordColumns, rows: np.ndarray) -> np.ndarray:
+        """int64 array: which units, from `queue_offset` on in one file, give other tags codes or times than the records.
+
+        Parameters
+        ----------
+        columns : RecordColumns
+        rows : int64 array
+            One row a unit; there must be as many units.
+        """
+        codes = self.units(queue_offset, len(rows))[2]
+        tags_codes = columns.tags_code[rows]
+        differ = codes != tags_codes
+        if self.ext is not None:
+            places = np.flatnonzero(codes <= EXT_ADDRESS_MAX)
+            differ[places] = False
+            times = columns.store_timestamp[rows]
+            while len(places):
+                count = self.ext.agreeing(codes[places], tags_codes[places], times[places])
+                if count < len(places):
+                    differ[places[count]] = True
+                places = places[count + 1 :]
+        return np.flatnonzero(differ)
 
     def read(self, queue_offset: int, count: int) -> Iterator[Unit]:
         """The units of `units` one by one, pre-fill units left out."""
@@ -563,22 +645,21 @@ class ConsumeQueue(_UnitQueue):
             if end == queue_offset:
                 return
 
-    def repair(self, queue_offset: int, phy_offset: int, size: int, tags_code: int) -> bool:
+    def repair(self, queue_offset: int, phy_offset: int, size: int, tags_code: int, store_timestamp: int) -> bool:
         """Write the unit at `queue_offset`, which lies before the end, anew if it says something else; True if it did."""
-        unit = self.unit(queue_offset)
-        if (
-            unit is not None
-            and unit[1:3] == (phy_offset, size)
-            and (unit.tags_code == tags_code or unit.tags_code <= EXT_ADDRESS_MAX)
-        ):
-            return False
         mapped_file = self._file_of_unit(queue_offset)
         if mapped_file is None:
             return False
+        pos = queue_offset * _UNIT_SIZE - mapped_file.file_from_offset
+        *stored, code = _core.read_unit(mapped_file.region, pos)
+        mended = False
+        if self.ext is not None and code <= EXT_ADDRESS_MAX and self.ext.get(code) is not None:
+            mended = self.ext.repair(code, tags_code, store_timestamp)
+            tags_code = code
+        if stored == [phy_offset, size] and code == tags_code:
+            return mended
         mapped_file.mark_dirty()
-        _core.write_unit(
-            mapped_file.region, queue_offset * _UNIT_SIZE - mapped_file.file_from_offset, phy_offset, size, tags_code
-        )
+        _core.write_unit(mapped_file.region, pos, phy_offset, size, tags_code)
         return True
 
     def offset_by_time(

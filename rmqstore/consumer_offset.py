@@ -537,13 +537,24 @@ class _OffsetsFile:
     `_changes` counts the changes of the tables, `_persisted` is how many of them the file has.
     """
 
-    __slots__ = ("_changes", "_lock", "_main_is_whole", "_persist_lock", "_persisted", "path", "read_only", "source")
+    __slots__ = (
+        "_changes",
+        "_lock",
+        "_main_is_whole",
+        "_persist_lock",
+        "_persisted",
+        "_pid",
+        "path",
+        "read_only",
+        "source",
+    )
 
     def __init__(self, path: str | os.PathLike[str], read_only: bool):
         self.path = os.fspath(path)
         self.read_only = read_only
         self.source: str | None = None
         self._main_is_whole = False
+        self._pid = os.getpid()
         self._lock = threading.Lock()
         self._persist_lock = threading.Lock()
         self._changes = self._persisted = 0
@@ -562,6 +573,10 @@ class _OffsetsFile:
             self._changes += self.source not in (None, self.path)
 
     def _check_writable(self) -> None:
+        if self._pid != os.getpid():
+            raise ReadOnlyError(
+                "the offsets were loaded by the parent of this process; a forked child must not save them", self.path
+            )
         if self.read_only:
             raise ReadOnlyError(
                 "the offsets were loaded read-only: load them with read_only=False to change them", self.path

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rmqstore._core import RecordColumns, RecordLayout
+from rmqstore._core import RecordColumns, RecordLayout, TopicTable
 from rmqstore.commit_log import CommitLog
 from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue
 from rmqstore.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
@@ -20,7 +20,7 @@ from rmqstore.errors import CorruptionError
 from rmqstore.index_service import IndexService
 from rmqstore.message import MessageExt
 
-__all__ = ["CommitLogDispatcher", "DispatchCounts", "IndexProgress", "QueueGapError", "QueueKindError"]
+__all__ = ["Agreement", "CommitLogDispatcher", "DispatchCounts", "IndexProgress", "QueueGapError", "QueueKindError"]
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +67,58 @@ class IndexProgress:
         return progress
 
 
+class Agreement:
+    """Whether the queues hold already, exactly, what records leave behind in them; it only reads.
+
+    Parameters
+    ----------
+    queues : ConsumeQueueStore
+
+    Attributes
+    ----------
+    ends : dict of ConsumeQueue to int
+        For every queue that was compared the number behind the last unit that was found right.
+    """
+
+    def __init__(self, queues: ConsumeQueueStore):
+        self.queues = queues
+        self.ends: dict[ConsumeQueue, int] = {}
+
+    def holds(self, columns: RecordColumns) -> bool:
+        """bool: every unit is there, says what its record needs, and follows the one before.
+
+        False also where it takes a dispatcher to tell: batch queues, records that are in several queues.
+        """
+        queued, inner = _queued_rows(columns)
+        if (queued & (inner | (columns.multi_dispatch[: columns.count] != 0))).any():
+            return False
+        groups, order = columns.by_queue(queued.view(np.uint8))
+        for number, start, end in groups:
+            topic, queue_id = columns.topics.queues[number]
+            queue = self.queues.find(columns.topics.topics[topic].decode("utf-8", "rmqstore.java"), queue_id)
+            if not isinstance(queue, ConsumeQueue):
+                return False
+            rows = order[start:end]
+            first = int(columns.queue_offset[rows[0]])
+            if self.ends.get(queue, first) != first or not queue.agrees(columns, rows):
+                return False
+            self.ends[queue] = first + len(rows)
+        return True
+
+    def was_cut(self) -> bool:
+        """bool: a queue has lost units meanwhile that were found right."""
+        return any(queue.unit_num < end for queue, end in self.ends.items())
+
+
+def _queued_rows(columns: RecordColumns) -> tuple[np.ndarray, np.ndarray]:
+    # Which records get a unit, and which are inner batches; shape (count,), bool.
+    n = columns.count
+    transaction = columns.sys_flag[:n] & _TRANSACTION_MASK
+    queued = (transaction != _PREPARED) & (transaction != _ROLLBACK)
+    # A record with the bit and without INNER_NUM is no batch: one of its bits is damaged.
+    return queued, ((columns.sys_flag[:n] & _INNER_BATCH) != 0) & (columns.inner_num[:n] > 0)
+
+
 @dataclass(slots=True)
 class DispatchCounts:
     """What dispatching did; `misplaced` are the records whose queue offset cannot be: phy offset, size, "BAD_QUEUE_OFFSET"."""
@@ -98,6 +150,8 @@ class CommitLogDispatcher:
         # which finds out the kind as it goes, wants to know instead.
         self.refuse_mixed_topics = False
         self.counts = DispatchCounts()
+        self._topic_table: TopicTable | None = None
+        self._topics: list[str] = []
 
     def dispatch_columns(
         self, columns: RecordColumns, progress: IndexProgress, *, allow_gaps: bool = False, mend: bool = False
@@ -131,12 +185,9 @@ class CommitLogDispatcher:
     def _dispatch_units(self, columns: RecordColumns, allow_gaps: bool, mend: bool) -> None:
         assert self.queues is not None
         n = columns.count
-        transaction = columns.sys_flag[:n] & _TRANSACTION_MASK
-        queued = (transaction != _PREPARED) & (transaction != _ROLLBACK)
-        # A record with the bit and without INNER_NUM is no batch: one of its bits is damaged.
-        inner = ((columns.sys_flag[:n] & _INNER_BATCH) != 0) & (columns.inner_num[:n] > 0)
-        topics = [topic.decode("utf-8", "rmqstore.java") for topic in columns.topics.topics]
-        for number in np.unique(columns.topic[:n][inner & queued]).tolist():
+        queued, inner = _queued_rows(columns)
+        topics = self._topics_of(columns)
+        for number in set(columns.topic[:n][inner & queued].tolist()):
             if not self.queues.add_batch_topic(topics[number]) and self.refuse_mixed_topics:
                 raise QueueKindError(
                     f"topic {topics[number]!r} has simple queues, but the log holds inner batches of it; its queue.type "
@@ -145,30 +196,46 @@ class CommitLogDispatcher:
                     topics[number],
                 )
         batch_topics = np.array([self.queues.is_batch_topic(topic) for topic in topics], bool)
-        batched = queued & batch_topics[columns.topic[:n]]
-        for row in np.flatnonzero(batched).tolist():
-            self._dispatch_batch_unit(columns, row, topics[columns.topic[row]], allow_gaps, mend)
+        if batch_topics.any():
+            batched = queued & batch_topics[columns.topic[:n]]
+            for row in np.flatnonzero(batched).tolist():
+                self._dispatch_batch_unit(columns, row, topics[columns.topic[row]], allow_gaps, mend)
+            simple = queued & ~batched
+        else:
+            simple = queued
         for row in np.flatnonzero(queued & (columns.multi_dispatch[:n] != 0)).tolist():
             self._dispatch_multi(columns, row)
-        simple = np.flatnonzero(queued & ~batched)
-        if not len(simple):
-            return
-        code = columns.topic[simple].astype(np.int64) << 32 | (columns.queue_id[simple].astype(np.int64) & 0xFFFFFFFF)
-        order = simple[np.argsort(code, kind="stable")]
-        code = np.sort(code, kind="stable")
-        cuts = (np.flatnonzero(code[1:] != code[:-1]) + 1).tolist()
-        for start, end in zip([0, *cuts], [*cuts, len(order)], strict=True):
-            rows = order[start:end]
-            queue = self.queues.find_or_create(topics[columns.topic[rows[0]]], int(columns.queue_id[rows[0]]))
-            rows = self._plausible(queue, columns, rows)
-            # A run ends where the offsets do not go on by one.
-            offsets = columns.queue_offset[rows]
-            ends = (np.flatnonzero(offsets[1:] != offsets[:-1] + 1) + 1).tolist()
-            for first, last in zip([0, *ends], [*ends, len(rows)], strict=True):
-                if first < last:
-                    self._put_run(queue, columns, rows[first:last], allow_gaps, mend)
+        groups, order = columns.by_queue(simple.view(np.uint8))
+        for number, start, end in groups:
+            topic, queue_id = columns.topics.queues[number]
+            queue = self.queues.find_or_create(topics[topic], queue_id)
+            self._put_rows(queue, columns, order[start:end], allow_gaps, mend)
 
-    def _plausible(self, queue: AnyConsumeQueue, columns: RecordColumns, rows: np.ndarray) -> np.ndarray:
+    def _topics_of(self, columns: RecordColumns) -> list[str]:
+        # The text of every topic in the table; it grows from scan to scan.
+        if self._topic_table is not columns.topics:
+            self._topic_table, self._topics = columns.topics, []
+        for topic in columns.topics.topics[len(self._topics) :]:
+            self._topics.append(topic.decode("utf-8", "rmqstore.java"))
+        return self._topics
+
+    def _put_rows(
+        self, queue: AnyConsumeQueue, columns: RecordColumns, rows: np.ndarray, allow_gaps: bool, mend: bool
+    ) -> None:
+        assert isinstance(queue, ConsumeQueue)
+        if 0 <= columns.queue_offset[rows[0]] <= queue.unit_num and columns.run_length(rows) == len(rows):
+            # They go on where the queue ends, or are there already: as it is unless something was damaged.
+            self._put_run(queue, columns, rows, allow_gaps, mend)
+            return
+        rows = self._plausible(queue, columns, rows)
+        # A run ends where the offsets do not go on by one.
+        done = 0
+        while done < len(rows):
+            run = columns.run_length(rows[done:])
+            self._put_run(queue, columns, rows[done : done + run], allow_gaps, mend)
+            done += run
+
+    def _plausible(self, queue: ConsumeQueue, columns: RecordColumns, rows: np.ndarray) -> np.ndarray:
         # Nothing in a record protects its queue offset.  One that is above a later record's, or higher than the log
         # before it has room for, is damaged; a queue that believed it would be filled up to there.
         offsets = columns.queue_offset[rows]
@@ -195,13 +262,12 @@ class CommitLogDispatcher:
 
     def _put_run(
         self,
-        queue: AnyConsumeQueue,
+        queue: ConsumeQueue,
         columns: RecordColumns,
         rows: np.ndarray,
         allow_gaps: bool,
         mend: bool,
     ) -> None:
-        assert isinstance(queue, ConsumeQueue)
         queue_offset = int(columns.queue_offset[rows[0]])
         phy_offsets, sizes, tags_codes = columns.phy_offset[rows], columns.size[rows], columns.tags_code[rows]
         if queue_offset > queue.unit_num and not allow_gaps:
@@ -212,38 +278,38 @@ class CommitLogDispatcher:
             )
         there = min(max(queue.unit_num - queue_offset, 0), len(rows))
         if mend and there:
-            self._mend(queue, queue_offset, phy_offsets[:there], sizes[:there], tags_codes[:there])
+            self._mend(queue, queue_offset, columns, rows[:there])
         if there < len(rows):
             self.counts.units += queue.put_units(
                 queue_offset, phy_offsets, sizes, tags_codes, columns.store_timestamp[rows]
             )
 
-    def _mend(
-        self, queue: ConsumeQueue, queue_offset: int, phy_offsets: np.ndarray, sizes: np.ndarray, tags_codes: np.ndarray
-    ) -> None:
+    def _mend(self, queue: ConsumeQueue, queue_offset: int, columns: RecordColumns, rows: np.ndarray) -> None:
         done = 0
-        while done < len(phy_offsets):
-            phy, size, tags = queue.units(queue_offset + done, len(phy_offsets) - done)
+        while done < len(rows):
+            number = queue_offset + done
+            phy, size, _ = queue.units(number, len(rows) - done)
             count = len(phy)
             if not count:
                 # There is no file for these: they expired with the queue's older files.
                 done += 1
                 continue
-            part = slice(done, done + count)
-            differ = (phy != phy_offsets[part]) | (size != sizes[part])
-            if queue.ext is None:
-                differ |= tags != tags_codes[part]
+            part = rows[done : done + count]
+            differ = (phy != columns.phy_offset[part]) | (size != columns.size[part])
+            differ[queue.differing_tags(number, columns, part)] = True
             for i in np.flatnonzero(differ).tolist():
+                row = part[i]
                 # A unit of another whole record with the same queue offset was there first, as in a real broker.
                 other = self.commit_log.look_up(int(phy[i]), int(size[i]))
-                if other is not None and other.queue_offset == queue_offset + done + i and other.topic == queue.topic:
-                    if int(phy[i]) != int(phy_offsets[done + i]):
+                if other is not None and other.queue_offset == number + i and other.topic == queue.topic:
+                    if int(phy[i]) != int(columns.phy_offset[row]):
                         continue
                 self.counts.units_mended += queue.repair(
-                    queue_offset + done + i,
-                    int(phy_offsets[done + i]),
-                    int(sizes[done + i]),
-                    int(tags_codes[done + i]),
+                    number + i,
+                    int(columns.phy_offset[row]),
+                    int(columns.size[row]),
+                    int(columns.tags_code[row]),
+                    int(columns.store_timestamp[row]),
                 )
             done += count
 

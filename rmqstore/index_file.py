@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from rmqstore._core import IndexRegion
 from rmqstore.config import StoreConfig
 from rmqstore.errors import GeometryError, ReadOnlyError
-from rmqstore.mapped_file import MappedFile
+from rmqstore.mapped_file import MappedFile, naming_errors
 
 __all__ = ["IndexFile", "IndexHeader"]
 
@@ -72,7 +72,12 @@ class IndexFile(IndexRegion):
         """
         config = StoreConfig() if config is None else config
         created = MappedFile.create(path, config.index_file_size, staging=staging, allocated=allocated)
-        return cls._over(created, config)
+        try:
+            return cls._over(created, config)
+        except BaseException:
+            # An empty file among others would never be filled: a further try takes a new name.
+            created.destroy()
+            raise
 
     @classmethod
     def open(
@@ -174,7 +179,8 @@ class IndexFile(IndexRegion):
         OSError
             The system could not write.
         """
-        self.region.flush()
+        with naming_errors(self.path):
+            self.region.flush()
 
     def flush(self) -> None:
         """Force the file to the disk.

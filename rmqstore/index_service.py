@@ -25,7 +25,7 @@ from rmqstore._core import index_key_hash
 from rmqstore.config import StoreConfig
 from rmqstore.errors import GeometryError, IndexFileError, OffsetOutOfRangeError, ReadOnlyError, StoreClosedError
 from rmqstore.index_file import IndexFile
-from rmqstore.mapped_file import MappedFile, fsync_directory
+from rmqstore.mapped_file import MappedFile, delete_staged, fsync_directory
 
 __all__ = ["IndexService", "QueryOffsetResult", "ReadWriteLock", "index_name_after"]
 
@@ -479,5 +479,4 @@ class IndexService:
             self._open.clear()
             prepared, self._prepared = self._prepared, None
         if prepared is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(prepared)
+            delete_staged(prepared)

@@ -18,11 +18,20 @@ import logging
 import os
 import threading
 from collections import deque
+from collections.abc import Iterator
 
 from rmqstore._core import Region
 from rmqstore.errors import GeometryError, OffsetOutOfRangeError, ReadOnlyError, StoreClosedError, StoreError
 
-__all__ = ["STAGING_PREFIX", "MappedFile", "MappedFilePool", "fsync_directory", "make_directories"]
+__all__ = [
+    "STAGING_PREFIX",
+    "MappedFile",
+    "MappedFilePool",
+    "delete_staged",
+    "fsync_directory",
+    "make_directories",
+    "naming_errors",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -30,11 +39,23 @@ STAGING_PREFIX = ".rmqstore-allocating-"
 _staging_numbers = itertools.count()
 
 
+@contextlib.contextmanager
+def naming_errors(path: str) -> Iterator[None]:
+    """Give an OSError that names no file the name `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, path) from error
+
+
 def fsync_directory(path: str) -> None:
     """Make the names in directory `path` durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(fd)
+        with naming_errors(path):
+            os.fsync(fd)
     finally:
         os.close(fd)
 
@@ -58,6 +79,16 @@ def _allocate(fd: int, size: int) -> None:
         os.ftruncate(fd, size)
 
 
+def delete_staged(path: str) -> None:
+    """Delete a file that `MappedFile.allocate` made; what cannot be deleted now is when the store is opened next."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        logger.warning("%s could not be deleted: %s", path, error)
+
+
 def _rename_without_replacing(source: str, target: str) -> None:
     # A link fails where a file exists, a rename would replace it; some file systems have no links.
     try:
@@ -69,11 +100,8 @@ def _rename_without_replacing(source: str, target: str) -> None:
             raise
         os.rename(source, target)
     else:
-        try:
-            os.unlink(source)
-        except OSError as error:
-            # The file is in its place; its second name is deleted when the store is opened next.
-            logger.warning("%s could not be deleted: %s", source, error)
+        # The file is in its place.
+        delete_staged(source)
 
 
 class MappedFilePool:
@@ -178,8 +206,9 @@ class MappedFile:
         temporary = os.path.join(os.fspath(directory), f"{STAGING_PREFIX}{os.getpid()}-{next(_staging_numbers)}")
         fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
         try:
-            _allocate(fd, size)
-            os.fsync(fd)
+            with naming_errors(temporary):
+                _allocate(fd, size)
+                os.fsync(fd)
         except BaseException:
             os.unlink(temporary)
             raise
@@ -282,7 +311,8 @@ class MappedFile:
                         self.path,
                         min(length, self.size),
                     )
-                region = Region.map(fd, self.size, not self.read_only)
+                with naming_errors(self.path):
+                    region = Region.map(fd, self.size, not self.read_only)
             finally:
                 os.close(fd)
             self._region = region
@@ -392,7 +422,8 @@ class MappedFile:
             return
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            _allocate(fd, self.size)
+            with naming_errors(self.path):
+                _allocate(fd, self.size)
         finally:
             os.close(fd)
         self._allocated = True
@@ -421,14 +452,15 @@ class MappedFile:
         if self._deleted:
             return
         try:
-            if region is not None:
-                region.flush()
-            else:
-                fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-                try:
-                    os.fdatasync(fd)
-                finally:
-                    os.close(fd)
+            with naming_errors(self.path):
+                if region is not None:
+                    region.flush()
+                else:
+                    fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+                    try:
+                        os.fdatasync(fd)
+                    finally:
+                        os.close(fd)
         except BaseException:
             # A file that was deleted meanwhile needs no flush.
             self._taken = not self._deleted
@@ -445,17 +477,22 @@ class MappedFile:
         if region is not None:
             region.close()
 
-    def destroy(self) -> None:
-        """Delete the file.  Whoever reads it or holds a view goes on; the memory goes with the last of them."""
-        if self.read_only:
-            raise ReadOnlyError("a file that was opened read-only is not deleted", self.path)
+    def mark_deleted(self) -> None:
+        """Refuse new uses, as for a file that is not there; who uses it goes on."""
         with self.pool.lock:
             self._deleted = True
             self._closed = True
             self._region = None
             self.pool.forget(self)
             self.pool.dirty.discard(self)
-        os.unlink(self.path)
+
+    def destroy(self) -> None:
+        """Delete the file.  Whoever reads it or holds a view goes on; the memory goes with the last of them."""
+        if self.read_only:
+            raise ReadOnlyError("a file that was opened read-only is not deleted", self.path)
+        self.mark_deleted()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
 
     def __repr__(self) -> str:
         return f"MappedFile({self.path!r}, size={self.size})"

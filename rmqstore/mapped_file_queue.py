@@ -14,7 +14,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 
 from rmqstore.errors import GeometryError, ReadOnlyError, StoreClosedError
-from rmqstore.mapped_file import MappedFile, MappedFilePool, fsync_directory, name_of_offset, offset_of_name
+from rmqstore.mapped_file import (
+    MappedFile,
+    MappedFilePool,
+    delete_staged,
+    fsync_directory,
+    name_of_offset,
+    offset_of_name,
+)
 
 __all__ = ["MappedFileQueue"]
 
@@ -193,10 +200,12 @@ class MappedFileQueue:
                         read_only=self.read_only,
                         pool=self.pool,
                     )
-                    # One that left the queue while it was being looked for is not kept, nor is its disk space.
                     at = bisect_right(self._offsets, offset) - 1
                     if at >= 0 and self._offsets[at] == offset:
                         self._files[offset] = mapped_file
+                    else:
+                        # It left the queue while it was being looked for, and must not be mapped again.
+                        mapped_file.mark_deleted()
         return mapped_file
 
     def find(self, offset: int) -> MappedFile | None:
@@ -426,7 +435,6 @@ class MappedFileQueue:
             self._closed = True
             prepared, self._prepared = self._prepared, []
         for path in prepared:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
+            delete_staged(path)
         for mapped_file in list(self._files.values()):
             mapped_file.close()

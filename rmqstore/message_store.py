@@ -242,9 +242,9 @@ class MessageStore:
         self._all_flushed_where = 0
         self._log_flush_time = self._queue_flush_time = time.monotonic()
         self._disk_full = False
-        self._no_space = ""
+        self._no_space: int | None = None
         self._waiting = 0
-        self._closed = False
+        self._closing = self._closed = False
         self._pid = os.getpid()
         self._poison: BaseException | None = None
         self._last_store_timestamp = 0
@@ -359,6 +359,9 @@ class MessageStore:
     def _recover(self, mode: str) -> None:
         abort = os.path.join(self.path, "abort")
         clean = not os.path.exists(abort)
+        if clean or self.checkpoint.process_id != _process_id_in(abort):
+            # Somebody else had the store after the one who wrote the mark.
+            self.checkpoint.flushed_offset = -1
 
         def before_writing() -> None:
             # From the first change on an interrupted opening counts as an unclean exit.
@@ -387,6 +390,7 @@ class MessageStore:
         last = self.checkpoint.confirm_phy_offset
         if self.commit_log.max_offset > self.commit_log.min_offset:
             self._last_store_timestamp = max(self.commit_log.store_timestamp_at(last), 0)
+        self.checkpoint.process_id = os.getpid()
         if clean:
             self.flush()
             return
@@ -396,6 +400,7 @@ class MessageStore:
         self.queues.flush()
         if self.index_service is not None:
             self.index_service.flush()
+        self.checkpoint.flushed_offset = min(self.checkpoint.flushed_offset, self.commit_log.max_offset)
         self.checkpoint.flush()
         for base in self.commit_log.queue.offsets:
             if base + self.commit_log.segment_size > self.recovery_report.began_at:
@@ -425,39 +430,49 @@ class MessageStore:
             self._flush_all()
         self._persist_consumer_offsets()
 
-    def _flush_all(self, queue_pages: int = 0) -> None:
+    def _flush_all(self, queue_pages: int = 0, *, closing: bool = False) -> None:
         # The caller holds the flush lock.  With `queue_pages` queues that grew by less are left for the next time, and the
         # checkpoint then does not speak for them.
         index_files: list[IndexFile] = []
-        index_timestamp = 0
         with self._lock:
+            self._check_own_files()
             queue_files = self.queues.take_dirty(queue_pages)
             if self.index_service is not None and not queue_pages:
                 index_files = self.index_service.take_dirty()
-                # A Java broker keeps index files up to this time after a crash of its own.
-                index_timestamp = next(
-                    (i.header.end_timestamp for i in self.index_service.files() if i.index_count > 1), 0
-                )
             end, timestamp = self.commit_log.max_offset, self._last_store_timestamp
+            index_end, index_timestamp = self._index_for_java(end, timestamp, closing)
         checkpoint = self.checkpoint
         self._flush_log()
         try:
-            self._check_own_files()
             for mapped_file in queue_files:
                 mapped_file.flush()
             for index in index_files:
                 index.force()
             checkpoint.physic_msg_timestamp = max(checkpoint.physic_msg_timestamp, timestamp)
             if not queue_pages:
-                checkpoint.logics_msg_timestamp = max(checkpoint.logics_msg_timestamp, timestamp)
-                checkpoint.logics_physical_offset = end
-                checkpoint.index_msg_timestamp = max(checkpoint.index_msg_timestamp, index_timestamp)
+                checkpoint.flushed_offset = -1 if closing else end
+                checkpoint.logics_physical_offset = index_end
+                checkpoint.logics_msg_timestamp = min(timestamp, index_timestamp)
+                checkpoint.index_msg_timestamp = index_timestamp
                 self._all_flushed_where = end
                 self._queue_flush_time = time.monotonic()
             checkpoint.flush()
         except BaseException as error:
             self._fail(error)
             raise
+
+    def _index_for_java(self, end: int, timestamp: int, closing: bool) -> tuple[int, int]:
+        # What the checkpoint may say of queues and index: phy offset and time.  A Java store (5.5.0) that finds `abort` deletes
+        # every index file that ends after this time and dispatches from this offset on, so that while the store is open
+        # they must not go beyond the newest full index file: all keys behind it are then indexed again.
+        if self.index_service is None:
+            return end, timestamp
+        for index in self.index_service.files():
+            if closing and index.index_count > 1:
+                return end, index.header.end_timestamp
+            if index.is_full:
+                return min(end, index.header.end_phy_offset), index.header.end_timestamp
+        return (end, timestamp) if closing else (0, 0)
 
     def _check_own_files(self) -> None:
         # A Java broker (5.5.0) recovers before it asks for the lock: when it is then refused, it has deleted the newest index
@@ -468,11 +483,13 @@ class MessageStore:
         if ours and self.index_service is not None:
             ours = self.index_service.is_whole()
         if not ours:
-            raise StoreChangedError(
+            error = StoreChangedError(
                 "files of the index or the log were deleted or replaced by somebody else while this store was open (a broker "
                 "that was started on it does so before the lock stops it); close it and open it again, which recovers it",
                 self.path,
             )
+            self._fail(error)
+            raise error
 
     def _flush_log(self) -> None:
         with self._log_flush_lock:
@@ -576,10 +593,11 @@ class MessageStore:
                 and index_service.fill >= _PREPARE_AT
             ):
                 index_service.prepare()
-            self._no_space = ""
+            self._no_space = None
         except OSError as error:
-            if self._no_space != str(error):
-                self._no_space = str(error)
+            # Once for a cause, not once a tick.
+            if self._no_space != error.errno:
+                self._no_space = error.errno
                 logger.error(
                     "%s: the next file cannot be allocated (%s); puts fail when the current one is full: free space",
                     self.path,
@@ -623,7 +641,7 @@ class MessageStore:
         return self._delete_expired_files(True, lambda milliseconds: True)
 
     def _delete_expired_files(self, manually: bool, pause: Callable[[int], bool]) -> RetentionReport:
-        space = DiskSpace.judge(used_ratio(self.path), self.config)
+        space = DiskSpace.judge(used_ratio(self.path), self.config, self._disk_full)
         if space.full != self._disk_full:
             self._disk_full = space.full
             if space.full:
@@ -664,25 +682,30 @@ class MessageStore:
             own = self._pid == os.getpid()
             if self._housekeeping is not None and own:
                 self._housekeeping.stop()
+            with self._lock:
+                # From here on nothing is put; puts that wait for the disk get their flush.
+                self._closing = True
             try:
-                with self._flush_lock, self._lock:
-                    if not self.read_only and own:
+                if not self.read_only and own:
+                    with self._flush_lock:
                         self._close_in_order()
             finally:
-                with self._lock:
-                    self._closed = True
-                    self._close_files()
+                self._closed = True
+                try:
+                    with self._lock:
+                        self._close_files()
+                finally:
                     if self._store_lock is not None:
                         self._store_lock.release()
-                with self._arrived:
-                    self._arrived.notify_all()
+                    with self._arrived:
+                        self._arrived.notify_all()
 
     def _close_in_order(self) -> None:
         try:
             if self._poison is None:
                 with contextlib.suppress(StoreChangedError):
                     # That was logged, and the next opening mends it.
-                    self._flush_all()
+                    self._flush_all(closing=True)
         finally:
             self._persist_consumer_offsets()
         if self._poison is None:
@@ -718,6 +741,8 @@ class MessageStore:
 
     def _check_writable(self) -> None:
         self._check_open()
+        if self._closing:
+            raise StoreClosedError("the store is being closed; open it again", self.path)
         if self.read_only:
             raise ReadOnlyError("the store was opened read-only; open it with read_only=False to write", self.path)
         if self._pid != os.getpid():
@@ -1111,8 +1136,8 @@ class MessageStore:
             transaction = message.sys_flag & _TRANSACTION_MASK
             code = each.tags_code
             if message.topic == _SCHEDULE_TOPIC and message.delay_level > 0:
-                delays = self.config.delay_levels
-                code = now + delays[min(message.delay_level, len(delays)) - 1] if delays else code
+                delays = self.commit_log.delays
+                code = now + int(delays[min(message.delay_level, len(delays)) - 1]) if len(delays) else code
             if transaction in (0, _TRANSACTION_COMMIT):
                 queue = self.queues.find_or_create(message.topic, each.queue_id)
                 if isinstance(queue, BatchConsumeQueue):
@@ -1560,6 +1585,16 @@ class MessageStore:
             if messages or high < low:
                 break
         return QueryResult(messages)
+
+
+def _process_id_in(path: str) -> int:
+    # RocketMQ before 5.0.0 leaves the file empty.
+    try:
+        with open(path, "rb") as file:
+            text = file.read(32)
+    except OSError:
+        return -1
+    return int(text) if text.isdigit() else -1
 
 
 def _as_stored(text: str | None) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from rmqstore import _core
 from rmqstore._core import RecordColumns, Verdict
 from rmqstore.checkpoint import Checkpoint
-from rmqstore.commit_log import CommitLog, ScanProgress, check_store_root
+from rmqstore.commit_log import CommitLog, check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.consume_queue import queue_directories
 from rmqstore.consume_queue_store import ConsumeQueueStore
@@ -223,43 +223,23 @@ def _build_once(
                 queues.add_batch_topic(topic)
         dispatcher = CommitLogDispatcher(commit_log, queues, index_service)
         dispatcher.refuse_mixed_topics = True
+        begin = commit_log.min_offset
         columns = RecordColumns()
-        begin = at = commit_log.min_offset
-        scanned = ScanProgress(commit_log.queue)
-        while at < end:
-            scanned.reach(at)
-            mapped_file = commit_log.queue.find(at)
-            if mapped_file is None:
-                following = [base for base in commit_log.queue.offsets if base > at]
-                until = following[0] if following else end
-                report.damage.append((at, until - at, "missing segment"))
-                at = until
-                continue
-            base, region = mapped_file.file_from_offset, mapped_file.region
-            region.advise("sequential")
-            pos, verdict = _core.scan(
-                region, at - base, end - base, base, columns, commit_log.delays, commit_log.crc_check, config.index_tags
-            )
-            _refuse_assumed(columns, config, kinds, root)
-            dispatcher.dispatch_columns(columns, IndexProgress(), allow_gaps=True)
-            at = base + pos
-            if verdict == Verdict.BLANK:
-                at = base + region.size
-            elif verdict == Verdict.LIMIT:
-                at = base + region.size if pos == region.size else end
+        damaged = RecordColumns(1, columns.topics)
+        for stretch in commit_log.stretches(begin, end, columns):
+            verdict = stretch.verdict
+            if verdict is Verdict.RECORD:
+                _refuse_assumed(columns, config, kinds, root)
+                dispatcher.dispatch_columns(columns, IndexProgress(), allow_gaps=True)
             elif verdict in (Verdict.BAD_BODY_CRC, Verdict.BAD_PROP_CRC):
                 # Its lengths are whole, so it keeps its place in its queue and under its keys; readers mark it as corrupt.
-                pos, _ = _core.scan(region, pos, pos + 1, base, columns, commit_log.delays, 0, config.index_tags)
-                dispatcher.dispatch_columns(columns, IndexProgress(), allow_gaps=True)
-                report.damage.append((at, base + pos - at, verdict.name))
-                at = base + pos
-            elif verdict != Verdict.COLUMNS_FULL:
-                found = _core.find_record(region, pos + 1, base) if pos + 1 < region.size else -1
-                until = base + found if found >= 0 else min(base + region.size, end)
-                report.damage.append((at, until - at, verdict.name))
-                at = until
+                for _ in commit_log.stretches(stretch.begin, stretch.end, damaged, check_crc=False):
+                    dispatcher.dispatch_columns(damaged, IndexProgress(), allow_gaps=True)
+            if verdict not in (Verdict.RECORD, Verdict.BLANK):
+                what = "missing segment" if verdict is None else verdict.name
+                report.damage.append((stretch.begin, stretch.end - stretch.begin, what))
             if progress is not None:
-                progress(at - begin, end - begin)
+                progress(stretch.end - begin, end - begin)
         if queues is not None:
             queues.flush()
         if index_service is not None:

@@ -49,7 +49,7 @@ class DiskSpace:
     full : bool
         Above `disk_space_warning_level_ratio`: no more writes.
     delete_at_once : bool
-        Above `disk_space_clean_forcibly_ratio`: delete whatever the age.
+        Above `disk_space_clean_forcibly_ratio`: delete at any hour, and whatever the age if `clean_file_forcibly_enable`.
     delete_expired : bool
         Above `disk_max_used_space_ratio`: delete what is expired at any hour.
     """
@@ -60,12 +60,16 @@ class DiskSpace:
     delete_expired: bool
 
     @classmethod
-    def judge(cls, ratio: float, config: StoreConfig) -> DiskSpace:
-        """Apply RocketMQ's bounds: warning level 35 to 90 %, forcible 30 to 85 %, maximum 10 to 95 %."""
+    def judge(cls, ratio: float, config: StoreConfig, was_full: bool = False) -> DiskSpace:
+        """Apply RocketMQ's bounds: warning level 35 to 90 %, forcible 30 to 85 %, maximum 10 to 95 %.
+
+        A disk that was full is so until it is used below the forcible ratio, so that writes do not come and go.
+        """
         warning = min(max(config.disk_space_warning_level_ratio, 35), 90) / 100
         forcible = min(max(config.disk_space_clean_forcibly_ratio, 30), 85) / 100
         most = min(max(config.disk_max_used_space_ratio, 10), 95) / 100
-        return cls(ratio, ratio > warning, ratio > forcible, ratio < 0 or ratio > most)
+        full = ratio > warning or (was_full and ratio > forcible)
+        return cls(ratio, full, ratio > forcible, ratio < 0 or ratio > most)
 
 
 def used_ratio(path: str) -> float:
@@ -116,7 +120,7 @@ def delete_expired_files(
     config = commit_log.config
     report = RetentionReport(used_ratio=space.used_ratio)
     force = space.delete_at_once and config.clean_file_forcibly_enable
-    if manually or space.delete_expired or force or is_time_to_delete(config, now):
+    if manually or space.delete_expired or space.delete_at_once or is_time_to_delete(config, now):
         report.segments = _delete_segments(commit_log, lock, now, force, pause)
         if space.delete_at_once and not report.segments:
             logger.warning(
@@ -146,7 +150,12 @@ def _delete_segments(
             if len(commit_log.queue) < 2:
                 break
             first = commit_log.queue.file(commit_log.queue.offsets[0])
-            age = now - int(os.stat(first.path).st_mtime * 1000)
+            try:
+                age = now - int(os.stat(first.path).st_mtime * 1000)
+            except FileNotFoundError:
+                logger.warning("%s was deleted by somebody else", first.path)
+                commit_log.queue.drop_first().close()
+                continue
             if not force and age < config.file_reserved_time * _HOUR:
                 break
             commit_log.queue.drop_first()

@@ -16,7 +16,7 @@ import numpy as np
 from rmqstore import _core
 from rmqstore._core import RecordColumns, Verdict
 from rmqstore.checkpoint import Checkpoint
-from rmqstore.commit_log import CommitLog, ScanProgress, check_store_root
+from rmqstore.commit_log import CommitLog, Stretch, check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue
 from rmqstore.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
@@ -212,69 +212,50 @@ class _Checker:
     def _log(self, entries: _IndexCheck) -> Iterator[Finding]:
         log = self.commit_log
         columns = RecordColumns()
-        at = log.min_offset
-        begin = at
-        scanned = ScanProgress(log.queue)
-        while at < self.end:
-            scanned.reach(at)
+        begin = log.min_offset
+        for stretch in log.stretches(begin, self.end, columns):
             if self.progress is not None:
-                self.progress(at - begin, self.end - begin)
-            mapped_file = log.queue.find(at)
-            if mapped_file is None:
-                following = [base for base in log.queue.offsets if base > at]
-                until = following[0] if following else self.end
-                yield Finding(log.path, 0, "missing_segment", f"no segment holds phy offsets {at} to {until}")
-                at = until
-                continue
-            base, region, path = mapped_file.file_from_offset, mapped_file.region, mapped_file.path
-            pos, verdict = _core.scan(
-                region, at - base, self.end - base, base, columns, log.delays, log.crc_check, self.config.index_tags
-            )
-            yield from self._missing_crcs(columns, path, base)
-            yield from self._records(columns)
-            yield from entries.records(columns)
-            at = base + pos
-            if verdict == Verdict.COLUMNS_FULL:
-                continue
-            if verdict == Verdict.BLANK:
-                stored = region.get_i32(pos)
-                if stored != region.size - pos:
-                    yield Finding(
-                        path, pos, "bad_blank", f"the blank says {stored} bytes, {region.size - pos} are left"
-                    )
-                at = base + region.size
-            elif verdict == Verdict.LIMIT:
-                at = base + region.size if pos == region.size else self.end
-            elif verdict in (Verdict.BAD_BODY_CRC, Verdict.BAD_PROP_CRC):
-                record = _core.decode_record(region, pos)
-                assert isinstance(record, tuple)  # Its lengths were found whole just before.
-                what = "body" if verdict == Verdict.BAD_BODY_CRC else "property"
-                yield Finding(
-                    path, pos, _KINDS[verdict], f"the record at phy offset {at} does not agree with its {what} CRC"
-                )
-                at += record[0]
-                entries.pass_over(base + pos)
-                self._pass_over(record)
+                self.progress(stretch.begin - begin, self.end - begin)
+            if stretch.verdict is Verdict.RECORD:
+                yield from self._missing_crcs(columns, stretch.begin)
+                yield from self._records(columns)
+                yield from entries.records(columns)
             else:
-                found = _core.find_record(region, pos + 1, base) if pos + 1 < region.size else -1
-                until = found if found >= 0 else region.size
-                if base + until > self.end and found < 0:
-                    until = self.end - base
-                yield Finding(
-                    path,
-                    pos,
-                    _KINDS[verdict],
-                    f"{until - pos} bytes from phy offset {at} are no record ({verdict.name})",
-                )
-                entries.pass_over_range(at, base + until)
-                at = base + until
+                yield from self._no_record(stretch)
+                if stretch.verdict not in (Verdict.BLANK, None):
+                    entries.pass_over_range(stretch.begin, stretch.end)
         if self.progress is not None:
             self.progress(self.end - begin, self.end - begin)
         yield from self._tail()
 
-    def _missing_crcs(self, columns: RecordColumns, path: str, base: int) -> Iterator[Finding]:
+    def _no_record(self, stretch: Stretch) -> Iterator[Finding]:
+        log, at, verdict = self.commit_log, stretch.begin, stretch.verdict
+        mapped_file = log.queue.find(at)
+        if mapped_file is None or verdict is None:
+            yield Finding(log.path, 0, "missing_segment", f"no segment holds phy offsets {at} to {stretch.end}")
+            return
+        region, path, pos = mapped_file.region, mapped_file.path, at - mapped_file.file_from_offset
+        if verdict == Verdict.BLANK:
+            stored = region.get_i32(pos)
+            if stored != region.size - pos:
+                yield Finding(path, pos, "bad_blank", f"the blank says {stored} bytes, {region.size - pos} are left")
+        elif verdict in (Verdict.BAD_BODY_CRC, Verdict.BAD_PROP_CRC):
+            record = _core.decode_record(region, pos)
+            assert isinstance(record, tuple)  # Its lengths were found whole just before.
+            what = "body" if verdict == Verdict.BAD_BODY_CRC else "property"
+            detail = f"the record at phy offset {at} does not agree with its {what} CRC"
+            yield Finding(path, pos, _KINDS[verdict], detail)
+            if self.with_queues and record[7] & _TRANSACTION_MASK in (0, 0x8):
+                self._check_of(record[15], record[3]).covered += 1
+        else:
+            detail = f"{stretch.end - at} bytes from phy offset {at} are no record ({verdict.name})"
+            yield Finding(path, pos, _KINDS[verdict], detail)
+
+    def _missing_crcs(self, columns: RecordColumns, begin: int) -> Iterator[Finding]:
         if not self.config.enabled_append_prop_crc:
             return
+        mapped_file = self.commit_log.segment(begin)
+        path, base = mapped_file.path, mapped_file.file_from_offset
         for row in np.flatnonzero(columns.prop_crc[: columns.count] == 0).tolist():
             phy_offset = int(columns.phy_offset[row])
             yield Finding(
@@ -314,23 +295,13 @@ class _Checker:
         if not n or not self.with_queues:
             return
         self.last_timestamp = max(self.last_timestamp, int(columns.store_timestamp[:n].max()))
-        topics = [topic.decode("utf-8", "rmqstore.java") for topic in columns.topics.topics]
         transaction = columns.sys_flag[:n] & _TRANSACTION_MASK
-        queued = np.flatnonzero((transaction == 0) | (transaction == 0x8))
-        if not len(queued):
-            return
-        code = columns.topic[queued].astype(np.int64) << 32 | (columns.queue_id[queued].astype(np.int64) & 0xFFFFFFFF)
-        order = queued[np.argsort(code, kind="stable")]
-        code = np.sort(code, kind="stable")
-        cuts = (np.flatnonzero(code[1:] != code[:-1]) + 1).tolist()
-        for start, end in zip([0, *cuts], [*cuts, len(order)], strict=True):
-            rows = order[start:end]
-            check = self._check_of(topics[columns.topic[rows[0]]], int(columns.queue_id[rows[0]]))
-            yield from check.records(columns, rows)
-
-    def _pass_over(self, record: tuple) -> None:
-        if self.with_queues and record[7] & _TRANSACTION_MASK in (0, 0x8):
-            self._check_of(record[15], record[3]).covered += 1
+        queued = (transaction == 0) | (transaction == 0x8)
+        groups, order = columns.by_queue(queued.view(np.uint8))
+        for number, start, end in groups:
+            topic, queue_id = columns.topics.queues[number]
+            check = self._check_of(columns.topics.topics[topic].decode("utf-8", "rmqstore.java"), queue_id)
+            yield from check.records(columns, order[start:end])
 
     def _queues(self) -> Iterator[Finding]:
         for topic, queue_id in self.queues.keys():
@@ -703,10 +674,6 @@ class _IndexCheck:
                 "bad_entry",
                 f"entry {self.entry + i} is {int(diffs[i])} s after the file's begin, its record {int(needed[i])} s",
             )
-
-    def pass_over(self, phy_offset: int) -> None:
-        """Step over the entries of a record that could not be trusted."""
-        self.pass_over_range(phy_offset, phy_offset + 1)
 
     def pass_over_range(self, begin: int, end: int) -> None:
         """Step over the entries of records in a stretch that could not be read."""

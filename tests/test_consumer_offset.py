@@ -22,6 +22,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import rmqstore.consumer_offset
 from rmqstore.consumer_offset import ConsumerOffsets, LocalOffsets, format_fastjson, parse_fastjson
 from rmqstore.errors import CorruptionError, ReadOnlyError
 
@@ -488,15 +489,17 @@ def test_commits_give_the_text_of_a_second_encoder(tmp_path_factory, changes, tw
     assert again.list() == {tuple(reversed(key.split("@", 1))): queues for key, queues in table.items()}
 
 
-def test_many_keys_stand_in_javas_order(tmp_path):
+@pytest.mark.parametrize(("groups", "topics"), [(96, 6), (97, 7), (96, 8), (130, 15)])
+def test_many_keys_stand_in_javas_order(groups, topics, tmp_path):
+    """The numbers are those at which Java's tables grow: 96 of 128, 6 of 8, 12 of 16, 768 of 1024."""
     path = tmp_path / "consumerOffset.json"
     offsets = open_consumer(path)
     table = {}
-    for number in range(2000):
-        offsets.commit(f"group-{number % 130}", f"Topic{number}", 0, number)
-        table[f"Topic{number}@group-{number % 130}"] = {0: number}
+    for number in range(groups * topics):
+        offsets.commit(f"group-{number % groups}", f"Topic{number}", 0, number)
+        table[f"Topic{number}@group-{number % groups}"] = {0: number}
     offsets.persist()
-    assert path.read_text() == expected_text(table, version=(4, 0, NOW))
+    assert path.read_text() == expected_text(table, version=(groups * topics // 500, 0, NOW))
 
 
 def test_data_version_moves_once_in_so_many_commits(tmp_path):
@@ -1013,9 +1016,14 @@ def test_a_kill_at_every_step(kind, tmp_path, monkeypatch):
     assert torn > 100
 
 
+NEEDS_PROC = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc to know what a descriptor is")
+
+
 class Disk:
-    """What a power loss may leave of one directory: names that were made durable, any of the later changes, and files of
-    which only what was synced is sure."""
+    """What a power loss may leave of one directory.
+
+    The names that were made durable, any of the later changes, and of a file only what was synced is sure.
+    """
 
     def __init__(self, directory):
         self.directory = str(directory)
@@ -1080,7 +1088,30 @@ class Disk:
                 }
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc to know what a descriptor is")
+@NEEDS_PROC
+def test_new_directories_are_durable_before_the_file_is(tmp_path, monkeypatch):
+    synced = []
+
+    def after(name, arguments, _result):
+        if name == "mkdir":
+            synced.append(("made", arguments[0]))
+        elif name == "fsync":
+            synced.append(("synced", os.readlink(f"/proc/self/fd/{arguments[0]}")))
+
+    subject = Subject("local", str(tmp_path / "a" / "b" / "x.json"))
+    subject.commit(1)
+    with monkeypatch.context() as patch:
+        record_calls(patch, after=after)
+        subject.offsets.persist()
+    top = str(tmp_path)
+    assert synced[:4] == [("made", f"{top}/a"), ("synced", top), ("made", f"{top}/a/b"), ("synced", f"{top}/a")]
+    assert [(what, path.startswith(f"{top}/a/b/x.json.rmqstore-tmp-")) for what, path in synced[4:5]] == [
+        ("synced", True)
+    ]
+    assert synced[5:] == [("synced", f"{top}/a/b")]
+
+
+@NEEDS_PROC
 @pytest.mark.parametrize("kind", KINDS)
 def test_power_loss_at_every_step(kind, tmp_path, monkeypatch):
     directory, scratch = tmp_path / "config", tmp_path / "scratch"
@@ -1290,6 +1321,25 @@ def test_commits_during_a_persist_are_not_lost_and_do_not_wait(kind, tmp_path, m
     assert subject.loaded() == 1 and subject.offsets.dirty and subject.number(subject.offsets) == 2
     assert subject.offsets.persist() and not subject.offsets.dirty
     assert subject.loaded() == 2
+
+
+def test_what_is_written_is_the_table_of_one_moment(tmp_path, monkeypatch):
+    offsets = open_consumer(tmp_path / "x.json")
+    for queue_id in range(3):
+        offsets.commit("g", "t", queue_id, 1)
+    first = offsets.list()
+    real = rmqstore.consumer_offset.java_string_hash
+
+    def commit_meanwhile(text):
+        monkeypatch.setattr(rmqstore.consumer_offset, "java_string_hash", real)
+        offsets.commit("new", "t", 0, 1)
+        offsets.commit("g", "t", 3, 1)
+        return real(text)
+
+    monkeypatch.setattr(rmqstore.consumer_offset, "java_string_hash", commit_meanwhile)
+    assert offsets.persist()
+    assert len(offsets.list()) == 2 and ConsumerOffsets.load(offsets.path).list() == first
+    assert offsets.persist() and ConsumerOffsets.load(offsets.path).list() == offsets.list()
 
 
 def in_threads(*functions):

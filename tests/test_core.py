@@ -718,6 +718,77 @@ def test_more_keys_than_the_columns_have_room_for():
     assert columns.key_hash[:12000].tolist() == expected * 2
 
 
+def columns_of(records: list[dict], capacity: int | None = None) -> RecordColumns:
+    raw = b""
+    for record in records:
+        raw += oracle.encode_record(phy_offset=len(raw), **record)
+    columns = RecordColumns(len(records) if capacity is None else capacity)
+    assert _core.scan(mapped(raw), 0, len(raw), 0, columns, NO_DELAYS)[0] == len(raw)
+    return columns
+
+
+def test_a_scan_without_keys_gives_the_same_columns_without_hashes():
+    records = [
+        dict(topic=f"T{n % 3}", queue_id=n % 5, queue_offset=n, properties=[("KEYS", f"a{n} b"), ("TAGS", "t")])
+        for n in range(40)
+    ]
+    raw = b""
+    for record in records:
+        raw += oracle.encode_record(phy_offset=len(raw), **record)
+    whole, bare = RecordColumns(40), RecordColumns(40)
+    _core.scan(mapped(raw), 0, len(raw), 0, whole, NO_DELAYS)
+    _core.scan(mapped(raw), 0, len(raw), 0, bare, NO_DELAYS, 1, True, False)
+    assert whole.key_start[40] == 120
+    assert not bare.key_start.any()
+    for (
+        name
+    ) in "phy_offset size queue_id queue_offset sys_flag store_timestamp tags_code topic queue inner_num".split():
+        assert getattr(bare, name).tolist() == getattr(whole, name).tolist(), name
+
+
+def test_rows_are_put_together_by_queue():
+    dice = random.Random(5)
+    # More queues than the table has room for at first, negative ids, equal ids of several topics.
+    named = [(f"T{n % 7}", dice.choice([0, -1, 2**31 - 1, -(2**31), n])) for n in range(400)]
+    picked = [dice.choice(named) for _ in range(3000)]
+    columns = columns_of([dict(topic=topic, queue_id=queue_id) for topic, queue_id in picked])
+    chosen = np.array([dice.random() < 0.7 for _ in picked])
+    groups, order = columns.by_queue(chosen.view(np.uint8))
+    table = columns.topics
+    assert len(set(table.queues)) == len(table.queues) == len(set(picked))
+    found = {}
+    for number, start, end in groups:
+        topic, queue_id = table.queues[number]
+        assert end > start
+        found[table.topics[topic].decode(), queue_id] = order[start:end].tolist()
+    expected: dict = {}
+    for row, queue in enumerate(picked):
+        if chosen[row]:
+            expected.setdefault(queue, []).append(row)
+    assert found == expected
+    assert len(order) == chosen.sum()
+    assert columns.by_queue(np.zeros(3000, np.uint8))[0] == []
+    with pytest.raises(ValueError):
+        columns.by_queue(np.zeros(2999, np.uint8))
+    # The columns are open to everybody: what leads outside takes no part.
+    columns.queue[:10] = [-1, -(2**31), 2**31 - 1, len(table.queues), 0, 0, 0, 0, 0, 0]
+    assert len(columns.by_queue(np.ones(3000, np.uint8))[1]) == 2996
+    for count in (-1, 3001, MAX_I64):
+        columns.count = count
+        with pytest.raises(ValueError):
+            columns.by_queue(np.ones(3000, np.uint8))
+
+
+def test_run_length_ends_where_offsets_do_not_go_on_by_one():
+    columns = columns_of([dict(topic="T", queue_offset=n) for n in (5, 6, 7, 9, 10, 10, -1, 0, MAX_I64, MIN_I64)])
+    rows = np.arange(10, dtype=np.int64)
+    assert [columns.run_length(rows[n:]) for n in range(11)] == [3, 2, 1, 2, 1, 1, 2, 1, 2, 1, 0]
+    assert columns.run_length(np.array([0, 2], np.int64)) == 1
+    for bad in ([10], [-1], [0, MAX_I64], [MIN_I64]):
+        with pytest.raises(OffsetOutOfRangeError):
+            columns.run_length(np.array(bad, np.int64))
+
+
 def test_topic_table_numbers_topics_in_order():
     table = TopicTable()
     names = [f"topic-{i}".encode() for i in range(300)] + [b"", "订单".encode(), b"AaAa", b"BBBB", b"AaBB", b"\xff"]
@@ -793,6 +864,69 @@ def test_t9_units(vectors):
     pre_fill = bytes.fromhex(vectors["T9"]["pre_fill"])
     _core.write_unit(region, 0, 0, _core.PRE_FILL_SIZE, 0)
     assert region.read(0, 20) == pre_fill == oracle.PRE_FILL_UNIT
+
+
+def test_agreeing_units_sees_every_difference():
+    columns = columns_of([dict(topic="T", queue_offset=3 + n, properties=[("TAGS", f"t{n}")]) for n in range(6)])
+    rows = np.arange(6, dtype=np.int64)
+    region = sparse(20 * 8)
+    _core.write_units(region, 20, columns.phy_offset, columns.size, columns.tags_code)
+    data = content(region)
+    assert _core.agreeing_units(region, 20, columns, rows, 3) == 6
+    assert _core.agreeing_units(region, 40, columns, rows[1:4], 4) == 3
+    assert _core.agreeing_units(region, 20, columns, rows[:0], 3) == 0
+    # Right bytes at the wrong number.
+    assert _core.agreeing_units(region, 20, columns, rows, 4) == 0
+    assert _core.agreeing_units(region, 20, columns, np.array([0, 1, 3], np.int64), 3) == 2
+    for pos in range(20, 140):
+        for bit in (1, 128):
+            hurt = mapped(data[:pos] + bytes([data[pos] ^ bit]) + data[pos + 1 :])
+            unit = (pos - 20) // 20
+            assert _core.agreeing_units(hurt, 20, columns, rows, 3) == unit
+            # Tags codes are left out where they are addresses.
+            in_tags = pos % 20 >= 12
+            assert _core.agreeing_units(hurt, 20, columns, rows, 3, False) == (6 if in_tags else unit)
+    for bad in ([6], [-1], [0, 6], [MAX_I64], [MIN_I64]):
+        with pytest.raises(OffsetOutOfRangeError):
+            _core.agreeing_units(region, 20, columns, np.array(bad, np.int64), 3)
+    for pos in (60, 160):
+        with pytest.raises(OffsetOutOfRangeError):
+            _core.agreeing_units(region, pos, columns, rows, 3)
+    assert region.pins == 0
+
+
+def test_agreeing_ext_units_sees_every_difference():
+    units = [(n * 1_000_003 - 5, 1_700_000_000_000 + n, b"x" * (n % 3 * 8)) for n in range(8)]
+    region = sparse(400)
+    pos, addresses = 0, []
+    base = 4096
+    for unit in units:
+        addresses.append(_core.EXT_ADDRESS_BASE + base + pos)
+        pos += _core.write_ext_unit(region, pos, *unit)
+    addresses = np.array(addresses, np.int64)
+    tags, times = (np.array([unit[i] for unit in units], np.int64) for i in (0, 1))
+    data = content(region)
+    assert _core.agreeing_ext_units(region, base, addresses) == 8
+    assert _core.agreeing_ext_units(region, base, addresses, tags, times) == 8
+    assert _core.agreeing_ext_units(region, base, addresses[:0]) == 0
+    # An address of another file, between two units, behind the last one, and ones that lie nowhere.
+    for address in (base - 1, base + 400, base + 381, base + 1, base + pos, 0, -1, MAX_I64, 2**62):
+        odd = addresses.copy()
+        odd[5] = (address + _core.EXT_ADDRESS_BASE + 2**63) % 2**64 - 2**63
+        assert _core.agreeing_ext_units(region, base, odd) == 5, address
+    starts = (addresses - _core.EXT_ADDRESS_BASE - base).tolist()
+    for place in range(pos):
+        hurt = mapped(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        unit = max(n for n, start in enumerate(starts) if start <= place)
+        inside = place - starts[unit]
+        length = inside < 2 or 18 <= inside < 20
+        assert _core.agreeing_ext_units(hurt, base, addresses) == (unit if length else 8)
+        assert _core.agreeing_ext_units(hurt, base, addresses, tags, times) == (unit if inside < 20 else 8)
+    for wrong in ((tags[:3], times), (tags, times[:3])):
+        with pytest.raises(ValueError):
+            _core.agreeing_ext_units(region, base, addresses, *wrong)
+    assert _core.agreeing_ext_units(sparse(10), 0, addresses) == 0
+    assert region.pins == 0
 
 
 def test_t9_tags_codes_come_out_of_a_scan(vectors, golden_store):
@@ -998,7 +1132,7 @@ def test_index_files_of_base_come_out_again(vectors, golden_store):
     for index in built:
         assert index.check_links(end) == []
         count = max(index.read_header()[5], 1)
-        assert index.consistent_count(end) == count
+        assert index.survey(end)[0] == count
         assert index.relink(count) == 0
     assert [content(index.region) for index in built] == golden_index
 
@@ -1317,7 +1451,7 @@ def test_a_put_cut_short_at_any_step_is_undone_or_completed(fresh_count, slot_co
             steps.add(name)
             counted = counted or name == "count"
             cut = index_of(slots, entries, bytes(state))
-            count = cut.consistent_count(end_of_log)
+            count = cut.survey(end_of_log)[0]
             assert count == (n + 1 if counted else n)
             cut.relink(count)
             assert cut.check_links(end_of_log) == []
@@ -1343,12 +1477,12 @@ def test_a_put_cut_short_at_any_step_is_undone_or_completed(fresh_count, slot_co
     assert steps == {"entry", "slot", "begin", "hash_slot_count", "count", "end"}
 
 
-def test_consistent_count_sees_every_kind_of_broken_entry():
+def test_a_survey_sees_every_kind_of_broken_entry():
     index, end = filled_index()
     data = content(index.region)
-    assert index.consistent_count(end) == 13
-    assert index.consistent_count(500) == 11  # entries 11 and 12 are of the record at 500
-    assert index.consistent_count(0) == 1
+    assert index.survey(end)[0] == 13
+    assert index.survey(500)[0] == 11  # entries 11 and 12 are of the record at 500
+    assert index.survey(0)[0] == 1
     for n in range(1, 13):
         at = index.entry_pos(n)
         for place, value in (
@@ -1360,16 +1494,55 @@ def test_consistent_count_sees_every_kind_of_broken_entry():
             (at + 16, struct.pack(">i", -1)),
         ):
             hurt = index_of(5, 16, data[:place] + value + data[place + len(value) :])
-            assert hurt.consistent_count(end) == n
+            assert hurt.survey(end)[0] == n
             assert hurt.check_links(end)
     for count in (14, 16, 17, 2**31 - 1):
         hurt = index_of(5, 16, data[:36] + struct.pack(">i", count) + data[40:])
         # The entries behind are zeros: their phy offset 0 lies before the last one.
-        assert hurt.consistent_count(end) == 13
+        assert hurt.survey(end)[0] == 13
         assert hurt.relink(13) == 1
         assert content(hurt.region) == data
     for count in (0, -1, -(2**31)):
-        assert index_of(5, 16, data[:36] + struct.pack(">i", count) + data[40:]).consistent_count(end) == 1
+        assert index_of(5, 16, data[:36] + struct.pack(">i", count) + data[40:]).survey(end)[0] == 1
+
+
+def test_a_survey_tells_whether_slots_chains_and_counts_are_right():
+    index, end = filled_index()
+    data = content(index.region)
+    assert index.survey(end) == (13, True)
+    places = [40 + 4 * slot for slot in range(5)] + [index.entry_pos(n) + 16 for n in range(1, 13)] + [32, 36]
+    for place in places:
+        stored = struct.unpack(">i", data[place : place + 4])[0]
+        for value in {0, 1, stored - 1, stored + 1, 12, 13, -1} - {stored}:
+            hurt = index_of(5, 16, data[:place] + struct.pack(">i", value) + data[place + 4 :])
+            before = content(hurt.region)
+            count, linked = hurt.survey(end)
+            assert content(hurt.region) == before
+            # Whatever is wrong, `relink` finds something to do just where the survey says so.
+            assert (hurt.relink(count) == 0) == linked, (place, value)
+            assert not linked or place == 36
+
+
+def test_a_survey_of_the_newest_entries_trusts_the_ones_before():
+    index, end = filled_index()
+    data = content(index.region)
+    for first in range(1, 14):
+        assert index.survey(end, 0, first) == (13, True)
+        for n in range(1, 13):
+            # A hash below zero, and a previous entry that does not come before.
+            for place, value in ((index.entry_pos(n), -1), (index.entry_pos(n) + 16, n)):
+                hurt = index_of(5, 16, data[:place] + struct.pack(">i", value) + data[place + 4 :])
+                assert hurt.survey(end, 0, first)[0] == (13 if n < first else n)
+    # A slot that lacks the newest of its entries, or has one that is no more.
+    for slot in range(5):
+        head = index.read_slot(slot)
+        for value in (0, 13, 99, -1):
+            hurt = index_of(5, 16, data[: 40 + 4 * slot] + struct.pack(">i", value) + data[44 + 4 * slot :])
+            assert hurt.survey(end, 0, 8) == (13, value == head or (value == 0 and head < 8))
+    for first in (0, -1, 17, MAX_I64):
+        with pytest.raises(OffsetOutOfRangeError):
+            index.survey(end, 0, first)
+    assert index.region.pins == 0
 
 
 def test_relink_equals_an_index_with_the_first_entries_only():
@@ -1599,11 +1772,11 @@ def use_index(index: IndexRegion, keys: list[str], end: int):
     index.tail_num(0)
     index.read_header()
     wrong = index.check_links(end)
-    count = index.consistent_count(end)
+    count = index.survey(end)[0]
     assert 1 <= count <= index.index_num
     changed = index.relink(count)
     assert index.check_links(end) == []
-    assert index.consistent_count(end) == count
+    assert index.survey(end)[0] == count
     assert index.relink(count) == 0
     return wrong, count, changed
 
@@ -1907,6 +2080,11 @@ for call, arguments in (
     (_core.walk, (None, 0, 0, 0)), (_core.decode_record, (None, 0)), (_core.check_record, (None, 0, 0)),
     (_core.find_record, (None, 0, 0)), (_core.write_blank, (None, 0)), (_core.read_unit, (None, 0)),
     (_core.read_units, (None, 0, 1)), (_core.count_units, (None,)), (_core.read_batch_unit, (None, 0)),
+    (_core.agreeing_units, (None, 0, _core.RecordColumns(1), np.zeros(1, np.int64), 0)),
+    (_core.agreeing_ext_units, (None, 0, np.zeros(1, np.int64))), (_core.agreeing_ext_units, (region(), 0, None)),
+    (_core.agreeing_units, (region(), 0, None, np.zeros(1, np.int64), 0)),
+    (_core.agreeing_units, (region(), 0, _core.RecordColumns(1), None, 0)),
+    (_core.RecordColumns(1).by_queue, (None,)), (_core.RecordColumns(1).run_length, (None,)),
     (_core.read_ext_unit, (None, 0)), (_core.unit_at_or_after, (None, 0, 0, 0)), (region().advise, (None,)),
 ):
     refused(call, *arguments)
@@ -1951,9 +2129,11 @@ def reading_calls(region: Region, index: IndexRegion):
         "read_unit": lambda: _core.read_unit(region, 0),
         "read_units": lambda: _core.read_units(region, 0, 1),
         "count_units": lambda: _core.count_units(region),
+        "agreeing_units": lambda: _core.agreeing_units(region, 0, columns, np.zeros(1, np.int64), 0),
         "unit_at_or_after": lambda: _core.unit_at_or_after(region, 0, 1, 0),
         "read_batch_unit": lambda: _core.read_batch_unit(region, 0),
         "read_ext_unit": lambda: _core.read_ext_unit(region, 0),
+        "agreeing_ext_units": lambda: _core.agreeing_ext_units(region, 0, np.zeros(1, np.int64)),
         "select_phy_offset": lambda: index.select_phy_offset("k"),
         "select_hash": lambda: index.select_hash(1),
         "select_phy_offsets": lambda: index.select_phy_offsets(["k"]),
@@ -1962,7 +2142,7 @@ def reading_calls(region: Region, index: IndexRegion):
         "read_slot": lambda: index.read_slot(0),
         "read_entry": lambda: index.read_entry(0),
         "read_entries": lambda: index.read_entries(0, 1),
-        "consistent_count": lambda: index.consistent_count(0),
+        "survey": lambda: index.survey(0),
         "tail_num": lambda: index.tail_num(0),
         "check_links": lambda: index.check_links(0),
     }
@@ -2049,6 +2229,7 @@ def test_positions_outside_are_refused(pos):
         lambda: _core.walk(region, pos, 480, 0),
         lambda: _core.read_unit(region, pos),
         lambda: _core.read_units(region, pos, 1),
+        lambda: _core.agreeing_units(region, pos, columns, np.zeros(1, np.int64), 0),
         lambda: _core.read_batch_unit(region, pos),
         lambda: _core.encode_records(region, pos, 0, [encode_row()]),
         lambda: _core.write_blank(region, pos),
