@@ -243,13 +243,20 @@ class CommitLog:
 
     def follow(self) -> None:
         """Find the end, and remember what is there, so that `refresh` notices when a writer cuts it (read-only use)."""
-        self.set_end(self.find_end())
+        end = self.find_end()
         for base in reversed(self.queue.offsets):
             region = self.queue.file(base).region
-            _, _, num, last = _core.walk(region, 0, self.segment_size, base)
+            _, verdict, num, last = _core.walk(region, 0, self.segment_size, base)
+            if num and verdict != Verdict.BLANK:
+                # Nothing lies behind the newest record yet, so it may be on its way.
+                sound = _core.check_record(region, last, base, self.crc_check)[0] == Verdict.RECORD
+                if not sound or _is_unfinished(region, last):
+                    end = base + last
+                    _, _, num, last = _core.walk(region, 0, last, base)
             if num:
                 self._last_seen = (base + last, region.read(last, _HEAD_SIZE))
                 break
+        self.set_end(end)
 
     def _check_last_seen(self) -> None:
         # A writer that recovers cuts what a crash left torn; a reader that saw it must not go on behind it.
@@ -591,10 +598,13 @@ class CommitLog:
 
 
 def _is_unfinished(region: _core.Region, pos: int) -> bool:
-    # A Java broker copies a record from its start to its end, so that the last bytes may still be missing; properties
-    # end in a character, never in zero.
+    # A Java broker copies a record from its start to its end, so that the last bytes may still be missing; topic and
+    # properties end in a character, never in zero.
     record = _core.decode_record(region, pos, -1, 0)
-    return isinstance(record, tuple) and MessageExt(record).properties_stored.endswith(b"\0")
+    if not isinstance(record, tuple):
+        return True
+    message = MessageExt(record)
+    return message.topic.endswith("\0") or message.properties_stored.endswith(b"\0")
 
 
 def record_size_of(row: tuple, prop_crc: bool) -> int:

@@ -166,6 +166,9 @@ class IndexService:
                 length = entry.stat().st_size
             except FileNotFoundError:
                 continue  # Another process deleted it meanwhile.
+            if self.read_only and length == 0:
+                # A Java store makes a file and then extends it.
+                continue
             if length != self.config.index_file_size:
                 raise GeometryError(
                     f"the index file has {length} bytes, but max_hash_slot_num={self.config.max_hash_slot_num} and "

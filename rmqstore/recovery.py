@@ -499,28 +499,10 @@ class _IndexSurvey:
 
     def _survey(self, number: int) -> tuple[int, bool]:
         index = self._file(number)
-        count, linked = index.survey(_FAR, max(self._end_of(number - 1), 0), self._first_unflushed(number))
+        count, linked = index.survey(_FAR, max(self._end_of(number - 1), 0))
         if not self.clean and count > 1 and self._is_torn(index, count - 1):
             return count - 1, False
         return count, linked
-
-    def _first_unflushed(self, number: int) -> int:
-        # Entries of records before the end of the last flush, and older than the newest entry that it found, are on disk.
-        # RocketMQ 5.5.0 never raises the time beyond the last full file; then all of this one are in doubt.
-        index, time, offset = (
-            self._file(number),
-            self.checkpoint.index_msg_timestamp,
-            self.checkpoint.logics_physical_offset,
-        )
-        if self.clean or (number > 0 and self._file(number - 1).header.end_timestamp >= time):
-            return 1
-        begin = index.header.begin_timestamp
-
-        def in_doubt(entry: int) -> bool:
-            _, phy_offset, time_diff, _ = index.read_entry(entry)
-            return phy_offset >= offset or begin + time_diff * 1000 + 999 >= time
-
-        return bisect_left(range(1, self._stored(number)), True, key=in_doubt) + 1
 
     def _is_torn(self, index: IndexFile, number: int) -> bool:
         # An entry may begin on a page that was written and end on one that was lost; the next one is all zeros then, so

@@ -50,8 +50,9 @@ def _holder(fd: int) -> str:
         return "another process"
     with contextlib.suppress(OSError):
         with open(f"/proc/{process}/cmdline", "rb") as file:
-            words = [word.decode("utf-8", "replace") for word in file.read(4096).split(b"\0") if word]
-        command = " ".join(" ".join(words).split())
+            words = [" ".join(word.decode("utf-8", "replace").split()) for word in file.read(4096).split(b"\0")]
+        words = [word for word in words if word]
+        command = " ".join(words)
         # A broker's command line is kilobytes of class path; its beginning and its main class tell enough.
         return f"process {process} ({command if len(command) <= 120 else f'{command[:80]} ... {words[-1][:80]}'})"
     return f"process {process}"
