@@ -114,14 +114,16 @@ class _UnitQueue:
         A last file without a unit (RocketMQ 5.5.0 gains a bogus unit from one) counts as absent; `tidy` deletes it.
         """
         self.queue.load()
+        self.queue.wrote_where = self._end()
+
+    def _end(self) -> int:
+        # Behind the last unit that was written.
         offsets = self.queue.offsets
-        if not offsets:
-            return
         for base in reversed(offsets):
             count = _core.count_units(self.queue.file(base).region, self.unit_size)
             if count or base == offsets[0]:
-                break
-        self.queue.wrote_where = base + count * self.unit_size
+                return base + count * self.unit_size
+        return 0
 
     def tidy(self) -> None:
         """Make the files say what `load` understood: no bytes behind the end and no file without a unit."""
@@ -139,7 +141,8 @@ class _UnitQueue:
                 # The queue was made anew: nothing that was known of it stands.
                 self.queue.forget_files()
                 self._min_for = None
-                self.load()
+                self.queue.relist()
+                self.queue.wrote_where = self._end()
                 return
             self.queue.refresh()
             while (mapped_file := self.queue.find(self.queue.wrote_where)) is not None:
@@ -245,6 +248,10 @@ class _UnitQueue:
         """
         self.queue.make_room(count * self.unit_size)
 
+    def forget_prepared(self) -> None:
+        """Leave what was prepared to the parent of this forked process."""
+        self.queue.forget_prepared()
+
     def files(self) -> Iterator[MappedFile]:
         """Every file, those of the extension included."""
         for base in self.queue.offsets:
@@ -327,6 +334,18 @@ class ConsumeQueueExt:
         pos = address - EXT_ADDRESS_BASE - mapped_file.file_from_offset
         _core.write_ext_unit(mapped_file.region, pos, tags_code, store_timestamp, unit[2])
         return True
+
+    def make_room(self, count: int) -> None:
+        """Make sure that `count` units without bitmap can be put; errors as of `MappedFileQueue.make_room`."""
+        size = int(_core.ExtUnitLayout.EXT_UNIT_MIN_SIZE)
+        # A file ends with some bytes that no unit takes.
+        offsets, file_size = self.queue.offsets, self.queue.mapped_file_size
+        room = offsets[-1] + file_size - self.queue.wrote_where - _EXT_END_SIZE if offsets else 0
+        missing = count - max(room, 0) // size
+        if missing > 0:
+            self.queue.prepare(-(-missing // ((file_size - _EXT_END_SIZE) // size)))
+        elif offsets:
+            self.queue.make_room(0)
 
     def put(self, tags_code: int, store_timestamp: int) -> int:
         """int: the address of a unit without bitmap that was appended."""
@@ -694,7 +713,12 @@ class ConsumeQueue(_UnitQueue):
     def make_room(self, count: int) -> None:
         super().make_room(count)
         if self.ext is not None and self.config.enable_consume_queue_ext:
-            self.ext.queue.make_room(count * int(_core.ExtUnitLayout.EXT_UNIT_MIN_SIZE))
+            self.ext.make_room(count)
+
+    def forget_prepared(self) -> None:
+        super().forget_prepared()
+        if self.ext is not None:
+            self.ext.queue.forget_prepared()
 
     def files(self) -> Iterator[MappedFile]:
         yield from super().files()

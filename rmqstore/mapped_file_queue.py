@@ -100,20 +100,25 @@ class MappedFileQueue:
             A name that is not 20 digits or not a multiple of the size, a directory, another length, or a gap.  Strange
             names and gaps only when writable: they harm nobody who only reads.
         """
-        for problem in self._list():
+        self.relist(on_problem)
+        self._taken_where = self.wrote_where = self._offsets[-1] + self.mapped_file_size if self._offsets else 0
+
+    def relist(self, on_problem: Callable[[GeometryError], None] | None = None) -> None:
+        """As `load`, but `wrote_where` stays, so that nobody sees an end that is none."""
+        offsets: list[int] = []
+        for problem in self._list(offsets):
             if on_problem is not None:
                 on_problem(problem)
             elif not self.read_only or not problem.harmless:
                 raise problem
+        self._offsets = offsets
 
-    def _list(self) -> Iterator[_ListingError]:
+    def _list(self, offsets: list[int]) -> Iterator[_ListingError]:
         # Takes what fits into the list and yields what does not.
         try:
             entries = sorted(os.scandir(self.path), key=lambda entry: entry.name)
         except FileNotFoundError:
             entries = []
-        offsets: list[int] = []
-        self.wrote_where = 0
         sized: list[tuple[int, int, str]] = []
         for entry in entries:
             offset = offset_of_name(entry.name)
@@ -158,9 +163,6 @@ class MappedFileQueue:
                     harmless=True,
                 )
             offsets.append(offset)
-            self.wrote_where = offset + self.mapped_file_size
-        self._offsets = offsets
-        self._taken_where = self.wrote_where
 
     def tidy(self) -> None:
         """Delete what `load` passed over as the remains of a crash."""
@@ -313,12 +315,12 @@ class MappedFileQueue:
             if offsets:
                 while self._is_whole(offsets[-1] + self.mapped_file_size):
                     offsets.append(offsets[-1] + self.mapped_file_size)
+                self._offsets = offsets
             else:
-                offsets = self._listed()
-            self._offsets = offsets
+                self.relist()
             # Where everything that was known is gone, the stream is taken up at the start of what there is.
             self.wrote_where = max(end, self.min_offset, 0)
-            return len(offsets) > before
+            return len(self._offsets) > before
 
     def forget_files(self) -> None:
         """Let every mapping go, for files that another process replaced; `load` finds the new ones."""
@@ -327,12 +329,6 @@ class MappedFileQueue:
                 self.pool.forget(mapped_file)
                 mapped_file.let_go()
             self._files = {}
-
-    def _listed(self) -> list[int]:
-        for problem in self._list():
-            if not problem.harmless:
-                raise problem
-        return self._offsets
 
     def was_replaced(self) -> bool:
         """bool: the newest file that is mapped is not the one that bears its name now, or its name is gone (read-only use)."""

@@ -271,7 +271,7 @@ class MessageStore:
         self._consumer_offsets = None
         self.commit_log.queue.forget_prepared()
         for queue in self.queues.opened():
-            queue.queue.forget_prepared()
+            queue.forget_prepared()
         if self.index_service is not None:
             self.index_service.forget_prepared()
 
@@ -940,7 +940,9 @@ class MessageStore:
                 self._forget_room(wanted)
                 raise
             except BaseException as error:
-                if not isinstance(error, OSError) or self.commit_log.max_offset != before:
+                if isinstance(error, OSError) and self.commit_log.max_offset == before:
+                    self._forget_room(wanted)
+                else:
                     self._fail(error)
                 raise
             self._last_store_timestamp = max(self._last_store_timestamp, now)

@@ -154,7 +154,7 @@ def _delete_segments(
                 age = now - int(os.stat(first.path).st_mtime * 1000)
             except FileNotFoundError:
                 logger.warning("%s was deleted by somebody else", first.path)
-                commit_log.queue.drop_first().close()
+                commit_log.queue.drop_first().mark_deleted()
                 continue
             if not force and age < config.file_reserved_time * _HOUR:
                 break
