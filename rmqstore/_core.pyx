@@ -1196,7 +1196,7 @@ cdef class IndexRegion:
         finally:
             region.unpin()
 
-    def survey(self, int64_t end_phy_offset=INT64_MAX, int64_t begin_phy_offset=0, int64_t first=1):
+    def survey(self, int64_t end_phy_offset=INT64_MAX, int64_t begin_phy_offset=0):
         """Judge entries, chains and slots as a crash may have left them; nothing is changed.
 
         Parameters
@@ -1205,8 +1205,6 @@ cdef class IndexRegion:
             Where the log ends.
         begin_phy_offset : int
             The last offset in the file before.
-        first : int
-            Entries before this one, and what slots and chains say about them, are known to be right.
 
         Returns
         -------
@@ -1218,12 +1216,10 @@ cdef class IndexRegion:
         linked : bool
             Slots, chains and the counts in the header are what these entries make of them: `relink` has nothing to do.
         """
-        cdef int64_t n, ahead = 16, count, phy, last = begin_phy_offset, prev, slot, used = 0, entries
+        cdef int64_t n = 1, ahead = 16, count, phy, last = begin_phy_offset, prev, slot, used = 0, entries
         cdef int32_t key_hash, head
         cdef bint linked = True
         cdef const unsigned char* entry
-        if not 1 <= first <= self.index_num:
-            raise OffsetOutOfRangeError(f"entry {first} of {self.index_num}")
         heads_array = np.zeros(self.slot_num, np.int32)
         cdef int32_t[::1] heads = heads_array
         cdef Region region = self.region
@@ -1234,10 +1230,6 @@ cdef class IndexRegion:
                 count = index_count_of(base)
                 if count > self.index_num:
                     count = self.index_num
-                n = first
-                if first > 1 and first <= count:
-                    phy = get_i64(base + entries + ENTRY_SIZE * (first - 1) + ENTRY_PHY_OFFSET)
-                    last = phy if phy > last else last
                 while n < count:
                     entry = base + entries + ENTRY_SIZE * n
                     if n + ahead < count:
@@ -1251,7 +1243,7 @@ cdef class IndexRegion:
                         break
                     slot = fastmod(<uint32_t>key_hash, self.magic, <uint32_t>self.slot_num)
                     head = heads[slot]
-                    linked &= prev == head if head or first == 1 else prev < first
+                    linked &= prev == head
                     used += head == 0
                     heads[slot] = <int32_t>n
                     last = phy
@@ -1259,9 +1251,8 @@ cdef class IndexRegion:
                 for slot in range(self.slot_num):
                     head = heads[slot]
                     prev = get_i32(base + INDEX_HEADER_SIZE + SLOT_SIZE * slot)
-                    linked &= prev == head if head or first == 1 else 0 <= prev < first
-                linked &= n == index_count_of(base)
-                linked &= first > 1 or get_i32(base + INDEX_HASH_SLOT_COUNT) == used
+                    linked &= prev == head
+                linked &= n == index_count_of(base) and get_i32(base + INDEX_HASH_SLOT_COUNT) == used
             return n, linked
         finally:
             region.unpin()

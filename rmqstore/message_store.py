@@ -53,7 +53,7 @@ from rmqstore.errors import (
 from rmqstore.housekeeping import Housekeeping, Task
 from rmqstore.index_file import IndexFile
 from rmqstore.index_service import IndexService, QueryOffsetResult
-from rmqstore.mapped_file import STAGING_PREFIX, MappedFilePool, fsync_directory, make_directories
+from rmqstore.mapped_file import STAGING_PREFIX, MappedFilePool, fsync_directory, make_directories, naming_errors
 from rmqstore.message import (
     MAX_PROPERTIES_SIZE,
     Message,
@@ -365,7 +365,7 @@ class MessageStore:
 
         def before_writing() -> None:
             # From the first change on an interrupted opening counts as an unclean exit.
-            with open(abort, "w", encoding="ascii") as file:
+            with naming_errors(abort), open(abort, "w", encoding="ascii") as file:
                 file.write(str(os.getpid()))
                 file.flush()
                 os.fsync(file.fileno())

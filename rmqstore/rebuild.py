@@ -10,6 +10,7 @@ A rebuild that was killed while building starts again; one that was killed while
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import time
@@ -26,11 +27,13 @@ from rmqstore.consume_queue_store import ConsumeQueueStore
 from rmqstore.dispatcher import CommitLogDispatcher, IndexProgress, QueueKindError
 from rmqstore.errors import CorruptionError, GeometryError, StoreError
 from rmqstore.index_service import IndexService
-from rmqstore.mapped_file import MappedFilePool, fsync_directory, make_directories
+from rmqstore.mapped_file import MappedFilePool, fsync_directory, make_directories, naming_errors
 from rmqstore.store_lock import StoreLock
 from rmqstore.verify import verify_parts
 
 __all__ = ["REBUILD_DIRECTORY", "RebuildReport", "rebuild"]
+
+logger = logging.getLogger(__name__)
 
 REBUILD_DIRECTORY = ".rmqstore-rebuild"
 _COMPLETE = "complete"
@@ -146,7 +149,7 @@ def rebuild(
             shutil.rmtree(work, ignore_errors=True)
             raise
         # Whole or not there at all, also after a power failure.
-        with open(marker + ".new", "w", encoding="ascii") as file:
+        with naming_errors(marker + ".new"), open(marker + ".new", "w", encoding="ascii") as file:
             file.write(" ".join(kinds))
             file.flush()
             os.fsync(file.fileno())
@@ -315,7 +318,10 @@ def _swap(root: str, work: str, kinds: tuple[str, ...]) -> None:
     # Without the marker what is left is only rubbish, in whatever order it goes.
     os.unlink(os.path.join(work, _COMPLETE))
     fsync_directory(work)
-    shutil.rmtree(work)
+    try:
+        shutil.rmtree(work)
+    except OSError as error:
+        logger.warning("%s is no longer needed, but could not be deleted: %s", work, error)
     fsync_directory(root)
 
 

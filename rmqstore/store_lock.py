@@ -16,6 +16,7 @@ import sys
 import threading
 
 from rmqstore.errors import StoreLockedError
+from rmqstore.mapped_file import naming_errors
 
 __all__ = ["StoreLock"]
 
@@ -84,7 +85,8 @@ class StoreLock:
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
                 fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
-                os.pwrite(fd, b"lock", 0)
+                with naming_errors(self.path):
+                    os.pwrite(fd, b"lock", 0)
             except OSError as error:
                 holder = _holder(fd)
                 os.close(fd)

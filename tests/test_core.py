@@ -1523,28 +1523,6 @@ def test_a_survey_tells_whether_slots_chains_and_counts_are_right():
             assert not linked or place == 36
 
 
-def test_a_survey_of_the_newest_entries_trusts_the_ones_before():
-    index, end = filled_index()
-    data = content(index.region)
-    for first in range(1, 14):
-        assert index.survey(end, 0, first) == (13, True)
-        for n in range(1, 13):
-            # A hash below zero, and a previous entry that does not come before.
-            for place, value in ((index.entry_pos(n), -1), (index.entry_pos(n) + 16, n)):
-                hurt = index_of(5, 16, data[:place] + struct.pack(">i", value) + data[place + 4 :])
-                assert hurt.survey(end, 0, first)[0] == (13 if n < first else n)
-    # A slot that lacks the newest of its entries, or has one that is no more.
-    for slot in range(5):
-        head = index.read_slot(slot)
-        for value in (0, 13, 99, -1):
-            hurt = index_of(5, 16, data[: 40 + 4 * slot] + struct.pack(">i", value) + data[44 + 4 * slot :])
-            assert hurt.survey(end, 0, 8) == (13, value == head or (value == 0 and head < 8))
-    for first in (0, -1, 17, MAX_I64):
-        with pytest.raises(OffsetOutOfRangeError):
-            index.survey(end, 0, first)
-    assert index.region.pins == 0
-
-
 def test_relink_equals_an_index_with_the_first_entries_only():
     index, end = filled_index()
     rows = [index.read_entry(n) for n in range(1, 13)]
