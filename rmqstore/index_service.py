@@ -202,6 +202,10 @@ class IndexService:
                 raise StoreClosedError("the store is closed; open it again", self.path)
             index = self._open.get(name)
             if index is None:
+                if name not in self._names:
+                    raise OffsetOutOfRangeError(
+                        "the index file was deleted since it was listed", os.path.join(self.path, name)
+                    )
                 index = IndexFile.open(os.path.join(self.path, name), self.config, read_only=self.read_only)
                 self._open[name] = index
                 self._let_go_of_others(name)
