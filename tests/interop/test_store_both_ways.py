@@ -6,20 +6,16 @@ that one side gives of it equals the other's.
 
 from __future__ import annotations
 
-import ipaddress
-import struct
-import zlib
 from collections import Counter
 
 import golden
 import oracle
 import pytest
+from answers import assert_same, differences, dump
 from peer import copy_store
 
 from rmqstore import Message, MessageStore, StoreConfig
-from rmqstore.commit_log import Blank
-from rmqstore.consume_queue import BatchConsumeQueue
-from rmqstore.message import compress_body, compression_flags, encode_inner_batch, host_to_bytes
+from rmqstore.message import compress_body, compression_flags, encode_inner_batch
 
 pytestmark = pytest.mark.java
 
@@ -55,92 +51,6 @@ class Clock:
 
     def __call__(self) -> int:
         return self.now
-
-
-# -------------------------------------------------------------------------------------- the answers in the peer's words
-
-
-def host_bytes(text: str) -> bytes:
-    address, _, port = text.rpartition("/")[2].rpartition(":")
-    return ipaddress.ip_address(address.strip("[]")).packed + struct.pack(">i", int(port))
-
-
-def normal(line: dict) -> dict:
-    """A line of the peer with the hosts as bytes in hex; one of our own stays as it is."""
-    line = dict(line)
-    for name in ("bornHost", "storeHost"):
-        # Java prints an address as "/1.2.3.4:5".
-        if "/" in line.get(name, ""):
-            line[name] = host_bytes(line[name]).hex()
-    return line
-
-
-def dump(store: MessageStore) -> list[dict]:
-    """What the peer's `dump` says of a store, said by rmqstore."""
-    lines: list[dict] = [
-        {"type": "store", "minPhy": store.commit_log.min_offset, "maxPhy": store.commit_log.max_offset}
-    ]
-    keys: set[tuple[str, str]] = set()
-    tags: set[tuple[str, str]] = set()
-    for entry in store.commit_log.entries():
-        if isinstance(entry, Blank):
-            lines.append({"type": "blank", "offset": entry.phy_offset, "size": entry.size})
-            continue
-        line = {
-            "type": "msg", "offset": entry.phy_offset, "size": entry.store_size, "topic": entry.topic,
-            "queueId": entry.queue_id, "queueOffset": entry.queue_offset, "flag": entry.flag, "sysFlag": entry.sys_flag,
-            "born": entry.born_timestamp, "store": entry.store_timestamp,
-            "bornHost": host_to_bytes(entry.born_host).hex(), "storeHost": host_to_bytes(entry.store_host).hex(),
-            "reconsume": entry.reconsume_times, "prepared": entry.prepared_transaction_offset, "crc": entry.crc,
-            "bodyLen": len(entry.body_stored), "bodyCrc": zlib.crc32(entry.body_stored) & 0x7FFFFFFF,
-            "msgId": entry.msg_id,
-        }  # fmt: skip
-        if entry.properties:
-            line["props"] = entry.properties
-        lines.append(line)
-        keys |= {(entry.topic, key) for key in [*entry.keys, entry.unique_key] if key}
-        if entry.tags:
-            tags.add((entry.topic, entry.tags))
-    for topic in store.topics():
-        for queue_id in store.queue_ids(topic):
-            queue = store.queues.find(topic, queue_id)
-            low, high = store.min_queue_offset(topic, queue_id), store.max_queue_offset(topic, queue_id)
-            units = [queue.unit(queue_offset) for queue_offset in range(low, high)]
-            lines.append(
-                {
-                    "type": "queue", "topic": topic, "queueId": queue_id,
-                    "kind": "BatchCQ" if isinstance(queue, BatchConsumeQueue) else "SimpleCQ",
-                    "min": low, "max": high,
-                    "units": [
-                        f"{unit.queue_offset}:{unit.phy_offset}:{unit.size}:{queue.tags_code(unit)}" for unit in units
-                    ],
-                }
-            )  # fmt: skip
-    for topic, key in keys:
-        lines.append({"type": "query", "topic": topic, "key": key, "offsets": store.query_offsets(topic, key)})
-    for topic, tag in tags:
-        offsets = store.query_offsets(topic, tag, index_type="T")
-        lines.append({"type": "query", "topic": topic, "key": tag, "indexType": "T", "offsets": offsets})
-    return lines
-
-
-def place(line: dict) -> tuple:
-    """What a line is about: each thing comes once in a dump."""
-    return tuple(line.get(name) for name in ("type", "offset", "topic", "queueId", "key", "indexType"))
-
-
-def differences(ours: list[dict], theirs: list[dict]) -> list:
-    """Pairs of lines that say different things of one thing."""
-    mine = {place(line): line for line in ours}
-    his = {place(line): normal(line) for line in theirs}
-    assert len(mine) == len(ours) and len(his) == len(theirs)
-    return [(mine.get(name), his.get(name)) for name in {**mine, **his} if mine.get(name) != his.get(name)]
-
-
-def assert_same(ours: list[dict], theirs: list[dict]) -> None:
-    assert differences(ours, theirs) == []
-    kinds = Counter(line["type"] for line in theirs)
-    assert kinds["msg"] and kinds["queue"] and kinds["query"]
 
 
 # ------------------------------------------------------------------------------------------- rmqstore wrote, Java reads
@@ -211,11 +121,9 @@ def test_java_reads_what_rmqstore_wrote(java_store, tmp_path, name):
         ours = dump(store)
     with MessageStore.open(root, config=config, read_only=True) as store:
         assert differences(dump(store), ours) == []
-    theirs = java_store.dump(root, config)
-    assert_same(ours, theirs)
-    # The same store as Java leaves it after an orderly close, and opened by rmqstore again.
     copy = copy_store(root, tmp_path / "copy")
     assert_same(ours, java_store.dump(copy, config, in_place=True))
+    # The same store as Java leaves it after an orderly close, opened by rmqstore again.
     with MessageStore.open(copy, config=config) as store:
         assert store.recovery_report.clean
         assert differences(dump(store), ours) == []
@@ -340,7 +248,9 @@ def test_rmqstore_goes_on_where_java_stopped(java_store, tmp_path, name, kill):
     clock = Clock(T0 + 10**6)
     config = StoreConfig(**geometry, clock=clock)
     root = tmp_path / "store"
-    answers = java_store.write(root, config, java_script(), kill=kill)
+    root.mkdir()
+    empty, answers, theirs = java_store.turn(root, config, java_script(), kill=kill)
+    assert [line["type"] for line in empty] == ["store"]
     assert {answer["status"] for answer in answers} == {"PUT_OK"}
     assert (root / "abort").exists() == kill
     log_before = {path: data for path, data in oracle.read_files(root).items() if path.startswith("commitlog/")}
@@ -348,8 +258,7 @@ def test_rmqstore_goes_on_where_java_stopped(java_store, tmp_path, name, kill):
     # First only looked at, as it stands.
     with MessageStore.open(root, config=config, read_only=True) as store:
         seen = dump(store)
-    if not kill:
-        assert_same(seen, java_store.dump(root, config))
+    assert_same(seen, theirs)
 
     # Then opened for writing, appended to, and closed.
     with MessageStore.open(copy_store(root, tmp_path / "ours"), config=config) as store:
@@ -371,8 +280,10 @@ def test_rmqstore_goes_on_where_java_stopped(java_store, tmp_path, name, kill):
         keep = min(max(end - base, 0), len(data))
         assert files[path][:keep] == data[:keep] if keep else True
 
-    # And Java again: nothing lost, nothing doubled.
-    theirs = java_store.dump(tmp_path / "ours", config, in_place=True)
+    # And Java again: nothing lost, nothing doubled.  The last message must be one that is queued: at every clean start Java
+    # dispatches what lies behind the newest unit, so that a prepared record at the start of the newest segment is indexed
+    # twice.
+    theirs, more, last = java_store.turn(tmp_path / "ours", config, java_script(5001, 5))
     assert_same(ours, theirs)
     for (topic, key, index_type), offsets in entries_of(theirs).items():
         if (topic, key) == ("Orders", "NEW"):
@@ -388,16 +299,13 @@ def test_rmqstore_goes_on_where_java_stopped(java_store, tmp_path, name, kill):
         if key not in ("Aa", "BB", "AaAa", "BBBB", "AaBB"):
             assert offsets == wanted[::-1][:64], (topic, key)
 
-    # Once more forth and back.  The last message must be one that is queued: at every clean start Java dispatches what
-    # lies behind the newest unit, so that a prepared record at the start of the newest segment is indexed twice.
-    more = java_store.write(tmp_path / "ours", config, java_script(5001, 5))
+    # Once more back.
     assert {answer["status"] for answer in more} == {"PUT_OK"}
     with MessageStore.open(tmp_path / "ours", config=config) as store:
         assert store.recovery_report.clean
         assert [message.body for message in store.query_message("Orders", "ORD-5003")] == [b"java 5003"]
         assert len(list(store.messages())) == len(messages) + sum(answer["count"] for answer in more)
-        ours = dump(store)
-    assert_same(ours, java_store.dump(tmp_path / "ours", config))
+        assert_same(dump(store), last)
 
 
 @pytest.mark.parametrize("name", ["broker", "broker.killed", "base.running"])

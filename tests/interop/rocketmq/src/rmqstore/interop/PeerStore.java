@@ -47,6 +47,7 @@ final class PeerStore extends DefaultMessageStore {
             }
         }
         PeerStore store = new PeerStore(options.config, stats, broker, topics);
+        PatientIndexService.install(store);
         if (!store.load()) {
             throw new IllegalStateException("DefaultMessageStore.load() refused " + options.directory);
         }
@@ -82,8 +83,8 @@ final class PeerStore extends DefaultMessageStore {
     }
 
     /** Closes the store as a broker does that is asked to stop. */
-    void close() {
-        shutdown();
+    void close() throws InterruptedException {
+        QuickClose.run(this::shutdown);
         stats.shutdown();
     }
 

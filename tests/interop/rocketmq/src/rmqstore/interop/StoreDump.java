@@ -40,7 +40,8 @@ final class StoreDump {
     }
 
     private void records() {
-        long offset = store.getMinPhyOffset();
+        // -1 for a store that has no segment yet.
+        long offset = Math.max(store.getMinPhyOffset(), 0);
         long end = store.getMaxPhyOffset();
         while (offset < end) {
             int size;

@@ -32,6 +32,8 @@ final class StoreOptions {
     final MessageStoreConfig config = new MessageStoreConfig();
     final List<String> batchTopics = new ArrayList<>();
     final List<String> arguments = new ArrayList<>();
+    /** Options of BrokerConfig; only BrokerTool looks at them. */
+    final Properties brokerSettings = new Properties();
     boolean kill;
 
     StoreOptions(List<String> words) {
@@ -59,11 +61,11 @@ final class StoreOptions {
             } else if (SWITCHES.containsKey(word)) {
                 SWITCHES.get(word).forEach(name -> properties.setProperty(name, "true"));
             } else if (word.equals("--set")) {
-                String[] pair = value(words, ++i, word).split("=", 2);
-                if (pair.length != 2) {
-                    throw new UsageException("--set takes name=value, got " + pair[0]);
-                }
+                String[] pair = pair(words, ++i, word);
                 properties.setProperty(pair[0], pair[1]);
+            } else if (word.equals("--broker-set")) {
+                String[] pair = pair(words, ++i, word);
+                brokerSettings.setProperty(pair[0], pair[1]);
             } else if (word.equals("--batch-topic")) {
                 batchTopics.add(value(words, ++i, word));
             } else if (word.equals("--kill")) {
@@ -74,18 +76,29 @@ final class StoreOptions {
                 arguments.add(word);
             }
         }
-        // RocketMQ passes over names that it does not know; a misspelt geometry must not go unnoticed.
         for (String name : properties.stringPropertyNames()) {
-            String setter = "set" + Character.toUpperCase(name.charAt(0)) + name.substring(1);
-            boolean known = false;
-            for (Method method : MessageStoreConfig.class.getMethods()) {
-                known |= method.getName().equals(setter);
-            }
-            if (!known) {
-                throw new UsageException("MessageStoreConfig has no option " + name);
-            }
+            requireOption(MessageStoreConfig.class, name);
         }
         MixAll.properties2Object(properties, config);
+    }
+
+    /** RocketMQ passes over names that it does not know; a misspelt geometry must not go unnoticed. */
+    static void requireOption(Class<?> config, String name) {
+        String setter = "set" + Character.toUpperCase(name.charAt(0)) + name.substring(1);
+        for (Method method : config.getMethods()) {
+            if (method.getName().equals(setter)) {
+                return;
+            }
+        }
+        throw new UsageException(config.getSimpleName() + " has no option " + name);
+    }
+
+    private static String[] pair(List<String> words, int i, String option) {
+        String[] pair = value(words, i, option).split("=", 2);
+        if (pair.length != 2) {
+            throw new UsageException(option + " takes name=value, got " + pair[0]);
+        }
+        return pair;
     }
 
     private static String value(List<String> words, int i, String option) {

@@ -81,7 +81,7 @@ final class StoreQuestions {
         }
     }
 
-    private static <T> T required(JSONObject request, String name, Class<T> kind) {
+    static <T> T required(JSONObject request, String name, Class<T> kind) {
         T value = request.getObject(name, kind);
         if (value == null) {
             throw new IllegalArgumentException(name + " is missing in " + request);

@@ -1,10 +1,12 @@
 package rmqstore.interop;
 
+import java.io.BufferedOutputStream;
 import java.io.BufferedReader;
 import java.io.FileDescriptor;
 import java.io.FileOutputStream;
 import java.io.InputStreamReader;
 import java.io.PrintStream;
+import java.io.StringReader;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
@@ -28,16 +30,18 @@ import org.apache.rocketmq.common.message.MessageExt;
  * It asks the store's own classes for everything and decodes no file by itself. README.md lists the commands.
  */
 public final class StoreTool {
-    private static final String USAGE = "usage: StoreTool dump|write|query|get|time DIR [options] [arguments]";
+    private static final String USAGE = "usage: StoreTool dump|write|query|get|time DIR [options] [arguments], or StoreTool serve";
 
-    private final PrintStream out =
-        new PrintStream(new FileOutputStream(FileDescriptor.out), false, StandardCharsets.UTF_8);
+    private final Output out = new Output();
+    /** The script of the command, when commands come on standard input; null otherwise. */
+    private String script;
 
     private StoreTool() {
     }
 
     public static void main(String[] args) throws Exception {
-        if (args.length < 2) {
+        boolean serve = args.length == 1 && args[0].equals("serve");
+        if (args.length < 2 && !serve) {
             System.err.println(USAGE);
             System.exit(2);
         }
@@ -45,8 +49,12 @@ public final class StoreTool {
         // Libraries may print; only answers may reach standard output.
         System.setOut(System.err);
         try {
-            StoreOptions options = new StoreOptions(Arrays.asList(args).subList(1, args.length));
-            tool.run(args[0], options);
+            if (serve) {
+                tool.serve();
+            } else {
+                tool.run(Arrays.asList(args));
+            }
+            tool.halt(0);
         } catch (StoreOptions.UsageException e) {
             System.err.println(e.getMessage() + "\n" + USAGE);
             tool.halt(2);
@@ -54,8 +62,34 @@ public final class StoreTool {
             e.printStackTrace();
             tool.halt(1);
         }
-        // The store leaves threads behind that would keep the process alive.
-        System.exit(0);
+    }
+
+    /**
+     * Runs commands that come on standard input, one after the other, each on a store of its own: a line
+     * {"words": [COMMAND, DIR, ...], "lines": N} and N lines of script. After its answers comes `done`. A command that
+     * fails ends the process, as does `--kill`: whatever a store left behind is gone with it.
+     */
+    private void serve() throws Exception {
+        BufferedReader input = standardInput();
+        for (String text = input.readLine(); text != null; text = input.readLine()) {
+            JSONObject command = JSON.parseObject(text);
+            StringBuilder lines = new StringBuilder();
+            for (int i = command.getIntValue("lines"); i > 0; i--) {
+                lines.append(input.readLine()).append('\n');
+            }
+            script = lines.toString();
+            run(command.getList("words", String.class));
+            print(line("done"));
+            out.flush();
+        }
+    }
+
+    private void run(List<String> words) throws Exception {
+        StoreOptions options = new StoreOptions(words.subList(1, words.size()));
+        if (!options.brokerSettings.isEmpty()) {
+            throw new StoreOptions.UsageException("--broker-set is an option of BrokerTool");
+        }
+        run(words.get(0), options);
     }
 
     private void run(String command, StoreOptions options) throws Exception {
@@ -68,10 +102,13 @@ public final class StoreTool {
         }
         if (options.kill) {
             store.flush();
+            if (script != null) {
+                print(line("done"));
+            }
+            // Nothing is shut down.
             halt(0);
         }
         store.close();
-        out.flush();
     }
 
     /** Everything that the command is asked to do, read before the store is touched. */
@@ -101,10 +138,19 @@ public final class StoreTool {
         return requests;
     }
 
-    private static void readLines(String path, String op, List<JSONObject> requests) throws Exception {
-        try (BufferedReader reader = path.equals("-")
-            ? new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8))
-            : Files.newBufferedReader(Path.of(path), StandardCharsets.UTF_8)) {
+    private static BufferedReader standardInput() {
+        return new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+    }
+
+    private BufferedReader open(String path) throws Exception {
+        if (!path.equals("-")) {
+            return Files.newBufferedReader(Path.of(path), StandardCharsets.UTF_8);
+        }
+        return script == null ? standardInput() : new BufferedReader(new StringReader(script));
+    }
+
+    private void readLines(String path, String op, List<JSONObject> requests) throws Exception {
+        try (BufferedReader reader = open(path)) {
             int number = 0;
             for (String line = reader.readLine(); line != null; line = reader.readLine()) {
                 number++;
@@ -126,14 +172,28 @@ public final class StoreTool {
     }
 
     void print(Map<String, Object> line) {
-        // A null is an answer, too: the record is not there, the store gave no result.
-        out.println(JSON.toJSONString(line, JSONWriter.Feature.WriteNulls));
+        out.print(line);
     }
 
     /** Ends the process as a kill does: no shutdown, no shutdown hook; only the answers are written out first. */
     private void halt(int status) {
         out.flush();
         Runtime.getRuntime().halt(status);
+    }
+
+    /** Standard output, to which nobody else writes: one JSON object a line. */
+    static final class Output {
+        private final PrintStream stream = new PrintStream(
+            new BufferedOutputStream(new FileOutputStream(FileDescriptor.out), 1 << 16), false, StandardCharsets.UTF_8);
+
+        synchronized void print(Map<String, Object> line) {
+            // A null is an answer, too: the record is not there, the store gave no result.
+            stream.println(JSON.toJSONString(line, JSONWriter.Feature.WriteNulls));
+        }
+
+        synchronized void flush() {
+            stream.flush();
+        }
     }
 
     static Map<String, Object> line(String type) {

@@ -20,7 +20,10 @@ import org.apache.rocketmq.common.message.MessageExtBrokerInner;
 import org.apache.rocketmq.store.AppendMessageResult;
 import org.apache.rocketmq.store.PutMessageResult;
 
-/** Puts the messages of a script through DefaultMessageStore and prints what the store answered to each. */
+/**
+ * Puts the messages of a script through DefaultMessageStore and prints what the store answered to each. A line
+ * {"op": "dump"} between them prints all that the store holds at that point.
+ */
 final class StoreWriter {
     private static final Set<String> FIELDS = Set.of("topic", "queueId", "body", "properties", "flag", "sysFlag",
         "bornTimestamp", "storeTimestamp", "bornHost", "storeHost", "reconsumeTimes", "preparedTransactionOffset",
@@ -37,6 +40,11 @@ final class StoreWriter {
 
     void run(List<JSONObject> script) throws Exception {
         for (JSONObject line : script) {
+            if ("dump".equals(line.getString("op"))) {
+                store.awaitDispatch();
+                new StoreDump(store, tool).run();
+                continue;
+            }
             refuseUnknown(line, FIELDS);
             store.stopClock(line.getLong("storeTimestamp"));
             PutMessageResult result;
@@ -107,7 +115,7 @@ final class StoreWriter {
         return messages;
     }
 
-    private static void refuseUnknown(JSONObject line, Set<String> known) {
+    static void refuseUnknown(JSONObject line, Set<String> known) {
         for (String name : line.keySet()) {
             if (!known.contains(name)) {
                 throw new IllegalArgumentException("unknown field " + name + " in " + line);
@@ -123,13 +131,13 @@ final class StoreWriter {
         return value;
     }
 
-    private static byte[] body(JSONObject line) {
+    static byte[] body(JSONObject line) {
         String body = line.getString("body");
         return body == null ? new byte[0] : Base64.getDecoder().decode(body);
     }
 
     /** Properties in the order of the script: a list of pairs, or an object. */
-    private static Map<String, String> properties(JSONObject line) {
+    static Map<String, String> properties(JSONObject line) {
         Map<String, String> properties = new LinkedHashMap<>();
         Object value = line.get("properties");
         if (value instanceof JSONArray pairs) {

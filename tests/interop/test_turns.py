@@ -1,0 +1,312 @@
+"""One store in turns: rmqstore writes, RocketMQ 5.5.0 reads it and appends, rmqstore recovers and appends, and so on.
+
+Either side closes in order or is killed.  After each opening and each append everything is compared: with what was
+acknowledged, and with what the other side said last.  What Java may get wrong after a kill is named where it is allowed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections import Counter
+
+import pytest
+from answers import assert_same, assert_whole, differences, dump, lines_of
+from our_process import RmqstoreProcess
+from peer import copy_store, disk_size
+
+from rmqstore import Message, MessageStore, StoreConfig
+
+pytestmark = pytest.mark.java
+
+T0 = 1700000000000
+# Store times are this far apart, so that each turn is longer than the three seconds that recovery goes back.
+STEP = 331
+SMALL = {
+    "mapped_file_size_commit_log": 16384,
+    "mapped_file_size_consume_queue": 400,
+    "max_hash_slot_num": 50,
+    "max_index_num": 120,
+}
+GEOMETRIES = {
+    "small": SMALL,
+    "large": {
+        "mapped_file_size_commit_log": 1 << 20,
+        "mapped_file_size_consume_queue": 6000,
+        "max_hash_slot_num": 1000,
+        "max_index_num": 8000,
+    },
+    "property CRC": {**SMALL, "enabled_append_prop_crc": True},
+    "property CRC verified": {**SMALL, "enabled_append_prop_crc": True, "force_verify_prop_crc": True},
+    "extension": {**SMALL, "enable_consume_queue_ext": True, "mapped_file_size_consume_queue_ext": 1024},
+    "index safe": {**SMALL, "max_index_num": 900, "message_index_safe": True},
+    "sync flush": {**SMALL, "flush_disk_type": "SYNC_FLUSH"},
+    "deep chains": {**SMALL, "mapped_file_size_commit_log": 32768, "max_hash_slot_num": 10, "max_index_num": 2500},
+}
+# For each turn: whether rmqstore is killed, whether Java is.
+SCHEDULES = {
+    "closed": [(False, False)] * 4,
+    "rmqstore killed": [(True, False)] * 4,
+    "java killed": [(False, True)] * 4,
+    "both killed": [(True, True)] * 4,
+    "mixed": [(False, False), (True, False), (False, True), (True, True)],
+}
+CASES = [("small", schedule) for schedule in SCHEDULES if schedule != "mixed"]
+CASES += [(name, "mixed") for name in GEOMETRIES if name != "small"]
+
+
+def script(first: int, count: int) -> list[dict]:
+    """Messages in the words of the peer's scripts; the fifth has no properties at all."""
+    lines = []
+    for number in range(first, first + count):
+        line = {
+            "topic": "Payments" if number % 6 == 0 else "Orders", "queueId": number % 3,
+            "body": b"message %d " % number * (1 + number % 9),
+            "storeTimestamp": T0 + number * STEP, "bornTimestamp": T0 + number * STEP - 7,
+            "properties": {
+                "UNIQ_KEY": f"U{number:05}", "KEYS": f"O-{number} CUST-{number % 17} 订单-{number % 19}",
+                "TAGS": f"t{number % 13}",
+            },
+        }  # fmt: skip
+        if number % 5 == 4:
+            line["properties"] = {}
+        lines.append(line)
+    return lines
+
+
+def as_put(line: dict) -> tuple[int, Message, int]:
+    """A line of a script for rmqstore: store time, message, queue id."""
+    properties = dict(line["properties"])
+    message = Message(
+        line["topic"], line["body"], keys=properties.pop("KEYS", "").split(), tags=properties.pop("TAGS", None),
+        properties=properties, born_timestamp=line["bornTimestamp"],
+    )  # fmt: skip
+    return line["storeTimestamp"], message, line["queueId"]
+
+
+class Clock:
+    """The store's clock: it stands where the script says."""
+
+    now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+class Ledger:
+    """Everything that was acknowledged, by either side, in the order of the log."""
+
+    def __init__(self):
+        self.places: list[tuple[str, int, int, int]] = []
+        self.keys: dict[tuple[str, str, str | None], list[int]] = {}
+
+    def add(self, line: dict, queue_offset: int, phy_offset: int) -> None:
+        topic, properties = line["topic"], line["properties"]
+        self.places.append((topic, line["queueId"], queue_offset, phy_offset))
+        names = [(key, None) for key in [*properties.get("KEYS", "").split(), properties.get("UNIQ_KEY")] if key]
+        if "TAGS" in properties:
+            names.append((properties["TAGS"], "T"))
+        for key, index_type in names:
+            self.keys.setdefault((topic, key, index_type), []).insert(0, phy_offset)
+
+    def assert_in(self, lines: list[dict], doubled: int) -> None:
+        """A dump holds all of it; at most `doubled` records come twice in the index, each time the index was made anew."""
+        assert_whole(lines, self.places)
+        found = {
+            (line["topic"], line["key"], line.get("indexType")): line["offsets"] for line in lines_of(lines, "query")
+        }
+        assert set(found) == set(self.keys)
+        twice: set[int] = set()
+        for name, offsets in self.keys.items():
+            # The peer gives at most 64, ours are fewer.
+            assert len(offsets) + doubled <= 64
+            assert list(dict.fromkeys(found[name])) == offsets, name
+            twice |= {offset for offset, count in Counter(found[name]).items() if count > 1}
+        assert len(twice) <= doubled
+
+
+def assert_alike(ours: list[dict], theirs: list[dict]) -> None:
+    """Two dumps differ at most in that a record comes twice under a key."""
+    for mine, his in differences(ours, theirs):
+        assert mine["type"] == his["type"] == "query", (mine, his)
+        assert set(mine["offsets"]) == set(his["offsets"]), (mine, his)
+
+
+@pytest.mark.parametrize(("name", "schedule"), CASES, ids=["-".join(case) for case in CASES])
+def test_rmqstore_and_java_in_turns(java_store, tmp_path, name, schedule):
+    settings = {**GEOMETRIES[name], "store_host": "10.0.0.1:10911"}
+    count = 90 if name == "deep chains" else 36
+    root = tmp_path / "store"
+    ledger = Ledger()
+    number = 0
+    theirs: list[dict] = []
+    java_killed = False
+    # A record at the end of an index file that is kept may be indexed again where Java makes the rest anew.
+    doubled = 0
+    for kill_ours, kill_java in SCHEDULES[schedule]:
+        ours_script, java_script = script(number, count), script(number + count, count)
+        number += 2 * count
+        clock = Clock()
+        config = StoreConfig(**settings, clock=clock)
+        if theirs:
+            with MessageStore.open(root, config=config, read_only=True) as store:
+                ours = dump(store)
+                if not java_killed:
+                    assert_same(ours, theirs)
+                assert_whole(ours, ledger.places)
+
+        puts = [as_put(line) for line in ours_script]
+        half = len(puts) // 2
+        if kill_ours:
+            with RmqstoreProcess(root, settings) as process:
+                assert process.clean is not java_killed
+                if theirs:
+                    ours = process.dump()
+                    ledger.assert_in(ours, doubled)
+                    assert_alike(ours, theirs)
+                places = process.put(puts[:half])
+                process.flush()
+                places += process.put(puts[half:])
+                for line, (queue_offset, phy_offset) in zip(ours_script, places, strict=True):
+                    ledger.add(line, queue_offset, phy_offset)
+                ours = process.dump()
+                process.kill()
+        else:
+            with MessageStore.open(root, config=config) as store:
+                assert store.recovery_report.clean is not java_killed
+                if theirs:
+                    ours = dump(store)
+                    ledger.assert_in(ours, doubled)
+                    assert_alike(ours, theirs)
+                for line, (clock.now, message, queue_id) in zip(ours_script, puts, strict=True):
+                    put = store.put_message(message, queue_id)
+                    ledger.add(line, put.queue_offset, put.phy_offset)
+                ours = dump(store)
+        assert (root / "abort").exists() is kill_ours
+        ledger.assert_in(ours, doubled)
+
+        before, answers, theirs = java_store.turn(root, settings, java_script, kill=kill_java)
+        doubled += kill_ours
+        if kill_ours:
+            assert_alike(ours, before)
+        else:
+            assert_same(ours, before)
+        ledger.assert_in(before, doubled)
+        for line, answer in zip(java_script, answers, strict=True):
+            assert answer["status"] == "PUT_OK"
+            ledger.add(line, answer["queueOffset"], answer["offset"])
+        ledger.assert_in(theirs, doubled)
+        assert (root / "abort").exists() is kill_java
+        java_killed = kill_java
+
+    with MessageStore.open(root, config=StoreConfig(**settings)) as store:
+        ours = dump(store)
+        ledger.assert_in(ours, doubled)
+        assert_alike(ours, theirs)
+        if name == "deep chains":
+            counts = [index.index_count - 1 for index in store.index_service.files()]
+            # Ten slots: chains of 200 and more.
+            assert len(counts) == 2 and sum(counts) >= 2000
+    with MessageStore.open(root, config=StoreConfig(**settings), read_only=True) as store:
+        assert_same(dump(store), ours)
+
+
+def test_default_geometry(java_store, tmp_path):
+    """Segments of 1 GiB and index files of 420 MB: they are allocated, but nothing writes more than what they hold."""
+    made = tmp_path / "made"
+    ledger = Ledger()
+    clock = Clock()
+    config = StoreConfig(clock=clock)
+    with MessageStore.open(made, config=config) as store:
+        for line in script(0, 60):
+            clock.now, message, queue_id = as_put(line)
+            put = store.put_message(message, queue_id)
+            ledger.add(line, put.queue_offset, put.phy_offset)
+        ours = dump(store)
+    sizes = {path.stat().st_size for path in made.rglob("*") if path.is_file() and path.name.isdigit()}
+    assert sizes == {1 << 30, 6_000_000, 420_000_040}
+    root = copy_store(made, tmp_path / "store")
+    shutil.rmtree(made)
+    assert disk_size(root) < 64 << 20
+
+    # Java is killed, rmqstore recovers, appends and is killed, Java goes on and closes, rmqstore reads.
+    java_script = script(60, 60)
+    before, answers, theirs = java_store.turn(root, config, java_script, kill=True)
+    assert_same(ours, before)
+    for line, answer in zip(java_script, answers, strict=True):
+        ledger.add(line, answer["queueOffset"], answer["offset"])
+    ledger.assert_in(theirs, 0)
+    assert disk_size(root) < 64 << 20
+
+    with RmqstoreProcess(root, {}) as process:
+        assert not process.clean
+        ours_script = script(120, 60)
+        places = process.put([as_put(line) for line in ours_script])
+        for line, (queue_offset, phy_offset) in zip(ours_script, places, strict=True):
+            ledger.add(line, queue_offset, phy_offset)
+        ours = process.dump()
+        ledger.assert_in(ours, 0)
+        assert process.written() < 64 << 20
+        process.kill()
+    assert disk_size(root) < 2 << 30
+
+    java_script = script(180, 60)
+    before, answers, theirs = java_store.turn(root, config, java_script)
+    assert_alike(ours, before)
+    for line, answer in zip(java_script, answers, strict=True):
+        ledger.add(line, answer["queueOffset"], answer["offset"])
+    ledger.assert_in(theirs, 1)
+    with MessageStore.open(root, config=config) as store:
+        assert store.recovery_report.clean
+        assert_same(dump(store), theirs)
+    assert disk_size(root) < 2 << 30
+    # Not left for the next runs of pytest, which keeps the folders of the last three.
+    shutil.rmtree(root)
+
+
+@pytest.mark.parametrize("kill_java", [False, True], ids=["java closed", "java killed"])
+def test_a_segment_prepared_beforehand(java_store, tmp_path, kill_java):
+    """Killed when the next segment lay ready: Java finds all, goes on into a segment of its own, and rmqstore after it."""
+    settings = {**GEOMETRIES["large"], "max_index_num": 600}
+    size = settings["mapped_file_size_commit_log"]
+    root = tmp_path / "store"
+    ledger = Ledger()
+    lines = script(0, 120)
+    for line in lines:
+        line["body"] = line["body"] * 400
+
+    def put(process: RmqstoreProcess, lines: list[dict]) -> None:
+        places = process.put([as_put(line) for line in lines])
+        for line, (queue_offset, phy_offset) in zip(lines, places, strict=True):
+            ledger.add(line, queue_offset, phy_offset)
+
+    with RmqstoreProcess(root, settings) as process:
+        # Message by message up to three quarters of the first segment.
+        while not ledger.places or ledger.places[-1][3] < size * 3 // 4:
+            put(process, [lines.pop(0)])
+        deadline = time.monotonic() + 60
+        while [path.stat().st_size for path in root.rglob("*") if path.is_file()].count(size) < 2:
+            assert time.monotonic() < deadline, "no segment was prepared"
+            time.sleep(0.05)
+        process.kill()
+    before, answers, theirs = java_store.turn(root, settings, lines, kill=kill_java)
+    ledger.assert_in(before, 1)
+    for line, answer in zip(lines, answers, strict=True):
+        ledger.add(line, answer["queueOffset"], answer["offset"])
+    assert ledger.places[-1][3] > size
+    ledger.assert_in(theirs, 1)
+    more = script(120, 40)
+    with RmqstoreProcess(root, settings) as process:
+        assert process.clean is not kill_java
+        ours = process.dump()
+        assert_alike(ours, theirs)
+        put(process, more)
+        ledger.assert_in(process.dump(), 1)
+        process.kill()
+    with MessageStore.open(root, config=StoreConfig(**settings)) as store:
+        ledger.assert_in(dump(store), 1)
+    # Nothing that was prepared, or half made, is left.
+    assert sorted(path.name for path in root.iterdir() if path.is_file()) in (
+        ["abort.bak", "checkpoint", "lock"],
+        ["checkpoint", "lock"],
+    )
