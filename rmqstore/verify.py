@@ -21,7 +21,7 @@ from rmqstore.config import StoreConfig
 from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue
 from rmqstore.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.consumer_offset import ConsumerOffsets
-from rmqstore.errors import GeometryError, StoreError
+from rmqstore.errors import GeometryError, OffsetOutOfRangeError, StoreError
 from rmqstore.index_file import IndexFile
 from rmqstore.index_service import IndexService
 from rmqstore.mapped_file import MappedFilePool
@@ -537,8 +537,13 @@ class _IndexCheck:
         if not self.names:
             return
         end = self.checker.end
-        for name in self.names:
-            index = self.checker.index_service.file(name)
+        listed, self.names = self.names, []
+        for name in listed:
+            try:
+                index = self.checker.index_service.file(name)
+            except (FileNotFoundError, OffsetOutOfRangeError):
+                continue  # The store that is looked at is in use, and the file expired meanwhile.
+            self.names.append(name)
             for pos, detail in index.check_links(end):
                 yield Finding(index.path, pos, "bad_index", detail)
             yield from self._header(index)

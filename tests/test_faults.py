@@ -1,0 +1,535 @@
+"""A process that dies or gets an error at any system call: what was acknowledged stays, and nothing fails in silence.
+
+Owns the cases of kill -9 at every call that changes or forces a file (a store's whole life, recovery, rebuild) and at
+random moments, of every error of every call, and of real full and read-only file systems.  The children run under the
+layer of `faults`; what must hold afterwards is `check_recovered` of test_crash, which compares with the oracle.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import subprocess
+import tempfile
+import time
+
+import faults
+import oracle
+import pytest
+from faults.power import Disk
+from test_crash import changes, check_readable, check_recovered, config_of, geometry, without_crowded_keys, write_files
+from test_model import SCRATCH
+
+from rmqstore import MessageStore, StoreError
+from rmqstore.consumer_offset import ConsumerOffsets
+from rmqstore.rebuild import REBUILD_DIRECTORY, rebuild
+
+FLUSH_TYPES = ("ASYNC_FLUSH", "SYNC_FLUSH")
+
+
+@pytest.fixture(scope="module")
+def server():
+    scratch = tempfile.mkdtemp(prefix="rmqstore-faults-", dir=SCRATCH)
+    try:
+        with faults.Server(faults.build_library(scratch), scratch) as running:
+            yield running
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+@pytest.fixture
+def root(server):
+    path = os.path.join(server.scratch, "store")
+    os.mkdir(path)
+    yield path
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def thorough(request):
+    return request.config.getoption("--slow")
+
+
+def emptied(root: str) -> str:
+    shutil.rmtree(root)
+    os.mkdir(root)
+    return root
+
+
+def finish_rebuild(root: str, geo: dict) -> None:
+    """Where a rebuild died while it swapped its files in, nobody may write until it was finished; do it."""
+    config = config_of(geo)
+    if not os.path.exists(os.path.join(root, REBUILD_DIRECTORY, "complete")):
+        return
+    before = oracle.read_files(root)
+    with MessageStore.open(root, config=config, read_only=True) as store:
+        assert len(list(store.messages())) == len(oracle.records_of(oracle.segments(before)))
+    with pytest.raises(StoreError, match="rebuild"):
+        MessageStore.open(root, config=config)
+    assert not changes(before, oracle.read_files(root))
+    # With an empty mark nothing was swapped yet, and the rebuild begins again.
+    marked = bool(before[f"{REBUILD_DIRECTORY}/complete"])
+    assert rebuild(root, config=config).resumed == marked
+    assert not os.path.exists(os.path.join(root, REBUILD_DIRECTORY))
+
+
+def check_left(root: str, geo: dict, outcome: faults.Outcome, earlier: list[tuple] = ()) -> None:
+    """Hold what a store promises that a dead process left; `earlier` was acknowledged to the processes before it."""
+    finish_rebuild(root, geo)
+    check_offsets(root, outcome)
+    assert check_recovered(root, geo, [*earlier, *faults.acknowledged_of(outcome.said)]) == "recovered"
+    check_offsets(root, outcome)
+
+
+def check_offsets(root: str, outcome: faults.Outcome) -> None:
+    sure = max((line["offset"] for line in outcome.said if line["what"] == "persist"), default=-1)
+    there = ConsumerOffsets.load(os.path.join(root, "config", "consumerOffset.json")).get("group", "Orders", 0)
+    assert there in (-1, 3, 7, 9)
+    assert there >= sure
+
+
+def blame(outcome: faults.Outcome, **case) -> str:
+    where = f"killed at {outcome.calls[-1]}" if outcome.calls else "no call was made"
+    return f"{case}: {where}; {outcome}"
+
+
+# ------------------------------------------------------------------------------------------------------- what is seen
+
+
+def test_the_layer_sees_every_kind_of_call(server, root):
+    outcome = server.run("life", root)
+    assert outcome.ended, outcome
+    seen = {call.name for call in outcome.calls}
+    # Stores are neither cut nor written to by other calls than these.
+    assert seen >= set(faults.NAMES) - {"ftruncate", "photo"}
+    assert not any(call.error for call in outcome.calls if call.name in ("msync", "fsync", "fdatasync", "fallocate"))
+    numbers = sorted(call.number for call in outcome.calls if call.name in faults.CHANGING)
+    assert numbers == list(range(1, len(numbers) + 1)) == list(range(1, outcome.said[-1]["count"] + 1))
+    # A mapped file is forced where it is in the file, and every file that was made is seen by its place.
+    made = {call.second for call in outcome.calls if call.name == "link"}
+    forced = {call.path for call in outcome.calls if call.name == "msync"}
+    assert {path for path in made if path.startswith(("/commitlog/", "/consumequeue/", "/index/"))} & forced
+    assert "/checkpoint" in {call.path for call in outcome.calls if call.name == "pwrite"}
+
+
+def test_a_child_dies_before_or_after_the_call_that_was_named(server, root):
+    whole = server.run("life", root)
+    for action, extra in (("kill before", -1), ("kill after", 0)):
+        for number in (5, 40):
+            outcome = server.run("life", emptied(root), action=action, number=number)
+            assert outcome.killed, outcome
+            calls = [call for call in outcome.calls if call.name in faults.CHANGING]
+            expected = [call for call in whole.calls if call.name in faults.CHANGING][: number + extra]
+            assert [call.name for call in calls][:number] == [call.name for call in expected]
+
+
+# ------------------------------------------------------------------------------------------------------------ kill -9
+
+
+def kills_at(total: int, want: int, thorough: bool) -> list[tuple[str, int]]:
+    """(before or after, number of the call): all of them when thorough, else `want` spread evenly, both kinds."""
+    every = [(action, number) for number in range(1, total + 1) for action in ("kill before", "kill after")]
+    if thorough or len(every) <= want:
+        return every
+    return [every[at * len(every) // want] for at in range(want)]
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("flush_disk_type", FLUSH_TYPES)
+@pytest.mark.parametrize("name", ["plain", "propcrc-ext"])
+def test_killed_at_every_call_of_a_life(server, root, thorough, name, flush_disk_type):
+    geo, options = geometry(name), {"flush_disk_type": flush_disk_type}
+    whole = server.run("life", root, geometry=name, options=options)
+    assert whole.ended, whole
+    total = whole.said[-1]["count"]
+    cases = kills_at(total, 32, thorough)
+    killed = 0
+    for action, number in cases:
+        outcome = server.run("life", emptied(root), geometry=name, options=options, action=action, number=number)
+        # Threads of the store may make it a few calls more or less.
+        assert outcome.killed or (outcome.ended and number > total * 3 // 4), outcome
+        killed += outcome.killed
+        try:
+            check_left(root, geo, outcome)
+        except BaseException as error:
+            raise AssertionError(blame(outcome, action=action, number=number)) from error
+    assert killed > len(cases) * 9 // 10
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", ["plain", "propcrc-ext"])
+def test_killed_at_every_call_of_recovery_and_rebuild(server, root, thorough, name):
+    geo = geometry(name)
+    whole = server.run("life", root, geometry=name)
+    closing = next(call.number for call in whole.calls if (call.name, call.path) == ("unlink", "/abort"))
+    left = server.run("life", emptied(root), geometry=name, action="kill before", number=closing - 5)
+    assert left.killed and os.path.exists(os.path.join(root, "abort"))
+    earlier = faults.acknowledged_of(left.said)
+    assert len(earlier) > 10
+    killed_files = oracle.read_files(root)
+    # The other stores have lost their queues and index, or what was in them.
+    only_log = {
+        path: data for path, data in killed_files.items() if path.split("/")[0] in ("commitlog", "abort", "config")
+    }
+    zeroed = {
+        path: data if path in only_log else bytes(len(data))
+        for path, data in killed_files.items()
+        if path != "checkpoint"
+    }
+    for scenario, files in (
+        ("recovery", killed_files),
+        ("recovery", only_log),
+        ("recovery", zeroed),
+        ("rebuilding", None),
+    ):
+        if files is None:
+            write_files(emptied(root), killed_files)
+            MessageStore.open(root, config=config_of(geo)).close()
+            files = oracle.read_files(root)
+        write_files(emptied(root), files)
+        whole = server.run(scenario, root, geometry=name)
+        assert whole.ended, whole
+        for action, number in kills_at(whole.said[-1]["count"], 7, thorough):
+            write_files(emptied(root), files)
+            outcome = server.run(scenario, root, geometry=name, action=action, number=number)
+            assert outcome.killed or outcome.ended, outcome
+            try:
+                check_left(root, geo, outcome, earlier)
+            except BaseException as error:
+                raise AssertionError(blame(outcome, scenario=scenario, action=action, number=number)) from error
+
+
+def kill_at_random(server, root: str, name: str, flush_disk_type: str, seed: int) -> faults.Outcome:
+    """Kill a child that puts without an end at a moment by the dice, and hold what is promised."""
+    dice = random.Random(seed)
+    outcome = server.run(
+        "endless",
+        emptied(root),
+        geometry=name,
+        options={"flush_disk_type": flush_disk_type},
+        kill_after=dice.random() ** 2 * 0.12,
+    )
+    assert outcome.killed, outcome
+    acknowledged = faults.acknowledged_of(outcome.said)
+    acknowledged = without_crowded_keys(dice.sample(acknowledged, min(len(acknowledged), 60)))
+    # Keys of the script come again and again.
+    acknowledged = [
+        (*each[:4], tuple(key for key in each[4] if key.startswith("n")), *each[5:]) for each in acknowledged
+    ]
+    try:
+        assert check_recovered(root, geometry(name), acknowledged) == "recovered"
+    except BaseException as error:
+        raise AssertionError(blame(outcome, seed=seed, name=name, flush_disk_type=flush_disk_type)) from error
+    return outcome
+
+
+@pytest.mark.parametrize("flush_disk_type", FLUSH_TYPES)
+@pytest.mark.parametrize("name", ["plain", "propcrc-ext"])
+def test_killed_at_random_moments(server, root, name, flush_disk_type):
+    said = sum(len(kill_at_random(server, root, name, flush_disk_type, seed).said) for seed in range(8))
+    assert said > 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_ten_thousand_kills(server, root, capsys):
+    # The figure that docs/recovery.md gives.  Half at calls by the dice, half at any moment.
+    begin, kills, seed = time.monotonic(), 0, 0
+    while kills < 10_000:
+        seed += 1
+        dice = random.Random(seed)
+        name, flush_disk_type = dice.choice(("plain", "propcrc-ext")), dice.choice(FLUSH_TYPES)
+        if seed % 2:
+            kill_at_random(server, root, name, flush_disk_type, seed)
+            kills += 1
+            continue
+        outcome = server.run(
+            "life", emptied(root), geometry=name, options={"flush_disk_type": flush_disk_type},
+            action=dice.choice(("kill before", "kill after")), number=dice.randrange(1, 500),
+        )  # fmt: skip
+        assert outcome.killed or outcome.ended, outcome
+        try:
+            check_left(root, geometry(name), outcome)
+        except BaseException as error:
+            raise AssertionError(blame(outcome, seed=seed)) from error
+        kills += outcome.killed
+    with capsys.disabled():
+        print(f"\n{kills} kills, nothing lost, in {time.monotonic() - begin:.0f} s")
+
+
+# -------------------------------------------------------------------------------------------------------------- errors
+
+#: What a call may fail with, by the manual pages and by what disks, quotas and limits do.
+ERRORS = {
+    "create": (errno.ENOSPC, errno.EMFILE, errno.EDQUOT, errno.EROFS, errno.EIO),
+    "write": (errno.ENOSPC, errno.EIO, errno.EDQUOT),
+    "pwrite": (errno.ENOSPC, errno.EIO, errno.EDQUOT),
+    "fallocate": (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG),
+    "link": (errno.EDQUOT, errno.EIO, errno.ENOSPC),
+    "rename": (errno.EIO, errno.ENOSPC, errno.EROFS),
+    "unlink": (errno.EIO, errno.EROFS),
+    "mkdir": (errno.ENOSPC, errno.EDQUOT, errno.EROFS),
+    "rmdir": (errno.EIO,),
+    "msync": (errno.EIO, errno.ENOMEM),
+    "fsync": (errno.EIO, errno.ENOSPC, errno.EDQUOT),
+    "fdatasync": (errno.EIO, errno.ENOSPC),
+    "open": (errno.EMFILE, errno.ENFILE, errno.EIO),
+    "mmap": (errno.ENOMEM,),
+}
+#: Reads may not be answered while these fail.
+READING = ("open", "mmap")
+FORCING = ("msync", "fsync", "fdatasync")
+
+
+def check_error(server, root: str, copy: str, geo: dict, outcome: faults.Outcome, names, error: int) -> None:
+    """Hold what is promised of a process in which a call failed: see the module."""
+    assert outcome.ended, outcome
+    said = outcome.said
+    failures = [line for line in said if line["what"] == "failed"]
+    for at, line in enumerate(failures):
+        if "rebuild was interrupted" in line["text"]:
+            assert any(each["deed"] == "rebuild" for each in failures[:at])
+            continue
+        assert os.strerror(error) in line["text"], f"an error that does not say what failed: {line}"
+        assert root in line["text"], f"an error that names no file: {line}"
+        # Reading goes on, whatever cannot be written.
+        assert line["deed"] != "read" or set(names) & set(READING), line
+    healed = next(at for at, line in enumerate(said) if line["what"] == "healed")
+    assert not [line for line in said[healed:] if line["what"] == "failed"], "not usable after the fault is gone"
+    check_poisoned(said, names)
+    check_left(root, geo, outcome)
+
+
+def check_poisoned(said: list[dict], names) -> None:
+    """Until it is opened again, a store that could not flush takes nothing and leaves `abort` to the next opening."""
+    # A put that could not make a file has written nothing, and the next one may do; one that could not force its bytes has.
+    fatal = ("flush", "put") if set(names) <= {"msync", "fdatasync"} else ("flush",)
+    poisoned = False
+    for line in said:
+        if line["what"] == "failed":
+            poisoned |= line["kind"] == "StorePoisonedError" or line["deed"] in fatal
+            assert line["kind"] == "StorePoisonedError" or line["deed"] not in fatal or line["kind"] == "OSError", line
+        elif line["what"] == "closed":
+            assert line["abort"] or not poisoned
+            poisoned = False
+        elif line["what"] in ("put", "flush"):
+            assert not poisoned, f"the store goes on after a failed flush: {line}"
+
+
+def check_not_silent(disks: list[Disk], copy: str, geo: dict, outcome: faults.Outcome) -> None:
+    """What was promised is on disk: a store of which everything is lost that was never forced has it.
+
+    That must be so at the end and when the first promises after the fault were given; a later flush may hide a lost one.
+    """
+    said = outcome.said
+    moments = [
+        at
+        for at, line in enumerate(said)
+        if line["hits"] and (faults.is_promise(line) or (line["what"] == "put" and line["sync"]))
+    ]
+    for disk, at in zip(disks, [len(said) - 1, *moments]):
+        disk.replay([call for call in outcome.calls if call.end < said[at]["done"]])
+        disk.lose(emptied(copy), random.Random(0), loss=1.0, page=64, names="none")
+        finish_rebuild(copy, geo)
+        with MessageStore.open(copy, config=config_of(geo), recovery="truncate") as store:
+            check_readable(store, faults.acknowledged_of(said[: at + 1], durable=True))
+
+
+@pytest.fixture
+def copy(server):
+    path = os.path.join(server.scratch, "copy")
+    os.mkdir(path)
+    yield path
+    shutil.rmtree(path)
+
+
+def inject(
+    server, root: str, copy: str, name: str, flush_disk_type: str, names, number: int, error: int, **more
+) -> bool:
+    """One case; whether the fault was met."""
+    geo = geometry(name)
+    emptied(root)
+    disks = [Disk(root) for _ in range(4)]
+    outcome = server.run(
+        "life", root, geometry=name, options={"flush_disk_type": flush_disk_type}, names=names, number=number,
+        error=error, data=True, **{"action": "fail", **more},
+    )  # fmt: skip
+    try:
+        check_error(server, root, copy, geo, outcome, names, error)
+        # The checks above changed the store, so its contents are not those of the log of calls any more; what was forced is.
+        check_not_silent(disks, copy, geo, outcome)
+    except BaseException as problem:
+        failed = [str(call) for call in outcome.calls if call.error == error and call.number >= number][:3]
+        case = {"names": names, "number": number, "error": errno.errorcode.get(error, error), **more}
+        failures = [line for line in outcome.said if line["what"] == "failed"]
+        raise AssertionError(f"{problem}\n{case}: {failed}\n{failures}\n{outcome}") from problem
+    return any(line["hits"] for line in outcome.said)
+
+
+def occurrences(total: int, share: int, thorough: bool, dice: random.Random) -> list[int]:
+    return list(range(1, total + 1)) if thorough else sorted(dice.sample(range(1, total + 1), min(share, total)))
+
+
+#: Geometry and flush type; the quick run takes them in turns.
+KINDS = (("plain", "SYNC_FLUSH"), ("propcrc-ext", "ASYNC_FLUSH"))
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("call", ERRORS)
+def test_every_call_fails_once(server, root, copy, thorough, call):
+    met = tried = 0
+    for name, flush_disk_type in KINDS:
+        whole = server.run("life", emptied(root), geometry=name, options={"flush_disk_type": flush_disk_type})
+        assert whole.ended, whole
+        total = sum(each.name == call for each in whole.calls)
+        for turn, error in enumerate(ERRORS[call], KINDS.index((name, flush_disk_type))):
+            if not thorough and turn % 2 and call not in FORCING:
+                continue
+            share = 2 if call in FORCING else 1
+            for number in occurrences(total, share, thorough, random.Random(f"{call} {error} {name}")):
+                tried += 1
+                met += inject(server, root, copy, name, flush_disk_type, (call,), number, error)
+    assert met > tried // 2
+
+
+#: What is out of order for a while: names of calls that all fail, and how.
+OUTAGES = {
+    "disk full": (("create", "write", "pwrite", "fallocate", "mkdir", "link", "rename"), errno.ENOSPC),
+    "quota": (("create", "write", "pwrite", "fallocate", "mkdir", "link", "rename"), errno.EDQUOT),
+    "disk broken": (faults.CHANGING, errno.EIO),
+    "read-only": (faults.CHANGING, errno.EROFS),
+    "no descriptors": (("create", "open"), errno.EMFILE),
+    "no memory to map": (("mmap",), errno.ENOMEM),
+    "forcing fails": (FORCING, errno.EIO),
+}
+
+
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("outage", OUTAGES)
+def test_calls_fail_for_a_while(server, root, copy, thorough, outage):
+    names, error = OUTAGES[outage]
+    for name, flush_disk_type in KINDS:
+        whole = server.run("life", emptied(root), geometry=name, options={"flush_disk_type": flush_disk_type})
+        assert whole.ended, whole
+        total = sum(each.name in names for each in whole.calls)
+        for number in occurrences(total, 1, thorough, random.Random(f"{outage} {name}")):
+            inject(server, root, copy, name, flush_disk_type, names, number, error, lasts=True)
+
+
+def test_a_write_that_takes_only_half_goes_on(server, root, copy):
+    for number in (1, 2, 3, 5):
+        for call in ("write", "pwrite"):
+            inject(
+                server, root, copy, "plain", "SYNC_FLUSH", (call,), number, 0, action="short write", lasts=number == 5
+            )
+
+
+# ------------------------------------------------------------------------------------------------------ real outages
+
+
+@pytest.fixture
+def small_disk(server, request):
+    """A function that mounts a tmpfs of so many pages of 4096 bytes, or mounts it again with other options."""
+    path = os.path.join(server.scratch, "small")
+    os.mkdir(path)
+
+    def mount(options: str) -> str:
+        again = "remount," if os.path.ismount(path) else ""
+        command = ["mount", "-t", "tmpfs", "-o", again + options, "rmqstore-tests", path]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"needs the right to mount a tmpfs (root in most places): {done.stderr.strip()}")
+        return path
+
+    yield mount
+    if os.path.ismount(path):
+        subprocess.run(["umount", path], check=True)
+    os.rmdir(path)
+
+
+def failures_of(outcome: faults.Outcome) -> list[dict]:
+    return [line for line in outcome.said if line["what"] == "failed"]
+
+
+@pytest.mark.parametrize("pages", [14, 17, 18, 19, 20, 25, 33])
+def test_a_full_disk_is_an_error_and_space_mends_it(server, small_disk, pages):
+    geo = geometry("plain")
+    path = small_disk(f"size={pages * 4096}")
+    root = os.path.join(path, "store")
+    os.mkdir(root)
+    outcome = server.run("fill", root, values={"patient": True})
+    assert outcome.ended, outcome
+    failures = failures_of(outcome)
+    assert failures and all(os.strerror(errno.ENOSPC) in line["text"] for line in failures), failures
+    assert "read" not in [line["deed"] for line in failures]
+    acknowledged = faults.acknowledged_of(outcome.said)
+    # Full as it is, it can be read, also by another process.
+    if os.path.exists(os.path.join(root, "commitlog")):
+        with MessageStore.open(root, config=config_of(geo), read_only=True) as store:
+            assert [each[3] for each in acknowledged] == [
+                message.phy_offset for message in store.messages() if message.phy_offset <= acknowledged[-1][3]
+            ][: len(acknowledged)]
+    small_disk(f"size={pages * 4096 + (1 << 20)}")
+    more = server.run("recovery", root)
+    assert more.ended, more
+    check_left(root, geo, more, acknowledged)
+
+
+def test_a_hole_of_a_full_disk_is_an_error(server, small_disk):
+    # A Java store only extends its segments: a store to mapped memory that needs a new page would be a SIGBUS.
+    geo = {**geometry("plain"), "mapped_file_size_commit_log": 1 << 20}
+    path = small_disk(f"size={1 << 22}")
+    root = os.path.join(path, "store")
+    sizes = {"mapped_file_size_commit_log": 1 << 20}
+    os.makedirs(os.path.join(root, "commitlog"))
+    with open(os.path.join(root, "commitlog", oracle.file_name(0)), "wb") as file:
+        file.truncate(1 << 20)
+    with open(os.path.join(path, "ballast"), "wb") as file:
+        file.write(bytes((1 << 22) - (1 << 19)))
+    outcome = server.run("fill", root, values={"patient": True, "sizes": sizes})
+    assert outcome.ended, outcome
+    assert all(os.strerror(errno.ENOSPC) in line["text"] for line in failures_of(outcome)), outcome
+    assert [line for line in failures_of(outcome) if line["deed"] in ("open", "put")]
+    os.unlink(os.path.join(path, "ballast"))
+    more = server.run("recovery", root, values={"sizes": sizes})
+    assert more.ended, more
+    check_left(root, geo, more, faults.acknowledged_of(outcome.said))
+
+
+@pytest.mark.parametrize("clean", [True, False], ids=["closed", "killed"])
+def test_a_read_only_file_system(server, small_disk, clean):
+    geo = geometry("plain")
+    root = os.path.join(small_disk(f"size={1 << 21}"), "store")
+    os.mkdir(root)
+    outcome = server.run("life", root, **({} if clean else {"action": "kill before", "number": 150}))
+    assert outcome.ended == clean
+    acknowledged = faults.acknowledged_of(outcome.said)
+    before = oracle.read_files(root)
+    small_disk("ro")
+    with pytest.raises(OSError) as refused:
+        MessageStore.open(root, config=config_of(geo))
+    assert refused.value.errno == errno.EROFS
+    with pytest.raises(OSError) as refused:
+        rebuild(root, config=config_of(geo))
+    assert refused.value.errno == errno.EROFS
+    with MessageStore.open(root, config=config_of(geo), read_only=True) as store:
+        check_readable(store, acknowledged)
+    assert not changes(before, oracle.read_files(root))
+    small_disk("rw")
+    check_left(root, geo, outcome)
+
+
+@pytest.mark.parametrize("limit", [100, 300, 2000, 5000])
+def test_files_may_not_become_so_large(server, root, limit):
+    # RLIMIT_FSIZE: the system refuses with EFBIG; the signal that goes with it is ignored by Python.
+    geo = geometry("plain")
+    values = {"patient": True, "limit": limit, "limit_at": 3, "puts": 30}
+    outcome = server.run("fill", root, values=values)
+    assert outcome.ended, outcome
+    failures = failures_of(outcome)
+    assert bool(failures) == (limit < 4096), failures
+    assert all(os.strerror(errno.EFBIG) in line["text"] for line in failures), failures
+    assert "read" not in [line["deed"] for line in failures]
+    check_left(root, geo, outcome)
