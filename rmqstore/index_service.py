@@ -155,9 +155,9 @@ class IndexService:
             entries = list(os.scandir(self.path))
         except FileNotFoundError:
             entries = []
+        entries = [entry for entry in entries if _is_name(entry.name)]
+        newest = max((entry.name for entry in entries), key=int, default=None)
         for entry in entries:
-            if not _is_name(entry.name):
-                continue
             if not entry.is_file():
                 if self.read_only:
                     continue
@@ -166,7 +166,7 @@ class IndexService:
                 length = entry.stat().st_size
             except FileNotFoundError:
                 continue  # Another process deleted it meanwhile.
-            if self.read_only and length == 0:
+            if self.read_only and length == 0 and entry.name == newest:
                 # A Java store makes a file and then extends it.
                 continue
             if length != self.config.index_file_size:

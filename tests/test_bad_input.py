@@ -148,8 +148,8 @@ def test_files_of_an_odd_length(golden_copy, part, which, length):
     config = StoreConfig(**BASE)
     size = {"commitlog": 4096, "index": 480}.get(part, 200)
     refused(root, GeometryError, f"has {length} bytes", path, pos=min(length, size), config=config)
-    if part != "consumequeue/TopicTest/0":
-        # Queues are looked at when they are asked for.
+    if part != "consumequeue/TopicTest/0" and (part, which, length) != ("index", "last", 0):
+        # Queues are looked at when they are asked for, and a newest file without bytes is one that a broker is just making.
         refused(root, GeometryError, f"has {length} bytes", path, config=config, read_only=True)
     # Without a config the sizes are taken from the files; they contradict each other then.
     with pytest.raises(StoreError) as caught:

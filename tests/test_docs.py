@@ -278,7 +278,9 @@ def read_dump(text: str, kind: str, *, gaps: bool = False) -> Dump:
         found = DUMP_LINE.match(line)
         assert found, f"hexdump {kind}: {line!r} is no line of a dump"
         at, data = int(found[1], 16), bytes.fromhex(found[2])
-        assert at == end or (gaps and at > end and not unfinished), f"hexdump {kind}: {line!r} does not begin at {end:#x}"
+        assert at == end or (gaps and at > end and not unfinished), (
+            f"hexdump {kind}: {line!r} does not begin at {end:#x}"
+        )
         if not unfinished:
             start = at
         unfinished += data
@@ -391,7 +393,9 @@ def test_dump_of_an_index_entry(formats, vectors, region_of):
 def test_dump_of_an_index_file(formats, vectors, region_of):
     dump = read_dump(formats, "index", gaps=True)
     vector = vectors["T10"]
-    data = bytes.fromhex(vector["header"] + vector["slots"] + "".join(vector["entries"])).ljust(vector["file_size"], b"\0")
+    data = bytes.fromhex(vector["header"] + vector["slots"] + "".join(vector["entries"])).ljust(
+        vector["file_size"], b"\0"
+    )
     for name, (at, piece) in dump.pieces.items():
         assert data[at : at + len(piece)] == piece, name
 
@@ -467,9 +471,7 @@ def broken_links(path: Path) -> list[str]:
 
 def test_relative_links_resolve():
     files = markdown_files()
-    assert {
-        path.relative_to(ROOT).as_posix(): broken for path in files if (broken := broken_links(path))
-    } == {}
+    assert {path.relative_to(ROOT).as_posix(): broken for path in files if (broken := broken_links(path))} == {}
     # docs/formats.md and docs/mmap.md point at each other, so the pattern finds links.
     assert "mmap.md" in links(FORMATS)
 
@@ -500,7 +502,9 @@ def session_of(path: Path) -> doctest.DocTest | None:
     lines = [""] * (len(text.splitlines()) + 1)
     parser = doctest.DocTestParser()
     for block in blocks:
-        assert parser.get_examples("\n".join(block.lines) + "\n"), f"{path.name}:{block.number}: a pycon block without >>>"
+        assert parser.get_examples("\n".join(block.lines) + "\n"), (
+            f"{path.name}:{block.number}: a pycon block without >>>"
+        )
         lines[block.number - 1 : block.number - 1 + len(block.lines)] = block.lines
     return parser.get_doctest("\n".join(lines) + "\n", {"__name__": "__main__"}, path.name, str(path), 0)
 

@@ -68,7 +68,8 @@ def finish_rebuild(root: str, geo: dict) -> None:
         assert len(list(store.messages())) == len(oracle.records_of(oracle.segments(before)))
     with pytest.raises(StoreError, match="rebuild"):
         MessageStore.open(root, config=config)
-    assert not changes(before, oracle.read_files(root))
+    # The bytes of the lock mean nothing; a power loss may have taken them.
+    assert set(changes(before, oracle.read_files(root))) <= {"lock"}
     # With an empty mark nothing was swapped yet, and the rebuild begins again.
     marked = bool(before[f"{REBUILD_DIRECTORY}/complete"])
     assert rebuild(root, config=config).resumed == marked

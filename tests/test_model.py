@@ -149,8 +149,14 @@ class StoreAndOracle(RuleBasedStateMachine):
         light = drawn.pop("light")
         self.geo = oracle.geometry(drawn, enable_lmq=light, enable_multi_dispatch=light)
         self.light = light
+        # Bytes are compared while the store is open, so that no timer may write meanwhile.
         self.config = StoreConfig(
-            **{name: value for name, value in self.geo.items() if name != "batch_topics"}, clock=lambda: self.now
+            **{name: value for name, value in self.geo.items() if name != "batch_topics"},
+            clock=lambda: self.now,
+            flush_interval_commit_log=0,
+            flush_interval_consume_queue=0,
+            flush_consumer_offset_interval=0,
+            clean_resource_interval=0,
         )
         self.oracle = oracle.StoreOracle(self.geo)
         self.root = os.path.join(self.scratch, "0")

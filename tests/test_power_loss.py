@@ -104,7 +104,7 @@ def check_lost(
         if answer == "recovered":
             check_invented(copy, geo, killed)
             return answer
-        check_refusal(copy, geo, left, killed)
+        check_refusal(copy, left, killed)
     for recovery in ("truncate", "skip"):
         other = f"{copy}.{recovery}"
         shutil.copytree(copy, other)
@@ -172,15 +172,14 @@ def check_invented(root: str, geo: dict, killed: dict[int, oracle.Record]) -> No
             assert message.body == record.body
 
 
-def check_refusal(copy: str, geo: dict, left: list[oracle.Record], killed: dict[int, oracle.Record]) -> None:
+def check_refusal(copy: str, left: list[oracle.Record], killed: dict[int, oracle.Record]) -> None:
     """A store may be refused only where something of the log lies behind a hole."""
     end = left[-1].end if left else 0
-    log = oracle.segments(oracle.read_files(copy))
     behind = False
-    for base, data in log.items():
-        for record in killed.values():
-            at = record.phy_offset - base
-            behind |= record.phy_offset > end and 0 <= at < len(data) and data[at : at + record.size] == record.raw
+    for base, data in oracle.segments(oracle.read_files(copy)).items():
+        for phy_offset in killed:
+            if end < phy_offset and 0 <= phy_offset - base < len(data):
+                behind |= oracle.check_record(data, phy_offset - base, phy_offset=phy_offset) is not None
         # A later segment that holds anything says that the log went on.
         behind |= base > end and any(data)
     assert behind, f"refused, but nothing of the log is behind {end}"
