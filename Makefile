@@ -16,7 +16,7 @@ ASV_MACHINE := $(BIN)/asv machine --yes --config asv_bench/asv.conf.json >/dev/n
 ASV_RUN := cd asv_bench && ../$(BIN)/asv run --python=same
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build demo test soak debug-test check lint typecheck bench bench-quick clean distclean
+.PHONY: help venv build demo test soak debug-test check lint typecheck bench bench-quick bench-peers clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -73,6 +73,10 @@ bench: build ## all benchmarks, results under asv_bench/results
 bench-quick: build ## every benchmark once: shows that they run, not how fast
 	$(ASV_MACHINE)
 	$(ASV_RUN) --quick --show-stderr $(ASV_ARGS)
+
+bench-peers: build ## beside the real RocketMQ store, alternately in one run (needs Java): opening after a crash
+	bash ci/java.sh
+	$(BIN)/python asv_bench/peers/recovery.py $(PEERS_ARGS)
 
 clean: ## remove builds and caches (the environment stays)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis asv_bench/env asv_bench/html
