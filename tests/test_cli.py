@@ -496,6 +496,8 @@ def test_ctrl_c_during_a_rebuild_leaves_the_store_whole(golden_copy):
     process = subprocess.Popen(
         [sys.executable, "-c", code, "rebuild", str(copy), "--yes", *DELAYS],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(),
+        # A run in the background of a shell inherits that the signal is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert process.stdout.readline() == b"building\n"
     process.send_signal(signal.SIGINT)
