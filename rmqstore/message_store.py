@@ -255,7 +255,8 @@ class MessageStore:
         # In this order; nobody who holds the append lock waits for a flush.
         self._close_lock = threading.RLock()
         self._flush_lock = threading.Lock()
-        self._log_flush_lock = threading.Lock()
+        self._log_flushed = threading.Condition(threading.Lock())
+        self._log_flushing = False
         self._lock = threading.RLock()
         self._offsets_lock = threading.Lock()
         self._arrived = threading.Condition(threading.Lock())
@@ -492,11 +493,21 @@ class MessageStore:
             raise error
 
     def _flush_log(self) -> None:
-        with self._log_flush_lock:
-            self._force_log()
+        with self._log_flushed:
+            self._log_flushed.wait_for(lambda: not self._log_flushing)
+            self._log_flushing = True
+        self._force_log()
 
     def _force_log(self) -> None:
-        # The caller holds the log's flush lock.
+        # The caller has set the mark that the log is being flushed.
+        try:
+            self._force_dirty_segments()
+        finally:
+            with self._log_flushed:
+                self._log_flushing = False
+                self._log_flushed.notify_all()
+
+    def _force_dirty_segments(self) -> None:
         with self._lock:
             files, end = self.commit_log.queue.take_dirty(), self.commit_log.max_offset
         try:
@@ -509,24 +520,25 @@ class MessageStore:
         self._log_flush_time = time.monotonic()
 
     def _wait_until_flushed(self, end: int) -> None:
-        # Group commit: whoever gets the lock first forces what all have appended; the others find that it was done.
-        if self._flushed_where >= end:
-            return
-        if not self._log_flush_lock.acquire(timeout=self.config.sync_flush_timeout / 1000):
+        # Group commit: whoever comes first forces what all have appended by then.  The others wake together and find that it
+        # was done, while the first of those that came later forces the next lot.
+        with self._log_flushed:
+            done_or_free = self._log_flushed.wait_for(
+                lambda: self._flushed_where >= end or not self._log_flushing, self.config.sync_flush_timeout / 1000
+            )
             if self._flushed_where >= end:
                 return
+            if done_or_free:
+                self._check_not_poisoned()
+                self._log_flushing = True
+        if not done_or_free:
             raise FlushDiskTimeoutError(
                 f"the message is stored before phy offset {end}, but the disk did not take it within sync_flush_timeout = "
                 f"{self.config.sync_flush_timeout} ms; it may be lost if the machine fails now. Look at the disk, then "
                 "call flush()",
                 self.path,
             )
-        try:
-            if self._flushed_where < end:
-                self._check_not_poisoned()
-                self._force_log()
-        finally:
-            self._log_flush_lock.release()
+        self._force_log()
 
     def _fail(self, error: BaseException) -> None:
         # From here on nobody knows what is on disk: the system reports a failed write once and may then forget it.

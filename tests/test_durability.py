@@ -379,18 +379,24 @@ def test_no_timeout_for_what_another_thread_forced(tmp_path):
     """The thread whose turn it was forced this record too, and goes on with something else for longer than the put waits."""
     with MessageStore.open(tmp_path / "store", config=SYNC.replace(sync_flush_timeout=30)) as store:
         store.put_message(small())
-        real, asked = store._log_flush_lock, []
+        real, asked = store._log_flushed, []
 
         class Busy:
-            def acquire(self, timeout: float = -1) -> bool:
-                asked.append(timeout)
-                store._log_flush_lock = real
+            def __enter__(self) -> None:
+                pass
+
+            def __exit__(self, *exc_info: object) -> None:
+                pass
+
+            def wait_for(self, is_done, timeout: float = -1) -> bool:
+                asked.append((is_done(), timeout))
+                store._log_flushed, store._log_flushing = real, False
                 store._flush_log()
                 return False
 
-        store._log_flush_lock = Busy()
+        store._log_flushed, store._log_flushing = Busy(), True
         assert store.put_message(small(1)).queue_offset == 1
-        assert asked == [0.03] and store._log_flush_lock is real
+        assert asked == [(False, 0.03)] and store._log_flushed is real
 
 
 @pytest.mark.parametrize("part", ["consumequeue/", "index/", "checkpoint"])
