@@ -257,9 +257,14 @@ class _UnitQueue:
         for base in self.queue.offsets:
             yield self.queue.file(base)
 
+    def take_dirty(self, least_pages: int = 0) -> list[MappedFile]:
+        """The files that were written since this was last asked, see `MappedFileQueue.take_dirty`."""
+        return self.queue.take_dirty(least_pages)
+
     def flush(self) -> None:
         """Force everything written to the disk."""
-        self.queue.flush()
+        for mapped_file in self.take_dirty():
+            mapped_file.flush()
 
     def close(self) -> None:
         """Close the files."""
@@ -736,10 +741,9 @@ class ConsumeQueue(_UnitQueue):
                 self.ext.queue.delete_before(int(addresses[0]) - EXT_ADDRESS_BASE)
         return deleted
 
-    def flush(self) -> None:
-        super().flush()
-        if self.ext is not None:
-            self.ext.queue.flush()
+    def take_dirty(self, least_pages: int = 0) -> list[MappedFile]:
+        files = super().take_dirty(least_pages)
+        return files if self.ext is None else files + self.ext.queue.take_dirty()
 
     def close(self) -> None:
         super().close()

@@ -150,9 +150,7 @@ class ConsumeQueueStore:
         """The files that were written since this was last asked, see `MappedFileQueue.take_dirty`; ask while nobody writes."""
         files: list[MappedFile] = []
         for queue in self.opened():
-            files += queue.queue.take_dirty(least_pages)
-            if isinstance(queue, ConsumeQueue) and queue.ext is not None:
-                files += queue.ext.queue.take_dirty()
+            files += queue.take_dirty(least_pages)
         return files
 
     def flush(self) -> None:

@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -120,6 +120,8 @@ class IndexService:
     ----------
     index_error : bool
         A file could not be created; nothing more is indexed until the store is opened again.
+    flush_on_roll : bool
+        Force a file to the disk as soon as it is full; False where somebody else flushes it later.
     """
 
     def __init__(self, root: str | os.PathLike[str], config: StoreConfig, *, read_only: bool = False):
@@ -135,7 +137,7 @@ class IndexService:
         self._open_lock = threading.RLock()
         self._closed = False
         self._prepared: str | None = None
-        self._rolled: Callable[[IndexFile], None] | None = None
+        self.flush_on_roll = True
 
     def renew_locks(self) -> None:
         """Give up the locks that other threads of a parent process may have held at a fork."""
@@ -226,10 +228,6 @@ class IndexService:
         for name in reversed(self._names):
             yield self.file(name)
 
-    def on_roll(self, callback: Callable[[IndexFile], None]) -> None:
-        """Call `callback` with a file that became full, after the next one was made; it sees to it that it is flushed."""
-        self._rolled = callback
-
     # ------------------------------------------------------------------------------------------------------ building
 
     def current(self) -> IndexFile:
@@ -269,11 +267,8 @@ class IndexService:
                 "indexed then",
                 self.path,
             ) from failure
-        if newest is not None:
-            if self._rolled is not None:
-                self._rolled(newest)
-            else:
-                newest.flush()
+        if newest is not None and self.flush_on_roll:
+            newest.flush()
         return created
 
     def prepare(self) -> None:

@@ -352,7 +352,7 @@ class MessageStore:
             self.index_service.load()
             if not self.read_only:
                 # The next thorough flush forces the file that became full, without holding up the put.
-                self.index_service.on_roll(lambda index: None)
+                self.index_service.flush_on_roll = False
         self.checkpoint = Checkpoint.load(self.checkpoint.path, read_only=self.read_only)
         if self.read_only:
             self.commit_log.follow()
