@@ -28,7 +28,14 @@ from rmqstore.errors import (
 )
 from rmqstore.index_file import IndexFile
 from rmqstore.message import Message, MessageExt
-from rmqstore.message_store import GetMessageResult, GetMessageStatus, MessageStore, PutResult, QueryResult
+from rmqstore.message_store import (
+    GetMessageResult,
+    GetMessageStatus,
+    MessageStore,
+    PutResult,
+    PutTableResult,
+    QueryResult,
+)
 from rmqstore.rebuild import RebuildReport, rebuild
 from rmqstore.recovery import RecoveryReport
 from rmqstore.verify import Finding, verify
@@ -54,6 +61,7 @@ __all__ = [
     "MissingDependencyError",
     "OffsetOutOfRangeError",
     "PutResult",
+    "PutTableResult",
     "QueryResult",
     "ReadOnlyError",
     "RebuildReport",

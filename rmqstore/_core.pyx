@@ -18,8 +18,10 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
 from libc.errno cimport errno
-from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdlib cimport free, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset
 
 import os
@@ -49,6 +51,13 @@ cdef extern from "Python.h":
     PyObject* PyList_GET_ITEM(object items, Py_ssize_t i)
     str PyUnicode_DecodeUTF8(const char* s, Py_ssize_t size, const char* errors)
     object PyErr_SetFromErrno(object type)
+    bint PyUnicode_IS_COMPACT_ASCII(PyObject* s)
+    str PyUnicode_New(Py_ssize_t size, uint32_t max_char)
+    bint PyDict_Next(object mapping, Py_ssize_t* at, PyObject** key, PyObject** value)
+    int64_t PyLong_AsLongLongAndOverflow(object value, int* overflow)
+    object PyType_GenericAlloc(type kind, Py_ssize_t num)
+    void PyObject_GC_UnTrack(object made)
+    void PyTuple_SET_ITEM(object made, Py_ssize_t i, object value)
 
 cdef extern from *:
     """
@@ -171,6 +180,8 @@ cdef enum:
     SYS_BORN_V6 = 0x10
     SYS_STORE_V6 = 0x20
     SYS_INNER_BATCH = 0x80
+    # What a plain row may say: compressed, how, several tags.
+    SYS_PLAIN_MASK = 0x703
 
 assert RECORD_BORN_HOST + 8 + 8 + 8 + 4 + 8 + 4 + 1 + 2 == RECORD_FIXED_SIZE
 assert UNIT_TAGS_CODE + 8 == UNIT_SIZE and BATCH_UNIT_RESERVED + 4 == BATCH_UNIT_SIZE
@@ -2092,7 +2103,10 @@ cdef class TopicTable:
             at = (at + 1) & self.queue_mask
         return -1
 
-    cdef int32_t add_queue(self, int32_t topic, int32_t queue_id):
+    cpdef int32_t add_queue(self, int32_t topic, int32_t queue_id) except -1:
+        """int: the number of the queue `queue_id` of topic number `topic`, which is added if it is new."""
+        if not 0 <= topic < self.num:
+            raise ValueError(f"topic {topic} of {self.num}")
         cdef int32_t number = self.look_up_queue(topic, queue_id)
         if number >= 0:
             return number
@@ -2680,3 +2694,1098 @@ def write_ext_unit(Region region not None, int64_t pos, int64_t tags_code, int64
     put_i16(p, <int16_t>size)
     region.unpin()
     return size
+
+
+# ------------------------------------------------------------------------------------------------------- appending
+
+cdef class MessageFields:
+    """What a message to put consists of; `rmqstore.Message` is this with its rules."""
+
+    cdef public object topic, body, properties, flag, born_timestamp, born_host, sys_flag, reconsume_times
+    cdef public object prepared_transaction_offset, store_host
+
+
+cdef class FileStream:
+    """Where a stream of files ends; `MappedFileQueue` is this with the files.
+
+    Attributes
+    ----------
+    wrote_where : int
+        Offset behind the last byte of the stream.
+    """
+
+    cdef public int64_t wrote_where
+
+
+cdef enum:
+    # What taking a row comes to; below zero it cannot be taken this way, and the caller goes the long way, which has the
+    # rules and the errors.
+    TAKEN = 0
+    NOT_PLAIN = -1
+    NEW_QUEUE = -2
+    UNSOUND = -3    # an Arrow array whose offsets lead outside
+
+
+cdef struct Row:
+    RecordParts parts
+    int64_t text_at     # place of the properties in the arena
+    int64_t host_at     # place of the hosts in the arena, -1 = those of the batch
+    int64_t size
+    int64_t phy_offset
+    int32_t topic       # number in the topic table
+    int32_t queue
+    bint born_now
+
+
+cdef inline bint has_separator(const unsigned char* p, int64_t n) noexcept nogil:
+    # 0x01 and 0x02 part names, values and pairs.
+    return memchr(p, 1, n) != NULL or memchr(p, 2, n) != NULL
+
+
+cdef int judge_property(const unsigned char* name, int64_t name_len, const unsigned char* value,
+                        int64_t value_len) noexcept nogil:
+    # Properties that mean something to the writer are the long way's.
+    cdef int64_t i
+    if name_len == 0 or has_separator(name, name_len) or has_separator(value, value_len):
+        return NOT_PLAIN
+    if name_len == 4 and memcmp(name, <const char*>b"KEYS", 4) == 0:
+        for i in range(value_len):
+            if value[i] != 32:
+                return TAKEN
+        return NOT_PLAIN
+    if ((name_len == 5 and memcmp(name, <const char*>b"DELAY", 5) == 0)
+            or (name_len == 8 and memcmp(name, <const char*>b"__CRC32#", 8) == 0)
+            or (name_len > 6 and memcmp(name, <const char*>b"INNER_", 6) == 0)):
+        return NOT_PLAIN
+    return TAKEN
+
+
+@cython.no_gc_clear
+cdef class TextColumn:
+    """Texts or bytes of an Arrow array, or one for all rows.
+
+    Parameters
+    ----------
+    offsets : memoryview or numpy.ndarray of int32 or int64, or None
+        Where each begins and the last ends, from the array's first on; None = `data` is the value of every row.
+    data : buffer
+    validity : buffer or None
+        Arrow's bitmap.
+    first : int
+        Bit of the bitmap that belongs to row 0.
+    """
+
+    cdef const uint8_t[::1] data, validity
+    cdef const int32_t[::1] offsets
+    cdef const int64_t[::1] large_offsets
+    cdef int64_t first, length
+    cdef bint nullable
+    cdef int kind   # 0: none is there; 1: one for all; 4, 8: size of an offset
+
+    def __cinit__(self, offsets=None, data=None, validity=None, int64_t first=0):
+        self.kind = 0
+        if data is None:
+            return
+        self.data = data if len(data) else b"\0"
+        self.length = len(data)
+        self.first = first
+        self.kind = 1
+        if offsets is not None:
+            self.kind = offsets.dtype.itemsize
+            if self.kind == 4:
+                self.offsets = offsets
+            else:
+                self.large_offsets = offsets
+        if validity is not None:
+            self.validity = validity
+            self.nullable = True
+
+    cdef int get(self, int64_t i, const uint8_t** p, int64_t* n) noexcept nogil:
+        # 1: there; 0: null (the value is then empty); -1: the array is not sound.
+        cdef int64_t start, end
+        p[0], n[0] = NULL, 0
+        if self.kind == 0:
+            return 0
+        if self.kind == 1:
+            p[0], n[0] = &self.data[0], self.length
+            return 1
+        if self.nullable and not bit_of(self.validity, self.first + i):
+            return 0
+        if self.kind == 4:
+            if i < 0 or i + 1 >= self.offsets.shape[0]:
+                return -1
+            start, end = self.offsets[i], self.offsets[i + 1]
+        else:
+            if i < 0 or i + 1 >= self.large_offsets.shape[0]:
+                return -1
+            start, end = self.large_offsets[i], self.large_offsets[i + 1]
+        if start < 0 or end < start or end > self.length:
+            return -1
+        p[0], n[0] = &self.data[0] + start, end - start
+        return 1
+
+
+cdef inline bint bit_of(const uint8_t[::1] bits, int64_t i) noexcept nogil:
+    return 0 <= i < 8 * bits.shape[0] and (bits[i >> 3] >> (i & 7)) & 1
+
+
+@cython.no_gc_clear
+cdef class ListColumn:
+    """Lists of texts: Arrow's list or map offsets over a `TextColumn`; without offsets every row has all of it.
+
+    Parameters
+    ----------
+    texts : TextColumn
+    offsets : numpy.ndarray of int64, or None
+        Counted from the first text.
+    validity, first
+        As of `TextColumn`.
+    num : int
+        How many texts every row has when there are no offsets.
+    """
+
+    cdef TextColumn texts
+    cdef const int64_t[::1] offsets
+    cdef const uint8_t[::1] validity
+    cdef int64_t first, num
+    cdef bint listed, nullable
+
+    def __cinit__(self, TextColumn texts not None, offsets=None, validity=None, int64_t first=0, int64_t num=0):
+        self.texts, self.first, self.num = texts, first, num
+        if offsets is not None:
+            self.offsets = offsets
+            self.listed = True
+        if validity is not None:
+            self.validity = validity
+            self.nullable = True
+
+    cdef int bounds(self, int64_t i, int64_t* start, int64_t* end) noexcept nogil:
+        start[0], end[0] = 0, self.num
+        if not self.listed:
+            return self.num > 0
+        end[0] = 0
+        if self.nullable and not bit_of(self.validity, self.first + i):
+            return 0
+        if i < 0 or i + 1 >= self.offsets.shape[0]:
+            return -1
+        start[0], end[0] = self.offsets[i], self.offsets[i + 1]
+        return -1 if start[0] < 0 or end[0] < start[0] else 1
+
+
+@cython.no_gc_clear
+cdef class NumberColumn:
+    """Numbers of a column, or one for all rows.
+
+    Parameters
+    ----------
+    values : numpy.ndarray of int64, or int
+    valid : numpy.ndarray of bool, or None
+        False where there is none.
+    given : bool
+        Whether one for all is there at all.
+    """
+
+    cdef const int64_t[::1] values
+    cdef const uint8_t[::1] valid
+    cdef int64_t constant
+    cdef bint given, nullable, many
+
+    def __cinit__(self, values=0, valid=None, bint given=True):
+        self.given = given
+        self.constant = 0
+        if isinstance(values, int):
+            self.constant = values
+        else:
+            self.values = values
+            self.many = True
+        if valid is not None:
+            self.valid = valid.view(np.uint8)
+            self.nullable = True
+
+    cdef bint get(self, int64_t i, int64_t* value) noexcept nogil:
+        # False, and 0, where there is none.
+        value[0] = 0
+        if not self.given or (self.nullable and not (0 <= i < self.valid.shape[0] and self.valid[i])):
+            return False
+        if not self.many:
+            value[0] = self.constant
+        elif 0 <= i < self.values.shape[0]:
+            value[0] = self.values[i]
+        return True
+
+    cdef bint fits(self, int64_t i, int64_t low, int64_t high, int32_t* value) noexcept nogil:
+        cdef int64_t number
+        self.get(i, &number)
+        value[0] = <int32_t>number
+        return low <= number <= high
+
+
+@cython.no_gc_clear
+cdef class TableRows:
+    """The columns of a table that is to be put, as `RowBatch.take_columns` reads them.
+
+    Parameters
+    ----------
+    num : int
+        Rows.
+    topic, body, tags : TextColumn
+    keys, properties : ListColumn
+        `properties` lists the names.
+    values : TextColumn
+        Values to the names.
+    queue_id, flag, sys_flag, reconsume_times, prepared_transaction_offset, born_timestamp : NumberColumn
+    hosts : list of bytes
+        Distinct hosts of 8 or 20 bytes.
+    born_host, store_host : NumberColumn
+        Places in `hosts`.
+    keys_joined : bool
+        A key may hold spaces: it is the whole KEYS text.
+    """
+
+    cdef readonly int64_t num
+    cdef TextColumn topic, body, tags, values
+    cdef ListColumn keys, properties
+    cdef NumberColumn queue_id, flag, sys_flag, reconsume_times, prepared_transaction_offset, born_timestamp
+    cdef NumberColumn born_host, store_host
+    cdef TextColumn hosts
+    cdef bint keys_joined
+    cdef int64_t last_row
+    cdef int32_t last_number
+
+    def __cinit__(self, int64_t num, *, TextColumn topic not None, TextColumn body not None, TextColumn tags not None,
+                  ListColumn keys not None, ListColumn properties not None, TextColumn values not None,
+                  NumberColumn queue_id not None, NumberColumn flag not None, NumberColumn sys_flag not None,
+                  NumberColumn reconsume_times not None, NumberColumn prepared_transaction_offset not None,
+                  NumberColumn born_timestamp not None, list hosts not None, NumberColumn born_host not None,
+                  NumberColumn store_host not None, bint keys_joined=False):
+        for host in hosts:
+            if type(host) is not bytes or len(host) not in (8, 20):
+                raise ValueError("a host is 4 or 16 address bytes and a 4-byte port")
+        self.num, self.topic, self.body, self.tags, self.values = num, topic, body, tags, values
+        self.keys, self.properties, self.queue_id, self.flag, self.sys_flag = keys, properties, queue_id, flag, sys_flag
+        self.reconsume_times, self.prepared_transaction_offset = reconsume_times, prepared_transaction_offset
+        self.born_timestamp, self.born_host, self.store_host = born_timestamp, born_host, store_host
+        self.keys_joined = keys_joined
+        self.hosts = TextColumn(np.cumsum([0] + [len(host) for host in hosts], dtype=np.int64), b"".join(hosts))
+        self.last_row = -1
+
+    cdef int host_of(self, RowBatch batch, Row* row, int64_t i) noexcept nogil:
+        cdef int64_t number, n, store_n
+        cdef const uint8_t* born
+        cdef const uint8_t* store
+        cdef bint has_born = self.born_host.get(i, &number), has_store
+        if has_born and self.hosts.get(number, &born, &n) != 1:
+            return NOT_PLAIN
+        has_store = self.store_host.get(i, &number)
+        if not has_born and not has_store:
+            batch.default_hosts(row)
+            return TAKEN
+        store, store_n = batch.store_host_bytes, batch.store_host_len
+        if has_store and self.hosts.get(number, &store, &store_n) != 1:
+            return NOT_PLAIN
+        if not has_born:
+            born, n = store, store_n
+        return batch.add_hosts(row, born, n, store, store_n)
+
+
+@cython.no_gc_clear
+cdef class RowBatch:
+    """Rows that are to become records: checked, laid out and numbered before anything is written.
+
+    It takes plain rows only: simple flags, properties without a meaning for the writer, texts that UTF-8 can hold.
+    Filled by `take_messages` or `take_columns`, then `number`, `encode`; used again and again.
+
+    Parameters
+    ----------
+    topics : TopicTable
+        Numbers the topics and queues.
+    store_host : bytes
+        8 or 20 bytes, for rows that name none.
+    hosts : dict of str to bytes
+        Hosts that were looked at before.
+    max_body_size : int
+        Largest body in bytes.
+    max_topic_size : int
+        Largest topic in bytes, 127 or 255; above 127 the record is of version 2.
+    prop_crc : bool
+        Append the property CRC.
+
+    Attributes
+    ----------
+    count : int
+        Rows that were taken.
+    """
+
+    cdef readonly TopicTable topics
+    cdef readonly int64_t count
+    cdef Row* rows
+    cdef int64_t capacity
+    cdef unsigned char* arena
+    cdef int64_t arena_used, arena_size
+    cdef bytes store_host
+    cdef unsigned char[20] store_host_bytes
+    cdef int32_t store_host_len
+    cdef dict hosts
+    cdef list held          # objects that rows point into
+    cdef int64_t max_body_size, max_topic_size, max_text_size
+    cdef bint prop_crc
+    cdef object last_topic
+    cdef int32_t last_number
+    cdef int64_t[::1] queue_num     # rows of each queue that was touched, else 0
+    cdef list touched
+
+    def __cinit__(self, TopicTable topics not None, bytes store_host not None, dict hosts not None,
+                  int64_t max_body_size, int64_t max_topic_size=255, bint prop_crc=False):
+        if PyBytes_GET_SIZE(store_host) not in (8, 20):
+            raise ValueError("a host is 4 or 16 address bytes and a 4-byte port")
+        if not 0 <= max_body_size <= 0x7FFFFFFF - 0x20000 or not 0 <= max_topic_size <= 0x7FFF:
+            raise ValueError(f"max_body_size {max_body_size}, max_topic_size {max_topic_size}")
+        self.topics, self.store_host, self.hosts = topics, store_host, hosts
+        self.store_host_len = <int32_t>PyBytes_GET_SIZE(store_host)
+        memcpy(self.store_host_bytes, PyBytes_AS_STRING(store_host), self.store_host_len)
+        self.max_body_size, self.max_topic_size, self.prop_crc = max_body_size, max_topic_size, prop_crc
+        self.max_text_size = 0x7FFF
+        self.held, self.touched = [], []
+        self.queue_num = np.zeros(16, np.int64)
+        self.last_topic = None
+
+    def __dealloc__(self):
+        free(self.rows)
+        free(self.arena)
+
+    cdef int reserve_rows(self, int64_t num) except -1:
+        cdef void* grown
+        if num > self.capacity:
+            num = num if num > 2 * self.capacity else 2 * self.capacity
+            grown = realloc(self.rows, <size_t>num * sizeof(Row))
+            if grown == NULL:
+                raise MemoryError
+            self.rows = <Row*>grown
+            self.capacity = num
+        return 0
+
+    cdef bint reserve_arena(self, int64_t size) noexcept nogil:
+        # False when there is no memory.
+        cdef void* grown
+        if self.arena_used + size > self.arena_size:
+            grown = realloc(self.arena, <size_t>(2 * self.arena_size + size + 4096))
+            if grown == NULL:
+                return False
+            self.arena = <unsigned char*>grown
+            self.arena_size = 2 * self.arena_size + size + 4096
+        return True
+
+    cpdef clear(self):
+        """Forget the rows."""
+        cdef int32_t queue
+        for queue in self.touched:
+            self.queue_num[queue] = 0
+        self.touched.clear()
+        self.held.clear()
+        self.count = self.arena_used = 0
+
+    cdef int add_property(self, const unsigned char* name, int64_t name_len, const unsigned char* value,
+                          int64_t value_len) noexcept nogil:
+        cdef unsigned char* p
+        if judge_property(name, name_len, value, value_len) != TAKEN or value_len > 0x7FFF or name_len > 0x7FFF:
+            return NOT_PLAIN
+        if not self.reserve_arena(name_len + value_len + 2):
+            return NOT_PLAIN
+        p = self.arena + self.arena_used
+        memcpy(p, name, name_len)
+        p[name_len] = 1
+        memcpy(p + name_len + 1, value, value_len)
+        p[name_len + value_len + 1] = 2
+        self.arena_used += name_len + value_len + 2
+        return TAKEN
+
+    cdef int32_t topic_number(self, const unsigned char* p, int64_t n) noexcept nogil:
+        if n > self.max_topic_size:
+            return NOT_PLAIN
+        cdef int32_t number = self.topics.look_up(hash_utf8(0, p, n), p, <int32_t>n)
+        return number if number >= 0 else NEW_QUEUE
+
+    cdef int finish_row(self, Row* row) noexcept nogil:
+        # The parts are set; what is left is the properties' length and what follows from it.
+        cdef int64_t text = self.arena_used - row.text_at
+        if text > self.max_text_size:
+            return NOT_PLAIN
+        row.parts.properties = self.arena + row.text_at
+        row.parts.properties_len = <int32_t>text
+        if self.prop_crc and text + PROP_CRC_SIZE > self.max_text_size:
+            return NOT_PLAIN
+        row.parts.topic_len = <int32_t>(self.topics.starts[row.topic + 1] - self.topics.starts[row.topic])
+        row.parts.version = 2 if row.parts.topic_len > 127 else 1
+        row.size = encoded_size(&row.parts, self.prop_crc)
+        row.queue = self.topics.look_up_queue(row.topic, row.parts.queue_id)
+        return TAKEN if row.queue >= 0 else NEW_QUEUE
+
+    cdef void default_hosts(self, Row* row) noexcept nogil:
+        row.host_at = -1
+        row.parts.born_host_len = row.parts.store_host_len = self.store_host_len
+        if self.store_host_len == 20:
+            row.parts.sys_flag |= SYS_BORN_V6 | SYS_STORE_V6
+
+    cdef int add_hosts(self, Row* row, const unsigned char* born, int64_t born_len, const unsigned char* store,
+                       int64_t store_len) noexcept nogil:
+        if not self.reserve_arena(born_len + store_len):
+            return NOT_PLAIN
+        row.host_at = self.arena_used
+        row.parts.born_host_len, row.parts.store_host_len = <int32_t>born_len, <int32_t>store_len
+        memcpy(self.arena + row.host_at, born, born_len)
+        memcpy(self.arena + row.host_at + born_len, store, store_len)
+        self.arena_used += born_len + store_len
+        if born_len == 20:
+            row.parts.sys_flag |= SYS_BORN_V6
+        if store_len == 20:
+            row.parts.sys_flag |= SYS_STORE_V6
+        return TAKEN
+
+    cdef int set_host(self, Row* row, object born_host, object store_host) except -10:
+        # The given ones, which must have been looked at before; a born host that is missing is the store host.
+        cdef bytes born, store
+        if born_host is None and store_host is None:
+            self.default_hosts(row)
+        else:
+            if (born_host is not None and type(born_host) is not str) or (store_host is not None and type(store_host) is not str):
+                return NOT_PLAIN
+            store = self.store_host if store_host is None else self.hosts.get(store_host)
+            born = store if born_host is None else self.hosts.get(born_host)
+            if born is None or store is None:
+                return NOT_PLAIN
+            return self.add_hosts(row, <const unsigned char*>PyBytes_AS_STRING(born), PyBytes_GET_SIZE(born),
+                                  <const unsigned char*>PyBytes_AS_STRING(store), PyBytes_GET_SIZE(store))
+        return TAKEN
+
+    cdef int take_message(self, MessageFields m, int64_t queue_id) except -10:
+        # Row `count` becomes this message; there must be room for it.  The message may be changed by another thread as soon
+        # as this returns, so that what it holds is copied, or kept in `held`.
+        cdef Row* row = &self.rows[self.count]
+        cdef int64_t number
+        cdef int32_t topic
+        cdef object text
+        cdef PyObject* name
+        cdef PyObject* value
+        cdef Py_ssize_t at = 0
+        cdef bytes name_bytes, value_bytes
+        cdef object body = m.body, held_name, held_value
+        if (type(m.topic) is not str or type(body) is not bytes or type(m.properties) is not dict
+                or type(m.flag) is not int or type(m.sys_flag) is not int or type(m.reconsume_times) is not int
+                or type(m.prepared_transaction_offset) is not int):
+            return NOT_PLAIN
+        if not 0 <= queue_id <= 0x7FFFFFFF or PyBytes_GET_SIZE(body) > self.max_body_size:
+            return NOT_PLAIN
+        if m.topic is not self.last_topic:
+            text = m.topic
+            if not PyUnicode_IS_COMPACT_ASCII(<PyObject*>text):
+                return NOT_PLAIN
+            topic = self.topic_number(<const unsigned char*>PyUnicode_DATA(<PyObject*>text), PyUnicode_GET_LENGTH(<PyObject*>text))
+            if topic < 0:
+                return topic
+            self.last_topic, self.last_number = text, topic
+        row.topic = self.last_number
+        if not small_number(m.flag, &number) or number != <int32_t>number:
+            return NOT_PLAIN
+        row.parts.flag = <int32_t>number
+        if not small_number(m.sys_flag, &number) or number & ~<int64_t>SYS_PLAIN_MASK:
+            return NOT_PLAIN
+        row.parts.sys_flag = <int32_t>number
+        if not small_number(m.reconsume_times, &number) or number != <int32_t>number:
+            return NOT_PLAIN
+        row.parts.reconsume_times = <int32_t>number
+        if not small_number(m.prepared_transaction_offset, &row.parts.prepared_transaction_offset):
+            return NOT_PLAIN
+        row.born_now = m.born_timestamp is None
+        if not row.born_now and (type(m.born_timestamp) is not int
+                                 or not small_number(m.born_timestamp, &row.parts.born_timestamp)):
+            return NOT_PLAIN
+        row.parts.queue_id = <int32_t>queue_id
+        row.parts.body = <const unsigned char*>PyBytes_AS_STRING(body)
+        row.parts.body_len = <int32_t>PyBytes_GET_SIZE(body)
+        if self.set_host(row, m.born_host, m.store_host) != TAKEN:
+            return NOT_PLAIN
+        row.text_at = self.arena_used
+        text = m.properties
+        while PyDict_Next(text, &at, &name, &value):
+            if type(<object>name) is not str or type(<object>value) is not str:
+                return NOT_PLAIN
+            if PyUnicode_IS_COMPACT_ASCII(name) and PyUnicode_IS_COMPACT_ASCII(value):
+                if self.add_property(<const unsigned char*>PyUnicode_DATA(name), PyUnicode_GET_LENGTH(name),
+                                     <const unsigned char*>PyUnicode_DATA(value), PyUnicode_GET_LENGTH(value)) != TAKEN:
+                    return NOT_PLAIN
+            else:
+                # Both are held: whatever runs meanwhile may change the dict.
+                held_name, held_value = <object>name, <object>value
+                try:
+                    name_bytes, value_bytes = (<str>held_name).encode("utf-8"), (<str>held_value).encode("utf-8")
+                except UnicodeEncodeError:
+                    return NOT_PLAIN
+                if self.add_property(<const unsigned char*>PyBytes_AS_STRING(name_bytes), PyBytes_GET_SIZE(name_bytes),
+                                     <const unsigned char*>PyBytes_AS_STRING(value_bytes),
+                                     PyBytes_GET_SIZE(value_bytes)) != TAKEN:
+                    return NOT_PLAIN
+        topic = self.finish_row(row)
+        if topic != TAKEN:
+            return topic
+        self.held.append(body)
+        self.count += 1
+        return TAKEN
+
+    def take_messages(self, list messages not None, queue_ids, Py_ssize_t first, kind not None):
+        """Take messages as rows, from number `first` on.
+
+        Parameters
+        ----------
+        messages : list
+        queue_ids : int or list of int
+            For all, or one for each.
+        first : int
+        kind : type
+            What a plain message is an instance of, exactly.
+
+        Returns
+        -------
+        (int, int)
+            The number of the message that could not be taken, and why: -1 = it is not plain, -2 = its topic or queue is not
+            in the table; ``len(messages)`` and 0 when all are taken.
+        """
+        cdef Py_ssize_t i, n = len(messages)
+        cdef int64_t each = -1
+        cdef int64_t used
+        cdef int taken
+        cdef list many = queue_ids if type(queue_ids) is list else None
+        if many is None:
+            if type(queue_ids) is not int or not small_number(queue_ids, &each):
+                return first, NOT_PLAIN
+        elif len(many) != n:
+            raise ValueError(f"{n} messages, {len(many)} queue ids")
+        self.reserve_rows(self.count + n - first)
+        for i in range(first, n):
+            # The caller's lists may change while this runs.
+            if i >= len(messages) or (many is not None and i >= len(many)):
+                raise ValueError("the list of messages became shorter meanwhile")
+            message = messages[i]
+            if type(message) is not kind or not isinstance(message, MessageFields):
+                return i, NOT_PLAIN
+            if many is not None:
+                number = many[i]
+                if type(number) is not int or not small_number(number, &each):
+                    return i, NOT_PLAIN
+            used = self.arena_used
+            taken = self.take_message(<MessageFields>message, each)
+            if taken != TAKEN:
+                self.arena_used = used
+                return i, taken
+        return n, TAKEN
+
+    def take_columns(self, TableRows table not None, int64_t first):
+        """Take rows of a table, from number `first` on; the GIL is released.
+
+        Returns
+        -------
+        (int, int)
+            As of `take_messages`; -3 = an Arrow array is not sound there.
+        """
+        cdef int64_t i = first, used
+        cdef int taken = TAKEN
+        if first < 0 or first > table.num:
+            raise ValueError(f"row {first} of {table.num}")
+        self.reserve_rows(self.count + table.num - first)
+        with nogil:
+            while i < table.num:
+                used = self.arena_used
+                taken = self.take_row(table, i)
+                if taken != TAKEN:
+                    self.arena_used = used
+                    break
+                i += 1
+        return i, taken
+
+    cdef int take_row(self, TableRows table, int64_t i) noexcept nogil:
+        cdef Row* row = &self.rows[self.count]
+        cdef RecordParts* parts = &row.parts
+        cdef const uint8_t* p
+        cdef const uint8_t* last
+        cdef int64_t n, last_n
+        cdef int there
+        there = table.topic.get(i, &p, &n)
+        if there != 1 or n > self.max_topic_size:
+            return UNSOUND if there < 0 else NOT_PLAIN
+        # Neighbours are mostly of one topic.
+        if table.last_row < 0 or table.topic.get(table.last_row, &last, &last_n) != 1 or n != last_n or memcmp(p, last, n) != 0:
+            there = self.topic_number(p, n)
+            if there < 0:
+                return there
+            table.last_row, table.last_number = i, there
+        row.topic = table.last_number
+        if not (table.queue_id.fits(i, 0, 0x7FFFFFFF, &parts.queue_id) and table.flag.fits(i, INT32_MIN, INT32_MAX, &parts.flag)
+                and table.sys_flag.fits(i, 0, INT32_MAX, &parts.sys_flag)
+                and table.reconsume_times.fits(i, INT32_MIN, INT32_MAX, &parts.reconsume_times)):
+            return NOT_PLAIN
+        if parts.sys_flag & ~SYS_PLAIN_MASK:
+            return NOT_PLAIN
+        table.prepared_transaction_offset.get(i, &parts.prepared_transaction_offset)
+        row.born_now = not table.born_timestamp.get(i, &parts.born_timestamp)
+        there = table.body.get(i, &p, &n)
+        if there < 0 or n > self.max_body_size:
+            return UNSOUND if there < 0 else NOT_PLAIN
+        parts.body, parts.body_len = p, <int32_t>n
+        if table.host_of(self, row, i) != TAKEN:
+            return NOT_PLAIN
+        row.text_at = self.arena_used
+        there = self.add_texts(table, i)
+        if there != TAKEN:
+            return there
+        there = self.finish_row(row)
+        if there == TAKEN:
+            self.count += 1
+        return there
+
+    cdef int add_texts(self, TableRows table, int64_t i) noexcept nogil:
+        # KEYS, TAGS, then the properties in their order, as `Message` lays them out.
+        cdef int64_t start, end, n, value_n, at = self.arena_used, keys_at, keys_len = -1, tags_len = -1, seen, k
+        cdef int64_t j
+        cdef const uint8_t* p
+        cdef const uint8_t* value
+        cdef const uint8_t* tags = NULL
+        cdef const uint8_t* out_p
+        cdef int there = table.keys.bounds(i, &start, &end)
+        if there < 0 or end - start > 0x7FFF:
+            return UNSOUND if there < 0 else NOT_PLAIN
+        keys_at = at + 5
+        if there and end > start:
+            if not self.reserve_arena(6):
+                return NOT_PLAIN
+            memcpy(self.arena + at, <const char*>b"KEYS\x01", 5)
+            self.arena_used += 5
+            for j in range(start, end):
+                there = table.keys.texts.get(j, &p, &n)
+                if there != 1 or n == 0 or n > 0x7FFF:
+                    return UNSOUND if there < 0 else NOT_PLAIN
+                if has_separator(p, n) or (not table.keys_joined and memchr(p, 32, n) != NULL):
+                    return NOT_PLAIN
+                if not self.reserve_arena(n + 2):
+                    return NOT_PLAIN
+                if j > start:
+                    self.arena[self.arena_used] = 32
+                    self.arena_used += 1
+                memcpy(self.arena + self.arena_used, p, n)
+                self.arena_used += n
+            keys_len = self.arena_used - keys_at
+            if judge_property(<const unsigned char*>b"KEYS", 4, self.arena + keys_at, keys_len) != TAKEN:
+                return NOT_PLAIN
+            self.arena[self.arena_used] = 2
+            self.arena_used += 1
+        there = table.tags.get(i, &tags, &tags_len)
+        if there < 0:
+            return UNSOUND
+        if there == 0 or tags_len == 0:
+            tags_len = -1
+        elif self.add_property(<const unsigned char*>b"TAGS", 4, tags, tags_len) != TAKEN:
+            return NOT_PLAIN
+        there = table.properties.bounds(i, &start, &end)
+        if there < 0 or end - start > 0x2000:
+            return UNSOUND if there < 0 else NOT_PLAIN
+        if not there:
+            return TAKEN
+        for j in range(start, end):
+            there = table.properties.texts.get(j, &p, &n)
+            if there != 1:
+                return UNSOUND if there < 0 else NOT_PLAIN
+            there = table.values.get(j, &value, &value_n)
+            if there < 0:
+                return UNSOUND
+            if there == 0:
+                continue
+            # A mapping has each name once.
+            for k in range(start, j):
+                if table.properties.texts.get(k, &out_p, &seen) == 1 and seen == n and memcmp(out_p, p, n) == 0:
+                    return NOT_PLAIN
+            if keys_len >= 0 and n == 4 and memcmp(p, <const char*>b"KEYS", 4) == 0:
+                if value_n != keys_len or memcmp(value, self.arena + keys_at, keys_len) != 0:
+                    return NOT_PLAIN
+                continue
+            if tags_len >= 0 and n == 4 and memcmp(p, <const char*>b"TAGS", 4) == 0:
+                if value_n != tags_len or memcmp(value, tags, tags_len) != 0:
+                    return NOT_PLAIN
+                continue
+            if self.add_property(p, n, value, value_n) != TAKEN:
+                return NOT_PLAIN
+        return TAKEN
+
+    cdef void seal(self, int64_t store_timestamp, const int64_t[::1] timestamps) noexcept nogil:
+        # What rows point to may have moved while others were taken.
+        cdef int64_t i
+        cdef Row* row
+        for i in range(self.count):
+            row = &self.rows[i]
+            row.parts.topic = &self.topics.arena[0] + self.topics.starts[row.topic]
+            row.parts.properties = self.arena + row.text_at
+            if row.host_at >= 0:
+                row.parts.born_host = self.arena + row.host_at
+                row.parts.store_host = self.arena + row.host_at + row.parts.born_host_len
+            else:
+                row.parts.born_host = row.parts.store_host = self.store_host_bytes
+            row.parts.store_timestamp = timestamps[i] if timestamps.shape[0] else store_timestamp
+            if row.born_now:
+                row.parts.born_timestamp = row.parts.store_timestamp
+
+    def queues(self):
+        """list of (int, int): the queues of the rows, as numbers in `topics.queues`, and how many rows each has."""
+        cdef int64_t i
+        cdef int32_t queue, each
+        if self.touched:
+            return [(each, self.queue_num[each]) for each in self.touched]
+        if self.queue_num.shape[0] < self.topics.queue_num:
+            self.queue_num = np.zeros(2 * self.topics.queue_num, np.int64)
+        for i in range(self.count):
+            queue = self.rows[i].queue
+            check(0 <= queue < self.queue_num.shape[0])
+            if self.queue_num[queue] == 0:
+                self.touched.append(queue)
+            self.queue_num[queue] += 1
+        return [(each, self.queue_num[each]) for each in self.touched]
+
+    def number(self, dict following not None, int64_t store_timestamp, const int64_t[::1] timestamps not None):
+        """Give every row its place in its queue and its time.
+
+        Parameters
+        ----------
+        following : dict of int to int
+            For every queue of `queues` the queue offset of its next message.
+        store_timestamp : int
+            ms since epoch.
+        timestamps : array of int64
+            One a row instead, or empty.
+        """
+        cdef int64_t i, offset
+        cdef int32_t each
+        if timestamps.shape[0] != 0 and timestamps.shape[0] != self.count:
+            raise ValueError(f"{timestamps.shape[0]} timestamps for {self.count} rows")
+        numbers = [(each, following[each]) for each, _ in self.queues()]
+        cdef int64_t[::1] next_offset = self.queue_num
+        for each, offset in numbers:
+            next_offset[each] = offset
+        with nogil:
+            for i in range(self.count):
+                self.rows[i].parts.queue_offset = next_offset[self.rows[i].queue]
+                next_offset[self.rows[i].queue] += 1
+            self.seal(store_timestamp, timestamps)
+        # The array counts again.
+        for each, offset in numbers:
+            next_offset[each] -= offset
+
+    def room(self, int64_t left, int64_t segment_size):
+        """How the rows fall into segments.
+
+        Parameters
+        ----------
+        left : int
+            Bytes that are left in the current segment.
+        segment_size : int
+
+        Returns
+        -------
+        (int, int)
+            How many new segments they take, and the largest row in bytes.
+        """
+        cdef int64_t i, size, largest = 0, rolls = 0
+        with nogil:
+            for i in range(self.count):
+                size = self.rows[i].size
+                if size > largest:
+                    largest = size
+                if size + BLANK_SIZE > left:
+                    rolls += 1
+                    left = segment_size
+                left -= size
+        return rolls, largest
+
+    def encode(self, Region region not None, int64_t pos, int64_t base_offset, int64_t first):
+        """Encode the rows from `first` on into a segment, as many as fit with 8 bytes left behind each.
+
+        Parameters
+        ----------
+        region : Region
+            A writable segment.
+        pos : int
+            Where the first one goes.
+        base_offset : int
+            Absolute offset of the segment's first byte.
+
+        Returns
+        -------
+        (int, int)
+            The number of the first row that does not fit any more, and the position behind the last that was written.
+        """
+        cdef int64_t start = pos
+        cdef Row* row
+        if first < 0:
+            raise ValueError(f"first is {first}")
+        cdef unsigned char* p = region.pin_writable(pos, region.size - pos)
+        try:
+            with nogil:
+                while first < self.count:
+                    row = &self.rows[first]
+                    if row.size + BLANK_SIZE > region.size - pos:
+                        break
+                    row.phy_offset = base_offset + pos
+                    encode_into(p + (pos - start), row.size, row.phy_offset, &row.parts, self.prop_crc)
+                    pos += row.size
+                    first += 1
+            return first, pos
+        finally:
+            region.unpin()
+
+    cdef object result(self, Row* row, type kind):
+        # A named tuple of (phy_offset, queue_offset, msg_id, store_timestamp, size), made as its class would.
+        cdef object made = PyType_GenericAlloc(kind, 5)
+        set_item(made, 0, row.phy_offset)
+        set_item(made, 1, row.parts.queue_offset)
+        set_item(made, 2, message_id_of(row.parts.store_host, row.parts.store_host_len, row.phy_offset))
+        set_item(made, 3, row.parts.store_timestamp)
+        set_item(made, 4, row.size)
+        # Numbers and a text: a collection has nothing to look for in it.
+        PyObject_GC_UnTrack(made)
+        return made
+
+    def results(self, type kind not None):
+        """list: for each row a `kind`, a named tuple of (phy_offset, queue_offset, msg_id, store_timestamp, size)."""
+        cdef int64_t i
+        if not issubclass(kind, tuple) or len(kind._fields) != 5:
+            raise TypeError("a named tuple of five is needed")
+        return [self.result(&self.rows[i], kind) for i in range(self.count)]
+
+    def columns(self):
+        """tuple of numpy.ndarray: phy_offset, queue_offset, store_timestamp, size of the rows, int64, shape (count,)."""
+        cdef int64_t i
+        out_array = np.empty((4, self.count), np.int64)
+        cdef int64_t[:, ::1] out = out_array
+        with nogil:
+            for i in range(self.count):
+                out[0, i], out[1, i] = self.rows[i].phy_offset, self.rows[i].parts.queue_offset
+                out[2, i], out[3, i] = self.rows[i].parts.store_timestamp, self.rows[i].size
+        return tuple(out_array)
+
+
+cdef inline void set_item(object made, Py_ssize_t i, object value) noexcept:
+    Py_INCREF(value)
+    PyTuple_SET_ITEM(made, i, value)
+
+
+cdef inline bint small_number(object value, int64_t* out):
+    # False for what does not fit 64 bits.
+    cdef int overflow = 0
+    out[0] = PyLong_AsLongLongAndOverflow(value, &overflow)
+    return overflow == 0
+
+
+cdef str message_id_of(const unsigned char* host, int32_t host_len, int64_t phy_offset):
+    # Upper-case hex of the host and the offset (RocketMQ MessageDecoder.createMessageId).
+    cdef const char* digits = b"0123456789ABCDEF"
+    cdef str text = PyUnicode_New(2 * (host_len + 8), 127)
+    cdef unsigned char* out = <unsigned char*>PyUnicode_DATA(<PyObject*>text)
+    cdef unsigned char[8] offset
+    cdef int32_t i
+    put_i64(offset, phy_offset)
+    for i in range(host_len):
+        out[2 * i], out[2 * i + 1] = digits[host[i] >> 4], digits[host[i] & 15]
+    for i in range(8):
+        out[2 * (host_len + i)], out[2 * (host_len + i) + 1] = digits[offset[i] >> 4], digits[offset[i] & 15]
+    return text
+
+
+@cython.no_gc_clear
+cdef class FileEnd:
+    """The file in which a stream goes on, as `Appender` writes to it.
+
+    Parameters
+    ----------
+    stream : FileStream
+        Whose `wrote_where` says where.
+    mapped_file : object
+        With `_region` (None while it is not mapped) and `pool`; it must be allocated on disk.
+    region : Region
+        Its mapping.
+    base_offset : int
+        Offset of its first byte.
+    """
+
+    cdef FileStream stream
+    cdef object mapped_file
+    cdef set dirty
+    cdef Region region
+    cdef int64_t base_offset
+
+    def __cinit__(self, FileStream stream not None, mapped_file, Region region not None, int64_t base_offset):
+        self.stream, self.mapped_file, self.region, self.base_offset = stream, mapped_file, region, base_offset
+        self.dirty = mapped_file.pool.dirty
+
+    cdef int64_t place(self, int64_t size) except -2:
+        # Where `size` bytes go, -1 if this is not the file for them any more.
+        cdef int64_t pos = self.stream.wrote_where - self.base_offset
+        if pos < 0 or pos > self.region.size - size or self.mapped_file._region is not self.region:
+            return -1
+        return pos
+
+
+@cython.no_gc_clear
+cdef class Appender:
+    """Appends one plain message, its unit and its index entries in one call.
+
+    It knows the ends of the log, of queues and of the index from `learn`; whatever it does not know, or does not fit
+    there, it leaves to its caller, who goes the long way and lets it learn.  The caller holds the append lock.
+
+    Parameters
+    ----------
+    batch : RowBatch
+        Used for the one row.
+    kind : type
+        What a plain message is an instance of, exactly.
+    result : type
+        Named tuple of (phy_offset, queue_offset, msg_id, store_timestamp, size).
+    clock : callable
+        Gives the store time, ms since epoch; asked when nothing else can stop a put any more.
+    indexed, index_tags : bool
+        Whether keys, and tags, are indexed.
+    max_ends : int
+        How many queues are kept in mind.
+
+    Attributes
+    ----------
+    writing : bool
+        A put began to write and did not come to its end.
+    """
+
+    cdef readonly bint writing
+    cdef RowBatch batch
+    cdef object clock
+    cdef int64_t max_ends
+    cdef type kind, result
+    cdef bint indexed, index_tags
+    cdef FileEnd log
+    cdef dict ends       # queue number: FileEnd
+    cdef IndexRegion index
+
+    def __cinit__(self, RowBatch batch not None, type kind not None, type result not None, clock not None, bint indexed,
+                  bint index_tags, int64_t max_ends=1024):
+        if not issubclass(result, tuple) or len(result._fields) != 5:
+            raise TypeError("a named tuple of five is needed")
+        self.batch, self.kind, self.result = batch, kind, result
+        self.indexed, self.index_tags, self.clock, self.max_ends = indexed, index_tags, clock, max_ends
+        self.ends = {}
+        batch.reserve_rows(1)
+
+    def learn(self, FileEnd log not None, IndexRegion index, int queue=-1, FileEnd end=None):
+        """Take the ends of the log and of one queue, and the newest index file; few queues are kept."""
+        self.log, self.index = log, index
+        if end is not None:
+            if len(self.ends) >= self.max_ends:
+                self.ends.clear()
+            self.ends[queue] = end
+
+    def put(self, message, queue_id):
+        """Append the message; its `result`, or None if it has to go the long way: nothing is written then."""
+        cdef RowBatch batch = self.batch
+        cdef Row* row
+        cdef FileEnd log = self.log, end
+        cdef int64_t number = 0, pos, unit_pos, keys, i, code, now
+        cdef int32_t[APPEND_KEYS] hashes
+        cdef unsigned char* p
+        cdef unsigned char* unit
+        if (log is None or type(message) is not self.kind or type(queue_id) is not int
+                or not small_number(queue_id, &number) or (self.indexed and self.index is None)):
+            return None
+        # An earlier row may have been left behind.
+        batch.clear()
+        if batch.take_message(<MessageFields?>message, number) != TAKEN:
+            return None
+        row = &batch.rows[0]
+        end = self.ends.get(row.queue)
+        if end is None:
+            return None
+        pos, unit_pos = log.place(row.size + BLANK_SIZE), end.place(UNIT_SIZE)
+        if pos < 0 or unit_pos < 0:
+            return None
+        row.phy_offset = log.base_offset + pos
+        row.parts.queue_offset = end.stream.wrote_where // UNIT_SIZE
+        batch.seal(0, EMPTY_TIMESTAMPS)
+        keys = hashes_of(&row.parts, self.index_tags, hashes, &code)
+        if keys < 0 or (self.indexed and not index_takes(self.index, keys, row.phy_offset)):
+            return None
+        now = self.clock()
+        # Asking the clock may have run anything, even a put.
+        if row != &batch.rows[0] or batch.count != 1 or row.phy_offset != log.stream.wrote_where:
+            raise RuntimeError("the clock of the store put a message itself")
+        batch.seal(now, EMPTY_TIMESTAMPS)
+        p = log.region.pin_writable(pos, row.size + BLANK_SIZE)
+        try:
+            unit = end.region.pin_writable(unit_pos, UNIT_SIZE)
+            self.writing = True
+            try:
+                log.dirty.add(log.mapped_file)
+                end.dirty.add(end.mapped_file)
+                encode_into(p, row.size, row.phy_offset, &row.parts, batch.prop_crc)
+                log.stream.wrote_where += row.size
+                put_unit(unit, row.phy_offset, <int32_t>row.size, code)
+                end.stream.wrote_where += UNIT_SIZE
+            finally:
+                end.region.unpin()
+        finally:
+            log.region.unpin()
+        if self.indexed:
+            for i in range(keys):
+                if not self.index.put_one(hashes[i], row.phy_offset, now):
+                    raise RuntimeError("the index file became full while a message was being put")
+        made = batch.result(row, self.result)
+        self.writing = False
+        batch.clear()
+        return made
+
+
+cdef bint index_takes(IndexRegion index, int64_t num, int64_t phy_offset) except -1:
+    # The entries fit and leave the file not full, and the record is not there yet.
+    cdef Region region = index.region
+    cdef unsigned char* base
+    cdef bint takes
+    if region.closed:
+        return False
+    base = region.pin(0, INDEX_HEADER_SIZE)
+    takes = (index_count_of(base) + num < index.index_num
+             and phy_offset >= get_i64(base + INDEX_END_PHY_OFFSET))
+    region.unpin()
+    return takes
+
+
+cdef enum:
+    APPEND_KEYS = 64
+
+cdef int64_t[::1] EMPTY_TIMESTAMPS = np.empty(0, np.int64)
+
+
+cdef int64_t hashes_of(RecordParts* parts, bint index_tags, int32_t* out, int64_t* tags_code) noexcept nogil:
+    # The index hashes of a plain row in RocketMQ's order, at most APPEND_KEYS (otherwise -1), and its tags code.
+    cdef KnownProperties k
+    cdef uint32_t h = hash_utf8(0, parts.topic, parts.topic_len) * 31u + 35u
+    cdef const unsigned char* text = parts.properties
+    cdef int64_t n = 0
+    cdef int32_t start = 0, end
+    find_properties(text, parts.properties_len, &k)
+    tags_code[0] = <int32_t>hash_utf8(0, text + k.tags_pos, k.tags_len) if k.tags_pos >= 0 else 0
+    if k.unique_key_pos >= 0:
+        out[n] = index_hash(hash_utf8(h, text + k.unique_key_pos, k.unique_key_len))
+        n += 1
+    while k.keys_pos >= 0 and start < k.keys_len:
+        end = start
+        while end < k.keys_len and text[k.keys_pos + end] != 32:
+            end += 1
+        if end > start:
+            if n >= APPEND_KEYS - 1:
+                return -1
+            out[n] = index_hash(hash_utf8(h, text + k.keys_pos + start, end - start))
+            n += 1
+        start = end + 1
+    if index_tags and k.tags_pos >= 0:
+        out[n] = index_hash(hash_utf8((h * 31u + 84u) * 31u + 35u, text + k.tags_pos, k.tags_len))
+        n += 1
+    return n

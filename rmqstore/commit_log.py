@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rmqstore import _core
-from rmqstore._core import RecordColumns, Verdict
+from rmqstore._core import RecordColumns, RowBatch, Verdict
 from rmqstore.config import StoreConfig
 from rmqstore.errors import (
     ChecksumError,
@@ -335,6 +335,50 @@ class CommitLog:
                     _core.write_blank(mapped_file.region, at - base)
                 self.queue.wrote_where = base + self.segment_size
         return placed
+
+    def append_rows(self, batch: RowBatch) -> tuple[int, int]:
+        """Encode numbered rows at the end; a segment is closed where one does not fit.
+
+        Returns
+        -------
+        (int, int)
+            phy offset of the first record and the end of the last.
+
+        Raises
+        ------
+        InvalidMessageError
+            A record does not fit an empty segment; nothing was written.
+        OSError
+            A segment could not be made; nothing was written.
+        """
+        last = self.queue.last()
+        room = last.file_from_offset + self.segment_size - self.queue.wrote_where if last is not None else 0
+        rolls, largest = batch.room(room, self.segment_size)
+        if largest + _BLANK_SIZE > self.segment_size:
+            raise InvalidMessageError(
+                f"the record takes {largest} bytes, a segment of {self.segment_size} bytes holds at most "
+                f"{self.segment_size - _BLANK_SIZE}: shorten it, or use a store with larger segments",
+                self.path,
+            )
+        # Segments are made before the first byte is written, so that a full disk leaves nothing half done.
+        if last is not None and room:
+            last.reserve()
+        self.queue.prepare(rolls)
+        done, begin = 0, -1
+        while done < batch.count:
+            mapped_file = self.queue.file_for_append()
+            base = mapped_file.file_from_offset
+            mapped_file.mark_dirty()
+            before = done
+            done, pos = batch.encode(mapped_file.region, self.queue.wrote_where - base, base, done)
+            if done > before and begin < 0:
+                begin = self.queue.wrote_where
+            self.queue.wrote_where = base + pos
+            if done < batch.count:
+                if self.segment_size - pos >= _BLANK_SIZE:
+                    _core.write_blank(mapped_file.region, pos)
+                self.queue.wrote_where = base + self.segment_size
+        return begin, self.queue.wrote_where
 
     def _make_room(self, sizes: list[int]) -> None:
         # Segments are made before the first byte is written, so that a full disk leaves nothing half done.

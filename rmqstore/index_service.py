@@ -238,7 +238,7 @@ class IndexService:
         IndexFileError
             Three tries, a pause apart, could not create it; `index_error` is set.
         """
-        newest = self.file(self._names[-1]) if self._names else None
+        newest = self.newest()
         if newest is not None and not newest.is_full:
             # A file that a Java store made has holes; on a full disk that must be an error here and no SIGBUS later.
             newest.mapped_file.reserve()
@@ -270,6 +270,10 @@ class IndexService:
         if newest is not None and self.flush_on_roll:
             newest.flush()
         return created
+
+    def newest(self) -> IndexFile | None:
+        """The newest file, None if there is none."""
+        return self.file(self._names[-1]) if self._names else None
 
     def prepare(self) -> None:
         """Allocate the next file before it is needed, out of sight; a roll then only renames it.

@@ -13,6 +13,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 
+from rmqstore._core import FileStream
 from rmqstore.errors import GeometryError, ReadOnlyError, StoreClosedError
 from rmqstore.mapped_file import (
     MappedFile,
@@ -38,7 +39,7 @@ class _ListingError(GeometryError):
         self.harmless = harmless
 
 
-class MappedFileQueue:
+class MappedFileQueue(FileStream):
     """Files of `mapped_file_size` bytes, named by the offset of their first byte.
 
     Parameters
@@ -74,7 +75,6 @@ class MappedFileQueue:
         self.pool = pool
         self.read_only = read_only
         self.staging = staging
-        self.wrote_where = 0
         # Replaced as a whole where files go from its front, so that a reader on another thread never sees it shift.
         self._offsets: list[int] = []
         self._files: dict[int, MappedFile] = {}

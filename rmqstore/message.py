@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from rmqstore._core import crc32, java_string_hash
+from rmqstore._core import MessageFields, crc32, java_string_hash
 from rmqstore.errors import (
     CorruptionError,
     InvalidMessageError,
@@ -42,6 +42,7 @@ __all__ = [
     "Message",
     "MessageExt",
     "SysFlag",
+    "check_topic",
     "compress_body",
     "compression_flags",
     "decode_java_utf8",
@@ -482,7 +483,7 @@ def _join_keys(keys: Iterable[str] | str) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _check_topic(topic: str) -> None:
+def check_topic(topic: str) -> None:
     """Raise InvalidMessageError for a topic that a broker refuses; a good one is looked at once."""
     if not topic:
         raise InvalidMessageError("the topic is empty: give a name")
@@ -499,6 +500,10 @@ def _check_topic(topic: str) -> None:
         )
 
 
+_FIELDS = (
+    "body", "born_host", "born_timestamp", "flag", "prepared_transaction_offset", "properties", "reconsume_times",
+    "store_host", "sys_flag", "topic",
+)  # fmt: skip
 _NUMBER_RANGES = (
     ("flag", *_INT32_RANGE),
     ("sys_flag", *_INT32_RANGE),
@@ -508,7 +513,7 @@ _NUMBER_RANGES = (
 )
 
 
-class Message:
+class Message(MessageFields):
     """A message to put.
 
     Parameters
@@ -541,18 +546,18 @@ class Message:
         checked by `validate`, which the store calls before it writes.
     """
 
-    __slots__ = (
-        "body",
-        "born_host",
-        "born_timestamp",
-        "flag",
-        "prepared_transaction_offset",
-        "properties",
-        "reconsume_times",
-        "store_host",
-        "sys_flag",
-        "topic",
-    )
+    __slots__ = ()
+
+    topic: str
+    body: bytes
+    properties: dict[str, str]
+    flag: int
+    born_timestamp: int | None
+    born_host: str | None
+    sys_flag: int
+    reconsume_times: int
+    prepared_transaction_offset: int
+    store_host: str | None
 
     def __init__(
         self,
@@ -639,7 +644,7 @@ class Message:
         topic = self.topic
         if not isinstance(topic, str):
             raise InvalidMessageError(f"topic {topic!r} is not text: give a str")
-        _check_topic(topic)
+        check_topic(topic)
         if not isinstance(self.body, bytes):
             raise InvalidMessageError(f"the body is {type(self.body).__name__}, not bytes: encode it first")
         if self.properties:
@@ -690,7 +695,7 @@ class Message:
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in Message.__slots__)
+        return all(getattr(self, name) == getattr(other, name) for name in _FIELDS)
 
     __hash__ = None  # type: ignore[assignment]  # A message may be changed, so it has no hash.
 

@@ -22,18 +22,18 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from rmqstore import _core
-from rmqstore._core import RecordColumns
+from rmqstore._core import Appender, FileEnd, RecordColumns, RowBatch
 from rmqstore.checkpoint import Checkpoint
 from rmqstore.commit_log import Blank, CommitLog, Damage, check_store_root
 from rmqstore.config import StoreConfig
-from rmqstore.consume_queue import BatchConsumeQueue, Unit
+from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue, Unit
 from rmqstore.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.consumer import Consumer
 from rmqstore.consumer_offset import ConsumerOffsets, LocalOffsets
@@ -56,6 +56,8 @@ from rmqstore.index_service import IndexService, QueryOffsetResult
 from rmqstore.mapped_file import STAGING_PREFIX, MappedFilePool, fsync_directory, make_directories, naming_errors
 from rmqstore.message import (
     MAX_PROPERTIES_SIZE,
+    MAX_RETRY_TOPIC_LENGTH,
+    MAX_TOPIC_LENGTH,
     Message,
     MessageExt,
     SysFlag,
@@ -70,8 +72,9 @@ from rmqstore.message import (
 from rmqstore.recovery import RECOVERY_MODES, RecoveryReport, recover
 from rmqstore.retention import DiskSpace, RetentionReport, delete_expired_files, used_ratio
 from rmqstore.store_lock import StoreLock
+from rmqstore.table_rows import TablePart, table_parts
 
-__all__ = ["GetMessageResult", "GetMessageStatus", "MessageStore", "PutResult", "QueryResult"]
+__all__ = ["GetMessageResult", "GetMessageStatus", "MessageStore", "PutResult", "PutTableResult", "QueryResult"]
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +94,12 @@ _TRANSACTION_COMMIT = int(SysFlag.TRANSACTION_COMMIT)
 _TRANSACTION_ROLLBACK = int(SysFlag.TRANSACTION_ROLLBACK)
 _INNER_BATCH = int(SysFlag.INNER_BATCH)
 _NOTHING_INDEXED = IndexProgress()
+_NO_TIMESTAMPS = np.empty(0, np.int64)
+# What `RowBatch` says of a row that it does not take: its topic or queue is new to it.
+_NEW_QUEUE = -2
+_UNSOUND = -3
+# Rows of a table that are put at once: their layout stays in the processor's cache, and other writers get their turn.
+_TABLE_ROWS = 8192
 _PAGE = 4096
 # Files smaller than this are made when they are needed; larger ones beforehand, from this part of the one before on.
 _PREPARE_FROM_SIZE = 1 << 20
@@ -140,6 +149,25 @@ class PutResult(NamedTuple):
     msg_id: str
     store_timestamp: int
     size: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PutTableResult:
+    """Where the rows of a table went, in the table's order.
+
+    Attributes
+    ----------
+    phy_offset, queue_offset, store_timestamp, size : numpy.ndarray of int64, shape (n,)
+        Bytes, ordinals, ms since epoch, bytes.
+    """
+
+    phy_offset: np.ndarray
+    queue_offset: np.ndarray
+    store_timestamp: np.ndarray
+    size: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.phy_offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,11 +273,16 @@ class MessageStore:
         self._no_space: int | None = None
         self._waiting = 0
         self._closing = self._closed = False
+        self._sync_flush = config.flush_disk_type == "SYNC_FLUSH"
         self._pid = os.getpid()
         self._poison: BaseException | None = None
         self._last_store_timestamp = 0
         self._host_bytes: dict[str, bytes] = {}
         self._unique_key_counter = random.randrange(0x10000)
+        # Plain messages are checked and laid out in here, under the append lock.
+        self._rows: RowBatch | None = None
+        # Appends one plain message; None while the store takes no writes.
+        self._appender: Appender | None = None
 
     def _renew_locks(self) -> None:
         # In this order; nobody who holds the append lock waits for a flush.
@@ -268,6 +301,7 @@ class MessageStore:
 
     def _after_fork(self) -> None:
         # What the parent prepared and committed stays the parent's.
+        self._appender = None
         self._renew_locks()
         self._consumer_offsets = None
         self.commit_log.queue.forget_prepared()
@@ -336,6 +370,7 @@ class MessageStore:
                 store._load()
                 store._recover(recovery)
                 _open_stores.add(store)
+                store._take_writes()
                 store._start_housekeeping()
             except BaseException:
                 store._close_files()
@@ -542,6 +577,7 @@ class MessageStore:
 
     def _fail(self, error: BaseException) -> None:
         # From here on nobody knows what is on disk: the system reports a failed write once and may then forget it.
+        self._appender = None
         if self._poison is None:
             self._poison = error
             logger.error("%s takes no more writes: %s", self.path, error)
@@ -655,7 +691,9 @@ class MessageStore:
     def _delete_expired_files(self, manually: bool, pause: Callable[[int], bool]) -> RetentionReport:
         space = DiskSpace.judge(used_ratio(self.path), self.config, self._disk_full)
         if space.full != self._disk_full:
-            self._disk_full = space.full
+            with self._lock:
+                self._disk_full = space.full
+                self._take_writes()
             if space.full:
                 logger.error(
                     "%s takes no writes: its disk is used to %d %%; free space, or raise disk_space_warning_level_ratio",
@@ -697,6 +735,7 @@ class MessageStore:
             with self._lock:
                 # From here on nothing is put; puts that wait for the disk get their flush.
                 self._closing = True
+                self._appender = None
             try:
                 if not self.read_only and own:
                     with self._flush_lock:
@@ -871,7 +910,24 @@ class MessageStore:
         IndexFileError
             The message is stored, but a new index file could not be created; the store takes no more writes.
         """
-        return self.put_messages((message,), queue_id)[0]
+        appender = self._appender
+        if appender is not None:
+            with self._lock:
+                try:
+                    put = appender.put(message, queue_id) if self._appender is appender else None
+                except BaseException as error:
+                    if appender.writing:
+                        self._fail(error)
+                    raise
+                if put is not None and put[3] > self._last_store_timestamp:
+                    self._last_store_timestamp = put[3]
+            if put is not None:
+                if self._waiting or self._sync_flush:
+                    self._after_put(put.phy_offset + put.size, (message,))
+                return put
+        put = self._put([message], queue_id, together=False)[0]
+        self._learn_end(message, queue_id)
+        return put
 
     def put_messages(self, messages: Iterable[Message], queue_id: int | Sequence[int] = 0) -> list[PutResult]:
         """Append messages in order under one lock and one store time; topics may be mixed.
@@ -892,6 +948,149 @@ class MessageStore:
             One of them cannot be stored; none was written then.
         """
         return self._put(list(messages), queue_id, together=False)
+
+    def put_table(
+        self,
+        table: Any,
+        *,
+        topic: str | None = None,
+        queue_id: int | None = None,
+        keys: Iterable[str] | str | None = None,
+        tags: str | None = None,
+        properties: Mapping[str, str | None] | None = None,
+        flag: int | None = None,
+        born_timestamp: int | None = None,
+        keep_timestamps: bool = False,
+        stored_bodies: bool = False,
+    ) -> PutTableResult:
+        """Append the rows of an Arrow table in order, each as the message that its columns make.
+
+        Parameters
+        ----------
+        table : pyarrow.Table, pyarrow.RecordBatch, or anything with Arrow's C stream interface
+            Columns named as in a scan (docs/columns.md): topic, queue_id, keys (list of strings, or one string that is
+            split at spaces), tags, body, properties (map of strings), flag, born_timestamp (timestamp, or ms since epoch),
+            store_timestamp, born_host, store_host, sys_flag, reconsume_times, prepared_transaction_offset.  What is missing
+            or null is as a `Message` has it by default, the queue is 0 then.  Columns that the store gives by itself
+            (phy_offset, queue_offset, size, msg_id …) are passed over, so that a scanned table can be put.
+        topic, queue_id, keys, tags, properties, flag, born_timestamp
+            One value for all rows, instead of a column.
+        keep_timestamps : bool
+            Take the store timestamps from the table instead of the clock; they must not fall, and not lie before the last
+            message of the store.
+        stored_bodies : bool
+            Bodies are as records hold them, compressed where `sys_flag` says so; otherwise these bits of `sys_flag` are
+            left out.
+
+        Returns
+        -------
+        PutTableResult
+
+        Raises
+        ------
+        InvalidMessageError
+            A row cannot be stored, a column is unknown or missing; nothing was written then.
+        TypeError
+            A column of a type that cannot hold it; nothing was written.
+        DiskFullError, OSError, …
+            As of `put_message`; the rows of a large table before the one that it happened at are stored then (8192 rows
+            are put at once).
+        MissingDependencyError
+            pyarrow is not installed.
+        """
+        self._check_writable()
+        literals = {
+            "topic": topic, "queue_id": queue_id, "keys": keys, "tags": tags, "properties": properties, "flag": flag,
+            "born_timestamp": born_timestamp,
+        }  # fmt: skip
+        if keys is not None and not isinstance(keys, str):
+            literals["keys"] = list(keys)
+        parts = table_parts(
+            table, literals, keep_timestamps=keep_timestamps, stored_bodies=stored_bodies, max_rows=_TABLE_ROWS
+        )
+        # Other writers come between the parts, unless the times of the table say what came before.
+        with self._lock if keep_timestamps else contextlib.nullcontext():
+            first = 0
+            last = self._last_store_timestamp
+            for part in parts:
+                times = part.store_timestamps()
+                if len(times) and (times[0] < last or (times[1:] < times[:-1]).any()):
+                    raise InvalidMessageError(
+                        f"store timestamps fall among rows {first} to {first + part.num}, or lie before the store's last "
+                        f"message ({last}); sort the table by store_timestamp"
+                    )
+                last = int(times[-1]) if len(times) else last
+                if len(parts) > 1 or self._rows is None:
+                    self._check_part(part, first)
+                first += part.num
+            columns: list[tuple[np.ndarray, ...]] = [(np.empty(0, np.int64),) * 4]
+            first = 0
+            for part in parts:
+                columns.append(self._put_part(part, first))
+                first += part.num
+        result = PutTableResult(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+        if len(result):
+            if self._waiting or self._sync_flush:
+                self._after_put(int(result.phy_offset[-1] + result.size[-1]), (Message("any"),))
+        return result
+
+    def _check_part(self, part: TablePart, first: int) -> None:
+        # Raises for the first row that cannot be put, and notes whether the core takes them all.
+        rows = self._rows
+        at = 0
+        if rows is not None:
+            with self._lock:
+                try:
+                    at = self._take_part(rows, part, first)
+                finally:
+                    rows.clear()
+        part.plain = at == part.num and rows is not None
+        if not part.plain:
+            part.validate()
+        for i in range(at, part.num):
+            try:
+                message = part.message(i)
+                self._prepare(message, part.queue_id(i), append_crc=True)
+            except InvalidMessageError as error:
+                raise InvalidMessageError(f"row {first + i}: {error.message}", error.path) from None
+
+    def _take_part(self, rows: RowBatch, part: TablePart, first: int) -> int:
+        # The number of the row that the core does not take, or how many there are.
+        table = part.rows()
+        at, why = rows.take_columns(table, 0)
+        while why == _NEW_QUEUE:
+            try:
+                part.message(at).validate()
+            except InvalidMessageError as error:
+                raise InvalidMessageError(f"row {first + at}: {error.message}", error.path) from None
+            self._queue_number(part.topic(at), part.queue_id(at))
+            at, why = rows.take_columns(table, at)
+        if why == _UNSOUND:
+            raise InvalidMessageError(f"row {first + at}: an Arrow array leads outside itself; validate the table")
+        return at
+
+    def _put_part(self, part: TablePart, first: int) -> tuple[np.ndarray, ...]:
+        rows = self._rows
+        times = part.store_timestamps()
+        if part.plain and rows is not None:
+            with self._lock:
+                self._check_takes_writes()
+                try:
+                    if self._take_part(rows, part, first) == part.num:
+                        self._append_rows(rows, 0 if len(times) else self._now(), times)
+                        return rows.columns()
+                finally:
+                    rows.clear()
+            self._check_part(part, first)
+        messages, queue_ids = list(part.messages()), [part.queue_id(i) for i in range(part.num)]
+        if len(times):
+            puts = [
+                self._put([message], queue_id, together=False, now=time)[0]
+                for message, queue_id, time in zip(messages, queue_ids, times.tolist(), strict=True)
+            ]
+        else:
+            puts = self._put(messages, queue_ids, together=False)
+        return tuple(np.array([(put[0], put[1], put[3], put[4]) for put in puts], np.int64).T)
 
     def put_message_batch(self, messages: Iterable[Message], queue_id: int = 0) -> list[PutResult]:
         """Append messages of one topic as a classic batch: in one segment, one behind the other, in one queue.
@@ -917,7 +1116,9 @@ class MessageStore:
                 raise InvalidMessageError("an inner batch cannot be part of a batch; use put_message")
         return self._put(batch, queue_id, together=True)
 
-    def _put(self, messages: list[Message], queue_id: int | Sequence[int], *, together: bool) -> list[PutResult]:
+    def _put(
+        self, messages: list[Message], queue_id: int | Sequence[int], *, together: bool, now: int | None = None
+    ) -> list[PutResult]:
         self._check_writable()
         if isinstance(queue_id, (int, np.integer, str, bytes)) or not hasattr(queue_id, "__iter__"):
             queue_ids: Sequence[int] = [queue_id] * len(messages)  # type: ignore[list-item]
@@ -927,22 +1128,18 @@ class MessageStore:
                 raise InvalidMessageError(f"{len(messages)} messages, but {len(queue_ids)} queue ids")
         if not messages:
             return []
+        if not together and now is None and self._rows is not None:
+            plain = self._put_plain(messages, queue_id if isinstance(queue_id, int) else list(queue_ids))
+            if plain is not None:
+                return plain
         prepared = [
             self._prepare(message, each, append_crc=not together)
             for message, each in zip(messages, queue_ids, strict=True)
         ]
         with self._lock:
-            self._check_writable()
-            if self._disk_full:
-                raise DiskFullError(
-                    f"the disk is used above disk_space_warning_level_ratio = {self.config.disk_space_warning_level_ratio} %; "
-                    "free space, or open the store with another limit",
-                    self.path,
-                )
-            now = self.config.clock()
-            if not -_INT64_MAX - 1 <= now <= _INT64_MAX:
-                raise InvalidMessageError(f"the clock says {now}, which does not fit 64 bits; mend config.clock")
-            rows, queue_offsets = self._rows(prepared, now)
+            self._check_takes_writes()
+            now = self._now() if now is None else now
+            rows, queue_offsets = self._place(prepared, now)
             # Sizes are checked, and files made, before anything is written.
             wanted = self._make_room(prepared)
             before = self.commit_log.max_offset
@@ -969,17 +1166,144 @@ class MessageStore:
                 self._fail(error)
                 raise
             end = self.commit_log.max_offset
-        if self._waiting:
-            with self._arrived:
-                self._arrived.notify_all()
-        if self.config.flush_disk_type == "SYNC_FLUSH" and any(
-            each.properties.get("WAIT", "true") == "true" for each in prepared
-        ):
-            self._wait_until_flushed(end)
+        self._after_put(end, messages)
         return [
             PutResult(phy_offset, offset, offset_message_id(each.store_host, phy_offset), now, size)
             for each, offset, (phy_offset, size) in zip(prepared, queue_offsets, placed, strict=True)
         ]
+
+    def _now(self) -> int:
+        now = self.config.clock()
+        if not -_INT64_MAX - 1 <= now <= _INT64_MAX:
+            raise InvalidMessageError(f"the clock says {now}, which does not fit 64 bits; mend config.clock")
+        return now
+
+    def _check_takes_writes(self) -> None:
+        self._check_writable()
+        if self._disk_full:
+            raise DiskFullError(
+                f"the disk is used above disk_space_warning_level_ratio = {self.config.disk_space_warning_level_ratio} %; "
+                "free space, or open the store with another limit",
+                self.path,
+            )
+
+    def _after_put(self, end: int, messages: Iterable[Message]) -> None:
+        # Without the append lock: wakes who waits for messages, and waits for the disk itself where that was asked for.
+        if self._waiting:
+            with self._arrived:
+                self._arrived.notify_all()
+        if self._sync_flush and any(message.properties.get("WAIT", "true") == "true" for message in messages):
+            self._wait_until_flushed(end)
+
+    # ---------------------------------------------------------------------------------------------- plain messages
+
+    def _take_writes(self) -> None:
+        # Plain messages go through the core; where keys are to be generated every message goes the long way.
+        if self._rows is None and not self.config.generate_unique_key:
+            config = self.config
+            max_topic = MAX_RETRY_TOPIC_LENGTH if config.auto_message_version_on_topic_len else MAX_TOPIC_LENGTH
+            batches = [
+                RowBatch(
+                    self._columns.topics,
+                    self._host(config.store_host),
+                    self._host_bytes,
+                    config.max_message_size,
+                    max_topic,
+                    config.enabled_append_prop_crc,
+                )
+                for _ in range(2)
+            ]
+            self._rows = batches[0]
+            self._one = Appender(
+                batches[1],
+                Message,
+                PutResult,
+                config.clock,
+                self.index_service is not None,
+                config.index_tags,
+                config.max_mapped_files,
+            )
+        taken = self._rows is not None and not self._disk_full and not self._closing and self._poison is None
+        self._appender = self._one if taken else None
+
+    def _learn_end(self, message: Message, queue_id: int) -> None:
+        # After a message went the long way the next one of its queue need not.
+        appender = self._appender
+        if appender is None or type(message) is not Message:
+            return
+        with self._lock:
+            queue = self.queues.find(message.topic, queue_id)
+            ends = []
+            for stream in [self.commit_log.queue, *([queue.queue] if isinstance(queue, ConsumeQueue) else [])]:
+                last = stream.last()
+                if last is not None:
+                    last.reserve()
+                    ends.append(FileEnd(stream, last, last.region, last.file_from_offset))
+            index = None if self.index_service is None else self.index_service.newest()
+            if len(ends) == 2 and isinstance(queue, ConsumeQueue) and queue.ext is None:
+                appender.learn(ends[0], index, self._queue_number(message.topic, queue_id), ends[1])
+            elif ends:
+                appender.learn(ends[0], index)
+
+    def _queue_number(self, topic: str, queue_id: int) -> int:
+        topics = self._columns.topics
+        return topics.add_queue(topics.add(topic.encode()), queue_id)
+
+    def _put_plain(self, messages: list[Message], queue_ids: int | list[int]) -> list[PutResult] | None:
+        # None if any of them is not plain; nothing is written then.
+        rows = self._rows
+        assert rows is not None
+        with self._lock:
+            self._check_takes_writes()
+            try:
+                at, why = rows.take_messages(messages, queue_ids, 0, Message)
+                while why == _NEW_QUEUE:
+                    message = messages[at]
+                    message.validate()
+                    self._queue_number(message.topic, queue_ids if isinstance(queue_ids, int) else queue_ids[at])
+                    at, why = rows.take_messages(messages, queue_ids, at, Message)
+                if why:
+                    return None
+                end = self._append_rows(rows, self._now(), _NO_TIMESTAMPS)
+                results = rows.results(PutResult)
+            finally:
+                rows.clear()
+        self._after_put(end, messages)
+        return results
+
+    def _append_rows(self, rows: RowBatch, now: int, timestamps: np.ndarray) -> int:
+        # Writes the rows, their units and their index entries; the end of the log then.  The caller holds the append lock.
+        following: dict[int, int] = {}
+        wanted: list[tuple[str, int]] = []
+        topics = self._columns.topics
+        before = self.commit_log.max_offset
+        try:
+            # Files are made before anything is written, so that a full disk is an error that changes nothing.
+            for number, count in rows.queues():
+                topic, queue_id = topics.queues[number]
+                name = topics.topics[topic].decode()
+                queue = self.queues.find_or_create(name, queue_id)
+                wanted.append((name, queue_id))
+                queue.make_room(count)
+                following[number] = queue.max_queue_offset
+            if self.index_service is not None:
+                self.index_service.reserve()
+            rows.number(following, now, timestamps)
+            begin, end = self.commit_log.append_rows(rows)
+        except BaseException as error:
+            if self.commit_log.max_offset == before and isinstance(error, (OSError, InvalidMessageError)):
+                self._forget_room(wanted)
+            elif self.commit_log.max_offset != before:
+                self._fail(error)
+            raise
+        self._last_store_timestamp = max(self._last_store_timestamp, int(timestamps[-1]) if len(timestamps) else now)
+        try:
+            for _, _ in self.commit_log.scan_columns(begin, end, self._columns, check_crc=False):
+                self._dispatcher.dispatch_columns(self._columns, _NOTHING_INDEXED)
+        except BaseException as error:
+            self._fail(error)
+            raise
+        return end
 
     def _forget_room(self, wanted: Iterable[tuple[str, int]]) -> None:
         # A queue is there from its first message on.
@@ -1095,7 +1419,7 @@ class MessageStore:
         number = id(self) >> 4 & 0xFFFFFFFF
         return f"{address}{os.getpid() & 0xFFFF:04X}{number:08X}{since:08X}{self._unique_key_counter:04X}"
 
-    def _rows(self, prepared: list[_Prepared], now: int) -> tuple[list[tuple], list[int]]:
+    def _place(self, prepared: list[_Prepared], now: int) -> tuple[list[tuple], list[int]]:
         # Gives every message its queue offset; nothing is written yet.
         following: dict[tuple[str, int], int] = {}
 
