@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 # The build requirements of pyproject.toml; a test holds the two equal.
 BUILD_REQUIREMENTS := "setuptools>=77" "Cython>=3.1"
 
-CORE_SOURCES := setup.py $(shell find rmqstore -name '*.pyx' -o -name '*.pxd')
+CORE_SOURCES := setup.py $(shell find rmqstore -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 DEBUG_LIB := build/debug/lib
 # Writes what asv wants to know about this machine without asking; it is chatty about it.
 ASV_MACHINE := $(BIN)/asv machine --yes --config asv_bench/asv.conf.json >/dev/null 2>&1

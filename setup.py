@@ -12,6 +12,8 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 MODULES = ("rmqstore._core",)
+# Plain C that the modules include.
+HEADERS = ("rmqstore/_crc32.h", "rmqstore/_java_hash.h")
 
 DEBUG = os.environ.get("RMQSTORE_DEBUG", "0") not in ("", "0")
 C_FOLDER = os.path.join("build", "cython-debug" if DEBUG else "cython")
@@ -45,6 +47,8 @@ def extension(name):
     return Extension(
         name,
         sources=[name.replace(".", "/") + ".pyx"],
+        include_dirs=["rmqstore"],
+        depends=list(HEADERS),
         define_macros=MACROS,
         extra_compile_args=COMPILE_ARGS,
     )

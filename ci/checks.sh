@@ -23,7 +23,7 @@ import zipfile
 names = zipfile.ZipFile(sys.argv[1]).namelist()
 wanted = [r"rmqstore/_core\..*\.so", r"rmqstore/_core\.pyi", r"rmqstore/_core\.pxd", r"rmqstore/py\.typed", r".*/licenses/LICENSE"]
 missing = [pattern for pattern in wanted if not any(re.fullmatch(pattern, name) for name in names)]
-unwanted = [name for name in names if name.endswith((".pyx", ".c")) or not name.startswith(("rmqstore/", "rmqstore-"))]
+unwanted = [name for name in names if name.endswith((".pyx", ".c", ".h")) or not name.startswith(("rmqstore/", "rmqstore-"))]
 if missing or unwanted:
     sys.exit(f"the wheel lacks {missing} and should not hold {unwanted}")
 print(f"{len(names)} files in the wheel")

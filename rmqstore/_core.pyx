@@ -15,14 +15,14 @@ Layouts: Apache RocketMQ 5.5.0 (docs/formats.md); every integer in a file is big
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_INCREF
 from libc.errno cimport errno
-from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport free, realloc
-from libc.string cimport memchr, memcmp, memcpy, memset
+from libc.string cimport memchr, memcmp, memcpy, memset, strcmp
 
 import os
 
@@ -58,6 +58,7 @@ cdef extern from "Python.h":
     object PyType_GenericAlloc(type kind, Py_ssize_t num)
     void PyObject_GC_UnTrack(object made)
     void PyTuple_SET_ITEM(object made, Py_ssize_t i, object value)
+    const char* PyUnicode_AsUTF8(object text) except NULL
 
 cdef extern from *:
     """
@@ -67,17 +68,21 @@ cdef extern from *:
         uint64_t low = magic * a;
         return (uint32_t)(((__uint128_t)low * d) >> 64);
     }
-    static inline uint32_t rmq_load_le32(const unsigned char *p) {
-        uint32_t v; memcpy(&v, p, 4);
-    #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-        v = __builtin_bswap32(v);
-    #endif
-        return v;
-    }
     """
     uint64_t mod_magic "rmq_mod_magic"(uint32_t d) noexcept nogil
     uint32_t fastmod "rmq_fastmod"(uint32_t a, uint64_t magic, uint32_t d) noexcept nogil
-    uint32_t load_le32 "rmq_load_le32"(const unsigned char* p) noexcept nogil
+
+cdef extern from "_java_hash.h":
+    uint32_t hash_units8 "rmq_java_hash_8"(uint32_t h, const uint8_t* p, int64_t n) noexcept nogil
+    uint32_t hash_units16 "rmq_java_hash_16"(uint32_t h, const uint16_t* p, int64_t n) noexcept nogil
+    bint hash_ascii "rmq_java_hash_ascii"(uint32_t* h, const uint8_t* p, int64_t n) noexcept nogil
+
+cdef extern from "_crc32.h":
+    void crc32_start "rmq_crc32_start"() noexcept
+    uint32_t crc32_update "rmq_crc32_update"(uint32_t crc, const uint8_t* p, size_t n) noexcept nogil
+    uint32_t crc32_by "rmq_crc32_by"(int i, uint32_t crc, const uint8_t* p, size_t n) noexcept nogil
+    const char* crc32_name "rmq_crc32_name"(int i) noexcept
+    int crc32_implementation_num "rmq_crc32_implementation_num"
 
 
 # ---------------------------------------------------------------------------------------------- layout constants
@@ -461,27 +466,6 @@ cdef void zero_bytes(unsigned char* p, int64_t n) noexcept nogil:
 
 # --------------------------------------------------------------------------------------- Java string hash and CRC-32
 
-cdef inline uint32_t hash_units8(uint32_t h, const uint8_t* p, int64_t n) noexcept nogil:
-    # h = 31*h + unit for each Latin-1 unit, eight at a time by the powers of 31 (mod 2**32).
-    cdef int64_t i = 0
-    while i + 8 <= n:
-        h = (h * 2487512833u + <uint32_t>p[i] * 1742810335u + <uint32_t>p[i + 1] * 887503681u
-             + <uint32_t>p[i + 2] * 28629151u + <uint32_t>p[i + 3] * 923521u + <uint32_t>p[i + 4] * 29791u
-             + <uint32_t>p[i + 5] * 961u + <uint32_t>p[i + 6] * 31u + <uint32_t>p[i + 7])
-        i += 8
-    while i < n:
-        h = h * 31u + p[i]
-        i += 1
-    return h
-
-
-cdef inline uint32_t hash_units16(uint32_t h, const uint16_t* p, int64_t n) noexcept nogil:
-    cdef int64_t i
-    for i in range(n):
-        h = h * 31u + p[i]
-    return h
-
-
 cdef inline uint32_t hash_units32(uint32_t h, const uint32_t* p, int64_t n) noexcept nogil:
     # A character outside the BMP contributes its two surrogates, the high one first.
     cdef int64_t i
@@ -517,14 +501,9 @@ cdef uint32_t hash_utf8(uint32_t h, const uint8_t* p, int64_t n) noexcept nogil:
     # counts as U+FFFD, and the lengths of malformed parts are the JDK's (java.lang.String, sun.nio.cs.UTF_8).
     cdef int64_t i = 0
     cdef uint32_t b1, b2, b3, b4, c
-    cdef uint64_t word
-    # Nearly all keys, tags and topics are ASCII, of which eight bytes go in one step.
-    while i + 8 <= n:
-        memcpy(&word, p + i, 8)
-        if word & 0x8080808080808080u:
-            break
-        h = hash_units8(h, p + i, 8)
-        i += 8
+    # Nearly all keys, tags and topics are ASCII, whose hash takes no decoding.
+    if hash_ascii(&h, p, n):
+        return h
     while i < n:
         b1 = p[i]
         if b1 < 0x80:
@@ -616,58 +595,52 @@ def index_key_hash(str topic not None, str key not None):
     return index_hash(hash_str(hash_str(0, topic) * 31u + 35u, key))
 
 
-cdef uint32_t[16][256] CRC_TABLE
+crc32_start()
 
 
-cdef void fill_crc_table() noexcept:
-    cdef uint32_t i, k, c
-    for i in range(256):
-        c = i
-        for k in range(8):
-            c = (c >> 1) ^ (0xEDB88320u if c & 1 else 0u)
-        CRC_TABLE[0][i] = c
-    for i in range(256):
-        c = CRC_TABLE[0][i]
-        for k in range(1, 16):
-            c = (c >> 8) ^ CRC_TABLE[0][c & 0xFF]
-            CRC_TABLE[k][i] = c
-
-
-fill_crc_table()
-
-
-cdef uint32_t crc32_update(uint32_t crc, const uint8_t* p, int64_t n) noexcept nogil:
-    # CRC-32 (IEEE 802.3, reflected), sixteen bytes a step (slicing-by-16).
-    cdef uint32_t a, b, c, d
-    crc = ~crc
-    while n >= 16:
-        a = load_le32(p) ^ crc
-        b = load_le32(p + 4)
-        c = load_le32(p + 8)
-        d = load_le32(p + 12)
-        crc = (CRC_TABLE[15][a & 0xFF] ^ CRC_TABLE[14][(a >> 8) & 0xFF] ^ CRC_TABLE[13][(a >> 16) & 0xFF]
-               ^ CRC_TABLE[12][a >> 24] ^ CRC_TABLE[11][b & 0xFF] ^ CRC_TABLE[10][(b >> 8) & 0xFF]
-               ^ CRC_TABLE[9][(b >> 16) & 0xFF] ^ CRC_TABLE[8][b >> 24] ^ CRC_TABLE[7][c & 0xFF]
-               ^ CRC_TABLE[6][(c >> 8) & 0xFF] ^ CRC_TABLE[5][(c >> 16) & 0xFF] ^ CRC_TABLE[4][c >> 24]
-               ^ CRC_TABLE[3][d & 0xFF] ^ CRC_TABLE[2][(d >> 8) & 0xFF] ^ CRC_TABLE[1][(d >> 16) & 0xFF]
-               ^ CRC_TABLE[0][d >> 24])
-        p += 16
-        n -= 16
-    while n > 0:
-        crc = (crc >> 8) ^ CRC_TABLE[0][(crc ^ p[0]) & 0xFF]
-        p += 1
-        n -= 1
-    return ~crc
-
-
-def crc32(const uint8_t[::1] data not None):
+def crc32(data not None):
     """int: CRC-32 of `data` with the top bit cleared, as a record stores it; 0 for empty data."""
-    cdef uint32_t crc = 0
-    cdef int64_t n = data.shape[0]
-    if n > 0:
+    cdef Py_buffer view
+    cdef uint32_t crc
+    # Not a typed memoryview, whose making costs more than the CRC of a kilobyte.
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
         with nogil:
-            crc = crc32_update(0, &data[0], n)
+            crc = crc32_update(0, <const uint8_t*>view.buf, view.len)
+    finally:
+        PyBuffer_Release(&view)
     return <int32_t>(crc & 0x7FFFFFFFu)
+
+
+def crc32_implementations():
+    """tuple of str: the names of the CRC-32 implementations that this machine can run; the last is the one in use."""
+    return tuple([crc32_name(i).decode() for i in range(crc32_implementation_num)])
+
+
+crc32_implementation = crc32_name(crc32_implementation_num - 1).decode()
+
+
+def crc32_with(str name not None, data not None, uint32_t value=0):
+    """int: CRC-32 of `data` by the implementation `name`, all 32 bits, as ``zlib.crc32(data, value)`` gives it.
+
+    Raises
+    ------
+    ValueError
+        This machine has no implementation of that name.
+    """
+    cdef Py_buffer view
+    cdef int i
+    cdef const char* wanted = PyUnicode_AsUTF8(name)
+    for i in range(crc32_implementation_num):
+        if strcmp(crc32_name(i), wanted) == 0:
+            PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+            try:
+                with nogil:
+                    value = crc32_by(i, value, <const uint8_t*>view.buf, view.len)
+            finally:
+                PyBuffer_Release(&view)
+            return value
+    raise ValueError(f"no CRC-32 implementation {name!r} here, only {', '.join(crc32_implementations())}")
 
 
 # ------------------------------------------------------------------------------------------------------ index file

@@ -173,6 +173,66 @@ def test_hash_of_long_strings_of_each_width():
             assert _core.java_string_hash(text) == oracle.java_hash(text)
 
 
+def test_hash_of_every_length():
+    # Sixteen, eight and four units go in one step, and what is over goes with zeros before it.
+    latin = bytes(random.Random(1).randrange(256) for _ in range(400)).decode("latin-1")
+    ascii_text = "".join(chr(ord(character) & 0x7F) for character in latin)
+    wide = "".join(chr(0x100 + i * 977 % 0xD000) for i in range(400))
+    for text in (latin, ascii_text, wide):
+        for size in range(300):
+            for start in (0, 1, size % 16):
+                part = text[start : start + size]
+                assert _core.java_string_hash(part) == oracle.java_hash(part), (start, size)
+    for size in range(100):
+        part = ascii_text[size : 2 * size]
+        assert _core.java_string_hash_bytes(part.encode()) == oracle.java_hash(part)
+        assert _core.index_key_hash(part, latin[:size]) == oracle.index_hash(f"{part}#{latin[:size]}")
+
+
+def test_bytes_hash_with_one_byte_beyond_ascii_anywhere():
+    # The fast path has to notice it wherever it is, and to take nothing of what it did into the slow one.
+    for size in range(1, 70):
+        for at in range(size):
+            data = bytearray(b"q" * size)
+            data[at] = 0x80 + at
+            assert _core.java_string_hash_bytes(bytes(data)) == oracle.java_hash(oracle.java_decode(bytes(data)))
+
+
+GUARDED_HASHES = """
+import ctypes, mmap, tempfile
+import numpy as np, pyarrow
+from rmqstore import _core
+
+page = mmap.PAGESIZE
+memory = mmap.mmap(-1, 3 * page)
+memory[page : 2 * page] = bytes(32 + i % 90 for i in range(page))
+address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+for at in (0, 2):
+    assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(address + at * page), page, 0) == 0
+inside = memoryview(memory)[page : 2 * page]
+file = tempfile.TemporaryFile()
+file.truncate(40 + 4 * 5 + 20 * 1000)
+region = _core.Region.map(file.fileno(), 40 + 4 * 5 + 20 * 1000, True)
+index = _core.IndexRegion()
+index.attach(region, 5, 1000)
+for n in range(200):
+    for i, part in enumerate((inside[:n], inside[page - n :])):
+        offsets = pyarrow.py_buffer(np.array([0, n], np.int32))
+        keys = pyarrow.Array.from_buffers(pyarrow.string(), 1, [None, offsets, pyarrow.py_buffer(part)])
+        assert index.put_keys(keys, np.array([n]), np.array([1_700_000_000_000])) == 1
+        found = region.get_i32(40 + 4 * 5 + 20 * (2 * n + i + 1))
+        signed = _core.java_string_hash(bytes(part).decode())
+        assert found == (0 if signed == -(2**31) else abs(signed)), n
+print("done")
+"""
+
+
+def test_hashes_touch_no_byte_outside():
+    pytest.importorskip("pyarrow")
+    run = subprocess.run([sys.executable, "-c", GUARDED_HASHES], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout.strip()) == (0, "done"), run.stderr
+
+
 def test_hashes_refuse_other_types():
     for call in (
         lambda: _core.java_string_hash(b"a"),
@@ -2154,6 +2214,7 @@ def test_every_region_function_is_tried_closed():
     }
     methods = {name for name, value in vars(IndexRegion).items() if callable(value) and name[0] != "_"}
     without_region = {"java_string_hash", "java_string_hash_bytes", "index_key_hash", "crc32", "record_size"}
+    without_region |= {"crc32_implementations", "crc32_with"}
     assert functions | methods == named | without_region | {"attach", "entry_pos"}
 
 
