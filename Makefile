@@ -74,15 +74,20 @@ bench-quick: build ## every benchmark once: shows that they run, not how fast
 	$(ASV_MACHINE)
 	$(ASV_RUN) --quick --show-stderr $(ASV_ARGS)
 
-bench-peers: build ## beside the real RocketMQ store, alternately in one run (needs Java): opening after a crash
+# What only the peers and the plots need.
+$(VENV)/.stamp-bench: $(VENV)/.stamp-build
+	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[bench]'
+	@touch $@
+
+bench-peers: build $(VENV)/.stamp-bench ## beside the real RocketMQ store, LMDB, rocksdict, SQLite, C, alternately in one run
 	bash ci/java.sh
-	$(BIN)/python asv_bench/peers/recovery.py $(PEERS_ARGS)
+	$(BIN)/python -m asv_bench.peers $(PEERS_ARGS)
 
 clean: ## remove builds and caches (the environment stays)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis asv_bench/env asv_bench/html
 	find rmqstore tests asv_bench -name __pycache__ -prune -exec rm -rf {} +
 	find rmqstore \( -name '*.so' -o -name '*.c' \) -delete
-	rm -f $(VENV)/.stamp-build
+	rm -f $(VENV)/.stamp-build $(VENV)/.stamp-bench
 
 distclean: clean ## remove the environment and benchmark results too
 	rm -rf $(VENV) asv_bench/results

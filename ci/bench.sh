@@ -17,3 +17,6 @@ if grep -E '^\[ *[0-9.]+%\] ··· .*( failed| n/a| skipped.*)$' "$log" >build/c
     exit 1
 fi
 grep -qE 'Running [1-9][0-9]* total benchmarks' "$log" || { echo "asv did not say how many benchmarks it ran"; exit 1; }
+
+# The peers once on small data, which shows that the harness works.
+make bench-peers PEERS_ARGS="--quick"

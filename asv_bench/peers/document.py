@@ -1,0 +1,67 @@
+"""The table in docs/performance.md, made of a result: ``python -m asv_bench.peers.document [result.json]``.
+
+Owns its text, all of which follows from the result that is kept beside it (docs/peers.json); nobody edits it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .. import document
+from . import rounds
+
+NAME = "peers"
+RESULT = document.PERFORMANCE.parent / "peers.json"
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """Machine, command, tables by part, and what we lose."""
+    machine = result["machine"]
+    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
+    lines = [
+        f"`{result['command']}` on {result['date']}, commit {result['commit']}:",
+        f"{result['rounds']} rounds that count, {result['seconds']} s in all.",
+        f"Machine: {machine['processor']}, {machine['cores']} cores, {machine['memory'] / 2**30:.0f} GiB, {machine['system']},",
+        f"Python {machine['python']}. Versions: {versions}.",
+        "",
+    ]
+    all_rows = list(rounds.rows(result["results"]))
+    for part in dict.fromkeys(row.part for row in all_rows):
+        lines += [f"| {part} | who | rate | lowest – highest | ratio | lowest – highest | goal | |", "|---" * 8 + "|"]
+        before = ""
+        for row in all_rows:
+            if row.part == part:
+                work, *rest = rounds.cells(row)
+                lines.append("| " + " | ".join([work if work != before else "", *rest]) + " |")
+                before = work
+        lines.append("")
+    lines += [
+        f"Slower than the peer: {listed(row for row in all_rows if row.ours and row.ratio and row.ratio.median < 1)}.",
+        "",
+        f"Goal missed: {listed(row for row in all_rows if rounds.verdict(row) == 'missed')}.",
+        "",
+    ]
+    return "\n".join(line.replace("  ", " ").rstrip() for line in lines)
+
+
+def listed(chosen: Iterable[rounds.Row]) -> str:
+    """Rows in one sentence, by work."""
+    by_work: dict[str, list[str]] = {}
+    for row in chosen:
+        ratio = rounds.digits(row.ratio.median) if row.ratio else "?"
+        by_work.setdefault(f"{row.part}, {row.work}", []).append(f"{row.who} ({ratio})")
+    return "; ".join(f"{work}: {', '.join(who)}" for work, who in by_work.items()) or "nothing"
+
+
+def write(result: Mapping[str, Any]) -> None:
+    """Put the table into the document and the result beside it."""
+    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    document.write_block(NAME, markdown(result))
+
+
+if __name__ == "__main__":
+    write(json.loads(Path(sys.argv[1] if len(sys.argv) > 1 else RESULT).read_text(encoding="utf-8")))

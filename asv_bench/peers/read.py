@@ -1,0 +1,200 @@
+"""Reading a store whose pages are in memory: by queue, by key, and all of the log, beside DefaultMessageStore and MessageDecoder.
+
+Both sides read the same bytes: Java opens a copy of the store that we wrote.  Everyone checks the body's CRC of every message and
+reads its body, keys, topic and queue offset.  Java's decoded messages are what its client gets, without the network between.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from rmqstore import MessageStore, StoreConfig
+
+from . import data
+from .jvm import Java
+from .rounds import Outcome, Work
+from .setting import Setting, copy_sparse, remove, timed
+
+BODY = 256
+EACH = 32
+_ROWS = 10_000
+
+
+def works(setting: Setting) -> Iterator[Work]:
+    """One store, several questions."""
+    folder = setting.folder("read")
+    path, copy = os.path.join(folder, "ours"), os.path.join(folder, "theirs")
+    n = setting.size(1_000_000, 20_000)
+    keys = data.keys(n)
+    try:
+        with MessageStore.open(path, config=StoreConfig()) as store:
+            data.fill(store, keys, data.bodies(n, BODY), BODY)
+            end = store.commit_log.max_offset
+        if setting.java is not None:
+            setting.java.ask("open", path=copy_sparse(path, copy))
+        with MessageStore.open(path, config=StoreConfig(), read_only=True) as store:
+            yield get(setting, store, n, copy)
+            yield from query(setting, store, keys, folder, copy)
+            yield scan(setting, store, n, os.path.join(path, "commitlog", f"{0:020d}"), end)
+    finally:
+        if setting.java is not None and os.path.isdir(copy):
+            setting.java.ask("close", path=copy)
+        remove(folder)
+
+
+def get(setting: Setting, store: MessageStore, n: int, copy: str) -> Work:
+    """All messages of all queues, 32 a call."""
+
+    def all_of_them() -> tuple[int, int]:
+        messages = total = 0
+        for queue_id in range(data.QUEUES):
+            at = 0
+            while True:
+                result = store.get_message(data.TOPIC, queue_id, at, max_num=EACH)
+                if not result.messages:
+                    break
+                for message in result.messages:
+                    (key,) = message.keys
+                    total += len(message.body) + len(key) + len(message.topic) + message.queue_offset
+                messages += len(result.messages)
+                at = result.next_queue_offset
+        return messages, total
+
+    def of_ours() -> Outcome:
+        seconds, (messages, total) = timed(all_of_them)
+        return Outcome(seconds, {"messages": messages, "sum": total})
+
+    def of_java(java: Java) -> Outcome:
+        return java.timed("get", path=copy, topic=data.TOPIC, queues=data.QUEUES, each=EACH)
+
+    return Work(
+        "get",
+        f"from queues, {EACH} a call",
+        "messages",
+        n,
+        {"get_message": of_ours} | setting.of_java("Java getMessage + decode", of_java),
+        base="Java getMessage + decode",
+        goals={"get_message": 2},
+        skipped=setting.without_java("Java getMessage + decode"),
+        warm_up=setting.warm_up(2),
+    )
+
+
+def query(setting: Setting, store: MessageStore, there: list[str], folder: str, copy: str) -> Iterator[Work]:
+    """Keys in random order, one call each and in batches, beside queryMessage."""
+    n = setting.size(100_000, 2000)
+    chosen = np.random.default_rng(4).permutation(len(there))[:n]
+    for kind, keys in (("there", [there[i] for i in chosen]), ("not there", data.keys(n, seed=8))):
+        described = data.write_keys(os.path.join(folder, "asked"), keys)
+
+        def one_by_one(keys: list[str] = keys) -> Outcome:
+            def ask() -> tuple[int, int]:
+                messages = total = 0
+                for key in keys:
+                    for message in store.query_message(data.TOPIC, key):
+                        total += len(message.body) + message.queue_offset
+                        messages += 1
+                return messages, total
+
+            seconds, (messages, total) = timed(ask)
+            return Outcome(seconds, {"messages": messages, "sum": total})
+
+        def batches(keys: list[str] = keys) -> Outcome:
+            import pyarrow.compute as pc
+
+            def ask() -> list[Any]:
+                return [store.query_table(keys[at : at + _ROWS], topic=data.TOPIC) for at in range(0, len(keys), _ROWS)]
+
+            seconds, tables = timed(ask)
+            total = sum(
+                (pc.sum(pc.binary_length(table["body"])).as_py() or 0) + (pc.sum(table["queue_offset"]).as_py() or 0)
+                for table in tables
+            )
+            return Outcome(seconds, {"messages": sum(len(table) for table in tables), "sum": total})
+
+        def of_java(java: Java, described: dict[str, Any] = described) -> Outcome:
+            return java.timed("query", path=copy, topic=data.TOPIC, **described)
+
+        contenders: dict[str, Callable[[], Outcome]] = {"query_message, one call": one_by_one}
+        skipped = setting.without_java("Java queryMessage + decode")
+        if hasattr(store, "query_table"):
+            contenders["query_table, 10 000 keys a call"] = batches
+        else:
+            skipped["query_table, 10 000 keys a call"] = "this rmqstore has no query_table"
+        yield Work(
+            "query",
+            f"keys {kind}",
+            "keys",
+            n,
+            contenders | setting.of_java("Java queryMessage + decode", of_java),
+            base="Java queryMessage + decode",
+            goals={"query_message, one call": 2, "query_table, 10 000 keys a call": 8},
+            skipped=skipped,
+            warm_up=setting.warm_up(2),
+        )
+
+
+def scan(setting: Setting, store: MessageStore, n: int, segment: str, end: int) -> Work:
+    """Every record of the log with its CRC, decoded."""
+
+    def objects() -> Outcome:
+        def all_of_them() -> tuple[int, int]:
+            messages = total = 0
+            for message in store.messages():
+                total += len(message.body) + message.queue_offset
+                messages += 1
+            return messages, total
+
+        seconds, (messages, total) = timed(all_of_them)
+        return Outcome(seconds, {"messages": messages, "sum": total})
+
+    def columns(chosen: list[str] | None) -> Outcome:
+        import pyarrow.compute as pc
+
+        def all_of_them() -> tuple[int, int]:
+            messages = total = 0
+            batches = store.scan() if chosen is None else store.scan(columns=chosen)
+            for batch in batches:
+                messages += len(batch)
+                total += pc.sum(batch.column("queue_offset")).as_py()
+                if "body" in batch.schema.names:
+                    total += pc.sum(pc.binary_length(batch.column("body"))).as_py()
+            return messages, total
+
+        seconds, (messages, total) = timed(all_of_them)
+        answer = {"messages": messages}
+        if chosen is None or "body" in chosen:
+            answer["sum"] = total
+        return Outcome(seconds, answer)
+
+    def of_java(java: Java) -> Outcome:
+        return java.timed("scan", segment=segment, end=end)
+
+    handful = ["queue_id", "queue_offset", "keys", "store_timestamp"]
+    contenders: dict[str, Callable[[], Outcome]] = {"messages(), objects": objects}
+    skipped = setting.without_java("Java decode with CRC")
+    names = {
+        "scan(), all columns": None,
+        "scan(), 4 columns without body": handful,
+        "scan(), these and body": [*handful, "body"],
+    }
+    for name, chosen in names.items():
+        if hasattr(store, "scan"):
+            contenders[name] = lambda chosen=chosen: columns(chosen)
+        else:
+            skipped[name] = "this rmqstore has no scan"
+    return Work(
+        "scan",
+        "all of the log, CRC checked",
+        "messages",
+        n,
+        contenders | setting.of_java("Java decode with CRC", of_java),
+        base="Java decode with CRC",
+        goals={"scan(), all columns": 8, "scan(), 4 columns without body": 8, "scan(), these and body": 8},
+        skipped=skipped,
+        warm_up=setting.warm_up(2),
+    )

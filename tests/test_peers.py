@@ -1,0 +1,154 @@
+"""The harness beside the peers: turns, statistics, the refusal of different work, the table in the document.
+
+Owns no measurement: nothing here depends on how long anything takes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def project_on_path(monkeypatch):
+    # Behind everything else, so that the package under test stays the one that is installed.
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT)])
+
+
+@pytest.fixture
+def rounds():
+    from asv_bench.peers import rounds
+
+    return rounds
+
+
+def work(rounds, contenders, **options):
+    return rounds.Work("part", "work", "keys", 100, contenders, **options)
+
+
+def scripted(rounds, seconds, answer=None, log=None, name=""):
+    """A contender that takes the given seconds in turn."""
+    left = iter(seconds)
+
+    def contender():
+        if log is not None:
+            log.append(name)
+        return rounds.Outcome(next(left), answer or {})
+
+    return contender
+
+
+def test_everyone_takes_turns_and_begins_in_turn(rounds):
+    log = []
+    contenders = {name: scripted(rounds, [1] * 4, log=log, name=name) for name in "abc"}
+    result = rounds.run(work(rounds, contenders, base="a"), 3)
+    assert log == list("abc" + "bca" + "cab" + "abc")
+    # The first round is for warming up.
+    assert result["seconds"] == {name: [1, 1, 1] for name in "abc"}
+
+
+def test_a_ratio_is_taken_within_a_round_and_then_the_median(rounds):
+    # The machine became ten times slower in the second round: that must not change the ratio.
+    contenders = {"ours": scripted(rounds, [9, 1, 10, 4]), "Java": scripted(rounds, [9, 2, 20, 4])}
+    result = rounds.run(work(rounds, contenders, goals={"ours": 2}), 3)
+    ours, java = rounds.rows([result])
+    assert ours.ratio == rounds.Spread(2, 1, 2)
+    assert ours.rate == rounds.Spread(25, 10, 100)
+    assert (rounds.verdict(ours), rounds.verdict(java)) == ("reached", "")
+    assert (ours.ours, java.ours, java.remark, java.ratio) == (True, False, "base", None)
+
+
+def test_of_several_bases_the_fastest_counts(rounds):
+    contenders = {
+        "ours": scripted(rounds, [1, 1]),
+        "LMDB": scripted(rounds, [5, 5]),
+        "SQLite": scripted(rounds, [3, 3]),
+    }
+    result = rounds.run(work(rounds, contenders, base=("LMDB", "SQLite", "rocksdict"), goals={"ours": 3.5}), 1)
+    by_name = {row.who: row for row in rounds.rows([result])}
+    assert rounds.base_of(result) == "SQLite"
+    assert by_name["ours"].ratio.median == 3 and rounds.verdict(by_name["ours"]) == "missed"
+    assert by_name["LMDB"].ratio.median == pytest.approx(0.6) and not by_name["LMDB"].ours
+
+
+def test_different_work_is_refused(rounds):
+    contenders = {
+        "ours": scripted(rounds, [1, 1], {"found": 10}),
+        "Java": scripted(rounds, [1, 1], {"found": 11, "sum": 5}),
+    }
+    with pytest.raises(rounds.DifferentWorkError, match=r"found is 10 of ours, but 11 of Java"):
+        rounds.run(work(rounds, contenders), 1)
+
+
+def test_what_only_one_of_them_says_is_no_difference(rounds):
+    contenders = {"ours": scripted(rounds, [1], {"found": 10}), "Java": scripted(rounds, [1], {"found": 10, "sum": 5})}
+    rounds.run(work(rounds, contenders, warm_up=0), 1)
+
+
+def test_who_cannot_take_part_is_in_the_table_with_the_reason(rounds):
+    result = rounds.run(
+        work(rounds, {"ours": scripted(rounds, [1], {})}, warm_up=0, skipped={"Java": "Java is not installed"}), 1
+    )
+    ours, java = rounds.rows([result])
+    assert ours.ratio is None and rounds.cells(ours)[4:7] == ["", "", ""]
+    assert rounds.cells(java) == ["work", "Java", "", "", "", "", "", "Java is not installed"]
+
+
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [(1.234, "1.23"), (45.67, "45.7"), (999, "999"), (1234, "1.23 k"), (5e7, "50.0 M"), (2.5e9, "2.50 G")],
+)
+def test_rates_have_three_digits(rounds, rate, text):
+    assert rounds.rate_text(rate) == text
+
+
+def test_a_result_survives_json(rounds):
+    result = rounds.run(work(rounds, {"ours": scripted(rounds, [1, 2]), "Java": scripted(rounds, [2, 3])}), 1)
+    assert list(rounds.rows([json.loads(json.dumps(result))])) == list(rounds.rows([result]))
+
+
+def test_blocks_of_a_document_are_replaced_alone():
+    from asv_bench import document
+
+    text = "before\n<!-- a: begin, by a program -->\nold\n<!-- a: end -->\nbetween\n<!-- b: begin -->\nb\n<!-- b: end -->\n"
+    changed = document.with_block(text, "a", "new \\1\n")
+    assert changed == text.replace("old\n", "new \\1\n")
+    assert document.block_of(changed, "a") == "new \\1\n"
+    for name in ("c", "A"):
+        with pytest.raises(ValueError, match="0 blocks"):
+            document.with_block(text, name, "")
+
+
+def test_the_data_are_the_same_in_both_forms():
+    pytest.importorskip("pyarrow")
+    from asv_bench.peers import data
+
+    n, size = 2500, 32
+    keys, blob = data.keys(n), data.bodies(n, size)
+    assert len(set(keys)) == n and {len(key) for key in keys} == {data.KEY_WIDTH}
+    table = data.table(keys, blob, size).to_pylist()
+    for row, message, queue_id in zip(table, data.messages(keys, blob, size), data.queue_ids(n).tolist()):
+        assert row == {
+            "queue_id": queue_id,
+            "keys": message.keys,
+            "tags": message.tags,
+            "body": message.body,
+        }
+
+
+def test_the_documented_table_is_the_one_of_its_result():
+    from asv_bench import document
+    from asv_bench.peers import document as peers
+
+    block = document.block_of(document.PERFORMANCE.read_text(encoding="utf-8"), "peers")
+    if not peers.RESULT.exists():
+        assert block == ""
+        return
+    result = json.loads(peers.RESULT.read_text(encoding="utf-8"))
+    assert not result["quick"]
+    assert block == peers.markdown(result)
