@@ -2407,268 +2407,6 @@ def walk(Region region not None, int64_t pos, int64_t limit, int64_t base_offset
         region.unpin()
 
 
-# -------------------------------------------------------------------------------------------------- consume queue
-
-cdef inline void put_unit(unsigned char* p, int64_t phy_offset, int32_t size, int64_t tags_code) noexcept nogil:
-    # The size goes last: a unit with size 0 does not exist for a reader.
-    put_i64(p + UNIT_TAGS_CODE, tags_code)
-    put_i64(p, phy_offset)
-    release_fence()
-    put_i32(p + UNIT_RECORD_SIZE, size)
-
-
-def write_unit(Region region not None, int64_t pos, int64_t phy_offset, int32_t size, int64_t tags_code):
-    """Write one 20-byte unit at `pos`."""
-    cdef unsigned char* p = region.pin_writable(pos, UNIT_SIZE)
-    put_unit(p, phy_offset, size, tags_code)
-    region.unpin()
-
-
-def write_units(Region region not None, int64_t pos, const int64_t[::1] phy_offsets not None,
-                const int32_t[::1] sizes not None, const int64_t[::1] tags_codes not None):
-    """Write 20-byte units one behind the other from `pos` on; the three columns have the same length."""
-    cdef int64_t n = phy_offsets.shape[0], i
-    if sizes.shape[0] != n or tags_codes.shape[0] != n:
-        raise ValueError(f"{n} offsets, {sizes.shape[0]} sizes, {tags_codes.shape[0]} tags codes")
-    cdef unsigned char* p = region.pin_writable(pos, UNIT_SIZE * n)
-    try:
-        with nogil:
-            for i in range(n):
-                put_unit(p + UNIT_SIZE * i, phy_offsets[i], sizes[i], tags_codes[i])
-    finally:
-        region.unpin()
-
-
-def read_unit(Region region not None, int64_t pos):
-    """tuple: (phy_offset, size, tags_code) of the unit at `pos`."""
-    cdef unsigned char* p = region.pin(pos, UNIT_SIZE)
-    cdef int32_t size = get_i32(p + UNIT_RECORD_SIZE)
-    acquire_fence()
-    cdef int64_t phy_offset = get_i64(p), tags_code = get_i64(p + UNIT_TAGS_CODE)
-    region.unpin()
-    return phy_offset, size, tags_code
-
-
-def read_units(Region region not None, int64_t pos, int64_t count):
-    """Read `count` units from `pos` on.
-
-    Returns
-    -------
-    (numpy.ndarray of int64, numpy.ndarray of int32, numpy.ndarray of int64)
-        phy offsets, record sizes, tags codes; shape (count,) each.
-    """
-    cdef int64_t i
-    cdef int64_t[::1] phy
-    cdef int32_t[::1] size
-    cdef int64_t[::1] tags
-    if count < 0 or count > INT64_MAX // UNIT_SIZE:
-        raise OffsetOutOfRangeError(f"{count} units", pos=pos)
-    # The place is checked before memory is asked for.
-    cdef unsigned char* p = region.pin(pos, UNIT_SIZE * count)
-    try:
-        phy_array, size_array, tags_array = np.empty(count, np.int64), np.empty(count, np.int32), np.empty(count, np.int64)
-        phy, size, tags = phy_array, size_array, tags_array
-        with nogil:
-            for i in range(count):
-                size[i] = get_i32(p + UNIT_SIZE * i + UNIT_RECORD_SIZE)
-                phy[i] = get_i64(p + UNIT_SIZE * i)
-                tags[i] = get_i64(p + UNIT_SIZE * i + UNIT_TAGS_CODE)
-        return phy_array, size_array, tags_array
-    finally:
-        region.unpin()
-
-
-def agreeing_units(Region region not None, int64_t pos, RecordColumns columns not None, const int64_t[::1] rows not None,
-                   int64_t queue_offset, bint tags=True):
-    """Compare the units from `pos` on with the records in `rows`; nothing is changed.
-
-    Parameters
-    ----------
-    columns : RecordColumns
-    rows : array of int64
-        Rows of one queue, in order; as many units are looked at.
-    queue_offset : int
-        The number that the first of these units has.
-    tags : bool
-        Compare tags codes as well; they are addresses where a queue has an extension.
-
-    Returns
-    -------
-    int
-        How many, from the first on, say what the record needs, which also has the number that follows.
-    """
-    cdef int64_t n = rows.shape[0], i = 0, row
-    cdef bint bad = False
-    cdef unsigned char* p = region.pin(pos, UNIT_SIZE * n)
-    cdef const unsigned char* unit
-    try:
-        with nogil:
-            while i < n:
-                row = rows[i]
-                if row < 0 or row >= columns.capacity:
-                    bad = True
-                    break
-                unit = p + UNIT_SIZE * i
-                if (columns.c_queue_offset[row] != queue_offset + i or get_i64(unit) != columns.c_phy_offset[row]
-                        or get_i32(unit + UNIT_RECORD_SIZE) != columns.c_size[row]
-                        or (tags and get_i64(unit + UNIT_TAGS_CODE) != columns.c_tags_code[row])):
-                    break
-                i += 1
-        if bad:
-            raise OffsetOutOfRangeError(f"row {row} of {columns.capacity}")
-        return i
-    finally:
-        region.unpin()
-
-
-def count_units(Region region not None, int64_t unit_size=UNIT_SIZE):
-    """int: how many units from the start of the file are written (phy offset not negative, size above 0)."""
-    if unit_size != UNIT_SIZE and unit_size != BATCH_UNIT_SIZE:
-        raise ValueError(f"unit_size {unit_size}; a unit has {UNIT_SIZE} or {BATCH_UNIT_SIZE} bytes")
-    cdef unsigned char* p = region.pin(0, region.size)
-    cdef int64_t n = 0, room
-    try:
-        room = region.size // unit_size
-        with nogil:
-            while n < room and get_i32(p + unit_size * n + UNIT_RECORD_SIZE) > 0 and get_i64(p + unit_size * n) >= 0:
-                n += 1
-        return n
-    finally:
-        region.unpin()
-
-
-def unit_at_or_after(Region region not None, int64_t low, int64_t high, int64_t phy_offset, int64_t unit_size=UNIT_SIZE):
-    """int: number of the first unit in [low, high) whose phy offset is not below `phy_offset`, or `high`."""
-    if unit_size != UNIT_SIZE and unit_size != BATCH_UNIT_SIZE:
-        raise ValueError(f"unit_size {unit_size}; a unit has {UNIT_SIZE} or {BATCH_UNIT_SIZE} bytes")
-    if low < 0 or high < low or high > INT64_MAX // unit_size:
-        raise OffsetOutOfRangeError(f"units {low} to {high}")
-    cdef unsigned char* p = region.pin(0, unit_size * high)
-    cdef int64_t middle
-    try:
-        with nogil:
-            while low < high:
-                middle = low + (high - low) // 2
-                if get_i64(p + unit_size * middle) < phy_offset:
-                    low = middle + 1
-                else:
-                    high = middle
-        return low
-    finally:
-        region.unpin()
-
-
-def write_batch_unit(Region region not None, int64_t pos, int64_t phy_offset, int32_t size, int64_t tags_code,
-                     int64_t store_timestamp, int64_t base_offset, int16_t batch_num):
-    """Write one 46-byte unit of a BatchCQ queue at `pos` (compacted offset -1, reserved 0, as RocketMQ leaves them)."""
-    cdef unsigned char* p = region.pin_writable(pos, BATCH_UNIT_SIZE)
-    put_i64(p, phy_offset)
-    put_i64(p + BATCH_UNIT_TAGS_CODE, tags_code)
-    put_i64(p + BATCH_UNIT_STORE_TIMESTAMP, store_timestamp)
-    put_i64(p + BATCH_UNIT_BASE_OFFSET, base_offset)
-    put_i16(p + BATCH_UNIT_BATCH_NUM, batch_num)
-    put_i32(p + BATCH_UNIT_COMPACTED_OFFSET, -1)
-    put_i32(p + BATCH_UNIT_RESERVED, 0)
-    release_fence()
-    put_i32(p + BATCH_UNIT_RECORD_SIZE, size)
-    region.unpin()
-
-
-def read_batch_unit(Region region not None, int64_t pos):
-    """tuple: (phy_offset, size, tags_code, store_timestamp, base_offset, batch_num) of the 46-byte unit at `pos`."""
-    cdef unsigned char* p = region.pin(pos, BATCH_UNIT_SIZE)
-    try:
-        return (get_i64(p), get_i32(p + BATCH_UNIT_RECORD_SIZE), get_i64(p + BATCH_UNIT_TAGS_CODE),
-                get_i64(p + BATCH_UNIT_STORE_TIMESTAMP), get_i64(p + BATCH_UNIT_BASE_OFFSET),
-                get_i16(p + BATCH_UNIT_BATCH_NUM))
-    finally:
-        region.unpin()
-
-
-def read_ext_unit(Region region not None, int64_t pos):
-    """Read a unit of a consume-queue extension file.
-
-    Returns
-    -------
-    (int, int, bytes) or None
-        Tags code, store timestamp (ms since epoch) and bitmap; None where no whole unit lies.
-    """
-    if (pos < 0 or pos > region.size - EXT_UNIT_MIN_SIZE) and not region.closed:
-        return None
-    cdef unsigned char* p = region.pin(pos, region.size - pos)
-    cdef int64_t size = get_i16(p), bitmap = get_i16(p + EXT_UNIT_BITMAP_LENGTH)
-    try:
-        if size < EXT_UNIT_MIN_SIZE or size > region.size - pos or bitmap < 0 or EXT_UNIT_MIN_SIZE + bitmap != size:
-            return None
-        return (get_i64(p + EXT_UNIT_TAGS_CODE), get_i64(p + EXT_UNIT_STORE_TIMESTAMP),
-                PyBytes_FromStringAndSize(<char*>p + EXT_UNIT_MIN_SIZE, bitmap))
-    finally:
-        region.unpin()
-
-
-def agreeing_ext_units(Region region not None, int64_t base_offset, const int64_t[::1] addresses not None,
-                       tags_codes=None, store_timestamps=None):
-    """Look at the units of a consume-queue extension file to which `addresses` lead; nothing is changed.
-
-    Parameters
-    ----------
-    base_offset : int
-        Offset of the file's first byte among the extension's files.
-    addresses : array of int64
-        As tags codes of simple units hold them.
-    tags_codes, store_timestamps : array of int64, optional
-        What the units should say; without them they only have to be whole.
-
-    Returns
-    -------
-    int
-        How many, from the first on, lead to a whole unit in this file that says so.
-    """
-    cdef int64_t n = addresses.shape[0], i = 0, pos, size, bitmap
-    cdef bint compare = tags_codes is not None and store_timestamps is not None
-    cdef const int64_t[::1] tags = tags_codes if compare else addresses
-    cdef const int64_t[::1] times = store_timestamps if compare else addresses
-    if tags.shape[0] != n or times.shape[0] != n:
-        raise ValueError(f"{n} addresses, {tags.shape[0]} tags codes, {times.shape[0]} timestamps")
-    cdef unsigned char* base = region.pin(0, region.size)
-    cdef const unsigned char* unit
-    try:
-        with nogil:
-            while i < n:
-                # The unsigned difference is the offset, whatever the address.
-                pos = <int64_t>(<uint64_t>addresses[i] - <uint64_t>EXT_BASE - <uint64_t>base_offset)
-                if pos < 0 or pos > region.size - EXT_UNIT_MIN_SIZE:
-                    break
-                unit = base + pos
-                size = get_i16(unit)
-                bitmap = get_i16(unit + EXT_UNIT_BITMAP_LENGTH)
-                if size > region.size - pos or bitmap < 0 or EXT_UNIT_MIN_SIZE + bitmap != size:
-                    break
-                if compare and (get_i64(unit + EXT_UNIT_TAGS_CODE) != tags[i]
-                                or get_i64(unit + EXT_UNIT_STORE_TIMESTAMP) != times[i]):
-                    break
-                i += 1
-        return i
-    finally:
-        region.unpin()
-
-
-def write_ext_unit(Region region not None, int64_t pos, int64_t tags_code, int64_t store_timestamp, bytes bitmap not None=b""):
-    """int: write a unit of a consume-queue extension file at `pos`; its size in bytes."""
-    cdef int64_t size = EXT_UNIT_MIN_SIZE + PyBytes_GET_SIZE(bitmap)
-    if size > 0x7FFF:
-        raise ValueError(f"a bitmap of {len(bitmap)} bytes is too long")
-    cdef unsigned char* p = region.pin_writable(pos, size)
-    put_i64(p + EXT_UNIT_TAGS_CODE, tags_code)
-    put_i64(p + EXT_UNIT_STORE_TIMESTAMP, store_timestamp)
-    put_i16(p + EXT_UNIT_BITMAP_LENGTH, <int16_t>PyBytes_GET_SIZE(bitmap))
-    memcpy(p + EXT_UNIT_MIN_SIZE, PyBytes_AS_STRING(bitmap), PyBytes_GET_SIZE(bitmap))
-    release_fence()
-    put_i16(p, <int16_t>size)
-    region.unpin()
-    return size
-
-
 # ------------------------------------------------------------------------------------------------------- appending
 
 cdef class MessageFields:
@@ -3762,3 +3500,1251 @@ cdef int64_t hashes_of(RecordParts* parts, bint index_tags, int32_t* out, int64_
         out[n] = index_hash(hash_utf8((h * 31u + 84u) * 31u + 35u, text + k.tags_pos, k.tags_len))
         n += 1
     return n
+
+
+# -------------------------------------------------------------------------------------------------- consume queue
+
+cdef inline void put_unit(unsigned char* p, int64_t phy_offset, int32_t size, int64_t tags_code) noexcept nogil:
+    # The size goes last: a unit with size 0 does not exist for a reader.
+    put_i64(p + UNIT_TAGS_CODE, tags_code)
+    put_i64(p, phy_offset)
+    release_fence()
+    put_i32(p + UNIT_RECORD_SIZE, size)
+
+
+def write_unit(Region region not None, int64_t pos, int64_t phy_offset, int32_t size, int64_t tags_code):
+    """Write one 20-byte unit at `pos`."""
+    cdef unsigned char* p = region.pin_writable(pos, UNIT_SIZE)
+    put_unit(p, phy_offset, size, tags_code)
+    region.unpin()
+
+
+def write_units(Region region not None, int64_t pos, const int64_t[::1] phy_offsets not None,
+                const int32_t[::1] sizes not None, const int64_t[::1] tags_codes not None):
+    """Write 20-byte units one behind the other from `pos` on; the three columns have the same length."""
+    cdef int64_t n = phy_offsets.shape[0], i
+    if sizes.shape[0] != n or tags_codes.shape[0] != n:
+        raise ValueError(f"{n} offsets, {sizes.shape[0]} sizes, {tags_codes.shape[0]} tags codes")
+    cdef unsigned char* p = region.pin_writable(pos, UNIT_SIZE * n)
+    try:
+        with nogil:
+            for i in range(n):
+                put_unit(p + UNIT_SIZE * i, phy_offsets[i], sizes[i], tags_codes[i])
+    finally:
+        region.unpin()
+
+
+def read_unit(Region region not None, int64_t pos):
+    """tuple: (phy_offset, size, tags_code) of the unit at `pos`."""
+    cdef unsigned char* p = region.pin(pos, UNIT_SIZE)
+    cdef int32_t size = get_i32(p + UNIT_RECORD_SIZE)
+    acquire_fence()
+    cdef int64_t phy_offset = get_i64(p), tags_code = get_i64(p + UNIT_TAGS_CODE)
+    region.unpin()
+    return phy_offset, size, tags_code
+
+
+def read_units(Region region not None, int64_t pos, int64_t count):
+    """Read `count` units from `pos` on.
+
+    Returns
+    -------
+    (numpy.ndarray of int64, numpy.ndarray of int32, numpy.ndarray of int64)
+        phy offsets, record sizes, tags codes; shape (count,) each.
+    """
+    cdef int64_t i
+    cdef int64_t[::1] phy
+    cdef int32_t[::1] size
+    cdef int64_t[::1] tags
+    if count < 0 or count > INT64_MAX // UNIT_SIZE:
+        raise OffsetOutOfRangeError(f"{count} units", pos=pos)
+    # The place is checked before memory is asked for.
+    cdef unsigned char* p = region.pin(pos, UNIT_SIZE * count)
+    try:
+        phy_array, size_array, tags_array = np.empty(count, np.int64), np.empty(count, np.int32), np.empty(count, np.int64)
+        phy, size, tags = phy_array, size_array, tags_array
+        with nogil:
+            for i in range(count):
+                size[i] = get_i32(p + UNIT_SIZE * i + UNIT_RECORD_SIZE)
+                phy[i] = get_i64(p + UNIT_SIZE * i)
+                tags[i] = get_i64(p + UNIT_SIZE * i + UNIT_TAGS_CODE)
+        return phy_array, size_array, tags_array
+    finally:
+        region.unpin()
+
+
+def agreeing_units(Region region not None, int64_t pos, RecordColumns columns not None, const int64_t[::1] rows not None,
+                   int64_t queue_offset, bint tags=True):
+    """Compare the units from `pos` on with the records in `rows`; nothing is changed.
+
+    Parameters
+    ----------
+    columns : RecordColumns
+    rows : array of int64
+        Rows of one queue, in order; as many units are looked at.
+    queue_offset : int
+        The number that the first of these units has.
+    tags : bool
+        Compare tags codes as well; they are addresses where a queue has an extension.
+
+    Returns
+    -------
+    int
+        How many, from the first on, say what the record needs, which also has the number that follows.
+    """
+    cdef int64_t n = rows.shape[0], i = 0, row
+    cdef bint bad = False
+    cdef unsigned char* p = region.pin(pos, UNIT_SIZE * n)
+    cdef const unsigned char* unit
+    try:
+        with nogil:
+            while i < n:
+                row = rows[i]
+                if row < 0 or row >= columns.capacity:
+                    bad = True
+                    break
+                unit = p + UNIT_SIZE * i
+                if (columns.c_queue_offset[row] != queue_offset + i or get_i64(unit) != columns.c_phy_offset[row]
+                        or get_i32(unit + UNIT_RECORD_SIZE) != columns.c_size[row]
+                        or (tags and get_i64(unit + UNIT_TAGS_CODE) != columns.c_tags_code[row])):
+                    break
+                i += 1
+        if bad:
+            raise OffsetOutOfRangeError(f"row {row} of {columns.capacity}")
+        return i
+    finally:
+        region.unpin()
+
+
+def count_units(Region region not None, int64_t unit_size=UNIT_SIZE):
+    """int: how many units from the start of the file are written (phy offset not negative, size above 0)."""
+    if unit_size != UNIT_SIZE and unit_size != BATCH_UNIT_SIZE:
+        raise ValueError(f"unit_size {unit_size}; a unit has {UNIT_SIZE} or {BATCH_UNIT_SIZE} bytes")
+    cdef unsigned char* p = region.pin(0, region.size)
+    cdef int64_t n = 0, room
+    try:
+        room = region.size // unit_size
+        with nogil:
+            while n < room and get_i32(p + unit_size * n + UNIT_RECORD_SIZE) > 0 and get_i64(p + unit_size * n) >= 0:
+                n += 1
+        return n
+    finally:
+        region.unpin()
+
+
+def unit_at_or_after(Region region not None, int64_t low, int64_t high, int64_t phy_offset, int64_t unit_size=UNIT_SIZE):
+    """int: number of the first unit in [low, high) whose phy offset is not below `phy_offset`, or `high`."""
+    if unit_size != UNIT_SIZE and unit_size != BATCH_UNIT_SIZE:
+        raise ValueError(f"unit_size {unit_size}; a unit has {UNIT_SIZE} or {BATCH_UNIT_SIZE} bytes")
+    if low < 0 or high < low or high > INT64_MAX // unit_size:
+        raise OffsetOutOfRangeError(f"units {low} to {high}")
+    cdef unsigned char* p = region.pin(0, unit_size * high)
+    cdef int64_t middle
+    try:
+        with nogil:
+            while low < high:
+                middle = low + (high - low) // 2
+                if get_i64(p + unit_size * middle) < phy_offset:
+                    low = middle + 1
+                else:
+                    high = middle
+        return low
+    finally:
+        region.unpin()
+
+
+def write_batch_unit(Region region not None, int64_t pos, int64_t phy_offset, int32_t size, int64_t tags_code,
+                     int64_t store_timestamp, int64_t base_offset, int16_t batch_num):
+    """Write one 46-byte unit of a BatchCQ queue at `pos` (compacted offset -1, reserved 0, as RocketMQ leaves them)."""
+    cdef unsigned char* p = region.pin_writable(pos, BATCH_UNIT_SIZE)
+    put_i64(p, phy_offset)
+    put_i64(p + BATCH_UNIT_TAGS_CODE, tags_code)
+    put_i64(p + BATCH_UNIT_STORE_TIMESTAMP, store_timestamp)
+    put_i64(p + BATCH_UNIT_BASE_OFFSET, base_offset)
+    put_i16(p + BATCH_UNIT_BATCH_NUM, batch_num)
+    put_i32(p + BATCH_UNIT_COMPACTED_OFFSET, -1)
+    put_i32(p + BATCH_UNIT_RESERVED, 0)
+    release_fence()
+    put_i32(p + BATCH_UNIT_RECORD_SIZE, size)
+    region.unpin()
+
+
+def read_batch_unit(Region region not None, int64_t pos):
+    """tuple: (phy_offset, size, tags_code, store_timestamp, base_offset, batch_num) of the 46-byte unit at `pos`."""
+    cdef unsigned char* p = region.pin(pos, BATCH_UNIT_SIZE)
+    try:
+        return (get_i64(p), get_i32(p + BATCH_UNIT_RECORD_SIZE), get_i64(p + BATCH_UNIT_TAGS_CODE),
+                get_i64(p + BATCH_UNIT_STORE_TIMESTAMP), get_i64(p + BATCH_UNIT_BASE_OFFSET),
+                get_i16(p + BATCH_UNIT_BATCH_NUM))
+    finally:
+        region.unpin()
+
+
+def read_ext_unit(Region region not None, int64_t pos):
+    """Read a unit of a consume-queue extension file.
+
+    Returns
+    -------
+    (int, int, bytes) or None
+        Tags code, store timestamp (ms since epoch) and bitmap; None where no whole unit lies.
+    """
+    if (pos < 0 or pos > region.size - EXT_UNIT_MIN_SIZE) and not region.closed:
+        return None
+    cdef unsigned char* p = region.pin(pos, region.size - pos)
+    cdef int64_t size = get_i16(p), bitmap = get_i16(p + EXT_UNIT_BITMAP_LENGTH)
+    try:
+        if size < EXT_UNIT_MIN_SIZE or size > region.size - pos or bitmap < 0 or EXT_UNIT_MIN_SIZE + bitmap != size:
+            return None
+        return (get_i64(p + EXT_UNIT_TAGS_CODE), get_i64(p + EXT_UNIT_STORE_TIMESTAMP),
+                PyBytes_FromStringAndSize(<char*>p + EXT_UNIT_MIN_SIZE, bitmap))
+    finally:
+        region.unpin()
+
+
+def agreeing_ext_units(Region region not None, int64_t base_offset, const int64_t[::1] addresses not None,
+                       tags_codes=None, store_timestamps=None):
+    """Look at the units of a consume-queue extension file to which `addresses` lead; nothing is changed.
+
+    Parameters
+    ----------
+    base_offset : int
+        Offset of the file's first byte among the extension's files.
+    addresses : array of int64
+        As tags codes of simple units hold them.
+    tags_codes, store_timestamps : array of int64, optional
+        What the units should say; without them they only have to be whole.
+
+    Returns
+    -------
+    int
+        How many, from the first on, lead to a whole unit in this file that says so.
+    """
+    cdef int64_t n = addresses.shape[0], i = 0, pos, size, bitmap
+    cdef bint compare = tags_codes is not None and store_timestamps is not None
+    cdef const int64_t[::1] tags = tags_codes if compare else addresses
+    cdef const int64_t[::1] times = store_timestamps if compare else addresses
+    if tags.shape[0] != n or times.shape[0] != n:
+        raise ValueError(f"{n} addresses, {tags.shape[0]} tags codes, {times.shape[0]} timestamps")
+    cdef unsigned char* base = region.pin(0, region.size)
+    cdef const unsigned char* unit
+    try:
+        with nogil:
+            while i < n:
+                # The unsigned difference is the offset, whatever the address.
+                pos = <int64_t>(<uint64_t>addresses[i] - <uint64_t>EXT_BASE - <uint64_t>base_offset)
+                if pos < 0 or pos > region.size - EXT_UNIT_MIN_SIZE:
+                    break
+                unit = base + pos
+                size = get_i16(unit)
+                bitmap = get_i16(unit + EXT_UNIT_BITMAP_LENGTH)
+                if size > region.size - pos or bitmap < 0 or EXT_UNIT_MIN_SIZE + bitmap != size:
+                    break
+                if compare and (get_i64(unit + EXT_UNIT_TAGS_CODE) != tags[i]
+                                or get_i64(unit + EXT_UNIT_STORE_TIMESTAMP) != times[i]):
+                    break
+                i += 1
+        return i
+    finally:
+        region.unpin()
+
+
+def write_ext_unit(Region region not None, int64_t pos, int64_t tags_code, int64_t store_timestamp, bytes bitmap not None=b""):
+    """int: write a unit of a consume-queue extension file at `pos`; its size in bytes."""
+    cdef int64_t size = EXT_UNIT_MIN_SIZE + PyBytes_GET_SIZE(bitmap)
+    if size > 0x7FFF:
+        raise ValueError(f"a bitmap of {len(bitmap)} bytes is too long")
+    cdef unsigned char* p = region.pin_writable(pos, size)
+    put_i64(p + EXT_UNIT_TAGS_CODE, tags_code)
+    put_i64(p + EXT_UNIT_STORE_TIMESTAMP, store_timestamp)
+    put_i16(p + EXT_UNIT_BITMAP_LENGTH, <int16_t>PyBytes_GET_SIZE(bitmap))
+    memcpy(p + EXT_UNIT_MIN_SIZE, PyBytes_AS_STRING(bitmap), PyBytes_GET_SIZE(bitmap))
+    release_fence()
+    put_i16(p, <int16_t>size)
+    region.unpin()
+    return size
+
+
+# --------------------------------------------------------------------------------------------------- Arrow columns
+
+cdef extern from *:
+    """
+    #if defined(__SSE2__)
+    #include <emmintrin.h>
+    #endif
+
+    typedef struct { int32_t start, split, end; } rmq_span;
+
+    /* Bits of the bytes among 64 that are 1, that are 2, and that are not ASCII. */
+    static inline void rmq_marks(const unsigned char *p, uint64_t *ones, uint64_t *twos, uint64_t *high) {
+        uint64_t one = 0, two = 0, top = 0;
+        int i;
+    #if defined(__SSE2__)
+        for (i = 0; i < 4; i++) {
+            __m128i v = _mm_loadu_si128((const __m128i *)(p + 16 * i));
+            one |= (uint64_t)(uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(v, _mm_set1_epi8(1))) << (16 * i);
+            two |= (uint64_t)(uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(v, _mm_set1_epi8(2))) << (16 * i);
+            top |= (uint64_t)(uint32_t)_mm_movemask_epi8(v) << (16 * i);
+        }
+    #else
+        for (i = 0; i < 64; i++) {
+            one |= (uint64_t)(p[i] == 1) << i;
+            two |= (uint64_t)(p[i] == 2) << i;
+            top |= (uint64_t)(p[i] >> 7) << i;
+        }
+    #endif
+        *ones = one; *twos = two; *high = top;
+    }
+
+    /* The pieces of a properties text that have a name and a value: cut at 2, the first 1 of a piece ends the name (Java's
+       MessageDecoder.string2messageProperties).  `room` bytes may be read; `out` takes n / 4 + 1 pieces. */
+    static int32_t rmq_split_properties(const unsigned char *text, int32_t n, int64_t room, rmq_span *out, int *ascii) {
+        int32_t at = 0, start = 0, split = -1, num = 0, here;
+        uint64_t ones, twos, high, both, any = 0;
+        unsigned char last[64];
+        while (at < n) {
+            const unsigned char *p = text + at;
+            if (at + (int64_t)64 > room) {
+                memset(last, 0, sizeof last);
+                memcpy(last, p, (size_t)(n - at < 64 ? n - at : 64));
+                p = last;
+            }
+            rmq_marks(p, &ones, &twos, &high);
+            if (n - at < 64) {
+                uint64_t keep = ((uint64_t)1 << (n - at)) - 1;
+                ones &= keep; twos &= keep; high &= keep;
+            }
+            any |= high;
+            for (both = ones | twos; both; both &= both - 1) {
+                int bit = __builtin_ctzll(both);
+                here = at + bit;
+                if (ones >> bit & 1) {
+                    if (split < 0) split = here;
+                } else {
+                    if (split > start && here > split + 1) {
+                        out[num].start = start; out[num].split = split; out[num].end = here; num++;
+                    }
+                    start = here + 1;
+                    split = -1;
+                }
+            }
+            at += 64;
+        }
+        if (split > start && n > split + 1) {
+            out[num].start = start; out[num].split = split; out[num].end = n; num++;
+        }
+        *ascii = any == 0;
+        return num;
+    }
+
+    /* Copies n bytes; where the source has 16 more bytes of room in steps of 16, of which the last goes beyond the end.  The
+       target always has that room. */
+    static inline void rmq_copy(unsigned char *to, const unsigned char *from, int64_t n, int64_t room) {
+    #if defined(__SSE2__)
+        if (n <= 128 && n + 16 <= room) {
+            int64_t i = 0;
+            do {
+                _mm_storeu_si128((__m128i *)(to + i), _mm_loadu_si128((const __m128i *)(from + i)));
+                i += 16;
+            } while (i < n);
+            return;
+        }
+    #endif
+        memcpy(to, from, (size_t)n);
+    }
+
+    static inline int rmq_is_ascii(const unsigned char *p, int64_t n) {
+        uint64_t word, any = 0;
+        int64_t i = 0;
+        for (; i + 8 <= n; i += 8) { memcpy(&word, p + i, 8); any |= word; }
+        for (; i < n; i++) any |= (uint64_t)p[i] << 56;
+        return (any & 0x8080808080808080u) == 0;
+    }
+
+    /* Upper-case hexadecimal digits of n bytes, 2 * n of them. */
+    static inline void rmq_put_hex(unsigned char *to, const unsigned char *from, int n) {
+        static const char digits[] = "0123456789ABCDEF";
+        int i = 0;
+    #if defined(__SSE2__)
+        for (; i + 16 <= n; i += 16) {
+            __m128i v = _mm_loadu_si128((const __m128i *)(from + i)), low = _mm_set1_epi8(15), nine = _mm_set1_epi8(9);
+            __m128i a = _mm_and_si128(_mm_srli_epi16(v, 4), low), b = _mm_and_si128(v, low), x, y;
+            x = _mm_unpacklo_epi8(a, b);
+            y = _mm_unpackhi_epi8(a, b);
+            x = _mm_add_epi8(_mm_add_epi8(x, _mm_set1_epi8('0')), _mm_and_si128(_mm_cmpgt_epi8(x, nine), _mm_set1_epi8(7)));
+            y = _mm_add_epi8(_mm_add_epi8(y, _mm_set1_epi8('0')), _mm_and_si128(_mm_cmpgt_epi8(y, nine), _mm_set1_epi8(7)));
+            _mm_storeu_si128((__m128i *)(to + 2 * i), x);
+            _mm_storeu_si128((__m128i *)(to + 2 * i + 16), y);
+        }
+    #endif
+        for (; i < n; i++) { to[2 * i] = digits[from[i] >> 4]; to[2 * i + 1] = digits[from[i] & 15]; }
+    }
+    """
+    ctypedef struct PropertySpan "rmq_span":
+        # Positions in the properties text: where the name begins, where it ends, where the value ends.
+        int32_t start, split, end
+    int32_t split_properties "rmq_split_properties"(const unsigned char* text, int32_t n, int64_t room, PropertySpan* out,
+                                                    int* ascii) noexcept nogil
+    void copy_bytes "rmq_copy"(unsigned char* to, const unsigned char* source, int64_t n, int64_t room) noexcept nogil
+    bint is_ascii "rmq_is_ascii"(const unsigned char* p, int64_t n) noexcept nogil
+    void put_hex "rmq_put_hex"(unsigned char* to, const unsigned char* source, int n) noexcept nogil
+
+COLUMN_NAMES = (
+    "topic", "queue_id", "queue_offset", "phy_offset", "size", "msg_id", "keys", "tags", "body", "properties",
+    "born_timestamp", "store_timestamp", "born_host", "store_host", "flag", "sys_flag", "reconsume_times",
+    "prepared_transaction_offset", "corrupt", "unique_key", "body_stored",
+)
+
+cdef enum:
+    COL_TOPIC = 0
+    COL_QUEUE_ID
+    COL_QUEUE_OFFSET
+    COL_PHY_OFFSET
+    COL_SIZE
+    COL_MSG_ID
+    COL_KEYS
+    COL_TAGS
+    COL_BODY
+    COL_PROPERTIES
+    COL_BORN_TIMESTAMP
+    COL_STORE_TIMESTAMP
+    COL_BORN_HOST
+    COL_STORE_HOST
+    COL_FLAG
+    COL_SYS_FLAG
+    COL_RECONSUME_TIMES
+    COL_PREPARED_TRANSACTION_OFFSET
+    COL_CORRUPT
+    COL_UNIQUE_KEY
+    COL_BODY_STORED
+    COL_NUM
+    # Behind the columns: the values of the properties, whose names are COL_PROPERTIES.
+    COL_VALUES = COL_NUM
+    BUFFER_NUM
+
+assert len(COLUMN_NAMES) == COL_NUM
+
+cdef enum:
+    HAS_OFFSETS = (1 << COL_TOPIC | 1 << COL_MSG_ID | 1 << COL_KEYS | 1 << COL_TAGS | 1 << COL_BODY | 1 << COL_PROPERTIES
+                   | 1 << COL_BORN_HOST | 1 << COL_STORE_HOST | 1 << COL_UNIQUE_KEY | 1 << COL_BODY_STORED)
+    HAS_CHILD = 1 << COL_KEYS | 1 << COL_PROPERTIES | 1 << COL_VALUES
+    HAS_NULLS = 1 << COL_TAGS | 1 << COL_UNIQUE_KEY | 1 << COL_BODY
+    IS_INT64 = (1 << COL_QUEUE_OFFSET | 1 << COL_PHY_OFFSET | 1 << COL_BORN_TIMESTAMP | 1 << COL_STORE_TIMESTAMP
+                | 1 << COL_PREPARED_TRANSACTION_OFFSET)
+    NEEDS_PROPERTIES = 1 << COL_KEYS | 1 << COL_TAGS | 1 << COL_PROPERTIES | 1 << COL_UNIQUE_KEY
+    SYS_COMPRESSED = 0x1
+    # What a text may take beyond its bytes, so that it is copied in whole steps.
+    TEXT_SLACK = 64
+    MAX_SPANS = 8200         # of a properties text of 32767 bytes
+    HASHED_FROM = 48         # so many properties are looked up by hash when equal names are sought
+    NAME_SLOTS = 32768       # also enough bytes for any properties text after its decoding
+    HOST_SLOTS = 256
+    HOST_ROOM = 96           # length of the address bytes, these, length of the text, the text
+    HOST_KEY = 1
+    HOST_TEXT_LEN = 24
+    HOST_TEXT = 32
+    # Inner answers of put_row beside the verdicts.
+    NEED_ROOM = 110
+    NEED_BODY = 111
+    NEED_HOST = 112
+    PASSED_OVER = 113
+
+
+cdef struct ColumnSink:
+    # Where the next row goes: addresses in the arrays of one ArrowColumns, derived anew for every pass.
+    int64_t mask
+    int64_t count
+    int64_t capacity
+    int64_t bytes
+    int64_t byte_limit
+    unsigned char* main[BUFFER_NUM]
+    unsigned char* valid[BUFFER_NUM]
+    unsigned char* data[BUFFER_NUM]
+    int32_t* child[BUFFER_NUM]
+    int64_t data_room[BUFFER_NUM]
+    int64_t data_used[BUFFER_NUM]
+    int64_t child_room[BUFFER_NUM]
+    int64_t child_used[BUFFER_NUM]
+    int64_t null_num[BUFFER_NUM]
+    unsigned char* hosts
+    PropertySpan* spans
+    int32_t* chosen
+    int32_t* name_slots
+    int32_t span_num
+    int ascii
+    int check_crc
+    # The decompressed body of the row that asked for it; NULL with a length of -1: it cannot be decompressed.
+    const unsigned char* body
+    int64_t body_len
+    bint body_ready
+    # What the row that does not fit needs.
+    int32_t wanting
+    int64_t wanted
+    # The topic of the record before, and whether it is one of those that are asked for.
+    const unsigned char* topic
+    int32_t topic_len
+    bint topic_wanted
+
+
+cdef int64_t put_java_utf8(unsigned char* to, const unsigned char* p, int64_t n) noexcept nogil:
+    # Valid UTF-8 of the text that Java makes of these bytes, at most 3 * n of them; the steps are those of `hash_utf8`.
+    cdef int64_t i = 0, used = 0, step
+    cdef uint32_t b1, b2, b3, b4, c
+    cdef bint good, ends
+    while i < n:
+        b1 = p[i]
+        good, ends, step = True, False, 1
+        if b1 < 0x80:
+            pass
+        elif 0xC2 <= b1 <= 0xDF:
+            if i + 1 < n and (p[i + 1] & 0xC0) == 0x80:
+                step = 2
+            else:
+                good = False
+        elif 0xE0 <= b1 <= 0xEF:
+            if i + 2 < n:
+                b2, b3 = p[i + 1], p[i + 2]
+                if (b1 == 0xE0 and (b2 & 0xE0) == 0x80) or (b2 & 0xC0) != 0x80:
+                    good = False
+                elif (b3 & 0xC0) != 0x80:
+                    good, step = False, 2
+                else:
+                    c = ((b1 & 0x0F) << 12) | ((b2 & 0x3F) << 6) | (b3 & 0x3F)
+                    good, step = not 0xD800 <= c <= 0xDFFF, 3
+            else:
+                good = False
+                ends = not (i + 1 < n and ((b1 == 0xE0 and (p[i + 1] & 0xE0) == 0x80) or (p[i + 1] & 0xC0) != 0x80))
+        elif 0xF0 <= b1 <= 0xF7:
+            if i + 3 < n:
+                b2, b3, b4 = p[i + 1], p[i + 2], p[i + 3]
+                c = ((b1 & 0x07) << 18) | ((b2 & 0x3F) << 12) | ((b3 & 0x3F) << 6) | (b4 & 0x3F)
+                if ((b2 & 0xC0) != 0x80 or (b3 & 0xC0) != 0x80 or (b4 & 0xC0) != 0x80 or c < 0x10000 or c > 0x10FFFF):
+                    good = False
+                    if (b1 > 0xF4 or (b1 == 0xF0 and (b2 < 0x90 or b2 > 0xBF)) or (b1 == 0xF4 and (b2 & 0xF0) != 0x80)
+                            or (b2 & 0xC0) != 0x80):
+                        step = 1
+                    elif (b3 & 0xC0) != 0x80:
+                        step = 2
+                    else:
+                        step = 3
+                else:
+                    step = 4
+            else:
+                good = False
+                if b1 > 0xF4:
+                    step = 1
+                elif i + 1 < n and ((b1 == 0xF0 and (p[i + 1] < 0x90 or p[i + 1] > 0xBF))
+                                    or (b1 == 0xF4 and (p[i + 1] & 0xF0) != 0x80) or (p[i + 1] & 0xC0) != 0x80):
+                    step = 1
+                elif i + 2 < n and (p[i + 2] & 0xC0) != 0x80:
+                    step = 2
+                else:
+                    ends = True
+        else:
+            good = False
+        if good:
+            memcpy(to + used, p + i, step)
+            used += step
+        else:
+            to[used] = 0xEF
+            to[used + 1] = 0xBF
+            to[used + 2] = 0xBD
+            used += 3
+        if ends:
+            break
+        i += step
+    return used
+
+
+cdef inline int64_t put_text(unsigned char* to, const unsigned char* p, int64_t n, int64_t room, bint ascii) noexcept nogil:
+    # The bytes that the text took; `room` bytes may be read from p on.
+    if ascii:
+        copy_bytes(to, p, n, room)
+        return n
+    return put_java_utf8(to, p, n)
+
+
+cdef inline bint lacks_room(ColumnSink* s, int column, int64_t need) noexcept nogil:
+    if s.data_used[column] + need > s.data_room[column]:
+        s.wanting = column
+        s.wanted = need
+        return True
+    return False
+
+
+cdef inline bint lacks_child_room(ColumnSink* s, int column, int64_t need) noexcept nogil:
+    if s.child_used[column] + need + 1 > s.child_room[column]:
+        s.wanting = column
+        s.wanted = need
+        return True
+    return False
+
+
+cdef inline void end_text(ColumnSink* s, int column, int64_t i, int64_t size) noexcept nogil:
+    s.data_used[column] += size
+    (<int32_t*>s.main[column])[i + 1] = <int32_t>s.data_used[column]
+
+
+cdef inline void end_child(ColumnSink* s, int column, int64_t size) noexcept nogil:
+    s.data_used[column] += size
+    s.child_used[column] += 1
+    s.child[column][s.child_used[column]] = <int32_t>s.data_used[column]
+
+
+cdef inline void set_bit(unsigned char* bits, int64_t i) noexcept nogil:
+    bits[i >> 3] |= <unsigned char>(1 << (i & 7))
+
+
+cdef int put_decimal(unsigned char* to, int64_t value) noexcept nogil:
+    cdef unsigned char[20] digits
+    cdef int n = 0, used = 0
+    cdef uint64_t rest = <uint64_t>value
+    if value < 0:
+        to[0] = 45
+        used = 1
+        rest = 0 - rest
+    while True:
+        digits[n] = <unsigned char>(48 + rest % 10)
+        rest //= 10
+        n += 1
+        if rest == 0:
+            break
+    while n > 0:
+        n -= 1
+        to[used] = digits[n]
+        used += 1
+    return used
+
+
+cdef inline unsigned char* host_slot(unsigned char* hosts, int column, const unsigned char* host, int32_t n) noexcept nogil:
+    # The two columns have slots of their own: the hosts of one record must not drive each other out.
+    cdef uint64_t a, b = 0
+    memcpy(&a, host, 8)
+    if n == 20:
+        memcpy(&b, host + 12, 8)
+    a = ((a ^ b * 31) * 0x9E3779B97F4A7C15u) >> 56
+    return hosts + HOST_ROOM * (a + (HOST_SLOTS if column == COL_STORE_HOST else 0))
+
+
+cdef inline int put_host(ColumnSink* s, int column, int64_t i, const unsigned char* host, int32_t n) noexcept nogil:
+    # "a.b.c.d:port"; the text of an IPv6 address comes from outside.  The same few hosts come again and again.
+    cdef unsigned char* slot = host_slot(s.hosts, column, host, n)
+    cdef unsigned char* to
+    cdef int used, k
+    if slot[0] != n or memcmp(slot + HOST_KEY, host, n) != 0:
+        if n != 8:
+            return NEED_HOST
+        to = slot + HOST_TEXT
+        used = 0
+        for k in range(4):
+            used += put_decimal(to + used, host[k])
+            to[used] = 46 if k < 3 else 58
+            used += 1
+        used += put_decimal(to + used, get_i32(host + 4))
+        slot[0] = <unsigned char>n
+        memcpy(slot + HOST_KEY, host, n)
+        slot[HOST_TEXT_LEN] = <unsigned char>used
+    memcpy(s.data[column] + s.data_used[column], slot + HOST_TEXT, 64)
+    end_text(s, column, i, slot[HOST_TEXT_LEN])
+    return RECORD
+
+
+cdef bint same_name(ColumnSink* s, int64_t a, int64_t b) noexcept nogil:
+    # Of two names that were just written, by their numbers among all names.
+    cdef int32_t* offsets = s.child[COL_PROPERTIES]
+    cdef unsigned char* data = s.data[COL_PROPERTIES]
+    cdef int32_t n = offsets[a + 1] - offsets[a]
+    return offsets[b + 1] - offsets[b] == n and memcmp(data + offsets[a], data + offsets[b], n) == 0
+
+
+cdef bint repeats(ColumnSink* s, int64_t first) noexcept nogil:
+    # Whether two of the names from `first` on are equal.  chosen[k] becomes the number of the property whose value the
+    # k-th takes, -1 where an earlier one has the same name: a dict's first place and last value.
+    cdef int64_t n = s.span_num, k, other, at
+    cdef int32_t* offsets = s.child[COL_PROPERTIES]
+    cdef unsigned char* data = s.data[COL_PROPERTIES]
+    cdef bint found = False
+    cdef uint32_t h
+    cdef int32_t size
+    if n < HASHED_FROM:
+        for k in range(1, n):
+            size = offsets[first + k + 1] - offsets[first + k]
+            for other in range(k):
+                if offsets[first + other + 1] - offsets[first + other] == size and same_name(s, first + other, first + k):
+                    found = True
+        if not found:
+            return False
+    memset(s.name_slots, 0, NAME_SLOTS * sizeof(int32_t))
+    found = False
+    for k in range(n):
+        s.chosen[k] = <int32_t>k
+        h = hash_units8(0, data + offsets[first + k], offsets[first + k + 1] - offsets[first + k])
+        at = (h * 0x9E3779B1u) >> 17
+        while s.name_slots[at] > 0 and not same_name(s, first + s.name_slots[at] - 1, first + k):
+            at = (at + 1) & (NAME_SLOTS - 1)
+        if s.name_slots[at] > 0:
+            found = True
+            s.chosen[s.name_slots[at] - 1] = <int32_t>k
+            s.chosen[k] = -1
+        else:
+            s.name_slots[at] = <int32_t>(k + 1)
+    return found
+
+
+cdef void put_properties(ColumnSink* s, int64_t i, const unsigned char* text, int64_t room) noexcept nogil:
+    cdef int64_t first = s.child_used[COL_PROPERTIES], used = s.data_used[COL_PROPERTIES], k
+    cdef PropertySpan* span = s.spans
+    cdef int32_t num = s.span_num
+    cdef bint chosen
+    for k in range(num):
+        end_child(s, COL_PROPERTIES, put_text(s.data[COL_PROPERTIES] + s.data_used[COL_PROPERTIES], text + span[k].start,
+                                              span[k].split - span[k].start, room - span[k].start, s.ascii))
+    chosen = num > 1 and repeats(s, first)
+    if chosen:
+        s.child_used[COL_PROPERTIES] = first
+        s.data_used[COL_PROPERTIES] = used
+        for k in range(num):
+            if s.chosen[k] >= 0:
+                end_child(s, COL_PROPERTIES,
+                          put_text(s.data[COL_PROPERTIES] + s.data_used[COL_PROPERTIES], text + span[k].start,
+                                   span[k].split - span[k].start, room - span[k].start, s.ascii))
+    for k in range(num):
+        if chosen:
+            if s.chosen[k] < 0:
+                continue
+            span = s.spans + s.chosen[k]
+        else:
+            span = s.spans + k
+        end_child(s, COL_VALUES, put_text(s.data[COL_VALUES] + s.data_used[COL_VALUES], text + span.split + 1,
+                                          span.end - span.split - 1, room - span.split - 1, s.ascii))
+    (<int32_t*>s.main[COL_PROPERTIES])[i + 1] = <int32_t>s.child_used[COL_PROPERTIES]
+
+
+cdef inline PropertySpan* last_span(ColumnSink* s, const unsigned char* text, const char* name, int32_t n) noexcept nogil:
+    # Of equal names the last counts.
+    cdef int32_t k = s.span_num - 1
+    while k >= 0:
+        if s.spans[k].split - s.spans[k].start == n and memcmp(text + s.spans[k].start, name, n) == 0:
+            return s.spans + k
+        k -= 1
+    return NULL
+
+
+cdef void put_nullable(ColumnSink* s, int column, int64_t i, const unsigned char* text, int64_t room,
+                       PropertySpan* span) noexcept nogil:
+    cdef int64_t size = 0
+    if span != NULL:
+        size = put_text(s.data[column] + s.data_used[column], text + span.split + 1, span.end - span.split - 1,
+                        room - span.split - 1, s.ascii)
+        set_bit(s.valid[column], i)
+    else:
+        s.null_num[column] += 1
+    end_text(s, column, i, size)
+
+
+cdef void put_keys(ColumnSink* s, int64_t i, const unsigned char* text, int64_t room) noexcept nogil:
+    cdef PropertySpan* span = last_span(s, text, <const char*>b"KEYS", 4)
+    cdef int64_t start, end
+    cdef const unsigned char* found
+    if span != NULL:
+        start = span.split + 1
+        while start < span.end:
+            found = <const unsigned char*>memchr(text + start, 32, span.end - start)
+            end = found - text if found != NULL else span.end
+            if end > start:
+                end_child(s, COL_KEYS, put_text(s.data[COL_KEYS] + s.data_used[COL_KEYS], text + start, end - start,
+                                                room - start, s.ascii))
+            start = end + 1
+    (<int32_t*>s.main[COL_KEYS])[i + 1] = <int32_t>s.child_used[COL_KEYS]
+
+
+cdef int put_row(ColumnSink* s, const unsigned char* p, int64_t room, RecordView* r) noexcept nogil:
+    # One row of a parsed record, all of it or nothing.  `room` bytes may be read from p on.  The properties must have
+    # been split if `mask` has a column that needs them.
+    cdef int64_t i = s.count, mask = s.mask, need, size = 0, weight
+    cdef bint ok = True
+    cdef const unsigned char* text = p + r.properties_pos
+    cdef const unsigned char* body = p + r.body_pos
+    cdef int64_t body_len = r.body_len, body_room = room - r.body_pos, text_room = room - r.properties_pos
+    cdef unsigned char[32] id_bytes
+    if mask & 1 << COL_CORRUPT or (mask & 1 << COL_BODY and r.sys_flag & SYS_COMPRESSED):
+        ok = body_crc_ok(p, r) and prop_crc_ok(p, r) and (s.check_crc < 2 or has_prop_crc(p, r))
+    if mask & 1 << COL_BODY and r.sys_flag & SYS_COMPRESSED and ok and r.body_len > 0:
+        if not s.body_ready:
+            return NEED_BODY
+        body, body_len, body_room = s.body, s.body_len, s.body_len
+    # First whether all of it fits, so that nothing has to be taken back.
+    need = 3 * <int64_t>r.properties_len + TEXT_SLACK
+    weight = ((body_len if mask & 1 << COL_BODY else 0) + (r.body_len if mask & 1 << COL_BODY_STORED else 0)
+              + (r.properties_len if mask & NEEDS_PROPERTIES else 0))
+    if i > 0 and s.bytes + weight > s.byte_limit:
+        return COLUMNS_FULL
+    if ((mask & 1 << COL_BODY and lacks_room(s, COL_BODY, body_len + TEXT_SLACK))
+            or (mask & 1 << COL_BODY_STORED and lacks_room(s, COL_BODY_STORED, r.body_len + <int64_t>TEXT_SLACK))
+            or (mask & 1 << COL_TOPIC and lacks_room(s, COL_TOPIC, 3 * <int64_t>r.topic_len + TEXT_SLACK))
+            or (mask & 1 << COL_MSG_ID and lacks_room(s, COL_MSG_ID, TEXT_SLACK))
+            or (mask & 1 << COL_TAGS and lacks_room(s, COL_TAGS, need))
+            or (mask & 1 << COL_UNIQUE_KEY and lacks_room(s, COL_UNIQUE_KEY, need))
+            or (mask & 1 << COL_BORN_HOST and lacks_room(s, COL_BORN_HOST, TEXT_SLACK))
+            or (mask & 1 << COL_STORE_HOST and lacks_room(s, COL_STORE_HOST, TEXT_SLACK))
+            or (mask & 1 << COL_KEYS and (lacks_room(s, COL_KEYS, need)
+                                          or lacks_child_room(s, COL_KEYS, r.properties_len)))
+            or (mask & 1 << COL_PROPERTIES and (lacks_room(s, COL_PROPERTIES, need) or lacks_room(s, COL_VALUES, need)
+                                                or lacks_child_room(s, COL_PROPERTIES, s.span_num)
+                                                or lacks_child_room(s, COL_VALUES, s.span_num)))):
+        if s.data_used[s.wanting] + s.wanted > 0x7FFFFFFF:
+            return COLUMNS_FULL
+        return NEED_ROOM
+    # The hosts next: they may still ask for something.
+    if mask & 1 << COL_BORN_HOST:
+        size = s.data_used[COL_BORN_HOST]
+        if put_host(s, COL_BORN_HOST, i, p + RECORD_BORN_HOST, r.born_host_len) != RECORD:
+            s.wanting = COL_BORN_HOST
+            return NEED_HOST
+    if mask & 1 << COL_STORE_HOST:
+        if put_host(s, COL_STORE_HOST, i, p + r.store_host_pos, r.store_host_len) != RECORD:
+            if mask & 1 << COL_BORN_HOST:
+                s.data_used[COL_BORN_HOST] = size
+            s.wanting = COL_STORE_HOST
+            return NEED_HOST
+    if mask & 1 << COL_TOPIC:
+        end_text(s, COL_TOPIC, i, put_text(s.data[COL_TOPIC] + s.data_used[COL_TOPIC], p + r.topic_pos, r.topic_len,
+                                           room - r.topic_pos, is_ascii(p + r.topic_pos, r.topic_len)))
+    if mask & 1 << COL_QUEUE_ID:
+        (<int32_t*>s.main[COL_QUEUE_ID])[i] = r.queue_id
+    if mask & 1 << COL_QUEUE_OFFSET:
+        (<int64_t*>s.main[COL_QUEUE_OFFSET])[i] = r.queue_offset
+    if mask & 1 << COL_PHY_OFFSET:
+        (<int64_t*>s.main[COL_PHY_OFFSET])[i] = r.phy_offset
+    if mask & 1 << COL_SIZE:
+        (<int32_t*>s.main[COL_SIZE])[i] = r.total_size
+    if mask & 1 << COL_MSG_ID:
+        memcpy(id_bytes, p + r.store_host_pos, r.store_host_len)
+        memcpy(id_bytes + r.store_host_len, p + RECORD_PHY_OFFSET, 8)
+        put_hex(s.data[COL_MSG_ID] + s.data_used[COL_MSG_ID], id_bytes, r.store_host_len + 8)
+        end_text(s, COL_MSG_ID, i, 2 * (r.store_host_len + 8))
+    if mask & NEEDS_PROPERTIES:
+        if mask & 1 << COL_KEYS:
+            put_keys(s, i, text, text_room)
+        if mask & 1 << COL_TAGS:
+            put_nullable(s, COL_TAGS, i, text, text_room, last_span(s, text, <const char*>b"TAGS", 4))
+        if mask & 1 << COL_UNIQUE_KEY:
+            put_nullable(s, COL_UNIQUE_KEY, i, text, text_room, last_span(s, text, <const char*>b"UNIQ_KEY", 8))
+        if mask & 1 << COL_PROPERTIES:
+            put_properties(s, i, text, text_room)
+    if mask & 1 << COL_BODY:
+        if body_len >= 0:
+            copy_bytes(s.data[COL_BODY] + s.data_used[COL_BODY], body, body_len, body_room)
+            end_text(s, COL_BODY, i, body_len)
+            set_bit(s.valid[COL_BODY], i)
+        else:
+            end_text(s, COL_BODY, i, 0)
+            s.null_num[COL_BODY] += 1
+    if mask & 1 << COL_BODY_STORED:
+        copy_bytes(s.data[COL_BODY_STORED] + s.data_used[COL_BODY_STORED], p + r.body_pos, r.body_len, room - r.body_pos)
+        end_text(s, COL_BODY_STORED, i, r.body_len)
+    if mask & 1 << COL_BORN_TIMESTAMP:
+        (<int64_t*>s.main[COL_BORN_TIMESTAMP])[i] = r.born_timestamp
+    if mask & 1 << COL_STORE_TIMESTAMP:
+        (<int64_t*>s.main[COL_STORE_TIMESTAMP])[i] = r.store_timestamp
+    if mask & 1 << COL_FLAG:
+        (<int32_t*>s.main[COL_FLAG])[i] = r.flag
+    if mask & 1 << COL_SYS_FLAG:
+        (<int32_t*>s.main[COL_SYS_FLAG])[i] = r.sys_flag
+    if mask & 1 << COL_RECONSUME_TIMES:
+        (<int32_t*>s.main[COL_RECONSUME_TIMES])[i] = r.reconsume_times
+    if mask & 1 << COL_PREPARED_TRANSACTION_OFFSET:
+        (<int64_t*>s.main[COL_PREPARED_TRANSACTION_OFFSET])[i] = r.prepared_transaction_offset
+    if mask & 1 << COL_CORRUPT and not ok:
+        set_bit(s.main[COL_CORRUPT], i)
+    s.bytes += weight
+    s.count = i + 1
+    s.body_ready = False
+    return RECORD
+
+
+cdef int lend(ColumnSink* s, bytes body) except -1:
+    # The caller keeps `body` until the row is written.
+    if body is None:
+        s.body, s.body_len = NULL, -1
+    else:
+        s.body, s.body_len = <const unsigned char*>PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body)
+    s.body_ready = True
+    return 0
+
+
+cdef bint has_text(ColumnSink* s, TopicTable table, const unsigned char* p, int32_t n) noexcept nogil:
+    # The hash is that of the text that Java reads, and malformed bytes are compared as that text.
+    cdef uint32_t h = hash_utf8(0, p, n)
+    cdef unsigned char* decoded = <unsigned char*>s.name_slots
+    if is_ascii(p, n):
+        return table.look_up(h, p, n) >= 0
+    return table.look_up(h, decoded, <int32_t>put_java_utf8(decoded, p, n)) >= 0
+
+
+@cython.no_gc_clear
+cdef class ArrowColumns:
+    """Messages as columns in the layout of Apache Arrow, filled from the log and handed over without a copy.
+
+    Parameters
+    ----------
+    columns : sequence of str
+        Names of `COLUMN_NAMES`; only these are decoded.
+    capacity : int
+        Rows of a batch, at least 1.
+    byte_limit : int
+        A batch ends before its bodies and properties take more bytes than this, but never before its first row.
+    check_crc : int
+        How a record is judged that is marked as corrupt, as of `decode_record`.  CRCs are computed where they show: for
+        ``corrupt``, and before a body is decompressed.
+    decompress : callable, optional
+        Takes the stored body and the sysFlag of a record whose body is compressed; gives bytes, or None for a null.
+        Without it bodies stay as they are stored.
+    host_text : callable
+        Takes the 20 bytes of an IPv6 host and gives its text in ASCII, at most 64 bytes.
+
+    Attributes
+    ----------
+    count : int
+        Rows since the last `take`.
+    """
+
+    cdef readonly int64_t count, capacity, byte_limit
+    cdef readonly tuple columns
+    cdef int64_t mask, bytes, busy
+    cdef int check_crc
+    cdef object decompress, host_text
+    cdef list main, valid, data, child
+    cdef object hosts, spans, chosen, name_slots
+    cdef int64_t[BUFFER_NUM] data_used
+    cdef int64_t[BUFFER_NUM] child_used
+    cdef int64_t[BUFFER_NUM] null_num
+    cdef int64_t[BUFFER_NUM] data_size
+    cdef int64_t[BUFFER_NUM] child_size
+    # What a row must have to be taken.
+    cdef TopicTable topics, tags
+    cdef object queue_ids
+    cdef int64_t begin_timestamp, end_timestamp
+    cdef bint any_queue
+
+    def __cinit__(self, columns, int64_t capacity=8192, int64_t byte_limit=1 << 26, int check_crc=1, decompress=None,
+                  host_text=None):
+        if not 1 <= capacity <= 1 << 30:
+            raise ValueError(f"a batch of {capacity} rows; give 1 to 2**30")
+        cdef int i
+        self.columns = tuple(columns)
+        for name in self.columns:
+            if name not in COLUMN_NAMES:
+                raise ValueError(f"there is no column {name!r}; there are {', '.join(COLUMN_NAMES)}")
+            self.mask |= <int64_t>1 << COLUMN_NAMES.index(name)
+        if self.mask & 1 << COL_PROPERTIES:
+            self.mask |= 1 << COL_VALUES
+        self.capacity, self.byte_limit, self.check_crc = capacity, byte_limit, check_crc
+        self.decompress, self.host_text = decompress, host_text
+        self.hosts = np.zeros(2 * HOST_SLOTS * HOST_ROOM, np.uint8)
+        self.spans = np.empty(MAX_SPANS * 3, np.int32)
+        self.chosen = np.empty(MAX_SPANS, np.int32)
+        self.name_slots = np.empty(NAME_SLOTS, np.int32)
+        self.topics = self.tags = None
+        self.queue_ids = np.zeros(1, np.int32)
+        self.any_queue = True
+        self.begin_timestamp, self.end_timestamp = -INT64_MAX - 1, INT64_MAX
+        for i in range(BUFFER_NUM):
+            self.data_size[i] = 16 * capacity
+            self.child_size[i] = 2 * capacity
+        self.renew()
+
+    def choose(self, topics=None, queue_ids=None, tags=None, int64_t begin_timestamp=-INT64_MAX - 1,
+               int64_t end_timestamp=INT64_MAX):
+        """Say which records become rows; what is None is not asked.
+
+        Parameters
+        ----------
+        topics, tags : sequence of bytes, optional
+            UTF-8; compared as the texts that Java reads.
+        queue_ids : sequence of int, optional
+        begin_timestamp, end_timestamp : int
+            Store times in ms since epoch, both inclusive.
+        """
+        self.enter()
+        try:
+            self.topics, self.tags = table_of(topics), table_of(tags)
+            self.any_queue = queue_ids is None
+            self.queue_ids = np.unique(np.array([] if queue_ids is None else queue_ids, np.int32))
+            self.begin_timestamp, self.end_timestamp = begin_timestamp, end_timestamp
+        finally:
+            self.leave()
+
+    cdef void renew(self):
+        # New arrays for the next batch, sized by the one before.
+        cdef int i
+        cdef int64_t rows = self.capacity
+        self.count = self.bytes = 0
+        self.main, self.valid = [None] * BUFFER_NUM, [None] * BUFFER_NUM
+        self.data, self.child = [None] * BUFFER_NUM, [None] * BUFFER_NUM
+        for i in range(BUFFER_NUM):
+            self.data_used[i] = self.child_used[i] = self.null_num[i] = 0
+            if not self.mask >> i & 1:
+                continue
+            if i == COL_CORRUPT:
+                self.main[i] = np.zeros((rows + 7) // 8, np.uint8)
+            elif i < COL_NUM:
+                if HAS_OFFSETS >> i & 1:
+                    self.main[i] = np.empty(rows + 1, np.int32)
+                    self.main[i][0] = 0
+                else:
+                    self.main[i] = np.empty(rows, np.int64 if IS_INT64 >> i & 1 else np.int32)
+            if HAS_NULLS >> i & 1:
+                self.valid[i] = np.zeros((rows + 7) // 8, np.uint8)
+            if HAS_OFFSETS >> i & 1 or i == COL_VALUES:
+                self.data[i] = np.empty(self.data_size[i] + TEXT_SLACK, np.uint8)
+            if HAS_CHILD >> i & 1:
+                self.child[i] = np.empty(self.child_size[i] + 1, np.int32)
+                self.child[i][0] = 0
+
+    cdef void grow(self, int column, int64_t need):
+        # Room for a row that needs so many bytes, or so many entries, more.
+        cdef int64_t size = self.data_used[column] + need
+        if size > self.data[column].shape[0]:
+            fresh = np.empty(min(max(2 * size, 4096), 0x7FFFFFFF), np.uint8)
+            fresh[:self.data_used[column]] = self.data[column][:self.data_used[column]]
+            self.data[column] = fresh
+        if HAS_CHILD >> column & 1 and self.child_used[column] + need + 1 > self.child[column].shape[0]:
+            fresh = np.empty(2 * (self.child_used[column] + need + 1), np.int32)
+            fresh[:self.child_used[column] + 1] = self.child[column][:self.child_used[column] + 1]
+            self.child[column] = fresh
+
+    cdef int aim(self, ColumnSink* s) except -1:
+        # Takes the addresses of the arrays; they hold until the next `grow` or `renew`.
+        cdef int i
+        s.mask, s.count, s.capacity, s.bytes, s.byte_limit = self.mask, self.count, self.capacity, self.bytes, self.byte_limit
+        s.check_crc = self.check_crc
+        for i in range(BUFFER_NUM):
+            s.main[i] = address_of(self.main[i])
+            s.valid[i] = address_of(self.valid[i])
+            s.data[i] = address_of(self.data[i])
+            s.child[i] = <int32_t*>address_of(self.child[i])
+            s.data_room[i] = 0 if self.data[i] is None else self.data[i].shape[0]
+            s.child_room[i] = 0 if self.child[i] is None else self.child[i].shape[0]
+            s.data_used[i], s.child_used[i] = self.data_used[i], self.child_used[i]
+            s.null_num[i] = self.null_num[i]
+        s.hosts = address_of(self.hosts)
+        s.spans = <PropertySpan*>address_of(self.spans)
+        s.chosen = <int32_t*>address_of(self.chosen)
+        s.name_slots = <int32_t*>address_of(self.name_slots)
+        s.topic = NULL
+        return 0
+
+    cdef void keep(self, ColumnSink* s) noexcept:
+        cdef int i
+        self.count, self.bytes = s.count, s.bytes
+        for i in range(BUFFER_NUM):
+            self.data_used[i], self.child_used[i] = s.data_used[i], s.child_used[i]
+            self.null_num[i] = s.null_num[i]
+
+    cdef bint wants_queue(self, const int32_t* ids, int64_t n, int32_t queue_id) noexcept nogil:
+        cdef int64_t low = 0, middle
+        while low < n:
+            middle = low + (n - low) // 2
+            if ids[middle] == queue_id:
+                return True
+            if ids[middle] < queue_id:
+                low = middle + 1
+            else:
+                n = middle
+        return False
+
+    cdef int take_row(self, ColumnSink* s, const unsigned char* p, int64_t room, RecordView* r, const int32_t* ids,
+                      int64_t id_num) noexcept nogil:
+        # A row for a parsed record, if it is one of those that are asked for.
+        cdef PropertySpan* span
+        cdef const unsigned char* text = p + r.properties_pos
+        if not self.begin_timestamp <= r.store_timestamp <= self.end_timestamp:
+            return PASSED_OVER
+        if not self.any_queue and not self.wants_queue(ids, id_num, r.queue_id):
+            return PASSED_OVER
+        if self.topics is not None:
+            if s.topic == NULL or r.topic_len != s.topic_len or memcmp(p + r.topic_pos, s.topic, r.topic_len) != 0:
+                s.topic, s.topic_len = p + r.topic_pos, r.topic_len
+                s.topic_wanted = has_text(s, self.topics, p + r.topic_pos, r.topic_len)
+            if not s.topic_wanted:
+                return PASSED_OVER
+        if s.mask & NEEDS_PROPERTIES or self.tags is not None:
+            s.span_num = split_properties(text, r.properties_len, room - r.properties_pos, s.spans, &s.ascii)
+        if self.tags is not None:
+            span = last_span(s, text, <const char*>b"TAGS", 4)
+            if span == NULL or not has_text(s, self.tags, text + span.split + 1, span.end - span.split - 1):
+                return PASSED_OVER
+        return put_row(s, p, room, r)
+
+    cdef int fill_rows(self, ColumnSink* s, const unsigned char* base, int64_t* pos, int64_t size, int64_t limit,
+                       int64_t base_offset, const int32_t* ids, int64_t id_num) noexcept nogil:
+        cdef RecordView r
+        cdef int verdict
+        cdef int64_t at
+        while True:
+            at = pos[0]
+            if s.count >= s.capacity:
+                return COLUMNS_FULL
+            if at >= limit:
+                return LIMIT
+            verdict = parse_record(base + at, size - at, &r)
+            if verdict != RECORD:
+                return verdict
+            if r.phy_offset != base_offset + at:
+                return BAD_PHY_OFFSET
+            verdict = self.take_row(s, base + at, size - at, &r, ids, id_num)
+            if verdict != RECORD and verdict != PASSED_OVER:
+                return verdict
+            pos[0] = at + r.total_size
+
+    cdef bytes body_of(self, const unsigned char* p, int64_t room):
+        # The decompressed body of the record at p, None if it cannot be decompressed.
+        cdef RecordView r
+        parse_record(p, room, &r)
+        stored = PyBytes_FromStringAndSize(<char*>p + r.body_pos, r.body_len)
+        return stored if self.decompress is None else self.decompress(stored, r.sys_flag)
+
+    cdef bint provide(self, ColumnSink* s, int verdict, const unsigned char* p, int64_t room) except -1:
+        # What the record at p needs to become a row; False if it was not that.
+        cdef RecordView r
+        cdef unsigned char* slot
+        cdef const unsigned char* host
+        cdef int32_t n
+        if verdict == NEED_ROOM:
+            self.grow(s.wanting, s.wanted)
+            self.aim(s)
+            return True
+        if verdict != NEED_HOST:
+            return False
+        parse_record(p, room, &r)
+        host = p + RECORD_BORN_HOST if s.wanting == COL_BORN_HOST else p + r.store_host_pos
+        n = r.born_host_len if s.wanting == COL_BORN_HOST else r.store_host_len
+        text = self.host_text(PyBytes_FromStringAndSize(<char*>host, n)).encode("ascii")
+        slot = host_slot(s.hosts, s.wanting, host, n)
+        slot[0] = <unsigned char>n
+        memcpy(slot + HOST_KEY, host, n)
+        slot[HOST_TEXT_LEN] = <unsigned char>min(len(text), HOST_ROOM - HOST_TEXT)
+        memcpy(slot + HOST_TEXT, PyBytes_AS_STRING(text), slot[HOST_TEXT_LEN])
+        return True
+
+    def fill(self, Region region not None, int64_t pos, int64_t limit, int64_t base_offset):
+        """Append rows for the chosen records from `pos` on; the GIL is released.
+
+        Parameters
+        ----------
+        region : Region
+            A commit-log segment.
+        pos, limit : int
+            Where to begin and where to stop, positions in the segment.
+        base_offset : int
+            Absolute offset of the segment's first byte; a record that says otherwise ends the pass.
+
+        Returns
+        -------
+        (int, Verdict)
+            The position of the first record that was not looked at and why the pass ended there; COLUMNS_FULL: call
+            `take` and go on.  A record whose CRC fails becomes a row.
+        """
+        if limit > region.size:
+            limit = region.size
+        cdef const int32_t[::1] id_column = self.queue_ids
+        cdef const int32_t* ids = &id_column[0] if id_column.shape[0] else NULL
+        cdef int64_t id_num = id_column.shape[0], at = pos
+        cdef ColumnSink s
+        cdef int verdict
+        cdef unsigned char* base
+        self.enter()
+        try:
+            base = region.pin(0, region.size)
+            try:
+                if pos < 0 or pos > region.size:
+                    raise OffsetOutOfRangeError(f"position {pos} is outside the segment", pos=pos)
+                s.body_ready = False
+                self.aim(&s)
+                while True:
+                    with nogil:
+                        verdict = self.fill_rows(&s, base, &at, region.size, limit, base_offset, ids, id_num)
+                    self.keep(&s)
+                    if verdict == NEED_BODY:
+                        body = self.body_of(base + at, region.size - at)
+                        lend(&s, body)
+                    elif not self.provide(&s, verdict, base + at, region.size - at):
+                        return at, Verdict(verdict)
+            finally:
+                region.unpin()
+        finally:
+            self.leave()
+
+    cdef int enter(self) except -1:
+        if atomic_or(&self.busy, 1):
+            raise RuntimeError("these columns are being filled by another thread")
+        return 0
+
+    cdef void leave(self) noexcept:
+        self.busy = 0
+
+    def take(self):
+        """Hand over the rows and begin anew.
+
+        Returns
+        -------
+        (int, dict)
+            How many rows, and for each column (values, valid, null_num, data, child, data 2, child 2): NumPy arrays in the
+            layout of Arrow's buffers.  `values` are the numbers (``corrupt``: bits), or for text, lists and maps the
+            offsets; `valid` bits are None where nothing is null; `data` are the bytes of the text; `child` are the offsets
+            of the texts in a list, or of a map's names, and the last two those of its values.
+        """
+        cdef dict parts = {}
+        cdef int i
+        cdef int64_t n
+        self.enter()
+        try:
+            n = self.count
+            for name in self.columns:
+                i = COLUMN_NAMES.index(name)
+                main = self.main[i]
+                if i == COL_CORRUPT:
+                    main = main[:(n + 7) // 8]
+                else:
+                    main = main[:n + 1 if HAS_OFFSETS >> i & 1 else n]
+                parts[name] = (
+                    main,
+                    self.valid[i][:(n + 7) // 8] if self.null_num[i] else None,
+                    self.null_num[i],
+                    None if self.data[i] is None else self.data[i][:self.data_used[i]],
+                    None if self.child[i] is None else self.child[i][:self.child_used[i] + 1],
+                    self.data[COL_VALUES][:self.data_used[COL_VALUES]] if i == COL_PROPERTIES else None,
+                    self.child[COL_VALUES][:self.child_used[COL_VALUES] + 1] if i == COL_PROPERTIES else None,
+                )
+            for i in range(BUFFER_NUM):
+                # An eighth more than this batch took, or much less room if that was a lot more.
+                if self.data_used[i]:
+                    self.data_size[i] = self.data_used[i] + self.data_used[i] // 8 + 4096
+                if self.child_used[i]:
+                    self.child_size[i] = self.child_used[i] + self.child_used[i] // 8 + 64
+            self.renew()
+            return n, parts
+        finally:
+            self.leave()
+
+
+cdef TopicTable table_of(object texts):
+    cdef TopicTable table
+    if texts is None:
+        return None
+    table = TopicTable()
+    for each in texts:
+        table.add(each)
+    return table
+
+
+cdef unsigned char* address_of(object array) except? NULL:
+    # The array must outlive the use; nothing here resizes one.
+    cdef Py_buffer view
+    cdef unsigned char* p
+    if array is None:
+        return NULL
+    PyObject_GetBuffer(array, &view, PyBUF_SIMPLE)
+    p = <unsigned char*>view.buf
+    PyBuffer_Release(&view)
+    return p

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rmqstore import _core
-from rmqstore._core import RecordColumns, RowBatch, Verdict
+from rmqstore._core import ArrowColumns, RecordColumns, RowBatch, Verdict
 from rmqstore.config import StoreConfig
 from rmqstore.errors import (
     ChecksumError,
@@ -631,6 +631,48 @@ class CommitLog:
                 until = min(base + (found if found >= 0 else self.segment_size), stop)
                 yield Damage(at, until - at, verdict)
                 at = until
+
+    def fill(self, columns: ArrowColumns, begin: int | None = None, end: int | None = None) -> Iterator[int]:
+        """Fill `columns` with the chosen records of the log; what `entries` passes over as damage has no row.
+
+        Parameters
+        ----------
+        columns : ArrowColumns
+        begin, end : int, optional
+            As of `entries`.
+
+        Yields
+        ------
+        int
+            Where the pass goes on, whenever the columns are full and at the end; they must be taken by then.
+        """
+        at = self.min_offset if begin is None else max(begin, self.min_offset)
+        stop = self.max_offset if end is None else min(end, self.max_offset)
+        passed = _ScanProgress(self.queue)
+        while at < stop:
+            passed.reach(at)
+            mapped_file = self.queue.find(at)
+            if mapped_file is None:
+                at = min((base for base in self.queue.offsets if base > at), default=stop)
+                continue
+            base = mapped_file.file_from_offset
+            try:
+                region = mapped_file.region
+            except OffsetOutOfRangeError:
+                # It expired meanwhile, and so did what is older.
+                at = max(base + self.segment_size, self.min_offset)
+                continue
+            limit = min(stop, at + _SCAN_WINDOW) - base
+            pos, verdict = columns.fill(region, at - base, limit, base)
+            at = base + pos
+            if verdict == Verdict.COLUMNS_FULL:
+                yield at
+            elif verdict == Verdict.BLANK:
+                at = base + self.segment_size
+            elif verdict != Verdict.LIMIT:
+                found = _core.find_record(region, pos + 1, base) if pos + 1 < region.size else -1
+                at = base + (found if found >= 0 else self.segment_size)
+        yield at
 
     def flush(self) -> None:
         """Force everything written to the disk."""

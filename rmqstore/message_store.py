@@ -24,13 +24,14 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from rmqstore import _core
 from rmqstore._core import Appender, FileEnd, RecordColumns, RowBatch
 from rmqstore.checkpoint import Checkpoint
+from rmqstore.columns import Columns, record_batches
 from rmqstore.commit_log import Blank, CommitLog, Damage, check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue, Unit
@@ -73,6 +74,9 @@ from rmqstore.recovery import RECOVERY_MODES, RecoveryReport, recover
 from rmqstore.retention import DiskSpace, RetentionReport, delete_expired_files, used_ratio
 from rmqstore.store_lock import StoreLock
 from rmqstore.table_rows import TablePart, table_parts
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["GetMessageResult", "GetMessageStatus", "MessageStore", "PutResult", "PutTableResult", "QueryResult"]
 
@@ -1799,6 +1803,70 @@ class MessageStore:
             if not isinstance(entry, (Blank, Damage)):
                 yield entry
 
+    # ------------------------------------------------------------------------------------------------------- columns
+
+    def scan(
+        self,
+        columns: Iterable[str] | None = None,
+        *,
+        topic: str | Iterable[str] | None = None,
+        queue_id: int | Iterable[int] | None = None,
+        tags: str | Iterable[str] | None = None,
+        begin_phy_offset: int | None = None,
+        end_phy_offset: int | None = None,
+        begin_timestamp: int | None = None,
+        end_timestamp: int | None = None,
+        batch_size: int = 8192,
+    ) -> Iterator[pa.RecordBatch]:
+        """The messages of the log in order, as Arrow record batches in which only the asked columns are decoded.
+
+        A row equals the message that `messages` gives; docs/columns.md has the columns and their types.  What was put
+        after the call is not in it.  The GIL is released for each batch.
+
+        Parameters
+        ----------
+        columns : iterable of str, optional
+            Names, in the order of the result; by default `rmqstore.columns.DEFAULT_COLUMNS`.
+        topic : str or iterable of str, optional
+            Only these topics; likewise below.
+        queue_id : int or iterable of int, optional
+        tags : str or iterable of str, optional
+            As of `get_message`.
+        begin_phy_offset, end_phy_offset : int, optional
+            Records that begin at or after the first and before the second.
+        begin_timestamp, end_timestamp : int, optional
+            Store time range in ms since epoch, both inclusive.
+        batch_size : int
+            Rows of a batch at most, 1 to 2**30; a batch ends earlier when its bodies and properties take 64 MiB.
+
+        Yields
+        ------
+        pyarrow.RecordBatch
+            Never empty.  A record that does not agree with its CRC is a row with ``corrupt`` set and its body as it is
+            stored; damaged stretches are passed over (`verify` reports them).
+
+        Raises
+        ------
+        ValueError
+            A column that does not exist, or a number out of range.
+        MissingDependencyError
+            pyarrow is not installed, or the library that a body was compressed with.
+        """
+        self._check_open()
+        log = self.commit_log
+        made = Columns(columns, batch_size, log.crc_check)
+        subscription = _subscription(tags)
+        made.out.choose(
+            _texts(topic),
+            None if queue_id is None else [queue_id] if isinstance(queue_id, int) else list(queue_id),
+            None if subscription is None else _texts(text for texts in subscription.values() for text in texts),
+            -_INT64_MAX - 1 if begin_timestamp is None else begin_timestamp,
+            _INT64_MAX if end_timestamp is None else end_timestamp,
+        )
+        if self.read_only:
+            log.refresh()
+        return record_batches(log, made, begin_phy_offset, log.max_offset if end_phy_offset is None else end_phy_offset)
+
     # --------------------------------------------------------------------------------------------------------- query
 
     def query_offsets(
@@ -1973,6 +2041,12 @@ def _subscription(tags: str | Iterable[str] | None) -> dict[int, set[str]] | Non
     for name in names:
         wanted.setdefault(tags_code(name) & 0xFFFFFFFF, set()).add(name)
     return wanted
+
+
+def _texts(names: str | Iterable[str] | None) -> list[bytes] | None:
+    if names is None:
+        return None
+    return [encode_java_utf8(name) for name in ([names] if isinstance(names, str) else names)]
 
 
 def _index_text(key: str, index_type: str | None) -> str:

@@ -1,0 +1,78 @@
+"""Arrow columns out of a store of default geometry, warm: scans by what is asked for, and with filters."""
+
+import os
+
+from rmqstore import Message, MessageStore
+
+from . import _data
+
+COLUMNS = {
+    "all": None,
+    "handful": ["topic", "queue_id", "queue_offset", "keys", "tags", "store_timestamp", "body", "corrupt"],
+    "no body": ["topic", "queue_id", "queue_offset", "keys", "tags", "store_timestamp"],
+    "numbers": ["queue_id", "queue_offset", "phy_offset", "size", "store_timestamp"],
+    "corrupt": ["corrupt"],
+}
+
+
+class _Store:
+    """200 000 messages with records of 363 bytes: three in four of them of one topic."""
+
+    timeout = 300
+    number = 1
+    repeat = (3, 10, 20.0)
+    n = 200_000
+
+    def setup(self, *params):
+        self.folder = _data.scratch()
+        self.store = MessageStore.open(os.path.join(self.folder, "store"), config=_data.default_config())
+        body = bytes(i * 7 % 251 for i in range(197))
+        for first in range(0, self.n, 1000):
+            messages = [
+                Message(
+                    "Stock" if i % 4 == 3 else "Orders",
+                    body,
+                    keys=[f"ORD-{i:08d}"],
+                    tags=("created", "paid", "shipped")[i % 3],
+                    properties={"UNIQ_KEY": f"7F0000010001{i:020X}", "WAIT": "true"},
+                )
+                for i in range(first, first + 1000)
+            ]
+            self.store.put_messages(messages, queue_id=first // 1000 % 4)
+        for _ in self.store.scan(["corrupt"]):
+            pass
+
+    def teardown(self, *params):
+        self.store.close()
+        _data.remove(self.folder)
+
+
+class Scan(_Store):
+    """The whole log, 200 000 messages, CRCs included where ``corrupt`` is asked for."""
+
+    params = [list(COLUMNS), [8192, 65536]]
+    param_names = ["columns", "batch size"]
+
+    def time_scan(self, columns, batch_size):
+        for _ in self.store.scan(COLUMNS[columns], batch_size=batch_size):
+            pass
+
+    def peakmem_scan(self, columns, batch_size):
+        for _ in self.store.scan(COLUMNS[columns], batch_size=batch_size):
+            pass
+
+
+class Filter(_Store):
+    """The handful of columns of the messages that a filter keeps."""
+
+    def time_topic(self):
+        for _ in self.store.scan(COLUMNS["handful"], topic="Stock"):
+            pass
+
+    def time_tags(self):
+        for _ in self.store.scan(COLUMNS["handful"], tags="paid"):
+            pass
+
+    def time_nothing_found(self):
+        for _ in self.store.scan(COLUMNS["handful"], topic="NoSuchTopic"):
+            pass

@@ -1,0 +1,687 @@
+"""Columns: every row equals the message that the same place of the store gives, and the oracle's record of those bytes.
+
+Owns the pinned schema, the odd messages (malformed text, repeated properties, IPv6, compressed and damaged bodies) and the
+comparison of scans, queue tables and query tables with `messages`, `get_message` and `query_message`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import golden
+import oracle
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rmqstore import (
+    CorruptionError,
+    Message,
+    MessageStore,
+    MissingDependencyError,
+    StoreClosedError,
+    StoreConfig,
+    UnsupportedFormatError,
+    _core,
+    columns,
+)
+from rmqstore.message import compress_body, compression_flags, decode_java_utf8
+
+pa = pytest.importorskip("pyarrow")
+
+T0 = 1700000000000
+ALL = _core.COLUMN_NAMES
+GEOMETRY = {
+    "mapped_file_size_commit_log": 1 << 16,
+    "mapped_file_size_consume_queue": 2000,
+    "mapper_file_size_batch_consume_queue": 4600,
+    "max_hash_slot_num": 100,
+    "max_index_num": 400,
+}
+
+
+def row_of(message, names=ALL) -> dict:
+    """What the row of a message must hold, in the values that Arrow gives back."""
+
+    def body():
+        try:
+            return message.body
+        except (CorruptionError, UnsupportedFormatError):
+            return None
+
+    row = {name: getattr(message, name) for name in names if name not in ("body", "size", "properties")}
+    if "size" in names:
+        row["size"] = message.store_size
+    if "body" in names:
+        row["body"] = body()
+    if "properties" in names:
+        row["properties"] = list(message.properties.items())
+    return {name: row[name] for name in names}
+
+
+def plain(batches, names=ALL) -> list[dict]:
+    """The rows of record batches, times as milliseconds; every batch is valid Arrow."""
+    rows = []
+    for batch in batches:
+        assert batch.num_rows
+        batch.validate(full=True)
+        assert batch.schema.equals(columns.scan_schema(names))
+        for name in ("born_timestamp", "store_timestamp"):
+            if name in names:
+                batch = batch.set_column(names.index(name), name, batch.column(name).cast(pa.int64()))
+        rows += batch.to_pylist()
+    return rows
+
+
+def check_scan(store, **options):
+    rows = plain(store.scan(ALL, **options))
+    assert rows == [row_of(message) for message in store.messages()]
+    return rows
+
+
+# -------------------------------------------------------------------------------------------------------- the schema
+
+
+def test_the_schema_is_this_one_for_ever():
+    assert str(columns.scan_schema(ALL)) == (
+        "topic: string\n"
+        "queue_id: int32\n"
+        "queue_offset: int64\n"
+        "phy_offset: int64\n"
+        "size: int32\n"
+        "msg_id: string\n"
+        "keys: list<item: string>\n"
+        "  child 0, item: string\n"
+        "tags: string\n"
+        "body: binary\n"
+        "properties: map<string, string>\n"
+        "  child 0, entries: struct<key: string not null, value: string> not null\n"
+        "      child 0, key: string not null\n"
+        "      child 1, value: string\n"
+        "born_timestamp: timestamp[ms, tz=UTC]\n"
+        "store_timestamp: timestamp[ms, tz=UTC]\n"
+        "born_host: string\n"
+        "store_host: string\n"
+        "flag: int32\n"
+        "sys_flag: int32\n"
+        "reconsume_times: int32\n"
+        "prepared_transaction_offset: int64\n"
+        "corrupt: bool\n"
+        "unique_key: string\n"
+        "body_stored: binary"
+    )
+    assert columns.scan_schema().names == [name for name in ALL if name not in ("unique_key", "body_stored")]
+    assert columns.scan_schema(["tags", "topic"]).names == ["tags", "topic"]
+
+
+def test_the_documented_schema_is_the_schema():
+    text = (Path(__file__).resolve().parent.parent / "docs" / "columns.md").read_text(encoding="utf-8")
+    _, _, table = text.partition("| column | type | what |\n|---|---|---|\n")
+    rows = [line.split("|")[1:3] for line in table.partition("\n\n")[0].splitlines()]
+    assert [[cell.strip(" `") for cell in row] for row in rows] == [
+        [field.name, str(field.type)] for field in columns.scan_schema(ALL)
+    ]
+
+
+@pytest.mark.parametrize("wrong", [["topics"], ["topic", "topic"]])
+def test_columns_that_do_not_exist(base, wrong):
+    with MessageStore.open(base, read_only=True) as store, pytest.raises(ValueError, match="column"):
+        store.scan(wrong)
+
+
+def test_pyarrow_is_an_extra(base):
+    statements = (
+        "import sys\n"
+        "sys.modules['pyarrow'] = None\n"
+        "from rmqstore import MessageStore, MissingDependencyError\n"
+        f"with MessageStore.open({str(base)!r}, read_only=True) as store:\n"
+        "    try:\n"
+        "        store.scan()\n"
+        "    except MissingDependencyError as error:\n"
+        "        print(error)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", statements], capture_output=True, text=True, check=False)
+    assert "rmqstore[arrow]" in ran.stdout, ran.stderr
+
+
+# ------------------------------------------------------------------------------------------------------ golden stores
+
+
+@pytest.mark.parametrize("name", golden.STORES)
+@pytest.mark.parametrize("batch_size", [53, 8192])
+def test_scans_of_golden_stores_equal_messages(golden_store, name, batch_size):
+    with MessageStore.open(golden_store(name), read_only=True) as store:
+        rows = check_scan(store, batch_size=batch_size)
+        assert len(rows) >= 41
+        assert plain(store.scan(), columns.DEFAULT_COLUMNS) == [
+            {name: row[name] for name in columns.DEFAULT_COLUMNS} for row in rows
+        ]
+
+
+@pytest.mark.parametrize("name", golden.STORES)
+def test_scans_of_golden_stores_equal_the_oracle(golden_store, name):
+    root = golden_store(name)
+    records = {record.physical_offset: record for record in oracle.records_of(oracle.segments(oracle.read_files(root)))}
+    with MessageStore.open(root, read_only=True) as store:
+        for row in plain(store.scan(ALL)):
+            record = records.pop(row["phy_offset"])
+            assert dict(row["properties"]) == record.properties
+            for name in (
+                "topic queue_id flag queue_offset sys_flag born_timestamp born_host store_timestamp store_host "
+                "reconsume_times prepared_transaction_offset keys tags unique_key msg_id"
+            ).split():
+                assert row[name] == getattr(record, name), name
+            assert row["body_stored"] == record.body
+            assert row["corrupt"] is not record.body_is_sound
+        # A store that was killed may hold whole records behind the end that its reader is sure of.
+        assert not [at for at in records if at < store.commit_log.max_offset]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_each_column_alone(broker, name):
+    with MessageStore.open(broker, read_only=True) as store:
+        assert plain(store.scan([name]), (name,)) == [row_of(message, (name,)) for message in store.messages()]
+
+
+# ------------------------------------------------------------------------------------------------------- odd messages
+
+
+class OddLog:
+    """A store whose log is written byte by byte, with the oracle's encoder; nothing is dispatched."""
+
+    def __init__(self, root: Path, segment_size: int = 1 << 16):
+        self.root, self.size = root, segment_size
+        self.data = bytearray()
+        (root / "commitlog").mkdir(parents=True)
+
+    def add(self, properties: bytes = b"", **fields) -> int:
+        """Append one record; its offset."""
+        at = len(self.data)
+        record = {"topic": "Odd", "body": b"body", "born_host": "127.0.0.1:1"} | fields
+        self.data += oracle.encode_record(properties=properties, phy_offset=at, **record)
+        return at
+
+    def open(self) -> MessageStore:
+        assert len(self.data) <= self.size
+        path = self.root / "commitlog" / f"{0:020d}"
+        path.write_bytes(bytes(self.data) + bytes(self.size - len(self.data)))
+        config = StoreConfig(**GEOMETRY | {"mapped_file_size_commit_log": self.size})
+        return MessageStore.open(self.root, config=config, read_only=True)
+
+
+MALFORMED = [
+    b"\xff",
+    b"\xc0\x80",
+    b"\xc3",
+    b"\xe4\xb8",
+    b"\xe4\xb8\xad",
+    b"\xed\xa0\x80",
+    b"\xed\xa0\x80\xed\xb0\x80",
+    b"\xed\xbf",
+    b"\xf0\x9f\x98\x80",
+    b"\xf0\x9f\x98",
+    b"\xf0\x9f",
+    b"\xf0",
+    b"\xf4\x90\x80\x80",
+    b"\xf8\x88\x80\x80\x80",
+    b"\xe0\x80\x80",
+    b"\x80",
+    b"a\xe4b",
+    "ü€😀".encode(),
+]
+
+
+def test_text_is_read_as_java_reads_it(tmp_path):
+    log = OddLog(tmp_path / "store")
+    for piece in MALFORMED:
+        for text in (piece, b"a" + piece, piece + b"z", piece * 3, b"x" * 70 + piece + b"y" * 70):
+            log.add(
+                b"KEYS\x01" + text + b" k\x02TAGS\x01" + text + b"\x02UNIQ_KEY\x01" + text + b"\x02" + text + b"\x01v"
+            )
+    with log.open() as store:
+        rows = check_scan(store)
+        assert rows[0]["tags"] == "\ufffd"
+
+
+@given(text=st.binary(max_size=12) | st.lists(st.sampled_from(MALFORMED), max_size=6).map(b"".join))
+def test_any_bytes_are_read_as_java_reads_them(text, tmp_path_factory):
+    log = OddLog(tmp_path_factory.mktemp("odd") / "store", 4096)
+    text = text.replace(b"\x01", b"!").replace(b"\x02", b"?")
+    log.add(b"TAGS\x01" + text + b"\x02")
+    with log.open() as store:
+        (row,) = check_scan(store)
+        assert row["tags"] == (decode_java_utf8(text) or None)
+
+
+PROPERTIES = [
+    b"\x02",
+    b"\x01\x02",
+    b"a\x02",
+    b"a\x01\x02",
+    b"\x01b\x02",
+    b"a\x01b",
+    b"a\x01b\x02a\x01c\x02",
+    b"a\x01b\x02c\x01d\x02a\x01e\x02c\x01\x02a\x01f",
+    b"a\x01b\x01c\x01\x02",
+    b"KEYS\x01a  b \x02",
+    b"KEYS\x01 \x02",
+    b"KEYS\x01a\x02KEYS\x01\x02",
+    b"TAGS\x01a\x02TAGS\x01b\x02",
+    b"\xff\x01a\x02\xfe\x01b\x02",
+    b"\x02\x02\x02a\x01b\x02\x02",
+    b"KEYS\x01k1 k2\x02UNIQ_KEY\x01U\x02TAGS\x01t\x02WAIT\x01true\x02",
+    b"".join(b"n%d\x01v%d\x02" % (i % 60, i) for i in range(100)),
+    b"".join(b"n%d\x01v%d\x02" % (i, i) for i in range(70)),
+    b"".join(b"%c\x01%c\x02" % (i, i) for i in range(33, 127)) * 2,
+    b"x" * 62 + b"\x01" + b"y" * 63 + b"\x02" + b"z" * 64 + b"\x01\x02\x01",
+]
+
+
+def test_properties_are_cut_by_javas_rules(tmp_path):
+    log = OddLog(tmp_path / "store")
+    for text in PROPERTIES:
+        log.add(text)
+    with log.open() as store:
+        check_scan(store)
+
+
+@settings(max_examples=100)
+@given(
+    texts=st.lists(
+        st.lists(
+            st.sampled_from([b"\x01", b"\x02", b"a", b"b", b"KEYS", b"TAGS", b" ", b"\xff", b"x" * 17]), max_size=40
+        ).map(b"".join),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_any_properties(texts, tmp_path_factory):
+    log = OddLog(tmp_path_factory.mktemp("odd") / "store")
+    for text in texts:
+        log.add(text)
+    with log.open() as store:
+        check_scan(store, batch_size=3)
+
+
+def test_the_largest_properties(tmp_path):
+    log = OddLog(tmp_path / "store", 1 << 18)
+    log.add(b"a\x01b\x02" * 8191)
+    log.add(b"".join(b"%c%c\x01b\x02" % (33 + i // 90, 33 + i % 90) for i in range(6500)))
+    log.add(b"KEYS\x01" + b" k" * 16000)
+    log.add(b"KEYS\x01" + b"\xff" * 32000)
+    log.add(b"\xff" * 32000)
+    with log.open() as store:
+        rows = check_scan(store)
+        assert rows[0]["properties"] == [("a", "b")]
+        assert len(rows[2]["keys"]) == 16000
+
+
+HOSTS = [
+    "0.0.0.0:0",
+    "255.255.255.255:65535",
+    "10.0.0.1:10911",
+    "[::]:0",
+    "[::1]:65535",
+    "[2001:db8::2:0:0:1]:10911",
+    "[1:2:3:4:5:6:7:8]:1",
+    "[::ffff:102:304]:1",
+    "[fe80:1111:2222:3333:4444:5555:6666:7777]:12345",
+]
+
+
+def test_hosts(tmp_path):
+    log = OddLog(tmp_path / "store", 1 << 18)
+    many = [f"10.{i % 7}.{i % 251}.{i % 13}:{i * 31}" for i in range(700)] + [
+        f"[2001:db8::{i:x}]:{i}" for i in range(300)
+    ]
+    for store_host in [*HOSTS, *HOSTS, *many, *many[:50]]:
+        for born_host in (HOSTS[2], HOSTS[5]) if store_host in HOSTS else (HOSTS[4],):
+            log.add(store_host=store_host, born_host=born_host)
+    with log.open() as store:
+        check_scan(store, batch_size=100)
+
+
+def test_a_port_that_no_writer_leaves(tmp_path):
+    log = OddLog(tmp_path / "store")
+    for port in (-1, -(2**31), 2**31 - 1, 65536):
+        at = log.add()
+        log.data[at + 52 : at + 56] = port.to_bytes(4, "big", signed=True)
+    with log.open() as store:
+        assert [row["born_host"] for row in check_scan(store)] == [
+            "127.0.0.1:-1",
+            "127.0.0.1:-2147483648",
+            "127.0.0.1:2147483647",
+            "127.0.0.1:65536",
+        ]
+
+
+def test_compressed_bodies(tmp_path):
+    log = OddLog(tmp_path / "store")
+    for kind in ("LZ4", "ZSTD", "ZLIB"):
+        for body in (b"x" * 5000, b"short"):
+            log.add(body=compress_body(body, kind), sys_flag=compression_flags(kind))
+            log.add(body=compress_body(body, kind)[:-3], sys_flag=compression_flags(kind))
+    log.add(body=compress_body(b"old writers", "ZLIB"), sys_flag=1)
+    log.add(body=b"", sys_flag=1)
+    log.add(body=b"unknown type", sys_flag=1 | 5 << 8)
+    with log.open() as store:
+        rows = check_scan(store)
+        assert rows[0]["body"] == b"x" * 5000
+        assert rows[1]["body"] is None and rows[1]["body_stored"] and not rows[1]["corrupt"]
+        assert rows[-3]["body"] == b"old writers"
+        assert plain(store.scan(["body"], batch_size=2), ("body",)) == [{"body": row["body"]} for row in rows]
+        assert next(store.scan(["body"])).column("body").null_count == 7
+
+
+def test_a_missing_library_is_an_error(tmp_path, monkeypatch):
+    log = OddLog(tmp_path / "store")
+    log.add(body=compress_body(b"x" * 500, "LZ4"), sys_flag=compression_flags("LZ4"))
+    monkeypatch.setitem(sys.modules, "lz4.frame", None)
+    with log.open() as store:
+        with pytest.raises(MissingDependencyError, match="compression"):
+            list(store.scan(["body"]))
+        assert len(plain(store.scan(["body_stored"]), ("body_stored",))) == 1
+
+
+def test_a_body_that_does_not_fit_its_crc(tmp_path):
+    log = OddLog(tmp_path / "store")
+    log.add()
+    bad = log.add(body=compress_body(b"x" * 500, "ZLIB"), sys_flag=compression_flags("ZLIB"))
+    log.data[bad + 90] ^= 1
+    log.add()
+    with log.open() as store:
+        rows = check_scan(store)
+        assert [row["corrupt"] for row in rows] == [False, True, False]
+        assert rows[1]["body"] == rows[1]["body_stored"]
+
+
+def test_property_crcs(golden_copy):
+    root = golden_copy("propcrc")
+    path = root / "commitlog" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[44] ^= 1  # the born time: only the property CRC covers it
+    path.write_bytes(data)
+    with MessageStore.open(root, read_only=True) as store:
+        assert [row["corrupt"] for row in check_scan(store)][:2] == [True, False]
+    config = StoreConfig(**golden.geometry("base") | {"force_verify_prop_crc": True})
+    with MessageStore.open(golden_copy("base"), config=config, read_only=True) as store:
+        assert all(row["corrupt"] for row in check_scan(store))
+
+
+def put_odd_messages(store, n=300, seed=1):
+    rng = random.Random(seed)
+    for i in range(n):
+        topic = rng.choice(["Orders", "Pay", "T" * 127, "%RETRY%" + "g" * 200])
+        message = Message(
+            topic,
+            rng.randbytes(rng.choice([0, 1, 15, 16, 17, 200, 3000])),
+            keys=[rng.choice(["k1", "订单", "k" * 40, "é"]) + str(rng.randrange(20)) for _ in range(rng.randrange(4))],
+            tags=rng.choice([None, "TagA", "Aa", "BB", "标"]),
+            properties={"UNIQ_KEY": f"U{i}", "p": "v" * rng.randrange(90)} if i % 3 else None,
+            flag=rng.randrange(-(2**31), 2**31),
+            born_timestamp=rng.choice([0, -1, T0, 2**40]),
+            born_host=rng.choice([None, "10.0.0.9:1234", "[2001:db8::2]:1"]),
+            reconsume_times=rng.randrange(20),
+            prepared_transaction_offset=rng.randrange(2**60),
+            sys_flag=rng.choice([0, 0, 0, 4, 8, 12]),
+        )
+        store.put_message(message, rng.randrange(3))
+
+
+@pytest.fixture(scope="module")
+def odd(tmp_path_factory):
+    """A store of odd messages over several segments whose clock goes on by a second each, open for writing."""
+    now = [T0]
+
+    def clock():
+        now[0] += 1000
+        return now[0]
+
+    config = StoreConfig(**GEOMETRY, clock=clock, clean_resource_interval=0)
+    with MessageStore.open(tmp_path_factory.mktemp("odd") / "store", config=config) as store:
+        put_odd_messages(store)
+        assert len(store.commit_log.queue.offsets) > 3
+        yield store
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 64, 8192])
+def test_scan_of_a_writable_store(odd, batch_size):
+    rows = check_scan(odd, batch_size=batch_size)
+    with MessageStore.open(odd.path, read_only=True) as reader:
+        assert plain(reader.scan(ALL, batch_size=batch_size)) == rows
+
+
+# ------------------------------------------------------------------------------------------------------------ filters
+
+FILTERS = [
+    {"topic": "Orders"},
+    {"topic": ["Orders", "Pay"]},
+    {"topic": ["NoSuchTopic"]},
+    {"topic": []},
+    {"topic": "T" * 127, "queue_id": 1},
+    {"queue_id": [0, 2]},
+    {"queue_id": []},
+    {"queue_id": [-1, 2**31 - 1, 1]},
+    {"tags": "TagA"},
+    {"tags": "Aa"},
+    {"tags": "TagA || 标"},
+    {"tags": ["BB", "nothing"]},
+    {"tags": "*"},
+    {"topic": "Pay", "tags": "BB", "queue_id": (0, 1)},
+    {"begin_timestamp": T0 + 100_000},
+    {"end_timestamp": T0 + 100_000},
+    {"begin_timestamp": T0 + 50_000, "end_timestamp": T0 + 60_000, "topic": "Orders"},
+    {"begin_timestamp": 2**62},
+    {"begin_phy_offset": 40_000},
+    {"end_phy_offset": 40_000},
+    {"begin_phy_offset": 70_001, "end_phy_offset": 140_003, "tags": "Aa"},
+    {"begin_phy_offset": -5, "end_phy_offset": 2**60},
+    {"begin_phy_offset": 2**60},
+]
+
+
+def keeps(message, topic=None, queue_id=None, tags=None, begin_timestamp=None, end_timestamp=None) -> bool:
+    texts = tags.split(" || ") if isinstance(tags, str) else tags
+    return (
+        (topic is None or message.topic in ([topic] if isinstance(topic, str) else topic))
+        and (queue_id is None or message.queue_id in ([queue_id] if isinstance(queue_id, int) else queue_id))
+        and (texts is None or "*" in texts or message.tags in texts)
+        and (begin_timestamp is None or message.store_timestamp >= begin_timestamp)
+        and (end_timestamp is None or message.store_timestamp <= end_timestamp)
+    )
+
+
+@pytest.mark.parametrize("number", range(len(FILTERS)))
+def test_filters(odd, number):
+    filters = dict(FILTERS[number])
+    begin, end = filters.pop("begin_phy_offset", None), filters.pop("end_phy_offset", None)
+    wanted = [row_of(message) for message in odd.messages(begin, end) if keeps(message, **filters)]
+    assert plain(odd.scan(ALL, **FILTERS[number], batch_size=50)) == wanted
+    names = ("phy_offset",)
+    assert plain(odd.scan(names, **FILTERS[number]), names) == [{"phy_offset": row["phy_offset"]} for row in wanted]
+
+
+def test_splits_of_the_log_give_every_row_once(odd):
+    whole = plain(odd.scan(["phy_offset"]), ("phy_offset",))
+    for size in (1000, 12345, 65536):
+        parts = []
+        for begin in range(0, odd.commit_log.max_offset, size):
+            parts += plain(
+                odd.scan(["phy_offset"], begin_phy_offset=begin, end_phy_offset=begin + size), ("phy_offset",)
+            )
+        assert parts == whole
+
+
+def test_filters_read_text_as_java_does(tmp_path):
+    log = OddLog(tmp_path / "store")
+    log.add(b"TAGS\x01\xff\x02")
+    log.add(b"TAGS\x01\xed\xa0\x80\x02")
+    log.add("TAGS\x01标\x02".encode())
+    with log.open() as store:
+        assert [row["phy_offset"] for row in plain(store.scan(ALL, tags=["\ufffd"]))] == [
+            message.phy_offset for message in store.messages() if message.tags == "\ufffd"
+        ]
+        assert len(plain(store.scan(ALL, tags=["标"]))) == 1
+
+
+@pytest.mark.parametrize("options", [{"batch_size": 0}, {"batch_size": 2**31}, {"batch_size": -1}])
+def test_impossible_batches(odd, options):
+    with pytest.raises(ValueError, match="rows"):
+        odd.scan(**options)
+
+
+def test_batches_are_cut_by_bytes_too(odd, monkeypatch):
+    monkeypatch.setattr(columns, "_BATCH_BYTES", 10_000)
+    batches = list(odd.scan(ALL))
+    assert len(batches) > 5
+    assert plain(batches) == [row_of(message) for message in odd.messages()]
+    monkeypatch.setattr(columns, "_BATCH_BYTES", 1)
+    assert [batch.num_rows for batch in odd.scan(["body"])].count(1) > 100
+
+
+# -------------------------------------------------------------------------------------------- damage, writers, threads
+
+
+def damaged(root: Path, flips, out: Path) -> MessageStore:
+    shutil.copytree(root, out)
+    for at, bit in flips:
+        path = out / "commitlog" / f"{at // 65536 * 65536:020d}"
+        data = bytearray(path.read_bytes())
+        data[at % 65536] ^= 1 << bit
+        path.write_bytes(data)
+    return MessageStore.open(out, config=StoreConfig(**GEOMETRY), read_only=True)
+
+
+@pytest.fixture(scope="module")
+def odd_copy(odd, tmp_path_factory):
+    odd.flush()
+    target = tmp_path_factory.mktemp("copy") / "store"
+    shutil.copytree(odd.path, target)
+    return target
+
+
+def test_flipped_bits_are_flagged_or_passed_over(odd_copy, tmp_path):
+    rng = random.Random(7)
+    with MessageStore.open(odd_copy, read_only=True) as store:
+        messages = list(store.messages())
+    for number in range(25):
+        flips = []
+        for _ in range(rng.randrange(1, 12)):
+            message = rng.choice(messages)
+            # Headers and lengths are the interesting bytes.
+            flips.append((message.phy_offset + rng.randrange(min(message.store_size, 120)), rng.randrange(8)))
+        with damaged(odd_copy, flips, tmp_path / str(number)) as store:
+            check_scan(store, batch_size=rng.choice([1, 10, 8192]))
+            for begin in (0, 1, 65536, 99_999):
+                assert plain(store.scan(ALL, begin_phy_offset=begin)) == [
+                    row_of(message) for message in store.messages(begin)
+                ]
+
+
+@pytest.mark.parametrize("missing", [0, 1, 2])
+def test_a_missing_segment_is_passed_over(odd_copy, tmp_path, missing):
+    shutil.copytree(odd_copy, tmp_path / "store")
+    (tmp_path / "store" / "commitlog" / f"{missing * 65536:020d}").unlink()
+    with MessageStore.open(tmp_path / "store", config=StoreConfig(**GEOMETRY), read_only=True) as store:
+        assert check_scan(store)
+
+
+def test_an_empty_store(tmp_path):
+    with MessageStore.open(tmp_path / "store", config=StoreConfig(**GEOMETRY)) as store:
+        assert list(store.scan()) == []
+
+
+def test_a_closed_store(tmp_path):
+    with MessageStore.open(tmp_path / "store", config=StoreConfig(**GEOMETRY)) as store:
+        store.put_messages([Message("T", b"x") for _ in range(10)])
+        batches = store.scan(batch_size=5)
+        first = next(batches)
+    with pytest.raises(StoreClosedError):
+        next(batches)
+    with pytest.raises(StoreClosedError):
+        store.scan()
+    # What was handed over is the reader's own.
+    first.validate(full=True)
+    assert first.column("body").to_pylist() == [b"x"] * 5
+
+
+def test_a_batch_outlives_everything(odd):
+    kept = list(odd.scan(ALL, batch_size=16))
+    rows = plain(kept)
+    for _ in range(3):
+        list(odd.scan(ALL, batch_size=16))
+    assert plain(kept) == rows
+
+
+def test_a_reader_beside_a_writer(tmp_path):
+    config = StoreConfig(**GEOMETRY)
+    with MessageStore.open(tmp_path / "store", config=config) as writer:
+        writer.put_message(Message("T", b"0"))
+        with MessageStore.open(tmp_path / "store", config=config, read_only=True) as reader:
+            assert len(plain(reader.scan(ALL))) == 1
+            for n in range(1, 40):
+                writer.put_messages([Message("T", b"%d" % n + b"x" * 900) for _ in range(30)])
+                assert len(plain(reader.scan(("phy_offset",)), ("phy_offset",))) == 1 + 30 * n
+
+
+def test_scans_while_a_thread_writes(tmp_path):
+    config = StoreConfig(**GEOMETRY)
+    with MessageStore.open(tmp_path / "store", config=config) as store:
+        done = threading.Event()
+
+        def write():
+            for n in range(200):
+                store.put_messages([Message("T", b"%d" % n * 50, keys=[f"k{n}"]) for _ in range(10)])
+            done.set()
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        before = 0
+        while not done.is_set():
+            batches = list(store.scan(ALL, batch_size=100))
+            num = sum(batch.num_rows for batch in batches)
+            assert num >= before
+            assert not any(any(batch.column("corrupt").to_pylist()) for batch in batches)
+            before = num
+        thread.join()
+        assert len(check_scan(store)) == 2000
+
+
+def test_two_threads_do_not_share_columns():
+    class Text(str):
+        def encode(self, *args):
+            # Called while the columns are being filled.
+            for use in (made.take, made.choose, lambda: made.fill(region, 0, region.size, 0)):
+                with pytest.raises(RuntimeError, match="thread"):
+                    use()
+            return str.encode(self, *args)
+
+    made = _core.ArrowColumns(["store_host"], host_text=lambda host: Text("[::1]:1"))
+    record = oracle.encode_record(topic="T", store_host="[::1]:1")
+    with tempfile.TemporaryFile() as file:
+        file.write(record + bytes(100))
+        file.flush()
+        region = _core.Region.map(file.fileno(), os.fstat(file.fileno()).st_size)
+        assert made.fill(region, 0, region.size, 0)[1] == _core.Verdict.EMPTY
+        assert made.take()[0] == 1
+
+
+def test_retention_takes_segments_from_under_a_scan(tmp_path):
+    config = StoreConfig(**GEOMETRY)
+    with MessageStore.open(tmp_path / "store", config=config) as store:
+        store.put_messages([Message("T", b"x" * 900) for _ in range(300)])
+        with MessageStore.open(tmp_path / "store", config=config, read_only=True) as reader:
+            batches = reader.scan(("phy_offset",), batch_size=5)
+            next(batches)
+            for base in reader.commit_log.queue.offsets[1:3]:
+                (tmp_path / "store" / "commitlog" / f"{base:020d}").unlink()
+            rows = plain(batches, ("phy_offset",))
+            assert rows and not any(65536 <= row["phy_offset"] < 3 * 65536 for row in rows)
+            assert rows[-1]["phy_offset"] > 3 * 65536
