@@ -652,56 +652,95 @@ cdef inline int64_t index_count_of(const unsigned char* base) noexcept nogil:
     return count if count > 0 else 1
 
 
-cdef inline bint index_put(unsigned char* base, uint64_t magic, int64_t slot_num, int64_t index_num, int32_t key_hash,
-                           int64_t phy_offset, int64_t store_timestamp) noexcept nogil:
-    cdef int64_t count = index_count_of(base)
-    if count >= index_num:
-        return False
-    cdef uint32_t slot = fastmod(<uint32_t>key_hash, magic, <uint32_t>slot_num)
-    check(slot < slot_num and key_hash >= 0)
-    cdef unsigned char* slot_at = base + INDEX_HEADER_SIZE + SLOT_SIZE * <int64_t>slot
+cdef enum:
+    PUT_AHEAD = 32
+
+
+cdef struct IndexCounters:
+    # What a put reads of the header, held in registers between the puts of one call; every put still writes it out.
+    int64_t count
+    int64_t begin_timestamp
+    int32_t hash_slot_count
+
+
+cdef inline void load_counters(const unsigned char* base, IndexCounters* c) noexcept nogil:
+    c.count = index_count_of(base)
+    c.begin_timestamp = get_i64(base + INDEX_BEGIN_TIMESTAMP)
+    c.hash_slot_count = get_i32(base + INDEX_HASH_SLOT_COUNT)
+
+
+cdef inline void index_put_at(unsigned char* base, int64_t slot_num, int64_t slot, IndexCounters* c, int32_t key_hash,
+                              int64_t phy_offset, int64_t store_timestamp) noexcept nogil:
+    # One entry, for which there is room.  The order of the stores is what a crash and a reader rely on (I6): a slot that
+    # were ahead of the count for longer than this one entry would hide its whole chain from readers.
+    check(0 <= slot < slot_num and key_hash >= 0)
+    cdef unsigned char* slot_at = base + INDEX_HEADER_SIZE + SLOT_SIZE * slot
+    cdef unsigned char* entry = base + INDEX_HEADER_SIZE + SLOT_SIZE * slot_num + ENTRY_SIZE * c.count
     cdef int32_t prev = get_i32(slot_at)
-    if prev <= 0 or prev > count:
+    cdef int64_t diff = 0
+    if prev <= 0 or prev > c.count:
         prev = 0
-    cdef int64_t begin = get_i64(base + INDEX_BEGIN_TIMESTAMP)
-    # Java's subtraction wraps; the difference is against the begin time before this put.
-    cdef int64_t diff = <int64_t>(<uint64_t>store_timestamp - <uint64_t>begin) // 1000 if begin > 0 else 0
-    if diff > 0x7FFFFFFF:
-        diff = 0x7FFFFFFF
-    elif diff < 0:
-        diff = 0
-    cdef unsigned char* entry = base + INDEX_HEADER_SIZE + SLOT_SIZE * slot_num + ENTRY_SIZE * count
+    if c.begin_timestamp > 0:
+        # Java's subtraction wraps; the difference is against the begin time before this put.
+        diff = <int64_t>(<uint64_t>store_timestamp - <uint64_t>c.begin_timestamp) // 1000
+        if diff > 0x7FFFFFFF:
+            diff = 0x7FFFFFFF
+        elif diff < 0:
+            diff = 0
     put_i32(entry + ENTRY_KEY_HASH, key_hash)
     put_i64(entry + ENTRY_PHY_OFFSET, phy_offset)
     put_i32(entry + ENTRY_TIME_DIFF, <int32_t>diff)
     put_i32(entry + ENTRY_PREV_INDEX, prev)
     release_fence()
-    put_i32(slot_at, <int32_t>count)
+    put_i32(slot_at, <int32_t>c.count)
     release_fence()
-    if count <= 1:
+    if c.count <= 1:
         put_i64(base + INDEX_BEGIN_PHY_OFFSET, phy_offset)
         put_i64(base + INDEX_BEGIN_TIMESTAMP, store_timestamp)
-    put_i32(base + INDEX_COUNT, <int32_t>(count + 1))
-    if prev == 0:
-        # Behind the count: one too few is seen by `relink`, one too many looks like a file of 4.7.0.
-        put_i32(base + INDEX_HASH_SLOT_COUNT, get_i32(base + INDEX_HASH_SLOT_COUNT) + 1)
+        c.begin_timestamp = store_timestamp
+        release_fence()
+    c.count += 1
+    put_i32(base + INDEX_COUNT, <int32_t>c.count)
+    release_fence()
+    # Behind the count: one too few is seen by `relink`, one too many looks like a file of 4.7.0.
+    c.hash_slot_count += prev == 0
+    put_i32(base + INDEX_HASH_SLOT_COUNT, c.hash_slot_count)
     put_i64(base + INDEX_END_PHY_OFFSET, phy_offset)
     put_i64(base + INDEX_END_TIMESTAMP, store_timestamp)
+
+
+cdef inline bint index_put(unsigned char* base, uint64_t magic, int64_t slot_num, int64_t index_num, int32_t key_hash,
+                           int64_t phy_offset, int64_t store_timestamp) noexcept nogil:
+    cdef IndexCounters c
+    load_counters(base, &c)
+    if c.count >= index_num:
+        return False
+    index_put_at(base, slot_num, fastmod(<uint32_t>key_hash, magic, <uint32_t>slot_num), &c, key_hash, phy_offset,
+                 store_timestamp)
     return True
 
 
 cdef int64_t index_put_many(unsigned char* base, uint64_t magic, int64_t slot_num, int64_t index_num,
                             const int32_t* hashes, const int64_t* phy_offsets, const int64_t* store_timestamps,
                             int64_t n) noexcept nogil:
-    # The slots of a key a few steps ahead are asked for early: a slot is a cache miss, everything else is sequential.
-    cdef int64_t i, ahead = 24
+    # The slots of a key some steps ahead are asked for early: a slot is a cache miss, everything else is sequential.
+    cdef uint32_t[PUT_AHEAD] slots
+    cdef int64_t i, room
     cdef uint32_t slot
+    cdef IndexCounters c
+    load_counters(base, &c)
+    room = index_num - c.count if c.count < index_num else 0
+    if n > room:
+        n = room
+    for i in range(n if n < PUT_AHEAD else PUT_AHEAD):
+        slots[i] = fastmod(<uint32_t>hashes[i], magic, <uint32_t>slot_num)
+        prefetch(base + INDEX_HEADER_SIZE + SLOT_SIZE * <int64_t>slots[i])
     for i in range(n):
-        if i + ahead < n:
-            slot = fastmod(<uint32_t>hashes[i + ahead], magic, <uint32_t>slot_num)
-            prefetch(base + INDEX_HEADER_SIZE + SLOT_SIZE * <int64_t>slot)
-        if not index_put(base, magic, slot_num, index_num, hashes[i], phy_offsets[i], store_timestamps[i]):
-            return i
+        slot = slots[i % PUT_AHEAD]
+        if i + PUT_AHEAD < n:
+            slots[i % PUT_AHEAD] = fastmod(<uint32_t>hashes[i + PUT_AHEAD], magic, <uint32_t>slot_num)
+            prefetch(base + INDEX_HEADER_SIZE + SLOT_SIZE * <int64_t>slots[i % PUT_AHEAD])
+        index_put_at(base, slot_num, slot, &c, hashes[i], phy_offsets[i], store_timestamps[i])
     return n
 
 
@@ -712,7 +751,7 @@ cdef inline int64_t index_head(const unsigned char* base, uint64_t magic, int64_
     cdef uint32_t slot = fastmod(<uint32_t>key_hash, magic, <uint32_t>slot_num)
     cdef int64_t head = get_i32(base + INDEX_HEADER_SIZE + SLOT_SIZE * <int64_t>slot)
     acquire_fence()
-    if head <= 0 or head > count or head >= index_num or count <= 1:
+    if head <= 0 or head > count or head >= index_num or count <= 1 or key_hash < 0:
         return 0
     return head
 
@@ -740,6 +779,84 @@ cdef int64_t index_select(const unsigned char* base, int64_t slot_num, int64_t* 
     return found
 
 
+cdef enum:
+    SELECT_LANES = 128
+    SELECT_HITS = 8192  # of one block together
+
+
+cdef inline void ask_for_entry(const unsigned char* entry) noexcept nogil:
+    # An entry may lie across two cache lines.
+    prefetch(entry)
+    prefetch(entry + ENTRY_SIZE - 1)
+
+
+cdef int64_t index_select_block(const unsigned char* base, uint64_t magic, int64_t slot_num, int64_t index_num,
+                                const int32_t* hashes, int64_t num, int64_t max_num, int64_t begin, int64_t end,
+                                int64_t* hits, int32_t* lanes, int64_t* nums) noexcept nogil:
+    # `index_select` for up to SELECT_LANES keys side by side, a step of every chain in turn, so that the misses of
+    # different chains overlap.  The hits come in the order in which they are met, each with the lane of its key; nums[i]
+    # counts those of lane i.  Returns how many, or -1 when there are more than SELECT_HITS.
+    cdef int32_t[SELECT_LANES] at, active
+    cdef int64_t i, k, active_num = 0, kept, found = 0, head, prev, time, begin_timestamp
+    cdef const unsigned char* slots = base + INDEX_HEADER_SIZE
+    cdef const unsigned char* entries = slots + SLOT_SIZE * slot_num
+    cdef const unsigned char* entry
+    cdef int32_t diff
+    for i in range(num):
+        at[i] = <int32_t>fastmod(<uint32_t>hashes[i], magic, <uint32_t>slot_num)
+        prefetch(slots + SLOT_SIZE * <int64_t>at[i])
+        nums[i] = 0
+    for i in range(num):
+        head = index_head(base, magic, slot_num, index_num, hashes[i])
+        if head > 0 and max_num > 0:
+            at[i] = <int32_t>head
+            ask_for_entry(entries + ENTRY_SIZE * head)
+            active[active_num] = <int32_t>i
+            active_num += 1
+    begin_timestamp = get_i64(base + INDEX_BEGIN_TIMESTAMP)
+    while active_num:
+        kept = 0
+        for k in range(active_num):
+            i = active[k]
+            entry = entries + ENTRY_SIZE * <int64_t>at[i]
+            diff = get_i32(entry + ENTRY_TIME_DIFF)
+            if diff < 0:
+                continue
+            time = <int64_t>(<uint64_t>begin_timestamp + <uint64_t>(<int64_t>diff * 1000))
+            if get_i32(entry + ENTRY_KEY_HASH) == hashes[i] and begin <= time <= end:
+                if found == SELECT_HITS:
+                    return -1
+                hits[found] = get_i64(entry + ENTRY_PHY_OFFSET)
+                lanes[found] = <int32_t>i
+                found += 1
+                nums[i] += 1
+            prev = get_i32(entry + ENTRY_PREV_INDEX)
+            if prev <= 0 or prev >= at[i] or time < begin or nums[i] >= max_num:
+                continue
+            at[i] = <int32_t>prev
+            ask_for_entry(entries + ENTRY_SIZE * prev)
+            active[kept] = <int32_t>i
+            kept += 1
+        active_num = kept
+    return found
+
+
+cdef int64_t place_hits(const int64_t* hits, const int32_t* lanes, int64_t found, int64_t num, int64_t used,
+                        int64_t* out, int64_t* nums) noexcept nogil:
+    # Puts the hits of a block behind out[used - 1], lane by lane, each lane's in the order in which they were met; nums
+    # become the ends of the lanes.  Returns the end of the last.
+    cdef int64_t i, n
+    cdef int64_t[SELECT_LANES] next
+    for i in range(num):
+        next[i] = used
+        used += nums[i]
+        nums[i] = used
+    for i in range(found):
+        out[next[lanes[i]]] = hits[i]
+        next[lanes[i]] += 1
+    return used
+
+
 cdef int64_t index_chain(const unsigned char* base, int64_t slot_num, int64_t* index, int32_t key_hash, int64_t* out,
                          int64_t room) noexcept nogil:
     # Every entry of the chain with this hash, whatever its time.
@@ -758,7 +875,7 @@ cdef int64_t index_chain(const unsigned char* base, int64_t slot_num, int64_t* i
 
 cdef enum:
     SELECT_ROUND = 128
-    KEY_CHUNK = 16384
+    KEY_CHUNK = 131072
 
 
 cdef list arrow_or_list_chunks(object keys):
@@ -776,9 +893,9 @@ cdef list arrow_or_list_chunks(object keys):
     return [list(keys)]
 
 
-cdef object hash_keys(object part, Py_ssize_t start, Py_ssize_t n):
-    # int32 array of the index hashes of `n` keys from `start` on; list items are hashed under the GIL, Arrow text from
-    # its buffers without it.
+cdef object hash_keys(object part, Py_ssize_t start, Py_ssize_t n, object room=None):
+    # int32 array of the index hashes of `n` keys from `start` on, in `room` if that is given; list items are hashed under
+    # the GIL, Arrow text from its buffers without it.
     cdef Py_ssize_t i
     cdef int32_t[::1] out
     cdef const uint8_t[::1] data
@@ -787,7 +904,7 @@ cdef object hash_keys(object part, Py_ssize_t start, Py_ssize_t n):
     cdef int64_t first
     cdef object array, buffers
     cdef PyObject* item
-    array = np.empty(n, np.int32)
+    array = np.empty(n, np.int32) if room is None else room[:n]
     if n == 0:
         return array
     out = array
@@ -929,13 +1046,14 @@ cdef class IndexRegion:
         time = int64_column(store_timestamps, "store_timestamps")
         parts = arrow_or_list_chunks(keys)
         cdef int64_t total = sum([len(part) for part in parts]), done = 0, n, start
+        room = np.empty(total if total < KEY_CHUNK else KEY_CHUNK, np.int32)
         if phy.shape[0] != total or time.shape[0] != total:
             raise ValueError(f"{total} keys, {phy.shape[0]} phy_offsets and {time.shape[0]} store_timestamps")
         for part in parts:
             start = 0
             while start < len(part):
                 n = len(part) - start if len(part) - start < KEY_CHUNK else KEY_CHUNK
-                taken = self.put_hashes(hash_keys(part, start, n), phy[done:done + n], time[done:done + n])
+                taken = self.put_hashes(hash_keys(part, start, n, room), phy[done:done + n], time[done:done + n])
                 done += taken
                 if taken < n:
                     return done
@@ -1013,7 +1131,7 @@ cdef class IndexRegion:
             region.unpin()
 
     def select_phy_offsets(self, keys, int64_t max_num=64, int64_t begin=0, int64_t end=INT64_MAX):
-        """Many keys at once, each answered as by `select_phy_offset`.
+        """Many keys at once, each answered as by `select_phy_offset`; the GIL is released.
 
         Returns
         -------
@@ -1023,26 +1141,43 @@ cdef class IndexRegion:
             The hits of key i are ``offsets[row_offsets[i]:row_offsets[i + 1]]``.
         """
         hashes_array = [hash_keys(part, 0, len(part)) for part in arrow_or_list_chunks(keys)]
-        joined = np.concatenate(hashes_array) if hashes_array else np.empty(0, np.int32)
-        cdef const int32_t[::1] hashes = joined
-        cdef int64_t n = hashes.shape[0], i = 0, used = 0, found, index, left, room, capacity, ahead = 16
+        return self.select_hashes(np.concatenate(hashes_array) if hashes_array else np.empty(0, np.int32), max_num, begin,
+                                  end)
+
+    def select_hashes(self, const int32_t[::1] hashes not None, int64_t max_num=64, int64_t begin=0,
+                      int64_t end=INT64_MAX):
+        """As `select_phy_offsets` with index hashes (int32; a negative one has no hits) instead of texts."""
+        cdef int64_t n = hashes.shape[0], i = 0, used = 0, found, num, index, left, room, capacity
+        cdef bint one_by_one = False
         row_array = np.zeros(n + 1, np.int64)
         out_array = np.empty(max(n * 2, 1024), np.int64)
+        hit_array = np.empty(SELECT_HITS, np.int64)
+        lane_array = np.empty(SELECT_HITS, np.int32)
         cdef int64_t[::1] rows = row_array
         cdef int64_t[::1] out = out_array
+        cdef int64_t[::1] hits = hit_array
+        cdef int32_t[::1] lanes = lane_array
         cdef Region region = self.region
         cdef unsigned char* base = region.pin(0, region.size)
-        cdef uint32_t slot
         try:
             capacity = out.shape[0]
             index, left = -1, max_num
             while i < n:
                 with nogil:
                     while i < n:
+                        if not one_by_one:
+                            num = n - i if n - i < SELECT_LANES else SELECT_LANES
+                            found = index_select_block(base, self.magic, self.slot_num, self.index_num, &hashes[i], num,
+                                                       max_num, begin, end, &hits[0], &lanes[0], &rows[i + 1])
+                            if found > capacity - used:
+                                break  # the answer array is full; the block is walked again
+                            if found >= 0:
+                                used = place_hits(&hits[0], &lanes[0], found, num, used, &out[0], &rows[i + 1])
+                                i += num
+                                continue
+                            one_by_one = True
+                        # More hits than a block has room for: this key is walked alone, as far as the answer has room.
                         if index < 0:
-                            if i + ahead < n:
-                                slot = fastmod(<uint32_t>hashes[i + ahead], self.magic, <uint32_t>self.slot_num)
-                                prefetch(base + INDEX_HEADER_SIZE + SLOT_SIZE * <int64_t>slot)
                             index = index_head(base, self.magic, self.slot_num, self.index_num, hashes[i])
                             left = max_num
                         room = capacity - used if capacity - used < left else left
@@ -1055,6 +1190,7 @@ cdef class IndexRegion:
                         rows[i + 1] = used
                         i += 1
                         index = -1
+                        one_by_one = i % SELECT_LANES != 0
                 if i < n:
                     out_array = np.concatenate([out_array, np.empty(capacity, np.int64)])
                     out = out_array

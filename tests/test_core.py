@@ -7,6 +7,7 @@ from Java's arithmetic, worked out in a comment.  A test that could crash the in
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import struct
@@ -1296,6 +1297,57 @@ def test_selection_pages_and_growth():
     assert len(index.select_chain(7, -1, 0)[0]) == len(index.select_chain(7, -1, 999)[0]) == 128
 
 
+T0 = 1_700_000_000_000
+
+
+def test_many_selections_side_by_side_are_those_one_by_one():
+    # Chains of very different lengths, so that lanes end at different steps; sizes around the number of lanes.
+    rng = np.random.default_rng(5)
+    n = 5000
+    index = index_of(300, n + 1)
+    hashes = (rng.zipf(1.3, n) % 900).astype(np.int32)
+    index.put_hashes(hashes, np.arange(n, dtype=np.int64) * 7, T0 + np.arange(n, dtype=np.int64) * 400)
+    asked = np.concatenate([rng.integers(-5, 1200, 700), [0, -1, -(2**31), 2**31 - 1]]).astype(np.int32)
+    for count in (0, 1, 127, 128, 129, 256, 704):
+        for max_num in (-1, 0, 1, 3, 64, 1000, MAX_I64):
+            for begin, end in ((0, MAX_I64), (T0 + 500_000, T0 + 900_000), (5, 1)):
+                hits, starts = index.select_hashes(asked[:count], max_num, begin, end)
+                expected = [index.select_hash(key_hash, max_num, begin, end) for key_hash in asked[:count].tolist()]
+                assert hits.tolist() == list(itertools.chain.from_iterable(expected))
+                assert starts.tolist() == [0, *itertools.accumulate(map(len, expected))]
+
+
+def test_a_chain_that_leads_elsewhere_ends_alike_side_by_side():
+    # Hostile numbers: heads, previous entries and times that no writer leaves.
+    rng = np.random.default_rng(6)
+    index = index_of(20, 60)
+    wild = np.array([0, 1, -1, 5, 59, 60, 61, 2**31 - 1, -(2**31)], np.int64)
+    asked = np.arange(-3, 40, dtype=np.int32)
+    for _ in range(200):
+        index.write_header(T0, T0, 0, 0, 0, int(rng.choice(wild)))
+        numbers = np.where(
+            rng.random(20 + 60 * 5) < 0.3, rng.choice(wild, 20 + 60 * 5), rng.integers(0, 60, 20 + 60 * 5)
+        )
+        index.region.write(40, numbers.astype(">i4").tobytes())
+        hits, starts = index.select_hashes(asked, 10)
+        expected = [index.select_hash(key_hash, 10) for key_hash in asked.tolist()]
+        assert hits.tolist() == list(itertools.chain.from_iterable(expected))
+        assert starts.tolist() == [0, *itertools.accumulate(map(len, expected))]
+
+
+def test_java_hash_at_every_length():
+    rng = random.Random(7)
+    for length in range(70):
+        for alphabet in (range(1, 128), range(256), range(128, 256), (0, 255), range(1, 0x400), (65, 0x1F600)):
+            text = "".join(chr(rng.choice(alphabet)) for _ in range(length))
+            expected = oracle.java_hash(text)
+            assert _core.java_string_hash(text) == expected
+            assert _core.java_string_hash_bytes(text.encode()) == expected
+            # Whatever lies around the text takes no part.
+            wrapped = ("\xff" * 9 + text + "\xff" * 9)[9 : 9 + length]
+            assert _core.java_string_hash(wrapped) == expected
+
+
 def test_kinds_of_key_columns():
     pyarrow = pytest.importorskip("pyarrow")
     keys = [f"T#{i}" for i in range(200)] + ["", "T#订单", "T#\U0001f600", "é" * 9]
@@ -2175,6 +2227,7 @@ def reading_calls(region: Region, index: IndexRegion):
         "select_phy_offset": lambda: index.select_phy_offset("k"),
         "select_hash": lambda: index.select_hash(1),
         "select_phy_offsets": lambda: index.select_phy_offsets(["k"]),
+        "select_hashes": lambda: index.select_hashes(np.ones(1, np.int32)),
         "select_chain": lambda: index.select_chain(1),
         "read_header": index.read_header,
         "read_slot": lambda: index.read_slot(0),
