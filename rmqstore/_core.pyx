@@ -17,7 +17,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.list cimport PyList_GET_SIZE
-from cpython.object cimport PyObject
+from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF
 from libc.errno cimport errno
 from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t, uint8_t
@@ -1847,6 +1847,40 @@ def find_record(Region region not None, int64_t pos, int64_t base_offset, int64_
         region.unpin()
 
 
+cpdef enum KeyKind:
+    # Which text of a record is compared with the one that is looked for.
+    ANY_KEY = 0     # the unique key, or a piece of KEYS
+    TAG = 1         # the whole TAGS value
+    UNIQUE_KEY = 2
+    KEYS_ONLY = 3
+
+
+cdef bint has_key(const unsigned char* p, RecordView* r, const unsigned char* topic, Py_ssize_t topic_len,
+                  const unsigned char* wanted, Py_ssize_t n, int kind) noexcept nogil:
+    # KEYS is cut at single spaces; an empty piece is none.
+    cdef KnownProperties k
+    cdef const unsigned char* text = p + r.properties_pos
+    cdef int32_t start = 0, end
+    if r.topic_len != topic_len or memcmp(p + r.topic_pos, topic, topic_len) != 0:
+        return False
+    find_properties(text, r.properties_len, &k)
+    if kind == TAG:
+        return k.tags_pos >= 0 and k.tags_len == n and memcmp(text + k.tags_pos, wanted, n) == 0
+    if (kind != KEYS_ONLY and k.unique_key_pos >= 0 and k.unique_key_len == n
+            and memcmp(text + k.unique_key_pos, wanted, n) == 0):
+        return True
+    if kind == UNIQUE_KEY or k.keys_pos < 0 or n == 0:
+        return False
+    while start <= k.keys_len:
+        end = start
+        while end < k.keys_len and text[k.keys_pos + end] != 32:
+            end += 1
+        if end - start == n and memcmp(text + k.keys_pos + start, wanted, n) == 0:
+            return True
+        start = end + 1
+    return False
+
+
 def record_matches(Region region not None, int64_t pos, int64_t phy_offset, bytes topic not None, bytes key not None,
                    bint by_tag=False):
     """Tell whether the record at `pos` has this topic and key, without decoding it.
@@ -1866,33 +1900,13 @@ def record_matches(Region region not None, int64_t pos, int64_t phy_offset, byte
         Whether it matches, and its store timestamp (ms since epoch; 0 where no record lies).
     """
     cdef RecordView r
-    cdef KnownProperties k
     cdef unsigned char* p = region.pin(pos, region.size - pos)
-    cdef const unsigned char* text
-    cdef const unsigned char* wanted = <const unsigned char*>PyBytes_AS_STRING(key)
-    cdef int32_t n = <int32_t>PyBytes_GET_SIZE(key), start, end
     try:
         if judge_record(p, region.size - pos, phy_offset, 0, &r) != RECORD:
             return False, 0
-        if (r.topic_len != PyBytes_GET_SIZE(topic)
-                or memcmp(p + r.topic_pos, PyBytes_AS_STRING(topic), r.topic_len) != 0):
-            return False, r.store_timestamp
-        text = p + r.properties_pos
-        find_properties(text, r.properties_len, &k)
-        if by_tag:
-            return (k.tags_pos >= 0 and k.tags_len == n and memcmp(text + k.tags_pos, wanted, n) == 0), r.store_timestamp
-        if k.unique_key_pos >= 0 and k.unique_key_len == n and memcmp(text + k.unique_key_pos, wanted, n) == 0:
-            return True, r.store_timestamp
-        if k.keys_pos >= 0:
-            start = 0
-            while start <= k.keys_len:
-                end = start
-                while end < k.keys_len and text[k.keys_pos + end] != 32:
-                    end += 1
-                if end - start == n and n > 0 and memcmp(text + k.keys_pos + start, wanted, n) == 0:
-                    return True, r.store_timestamp
-                start = end + 1
-        return False, r.store_timestamp
+        return has_key(p, &r, <const unsigned char*>PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic),
+                       <const unsigned char*>PyBytes_AS_STRING(key), PyBytes_GET_SIZE(key),
+                       TAG if by_tag else ANY_KEY), r.store_timestamp
     finally:
         region.unpin()
 
@@ -3898,6 +3912,495 @@ def write_ext_unit(Region region not None, int64_t pos, int64_t tags_code, int64
     put_i16(p, <int16_t>size)
     region.unpin()
     return size
+
+
+# ------------------------------------------------------------------------------------------------- messages as read
+
+cdef enum:
+    # A CRC over more bytes than this takes long enough to let other threads run meanwhile; a shorter one would wait longer
+    # for the GIL than it runs.
+    LONG_BODY = 131072
+    WALK_STEPS = 1024
+
+
+@cython.auto_pickle(False)
+cdef class StoredMessage(MessageFields):
+    """A record as a message that cannot be changed; `rmqstore.MessageExt` is this with what needs no speed.
+
+    Numbers, body and properties are copied from the record when it is read; texts are decoded when they are asked for.
+
+    Parameters
+    ----------
+    record : tuple
+        The 18 fields of `decode_record`.
+    """
+
+    cdef int32_t c_store_size, c_version, c_crc, c_queue_id, c_flag, c_sys_flag, c_reconsume_times
+    cdef bint crc_ok
+    cdef int64_t c_queue_offset, c_phy_offset, c_born_timestamp, c_store_timestamp, c_prepared_transaction_offset
+    cdef bytes c_born_host, c_store_host, c_body, c_properties
+    cdef str c_topic
+    cdef object sent_body, parsed_properties
+
+    def __init__(self, tuple record not None):
+        (self.c_store_size, self.c_version, self.c_crc, self.c_queue_id, self.c_flag, self.c_queue_offset, self.c_phy_offset,
+         self.c_sys_flag, self.c_born_timestamp, self.c_born_host, self.c_store_timestamp, self.c_store_host,
+         self.c_reconsume_times, self.c_prepared_transaction_offset, self.c_body, self.c_topic, self.c_properties,
+         self.crc_ok) = record
+        self.sent_body = self.parsed_properties = None
+        if (self.c_born_host is None or self.c_store_host is None or self.c_body is None or self.c_topic is None
+                or self.c_properties is None):
+            raise TypeError("topic, body, properties and hosts must not be None")
+
+    @property
+    def _record(self):
+        return (self.c_store_size, self.c_version, self.c_crc, self.c_queue_id, self.c_flag, self.c_queue_offset,
+                self.c_phy_offset, self.c_sys_flag, self.c_born_timestamp, self.c_born_host, self.c_store_timestamp,
+                self.c_store_host, self.c_reconsume_times, self.c_prepared_transaction_offset, self.c_body, self.c_topic,
+                self.c_properties, bool(self.crc_ok))
+
+    @property
+    def _born_host_stored(self):
+        return self.c_born_host
+
+    @property
+    def _store_host_stored(self):
+        return self.c_store_host
+
+    @property
+    def topic(self):
+        return self.c_topic
+
+    @property
+    def body(self):
+        """bytes: the body as it was sent: decompressed on first use.  That of a `corrupt` message stays as it is stored.
+
+        Raises
+        ------
+        CorruptionError
+            The body cannot be decompressed; `body_stored` has its bytes.
+        UnsupportedFormatError, MissingDependencyError
+            As of `decompress_body`.
+        """
+        if not self.c_sys_flag & 1 or not self.crc_ok:
+            return self.c_body
+        if self.sent_body is None:
+            self.sent_body = self._decompressed_body()
+        return self.sent_body
+
+    @property
+    def body_stored(self):
+        """bytes: the body as the record holds it, maybe compressed."""
+        return self.c_body
+
+    @property
+    def properties(self):
+        """dict of str to str: the properties, parsed on first use with `parse_properties`."""
+        if self.parsed_properties is None:
+            self.parsed_properties = self._parsed_properties()
+        return self.parsed_properties
+
+    @property
+    def properties_stored(self):
+        """bytes: the properties text as the record holds it."""
+        return self.c_properties
+
+    cdef object property_of(self, const char* name, Py_ssize_t name_len):
+        # The value of one property, None if there is none; what was parsed before stands, as its owner may have changed it.
+        cdef const unsigned char* text
+        cdef const unsigned char* found
+        cdef int32_t start = 0, end, n, value = -1, value_len = 0
+        if self.parsed_properties is not None:
+            return self.parsed_properties.get(name[:name_len].decode("ascii"))
+        text = <const unsigned char*>PyBytes_AS_STRING(self.c_properties)
+        n = <int32_t>PyBytes_GET_SIZE(self.c_properties)
+        # The rules are those of `find_properties`.
+        while start < n:
+            found = <const unsigned char*>memchr(text + start, 2, n - start)
+            end = <int32_t>(found - text) if found != NULL else n
+            if end - start > name_len + 1 and text[start + name_len] == 1 and memcmp(text + start, name, name_len) == 0:
+                value, value_len = <int32_t>(start + name_len + 1), <int32_t>(end - start - name_len - 1)
+            start = end + 1
+        return text_of(text + value, value_len) if value >= 0 else None
+
+    @property
+    def keys(self):
+        """list of str: the pieces of the KEYS property, split at spaces."""
+        text = self.property_of(b"KEYS", 4)
+        if text is None:
+            return []
+        return [text] if " " not in text else [key for key in text.split(" ") if key]
+
+    @property
+    def tags(self):
+        """str or None: the TAGS property."""
+        return self.property_of(b"TAGS", 4)
+
+    @property
+    def unique_key(self):
+        """str or None: the producer's id (property UNIQ_KEY)."""
+        return self.property_of(b"UNIQ_KEY", 8)
+
+    @property
+    def store_size(self):
+        """int: size of the whole record in the log, bytes."""
+        return self.c_store_size
+
+    @property
+    def version(self):
+        """int: 1, or 2 for a record with a 16-bit topic length (RocketMQ since 5.1.0)."""
+        return self.c_version
+
+    @property
+    def crc(self):
+        """int: the stored CRC-32 of the stored body, top bit clear."""
+        return self.c_crc
+
+    @property
+    def corrupt(self):
+        """bool: the stored body does not fit its CRC."""
+        return not self.crc_ok
+
+    @property
+    def queue_id(self):
+        return self.c_queue_id
+
+    @property
+    def queue_offset(self):
+        return self.c_queue_offset
+
+    @property
+    def phy_offset(self):
+        """int: absolute position of the record in the commit log."""
+        return self.c_phy_offset
+
+    @property
+    def flag(self):
+        return self.c_flag
+
+    @property
+    def sys_flag(self):
+        return self.c_sys_flag
+
+    @property
+    def born_timestamp(self):
+        return self.c_born_timestamp
+
+    @property
+    def store_timestamp(self):
+        return self.c_store_timestamp
+
+    @property
+    def reconsume_times(self):
+        return self.c_reconsume_times
+
+    @property
+    def prepared_transaction_offset(self):
+        return self.c_prepared_transaction_offset
+
+
+cdef tuple NO_ARGUMENTS = ()
+# Of the message that was decoded last: the next one mostly has the same.
+cdef bytes last_topic_bytes = b"", last_born_host = b"", last_store_host = b""
+cdef str last_topic = ""
+
+
+cdef inline bint same_bytes(bytes known, const unsigned char* p, int64_t n):
+    return PyBytes_GET_SIZE(known) == n and memcmp(PyBytes_AS_STRING(known), p, n) == 0
+
+
+cdef type message_type(type kind):
+    # Makes sure that what is made of it is a message.
+    if kind is None or not issubclass(kind, StoredMessage):
+        raise TypeError(f"{kind!r} is no kind of StoredMessage")
+    return kind
+
+
+cdef bint crcs_ok(const unsigned char* p, RecordView* r, int check_crc):
+    cdef bint ok = True
+    if check_crc:
+        if r.total_size > LONG_BODY:
+            with nogil:
+                ok = body_crc_ok(p, r) and prop_crc_ok(p, r) and (check_crc < 2 or has_prop_crc(p, r))
+        else:
+            ok = body_crc_ok(p, r) and prop_crc_ok(p, r) and (check_crc < 2 or has_prop_crc(p, r))
+    return ok
+
+
+cdef StoredMessage message_of(type kind, const unsigned char* p, RecordView* r, int check_crc):
+    # The caller holds a pin: allocations may run a finalizer that closes the file.
+    global last_topic_bytes, last_topic, last_born_host, last_store_host
+    cdef StoredMessage m = <StoredMessage>(<PyTypeObject*>kind).tp_new(kind, <PyObject*>NO_ARGUMENTS, NULL)
+    cdef bytes held
+    m.c_store_size, m.c_version, m.c_crc = r.total_size, 1 if r.magic == C_MAGIC_V1 else 2, r.body_crc
+    m.c_queue_id, m.c_flag, m.c_sys_flag, m.c_reconsume_times = r.queue_id, r.flag, r.sys_flag, r.reconsume_times
+    m.c_queue_offset, m.c_phy_offset = r.queue_offset, r.phy_offset
+    m.c_born_timestamp, m.c_store_timestamp = r.born_timestamp, r.store_timestamp
+    m.c_prepared_transaction_offset = r.prepared_transaction_offset
+    m.crc_ok = crcs_ok(p, r, check_crc)
+    m.c_body = PyBytes_FromStringAndSize(<char*>p + r.body_pos, r.body_len)
+    m.c_properties = PyBytes_FromStringAndSize(<char*>p + r.properties_pos, r.properties_len)
+    held = last_born_host
+    if not same_bytes(held, p + RECORD_BORN_HOST, r.born_host_len):
+        held = last_born_host = PyBytes_FromStringAndSize(<char*>p + RECORD_BORN_HOST, r.born_host_len)
+    m.c_born_host = held
+    held = last_store_host
+    if not same_bytes(held, p + r.store_host_pos, r.store_host_len):
+        held = last_store_host = PyBytes_FromStringAndSize(<char*>p + r.store_host_pos, r.store_host_len)
+    m.c_store_host = held
+    if same_bytes(last_topic_bytes, p + r.topic_pos, r.topic_len):
+        m.c_topic = last_topic
+    else:
+        m.c_topic = text_of(p + r.topic_pos, r.topic_len)
+        last_topic_bytes = PyBytes_FromStringAndSize(<char*>p + r.topic_pos, r.topic_len)
+        last_topic = m.c_topic
+    return m
+
+
+def read_message(Region region not None, int64_t pos, int64_t base_offset, type kind not None, int check_crc=1):
+    """Decode the record at `pos` of a segment as a message.
+
+    Parameters
+    ----------
+    base_offset : int
+        Absolute offset of the segment's first byte; the record must say that it lies here.
+    kind : type
+        What the message shall be, a subclass of `StoredMessage`.
+    check_crc : int
+        As of `decode_record`; a CRC that fails marks the message as corrupt.
+
+    Returns
+    -------
+    StoredMessage or Verdict
+        Anything that is not a whole record gives the verdict.
+    """
+    message_type(kind)
+    cdef RecordView r
+    cdef unsigned char* p = region.pin(pos, region.size - pos)
+    cdef int verdict
+    try:
+        verdict = judge_record(p, region.size - pos, base_offset + pos, 0, &r)
+        if verdict != RECORD:
+            return Verdict(verdict)
+        return message_of(kind, p, &r, check_crc)
+    finally:
+        region.unpin()
+
+
+def read_queued(Region units not None, int64_t pos, int64_t num, Region segment not None, int64_t base_offset,
+                int64_t low, int64_t high, type kind not None, list out not None, int64_t size, int64_t max_num,
+                int64_t max_bytes, int check_crc=1):
+    """Decode the messages to which consecutive 20-byte units lead, as long as they lie in one segment.
+
+    Parameters
+    ----------
+    units : Region
+        A file of a simple queue.
+    pos, num : int
+        Where the first unit lies, and how many there are.
+    segment, base_offset : Region, int
+        A segment and the absolute offset of its first byte.
+    low, high : int
+        The phy offsets, of those in the segment, that a unit may lead to here.
+    kind, check_crc
+        As of `read_message`.
+    out : list
+        The messages so far; those that are read are appended.
+    size, max_num, max_bytes : int
+        Sum of the record sizes so far; reading stops before there are more messages, or more bytes, than these, but not
+        before the first message.
+
+    Returns
+    -------
+    done : int
+        How many units were dealt with; one that does not lead to a record of its size is passed over.
+    last : int
+        The number of the last of them that was no pre-fill unit, -1 if there was none.
+    size : int
+        Sum of the record sizes.
+    full : bool
+        A limit stopped it.
+    missing : bool
+        A unit led to no record before there was any message.
+    """
+    message_type(kind)
+    if num < 0 or num > INT64_MAX // UNIT_SIZE:
+        raise OffsetOutOfRangeError(f"{num} units", pos=pos)
+    cdef int64_t i = 0, last = -1, phy, taken = len(out)
+    cdef int32_t unit_size
+    cdef bint full = False, missing = False
+    cdef const unsigned char* unit
+    cdef const unsigned char* record
+    cdef RecordView r
+    cdef unsigned char* first_unit = units.pin(pos, UNIT_SIZE * num)
+    cdef unsigned char* base
+    try:
+        base = segment.pin(0, segment.size)
+        try:
+            if low < base_offset:
+                low = base_offset
+            if high > base_offset + segment.size:
+                high = base_offset + segment.size
+            while i < num:
+                unit = first_unit + UNIT_SIZE * i
+                unit_size = get_i32(unit + UNIT_RECORD_SIZE)
+                acquire_fence()
+                phy = get_i64(unit)
+                if phy == 0 and unit_size == 0x7FFFFFFF:
+                    i += 1
+                    continue
+                if taken and (taken >= max_num or size + unit_size > max_bytes):
+                    full = True
+                    break
+                if not low <= phy < high:
+                    break
+                record = base + (phy - base_offset)
+                if (judge_record(record, segment.size - (phy - base_offset), phy, 0, &r) != RECORD
+                        or r.total_size != unit_size):
+                    missing |= taken == 0
+                else:
+                    out.append(message_of(kind, record, &r, check_crc))
+                    taken += 1
+                    size += unit_size
+                last = i
+                i += 1
+            return i, last, size, full, missing
+        finally:
+            segment.unpin()
+    finally:
+        units.unpin()
+
+
+@cython.no_gc_clear
+cdef class KeySearch:
+    """The messages with one key, gathered from index files and segments that the caller gives.
+
+    Parameters
+    ----------
+    topic, key : bytes
+        UTF-8, as the record holds them.
+    key_hash : int
+        The index hash of both.
+    key_kind : KeyKind
+    begin, end : int
+        Store times, ms since epoch, inclusive.
+    max_num : int
+        At most so many messages.
+    kind, check_crc
+        As of `read_message`.
+
+    Attributes
+    ----------
+    messages : list
+        In the order in which they were met, each once.
+    truncated : bool
+        There are more than `max_num`; nothing more is taken.
+    descending : bool
+        `messages` is in the order of falling phy offsets.
+    """
+
+    cdef bytes topic, key
+    cdef int32_t key_hash
+    cdef int key_kind, check_crc
+    cdef int64_t begin, end, max_num, lowest
+    cdef type kind
+    cdef set seen
+    cdef readonly list messages
+    cdef readonly bint truncated, descending
+
+    def __init__(self, bytes topic not None, bytes key not None, int32_t key_hash, int key_kind, int64_t begin, int64_t end,
+                 int64_t max_num, type kind not None, int check_crc=1):
+        self.topic, self.key, self.key_hash, self.key_kind = topic, key, key_hash, key_kind
+        self.begin, self.end, self.max_num = begin, end, max_num
+        self.kind, self.check_crc = message_type(kind), check_crc
+        self.messages = []
+        self.seen = None
+        self.truncated = False
+        self.descending = True
+        self.lowest = INT64_MAX
+
+    def walk(self, IndexRegion index not None, int64_t at, Region segment, int64_t base_offset=0, int64_t low=0,
+             int64_t high=0):
+        """Take the messages of an index file's chain that lie in one segment.
+
+        Parameters
+        ----------
+        at : int
+            Entry number to begin with; -1 begins at the newest.
+        segment : Region or None
+            A segment; None takes nothing.
+        base_offset, low, high : int
+            As of `read_queued`.
+
+        Returns
+        -------
+        (int, int)
+            The entry to go on with and the phy offset of its record, which lies elsewhere; an offset of -1 says that only
+            the call ends here, so that a long chain does not keep others waiting.  Entry 0: the chain is at its end, or
+            `truncated`.
+        """
+        if self.messages is None or at >= index.index_num:
+            raise OffsetOutOfRangeError(f"entry {at} of {index.index_num}")
+        cdef Region region = index.region
+        cdef unsigned char* entries = region.pin(0, region.size)
+        cdef unsigned char* base = NULL
+        cdef const unsigned char* entry
+        cdef int64_t prev, phy, steps = 0
+        try:
+            if segment is not None:
+                base = segment.pin(0, segment.size)
+                if low < base_offset:
+                    low = base_offset
+                if high > base_offset + segment.size:
+                    high = base_offset + segment.size
+            if at < 0:
+                at = index_head(entries, index.magic, index.slot_num, index.index_num, self.key_hash)
+            while at > 0 and not self.truncated:
+                entry = entries + INDEX_HEADER_SIZE + SLOT_SIZE * index.slot_num + ENTRY_SIZE * at
+                phy = get_i64(entry + ENTRY_PHY_OFFSET)
+                if get_i32(entry + ENTRY_KEY_HASH) == self.key_hash and phy >= 0:
+                    if base == NULL or not low <= phy < high:
+                        return at, phy
+                    self.take(base + (phy - base_offset), segment.size - (phy - base_offset), phy)
+                prev = get_i32(entry + ENTRY_PREV_INDEX)
+                at = 0 if prev <= 0 or prev >= at else prev
+                steps += 1
+                if steps == WALK_STEPS:
+                    break
+            return 0 if self.truncated else at, -1
+        finally:
+            if base != NULL:
+                segment.unpin()
+            region.unpin()
+
+    def pass_over(self, IndexRegion index not None, int64_t at):
+        """int: the entry behind `at` in its chain, 0 at the end."""
+        prev = index.read_entry(at)[3]
+        return 0 if prev <= 0 or prev >= at else prev
+
+    cdef int take(self, const unsigned char* p, int64_t room, int64_t phy) except -1:
+        cdef RecordView r
+        if judge_record(p, room, phy, 0, &r) != RECORD or not self.begin <= r.store_timestamp <= self.end:
+            return 0
+        if not has_key(p, &r, <const unsigned char*>PyBytes_AS_STRING(self.topic), PyBytes_GET_SIZE(self.topic),
+                       <const unsigned char*>PyBytes_AS_STRING(self.key), PyBytes_GET_SIZE(self.key), self.key_kind):
+            return 0
+        if phy >= self.lowest:
+            # A key that was indexed twice; only where offsets rise the others have to be asked.
+            if self.seen is None:
+                self.seen = {each.phy_offset for each in self.messages}
+            if phy in self.seen:
+                return 0
+            self.descending = False
+        if len(self.messages) >= self.max_num:
+            self.truncated = True
+            return 0
+        self.messages.append(message_of(self.kind, p, &r, self.check_crc))
+        if self.seen is not None:
+            self.seen.add(phy)
+        if phy < self.lowest:
+            self.lowest = phy
+        return 0
 
 
 # --------------------------------------------------------------------------------------------------- Arrow columns

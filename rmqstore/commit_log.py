@@ -433,16 +433,14 @@ class CommitLog:
         mapped_file = self.segment(phy_offset)
         region = mapped_file.region
         pos = phy_offset - mapped_file.file_from_offset
-        record = _core.decode_record(region, pos, -1, self.crc_check)
-        if not isinstance(record, tuple) or record[6] != phy_offset:
-            verdict = record if not isinstance(record, tuple) else Verdict.BAD_PHY_OFFSET
+        message = _core.read_message(region, pos, mapped_file.file_from_offset, MessageExt, self.crc_check)
+        if isinstance(message, Verdict):
             raise CorruptionError(
-                f"no record begins at phy offset {phy_offset} ({verdict.name}); take offsets from a queue, the index or "
+                f"no record begins at phy offset {phy_offset} ({message.name}); take offsets from a queue, the index or "
                 "a scan",
                 mapped_file.path,
                 pos,
             )
-        message = MessageExt(record)
         if message.corrupt:
             raise ChecksumError(
                 f"the record at phy offset {phy_offset} does not agree with its CRC; get_message and scans return it "
@@ -459,10 +457,25 @@ class CommitLog:
             region = mapped_file.region
         except OffsetOutOfRangeError:
             return None
-        record = _core.decode_record(region, phy_offset - mapped_file.file_from_offset, -1, self.crc_check)
-        if not isinstance(record, tuple) or record[6] != phy_offset or size not in (None, record[0]):
+        base = mapped_file.file_from_offset
+        message = _core.read_message(region, phy_offset - base, base, MessageExt, self.crc_check)
+        if isinstance(message, Verdict) or size not in (None, message.store_size):
             return None
-        return MessageExt(record)
+        return message
+
+    def region_of(self, phy_offset: int) -> tuple[_core.Region, int, int, int] | None:
+        """The mapped segment that holds `phy_offset`, None where `look_up` finds none.
+
+        Returns
+        -------
+        (Region, int, int, int)
+            The segment, the offset of its first byte, and the bounds of what the log holds, in bytes.
+        """
+        try:
+            mapped_file = self.segment(phy_offset)
+            return mapped_file.region, mapped_file.file_from_offset, self.min_offset, self.max_offset
+        except OffsetOutOfRangeError:
+            return None
 
     def matches(self, phy_offset: int, topic: bytes, key: bytes, by_tag: bool) -> tuple[bool, int]:
         """Whether the record at `phy_offset` has this topic and key, and its store timestamp (see `_core`)."""
@@ -618,15 +631,15 @@ class CommitLog:
                 # It expired meanwhile, and so did what is older.
                 at = max(base + self.segment_size, self.min_offset)
                 continue
-            record = _core.decode_record(region, at - base, -1, self.crc_check)
-            if isinstance(record, tuple) and record[6] == at:
-                yield MessageExt(record)
-                at += record[0]
-            elif record is Verdict.BLANK:
+            entry = _core.read_message(region, at - base, base, MessageExt, self.crc_check)
+            if not isinstance(entry, Verdict):
+                yield entry
+                at += entry.store_size
+            elif entry is Verdict.BLANK:
                 yield Blank(at, base + self.segment_size - at)
                 at = base + self.segment_size
             else:
-                verdict = Verdict.BAD_PHY_OFFSET if isinstance(record, tuple) else record
+                verdict = entry
                 found = _core.find_record(region, at - base + 1, base)
                 until = min(base + (found if found >= 0 else self.segment_size), stop)
                 yield Damage(at, until - at, verdict)

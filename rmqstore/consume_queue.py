@@ -530,6 +530,18 @@ class ConsumeQueue(_UnitQueue):
                 places = places[count + 1 :]
         return np.flatnonzero(differ)
 
+    def region_of(self, queue_offset: int, count: int) -> tuple[_core.Region, int, int] | None:
+        """Where the units lie that `units` gives: the mapped file, the position of the first, and how many.
+
+        None where there is no file.
+        """
+        mapped_file = self._file_of_unit(queue_offset) if queue_offset < self.unit_num else None
+        if mapped_file is None:
+            return None
+        pos = queue_offset * _UNIT_SIZE - mapped_file.file_from_offset
+        end = min(self.unit_num - queue_offset, self.units_per_file - pos // _UNIT_SIZE)
+        return mapped_file.region, pos, max(0, min(count, end))
+
     def read(self, queue_offset: int, count: int) -> Iterator[Unit]:
         """The units of `units` one by one, pre-fill units left out."""
         phy_offsets, sizes, tags_codes = self.units(queue_offset, count)

@@ -424,19 +424,22 @@ class IndexService:
                     break
         return QueryOffsetResult(phy_offsets, last_time, last_phy)
 
+    def newest_first(self) -> Iterator[IndexFile]:
+        """The index files that are there, newest first; what expires meanwhile is passed over."""
+        # A copy in one step, whoever adds or removes a name meanwhile.
+        for name in self._names[::-1]:
+            try:
+                yield self.file(name)
+            except (FileNotFoundError, OffsetOutOfRangeError):
+                continue
+
     def candidates(self, topic: str, key: str) -> Iterator[int]:
         """The phy offset of every entry with the key's hash, newest entry first, whatever its time.
 
         Other keys with the same hash are among them, and a key that was indexed twice comes twice.
         """
         key_hash = index_key_hash(topic, key)
-        with self.lock.read():
-            names = list(reversed(self._names))
-        for name in names:
-            try:
-                index = self.file(name)
-            except (FileNotFoundError, OffsetOutOfRangeError):
-                continue  # It expired meanwhile.
+        for index in self.newest_first():
             page, at = index.select_chain(key_hash)
             yield from page
             while at:

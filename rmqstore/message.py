@@ -24,7 +24,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from rmqstore._core import MessageFields, crc32, java_string_hash
+from rmqstore._core import MessageFields, StoredMessage, crc32, java_string_hash
 from rmqstore.errors import (
     CorruptionError,
     InvalidMessageError,
@@ -548,17 +548,6 @@ class Message(MessageFields):
 
     __slots__ = ()
 
-    topic: str
-    body: bytes
-    properties: dict[str, str]
-    flag: int
-    born_timestamp: int | None
-    born_host: str | None
-    sys_flag: int
-    reconsume_times: int
-    prepared_transaction_offset: int
-    store_host: str | None
-
     def __init__(
         self,
         topic: str,
@@ -715,23 +704,12 @@ class Message(MessageFields):
 
 # Places in the tuple that `_core.decode_record` returns.
 _TOTAL_SIZE: Final = 0
-_VERSION: Final = 1
 _BODY_CRC: Final = 2
-_QUEUE_ID: Final = 3
 _FLAG: Final = 4
 _QUEUE_OFFSET: Final = 5
-_PHY_OFFSET: Final = 6
 _SYS_FLAG: Final = 7
-_BORN_TIMESTAMP: Final = 8
-_BORN_HOST: Final = 9
-_STORE_TIMESTAMP: Final = 10
-_STORE_HOST: Final = 11
-_RECONSUME_TIMES: Final = 12
-_PREPARED_TRANSACTION_OFFSET: Final = 13
 _BODY: Final = 14
-_TOPIC: Final = 15
 _PROPERTIES: Final = 16
-_CRC_OK: Final = 17
 
 _PROPERTIES_CRC = re.compile(rb"(?:\A|\x02)__CRC32#\x01([0-9]{10})\x02?\Z")
 
@@ -740,7 +718,7 @@ Record = tuple[
 ]  # fmt: skip
 
 
-class MessageExt(Message):
+class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of Message are not.
     """A message that was read from a store.  It cannot be changed.
 
     Parameters
@@ -750,66 +728,20 @@ class MessageExt(Message):
         phy_offset, sys_flag, born_timestamp, born_host (8 or 20 bytes), store_timestamp, store_host (8 or 20 bytes),
         reconsume_times, prepared_transaction_offset, body (as stored), topic, properties (bytes), crc_ok.
 
-    Sizes are in bytes, timestamps in milliseconds since the epoch.
+    Sizes are in bytes, timestamps in milliseconds since the epoch.  The fields, and `keys`, `tags` and `unique_key`, are
+    those of the compiled `_core.StoredMessage`.
     """
 
-    __slots__ = ("_body", "_properties", "_record")
+    __slots__ = ()
 
-    _record: Record
-    _body: bytes | None
-    _properties: dict[str, str] | None
+    def _decompressed_body(self) -> bytes:
+        try:
+            return decompress_body(self.body_stored, self.sys_flag)
+        except CorruptionError as error:
+            raise CorruptionError(f"message at phy offset {self.phy_offset}: {error.message}") from None
 
-    def __init__(self, record: Record):
-        self._record = record
-        self._body = None
-        self._properties = None
-
-    # The read-only properties below replace the writable fields of Message.
-
-    @property
-    def topic(self) -> str:  # type: ignore[override]
-        return self._record[_TOPIC]
-
-    @property
-    def body(self) -> bytes:  # type: ignore[override]
-        """The body as it was sent: decompressed on first use.  That of a `corrupt` message stays as it is stored.
-
-        Raises
-        ------
-        CorruptionError
-            The body cannot be decompressed; `body_stored` has its bytes.
-        UnsupportedFormatError, MissingDependencyError
-            As of `decompress_body`.
-        """
-        body = self._body
-        if body is None:
-            record = self._record
-            body = record[_BODY]
-            if record[_SYS_FLAG] & 0x1 and record[_CRC_OK]:
-                try:
-                    body = decompress_body(body, record[_SYS_FLAG])
-                except CorruptionError as error:
-                    raise CorruptionError(f"message at phy offset {record[_PHY_OFFSET]}: {error.message}") from None
-            self._body = body
-        return body
-
-    @property
-    def body_stored(self) -> bytes:
-        """The body as the record holds it, maybe compressed."""
-        return self._record[_BODY]
-
-    @property
-    def properties(self) -> dict[str, str]:  # type: ignore[override]
-        """The properties, parsed on first use with `parse_properties`."""
-        properties = self._properties
-        if properties is None:
-            properties = self._properties = parse_properties(self._record[_PROPERTIES])
-        return properties
-
-    @property
-    def properties_stored(self) -> bytes:
-        """The properties text as the record holds it."""
-        return self._record[_PROPERTIES]
+    def _parsed_properties(self) -> dict[str, str]:
+        return parse_properties(self.properties_stored)
 
     @property
     def properties_crc(self) -> int | None:
@@ -817,89 +749,32 @@ class MessageExt(Message):
 
         It covers the record up to the 20 bytes of that property (RocketMQ since 5.2.0, enabledAppendPropCRC).
         """
-        match = _PROPERTIES_CRC.search(self._record[_PROPERTIES])
+        match = _PROPERTIES_CRC.search(self.properties_stored)
         # The ten digits are stored with the least significant one first.
         return int(match.group(1)[::-1]) if match else None
 
     @property
-    def store_size(self) -> int:
-        """Size of the whole record in the log."""
-        return self._record[_TOTAL_SIZE]
-
-    @property
-    def version(self) -> int:
-        """1, or 2 for a record with a 16-bit topic length (RocketMQ since 5.1.0)."""
-        return self._record[_VERSION]
-
-    @property
-    def crc(self) -> int:
-        """The stored CRC-32 of the stored body, top bit clear."""
-        return self._record[_BODY_CRC]
-
-    @property
-    def corrupt(self) -> bool:
-        """True when the stored body does not fit its CRC."""
-        return not self._record[_CRC_OK]
-
-    @property
-    def queue_id(self) -> int:
-        return self._record[_QUEUE_ID]
-
-    @property
-    def queue_offset(self) -> int:
-        return self._record[_QUEUE_OFFSET]
-
-    @property
-    def phy_offset(self) -> int:
-        """Absolute position of the record in the commit log."""
-        return self._record[_PHY_OFFSET]
-
-    @property
-    def flag(self) -> int:  # type: ignore[override]
-        return self._record[_FLAG]
-
-    @property
-    def sys_flag(self) -> int:  # type: ignore[override]
-        return self._record[_SYS_FLAG]
-
-    @property
     def transaction_type(self) -> SysFlag:
         """The transaction bits of the sysFlag; `SysFlag(0)` for an ordinary message."""
-        return SysFlag(self._record[_SYS_FLAG] & 0xC)
+        return SysFlag(self.sys_flag & 0xC)
 
     @property
-    def born_timestamp(self) -> int:  # type: ignore[override]
-        return self._record[_BORN_TIMESTAMP]
+    def born_host(self) -> str:
+        return host_from_bytes(self._born_host_stored)
 
     @property
-    def store_timestamp(self) -> int:
-        return self._record[_STORE_TIMESTAMP]
-
-    @property
-    def born_host(self) -> str:  # type: ignore[override]
-        return host_from_bytes(self._record[_BORN_HOST])
-
-    @property
-    def store_host(self) -> str:  # type: ignore[override]
-        return host_from_bytes(self._record[_STORE_HOST])
-
-    @property
-    def reconsume_times(self) -> int:  # type: ignore[override]
-        return self._record[_RECONSUME_TIMES]
-
-    @property
-    def prepared_transaction_offset(self) -> int:  # type: ignore[override]
-        return self._record[_PREPARED_TRANSACTION_OFFSET]
+    def store_host(self) -> str:
+        return host_from_bytes(self._store_host_stored)
 
     @property
     def msg_id(self) -> str:
         """The offset message id."""
-        return offset_message_id(self._record[_STORE_HOST], self._record[_PHY_OFFSET])
+        return offset_message_id(self._store_host_stored, self.phy_offset)
 
     @property
     def is_inner_batch(self) -> bool:
         """True when the body holds the messages of an inner batch (a topic of queue type BatchCQ)."""
-        return bool(self._record[_SYS_FLAG] & SysFlag.INNER_BATCH.value)
+        return bool(self.sys_flag & SysFlag.INNER_BATCH.value)
 
     def inner_messages(self) -> list[MessageExt]:
         """The messages of an inner batch, in order; ``[self]`` when the record is not one.
@@ -981,7 +856,7 @@ class MessageExt(Message):
         return self._record == other._record if isinstance(other, MessageExt) else NotImplemented
 
     def __hash__(self) -> int:  # type: ignore[override]
-        return hash((self._record[_PHY_OFFSET], self._record[_QUEUE_OFFSET], self._record[_STORE_TIMESTAMP]))
+        return hash((self.phy_offset, self.queue_offset, self.store_timestamp))
 
     def __reduce__(self) -> tuple[type[MessageExt], tuple[Record]]:
         return MessageExt, (self._record,)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import logging
+import math
 import os
 import random
 import threading
@@ -29,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from rmqstore import _core
-from rmqstore._core import Appender, FileEnd, RecordColumns, RowBatch
+from rmqstore._core import Appender, FileEnd, KeyKind, RecordColumns, RowBatch, index_key_hash
 from rmqstore.checkpoint import Checkpoint
 from rmqstore.columns import Columns, record_batches
 from rmqstore.commit_log import Blank, CommitLog, Damage, check_store_root
@@ -83,6 +84,7 @@ __all__ = ["GetMessageResult", "GetMessageStatus", "MessageStore", "PutResult", 
 logger = logging.getLogger(__name__)
 
 _INT64_MAX = 2**63 - 1
+_UNIT_SIZE = int(_core.UnitLayout.UNIT_SIZE)
 # RocketMQ 5.5.0 examines at most so many bytes of units in one get (MessageStoreConfig.maxFilterMessageSize).
 _MAX_FILTER_MESSAGE_SIZE = 16000
 _MAX_PULL_BYTES = 128 * 1024 * 1024
@@ -114,6 +116,12 @@ _FIRST_CLEAN = 60_000
 _HOLD_INTERVAL = 10_000
 # So often a question is asked again when a file went meanwhile.
 _TRIES = 3
+_KEY_KINDS = {
+    None: int(KeyKind.ANY_KEY),
+    "U": int(KeyKind.UNIQUE_KEY),
+    "K": int(KeyKind.KEYS_ONLY),
+    "T": int(KeyKind.TAG),
+}
 _T = TypeVar("_T")
 # A reader beside a writer looks for new messages at these pauses (seconds), longer while nothing comes.
 _SHORTEST_POLL, _LONGEST_POLL = 0.01, 0.5
@@ -1535,30 +1543,30 @@ class MessageStore:
         GetMessageResult
         """
         self._check_open()
-        wanted = _subscription(tags)
-        return self._settled(
-            lambda: self._get_message(self._queue(topic, queue_id), queue_offset, max_num, max_bytes, wanted)
-        )
+        wanted = None if tags is None else _subscription(tags)
+        return self._settled(self._get_message, topic, queue_id, queue_offset, max_num, max_bytes, wanted)
 
-    def _settled(self, ask: Callable[[], _T]) -> _T:
+    def _settled(self, ask: Callable[..., _T], *arguments: Any) -> _T:
         # A file may go while it is being read: retention.  What is there then gives the answer.
         for _ in range(_TRIES):
             try:
-                return ask()
+                return ask(*arguments)
             except OffsetOutOfRangeError:
                 self._check_open()
                 if self.read_only:
                     self.refresh()
-        return ask()
+        return ask(*arguments)
 
     def _get_message(
         self,
-        queue: AnyConsumeQueue | None,
+        topic: str,
+        queue_id: int,
         queue_offset: int,
         max_num: int,
         max_bytes: int | None,
         wanted: dict[int, set[str]] | None,
     ) -> GetMessageResult:
+        queue = self._queue(topic, queue_id)
         low, high = self._bounds(queue)
         status = GetMessageStatus.NO_MESSAGE_IN_QUEUE
         following = 0
@@ -1569,9 +1577,52 @@ class MessageStore:
                 status, following = GetMessageStatus.OFFSET_OVERFLOW_ONE, queue_offset
             elif queue_offset > high:
                 status, following = GetMessageStatus.OFFSET_OVERFLOW_BADLY, high
+            elif wanted is None and isinstance(queue, ConsumeQueue):
+                return self._read_queued(queue, queue_offset, max_num, max_bytes, low, high)
             else:
                 return self._walk(queue, queue_offset, max_num, max_bytes, wanted, low, high)
         return GetMessageResult(status, [], following, low, high)
+
+    def _read_queued(
+        self, queue: ConsumeQueue, queue_offset: int, max_num: int, max_bytes: int | None, low: int, high: int
+    ) -> GetMessageResult:
+        # What `_walk` gives for a simple queue when all tags are wanted; the units of a segment are one call.
+        limit = _MAX_PULL_BYTES if max_bytes is None else min(max(max_bytes, _MIN_PULL_BYTES), _MAX_PULL_BYTES)
+        log, messages = self.commit_log, []  # type: ignore[var-annotated]
+        found = queue.region_of(queue_offset, max(_MAX_FILTER_MESSAGE_SIZE, max_num * 20) // 20)
+        at = size = 0
+        following, missing, full, examined = queue_offset, False, False, False
+        if found is not None:
+            units, pos, num = found
+            while at < num and not full:
+                phy_offset, unit_size, _ = _core.read_unit(units, pos + at * _UNIT_SIZE)
+                segment = log.region_of(phy_offset)
+                if segment is None and (phy_offset, unit_size) != (0, _core.PRE_FILL_SIZE):
+                    # What no segment holds ends nothing but a page that is full.
+                    if messages and (len(messages) >= max_num or size + unit_size > limit):
+                        break
+                    missing, examined, at = missing or not messages, True, at + 1
+                    following = queue_offset + at
+                    continue
+                region, base, first, end = (units, 0, 0, 0) if segment is None else segment
+                done, last, size, full, gone = _core.read_queued(
+                    units, pos + at * _UNIT_SIZE, num - at, region, base, first, end,
+                    MessageExt, messages, size, max_num, limit, log.crc_check,
+                )  # fmt: skip
+                missing |= gone
+                if last >= 0:
+                    examined, following = True, queue_offset + at + last + 1
+                at += done
+        if messages:
+            status = GetMessageStatus.FOUND
+        elif examined:
+            status = GetMessageStatus.MESSAGE_WAS_REMOVING if missing else GetMessageStatus.NO_MATCHED_MESSAGE
+        else:
+            status, following = GetMessageStatus.OFFSET_FOUND_NULL, queue.next_file_offset(queue_offset)
+        return GetMessageResult(status, messages, following, low, high)
+
+    def _bounds_of(self, topic: str, queue_id: int) -> tuple[int, int]:
+        return self._bounds(self._queue(topic, queue_id))
 
     def _bounds(self, queue: AnyConsumeQueue | None) -> tuple[int, int]:
         if queue is None:
@@ -1639,12 +1690,12 @@ class MessageStore:
     def min_queue_offset(self, topic: str, queue_id: int = 0) -> int:
         """int: queue offset of the first message that is still there, 0 for an unknown queue."""
         self._check_open()
-        return self._settled(lambda: self._bounds(self._queue(topic, queue_id))[0])
+        return self._settled(self._bounds_of, topic, queue_id)[0]
 
     def max_queue_offset(self, topic: str, queue_id: int = 0) -> int:
         """int: queue offset of the next message to come, 0 for an unknown queue."""
         self._check_open()
-        return self._settled(lambda: self._bounds(self._queue(topic, queue_id))[1])
+        return self._settled(self._bounds_of, topic, queue_id)[1]
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: str = "lower") -> int:
         """int: queue offset that belongs to a store time (ms since epoch).
@@ -1934,35 +1985,56 @@ class MessageStore:
         if compat:
             return self._query_like_java(topic, key, max_num, begin, end, index_type)
         text = _index_text(key, index_type)
-        result = QueryResult()
         if self.index_service is None or max_num < 0:
-            return result
+            return QueryResult()
         self._follow_index()
-        topic_bytes, key_bytes = encode_java_utf8(topic), encode_java_utf8(key)
-        low = -_INT64_MAX - 1 if begin is None else begin
-        high = _INT64_MAX if end is None else end
-        by_tag = index_type == "T"
-        # Text that was replaced while it was decoded cannot be compared as bytes.
-        by_text = "\ufffd" in topic or "\ufffd" in key or index_type in ("U", "K")
+        # Whole milliseconds, as far as 64 bits go.
+        low = -_INT64_MAX - 1 if begin is None else max(math.ceil(begin), -_INT64_MAX - 1)
+        high = _INT64_MAX if end is None else min(math.floor(end), _INT64_MAX)
+        if low > high:
+            return QueryResult()
+        if "\ufffd" in topic or "\ufffd" in key:
+            # Text that was replaced while it was decoded cannot be compared as bytes.
+            return self._query_by_text(topic, key, text, max_num, low, high, index_type)
+        log = self.commit_log
+        search = _core.KeySearch(
+            encode_java_utf8(topic), encode_java_utf8(key), index_key_hash(topic, text), _KEY_KINDS[index_type],
+            low, high, min(max_num, _INT64_MAX), MessageExt, log.crc_check,
+        )  # fmt: skip
+        segment = None
+        for index in self.index_service.newest_first():
+            at = -1
+            while at:
+                if segment is None:
+                    at, phy_offset = search.walk(index, at, None)
+                else:
+                    at, phy_offset = search.walk(index, at, *segment)
+                if at and phy_offset >= 0:
+                    segment = log.region_of(phy_offset)
+                    if segment is None:
+                        at = search.pass_over(index, at)
+            if search.truncated:
+                break
+        messages = search.messages
+        if not search.descending:
+            messages.sort(key=lambda message: -message.phy_offset)
+        return QueryResult(messages, search.truncated)
+
+    def _query_by_text(
+        self, topic: str, key: str, text: str, max_num: int, low: int, high: int, index_type: str | None
+    ) -> QueryResult:
+        assert self.index_service is not None
+        result = QueryResult()
         seen: set[int] = set()
         for phy_offset in self.index_service.candidates(topic, text):
             if phy_offset in seen:
                 continue
             seen.add(phy_offset)
-            message: MessageExt | None = None
-            if by_text:
-                message = self.commit_log.look_up(phy_offset)
-                if message is None or not low <= message.store_timestamp <= high:
-                    continue
-                if message.topic != topic or not _has_key(message, key, index_type):
-                    continue
-            else:
-                same, timestamp = self.commit_log.matches(phy_offset, topic_bytes, key_bytes, by_tag)
-                if not same or not low <= timestamp <= high:
-                    continue
-                message = self.commit_log.look_up(phy_offset)
-                if message is None:
-                    continue
+            message = self.commit_log.look_up(phy_offset)
+            if message is None or not low <= message.store_timestamp <= high:
+                continue
+            if message.topic != topic or not _has_key(message, key, index_type):
+                continue
             if len(result) >= max_num:
                 result.truncated = True
                 break
