@@ -8,6 +8,7 @@ unit that is already there is never written twice (RocketMQ 5.5.0 appends at the
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -18,7 +19,7 @@ from rmqstore import _core
 from rmqstore._core import EXT_ADDRESS_BASE, EXT_ADDRESS_MAX, PRE_FILL_SIZE, RecordColumns
 from rmqstore.config import StoreConfig
 from rmqstore.errors import CorruptionError, InvalidMessageError, UnsupportedFormatError
-from rmqstore.mapped_file import MappedFile, MappedFilePool
+from rmqstore.mapped_file import MappedFile, MappedFilePool, name_of_offset, offset_of_name
 from rmqstore.mapped_file_queue import MappedFileQueue
 
 __all__ = ["BatchConsumeQueue", "ConsumeQueue", "ConsumeQueueExt", "Unit", "queue_directories"]
@@ -80,6 +81,87 @@ def queue_directory(root: str, kind: str, topic: str, queue_id: int) -> str:
     ):
         raise UnsupportedFormatError(f"topic {topic[:80]!r} cannot name a queue's directory", root)
     return os.path.join(root, kind, topic, str(queue_id))
+
+
+# Beyond this no log ends; what is added to it does not overflow.
+_FAR = 2**62
+_UNIT = np.dtype([("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+
+
+class PlainQueue(NamedTuple):
+    """What `plain_queue` found: where the record of the last unit ends, and the furthest one of its file, -1 for none."""
+
+    last_end: int
+    furthest_end: int
+
+
+def plain_queue(directory: str, file_size: int) -> PlainQueue | None:
+    """Look at a simple queue without mapping it or keeping anything of it: opening a store looks at all of them.
+
+    None unless it is plain: its files whole and in a row, all units of the newest one written without a gap, and nothing
+    behind them.  `ConsumeQueue.load` and `ConsumeQueue.tidy` then have nothing to refuse and nothing to do, if there is no
+    extension.
+
+    Parameters
+    ----------
+    directory : str
+        The queue's.
+    file_size : int
+        Bytes of each file.
+    """
+    offsets = []
+    try:
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                offset = offset_of_name(entry.name)
+                if offset is None or not entry.is_file() or entry.stat().st_size != file_size or offset % file_size:
+                    return None
+                offsets.append(offset)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if not offsets:
+        return None
+    offsets.sort()
+    newest = offsets[-1]
+    if offsets[0] + file_size * (len(offsets) - 1) != newest:
+        return None
+    data = _written_start(f"{directory}{os.sep}{name_of_offset(newest)}", file_size).rstrip(b"\0")
+    count = -(-len(data) // _UNIT_SIZE)
+    if not count:
+        return None
+    # The zeros at the end of the last unit went with those behind it.
+    units = np.frombuffer(data.ljust(count * _UNIT_SIZE, b"\0"), _UNIT)
+    phy_offsets, sizes = units["phy_offset"], units["size"]
+    if sizes.min() <= 0 or phy_offsets.min() < 0 or phy_offsets.max() > _FAR:
+        return None
+    ends = phy_offsets + sizes
+    if sizes.max() == PRE_FILL_SIZE:
+        ends[(phy_offsets == 0) & (sizes == PRE_FILL_SIZE)] = -1
+    return PlainQueue(int(ends[-1]), int(ends.max()))
+
+
+def _written_start(path: str, size: int) -> bytes:
+    # What was written of a file of `size` bytes if it is one stretch from its start on; nothing if it is not, or if the file
+    # system cannot tell.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if os.fstat(fd).st_size != size or os.lseek(fd, 0, os.SEEK_DATA) != 0:
+            return b""
+        end = os.lseek(fd, 0, os.SEEK_HOLE)
+        if end < size:
+            try:
+                os.lseek(fd, end, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    return b""
+            else:
+                return b""
+        data = os.pread(fd, end, 0)
+        return data if len(data) == end else b""
+    except (OSError, AttributeError):
+        return b""
+    finally:
+        os.close(fd)
 
 
 class _UnitQueue:

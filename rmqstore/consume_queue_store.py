@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 
 from rmqstore.config import StoreConfig
-from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue, queue_directories
+from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue, PlainQueue, plain_queue, queue_directories
 from rmqstore.errors import GeometryError
 from rmqstore.mapped_file import MappedFile, MappedFilePool
 
@@ -41,6 +41,7 @@ class ConsumeQueueStore:
         self.read_only = read_only
         self._queues: dict[tuple[str, int], AnyConsumeQueue | None] = {}
         self._batch_topics: set[str] = set()
+        self._extended = False
         self._lock = threading.RLock()
 
     def renew_lock(self) -> None:
@@ -70,6 +71,9 @@ class ConsumeQueueStore:
         # What was opened stays so.
         queues.update((key, queue) for key, queue in self._queues.items() if queue is not None)
         self._queues = queues
+        self._extended = self.config.enable_consume_queue_ext or os.path.isdir(
+            os.path.join(self.root, "consumequeue_ext")
+        )
         self.load_topics(os.path.join(self.root, "config", "topics.json"))
 
     def load_topics(self, path: str) -> None:
@@ -125,6 +129,28 @@ class ConsumeQueueStore:
             if queue is not None and not len(queue.queue):
                 del self._queues[topic, queue_id]
                 queue.close()
+
+    def plain(self, topic: str, queue_id: int) -> PlainQueue | None:
+        """What `plain_queue` says of a queue that is there and was not asked for yet; None also for one that was."""
+        if self._extended or topic in self._batch_topics or self._queues.get((topic, queue_id)) is not None:
+            return None
+        # The topic is the name of a directory that was listed.
+        return plain_queue(
+            os.sep.join((self.root, ConsumeQueue.kind, topic, str(queue_id))), self.config.consume_queue_file_size
+        )
+
+    def set_aside(self, limit: int) -> None:
+        """If more than `limit` queues were asked for, close those that nothing was written to until they are asked for again.
+
+        For whoever went over all of them; nobody else may hold one of them meanwhile.
+        """
+        with self._lock:
+            if len(self._queues) <= limit:
+                return
+            for key, queue in self._queues.items():
+                if queue is not None and not any(mapped_file in self.pool.dirty for mapped_file in queue.files()):
+                    self._queues[key] = None
+                    queue.close()
 
     def _make(self, topic: str, queue_id: int) -> AnyConsumeQueue:
         kind = BatchConsumeQueue if topic in self._batch_topics else ConsumeQueue

@@ -147,7 +147,7 @@ def recover(
     report = RecoveryReport(mode=mode, clean=clean)
     if "message_delay_level" in commit_log.config.assumed:
         _learn_delays(commit_log, queues)
-    newest_unit_end = max((_end_of_last_unit(queue) for queue in queues), default=-1)
+    newest_unit_end, tidy = _look_at_queues(queues)
     index = None if index_service is None else _IndexSurvey(commit_log, index_service, checkpoint, clean)
     begin = _where_to_begin(commit_log, index, checkpoint, newest_unit_end, clean)
     judged = _judge(commit_log, Agreement(queues), index, begin, newest_unit_end, clean, mode)
@@ -160,7 +160,7 @@ def recover(
     )
     report.records = judged.records
     report.bytes_cut, report.segments_deleted = _cut_log(commit_log, judged.end)
-    report.units_cut = _cut_queues(queues, judged.end, clean)
+    report.units_cut = _cut_queues(queues, tidy, judged.end, clean)
     if judged.agreement.was_cut():
         # What was compared is gone: there was something wrong further in front.
         judged.dispatch_from = judged.begin
@@ -174,6 +174,9 @@ def recover(
     report.index_entries_written = counts.index_entries
     report.damage += counts.misplaced
     checkpoint.confirm_phy_offset = max(judged.last_record, 0)
+    if clean:
+        # Otherwise all of them are going to be flushed.
+        queues.set_aside(queues.config.max_mapped_files)
     report.seconds = time.perf_counter() - started
     if not clean or report.bytes_cut or report.units_written or report.index_entries_written:
         logger.info("recovered %s: %s", commit_log.path, report)
@@ -410,10 +413,31 @@ def _cut_log(commit_log: CommitLog, end: int) -> tuple[int, int]:
 # -------------------------------------------------------------------------------------------------------- the queues
 
 
-def _cut_queues(queues: ConsumeQueueStore, end: int, clean: bool) -> int:
+def _look_at_queues(queues: ConsumeQueueStore) -> tuple[int, dict[tuple[str, int], int]]:
+    """Where the newest record that a unit points at ends, and for each queue that is in order where its furthest one does.
+
+    Queues that are in order are not opened: there may be a hundred thousand of them.
+    """
+    newest, tidy = -1, {}
+    for topic, queue_id in queues.keys():
+        plain = queues.plain(topic, queue_id)
+        if plain is not None:
+            newest = max(newest, plain.last_end)
+            tidy[topic, queue_id] = plain.furthest_end
+        elif (queue := queues.find(topic, queue_id)) is not None:
+            newest = max(newest, _end_of_last_unit(queue))
+    return newest, tidy
+
+
+def _cut_queues(queues: ConsumeQueueStore, tidy: dict[tuple[str, int], int], end: int, clean: bool) -> int:
     """Drop the units that point behind `end`, and after a crash those that cannot be trusted; their number."""
     dropped = 0
-    for queue in queues:
+    for topic, queue_id in queues.keys():
+        if tidy.get((topic, queue_id), _FAR) <= end:
+            continue
+        queue = queues.find(topic, queue_id)
+        if queue is None:
+            continue
         queue.tidy()
         dropped += queue.cut(end)
         if not clean and isinstance(queue, ConsumeQueue):

@@ -1,0 +1,232 @@
+"""Stores of many queues and many segments: what opening them looks at, maps and keeps, counted rather than timed.
+
+Owns also the agreement of the short look at a queue (`plain_queue`) with what loading, tidying and cutting it would do.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+
+import pytest
+
+from rmqstore import GeometryError, Message, MessageStore, StoreConfig
+from rmqstore.consume_queue import ConsumeQueue, PlainQueue, plain_queue
+from rmqstore.mapped_file import MappedFile, MappedFilePool
+
+CONFIG = StoreConfig(
+    mapped_file_size_commit_log=4096,
+    mapped_file_size_consume_queue=200,
+    max_hash_slot_num=64,
+    max_index_num=4096,
+    max_mapped_files=8,
+)
+QUEUES = 60
+FILE_SIZE = CONFIG.consume_queue_file_size
+FAR = 2**63 - 1
+
+
+@pytest.fixture
+def mapped(monkeypatch):
+    """The paths of the files that are mapped from now on."""
+    paths: list[str] = []
+    inner = MappedFile._map
+
+    def counted(self):
+        paths.append(self.path)
+        return inner(self)
+
+    monkeypatch.setattr(MappedFile, "_map", counted)
+    return paths
+
+
+@pytest.fixture
+def store_path(tmp_path):
+    """A closed store: one message in each of many queues, then as many in another one, over some twenty segments."""
+    path = str(tmp_path / "store")
+    with MessageStore.open(path, config=CONFIG) as store:
+        for number in range(QUEUES):
+            store.put_message(Message(f"Topic{number // 4}", b"first", keys=[f"k{number}"]), queue_id=number % 4)
+        for number in range(300):
+            store.put_message(Message("Busy", b"x" * 100, keys=[f"b{number}"]))
+    return path
+
+
+def folder_bytes(path: str) -> dict[str, bytes]:
+    found = {}
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with open(os.path.join(folder, name), "rb") as file:
+                found[os.path.relpath(os.path.join(folder, name), path)] = file.read()
+    return found
+
+
+def test_opening_maps_only_queues_that_the_end_of_the_log_touches(store_path, mapped):
+    with MessageStore.open(store_path, config=CONFIG) as store:
+        queues = {path for path in mapped if f"{os.sep}consumequeue{os.sep}" in path}
+        assert queues and all(f"{os.sep}Busy{os.sep}" in path for path in queues)
+        assert len(store.queues.keys()) == QUEUES + 1
+        assert store.recovery_report.units_cut == store.recovery_report.units_written == 0
+        # What was not looked at is there all the same.
+        for number in range(QUEUES):
+            (message,) = store.get_message(f"Topic{number // 4}", number % 4, 0).messages
+            assert message.keys == [f"k{number}"]
+            assert store.max_queue_offset(f"Topic{number // 4}", number % 4) == 1
+
+
+def test_opening_maps_a_few_segments_of_many(store_path, mapped):
+    assert len(os.listdir(os.path.join(store_path, "commitlog"))) >= 15
+    for read_only in (False, True):
+        del mapped[:]
+        with MessageStore.open(store_path, config=CONFIG, read_only=read_only):
+            assert len({path for path in mapped if f"{os.sep}commitlog{os.sep}" in path}) <= 2
+
+
+def test_reading_maps_no_queue_at_opening(store_path, mapped):
+    with MessageStore.open(store_path, config=CONFIG, read_only=True) as store:
+        assert not [path for path in mapped if f"{os.sep}consumequeue{os.sep}" in path]
+        assert not store.queues.opened()
+
+
+def test_opening_keeps_no_more_queues_than_may_be_mapped(tmp_path):
+    path = str(tmp_path / "store")
+    config = CONFIG.replace(mapped_file_size_commit_log=65536)
+    with MessageStore.open(path, config=config) as store:
+        for number in range(QUEUES):
+            store.put_message(Message(f"Topic{number}", b"first"))
+    # All of the log lies in one segment, so that every queue is compared with it.
+    with MessageStore.open(path, config=config) as store:
+        assert len(store.queues.keys()) == QUEUES and not store.queues.opened()
+        for number in range(QUEUES):
+            assert store.put_message(Message(f"Topic{number}", b"second")).queue_offset == 1
+        assert len(store.queues.opened()) == QUEUES
+    with MessageStore.open(path, config=config, read_only=True) as store:
+        for number in range(QUEUES):
+            assert [m.body for m in store.get_message(f"Topic{number}", 0, 0).messages] == [b"first", b"second"]
+
+
+def test_opening_a_closed_store_changes_nothing(store_path):
+    before = folder_bytes(store_path)
+    MessageStore.open(store_path, config=CONFIG).close()
+    after = folder_bytes(store_path)
+    assert {name: data for name, data in after.items() if name.startswith(("commitlog", "consumequeue", "index"))} == {
+        name: data for name, data in before.items() if name.startswith(("commitlog", "consumequeue", "index"))
+    }
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_units_behind_the_end_of_the_log_are_cut_in_queues_that_nobody_opened(store_path, clean):
+    # A closed log that is shorter than its queues say is refused unless it is to be cut.
+    target = os.path.join(store_path, "consumequeue", "Topic3", "1", f"{0:020d}")
+    with open(target, "r+b") as file:
+        file.seek(20)
+        file.write(struct.pack(">qiq", 1 << 40, 100, 0))
+    if not clean:
+        with open(os.path.join(store_path, "abort"), "w"):
+            pass
+    with MessageStore.open(store_path, config=CONFIG, recovery="truncate" if clean else "strict") as store:
+        assert store.recovery_report.units_cut == 1
+        assert store.max_queue_offset("Topic3", 1) == 1
+    with open(target, "rb") as file:
+        assert not file.read()[20:].strip(b"\0")
+
+
+def test_bytes_behind_the_end_of_a_queue_are_erased_at_opening(store_path):
+    target = os.path.join(store_path, "consumequeue", "Topic3", "1", f"{0:020d}")
+    with open(target, "r+b") as file:
+        file.seek(120)
+        file.write(b"left over")
+    with MessageStore.open(store_path, config=CONFIG) as store:
+        assert store.max_queue_offset("Topic3", 1) == 1
+    with open(target, "rb") as file:
+        assert not file.read()[20:].strip(b"\0")
+
+
+@pytest.mark.parametrize("name", ["notes.txt", f"{100:020d}", f"{10 * FILE_SIZE:020d}"])
+def test_what_does_not_belong_to_a_queue_is_refused_at_opening(store_path, name):
+    directory = os.path.join(store_path, "consumequeue", "Topic3", "1")
+    with open(os.path.join(directory, name), "wb") as file:
+        file.truncate(FILE_SIZE)
+    with pytest.raises(GeometryError, match="Topic3"):
+        MessageStore.open(store_path, config=CONFIG)
+
+
+def unit(phy_offset: int, size: int = 100, tags_code: int = 0) -> bytes:
+    return struct.pack(">qiq", phy_offset, size, tags_code)
+
+
+UNITS = [unit(100 * number) for number in range(25)]
+PRE_FILL = unit(0, 0x7FFFFFFF)
+# What the newest file holds, and what is expected of it: None where a queue must be opened.
+CASES = {
+    "one unit": ([b"".join(UNITS[:1])], PlainQueue(100, 100)),
+    "some units": ([b"".join(UNITS[:7])], PlainQueue(700, 700)),
+    "zeros within": ([unit(100, 256) + unit(356, 1 << 24)], PlainQueue(356 + (1 << 24), 356 + (1 << 24))),
+    "full": ([b"".join(UNITS[:10])], PlainQueue(1000, 1000)),
+    "three files": ([b"".join(UNITS[:10]), b"".join(UNITS[10:20]), b"".join(UNITS[20:])], PlainQueue(2500, 2500)),
+    "not in order": ([UNITS[3] + UNITS[9] + UNITS[4]], PlainQueue(500, 1000)),
+    "pre-filled": ([PRE_FILL * 3 + UNITS[5]], PlainQueue(600, 600)),
+    "only pre-filled": ([PRE_FILL * 3], PlainQueue(-1, -1)),
+    "empty": ([b""], None),
+    "a gap": ([UNITS[0] + bytes(20) + UNITS[2]], None),
+    "a unit without size": ([UNITS[0] + unit(100, 0)], None),
+    "a unit of negative size": ([UNITS[0] + unit(100, -5)], None),
+    "a negative offset": ([UNITS[0] + unit(-100)], None),
+    "an offset beyond all logs": ([UNITS[0] + unit(FAR)], None),
+    "half a unit behind": ([UNITS[0] + UNITS[1][:9]], None),
+    "something at the end": ([UNITS[0] + bytes(FILE_SIZE - 21) + b"\1"], None),
+    "an empty newest file": ([b"".join(UNITS[:10]), b""], None),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_short_look_says_what_the_queue_says(tmp_path, name):
+    files, expected = CASES[name]
+    directory = tmp_path / "consumequeue" / "T" / "0"
+    directory.mkdir(parents=True)
+    for number, data in enumerate(files):
+        # Bytes that were never written are a hole, as in a file that was only allocated.
+        with open(directory / f"{number * FILE_SIZE:020d}", "wb") as file:
+            file.write(data)
+            file.truncate(FILE_SIZE)
+    before = folder_bytes(str(directory))
+    found = plain_queue(str(directory), FILE_SIZE)
+    assert found == expected
+    if found is None:
+        return
+    queue = ConsumeQueue(str(tmp_path), "T", 0, CONFIG, MappedFilePool(4))
+    queue.load()
+    last = queue.last_record()
+    assert found.last_end == (-1 if last is None else last.phy_offset + last.size)
+    queue.tidy()
+    if found.furthest_end >= 0:
+        assert queue.cut(found.furthest_end) == 0
+    assert folder_bytes(str(directory)) == before
+    if found.furthest_end > 0:
+        assert queue.cut(found.furthest_end - 1) > 0
+    queue.close()
+
+
+def test_the_short_look_is_for_queues_without_an_extension(tmp_path):
+    path = str(tmp_path / "store")
+    config = CONFIG.replace(enable_consume_queue_ext=True)
+    with MessageStore.open(path, config=config) as store:
+        store.put_message(Message("T", b"x", tags="a"))
+    with MessageStore.open(path, config=config) as store:
+        assert store.queues.plain("T", 0) is None
+        assert store.queues.find("T", 0).ext is not None
+
+
+@pytest.mark.parametrize("change", ["longer", "shorter", "missing"])
+def test_the_short_look_refuses_files_that_are_not_whole(tmp_path, change):
+    directory = tmp_path / "0"
+    directory.mkdir()
+    for number in range(3):
+        (directory / f"{number * FILE_SIZE:020d}").write_bytes(b"".join(UNITS[:10]))
+    assert plain_queue(str(directory), FILE_SIZE) is not None
+    middle = directory / f"{FILE_SIZE:020d}"
+    if change == "missing":
+        middle.unlink()
+    else:
+        os.truncate(middle, FILE_SIZE + (1 if change == "longer" else -1))
+    assert plain_queue(str(directory), FILE_SIZE) is None
