@@ -16,7 +16,7 @@ ASV_MACHINE := $(BIN)/asv machine --yes --config asv_bench/asv.conf.json >/dev/n
 ASV_RUN := cd asv_bench && ../$(BIN)/asv run --python=same
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build demo test soak debug-test check lint typecheck bench bench-quick bench-peers clean distclean
+.PHONY: help venv build demo test soak debug-test check lint typecheck bench bench-quick bench-peers bench-growth clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -82,6 +82,9 @@ $(VENV)/.stamp-bench: $(VENV)/.stamp-build
 bench-peers: build $(VENV)/.stamp-bench ## beside the real RocketMQ store, LMDB, rocksdict, SQLite, C, alternately in one run
 	bash ci/java.sh
 	$(BIN)/python -m asv_bench.peers $(PEERS_ARGS)
+
+bench-growth: build $(VENV)/.stamp-bench ## how cost grows with keys, chains, queues, segments; plots with GROWTH_ARGS=--document
+	$(BIN)/python -m asv_bench.growth $(GROWTH_ARGS)
 
 clean: ## remove builds and caches (the environment stays)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis asv_bench/env asv_bench/html

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from rmqstore import MessageStore, StoreConfig, verify
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -152,3 +154,33 @@ def test_the_documented_table_is_the_one_of_its_result():
     result = json.loads(peers.RESULT.read_text(encoding="utf-8"))
     assert not result["quick"]
     assert block == peers.markdown(result)
+
+
+def test_the_documented_growth_is_that_of_its_result():
+    from asv_bench import document, growth
+
+    block = document.block_of(document.PERFORMANCE.read_text(encoding="utf-8"), "growth")
+    if not growth.RESULT.exists():
+        assert block == ""
+        return
+    result = json.loads(growth.RESULT.read_text(encoding="utf-8"))
+    assert list(result["parts"]) == list(growth.PARTS)
+    assert block == growth.markdown(result)
+    for part in growth.PARTS:
+        assert (growth.FOLDER / f"{part}.svg").stat().st_size < 200_000
+
+
+@pytest.mark.parametrize(("make", "number"), [("make_queues", 25), ("make_segments", 7)])
+def test_stores_that_are_made_without_the_store_are_sound(tmp_path, make, number):
+    from asv_bench import growth
+
+    path = str(tmp_path / "store")
+    config = StoreConfig(
+        mapped_file_size_commit_log=65536, mapped_file_size_consume_queue=4000, max_hash_slot_num=64, max_index_num=512
+    )
+    getattr(growth, make)(path, number, config)
+    assert not list(verify(path, config))
+    with MessageStore.open(path, config=config, read_only=True) as store:
+        assert len(list(store.messages())) == number
+        assert len(store.queues.keys()) == (number if make == "make_queues" else 1)
+        assert len(store.commit_log.queue) == (number if make == "make_segments" else 1)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +19,7 @@ from rich.table import Table
 
 import rmqstore
 
+from .. import machine
 from . import document, rounds
 from .jvm import JAVA, ROOT, Java, PeerError
 from .setting import Setting
@@ -29,25 +27,6 @@ from .setting import Setting
 PARTS = ("index", "append", "read", "rebuild", "recovery", "kv")
 PACKAGES = ("numpy", "pyarrow", "lmdb", "rocksdict")
 console = Console(stderr=True)
-
-
-def machine() -> dict[str, Any]:
-    """What the figures depend on."""
-    name = platform.processor() or platform.machine()
-    memory = 0
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            name = next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (OSError, StopIteration, ValueError):
-        pass
-    return {
-        "processor": name,
-        "cores": os.cpu_count(),
-        "memory": memory,
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-    }
 
 
 def versions() -> dict[str, str]:
@@ -59,20 +38,6 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
-
-
-def commit() -> str:
-    """The commit that was measured, with a mark when the tree differs from it."""
-    try:
-        return subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--exclude=*"],
-            cwd=ROOT,
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def run_part(part: str, setting: Setting, number: int) -> Iterator[dict[str, Any]]:
@@ -154,8 +119,8 @@ def main(
         "seconds": round(time.time() - started),
         "rounds": number,
         "quick": quick,
-        "commit": commit(),
-        "machine": machine(),
+        "commit": machine.commit(),
+        "machine": machine.described(),
         "versions": {
             "rmqstore": rmqstore.__version__,
             **versions(),
