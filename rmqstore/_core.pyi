@@ -453,6 +453,16 @@ class ArrowColumns:
         end_timestamp: int = 9223372036854775807,
     ) -> None: ...
     def fill(self, region: Region, pos: int, limit: int, base_offset: int) -> tuple[int, Verdict]: ...
+    def fill_at(
+        self,
+        regions: list[Region],
+        base_offsets: _Int64s,
+        numbers: _Int32s,
+        phy_offsets: _Int64s,
+        sizes: _Int32s,
+        taken: npt.NDArray[np.uint8],
+        first: int = 0,
+    ) -> int: ...
     def take(self) -> tuple[int, dict[str, tuple[Any, ...]]]: ...
 
 class StoredMessage(MessageFields):
@@ -554,3 +564,27 @@ class KeySearch:
         high: int = 0,
     ) -> tuple[int, int]: ...
     def pass_over(self, index: IndexRegion, at: int) -> int: ...
+class KeyTexts:
+    def __init__(
+        self,
+        key_offsets: _Int32s,
+        key_data: npt.NDArray[np.uint8],
+        topic_offsets: _Int32s,
+        topic_data: npt.NDArray[np.uint8],
+    ) -> None: ...
+    @property
+    def num(self) -> int: ...
+    def hashes(self, by_tag: bool = False) -> _Int32s: ...
+
+def match_records(
+    regions: list[Region],
+    base_offsets: _Int64s,
+    numbers: _Int32s,
+    phy_offsets: _Int64s,
+    key_numbers: _Int32s,
+    texts: KeyTexts,
+    kinds: int,
+    begin: int,
+    end: int,
+) -> npt.NDArray[np.bool_]: ...
+def chain_entries(index: IndexRegion, hashes: _Int32s) -> tuple[_Int32s, _Int64s]: ...

@@ -4581,6 +4581,8 @@ cdef enum:
     HOST_KEY = 1
     HOST_TEXT_LEN = 24
     HOST_TEXT = 32
+    MAX_REGIONS = 64
+    WALKS = 32
     # Inner answers of put_row beside the verdicts.
     NEED_ROOM = 110
     NEED_BODY = 111
@@ -4618,6 +4620,9 @@ cdef struct ColumnSink:
     # What the row that does not fit needs.
     int32_t wanting
     int64_t wanted
+    # The record that asked for something, where records are looked up.
+    int32_t number
+    int64_t pos
     # The topic of the record before, and whether it is one of those that are asked for.
     const unsigned char* topic
     int32_t topic_len
@@ -5314,6 +5319,101 @@ cdef class ArrowColumns:
         finally:
             self.leave()
 
+    cdef int fill_places(self, ColumnSink* s, unsigned char** bases, const int64_t* room, int64_t region_num,
+                         const int64_t[::1] base_offsets, const int32_t[::1] numbers, const int64_t[::1] phy_offsets,
+                         const int32_t[::1] sizes, uint8_t[::1] taken, int64_t* at, const int32_t* ids,
+                         int64_t id_num) noexcept nogil:
+        cdef RecordView r
+        cdef int64_t n = phy_offsets.shape[0], pos
+        cdef int32_t number
+        cdef int verdict
+        while at[0] < n:
+            if s.count >= s.capacity:
+                return COLUMNS_FULL
+            number = numbers[at[0]]
+            taken[at[0]] = 0
+            if 0 <= number < region_num:
+                pos = phy_offsets[at[0]] - base_offsets[number]
+                if (0 <= pos < room[number]
+                        and judge_record(bases[number] + pos, room[number] - pos, phy_offsets[at[0]], 0, &r) == RECORD
+                        and (sizes.shape[0] == 0 or sizes[at[0]] == r.total_size)):
+                    s.number, s.pos = number, pos
+                    verdict = self.take_row(s, bases[number] + pos, room[number] - pos, &r, ids, id_num)
+                    if verdict == RECORD:
+                        taken[at[0]] = 1
+                    elif verdict != PASSED_OVER:
+                        return verdict
+            at[0] += 1
+        return LIMIT
+
+    def fill_at(self, list regions not None, const int64_t[::1] base_offsets not None, const int32_t[::1] numbers not None,
+                const int64_t[::1] phy_offsets not None, const int32_t[::1] sizes not None, uint8_t[::1] taken not None,
+                int64_t first=0):
+        """Append rows for the chosen records at these places, in their order; the GIL is released.
+
+        Parameters
+        ----------
+        regions : list of Region
+            Commit-log segments, at most 64.
+        base_offsets : array of int64
+            Absolute offset of the first byte of each.
+        numbers : array of int32
+            For each place the number of its region; one that there is not (-1) has no row.
+        phy_offsets : array of int64
+        sizes : array of int32
+            What the records must have for a total size in bytes; an empty array does not ask.
+        taken : array of uint8
+            Becomes 1 for each place that has a row, 0 where no such record begins or it was not chosen.
+        first : int
+            The place to begin with.
+
+        Returns
+        -------
+        int
+            The first place that was not looked at, because the columns are full; the number of places at the end.
+        """
+        cdef unsigned char* bases[MAX_REGIONS]
+        cdef int64_t[MAX_REGIONS] room
+        cdef int64_t n = phy_offsets.shape[0], region_num = len(regions), pinned = 0, at = first, i
+        cdef const int32_t[::1] id_column = self.queue_ids
+        cdef const int32_t* ids = &id_column[0] if id_column.shape[0] else NULL
+        cdef int64_t id_num = id_column.shape[0]
+        cdef const unsigned char* p
+        cdef Region region
+        cdef ColumnSink s
+        cdef int verdict
+        if region_num > MAX_REGIONS or base_offsets.shape[0] != region_num:
+            raise ValueError(f"{region_num} regions with {base_offsets.shape[0]} offsets; at most {MAX_REGIONS} at once")
+        if numbers.shape[0] != n or taken.shape[0] != n or sizes.shape[0] not in (0, n) or not 0 <= first <= n:
+            raise ValueError(f"{n} places, {numbers.shape[0]} numbers, {sizes.shape[0]} sizes, {taken.shape[0]} marks")
+        self.enter()
+        try:
+            for each in regions:
+                region = <Region?>each
+                bases[pinned] = region.pin(0, region.size)
+                room[pinned] = region.size
+                pinned += 1
+            s.body_ready = False
+            self.aim(&s)
+            while True:
+                with nogil:
+                    verdict = self.fill_places(&s, bases, room, region_num, base_offsets, numbers, phy_offsets, sizes, taken,
+                                               &at, ids, id_num)
+                self.keep(&s)
+                if verdict == LIMIT or verdict == COLUMNS_FULL:
+                    return at
+                p = bases[s.number] + s.pos
+                if verdict == NEED_BODY:
+                    body = self.body_of(p, room[s.number] - s.pos)
+                    lend(&s, body)
+                else:
+                    self.provide(&s, verdict, p, room[s.number] - s.pos)
+        finally:
+            for i in range(pinned):
+                region = regions[i]
+                region.unpin()
+            self.leave()
+
     cdef int enter(self) except -1:
         if atomic_or(&self.busy, 1):
             raise RuntimeError("these columns are being filled by another thread")
@@ -5387,3 +5487,261 @@ cdef unsigned char* address_of(object array) except? NULL:
     p = <unsigned char*>view.buf
     PyBuffer_Release(&view)
     return p
+
+
+cdef bint same_text(unsigned char* scratch, const unsigned char* p, int64_t n, const unsigned char* wanted,
+                    int64_t size) noexcept nogil:
+    # Whether Java reads `wanted`, which is valid UTF-8, at p.
+    if n == size and memcmp(p, wanted, n) == 0:
+        return True
+    return not is_ascii(p, n) and put_java_utf8(scratch, p, n) == size and memcmp(scratch, wanted, size) == 0
+
+
+cdef bint has_key(const unsigned char* text, PropertySpan* spans, int32_t num, unsigned char* scratch,
+                  const unsigned char* key, int64_t size, int kinds) noexcept nogil:
+    # kinds: 1 = unique key, 2 = pieces of KEYS, 4 = tag; of equal names the last counts.
+    cdef int seen = 0, kind, k = num - 1
+    cdef int64_t start, end
+    cdef const unsigned char* found
+    while k >= 0 and seen & kinds != kinds:
+        kind = 0
+        if spans[k].split - spans[k].start == 8 and memcmp(text + spans[k].start, <const char*>b"UNIQ_KEY", 8) == 0:
+            kind = 1
+        elif spans[k].split - spans[k].start == 4:
+            if memcmp(text + spans[k].start, <const char*>b"KEYS", 4) == 0:
+                kind = 2
+            elif memcmp(text + spans[k].start, <const char*>b"TAGS", 4) == 0:
+                kind = 4
+        start = spans[k].split + 1
+        if kind & kinds & ~seen:
+            if kind != 2:
+                if same_text(scratch, text + start, spans[k].end - start, key, size):
+                    return True
+            else:
+                while start < spans[k].end:
+                    found = <const unsigned char*>memchr(text + start, 32, spans[k].end - start)
+                    end = found - text if found != NULL else spans[k].end
+                    if end > start and same_text(scratch, text + start, end - start, key, size):
+                        return True
+                    start = end + 1
+        seen |= kind
+        k -= 1
+    return False
+
+
+cdef struct KeyView:
+    # One key and its topic, for as long as nobody gives up the `KeyTexts`.
+    const unsigned char* key
+    const unsigned char* topic
+    int64_t key_size
+    int64_t topic_size
+
+
+cdef class KeyTexts:
+    """Many keys and their topics, as the offsets and bytes of text columns.
+
+    Parameters
+    ----------
+    key_offsets : array of int32, shape (n + 1,)
+        Key i is ``key_data[key_offsets[i]:key_offsets[i + 1]]``, valid UTF-8.
+    key_data : array of uint8
+    topic_offsets : array of int32, shape (n + 1,) or (2,)
+        Likewise; two offsets are one topic for all keys.
+    topic_data : array of uint8
+    """
+
+    cdef const int32_t[::1] key_offsets, topic_offsets
+    cdef const uint8_t[::1] key_data, topic_data
+    cdef readonly int64_t num
+
+    def __cinit__(self, const int32_t[::1] key_offsets not None, const uint8_t[::1] key_data not None,
+                  const int32_t[::1] topic_offsets not None, const uint8_t[::1] topic_data not None):
+        self.num = key_offsets.shape[0] - 1
+        if self.num < 0 or topic_offsets.shape[0] not in (2, self.num + 1):
+            raise ValueError(f"{key_offsets.shape[0]} offsets of keys, {topic_offsets.shape[0]} of topics")
+        self.key_offsets, self.key_data = key_offsets, key_data
+        self.topic_offsets, self.topic_data = topic_offsets, topic_data
+
+    cdef bint look(self, int64_t i, KeyView* view) noexcept nogil:
+        # False for a key that is not there, or whose offsets lead outside the data.
+        cdef int64_t start, end
+        if not 0 <= i < self.num:
+            return False
+        start, end = self.key_offsets[i], self.key_offsets[i + 1]
+        if not 0 <= start <= end <= self.key_data.shape[0]:
+            return False
+        view.key, view.key_size = (&self.key_data[start] if end > start else NULL), end - start
+        i = 0 if self.topic_offsets.shape[0] == 2 else i
+        start, end = self.topic_offsets[i], self.topic_offsets[i + 1]
+        if not 0 <= start <= end <= self.topic_data.shape[0]:
+            return False
+        view.topic, view.topic_size = (&self.topic_data[start] if end > start else NULL), end - start
+        return True
+
+    def hashes(self, bint by_tag=False):
+        """numpy.ndarray of int32: the index hash of each ``topic#key``, or with `by_tag` of ``topic#T#key``.
+
+        Raises
+        ------
+        ValueError
+            Offsets lead outside the data.
+        """
+        cdef int64_t i
+        cdef uint32_t h = 0, topic_hash = 0
+        cdef KeyView view
+        array = np.empty(self.num, np.int32)
+        cdef int32_t[::1] out = array
+        cdef bint one_topic = self.topic_offsets.shape[0] == 2
+        cdef int64_t bad = -1
+        with nogil:
+            for i in range(self.num):
+                if not self.look(i, &view):
+                    bad = i
+                    break
+                if i == 0 or not one_topic:
+                    topic_hash = hash_utf8(0, view.topic, view.topic_size) * 31u + 35u
+                    if by_tag:
+                        topic_hash = (topic_hash * 31u + 84u) * 31u + 35u
+                h = hash_utf8(topic_hash, view.key, view.key_size)
+                out[i] = index_hash(h)
+        if bad >= 0:
+            raise ValueError(f"the offsets of key {bad} lead outside the data")
+        return array
+
+
+def match_records(list regions not None, const int64_t[::1] base_offsets not None, const int32_t[::1] numbers not None,
+                  const int64_t[::1] phy_offsets not None, const int32_t[::1] key_numbers not None,
+                  KeyTexts texts not None, int kinds, int64_t begin, int64_t end):
+    """Tell which of the records at these places have the topic and the key that was asked for; the GIL is released.
+
+    Parameters
+    ----------
+    regions, base_offsets, numbers, phy_offsets
+        As of `ArrowColumns.fill_at`.
+    key_numbers : array of int32
+        For each place the number of its key.
+    texts : KeyTexts
+    kinds : int
+        Where to look: 1 = the unique key, 2 = the pieces of KEYS, 4 = the tag; or a sum.
+    begin, end : int
+        Store times in ms since epoch, both inclusive.
+
+    Returns
+    -------
+    numpy.ndarray of bool
+    """
+    cdef unsigned char* bases[MAX_REGIONS]
+    cdef int64_t[MAX_REGIONS] room
+    cdef int64_t n = phy_offsets.shape[0], region_num = len(regions), pinned = 0, i, pos
+    cdef KeyView wanted
+    cdef const unsigned char* p
+    cdef const unsigned char* text
+    cdef int32_t number, span_num
+    cdef int ascii
+    cdef RecordView r
+    cdef Region region
+    if region_num > MAX_REGIONS or base_offsets.shape[0] != region_num:
+        raise ValueError(f"{region_num} regions with {base_offsets.shape[0]} offsets; at most {MAX_REGIONS} at once")
+    if numbers.shape[0] != n or key_numbers.shape[0] != n:
+        raise ValueError(f"{n} places, {numbers.shape[0]} numbers, {key_numbers.shape[0]} key numbers")
+    span_array, scratch_array = np.empty(MAX_SPANS * 3, np.int32), np.empty(NAME_SLOTS * 4, np.uint8)
+    matches = np.zeros(n, np.uint8)
+    cdef PropertySpan* spans = <PropertySpan*>address_of(span_array)
+    cdef unsigned char* scratch = address_of(scratch_array)
+    cdef uint8_t[::1] out = matches
+    try:
+        for each in regions:
+            region = <Region?>each
+            bases[pinned] = region.pin(0, region.size)
+            room[pinned] = region.size
+            pinned += 1
+        with nogil:
+            for i in range(n):
+                number = numbers[i]
+                if not 0 <= number < region_num or not texts.look(key_numbers[i], &wanted):
+                    continue
+                pos = phy_offsets[i] - base_offsets[number]
+                if not 0 <= pos < room[number]:
+                    continue
+                p = bases[number] + pos
+                if judge_record(p, room[number] - pos, phy_offsets[i], 0, &r) != RECORD:
+                    continue
+                if not begin <= r.store_timestamp <= end:
+                    continue
+                if not same_text(scratch, p + r.topic_pos, r.topic_len, wanted.topic, wanted.topic_size):
+                    continue
+                text = p + r.properties_pos
+                span_num = split_properties(text, r.properties_len, room[number] - pos - r.properties_pos, spans, &ascii)
+                out[i] = has_key(text, spans, span_num, scratch, wanted.key, wanted.key_size, kinds)
+        return matches.view(np.bool_)
+    finally:
+        for i in range(pinned):
+            region = regions[i]
+            region.unpin()
+
+
+def chain_entries(IndexRegion index not None, const int32_t[::1] hashes not None):
+    """Every entry with one of these index hashes, whatever its time; the GIL is released.
+
+    Parameters
+    ----------
+    hashes : array of int32
+        A negative one has no entries.
+
+    Returns
+    -------
+    (numpy.ndarray of int32, numpy.ndarray of int64)
+        Number of the hash and phy offset of each entry; of one hash the newest entry first.
+    """
+    cdef Region region = index.region
+    cdef int64_t n = hashes.shape[0], capacity = 2 * n + WALKS, used = 0, following = 0, active = 0, i, at, prev
+    cdef int64_t[WALKS] walk_at
+    cdef int32_t[WALKS] walk_key
+    cdef const unsigned char* entries
+    cdef const unsigned char* entry
+    cdef uint32_t slot
+    number_array, offset_array = np.empty(capacity, np.int32), np.empty(capacity, np.int64)
+    cdef int32_t[::1] numbers = number_array
+    cdef int64_t[::1] offsets = offset_array
+    cdef const unsigned char* base = region.pin(0, region.size)
+    try:
+        entries = base + INDEX_HEADER_SIZE + SLOT_SIZE * index.slot_num
+        while following < n or active > 0:
+            if used + WALKS > capacity:
+                number_array = np.concatenate([number_array, np.empty(capacity, np.int32)])
+                offset_array = np.concatenate([offset_array, np.empty(capacity, np.int64)])
+                numbers, offsets = number_array, offset_array
+                capacity *= 2
+            with nogil:
+                # Each round takes one step of every walk, whose entry was asked for in the round before.
+                while (following < n or active > 0) and used + WALKS <= capacity:
+                    while active < WALKS and following < n:
+                        if following + WALKS < n and hashes[following + WALKS] >= 0:
+                            slot = fastmod(<uint32_t>hashes[following + WALKS], index.magic, <uint32_t>index.slot_num)
+                            prefetch(base + INDEX_HEADER_SIZE + SLOT_SIZE * <int64_t>slot)
+                        at = 0
+                        if hashes[following] >= 0:
+                            at = index_head(base, index.magic, index.slot_num, index.index_num, hashes[following])
+                        if at > 0:
+                            walk_at[active], walk_key[active] = at, <int32_t>following
+                            prefetch(entries + ENTRY_SIZE * at)
+                            active += 1
+                        following += 1
+                    i = 0
+                    while i < active:
+                        at = walk_at[i]
+                        entry = entries + ENTRY_SIZE * at
+                        if get_i32(entry + ENTRY_KEY_HASH) == hashes[walk_key[i]]:
+                            numbers[used], offsets[used] = walk_key[i], get_i64(entry + ENTRY_PHY_OFFSET)
+                            used += 1
+                        prev = get_i32(entry + ENTRY_PREV_INDEX)
+                        if prev <= 0 or prev >= at:
+                            active -= 1
+                            walk_at[i], walk_key[i] = walk_at[active], walk_key[active]
+                        else:
+                            walk_at[i] = prev
+                            prefetch(entries + ENTRY_SIZE * prev)
+                            i += 1
+        return number_array[:used], offset_array[:used]
+    finally:
+        region.unpin()

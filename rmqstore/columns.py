@@ -7,25 +7,37 @@ decodes a record (`_core.ArrowColumns` does that) and imports pyarrow only when 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from rmqstore._core import COLUMN_NAMES, ArrowColumns
+import numpy as np
+
+from rmqstore._core import COLUMN_NAMES, EXT_ADDRESS_MAX, ArrowColumns, KeyTexts, match_records
 from rmqstore.commit_log import CommitLog
-from rmqstore.errors import CorruptionError, MissingDependencyError, UnsupportedFormatError
-from rmqstore.message import decompress_body, host_from_bytes
+from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue
+from rmqstore.consume_queue_store import AnyConsumeQueue
+from rmqstore.errors import CorruptionError, MissingDependencyError, OffsetOutOfRangeError, UnsupportedFormatError
+from rmqstore.index_service import IndexService
+from rmqstore.message import decompress_body, encode_java_utf8, host_from_bytes, tags_code
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["DEFAULT_COLUMNS", "record_batches", "scan_schema"]
+__all__ = ["DEFAULT_COLUMNS", "Columns", "query_schema", "scan_schema"]
 
 DEFAULT_COLUMNS = tuple(name for name in COLUMN_NAMES if name not in ("unique_key", "body_stored"))
 """The columns of a scan that names none: all but those that repeat what another one holds."""
 
 # Bodies and properties of one batch; far below the 2 GiB that Arrow's 32-bit offsets reach.
 _BATCH_BYTES = 64 * 1024 * 1024
-_INT64_RANGE = (-(2**63), 2**63 - 1)
+# Units of a queue that are looked at together.
+_QUEUE_STEP = 8192
+# As many segments as the core takes in one call.
+_REGIONS = 64
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+# Where `match_records` looks.
+_KINDS = {None: 3, "U": 1, "K": 2, "T": 4}
 
 
 def _pyarrow() -> Any:
@@ -179,3 +191,205 @@ def record_batches(log: CommitLog, columns: Columns, begin: int | None, end: int
     for _ in log.fill(columns.out, begin, end):
         if columns.out.count:
             yield columns.take()
+
+
+def time_range(begin: float | None, end: float | None) -> tuple[int, int]:
+    """(int, int): the whole milliseconds from `begin` to `end`, both included, as far as 64 bits go; (1, 0) for none."""
+    low = _INT64_MIN if begin is None else max(math.ceil(begin), _INT64_MIN)
+    high = _INT64_MAX if end is None else min(math.floor(end), _INT64_MAX)
+    return (low, high) if low <= high else (1, 0)
+
+
+def _located(log: CommitLog, phy_offsets: np.ndarray) -> Iterator[tuple[slice, list[Any], np.ndarray, np.ndarray]]:
+    # The offsets in parts that lie in few segments each: which part, the segments, where these begin, and for each offset
+    # the number of its segment, -1 where the log holds nothing.
+    if log.queue.read_only and len(phy_offsets) and phy_offsets.max() >= log.max_offset:
+        log.refresh()
+    inside = (phy_offsets >= log.min_offset) & (phy_offsets < log.max_offset)
+    segments = np.where(inside, phy_offsets // log.segment_size, -1)
+    few = len(segments) and len(np.unique(segments)) <= _REGIONS
+    step = len(segments) if few else _REGIONS
+    for first in range(0, len(segments), max(step, 1)):
+        part = slice(first, first + step)
+        there, places = np.unique(segments[part], return_inverse=True)
+        numbers = np.full(len(there), -1, np.int32)
+        regions: list[Any] = []
+        bases = []
+        for i, segment in enumerate(there.tolist()):
+            mapped_file = log.queue.find(segment * log.segment_size) if segment >= 0 else None
+            try:
+                region = None if mapped_file is None else mapped_file.region
+            except OffsetOutOfRangeError:
+                continue  # It expired meanwhile.
+            if mapped_file is not None:
+                numbers[i] = len(regions)
+                regions.append(region)
+                bases.append(mapped_file.file_from_offset)
+        yield part, regions, np.array(bases, np.int64), numbers[places.reshape(-1)]
+
+
+def _rows_at(
+    log: CommitLog, columns: Columns, phy_offsets: np.ndarray, sizes: np.ndarray | None = None
+) -> tuple[list[pa.RecordBatch], np.ndarray]:
+    # The chosen records at these places as batches, and the numbers of the places that became rows.
+    batches = []
+    taken = np.zeros(len(phy_offsets), np.uint8)
+    nowhere = np.empty(0, np.int32)
+    for part, regions, bases, numbers in _located(log, phy_offsets):
+        first, num = 0, len(numbers)
+        while first < num:
+            first = columns.out.fill_at(
+                regions,
+                bases,
+                numbers,
+                phy_offsets[part],
+                nowhere if sizes is None else sizes[part],
+                taken[part],
+                first,
+            )
+            if first < num:
+                batches.append(columns.take())
+    if columns.out.count:
+        batches.append(columns.take())
+    return batches, np.flatnonzero(taken)
+
+
+def _places(queue: AnyConsumeQueue, queue_offset: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    # Phy offsets, sizes and tags codes of the units from `queue_offset` on, some at a time.
+    if isinstance(queue, BatchConsumeQueue):
+        while units := list(queue.read(queue_offset, _QUEUE_STEP)):
+            queue_offset = units[-1].queue_offset + max(units[-1].num, 1)
+            yield (
+                np.array([unit.phy_offset for unit in units], np.int64),
+                np.array([unit.size for unit in units], np.int32),
+                np.array([unit.tags_code for unit in units], np.int64),
+            )
+        return
+    while queue_offset < queue.max_queue_offset:
+        phy_offsets, sizes, codes = queue.units(queue_offset, _QUEUE_STEP)
+        if len(phy_offsets):
+            queue_offset += len(phy_offsets)
+            yield phy_offsets, sizes, codes
+        else:
+            queue_offset = queue.next_file_offset(queue_offset)
+
+
+def queue_table(
+    log: CommitLog,
+    queue: AnyConsumeQueue | None,
+    columns: Columns,
+    queue_offset: int,
+    max_num: int | None,
+    tags: Iterable[str] | None,
+) -> pa.Table:
+    """pyarrow.Table: messages of a queue, see `MessageStore.get_table`."""
+    batches: list[pa.RecordBatch] = []
+    num = 0
+    limit = _INT64_MAX if max_num is None else max_num
+    wanted = None if tags is None else {tags_code(text) & 0xFFFFFFFF for text in tags}
+    codes = None if wanted is None else np.array(sorted(wanted), np.int64)
+    for phy_offsets, sizes, unit_codes in () if queue is None else _places(queue, queue_offset):
+        if wanted is not None and codes is not None:
+            # The low 32 bits, as RocketMQ compares them; an address that leads nowhere in the extension lets pass.
+            kept = np.isin(unit_codes & 0xFFFFFFFF, codes)
+            ext = queue.ext if isinstance(queue, ConsumeQueue) else None
+            for place in np.flatnonzero(unit_codes <= EXT_ADDRESS_MAX).tolist():
+                unit = ext.get(int(unit_codes[place])) if ext is not None else None
+                kept[place] = unit is None or unit[0] & 0xFFFFFFFF in wanted
+            phy_offsets, sizes = phy_offsets[kept], sizes[kept]
+        else:
+            phy_offsets, sizes = phy_offsets[: limit - num], sizes[: limit - num]
+        found, rows = _rows_at(log, columns, phy_offsets, sizes)
+        batches += found
+        num += len(rows)
+        if num >= limit:
+            break
+    return columns.pa.Table.from_batches(batches, schema=columns.schema).slice(0, max_num)
+
+
+def _text_column(pa: Any, texts: Any, what: str) -> Any:
+    # An Arrow array of strings without nulls, its offsets from 0 on.
+    if isinstance(texts, (pa.Array, pa.ChunkedArray)):
+        texts = texts.cast(pa.string())
+        if isinstance(texts, pa.ChunkedArray):
+            texts = texts.combine_chunks()
+        if isinstance(texts, pa.ChunkedArray):  # before pyarrow 16, of no chunk
+            texts = pa.array([], pa.string())
+        array = pa.concat_arrays([texts]) if not texts.offset else pa.array(texts.to_pylist(), pa.string())
+    else:
+        items = [texts] if isinstance(texts, str) else list(texts)
+        for item in items:
+            if not isinstance(item, str):
+                raise TypeError(f"{what} {item!r} is not text: give str")
+        try:
+            array = pa.array(items, pa.string())
+        except UnicodeEncodeError:
+            # A lone surrogate is stored as "?".
+            array = pa.array([encode_java_utf8(item).decode() for item in items], pa.string())
+    if array.null_count:
+        raise TypeError(f"a {what} is null: give text")
+    return array
+
+
+def _text_buffers(array: Any) -> tuple[np.ndarray, np.ndarray]:
+    _, offsets, data = array.buffers()
+    num = len(array)
+    return (
+        np.frombuffer(offsets, np.int32)[: num + 1] if offsets is not None and offsets.size else np.zeros(1, np.int32),
+        np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8),
+    )
+
+
+def query_schema(columns: Iterable[str] | None = None) -> pa.Schema:
+    """pyarrow.Schema: of what `MessageStore.query_table` gives: `scan_schema` behind ``key`` and ``key_number``."""
+    pa = _pyarrow()
+    first = [pa.field("key", pa.string()), pa.field("key_number", pa.int32())]
+    return pa.schema(first + list(scan_schema(columns)))
+
+
+def key_table(
+    log: CommitLog,
+    index_service: IndexService | None,
+    keys: Any,
+    topics: Any,
+    columns: Iterable[str] | None,
+    max_num: int,
+    times: tuple[int, int],
+    index_type: str | None,
+) -> pa.Table:
+    """pyarrow.Table: the messages that keys find, see `MessageStore.query_table`."""
+    pa = _pyarrow()
+    schema = query_schema(columns)
+    key_column = _text_column(pa, keys, "key")
+    topic_column = _text_column(pa, topics, "topic")
+    if len(topic_column) != len(key_column) and not isinstance(topics, str):
+        raise ValueError(f"{len(topic_column)} topics for {len(key_column)} keys; give one, or one for each key")
+    texts = KeyTexts(*_text_buffers(key_column), *_text_buffers(topic_column))
+    numbers, phy_offsets = np.empty(0, np.int32), np.empty(0, np.int64)
+    if index_service is not None and max_num > 0 and times[0] <= times[1]:
+        numbers, phy_offsets = index_service.entries(texts.hashes(index_type == "T"))
+    matches = np.zeros(len(numbers), np.bool_)
+    for part, regions, bases, places in _located(log, phy_offsets):
+        matches[part] = match_records(
+            regions, bases, places, phy_offsets[part], numbers[part], texts, _KINDS[index_type], *times
+        )
+    numbers, phy_offsets = numbers[matches], phy_offsets[matches]
+    falling = (numbers[1:] > numbers[:-1]) | (phy_offsets[1:] < phy_offsets[:-1])
+    if not falling.all():
+        # A record that was indexed twice, or entries that do not follow the log: each once, where it came first.
+        order = np.lexsort((np.arange(len(numbers)), phy_offsets, numbers))
+        again = (np.diff(numbers[order]) == 0) & (np.diff(phy_offsets[order]) == 0)
+        first = np.sort(np.delete(order, np.flatnonzero(again) + 1))
+        numbers, phy_offsets = numbers[first], phy_offsets[first]
+    # The first `max_num` entries of each key, newest record first.
+    starts = np.searchsorted(numbers, np.arange(len(key_column), dtype=np.int32))
+    rank = np.arange(len(numbers)) - (starts[numbers] if len(numbers) else 0)
+    numbers, phy_offsets = numbers[rank < max_num], phy_offsets[rank < max_num]
+    if not falling.all():
+        order = np.lexsort((-phy_offsets, numbers))
+        numbers, phy_offsets = numbers[order], phy_offsets[order]
+    made = Columns(columns, min(max(len(numbers), 1), _QUEUE_STEP), log.crc_check)
+    batches, rows = _rows_at(log, made, phy_offsets)
+    table = pa.Table.from_batches(batches, schema=made.schema)
+    key_numbers = pa.array(numbers[rows], pa.int32())
+    return pa.table([key_column.take(key_numbers), key_numbers, *table.columns], schema=schema)

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rmqstore._core import index_key_hash
+from rmqstore._core import chain_entries, index_key_hash
 from rmqstore.config import StoreConfig
 from rmqstore.errors import GeometryError, IndexFileError, OffsetOutOfRangeError, ReadOnlyError, StoreClosedError
 from rmqstore.index_file import IndexFile
@@ -445,6 +445,33 @@ class IndexService:
             while at:
                 page, at = index.select_chain(key_hash, at)
                 yield from page
+
+    def entries(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Every entry with one of these index hashes, as `candidates` gives them for one.
+
+        Parameters
+        ----------
+        hashes : int32 array
+
+        Returns
+        -------
+        (int32 array, int64 array)
+            Number of the hash and phy offset of each entry; ordered by number, of one number the newest first.
+        """
+        with self.lock.read():
+            names = list(reversed(self._names))
+        parts = []
+        for name in names:
+            try:
+                index = self.file(name)
+            except (FileNotFoundError, OffsetOutOfRangeError):
+                continue  # It expired meanwhile.
+            parts.append(chain_entries(index, hashes))
+        if not parts:
+            return np.empty(0, np.int32), np.empty(0, np.int64)
+        numbers = np.concatenate([part[0] for part in parts])
+        order = np.argsort(numbers, kind="stable")
+        return numbers[order], np.concatenate([part[1] for part in parts])[order]
 
     # -------------------------------------------------------------------------------------------------------- upkeep
 

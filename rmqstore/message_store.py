@@ -32,7 +32,7 @@ import numpy as np
 from rmqstore import _core
 from rmqstore._core import Appender, FileEnd, KeyKind, RecordColumns, RowBatch, index_key_hash
 from rmqstore.checkpoint import Checkpoint
-from rmqstore.columns import Columns, record_batches
+from rmqstore.columns import Columns, key_table, queue_table, record_batches, time_range
 from rmqstore.commit_log import Blank, CommitLog, Damage, check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue, Unit
@@ -1911,12 +1911,111 @@ class MessageStore:
             _texts(topic),
             None if queue_id is None else [queue_id] if isinstance(queue_id, int) else list(queue_id),
             None if subscription is None else _texts(text for texts in subscription.values() for text in texts),
-            -_INT64_MAX - 1 if begin_timestamp is None else begin_timestamp,
-            _INT64_MAX if end_timestamp is None else end_timestamp,
+            *time_range(begin_timestamp, end_timestamp),
         )
         if self.read_only:
             log.refresh()
         return record_batches(log, made, begin_phy_offset, log.max_offset if end_phy_offset is None else end_phy_offset)
+
+    def get_table(
+        self,
+        topic: str,
+        queue_id: int = 0,
+        queue_offset: int = 0,
+        max_num: int | None = None,
+        tags: str | Iterable[str] | None = None,
+        columns: Iterable[str] | None = None,
+    ) -> pa.Table:
+        """Messages of a queue from `queue_offset` on, in queue order, as an Arrow table.
+
+        Parameters
+        ----------
+        queue_offset : int
+            Where to begin; the oldest message that is still there, if this one is gone.
+        max_num : int, optional
+            At most so many rows; by default up to the end of the queue.
+        tags : str or iterable of str, optional
+            As of `get_message`.
+        columns : iterable of str, optional
+            As of `scan`.
+
+        Returns
+        -------
+        pyarrow.Table
+            Fewer than `max_num` rows mean that the end of the queue was reached; otherwise go on behind the last row's
+            ``queue_offset``.  An unknown queue has no rows.  A record of an inner batch is one row.
+
+        Raises
+        ------
+        ValueError, MissingDependencyError
+            As of `scan`.
+        """
+        self._check_open()
+        if max_num is not None and max_num < 0:
+            raise ValueError(f"max_num is {max_num}; give 0 or more, or None for all")
+        subscription = _subscription(tags)
+        texts = None if subscription is None else [text for each in subscription.values() for text in each]
+
+        def ask() -> pa.Table:
+            queue = self._queue(topic, queue_id)
+            made = Columns(columns, 8192 if max_num is None else min(max(max_num, 1), 8192), self.commit_log.crc_check)
+            made.out.choose(tags=_texts(texts))
+            first = max(queue_offset, self._bounds(queue)[0])
+            return queue_table(self.commit_log, queue, made, first, max_num, texts)
+
+        return self._settled(ask)
+
+    def query_table(
+        self,
+        keys: Any,
+        topic: str | Iterable[str],
+        columns: Iterable[str] | None = None,
+        max_num: int = 64,
+        begin: int | None = None,
+        end: int | None = None,
+        *,
+        index_type: str | None = None,
+    ) -> pa.Table:
+        """Find the messages of many keys at once, each key as by `query_message`, as an Arrow table.
+
+        Parameters
+        ----------
+        keys : sequence of str, or pyarrow array of strings
+            Keys, unique keys, or with ``index_type="T"`` tags.
+        topic : str or sequence of str
+            The topic of all keys, or one for each.
+        columns : iterable of str, optional
+            As of `scan`.
+        max_num : int
+            At most so many rows for each key.
+        begin, end : int, optional
+            Store time range in ms since epoch, inclusive and exact.
+        index_type : {None, "U", "K", "T"}
+            As of `query_message`.
+
+        Returns
+        -------
+        pyarrow.Table
+            The columns ``key`` (the text that was asked for) and ``key_number`` (its place among `keys`), then the asked
+            ones.  Rows are ordered as the keys are, and of one key the newest message comes first, each once; a key
+            without messages has no row, a message that several keys find has a row for each.
+
+        Raises
+        ------
+        TypeError
+            A key that is not text.
+        ValueError, MissingDependencyError
+            As of `scan`.
+        """
+        self._check_open()
+        if index_type not in (None, "U", "K", "T"):
+            raise ValueError(f"index_type is {index_type!r}; give None, 'U' (unique key), 'K' (key) or 'T' (tag)")
+        if self.index_service is not None:
+            self._follow_index()
+        times = time_range(begin, end)
+        return self._settled(
+            lambda: key_table(self.commit_log, self.index_service, keys, topic, columns, max_num, times, index_type)
+        )
 
     # --------------------------------------------------------------------------------------------------------- query
 

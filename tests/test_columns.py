@@ -685,3 +685,204 @@ def test_retention_takes_segments_from_under_a_scan(tmp_path):
             rows = plain(batches, ("phy_offset",))
             assert rows and not any(65536 <= row["phy_offset"] < 3 * 65536 for row in rows)
             assert rows[-1]["phy_offset"] > 3 * 65536
+
+
+# -------------------------------------------------------------------------------------------------- tables of a queue
+
+
+def table_rows(table, names=ALL):
+    assert table.schema.equals(columns.scan_schema(names))
+    return plain(table.to_batches(), names)
+
+
+def read_queue(store, topic, queue_id, tags=None) -> list:
+    found, at = [], store.min_queue_offset(topic, queue_id)
+    while at < store.max_queue_offset(topic, queue_id):
+        got = store.get_message(topic, queue_id, at, 1000, tags)
+        found += got.messages
+        at = got.next_queue_offset
+    return found
+
+
+@pytest.mark.parametrize("name", golden.STORES)
+def test_tables_of_golden_queues_equal_get_message(golden_store, name):
+    with MessageStore.open(golden_store(name), read_only=True) as store:
+        num = 0
+        for topic in store.topics():
+            for queue_id in store.queue_ids(topic):
+                messages = read_queue(store, topic, queue_id)
+                table = store.get_table(topic, queue_id, columns=ALL)
+                assert table_rows(table) == [row_of(message) for message in messages]
+                num += len(messages)
+                for tags in {message.tags for message in messages if message.tags}:
+                    assert table_rows(store.get_table(topic, queue_id, tags=tags, columns=ALL)) == [
+                        row_of(message) for message in read_queue(store, topic, queue_id, tags)
+                    ]
+        assert num
+
+
+@pytest.mark.parametrize("tags", [None, "Aa", "TagA || 标", "nothing", "*"])
+def test_parts_of_a_queue(odd, tags):
+    messages = read_queue(odd, "Orders", 1, tags)
+    names = ("phy_offset", "queue_offset", "body")
+    whole = [row_of(message, names) for message in messages]
+    assert table_rows(odd.get_table("Orders", 1, tags=tags, columns=names), names) == whole
+    end = odd.max_queue_offset("Orders", 1)
+    for queue_offset in (-3, 0, 1, 7, end - 1, end, end + 5, 2**60):
+        for max_num in (0, 1, 5, 10**6, None):
+            rows = table_rows(odd.get_table("Orders", 1, queue_offset, max_num, tags, names), names)
+            assert rows == [row for row in whole if row["queue_offset"] >= queue_offset][:max_num]
+
+
+def test_queues_that_do_not_exist(odd):
+    assert odd.get_table("NoSuchTopic").num_rows == 0
+    assert odd.get_table("Orders", 77, columns=["body"]).schema.names == ["body"]
+    with pytest.raises(ValueError, match="max_num"):
+        odd.get_table("Orders", max_num=-1)
+
+
+def test_a_unit_that_does_not_fit_its_record_has_no_row(odd_copy, tmp_path):
+    shutil.copytree(odd_copy, tmp_path / "store")
+    path = tmp_path / "store" / "consumequeue" / "Orders" / "1" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[3 * 20 + 11] ^= 1  # the size in unit 3
+    data[5 * 20 + 2] ^= 1  # a phy offset far behind the end
+    path.write_bytes(data)
+    with MessageStore.open(tmp_path / "store", config=StoreConfig(**GEOMETRY), read_only=True) as store:
+        rows = table_rows(store.get_table("Orders", 1, columns=ALL))
+        assert rows == [row_of(message) for message in read_queue(store, "Orders", 1)]
+        assert [row["queue_offset"] for row in rows[:5]] == [0, 1, 2, 4, 6]
+
+
+def test_a_queue_over_many_segments(tmp_path):
+    config = StoreConfig(**GEOMETRY | {"mapped_file_size_commit_log": 4096, "max_mapped_files": 8})
+    with MessageStore.open(tmp_path / "store", config=config) as store:
+        store.put_messages([Message("T", b"x" * 900, keys=[f"k{i % 7}"]) for i in range(800)])
+        assert len(store.commit_log.queue.offsets) > 150
+        rows = table_rows(store.get_table("T", columns=ALL))
+        assert rows == [row_of(message) for message in store.messages()]
+        table = store.query_table(["k3"], "T", ["phy_offset"], max_num=10**6)
+        assert table.column("phy_offset").to_pylist() == [
+            message.phy_offset for message in store.query_message("T", "k3", max_num=10**6)
+        ]
+
+
+# --------------------------------------------------------------------------------------------------- tables of queries
+
+
+def check_query(store, pairs, names=("phy_offset", "body", "corrupt"), **options):
+    table = store.query_table([key for _, key in pairs], [topic for topic, _ in pairs], names, **options)
+    assert table.schema.equals(columns.query_schema(names))
+    wanted = [
+        {"key": key, "key_number": number} | row_of(message, names)
+        for number, (topic, key) in enumerate(pairs)
+        for message in store.query_message(topic, key, **options)
+    ]
+    assert table.to_pylist() == wanted
+    return wanted
+
+
+@pytest.mark.parametrize("name", golden.STORES)
+def test_queries_of_golden_stores_equal_query_message(golden_store, name):
+    with MessageStore.open(golden_store(name), read_only=True) as store:
+        messages = list(store.messages())
+        pairs = {(message.topic, key) for message in messages for key in (*message.keys, message.unique_key or "none")}
+        pairs = [*random.Random(3).sample(sorted(pairs), min(len(pairs), 700)), ("Orders", "no such key"), ("", "")]
+        assert check_query(store, pairs)
+        check_query(store, pairs[:50] * 3, max_num=2)
+        tags = sorted({(message.topic, message.tags) for message in messages if message.tags})
+        check_query(store, tags, index_type="T", max_num=10**6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_num": 1},
+        {"max_num": 0},
+        {"max_num": 10**9},
+        {"begin": T0 + 100_000},
+        {"end": T0 + 100_000, "max_num": 3},
+        {"begin": T0 + 50_000, "end": T0 + 200_000},
+        {"begin": T0 + 9, "end": T0},
+        {"index_type": "U"},
+        {"index_type": "K"},
+        {"index_type": "T"},
+    ],
+    ids=str,
+)
+def test_queries(odd, options):
+    pairs = [
+        (topic, f"{text}{i}") for topic in ("Orders", "Pay", "None") for text in ("k1", "订单", "é") for i in range(20)
+    ]
+    pairs += [("Orders", f"U{i}") for i in range(300)] + [("Orders", "TagA"), ("Pay", "标"), ("Orders", "\ufffd")]
+    random.Random(1).shuffle(pairs)
+    check_query(odd, pairs, **options)
+
+
+def test_one_topic_for_all_keys(odd):
+    keys = [f"k1{i}" for i in range(20)] * 2
+    table = odd.query_table(keys, "Orders", max_num=5)
+    assert table.schema.equals(columns.query_schema())
+    for other in (
+        odd.query_table(tuple(keys), ["Orders"] * 40, max_num=5),
+        odd.query_table(pa.array(keys), "Orders", max_num=5),
+        odd.query_table(pa.array(["no", *keys, "no"]).slice(1, 40), "Orders", max_num=5),
+        odd.query_table(pa.chunked_array([keys[:7], [], keys[7:]]), "Orders", max_num=5),
+        odd.query_table(pa.array(keys, pa.large_string()), pa.array(["Orders"] * 40), max_num=5),
+    ):
+        assert other.equals(table)
+    assert odd.query_table([], "Orders").num_rows == 0
+    assert odd.query_table("k11", "Orders", ["keys"]).num_rows == len(odd.query_message("Orders", "k11"))
+
+
+def test_keys_that_are_none(odd):
+    for keys in ([1], [None], pa.array(["a", None])):
+        with pytest.raises(TypeError, match="key"):
+            odd.query_table(keys, "Orders")
+    with pytest.raises(ValueError, match="topics"):
+        odd.query_table(["a", "b", "c"], ["Orders", "Pay"])
+    with pytest.raises(ValueError, match="index_type"):
+        odd.query_table(["a"], "Orders", index_type="X")
+
+
+def test_queries_where_the_index_holds_records_twice(golden_copy):
+    # What a Java recovery leaves, and entries that are older than those before them.
+    for name in golden.RECOVERED_BY_JAVA:
+        with MessageStore.open(golden_copy(name)) as store:
+            index = store.index_service
+            message = next(message for message in store.messages() if message.keys)
+            key = message.keys[0]
+            hits = [hit.phy_offset for hit in store.query_message(message.topic, key)]
+            for phy_offset in (hits[0], hits[-1], hits[0]):
+                index.current().put_key(f"{message.topic}#{key}", phy_offset, message.store_timestamp)
+            check_query(store, [(message.topic, key), (message.topic, "none"), (message.topic, key)])
+            check_query(store, [(message.topic, key)], max_num=1)
+
+
+def test_a_store_without_an_index(tmp_path):
+    config = StoreConfig(**GEOMETRY, message_index_enable=False)
+    with MessageStore.open(tmp_path / "store", config=config) as store:
+        store.put_message(Message("T", b"x", keys=["k"]))
+        assert store.query_table(["k"], "T").num_rows == 0
+
+
+def test_key_texts_that_lead_outside():
+    import numpy as np
+
+    data = np.frombuffer(b"abc", np.uint8)
+    one = np.array([0, 1], np.int32)
+    for offsets in ([0, 4], [2, 1], [-1, 2]):
+        with pytest.raises(ValueError, match="outside"):
+            _core.KeyTexts(np.array(offsets, np.int32), data, one, data).hashes()
+        with pytest.raises(ValueError, match="outside"):
+            _core.KeyTexts(one, data, np.array(offsets, np.int32), data).hashes()
+    for keys, topics in (
+        (np.array([], np.int32), one),
+        (np.array([0, 1, 2], np.int32), np.array([0, 1, 2, 3], np.int32)),
+    ):
+        with pytest.raises(ValueError, match="offsets"):
+            _core.KeyTexts(keys, data, topics, data)
+    texts = _core.KeyTexts(np.array([0, 1, 1, 3], np.int32), data, one, data)
+    assert texts.hashes().tolist() == [_core.index_key_hash("a", key) for key in ("a", "", "bc")]
+    assert texts.hashes(True).tolist() == [_core.index_key_hash("a", "T#" + key) for key in ("a", "", "bc")]

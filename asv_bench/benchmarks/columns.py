@@ -2,6 +2,8 @@
 
 import os
 
+import numpy as np
+
 from rmqstore import Message, MessageStore
 
 from . import _data
@@ -76,3 +78,22 @@ class Filter(_Store):
     def time_nothing_found(self):
         for _ in self.store.scan(COLUMNS["handful"], topic="NoSuchTopic"):
             pass
+
+
+class Table(_Store):
+    """Tables of a queue and of keys."""
+
+    def setup(self):
+        super().setup()
+        chosen = np.random.default_rng(1).integers(0, self.n // 4, 20_000) * 4
+        self.keys = [f"ORD-{i:08d}" for i in chosen]
+
+    def time_get_table(self):
+        for queue_id in range(4):
+            self.store.get_table("Orders", queue_id, columns=COLUMNS["handful"])
+
+    def time_query_table_20000(self):
+        self.store.query_table(self.keys, "Orders", COLUMNS["handful"])
+
+    def time_query_table_20000_missing(self):
+        self.store.query_table(self.keys, "Stock", COLUMNS["handful"])
