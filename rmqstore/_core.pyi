@@ -555,15 +555,9 @@ class KeySearch:
     @property
     def descending(self) -> bool: ...
     def walk(
-        self,
-        index: IndexRegion,
-        at: int,
-        segment: Region | None,
-        base_offset: int = 0,
-        low: int = 0,
-        high: int = 0,
-    ) -> tuple[int, int]: ...
-    def pass_over(self, index: IndexRegion, at: int) -> int: ...
+        self, index: IndexRegion, at: int, region_of: Callable[[int], tuple[Region, int, int, int] | None]
+    ) -> int: ...
+
 class KeyTexts:
     def __init__(
         self,

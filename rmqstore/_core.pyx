@@ -4303,6 +4303,8 @@ cdef class KeySearch:
     cdef int32_t key_hash
     cdef int key_kind, check_crc
     cdef int64_t begin, end, max_num, lowest
+    cdef Region segment
+    cdef int64_t base_offset, low, high
     cdef type kind
     cdef set seen
     cdef readonly list messages
@@ -4314,69 +4316,74 @@ cdef class KeySearch:
         self.begin, self.end, self.max_num = begin, end, max_num
         self.kind, self.check_crc = message_type(kind), check_crc
         self.messages = []
+        self.segment = None
         self.seen = None
         self.truncated = False
         self.descending = True
         self.lowest = INT64_MAX
 
-    def walk(self, IndexRegion index not None, int64_t at, Region segment, int64_t base_offset=0, int64_t low=0,
-             int64_t high=0):
-        """Take the messages of an index file's chain that lie in one segment.
+    def walk(self, IndexRegion index not None, int64_t at, region_of not None):
+        """Take the messages of an index file's chain.
 
         Parameters
         ----------
         at : int
             Entry number to begin with; -1 begins at the newest.
-        segment : Region or None
-            A segment; None takes nothing.
-        base_offset, low, high : int
-            As of `read_queued`.
+        region_of : callable
+            Gives for a phy offset the segment that holds it: (Region, offset of its first byte, and the bounds of what the
+            log holds), or None if there is none.
 
         Returns
         -------
-        (int, int)
-            The entry to go on with and the phy offset of its record, which lies elsewhere; an offset of -1 says that only
-            the call ends here, so that a long chain does not keep others waiting.  Entry 0: the chain is at its end, or
-            `truncated`.
+        int
+            The entry to go on with, as a long chain is walked in parts, so that it does not keep others waiting; 0 when
+            the chain is at its end, or `truncated`.
         """
         if self.messages is None or at >= index.index_num:
             raise OffsetOutOfRangeError(f"entry {at} of {index.index_num}")
         cdef Region region = index.region
         cdef unsigned char* entries = region.pin(0, region.size)
-        cdef unsigned char* base = NULL
         cdef const unsigned char* entry
         cdef int64_t prev, phy, steps = 0
         try:
-            if segment is not None:
-                base = segment.pin(0, segment.size)
-                if low < base_offset:
-                    low = base_offset
-                if high > base_offset + segment.size:
-                    high = base_offset + segment.size
             if at < 0:
                 at = index_head(entries, index.magic, index.slot_num, index.index_num, self.key_hash)
-            while at > 0 and not self.truncated:
+            while at > 0 and not self.truncated and steps < WALK_STEPS:
                 entry = entries + INDEX_HEADER_SIZE + SLOT_SIZE * index.slot_num + ENTRY_SIZE * at
                 phy = get_i64(entry + ENTRY_PHY_OFFSET)
-                if get_i32(entry + ENTRY_KEY_HASH) == self.key_hash and phy >= 0:
-                    if base == NULL or not low <= phy < high:
-                        return at, phy
-                    self.take(base + (phy - base_offset), segment.size - (phy - base_offset), phy)
                 prev = get_i32(entry + ENTRY_PREV_INDEX)
+                if get_i32(entry + ENTRY_KEY_HASH) == self.key_hash and phy >= 0:
+                    self.look_at(phy, region_of)
                 at = 0 if prev <= 0 or prev >= at else prev
                 steps += 1
-                if steps == WALK_STEPS:
-                    break
-            return 0 if self.truncated else at, -1
+            return 0 if self.truncated else at
         finally:
-            if base != NULL:
-                segment.unpin()
             region.unpin()
 
-    def pass_over(self, IndexRegion index not None, int64_t at):
-        """int: the entry behind `at` in its chain, 0 at the end."""
-        prev = index.read_entry(at)[3]
-        return 0 if prev <= 0 or prev >= at else prev
+    cdef int look_at(self, int64_t phy, object region_of) except -1:
+        # In the segment of the record before, or else in the one that the caller finds.
+        cdef object found
+        cdef Region segment
+        cdef unsigned char* p
+        if self.segment is None or not self.low <= phy < self.high:
+            found = region_of(phy)
+            if found is None:
+                return 0
+            self.segment, self.base_offset, self.low, self.high = found
+            if self.segment is None:
+                return 0
+            if self.low < self.base_offset:
+                self.low = self.base_offset
+            if self.high > self.base_offset + self.segment.size:
+                self.high = self.base_offset + self.segment.size
+            if not self.low <= phy < self.high:
+                return 0
+        segment = self.segment
+        p = segment.pin(phy - self.base_offset, segment.size - (phy - self.base_offset))
+        try:
+            return self.take(p, segment.size - (phy - self.base_offset), phy)
+        finally:
+            segment.unpin()
 
     cdef int take(self, const unsigned char* p, int64_t room, int64_t phy) except -1:
         cdef RecordView r
@@ -5497,7 +5504,7 @@ cdef bint same_text(unsigned char* scratch, const unsigned char* p, int64_t n, c
     return not is_ascii(p, n) and put_java_utf8(scratch, p, n) == size and memcmp(scratch, wanted, size) == 0
 
 
-cdef bint has_key(const unsigned char* text, PropertySpan* spans, int32_t num, unsigned char* scratch,
+cdef bint spans_have_key(const unsigned char* text, PropertySpan* spans, int32_t num, unsigned char* scratch,
                   const unsigned char* key, int64_t size, int kinds) noexcept nogil:
     # kinds: 1 = unique key, 2 = pieces of KEYS, 4 = tag; of equal names the last counts.
     cdef int seen = 0, kind, k = num - 1
@@ -5672,7 +5679,7 @@ def match_records(list regions not None, const int64_t[::1] base_offsets not Non
                     continue
                 text = p + r.properties_pos
                 span_num = split_properties(text, r.properties_len, room[number] - pos - r.properties_pos, spans, &ascii)
-                out[i] = has_key(text, spans, span_num, scratch, wanted.key, wanted.key_size, kinds)
+                out[i] = spans_have_key(text, spans, span_num, scratch, wanted.key, wanted.key_size, kinds)
         return matches.view(np.bool_)
     finally:
         for i in range(pinned):

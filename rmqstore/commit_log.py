@@ -156,7 +156,8 @@ class CommitLog:
     @property
     def min_offset(self) -> int:
         """int: offset of the oldest byte that is there, 0 for an empty log."""
-        return max(self.queue.min_offset, 0)
+        low = self.queue.min_offset
+        return low if low > 0 else 0
 
     @property
     def max_offset(self) -> int:
@@ -471,9 +472,14 @@ class CommitLog:
         (Region, int, int, int)
             The segment, the offset of its first byte, and the bounds of what the log holds, in bytes.
         """
+        queue = self.queue
+        low, end = queue.min_offset, queue.wrote_where
         try:
-            mapped_file = self.segment(phy_offset)
-            return mapped_file.region, mapped_file.file_from_offset, self.min_offset, self.max_offset
+            # What lies outside may have been appended since, which `segment` looks for.
+            mapped_file = queue.find(phy_offset) if low <= phy_offset < end else self.segment(phy_offset)
+            if mapped_file is None:
+                return None
+            return mapped_file.region, mapped_file.file_from_offset, queue.min_offset, queue.wrote_where
         except OffsetOutOfRangeError:
             return None
 

@@ -612,17 +612,28 @@ class ConsumeQueue(_UnitQueue):
                 places = places[count + 1 :]
         return np.flatnonzero(differ)
 
+    def bounds(self, min_phy_offset: int) -> tuple[int, int]:
+        """(int, int): `min_queue_offset`, which is never above the second, and `max_queue_offset`."""
+        known = self._min_for
+        high = self.queue.wrote_where // _UNIT_SIZE
+        if known is not None and known[0] == min_phy_offset:
+            low = known[1]
+        else:
+            low = self.first_unit_at_or_after(min_phy_offset)
+        return low if low < high else high, high
+
     def region_of(self, queue_offset: int, count: int) -> tuple[_core.Region, int, int] | None:
         """Where the units lie that `units` gives: the mapped file, the position of the first, and how many.
 
         None where there is no file.
         """
-        mapped_file = self._file_of_unit(queue_offset) if queue_offset < self.unit_num else None
-        if mapped_file is None:
+        queue = self.queue
+        mapped_file = queue.find(queue_offset * _UNIT_SIZE)
+        room = queue.wrote_where // _UNIT_SIZE - queue_offset
+        if mapped_file is None or room <= 0:
             return None
         pos = queue_offset * _UNIT_SIZE - mapped_file.file_from_offset
-        end = min(self.unit_num - queue_offset, self.units_per_file - pos // _UNIT_SIZE)
-        return mapped_file.region, pos, max(0, min(count, end))
+        return mapped_file.region, pos, min(count, room, self.units_per_file - pos // _UNIT_SIZE)
 
     def read(self, queue_offset: int, count: int) -> Iterator[Unit]:
         """The units of `units` one by one, pre-fill units left out."""

@@ -424,14 +424,9 @@ class IndexService:
                     break
         return QueryOffsetResult(phy_offsets, last_time, last_phy)
 
-    def newest_first(self) -> Iterator[IndexFile]:
-        """The index files that are there, newest first; what expires meanwhile is passed over."""
-        # A copy in one step, whoever adds or removes a name meanwhile.
-        for name in self._names[::-1]:
-            try:
-                yield self.file(name)
-            except (FileNotFoundError, OffsetOutOfRangeError):
-                continue
+    def newest_names(self) -> list[str]:
+        """list of str: the file names, newest first; a copy in one step, whoever adds or removes one meanwhile."""
+        return self._names[::-1]
 
     def candidates(self, topic: str, key: str) -> Iterator[int]:
         """The phy offset of every entry with the key's hash, newest entry first, whatever its time.
@@ -439,7 +434,11 @@ class IndexService:
         Other keys with the same hash are among them, and a key that was indexed twice comes twice.
         """
         key_hash = index_key_hash(topic, key)
-        for index in self.newest_first():
+        for name in self.newest_names():
+            try:
+                index = self.file(name)
+            except (FileNotFoundError, OffsetOutOfRangeError):
+                continue  # It expired meanwhile.
             page, at = index.select_chain(key_hash)
             yield from page
             while at:

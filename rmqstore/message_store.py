@@ -182,7 +182,7 @@ class PutTableResult:
         return len(self.phy_offset)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class GetMessageResult:
     """What a get found.
 
@@ -203,11 +203,31 @@ class GetMessageResult:
     min_queue_offset: int
     max_queue_offset: int
 
+    def __init__(
+        self,
+        status: GetMessageStatus,
+        messages: list[MessageExt],
+        next_queue_offset: int,
+        min_queue_offset: int,
+        max_queue_offset: int,
+    ):
+        # As the generated one, which looks every field up by its name.
+        _set_status(self, status)
+        _set_messages(self, messages)
+        _set_next(self, next_queue_offset)
+        _set_min(self, min_queue_offset)
+        _set_max(self, max_queue_offset)
+
     def __iter__(self) -> Iterator[MessageExt]:
         return iter(self.messages)
 
     def __len__(self) -> int:
         return len(self.messages)
+
+
+_set_status, _set_messages, _set_next, _set_min, _set_max = (
+    vars(GetMessageResult)[name].__set__ for name in GetMessageResult.__slots__
+)
 
 
 class QueryResult(list[MessageExt]):
@@ -216,7 +236,7 @@ class QueryResult(list[MessageExt]):
     __slots__ = ("truncated",)
 
     def __init__(self, messages: Iterable[MessageExt] = (), truncated: bool = False):
-        super().__init__(messages)
+        list.__init__(self, messages)
         self.truncated = truncated
 
     @property
@@ -1627,6 +1647,8 @@ class MessageStore:
     def _bounds(self, queue: AnyConsumeQueue | None) -> tuple[int, int]:
         if queue is None:
             return 0, 0
+        if type(queue) is ConsumeQueue:
+            return queue.bounds(self.commit_log.min_offset)
         high = queue.max_queue_offset
         return min(queue.min_queue_offset(self.commit_log.min_offset), high), high
 
@@ -2084,34 +2106,36 @@ class MessageStore:
         if compat:
             return self._query_like_java(topic, key, max_num, begin, end, index_type)
         text = _index_text(key, index_type)
-        if self.index_service is None or max_num < 0:
+        index_service = self.index_service
+        if index_service is None or max_num < 0:
             return QueryResult()
-        self._follow_index()
+        if self.read_only:
+            self._follow_index()
         # Whole milliseconds, as far as 64 bits go.
         low = -_INT64_MAX - 1 if begin is None else max(math.ceil(begin), -_INT64_MAX - 1)
         high = _INT64_MAX if end is None else min(math.floor(end), _INT64_MAX)
         if low > high:
             return QueryResult()
-        if "\ufffd" in topic or "\ufffd" in key:
+        if topic.isascii() and key.isascii():
+            topic_bytes, key_bytes = topic.encode(), key.encode()
+        elif "\ufffd" in topic or "\ufffd" in key:
             # Text that was replaced while it was decoded cannot be compared as bytes.
             return self._query_by_text(topic, key, text, max_num, low, high, index_type)
+        else:
+            topic_bytes, key_bytes = encode_java_utf8(topic), encode_java_utf8(key)
         log = self.commit_log
         search = _core.KeySearch(
-            encode_java_utf8(topic), encode_java_utf8(key), index_key_hash(topic, text), _KEY_KINDS[index_type],
-            low, high, min(max_num, _INT64_MAX), MessageExt, log.crc_check,
+            topic_bytes, key_bytes, index_key_hash(topic, text), _KEY_KINDS[index_type], low, high,
+            max_num if max_num < _INT64_MAX else _INT64_MAX, MessageExt, log.crc_check,
         )  # fmt: skip
-        segment = None
-        for index in self.index_service.newest_first():
+        for name in index_service.newest_names():
+            try:
+                index = index_service.file(name)
+            except (FileNotFoundError, OffsetOutOfRangeError):
+                continue  # It expired meanwhile.
             at = -1
             while at:
-                if segment is None:
-                    at, phy_offset = search.walk(index, at, None)
-                else:
-                    at, phy_offset = search.walk(index, at, *segment)
-                if at and phy_offset >= 0:
-                    segment = log.region_of(phy_offset)
-                    if segment is None:
-                        at = search.pass_over(index, at)
+                at = search.walk(index, at, log.region_of)
             if search.truncated:
                 break
         messages = search.messages
@@ -2221,7 +2245,9 @@ def _texts(names: str | Iterable[str] | None) -> list[bytes] | None:
 
 
 def _index_text(key: str, index_type: str | None) -> str:
-    if index_type not in (None, "U", "K", "T"):
+    if index_type is None:
+        return key
+    if index_type not in ("U", "K", "T"):
         raise ValueError(f"index_type is {index_type!r}; give None, 'U' (unique key), 'K' (key) or 'T' (tag)")
     return "T#" + key if index_type == "T" else key
 

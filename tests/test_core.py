@@ -2207,13 +2207,41 @@ def test_misuse_is_refused_and_never_crashes(name):
 # Closed and read-only, through every function
 
 
+def key_search():
+    return _core.KeySearch(b"T", b"k", 1, 0, 0, 1, 1, _core.StoredMessage)
+
+
+def key_texts():
+    offsets = np.array([0, 1], np.int32)
+    return _core.KeyTexts(offsets, np.frombuffer(b"k", np.uint8), offsets, np.frombuffer(b"T", np.uint8))
+
+
+def row_batch():
+    batch = _core.RowBatch(_core.TopicTable(), b"\x7f\0\0\1\0\0\x2a\x9f", {}, 100)
+    batch.topics.add_queue(batch.topics.add(b"T"), 0)
+    message = _core.MessageFields()
+    message.topic, message.body, message.properties = "T", b"", {}
+    message.flag = message.sys_flag = message.reconsume_times = message.prepared_transaction_offset = 0
+    assert batch.take_messages([message], 0, 0, _core.MessageFields) == (1, 0)
+    batch.number({0: 0}, 0, NO_DELAYS)
+    return batch
+
+
 def reading_calls(region: Region, index: IndexRegion):
-    columns = RecordColumns(4)
+    columns, zeros = RecordColumns(4), np.zeros(1, np.int64)
     return {
         "decode_record": lambda: _core.decode_record(region, 0),
         "check_record": lambda: _core.check_record(region, 0, 0),
         "find_record": lambda: _core.find_record(region, 0, 0),
         "record_matches": lambda: _core.record_matches(region, 0, 0, b"T", b"k"),
+        "read_message": lambda: _core.read_message(region, 0, 0, _core.StoredMessage),
+        "read_queued": lambda: _core.read_queued(region, 0, 1, region, 0, 0, 9, _core.StoredMessage, [], 0, 1, 1),
+        "KeySearch.walk": lambda: key_search().walk(index, -1, lambda phy_offset: None),
+        "match_records": lambda: _core.match_records(
+            [region], zeros, zeros.astype(np.int32), zeros, zeros.astype(np.int32), key_texts(), 1, 0, 1
+        ),
+        "chain_entries": lambda: _core.chain_entries(index, np.ones(1, np.int32)),
+        "ArrowColumns.fill": lambda: _core.ArrowColumns(["topic"], 4).fill(region, 0, 100, 0),
         "scan": lambda: _core.scan(region, 0, 100, 0, columns, NO_DELAYS),
         "walk": lambda: _core.walk(region, 0, 100, 0),
         "read_unit": lambda: _core.read_unit(region, 0),
@@ -2243,6 +2271,7 @@ def writing_calls(region: Region, index: IndexRegion):
     ones = np.ones(1, np.int64)
     return {
         "encode_records": lambda: _core.encode_records(region, 0, 0, [encode_row()]),
+        "RowBatch.encode": lambda: row_batch().encode(region, 0, 0, 0),
         "write_blank": lambda: _core.write_blank(region, 0),
         "write_unit": lambda: _core.write_unit(region, 0, 1, 2, 3),
         "write_units": lambda: _core.write_units(region, 0, ones, np.ones(1, np.int32), ones),
@@ -2268,7 +2297,9 @@ def test_every_region_function_is_tried_closed():
     methods = {name for name, value in vars(IndexRegion).items() if callable(value) and name[0] != "_"}
     without_region = {"java_string_hash", "java_string_hash_bytes", "index_key_hash", "crc32", "record_size"}
     without_region |= {"crc32_implementations", "crc32_with"}
-    assert functions | methods == named | without_region | {"attach", "entry_pos"}
+    assert functions | methods == named | without_region | {
+        "attach", "entry_pos", "KeySearch.walk", "ArrowColumns.fill", "RowBatch.encode",
+    }  # fmt: skip
 
 
 def attached(writable: bool):

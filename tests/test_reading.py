@@ -1,0 +1,341 @@
+"""Messages as read: the fast ways out of a store give exactly what the slow ones give.
+
+Owns the comparison of `StoredMessage` with the tuple of `decode_record`, of a page that is read in one call with the walk
+unit by unit, and of the key search with the comparison of decoded messages; on stores of real brokers, on the same stores
+with bytes changed, and with several threads at once.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+import random
+import shutil
+import sys
+import threading
+
+import golden
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmqstore import Message, MessageStore, StoreConfig, _core
+from rmqstore._core import StoredMessage, Verdict
+from rmqstore.commit_log import Blank, Damage
+from rmqstore.consume_queue import ConsumeQueue
+from rmqstore.errors import OffsetOutOfRangeError, StoreClosedError, StoreError
+from rmqstore.message import MessageExt, parse_properties
+
+FIELDS = (1, 1, 0, 2, 3, 4, 5, 0, 7, b"\x7f\0\0\1\0\0\0\1", 8, b"\x7f\0\0\1\0\0\0\2", 9, 10, b"body", "T", b"", True)
+TEXTS = st.lists(
+    st.sampled_from(
+        [b"KEYS", b"TAGS", b"UNIQ_KEY", b"KEY", b"KEYSS", b"x", b"\x01", b"\x02", b" ", b"\xff", "é".encode()]
+    ),
+    max_size=14,
+).map(b"".join)
+
+
+def message_with(properties: bytes) -> MessageExt:
+    fields = list(FIELDS)
+    fields[16] = properties
+    return MessageExt(tuple(fields))
+
+
+@given(TEXTS)
+def test_keys_and_tags_are_those_of_the_parsed_properties(properties):
+    message, parsed = message_with(properties), parse_properties(properties)
+    assert message.keys == [key for key in parsed.get("KEYS", "").split(" ") if key]
+    assert message.tags == parsed.get("TAGS")
+    assert message.unique_key == parsed.get("UNIQ_KEY")
+    assert message.properties == parsed and message.properties is message.properties
+    # What its owner put into the dict is what the message says from then on.
+    message.properties.update(KEYS="a  b", TAGS="other")
+    assert (message.keys, message.tags) == (["a", "b"], "other")
+
+
+def test_a_message_is_its_record():
+    message = MessageExt(FIELDS)
+    assert message.__reduce__() == (MessageExt, (FIELDS,))
+    for other in (copy.copy(message), copy.deepcopy(message), pickle.loads(pickle.dumps(message))):
+        assert type(other) is MessageExt and other == message and hash(other) == hash(message)
+    assert isinstance(message, Message) and isinstance(message, StoredMessage)
+    for place, other in enumerate((2, 2, 1, 3, 4, 5, 6, 1, 8, b"h", 9, b"h", 10, 11, b"", "U", b"p", False)):
+        assert MessageExt((*FIELDS[:place], other, *FIELDS[place + 1 :])) != message, place
+    for name in (
+        "topic",
+        "body",
+        "properties",
+        "queue_offset",
+        "flag",
+        "born_host",
+        "store_host",
+        "corrupt",
+        "something",
+    ):
+        with pytest.raises(AttributeError):
+            setattr(message, name, 1)
+    for wrong in ((), FIELDS[:-1], (*FIELDS[:15], None, *FIELDS[16:]), (*FIELDS[:14], "text", *FIELDS[15:])):
+        with pytest.raises((TypeError, ValueError)):
+            MessageExt(wrong)
+    with pytest.raises(TypeError):
+        MessageExt(None)
+
+
+@pytest.fixture(scope="module")
+def stores(golden_store):
+    opened = {}
+
+    def open_store(name):
+        if name not in opened:
+            opened[name] = MessageStore.open(
+                golden_store(name), config=StoreConfig(**golden.geometry(name)), read_only=True
+            )
+        return opened[name]
+
+    yield open_store
+    for store in opened.values():
+        store.close()
+
+
+def slow_entries(store: MessageStore) -> list:
+    """The log by way of `decode_record`."""
+    log, found = store.commit_log, []
+    for entry in log.entries():
+        mapped_file = log.queue.find(entry.phy_offset)
+        base = mapped_file.file_from_offset
+        record = _core.decode_record(mapped_file.region, entry.phy_offset - base, -1, log.crc_check)
+        if isinstance(entry, MessageExt):
+            assert entry._record == record and type(entry) is MessageExt
+            assert entry == MessageExt(record)
+        else:
+            assert isinstance(entry, (Blank, Damage))
+            assert not isinstance(record, tuple) or record[6] != entry.phy_offset
+        found.append(entry)
+    return found
+
+
+def same_pages(store: MessageStore, rng: random.Random, rounds: int) -> int:
+    """Compare pages of every simple queue; how many messages were in them."""
+    count = 0
+    for topic, queue_id in store.queues.keys():
+        queue = store.queues.find(topic, queue_id)
+        if not isinstance(queue, ConsumeQueue):
+            continue
+        low, high = store._bounds(queue)
+        starts = range(low, high) if high - low <= rounds else sorted(rng.sample(range(low, high), rounds))
+        for at in starts:
+            for max_num, max_bytes in ((32, None), (1, None), (0, 100), (3, 1000), (-1, 5000), (1000, 3000)):
+                page = store._read_queued(queue, at, max_num, max_bytes, low, high)
+                assert page == store._walk(queue, at, max_num, max_bytes, None, low, high), (
+                    topic,
+                    queue_id,
+                    at,
+                    max_num,
+                )
+                count += len(page)
+    return count
+
+
+def same_answers(store: MessageStore, rng: random.Random, rounds: int) -> int:
+    """Compare queries by key, unique key and tag; how many messages they found."""
+    asked = {("T", "nobody", None), ("nobody", "k", "T")}
+    times = [0]
+    for message in itertools.islice(store.messages(), 3000):
+        times.append(message.store_timestamp)
+        for key in [*message.keys, *filter(None, [message.unique_key])]:
+            asked |= {(message.topic, key, kind) for kind in (None, "U", "K")}
+        if message.tags:
+            asked.add((message.topic, message.tags, "T"))
+    chosen = sorted(asked, key=repr)
+    count = 0
+    for topic, key, kind in rng.sample(chosen, min(rounds, len(chosen))):
+        text = "T#" + key if kind == "T" else key
+        for max_num in (0, 1, 2, 64, 2**70):
+            low, high = sorted((rng.choice(times), rng.choice([*times, 2**63 - 1])))
+            for begin, end in ((None, None), (low, high), (2**70, None), (None, -(2**70))):
+                found = store.query_message(topic, key, max_num, begin, end, index_type=kind)
+                expected = store._query_by_text(
+                    topic, key, text, max_num, -(2**80) if begin is None else begin, 2**80 if end is None else end, kind
+                )
+                assert found == expected and found.truncated == expected.truncated, (topic, key, kind, max_num)
+                count += len(found)
+    return count
+
+
+@pytest.mark.parametrize("name", golden.STORES)
+def test_stores_of_real_brokers(stores, name):
+    store, rng = stores(name), random.Random(3)
+    assert any(isinstance(entry, MessageExt) for entry in slow_entries(store))
+    assert same_pages(store, rng, 12)
+    assert same_answers(store, rng, 60)
+
+
+@pytest.mark.parametrize("name", ["base", "broker"])
+@pytest.mark.parametrize("part", ["commitlog", "consumequeue", "index"])
+def test_the_same_with_changed_bytes(golden_copy, name, part):
+    root, rng = golden_copy(name), random.Random(f"{name} {part}")
+    with MessageStore.open(root, config=StoreConfig(**golden.geometry(name)), read_only=True) as store:
+        ends = {"commitlog": store.commit_log.max_offset}
+    for round_number in range(6):
+        for path in sorted((root / part).rglob("*")):
+            if path.is_file():
+                data = bytearray(path.read_bytes())
+                used = len(bytes(data).rstrip(b"\0")) or 1
+                for _ in range(min(40, used // 20 + 1)):
+                    data[rng.randrange(used)] ^= 1 << rng.randrange(8)
+                path.write_bytes(data)
+        with MessageStore.open(root, config=StoreConfig(**golden.geometry(name)), read_only=True) as store:
+            if part == "commitlog":
+                # The end is not looked for again, so that whatever lies before it is met.
+                store.commit_log.set_end(ends["commitlog"])
+                store.commit_log.refresh = lambda: None
+            slow_entries(store)
+            same_pages(store, rng, 5)
+            same_answers(store, rng, 25)
+            for phy_offset in rng.sample(
+                range(max(store.commit_log.max_offset, 1)), 60 if store.commit_log.max_offset else 1
+            ):
+                found = store.commit_log.look_up(phy_offset)
+                assert found is None or found.phy_offset == phy_offset, round_number
+
+
+def test_what_is_no_record_gives_the_verdict(golden_store, stores):
+    store = stores("base")
+    region = store.commit_log.queue.file(0).region
+    size = len(region)
+    for pos in range(0, size, 7):
+        record = _core.decode_record(region, pos)
+        message = _core.read_message(region, pos, 0, MessageExt)
+        if isinstance(record, tuple):
+            assert message._record == record if record[6] == pos else message is Verdict.BAD_PHY_OFFSET
+        else:
+            assert message is record
+    for pos in (-1, size + 1, 2**62):
+        with pytest.raises(OffsetOutOfRangeError):
+            _core.read_message(region, pos, 0, MessageExt)
+    for kind in (object, Message, int):
+        with pytest.raises(TypeError):
+            _core.read_message(region, 0, 0, kind)
+        with pytest.raises(TypeError):
+            _core.read_queued(region, 0, 1, region, 0, 0, size, kind, [], 0, 1, 1)
+        with pytest.raises(TypeError):
+            _core.KeySearch(b"T", b"k", 1, 0, 0, 1, 1, kind)
+    for pos, num in ((-1, 1), (0, -1), (size, 1), (0, 2**61), (0, size)):
+        with pytest.raises(StoreError):
+            _core.read_queued(region, pos, num, region, 0, 0, size, MessageExt, [], 0, 1, 1)
+    assert region.pins == 0
+
+
+def test_a_search_that_the_caller_leads_astray(stores):
+    store = stores("base")
+    index = store.index_service.file(store.index_service.names[0])
+    message = next(message for message in store.messages() if message.keys)
+    key_hash = _core.index_key_hash(message.topic, message.keys[0])
+
+    def search():
+        return _core.KeySearch(
+            message.topic.encode(), message.keys[0].encode(), key_hash, 0, 0, 2**63 - 1, 64, MessageExt
+        )
+
+    region = store.commit_log.queue.file(0).region
+    for wrong in (lambda _: (region, 0, 0), lambda _: 5, lambda _: (5, 0, 0, 0), lambda _: 1 / 0):
+        with pytest.raises((TypeError, ValueError, ZeroDivisionError)):
+            search().walk(index, -1, wrong)
+    for answer in (
+        None,
+        (None, 0, 0, 0),
+        (region, 2**62, 0, 2**63 - 1),
+        (region, -(2**62), 0, 2**63 - 1),
+        (region, 0, 9, 3),
+    ):
+        one = search()
+        assert one.walk(index, -1, lambda _, answer=answer: answer) == 0 and one.messages == []
+    with pytest.raises(OffsetOutOfRangeError):
+        search().walk(index, index.index_num, store.commit_log.region_of)
+    assert index.region.pins == region.pins == 0
+
+
+def test_a_long_chain_is_walked_in_parts(tmp_path):
+    config = StoreConfig(mapped_file_size_commit_log=1 << 20, max_hash_slot_num=1, max_index_num=5000)
+    with MessageStore.open(tmp_path / "store", config=config) as store:
+        store.put_messages([Message("T", b"%d" % i, keys="often" if i % 2 else f"rare{i}") for i in range(4000)])
+        index = store.index_service.file(store.index_service.names[-1])
+        search = _core.KeySearch(b"T", b"often", _core.index_key_hash("T", "often"), 0, 0, 2**63 - 1, 3000, MessageExt)
+        at, steps = -1, 0
+        while at:
+            before, at = at, search.walk(index, at, store.commit_log.region_of)
+            assert before < 0 or at < before
+            steps += 1
+        assert steps == 4 and [message.body for message in search.messages] == [b"%d" % i for i in range(3999, 0, -2)]
+        assert search.descending and not search.truncated
+        assert store.query_message("T", "often", 3000) == search.messages
+
+
+def test_a_closed_store_says_so(tmp_path):
+    config = StoreConfig(mapped_file_size_commit_log=4096, max_hash_slot_num=10, max_index_num=50)
+    store = MessageStore.open(tmp_path / "store", config=config)
+    store.put_message(Message("T", b"x", keys="k"))
+    messages = store.get_message("T").messages + list(store.query_message("T", "k"))
+    store.close()
+    for call in (lambda: store.get_message("T"), lambda: store.query_message("T", "k"), lambda: store.message_at(0)):
+        with pytest.raises(StoreClosedError):
+            call()
+    # What was read is a copy.
+    shutil.rmtree(tmp_path / "store")
+    assert [(message.body, message.keys, message.topic) for message in messages] == [(b"x", ["k"], "T")] * 2
+
+
+def test_readers_on_threads_beside_a_writer(tmp_path):
+    # Each page and each answer is right whenever it is asked for; small files, so that all of them roll meanwhile.
+    config = StoreConfig(
+        mapped_file_size_commit_log=16384, mapped_file_size_consume_queue=400, max_hash_slot_num=10, max_index_num=300
+    )
+    failures: list[BaseException] = []
+    done = threading.Event()
+    before = sys.getswitchinterval()
+    with MessageStore.open(tmp_path / "store", config=config) as store:
+        put = [0]
+
+        def read_pages() -> None:
+            while not done.is_set():
+                at = 0
+                while True:
+                    page = store.get_message("T", 0, at, max_num=32)
+                    if not page.messages:
+                        break
+                    for number, message in enumerate(page.messages, at):
+                        assert (message.queue_offset, message.body) == (number, b"%d" % number)
+                        assert message.keys == [f"k{number % 50}", f"u{number}"] and not message.corrupt
+                    at = page.next_queue_offset
+
+        def query() -> None:
+            rng = random.Random(threading.get_ident())
+            while not done.is_set():
+                known = put[0]
+                if known:
+                    number = rng.randrange(known)
+                    assert [message.body for message in store.query_message("T", f"u{number}")] == [b"%d" % number]
+                    some = store.query_message("T", f"k{number % 50}", 10_000)
+                    assert {b"%d" % i for i in range(number % 50, known, 50)} <= {message.body for message in some}
+
+        def guarded(work) -> None:
+            try:
+                work()
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=guarded, args=(work,)) for work in (read_pages, query, query)]
+        sys.setswitchinterval(1e-5)
+        try:
+            for thread in threads:
+                thread.start()
+            for i in range(1500):
+                store.put_message(Message("T", b"%d" % i, keys=[f"k{i % 50}", f"u{i}"]))
+                put[0] = i + 1
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join(120)
+            sys.setswitchinterval(before)
+    assert failures == []
