@@ -11,6 +11,7 @@ doubled, queues and index equal byte for byte what the log alone gives, and a se
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -340,52 +341,60 @@ def record_num(segment: bytes) -> int:
     return sum(segment.count(magic) for magic in (b"\xda\xa3\x20\xa7", b"\xda\xa3\x20\xab"))
 
 
+def orders_within(path: str, old: bytes, new: bytes, geo: dict) -> list[list[tuple[int, int]]]:
+    """The orders in which a call may have written what differs in a file, as stretches of it."""
+    folder = path.split("/")[0]
+    differ = [i for i in range(len(old)) if old[i] != new[i]]
+    if folder == "commitlog":
+        # One record after another; within each the parts come in two orders, size and magic last.
+        orders: list[list[tuple[int, int]]] = [[], []]
+        base = int(path.split("/")[1])
+        for record in oracle.walk_commit_log({base: new}):
+            begin, end = record.phy_offset - base, record.end - base
+            if begin <= differ[-1] and end > differ[0]:
+                middle = (begin + end) // 2
+                orders[0] += [(middle, end), (begin + 8, middle), (begin, begin + 4), (begin + 4, begin + 8)]
+                orders[1] += [(begin + 8, middle), (middle, end), (begin + 4, begin + 8), (begin, begin + 4)]
+        return orders
+    if folder == "index":
+        table = 40 + 4 * geo["max_hash_slot_num"]
+        # Entry, slot, where the file begins, count, used slots, where it ends.
+        return [[(table, len(old)), (40, table), (16, 24), (0, 8), (36, 40), (32, 36), (24, 32), (8, 16)]]
+    if folder in ("consumequeue", "batchconsumequeue"):
+        size = 20 if folder == "consumequeue" else 46
+        unit = differ[0] - differ[0] % size
+        return [[(unit, unit + 8), (unit + 12, unit + size), (unit + 8, unit + 12)]]
+    return []
+
+
 @pytest.mark.parametrize("name", GEOMETRIES)
 def test_killed_inside_a_compiled_call(scratch, name, some_of):
     # A record is published by its size and magic, a unit by its size, an entry by entry, slot and count, in this order;
     # a state in between is one in which only the earlier ones are there.
     geo = geometry(name)
     states = film(os.path.join(scratch, "filmed"), geo, script(12))
-    tried = 0
+    tried: collections.Counter[str] = collections.Counter()
     for before, after in some_of(list(itertools.pairwise(states)), 2 if name == "plain" else 5):
         if before.files.keys() != after.files.keys():
             continue
-        (path,) = changes(before.files, after.files)[:1] or ("",)
-        folder = path.split("/")[0]
-        old, new = before.files[path], after.files[path]
-        differ = [i for i in range(len(old)) if old[i] != new[i]]
-        if folder == "commitlog":
-            # One record after another; within each the parts come in two orders, size and magic last.
-            orders = [[], []]
-            base = int(path.split("/")[1])
-            for record in oracle.walk_commit_log({base: new}):
-                begin, end = record.phy_offset - base, record.end - base
-                if begin <= differ[-1] and end > differ[0]:
-                    middle = (begin + end) // 2
-                    orders[0] += [(middle, end), (begin + 8, middle), (begin, begin + 4), (begin + 4, begin + 8)]
-                    orders[1] += [(begin + 8, middle), (middle, end), (begin + 4, begin + 8), (begin, begin + 4)]
-        elif folder == "index":
-            table = 40 + 4 * geo["max_hash_slot_num"]
-            # Entry, slot, where the file begins, count, used slots, where it ends.
-            orders = [[(table, len(old)), (40, table), (16, 24), (0, 8), (36, 40), (32, 36), (24, 32), (8, 16)]]
-        elif folder in ("consumequeue", "batchconsumequeue"):
-            size = 20 if folder == "consumequeue" else 46
-            unit = differ[0] - differ[0] % size
-            orders = [[(unit, unit + 8), (unit + 12, unit + size), (unit + 8, unit + 12)]]
-        else:
-            continue
-        for order in orders:
-            for data in steps_between(old, new, order):
-                tried += 1
-                root = os.path.join(scratch, str(tried))
-                os.mkdir(root)
-                write_files(root, {**before.files, path: data})
-                try:
-                    check_recovered(root, geo, before.acknowledged)
-                except Exception as error:
-                    raise AssertionError(f"killed inside {before.where}, {path}: {error}") from error
-                shutil.rmtree(root)
-    assert tried > 30
+        # One call may write all three: the record, then its unit, then its entries.
+        files = dict(before.files)
+        for path in changes(before.files, after.files):
+            for order in orders_within(path, files[path], after.files[path], geo):
+                for data in steps_between(files[path], after.files[path], order):
+                    tried[path.split("/")[0]] += 1
+                    root = os.path.join(scratch, str(tried.total()))
+                    os.mkdir(root)
+                    write_files(root, {**files, path: data})
+                    try:
+                        check_recovered(root, geo, before.acknowledged)
+                    except Exception as error:
+                        raise AssertionError(f"killed inside {before.where}, {path}: {error}") from error
+                    shutil.rmtree(root)
+            files[path] = after.files[path]
+    assert tried["commitlog"] > 10, tried
+    assert tried["consumequeue"] > 10, tried
+    assert tried["index"] > 10, tried
 
 
 # ------------------------------------------------------------------------------------------------------- kill -9
