@@ -38,6 +38,25 @@ cdef extern from "<sys/mman.h>" nogil:
     int PROT_READ, PROT_WRITE, MAP_SHARED, MS_SYNC, MADV_SEQUENTIAL, MADV_RANDOM, MADV_NORMAL, MADV_WILLNEED, MADV_DONTNEED
     void* MAP_FAILED
 
+cdef extern from *:
+    """
+    #include <errno.h>
+    /* Linux 5.14; older headers lack the name, older kernels answer EINVAL. */
+    #if defined(__linux__) && !defined(MADV_POPULATE_WRITE)
+    #define MADV_POPULATE_WRITE 23
+    #endif
+    /* 1: every page of the range can be written without a fault; 0: the system was asked to read them ahead, or declined. */
+    static inline int rmq_populate(void *p, size_t size) {
+    #ifdef MADV_POPULATE_WRITE
+        if (madvise(p, size, MADV_POPULATE_WRITE) == 0) return 1;
+        if (errno != EINVAL) return 0;
+    #endif
+        madvise(p, size, MADV_WILLNEED);
+        return 0;
+    }
+    """
+    bint populate_pages "rmq_populate"(void* p, size_t size) noexcept nogil
+
 cdef extern from "<unistd.h>" nogil:
     long sysconf(int name)
     int _SC_PAGESIZE
@@ -380,6 +399,34 @@ cdef class Region:
         cdef unsigned char* p = self.pin(0, self.size)
         try:
             madvise(p, <size_t>self.size, advice)
+        finally:
+            self.unpin()
+
+    def populate(self, int64_t pos, int64_t size):
+        """Make the pages that hold `size` bytes at `pos` ready to be written, so that the first write to each meets no fault.
+
+        No byte changes, and others may write there meanwhile.  Pages that were not in memory become dirty, and holes of a
+        sparse file are filled: the file should be allocated (`MappedFile.populate` sees to that).  Nothing that goes wrong
+        raises or ends the process; a write then meets it.
+
+        Returns
+        -------
+        bool
+            False where the system did not do it: before Linux 5.14 and elsewhere the pages are only read ahead.
+
+        Raises
+        ------
+        ReadOnlyError, StoreClosedError, OffsetOutOfRangeError
+        """
+        cdef unsigned char* p = self.pin_writable(pos, size)
+        cdef int64_t before = pos % PAGE_SIZE
+        cdef bint done = True
+        try:
+            # The mapping begins on a page and ends with its last one, so that whole pages stay inside.
+            if size > 0:
+                with nogil:
+                    done = populate_pages(p - before, <size_t>(size + before))
+            return done
         finally:
             self.unpin()
 

@@ -159,6 +159,8 @@ class StoreConfig:
     generate_unique_key: bool = field(default=False, metadata=_OWN)
     max_mapped_files: int = field(default=1024, metadata=_OWN)
     """Bound on the number of files that are mapped at the same time."""
+    populate_ahead_size: int = field(default=33_554_432, metadata=_OWN)
+    """Up to so many bytes ahead of each end that grows fast are made ready by a thread of the store; 0 = none, no thread."""
     assumed: tuple[str, ...] = field(default=(), metadata=_OWN)
     """Fields that `infer` could not tell from the store and filled with defaults."""
     unknown: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False, metadata=_OWN)
@@ -373,6 +375,7 @@ _BOUNDS: tuple[tuple[str, int, int], ...] = (
             "clean_resource_interval",
             "delete_commit_log_files_interval",
             "delete_consume_queue_files_interval",
+            "populate_ahead_size",
         )
     ),
     *(

@@ -1,6 +1,6 @@
-"""Housekeeping: the one background thread of a store that is open for writing.
+"""Housekeeping: the background threads of a store that is open for writing.
 
-Owns the thread and when each task is due; what a task does belongs to the store.  It never keeps a store alive: the
+Owns a thread and when each of its tasks is due; what a task does belongs to the store.  It never keeps a store alive: the
 thread holds a weak reference and ends when the store was forgotten.  A task that fails is logged and tried again when it
 is due next; tasks decide themselves what a failure means for the store.
 """
@@ -29,7 +29,7 @@ class Task(NamedTuple):
     interval : int
         From the end of one run to the start of the next; 0 = never.
     run : callable
-        Takes the owner.
+        Takes the owner.  If it returns an int, that is the interval until it runs again.
     first : int or None
         When it runs for the first time, counted from the start; None = after `interval`.
     """
@@ -56,24 +56,34 @@ class Housekeeping:
         self._owner = weakref.ref(owner)
         self._tasks = [task for task in tasks if task.interval > 0]
         self._stopping = threading.Event()
+        self._woken = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         start = time.monotonic()
         due = [start + (task.interval if task.first is None else task.first) / 1000 for task in self._tasks]
-        while due and not self._stopping.wait(max(0.0, min(due) - time.monotonic())):
+        while due:
+            woken = self._woken.wait(max(0.0, min(due) - time.monotonic()))
+            if self._stopping.is_set():
+                return
+            if woken:
+                self._woken.clear()
+                due = [0.0] * len(due)
             owner = self._owner()
             if owner is None:
                 return
             for number, task in enumerate(self._tasks):
                 if due[number] > time.monotonic() or self._stopping.is_set():
                     continue
+                interval = task.interval
                 try:
-                    task.run(owner)
+                    answer = task.run(owner)
+                    if type(answer) is int:
+                        interval = answer
                 except Exception as error:
                     logger.error("%s: %s failed: %s", self._thread.name, task.name, error)
-                due[number] = time.monotonic() + task.interval / 1000
+                due[number] = time.monotonic() + interval / 1000
             # The thread must not be what keeps the store alive while it waits.
             del owner
 
@@ -81,9 +91,14 @@ class Housekeeping:
         """Wait so long within a task; False if the thread is to stop."""
         return not self._stopping.wait(milliseconds / 1000)
 
+    def wake(self) -> None:
+        """Run every task now, or once more after the run that is going on."""
+        self._woken.set()
+
     def stop(self) -> None:
         """End the thread after the task that runs now, and wait for that."""
         self._stopping.set()
+        self._woken.set()
         if self._thread is not threading.current_thread():
             self._thread.join()
 

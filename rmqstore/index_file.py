@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from rmqstore import _core
 from rmqstore._core import IndexRegion
 from rmqstore.config import StoreConfig
 from rmqstore.errors import GeometryError, ReadOnlyError
@@ -156,6 +157,29 @@ class IndexFile(IndexRegion):
         header = self.read_header()
         first, last = header[0], header[1]
         return (begin < first and end > last) or first <= begin <= last or first <= end <= last
+
+    def populate(self, num: int | None = None) -> None:
+        """Make the pages of the hash slots and of the next `num` entries (default: all) ready to be written.
+
+        The first write to a page of a new file costs many times what later ones do; here the system is asked for all of
+        them at once, which is cheaper (docs/performance.md), and may be done before the puts have to be fast.  The pages
+        become dirty: 20 bytes an entry and 4 a slot go to the disk some time.  A store does the like by itself.
+
+        Raises
+        ------
+        OSError
+            The file has holes (a Java store made it), and the disk has no space for them.
+        ReadOnlyError, StoreClosedError
+        """
+        count = self.index_count
+        left = self.index_num - count
+        num = left if num is None else max(min(num, left), 0)
+        if not self.region.writable:
+            raise ReadOnlyError("the index file was opened read-only; no page of it will be written", self.path)
+        self.mapped_file.reserve()
+        self.region.populate(0, self.entry_pos(0))
+        if num:
+            self.region.populate(self.entry_pos(count), num * _core.IndexLayout.ENTRY_SIZE)
 
     def adopt(self) -> None:
         """Let the next flush force the file whether or not anything is put."""

@@ -137,6 +137,8 @@ class IndexService:
         self._open_lock = threading.RLock()
         self._closed = False
         self._prepared: str | None = None
+        # The prepared file that `populate_prepared` worked on.
+        self._populated: str | None = None
         self.flush_on_roll = True
 
     def renew_locks(self) -> None:
@@ -285,6 +287,20 @@ class IndexService:
         """
         if self._prepared is None:
             self._prepared = MappedFile.allocate(self.root, self.config.index_file_size)
+
+    def newest(self) -> IndexFile | None:
+        """The newest file if it is open now, else None."""
+        names = self._names
+        return self._open.get(names[-1]) if names else None
+
+    def populate_prepared(self, size: int) -> None:
+        """Make the first `size` bytes of a prepared file ready for a writer, once; nothing that goes wrong raises."""
+        prepared = self._prepared
+        if prepared is not None and prepared != self._populated:
+            self._populated = prepared
+            # It may be renamed into its place meanwhile.
+            with contextlib.suppress(OSError):
+                MappedFile.populate_allocated(prepared, size, self.config.index_file_size)
 
     def was_replaced(self) -> bool:
         """bool: the newest file is not the one that bears its name now (read-only use)."""

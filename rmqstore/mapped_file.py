@@ -18,7 +18,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from rmqstore._core import Region
 from rmqstore.errors import GeometryError, OffsetOutOfRangeError, ReadOnlyError, StoreClosedError, StoreError
@@ -116,6 +116,8 @@ class MappedFilePool:
     ----------
     dirty : set of MappedFile
         Those that were written since a flush took note of it.
+    on_create : callable or None
+        Called when a queue of files got a new one.
     """
 
     def __init__(self, max_mapped_files: int = 1024):
@@ -124,6 +126,7 @@ class MappedFilePool:
         self.max_mapped_files = max_mapped_files
         self.lock = threading.RLock()
         self.dirty: set[MappedFile] = set()
+        self.on_create: Callable[[], object] | None = None
         self._mapped: deque[MappedFile] = deque()
 
     def __len__(self) -> int:
@@ -427,6 +430,49 @@ class MappedFile:
         finally:
             os.close(fd)
         self._allocated = True
+
+    def populate(self, pos: int, size: int) -> bool:
+        """Make pages ready for a writer, see `Region.populate`; what lies behind the file's end is left out.
+
+        Nothing happens to a file that is not mapped now, is read-only, or was not allocated on disk by `create` or
+        `reserve`: pages of holes would take space that nobody made sure of.
+
+        Returns
+        -------
+        bool
+            The system was asked to.
+        """
+        region = self._region
+        size = min(size, self.size - pos)
+        if region is None or self.read_only or not self._allocated or size <= 0:
+            return False
+        try:
+            region.populate(pos, size)
+        except StoreError:
+            # It was closed meanwhile.
+            return False
+        return True
+
+    @staticmethod
+    def populate_allocated(path: str, size: int, length: int) -> None:
+        """Make the first `size` bytes of a file that `allocate` made ready, which is `length` bytes long and has no name yet.
+
+        The pages stay in the page cache; whoever maps the file then has it cheaper.
+
+        Raises
+        ------
+        OSError
+            It cannot be opened.
+        """
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            region = Region.map(fd, length, True)
+        finally:
+            os.close(fd)
+        try:
+            region.populate(0, min(size, length))
+        finally:
+            region.close()
 
     def take_dirty(self) -> bool:
         """Whether anything was written since this was last asked; `flush` then forces it.  Ask while nobody writes."""

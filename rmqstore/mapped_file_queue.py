@@ -80,6 +80,8 @@ class MappedFileQueue(FileStream):
         self._files: dict[int, MappedFile] = {}
         self._zero_length: str | None = None
         self._prepared: list[str] = []
+        # The prepared file whose head `populate` made ready.
+        self._populated: str | None = None
         self._taken_where = 0
         self._closed = False
 
@@ -257,6 +259,8 @@ class MappedFileQueue(FileStream):
         self._files[offset] = mapped_file
         self._offsets.append(offset)
         self.wrote_where = offset
+        if self.pool.on_create is not None:
+            self.pool.on_create()
         return mapped_file
 
     def prepare(self, count: int = 1) -> None:
@@ -271,6 +275,33 @@ class MappedFileQueue(FileStream):
             self._prepared.append(
                 MappedFile.allocate(self.path if self.staging is None else self.staging, self.mapped_file_size)
             )
+
+    def populate(self, start: int, end: int) -> bool:
+        """Make the pages from offset `start` to `end` ready for a writer, in the newest file and at the head of a prepared one.
+
+        Anybody may call it at any time; what is not there, or not this store's own space on disk, is left alone, and
+        nothing that goes wrong raises.
+
+        Returns
+        -------
+        bool
+            The system was asked to, for the newest file.
+        """
+        offsets = self._offsets
+        if not offsets:
+            return False
+        base = offsets[-1]
+        mapped_file, prepared = self._files.get(base), self._prepared[:1]
+        asked = False
+        if mapped_file is not None and start < base + self.mapped_file_size:
+            asked = mapped_file.populate(max(start - base, 0), end - max(start, base))
+        beyond = end - base - self.mapped_file_size
+        if beyond > 0 and prepared and prepared[0] != self._populated:
+            self._populated = prepared[0]
+            # It may be renamed into its place meanwhile.
+            with contextlib.suppress(OSError):
+                MappedFile.populate_allocated(prepared[0], beyond, self.mapped_file_size)
+        return asked
 
     def make_room(self, size: int) -> None:
         """Make sure that `size` bytes can be appended: every file that this takes is allocated now.

@@ -71,6 +71,7 @@ from rmqstore.message import (
     properties_to_bytes,
     tags_code,
 )
+from rmqstore.populating import PopulateAhead
 from rmqstore.recovery import RECOVERY_MODES, RecoveryReport, recover
 from rmqstore.retention import DiskSpace, RetentionReport, delete_expired_files, used_ratio
 from rmqstore.store_lock import StoreLock
@@ -297,6 +298,8 @@ class MessageStore:
         self._renew_locks()
         self._store_lock: StoreLock | None = None
         self._housekeeping: Housekeeping | None = None
+        self._populating: Housekeeping | None = None
+        self._populate_ahead: PopulateAhead | None = None
         # The log is on the disk up to here, and everything else up to the second one.
         self._flushed_where = 0
         self._all_flushed_where = 0
@@ -638,6 +641,23 @@ class MessageStore:
             f"rmqstore-housekeeping {os.path.basename(os.path.realpath(self.path))}",
         )
 
+        if config.populate_ahead_size and config.mapped_file_size_commit_log >= _PREPARE_FROM_SIZE:
+            self._populate_ahead = PopulateAhead(
+                self.commit_log.queue, self.queues, self.index_service, config.populate_ahead_size
+            )
+            self._populating = Housekeeping(
+                self,
+                [Task("populating", 1, MessageStore._populate_by_timer, 0)],
+                f"rmqstore-populating {os.path.basename(os.path.realpath(self.path))}",
+            )
+            # A new file begins with pages that nobody touched.
+            self.pool.on_create = self._populating.wake
+
+    def _populate_by_timer(self) -> int:
+        if self._populate_ahead is None or self._poison is not None:
+            return _HOLD_INTERVAL
+        return self._populate_ahead.look()
+
     def _flush_log_by_timer(self) -> None:
         # As RocketMQ's FlushRealTimeService: a few pages at once, or whatever there is after the longer interval.
         if self._poison is None:
@@ -764,6 +784,8 @@ class MessageStore:
             own = self._pid == os.getpid()
             if self._housekeeping is not None and own:
                 self._housekeeping.stop()
+            if self._populating is not None and own:
+                self._populating.stop()
             with self._lock:
                 # From here on nothing is put; puts that wait for the disk get their flush.
                 self._closing = True

@@ -23,8 +23,8 @@ PACKAGE = ROOT / "rmqstore"
 # A module may import those to its left.  A subpackage counts as one module.
 ORDER = (
     "_version errors _core message config mapped_file store_lock housekeeping mapped_file_queue checkpoint "
-    "consumer_offset consumer index_file commit_log consume_queue consume_queue_store index_service dispatcher recovery "
-    "retention columns table_rows message_store describe verify rebuild spark console cli demo __main__"
+    "consumer_offset consumer index_file commit_log consume_queue consume_queue_store index_service populating dispatcher "
+    "recovery retention columns table_rows message_store describe verify rebuild spark console cli demo __main__"
 ).split()
 # What the RabbitMQ side shares with the RocketMQ side; otherwise neither knows the other.
 SHARED_WITH_RABBITMQ = {"_version", "errors", "_core", "mapped_file"}
