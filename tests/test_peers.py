@@ -184,3 +184,35 @@ def test_stores_that_are_made_without_the_store_are_sound(tmp_path, make, number
         assert len(list(store.messages())) == number
         assert len(store.queues.keys()) == (number if make == "make_queues" else 1)
         assert len(store.commit_log.queue) == (number if make == "make_segments" else 1)
+
+
+def test_the_loop_in_c_writes_what_the_store_writes(tmp_path):
+    from asv_bench.peers import data, rebuild
+
+    why_not = rebuild.compile_loop(str(tmp_path))
+    if why_not.startswith("there is no C compiler"):
+        pytest.skip(why_not)
+    assert why_not == ""
+    n, path, target = 5000, str(tmp_path / "store"), tmp_path / "loop"
+    config = StoreConfig(
+        mapped_file_size_commit_log=1 << 21,
+        mapped_file_size_consume_queue=20 * n,
+        max_hash_slot_num=3001,
+        max_index_num=12000,
+    )
+    with MessageStore.open(path, config=config) as store:
+        data.fill(store, data.keys(n), data.bodies(n, 100), 100)
+        end = store.commit_log.max_offset
+        (index,) = store.index_service.files()
+        entries = index.index_count - 1
+    target.mkdir()
+    segment = f"{path}/commitlog/{0:020d}"
+    outcome = rebuild.run_loop(str(tmp_path), segment, end, str(target), config, 20 * n)
+    assert outcome.answer == {"units": n, "entries": entries}
+    (name,) = (tmp_path / "store" / "index").iterdir()
+    assert (target / "index").read_bytes() == name.read_bytes()
+    queues = [(tmp_path / f"store/consumequeue/{data.TOPIC}/{i}/{0:020d}").read_bytes() for i in range(data.QUEUES)]
+    found = [(target / f"queue{i}").read_bytes() for i in range(data.QUEUES)]
+    # The loop numbers them as they come; each file is sized for all units.
+    size = max(len(one.rstrip(b"\0")) for one in queues)
+    assert sorted(one[:size] for one in found) == sorted(one[:size] for one in queues)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from rmqstore import MessageStore, StoreConfig
+from rmqstore import Message, MessageStore, StoreConfig
 
 from . import data
 from .rounds import Outcome, Work
@@ -92,7 +92,8 @@ class OfRmqstore(Contender):
             ]
         else:
             self.prepared = [
-                data.messages(rows.keys[part], rows.blob[part.start * BODY :], BODY) for part in rows.batches()
+                [Message(data.TOPIC, body, keys=[key]) for key, body in zip(rows.keys[part], rows.payloads[part])]
+                for part in rows.batches()
             ]
 
     def put(self) -> None:

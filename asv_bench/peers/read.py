@@ -71,15 +71,43 @@ def get(setting: Setting, store: MessageStore, n: int, copy: str) -> Work:
     def of_java(java: Java) -> Outcome:
         return java.timed("get", path=copy, topic=data.TOPIC, queues=data.QUEUES, each=EACH)
 
+    def tables() -> Outcome:
+        import pyarrow.compute as pc
+
+        def all_of_them() -> list[Any]:
+            found = []
+            for queue_id in range(data.QUEUES):
+                at = 0
+                while True:
+                    table = store.get_table(data.TOPIC, queue_id, at, max_num=_ROWS)
+                    if not len(table):
+                        break
+                    found.append(table)
+                    at += len(table)
+            return found
+
+        seconds, found = timed(all_of_them)
+        total = sum(
+            pc.sum(pc.binary_length(table["body"])).as_py() + pc.sum(table["queue_offset"]).as_py() for table in found
+        )
+        messages = sum(len(table) for table in found)
+        return Outcome(seconds, {"messages": messages, "sum": total + messages * (data.KEY_WIDTH + len(data.TOPIC))})
+
+    contenders: dict[str, Callable[[], Outcome]] = {f"get_message, {EACH} a call": of_ours}
+    skipped = setting.without_java(f"Java getMessage {EACH} + decode")
+    if hasattr(store, "get_table"):
+        contenders["get_table, 10 000 rows a call"] = tables
+    else:
+        skipped["get_table, 10 000 rows a call"] = "this rmqstore has no get_table"
     return Work(
         "get",
-        f"from queues, {EACH} a call",
+        "all of four queues",
         "messages",
         n,
-        {"get_message": of_ours} | setting.of_java("Java getMessage + decode", of_java),
-        base="Java getMessage + decode",
-        goals={"get_message": 2},
-        skipped=setting.without_java("Java getMessage + decode"),
+        contenders | setting.of_java(f"Java getMessage {EACH} + decode", of_java),
+        base=f"Java getMessage {EACH} + decode",
+        goals={f"get_message, {EACH} a call": 2},
+        skipped=skipped,
         warm_up=setting.warm_up(2),
     )
 
