@@ -4571,6 +4571,62 @@ cdef extern from *:
     #endif
         for (; i < n; i++) { to[2 * i] = digits[from[i] >> 4]; to[2 * i + 1] = digits[from[i] & 15]; }
     }
+
+    /* The same, and whether all of it is ASCII. */
+    static inline int rmq_copy_ascii(unsigned char *to, const unsigned char *from, int64_t n, int64_t room) {
+    #if defined(__SSE2__)
+        if (n <= 128 && n + 16 <= room) {
+            int64_t i = 0;
+            int high = 0;
+            for (; i + 16 <= n; i += 16) {
+                __m128i v = _mm_loadu_si128((const __m128i *)(from + i));
+                _mm_storeu_si128((__m128i *)(to + i), v);
+                high |= _mm_movemask_epi8(v);
+            }
+            if (i < n) {
+                __m128i v = _mm_loadu_si128((const __m128i *)(from + i));
+                _mm_storeu_si128((__m128i *)(to + i), v);
+                high |= _mm_movemask_epi8(v) & ((1 << (n - i)) - 1);
+            }
+            return high == 0;
+        }
+    #endif
+        memcpy(to, from, (size_t)n);
+        return rmq_is_ascii(to, n);
+    }
+
+    /* The piece whose name this is; of equal names the last one counts. */
+    static inline __attribute__((always_inline)) const rmq_span *rmq_last_span(
+            const unsigned char *text, const rmq_span *spans, int32_t num, const char *name, int32_t n) {
+        while (num > 0) {
+            const rmq_span *span = spans + --num;
+            if (span->split - span->start == n && memcmp(text + span->start, name, (size_t)n) == 0) return span;
+        }
+        return NULL;
+    }
+    static inline const rmq_span *rmq_keys_span(const unsigned char *text, const rmq_span *spans, int32_t num) {
+        return rmq_last_span(text, spans, num, "KEYS", 4);
+    }
+    static inline const rmq_span *rmq_tags_span(const unsigned char *text, const rmq_span *spans, int32_t num) {
+        return rmq_last_span(text, spans, num, "TAGS", 4);
+    }
+    static inline const rmq_span *rmq_unique_key_span(const unsigned char *text, const rmq_span *spans, int32_t num) {
+        return rmq_last_span(text, spans, num, "UNIQ_KEY", 8);
+    }
+
+    /* Whether two names may be equal: false says that no two are. */
+    static inline int rmq_names_may_repeat(const unsigned char *text, const rmq_span *spans, int32_t num) {
+        uint64_t seen = 0, bit;
+        int32_t k;
+        for (k = 0; k < num; k++) {
+            const unsigned char *name = text + spans[k].start;
+            int32_t n = spans[k].split - spans[k].start;
+            bit = (uint64_t)1 << ((name[0] * 7 + name[n - 1] * 3 + name[n / 2] + n) & 63);
+            if (seen & bit) return 1;
+            seen |= bit;
+        }
+        return 0;
+    }
     """
     ctypedef struct PropertySpan "rmq_span":
         # Positions in the properties text: where the name begins, where it ends, where the value ends.
@@ -4578,6 +4634,15 @@ cdef extern from *:
     int32_t split_properties "rmq_split_properties"(const unsigned char* text, int32_t n, int64_t room, PropertySpan* out,
                                                     int* ascii) noexcept nogil
     void copy_bytes "rmq_copy"(unsigned char* to, const unsigned char* source, int64_t n, int64_t room) noexcept nogil
+    bint copy_ascii "rmq_copy_ascii"(unsigned char* to, const unsigned char* source, int64_t n, int64_t room) noexcept nogil
+    const PropertySpan* keys_span "rmq_keys_span"(const unsigned char* text, const PropertySpan* spans,
+                                                  int32_t num) noexcept nogil
+    const PropertySpan* tags_span "rmq_tags_span"(const unsigned char* text, const PropertySpan* spans,
+                                                  int32_t num) noexcept nogil
+    const PropertySpan* unique_key_span "rmq_unique_key_span"(const unsigned char* text, const PropertySpan* spans,
+                                                              int32_t num) noexcept nogil
+    bint names_may_repeat "rmq_names_may_repeat"(const unsigned char* text, const PropertySpan* spans,
+                                                 int32_t num) noexcept nogil
     bint is_ascii "rmq_is_ascii"(const unsigned char* p, int64_t n) noexcept nogil
     void put_hex "rmq_put_hex"(unsigned char* to, const unsigned char* source, int n) noexcept nogil
 
@@ -4623,14 +4688,17 @@ cdef enum:
     HAS_NULLS = 1 << COL_TAGS | 1 << COL_UNIQUE_KEY | 1 << COL_BODY
     IS_INT64 = (1 << COL_QUEUE_OFFSET | 1 << COL_PHY_OFFSET | 1 << COL_BORN_TIMESTAMP | 1 << COL_STORE_TIMESTAMP
                 | 1 << COL_PREPARED_TRANSACTION_OFFSET)
+    HAS_TEXT = (1 << COL_TOPIC | 1 << COL_MSG_ID | 1 << COL_KEYS | 1 << COL_TAGS | 1 << COL_PROPERTIES | 1 << COL_BORN_HOST
+                | 1 << COL_STORE_HOST | 1 << COL_UNIQUE_KEY)
     NEEDS_PROPERTIES = 1 << COL_KEYS | 1 << COL_TAGS | 1 << COL_PROPERTIES | 1 << COL_UNIQUE_KEY
     SYS_COMPRESSED = 0x1
     # What a text may take beyond its bytes, so that it is copied in whole steps.
     TEXT_SLACK = 64
     MAX_SPANS = 8200         # of a properties text of 32767 bytes
-    HASHED_FROM = 48         # so many properties are looked up by hash when equal names are sought
+    SPAN_ROOM = 2 * MAX_SPANS
+    STAGED_ROWS = 64         # so many records are parsed before their columns are written, one column after the other
     NAME_SLOTS = 32768       # also enough bytes for any properties text after its decoding
-    HOST_SLOTS = 256
+    HOST_SLOTS = 256         # of each kind: born or stored, IPv4 or IPv6
     HOST_ROOM = 96           # length of the address bytes, these, length of the text, the text
     HOST_KEY = 1
     HOST_TEXT_LEN = 24
@@ -4642,6 +4710,21 @@ cdef enum:
     NEED_BODY = 111
     NEED_HOST = 112
     PASSED_OVER = 113
+    WRITE_FIRST = 114
+
+
+cdef struct StagedRow:
+    # A parsed record that becomes a row; good for as long as its segment stays pinned.
+    const unsigned char* p
+    int64_t room
+    const unsigned char* body
+    int64_t body_len
+    int64_t body_room
+    PropertySpan* spans
+    int32_t span_num
+    int ascii
+    bint ok
+    RecordView r
 
 
 cdef struct ColumnSink:
@@ -4664,9 +4747,15 @@ cdef struct ColumnSink:
     PropertySpan* spans
     int32_t* chosen
     int32_t* name_slots
-    int32_t span_num
-    int ascii
     int check_crc
+    # Records that are parsed and not written yet, and what they need in sum.
+    StagedRow rows[STAGED_ROWS]
+    int64_t row_num
+    int64_t span_used
+    int64_t topic_need
+    int64_t properties_need
+    int64_t body_need
+    int64_t body_stored_need
     # The decompressed body of the row that asked for it; NULL with a length of -1: it cannot be decompressed.
     const unsigned char* body
     int64_t body_len
@@ -4777,17 +4866,6 @@ cdef inline bint lacks_child_room(ColumnSink* s, int column, int64_t need) noexc
     return False
 
 
-cdef inline void end_text(ColumnSink* s, int column, int64_t i, int64_t size) noexcept nogil:
-    s.data_used[column] += size
-    (<int32_t*>s.main[column])[i + 1] = <int32_t>s.data_used[column]
-
-
-cdef inline void end_child(ColumnSink* s, int column, int64_t size) noexcept nogil:
-    s.data_used[column] += size
-    s.child_used[column] += 1
-    s.child[column][s.child_used[column]] = <int32_t>s.data_used[column]
-
-
 cdef inline void set_bit(unsigned char* bits, int64_t i) noexcept nogil:
     bits[i >> 3] |= <unsigned char>(1 << (i & 7))
 
@@ -4814,36 +4892,44 @@ cdef int put_decimal(unsigned char* to, int64_t value) noexcept nogil:
 
 
 cdef inline unsigned char* host_slot(unsigned char* hosts, int column, const unsigned char* host, int32_t n) noexcept nogil:
-    # The two columns have slots of their own: the hosts of one record must not drive each other out.
+    # Each kind has slots of its own: the hosts of one record must not drive each other out.
     cdef uint64_t a, b = 0
     memcpy(&a, host, 8)
     if n == 20:
         memcpy(&b, host + 12, 8)
     a = ((a ^ b * 31) * 0x9E3779B97F4A7C15u) >> 56
-    return hosts + HOST_ROOM * (a + (HOST_SLOTS if column == COL_STORE_HOST else 0))
+    return hosts + HOST_ROOM * (a + (HOST_SLOTS if column == COL_STORE_HOST else 0) + (2 * HOST_SLOTS if n == 20 else 0))
 
 
-cdef inline int put_host(ColumnSink* s, int column, int64_t i, const unsigned char* host, int32_t n) noexcept nogil:
-    # "a.b.c.d:port"; the text of an IPv6 address comes from outside.  The same few hosts come again and again.
+cdef inline bint lacks_host(ColumnSink* s, int column, const unsigned char* host, int32_t n) noexcept nogil:
+    # The text of an IPv6 address comes from outside.
+    cdef unsigned char* slot
+    if n == 8:
+        return False
+    slot = host_slot(s.hosts, column, host, n)
+    if slot[0] == n and memcmp(slot + HOST_KEY, host, n) == 0:
+        return False
+    s.wanting = column
+    return True
+
+
+cdef inline int64_t put_host(ColumnSink* s, int column, unsigned char* to, const unsigned char* host, int32_t n) noexcept nogil:
+    # "a.b.c.d:port"; the same few hosts come again and again.  `to` takes 64 bytes; the text's length.
     cdef unsigned char* slot = host_slot(s.hosts, column, host, n)
-    cdef unsigned char* to
+    cdef unsigned char* text = slot + HOST_TEXT
     cdef int used, k
-    if slot[0] != n or memcmp(slot + HOST_KEY, host, n) != 0:
-        if n != 8:
-            return NEED_HOST
-        to = slot + HOST_TEXT
+    if n == 8 and (slot[0] != n or memcmp(slot + HOST_KEY, host, 8) != 0):
         used = 0
         for k in range(4):
-            used += put_decimal(to + used, host[k])
-            to[used] = 46 if k < 3 else 58
+            used += put_decimal(text + used, host[k])
+            text[used] = 46 if k < 3 else 58
             used += 1
-        used += put_decimal(to + used, get_i32(host + 4))
+        used += put_decimal(text + used, get_i32(host + 4))
         slot[0] = <unsigned char>n
         memcpy(slot + HOST_KEY, host, n)
         slot[HOST_TEXT_LEN] = <unsigned char>used
-    memcpy(s.data[column] + s.data_used[column], slot + HOST_TEXT, 64)
-    end_text(s, column, i, slot[HOST_TEXT_LEN])
-    return RECORD
+    memcpy(to, text, 64)
+    return slot[HOST_TEXT_LEN]
 
 
 cdef bint same_name(ColumnSink* s, int64_t a, int64_t b) noexcept nogil:
@@ -4854,28 +4940,17 @@ cdef bint same_name(ColumnSink* s, int64_t a, int64_t b) noexcept nogil:
     return offsets[b + 1] - offsets[b] == n and memcmp(data + offsets[a], data + offsets[b], n) == 0
 
 
-cdef bint repeats(ColumnSink* s, int64_t first) noexcept nogil:
-    # Whether two of the names from `first` on are equal.  chosen[k] becomes the number of the property whose value the
+cdef bint repeats(ColumnSink* s, int64_t first, int64_t n) noexcept nogil:
+    # Whether two of the `n` names from `first` on are equal.  chosen[k] becomes the number of the property whose value the
     # k-th takes, -1 where an earlier one has the same name: a dict's first place and last value.
-    cdef int64_t n = s.span_num, k, other, at
+    cdef int64_t k, at
     cdef int32_t* offsets = s.child[COL_PROPERTIES]
-    cdef unsigned char* data = s.data[COL_PROPERTIES]
     cdef bint found = False
     cdef uint32_t h
-    cdef int32_t size
-    if n < HASHED_FROM:
-        for k in range(1, n):
-            size = offsets[first + k + 1] - offsets[first + k]
-            for other in range(k):
-                if offsets[first + other + 1] - offsets[first + other] == size and same_name(s, first + other, first + k):
-                    found = True
-        if not found:
-            return False
     memset(s.name_slots, 0, NAME_SLOTS * sizeof(int32_t))
-    found = False
     for k in range(n):
         s.chosen[k] = <int32_t>k
-        h = hash_units8(0, data + offsets[first + k], offsets[first + k + 1] - offsets[first + k])
+        h = hash_units8(0, s.data[COL_PROPERTIES] + offsets[first + k], offsets[first + k + 1] - offsets[first + k])
         at = (h * 0x9E3779B1u) >> 17
         while s.name_slots[at] > 0 and not same_name(s, first + s.name_slots[at] - 1, first + k):
             at = (at + 1) & (NAME_SLOTS - 1)
@@ -4888,174 +4963,323 @@ cdef bint repeats(ColumnSink* s, int64_t first) noexcept nogil:
     return found
 
 
-cdef void put_properties(ColumnSink* s, int64_t i, const unsigned char* text, int64_t room) noexcept nogil:
-    cdef int64_t first = s.child_used[COL_PROPERTIES], used = s.data_used[COL_PROPERTIES], k
-    cdef PropertySpan* span = s.spans
-    cdef int32_t num = s.span_num
-    cdef bint chosen
-    for k in range(num):
-        end_child(s, COL_PROPERTIES, put_text(s.data[COL_PROPERTIES] + s.data_used[COL_PROPERTIES], text + span[k].start,
-                                              span[k].split - span[k].start, room - span[k].start, s.ascii))
-    chosen = num > 1 and repeats(s, first)
-    if chosen:
-        s.child_used[COL_PROPERTIES] = first
-        s.data_used[COL_PROPERTIES] = used
-        for k in range(num):
-            if s.chosen[k] >= 0:
-                end_child(s, COL_PROPERTIES,
-                          put_text(s.data[COL_PROPERTIES] + s.data_used[COL_PROPERTIES], text + span[k].start,
-                                   span[k].split - span[k].start, room - span[k].start, s.ascii))
-    for k in range(num):
+cdef void write_names(ColumnSink* s, StagedRow* row, const unsigned char* text, int64_t room, bint chosen) noexcept nogil:
+    cdef int64_t used = s.data_used[COL_PROPERTIES], num = s.child_used[COL_PROPERTIES], k
+    cdef unsigned char* data = s.data[COL_PROPERTIES]
+    cdef int32_t* offsets = s.child[COL_PROPERTIES]
+    cdef PropertySpan* span
+    for k in range(row.span_num):
+        if chosen and s.chosen[k] < 0:
+            continue
+        span = row.spans + k
+        used += put_text(data + used, text + span.start, span.split - span.start, room - span.start, row.ascii)
+        num += 1
+        offsets[num] = <int32_t>used
+    s.data_used[COL_PROPERTIES], s.child_used[COL_PROPERTIES] = used, num
+
+
+cdef void write_values(ColumnSink* s, StagedRow* row, const unsigned char* text, int64_t room, bint chosen) noexcept nogil:
+    cdef int64_t used = s.data_used[COL_VALUES], num = s.child_used[COL_VALUES], k
+    cdef unsigned char* data = s.data[COL_VALUES]
+    cdef int32_t* offsets = s.child[COL_VALUES]
+    cdef PropertySpan* span
+    for k in range(row.span_num):
+        span = row.spans + k
         if chosen:
             if s.chosen[k] < 0:
                 continue
-            span = s.spans + s.chosen[k]
+            span = row.spans + s.chosen[k]
+        used += put_text(data + used, text + span.split + 1, span.end - span.split - 1, room - span.split - 1, row.ascii)
+        num += 1
+        offsets[num] = <int32_t>used
+    s.data_used[COL_VALUES], s.child_used[COL_VALUES] = used, num
+
+
+cdef void write_properties(ColumnSink* s) noexcept nogil:
+    cdef int32_t* ends = <int32_t*>s.main[COL_PROPERTIES] + s.count + 1
+    cdef int64_t i, first, used, room
+    cdef StagedRow* row
+    cdef const unsigned char* text
+    cdef bint chosen
+    for i in range(s.row_num):
+        row = s.rows + i
+        text, room = row.p + row.r.properties_pos, row.room - row.r.properties_pos
+        first, used = s.child_used[COL_PROPERTIES], s.data_used[COL_PROPERTIES]
+        write_names(s, row, text, room, False)
+        chosen = False
+        # Different malformed names may be read as the same text.
+        if row.span_num > 1 and (not row.ascii or names_may_repeat(text, row.spans, row.span_num)):
+            chosen = repeats(s, first, row.span_num)
+            if chosen:
+                s.child_used[COL_PROPERTIES], s.data_used[COL_PROPERTIES] = first, used
+                write_names(s, row, text, room, True)
+        write_values(s, row, text, room, chosen)
+        ends[i] = <int32_t>s.child_used[COL_PROPERTIES]
+
+
+cdef void write_nullable(ColumnSink* s, int column) noexcept nogil:
+    cdef int32_t* ends = <int32_t*>s.main[column] + s.count + 1
+    cdef unsigned char* data = s.data[column]
+    cdef int64_t i, used = s.data_used[column]
+    cdef StagedRow* row
+    cdef const unsigned char* text
+    cdef const PropertySpan* span
+    for i in range(s.row_num):
+        row = s.rows + i
+        text = row.p + row.r.properties_pos
+        span = (tags_span(text, row.spans, row.span_num) if column == COL_TAGS
+                else unique_key_span(text, row.spans, row.span_num))
+        if span != NULL:
+            used += put_text(data + used, text + span.split + 1, span.end - span.split - 1,
+                             row.room - row.r.properties_pos - span.split - 1, row.ascii)
+            set_bit(s.valid[column], s.count + i)
         else:
-            span = s.spans + k
-        end_child(s, COL_VALUES, put_text(s.data[COL_VALUES] + s.data_used[COL_VALUES], text + span.split + 1,
-                                          span.end - span.split - 1, room - span.split - 1, s.ascii))
-    (<int32_t*>s.main[COL_PROPERTIES])[i + 1] = <int32_t>s.child_used[COL_PROPERTIES]
+            s.null_num[column] += 1
+        ends[i] = <int32_t>used
+    s.data_used[column] = used
 
 
-cdef inline PropertySpan* last_span(ColumnSink* s, const unsigned char* text, const char* name, int32_t n) noexcept nogil:
-    # Of equal names the last counts.
-    cdef int32_t k = s.span_num - 1
-    while k >= 0:
-        if s.spans[k].split - s.spans[k].start == n and memcmp(text + s.spans[k].start, name, n) == 0:
-            return s.spans + k
-        k -= 1
-    return NULL
-
-
-cdef void put_nullable(ColumnSink* s, int column, int64_t i, const unsigned char* text, int64_t room,
-                       PropertySpan* span) noexcept nogil:
-    cdef int64_t size = 0
-    if span != NULL:
-        size = put_text(s.data[column] + s.data_used[column], text + span.split + 1, span.end - span.split - 1,
-                        room - span.split - 1, s.ascii)
-        set_bit(s.valid[column], i)
-    else:
-        s.null_num[column] += 1
-    end_text(s, column, i, size)
-
-
-cdef void put_keys(ColumnSink* s, int64_t i, const unsigned char* text, int64_t room) noexcept nogil:
-    cdef PropertySpan* span = last_span(s, text, <const char*>b"KEYS", 4)
-    cdef int64_t start, end
+cdef void write_keys(ColumnSink* s) noexcept nogil:
+    cdef int32_t* ends = <int32_t*>s.main[COL_KEYS] + s.count + 1
+    cdef int32_t* offsets = s.child[COL_KEYS]
+    cdef unsigned char* data = s.data[COL_KEYS]
+    cdef int64_t i, used = s.data_used[COL_KEYS], num = s.child_used[COL_KEYS], start, end
+    cdef StagedRow* row
+    cdef const unsigned char* text
     cdef const unsigned char* found
-    if span != NULL:
-        start = span.split + 1
-        while start < span.end:
-            found = <const unsigned char*>memchr(text + start, 32, span.end - start)
-            end = found - text if found != NULL else span.end
-            if end > start:
-                end_child(s, COL_KEYS, put_text(s.data[COL_KEYS] + s.data_used[COL_KEYS], text + start, end - start,
-                                                room - start, s.ascii))
-            start = end + 1
-    (<int32_t*>s.main[COL_KEYS])[i + 1] = <int32_t>s.child_used[COL_KEYS]
+    cdef const PropertySpan* span
+    for i in range(s.row_num):
+        row = s.rows + i
+        text = row.p + row.r.properties_pos
+        span = keys_span(text, row.spans, row.span_num)
+        if span != NULL:
+            start = span.split + 1
+            while start < span.end:
+                found = <const unsigned char*>memchr(text + start, 32, span.end - start)
+                end = found - text if found != NULL else span.end
+                if end > start:
+                    used += put_text(data + used, text + start, end - start, row.room - row.r.properties_pos - start,
+                                     row.ascii)
+                    num += 1
+                    offsets[num] = <int32_t>used
+                start = end + 1
+        ends[i] = <int32_t>num
+    s.data_used[COL_KEYS], s.child_used[COL_KEYS] = used, num
 
 
-cdef int put_row(ColumnSink* s, const unsigned char* p, int64_t room, RecordView* r) noexcept nogil:
-    # One row of a parsed record, all of it or nothing.  `room` bytes may be read from p on.  The properties must have
-    # been split if `mask` has a column that needs them.
-    cdef int64_t i = s.count, mask = s.mask, need, size = 0, weight
-    cdef bint ok = True
-    cdef const unsigned char* text = p + r.properties_pos
-    cdef const unsigned char* body = p + r.body_pos
-    cdef int64_t body_len = r.body_len, body_room = room - r.body_pos, text_room = room - r.properties_pos
-    cdef unsigned char[32] id_bytes
-    if mask & 1 << COL_CORRUPT or (mask & 1 << COL_BODY and r.sys_flag & SYS_COMPRESSED):
-        ok = body_crc_ok(p, r) and prop_crc_ok(p, r) and (s.check_crc < 2 or has_prop_crc(p, r))
-    if mask & 1 << COL_BODY and r.sys_flag & SYS_COMPRESSED and ok and r.body_len > 0:
-        if not s.body_ready:
-            return NEED_BODY
-        body, body_len, body_room = s.body, s.body_len, s.body_len
-    # First whether all of it fits, so that nothing has to be taken back.
-    need = 3 * <int64_t>r.properties_len + TEXT_SLACK
-    weight = ((body_len if mask & 1 << COL_BODY else 0) + (r.body_len if mask & 1 << COL_BODY_STORED else 0)
-              + (r.properties_len if mask & NEEDS_PROPERTIES else 0))
-    if i > 0 and s.bytes + weight > s.byte_limit:
-        return COLUMNS_FULL
-    if ((mask & 1 << COL_BODY and lacks_room(s, COL_BODY, body_len + TEXT_SLACK))
-            or (mask & 1 << COL_BODY_STORED and lacks_room(s, COL_BODY_STORED, r.body_len + <int64_t>TEXT_SLACK))
-            or (mask & 1 << COL_TOPIC and lacks_room(s, COL_TOPIC, 3 * <int64_t>r.topic_len + TEXT_SLACK))
-            or (mask & 1 << COL_MSG_ID and lacks_room(s, COL_MSG_ID, TEXT_SLACK))
-            or (mask & 1 << COL_TAGS and lacks_room(s, COL_TAGS, need))
-            or (mask & 1 << COL_UNIQUE_KEY and lacks_room(s, COL_UNIQUE_KEY, need))
-            or (mask & 1 << COL_BORN_HOST and lacks_room(s, COL_BORN_HOST, TEXT_SLACK))
-            or (mask & 1 << COL_STORE_HOST and lacks_room(s, COL_STORE_HOST, TEXT_SLACK))
-            or (mask & 1 << COL_KEYS and (lacks_room(s, COL_KEYS, need)
-                                          or lacks_child_room(s, COL_KEYS, r.properties_len)))
-            or (mask & 1 << COL_PROPERTIES and (lacks_room(s, COL_PROPERTIES, need) or lacks_room(s, COL_VALUES, need)
-                                                or lacks_child_room(s, COL_PROPERTIES, s.span_num)
-                                                or lacks_child_room(s, COL_VALUES, s.span_num)))):
-        if s.data_used[s.wanting] + s.wanted > 0x7FFFFFFF:
-            return COLUMNS_FULL
-        return NEED_ROOM
-    # The hosts next: they may still ask for something.
-    if mask & 1 << COL_BORN_HOST:
-        size = s.data_used[COL_BORN_HOST]
-        if put_host(s, COL_BORN_HOST, i, p + RECORD_BORN_HOST, r.born_host_len) != RECORD:
-            s.wanting = COL_BORN_HOST
-            return NEED_HOST
-    if mask & 1 << COL_STORE_HOST:
-        if put_host(s, COL_STORE_HOST, i, p + r.store_host_pos, r.store_host_len) != RECORD:
-            if mask & 1 << COL_BORN_HOST:
-                s.data_used[COL_BORN_HOST] = size
-            s.wanting = COL_STORE_HOST
-            return NEED_HOST
-    if mask & 1 << COL_TOPIC:
-        end_text(s, COL_TOPIC, i, put_text(s.data[COL_TOPIC] + s.data_used[COL_TOPIC], p + r.topic_pos, r.topic_len,
-                                           room - r.topic_pos, is_ascii(p + r.topic_pos, r.topic_len)))
-    if mask & 1 << COL_QUEUE_ID:
-        (<int32_t*>s.main[COL_QUEUE_ID])[i] = r.queue_id
-    if mask & 1 << COL_QUEUE_OFFSET:
-        (<int64_t*>s.main[COL_QUEUE_OFFSET])[i] = r.queue_offset
-    if mask & 1 << COL_PHY_OFFSET:
-        (<int64_t*>s.main[COL_PHY_OFFSET])[i] = r.phy_offset
-    if mask & 1 << COL_SIZE:
-        (<int32_t*>s.main[COL_SIZE])[i] = r.total_size
-    if mask & 1 << COL_MSG_ID:
-        memcpy(id_bytes, p + r.store_host_pos, r.store_host_len)
-        memcpy(id_bytes + r.store_host_len, p + RECORD_PHY_OFFSET, 8)
-        put_hex(s.data[COL_MSG_ID] + s.data_used[COL_MSG_ID], id_bytes, r.store_host_len + 8)
-        end_text(s, COL_MSG_ID, i, 2 * (r.store_host_len + 8))
-    if mask & NEEDS_PROPERTIES:
-        if mask & 1 << COL_KEYS:
-            put_keys(s, i, text, text_room)
-        if mask & 1 << COL_TAGS:
-            put_nullable(s, COL_TAGS, i, text, text_room, last_span(s, text, <const char*>b"TAGS", 4))
-        if mask & 1 << COL_UNIQUE_KEY:
-            put_nullable(s, COL_UNIQUE_KEY, i, text, text_room, last_span(s, text, <const char*>b"UNIQ_KEY", 8))
-        if mask & 1 << COL_PROPERTIES:
-            put_properties(s, i, text, text_room)
-    if mask & 1 << COL_BODY:
-        if body_len >= 0:
-            copy_bytes(s.data[COL_BODY] + s.data_used[COL_BODY], body, body_len, body_room)
-            end_text(s, COL_BODY, i, body_len)
-            set_bit(s.valid[COL_BODY], i)
+cdef void write_topics(ColumnSink* s) noexcept nogil:
+    cdef int32_t* ends = <int32_t*>s.main[COL_TOPIC] + s.count + 1
+    cdef unsigned char* data = s.data[COL_TOPIC]
+    cdef int64_t i, used = s.data_used[COL_TOPIC]
+    cdef StagedRow* row
+    cdef const unsigned char* text
+    for i in range(s.row_num):
+        row = s.rows + i
+        text = row.p + row.r.topic_pos
+        if copy_ascii(data + used, text, row.r.topic_len, row.room - row.r.topic_pos):
+            used += row.r.topic_len
         else:
-            end_text(s, COL_BODY, i, 0)
+            used += put_java_utf8(data + used, text, row.r.topic_len)
+        ends[i] = <int32_t>used
+    s.data_used[COL_TOPIC] = used
+
+
+cdef void write_message_ids(ColumnSink* s) noexcept nogil:
+    cdef int32_t* ends = <int32_t*>s.main[COL_MSG_ID] + s.count + 1
+    cdef unsigned char* data = s.data[COL_MSG_ID]
+    cdef int64_t i, used = s.data_used[COL_MSG_ID]
+    cdef StagedRow* row
+    cdef unsigned char[32] id_bytes
+    for i in range(s.row_num):
+        row = s.rows + i
+        if row.r.store_host_len == 8:
+            memcpy(id_bytes, row.p + row.r.store_host_pos, 8)
+            memcpy(id_bytes + 8, row.p + RECORD_PHY_OFFSET, 8)
+            put_hex(data + used, id_bytes, 16)
+            used += 32
+        else:
+            memcpy(id_bytes, row.p + row.r.store_host_pos, 20)
+            memcpy(id_bytes + 20, row.p + RECORD_PHY_OFFSET, 8)
+            put_hex(data + used, id_bytes, 28)
+            used += 56
+        ends[i] = <int32_t>used
+    s.data_used[COL_MSG_ID] = used
+
+
+cdef void write_hosts(ColumnSink* s, int column) noexcept nogil:
+    cdef int32_t* ends = <int32_t*>s.main[column] + s.count + 1
+    cdef unsigned char* data = s.data[column]
+    cdef int64_t i, used = s.data_used[column]
+    cdef StagedRow* row
+    for i in range(s.row_num):
+        row = s.rows + i
+        if column == COL_BORN_HOST:
+            used += put_host(s, column, data + used, row.p + RECORD_BORN_HOST, row.r.born_host_len)
+        else:
+            used += put_host(s, column, data + used, row.p + row.r.store_host_pos, row.r.store_host_len)
+        ends[i] = <int32_t>used
+    s.data_used[column] = used
+
+
+cdef void write_bodies(ColumnSink* s) noexcept nogil:
+    cdef int32_t* ends = <int32_t*>s.main[COL_BODY] + s.count + 1
+    cdef unsigned char* data = s.data[COL_BODY]
+    cdef int64_t i, used = s.data_used[COL_BODY]
+    cdef StagedRow* row
+    for i in range(s.row_num):
+        row = s.rows + i
+        if row.body_len >= 0:
+            copy_bytes(data + used, row.body, row.body_len, row.body_room)
+            used += row.body_len
+            set_bit(s.valid[COL_BODY], s.count + i)
+        else:
             s.null_num[COL_BODY] += 1
+        ends[i] = <int32_t>used
+    s.data_used[COL_BODY] = used
+
+
+cdef void write_stored_bodies(ColumnSink* s) noexcept nogil:
+    cdef int32_t* ends = <int32_t*>s.main[COL_BODY_STORED] + s.count + 1
+    cdef unsigned char* data = s.data[COL_BODY_STORED]
+    cdef int64_t i, used = s.data_used[COL_BODY_STORED]
+    cdef StagedRow* row
+    for i in range(s.row_num):
+        row = s.rows + i
+        copy_bytes(data + used, row.p + row.r.body_pos, row.r.body_len, row.room - row.r.body_pos)
+        used += row.r.body_len
+        ends[i] = <int32_t>used
+    s.data_used[COL_BODY_STORED] = used
+
+
+cdef void write_int64s(ColumnSink* s, int column) noexcept nogil:
+    cdef int64_t* out = <int64_t*>s.main[column] + s.count
+    cdef int64_t i
+    for i in range(s.row_num):
+        if column == COL_QUEUE_OFFSET:
+            out[i] = s.rows[i].r.queue_offset
+        elif column == COL_PHY_OFFSET:
+            out[i] = s.rows[i].r.phy_offset
+        elif column == COL_BORN_TIMESTAMP:
+            out[i] = s.rows[i].r.born_timestamp
+        elif column == COL_STORE_TIMESTAMP:
+            out[i] = s.rows[i].r.store_timestamp
+        else:
+            out[i] = s.rows[i].r.prepared_transaction_offset
+
+
+cdef void write_int32s(ColumnSink* s, int column) noexcept nogil:
+    cdef int32_t* out = <int32_t*>s.main[column] + s.count
+    cdef int64_t i
+    for i in range(s.row_num):
+        if column == COL_QUEUE_ID:
+            out[i] = s.rows[i].r.queue_id
+        elif column == COL_SIZE:
+            out[i] = s.rows[i].r.total_size
+        elif column == COL_FLAG:
+            out[i] = s.rows[i].r.flag
+        elif column == COL_SYS_FLAG:
+            out[i] = s.rows[i].r.sys_flag
+        else:
+            out[i] = s.rows[i].r.reconsume_times
+
+
+cdef bint lack_room(ColumnSink* s) noexcept nogil:
+    # Whether the staged rows do not fit, at their largest.  Text triples where every byte is malformed.
+    cdef int64_t mask = s.mask, texts = 3 * s.properties_need + TEXT_SLACK, hosts = TEXT_SLACK * s.row_num
+    return ((mask & 1 << COL_BODY and lacks_room(s, COL_BODY, s.body_need + TEXT_SLACK))
+            or (mask & 1 << COL_BODY_STORED and lacks_room(s, COL_BODY_STORED, s.body_stored_need + TEXT_SLACK))
+            or (mask & 1 << COL_TOPIC and lacks_room(s, COL_TOPIC, 3 * s.topic_need + TEXT_SLACK))
+            or (mask & 1 << COL_MSG_ID and lacks_room(s, COL_MSG_ID, hosts))
+            or (mask & 1 << COL_BORN_HOST and lacks_room(s, COL_BORN_HOST, hosts))
+            or (mask & 1 << COL_STORE_HOST and lacks_room(s, COL_STORE_HOST, hosts))
+            or (mask & 1 << COL_TAGS and lacks_room(s, COL_TAGS, texts))
+            or (mask & 1 << COL_UNIQUE_KEY and lacks_room(s, COL_UNIQUE_KEY, texts))
+            or (mask & 1 << COL_KEYS and (lacks_room(s, COL_KEYS, texts)
+                                          or lacks_child_room(s, COL_KEYS, s.properties_need)))
+            or (mask & 1 << COL_PROPERTIES and (lacks_room(s, COL_PROPERTIES, texts) or lacks_room(s, COL_VALUES, texts)
+                                                or lacks_child_room(s, COL_PROPERTIES, s.span_used)
+                                                or lacks_child_room(s, COL_VALUES, s.span_used))))
+
+
+cdef int write_rows(ColumnSink* s) noexcept nogil:
+    # The staged rows, one column after the other; all of them or, where there is no room, none.
+    cdef int64_t mask = s.mask, i
+    cdef int column
+    if s.row_num == 0:
+        return RECORD
+    if mask & HAS_OFFSETS and lack_room(s):
+        return NEED_ROOM
+    for column in range(COL_NUM):
+        if not mask >> column & 1:
+            continue
+        if IS_INT64 >> column & 1:
+            write_int64s(s, column)
+        elif not HAS_OFFSETS >> column & 1:
+            if column == COL_CORRUPT:
+                for i in range(s.row_num):
+                    if not s.rows[i].ok:
+                        set_bit(s.main[COL_CORRUPT], s.count + i)
+            else:
+                write_int32s(s, column)
+        elif column == COL_TOPIC:
+            write_topics(s)
+        elif column == COL_MSG_ID:
+            write_message_ids(s)
+        elif column == COL_KEYS:
+            write_keys(s)
+        elif column == COL_PROPERTIES:
+            write_properties(s)
+        elif column == COL_BODY:
+            write_bodies(s)
+        elif column == COL_BODY_STORED:
+            write_stored_bodies(s)
+        elif column == COL_TAGS or column == COL_UNIQUE_KEY:
+            write_nullable(s, column)
+        else:
+            write_hosts(s, column)
+    s.count += s.row_num
+    s.row_num = s.span_used = 0
+    s.topic_need = s.properties_need = s.body_need = s.body_stored_need = 0
+    return RECORD
+
+
+cdef int stage_row(ColumnSink* s, StagedRow* row) noexcept nogil:
+    # Takes the parsed record of the next staged row in, or says what has to come first.
+    cdef int64_t mask = s.mask, weight = 0
+    cdef RecordView* r = &row.r
+    cdef const unsigned char* p = row.p
+    row.ok = True
+    if mask & 1 << COL_CORRUPT or (mask & 1 << COL_BODY and r.sys_flag & SYS_COMPRESSED):
+        row.ok = body_crc_ok(p, r) and prop_crc_ok(p, r) and (s.check_crc < 2 or has_prop_crc(p, r))
+    if mask & 1 << COL_BODY:
+        row.body, row.body_len, row.body_room = p + r.body_pos, r.body_len, row.room - r.body_pos
+        if r.sys_flag & SYS_COMPRESSED and row.ok and r.body_len > 0:
+            if s.row_num > 0:
+                return WRITE_FIRST
+            if not s.body_ready:
+                return NEED_BODY
+            row.body, row.body_len, row.body_room = s.body, s.body_len, s.body_len
+        if row.body_len > 0:
+            weight += row.body_len
     if mask & 1 << COL_BODY_STORED:
-        copy_bytes(s.data[COL_BODY_STORED] + s.data_used[COL_BODY_STORED], p + r.body_pos, r.body_len, room - r.body_pos)
-        end_text(s, COL_BODY_STORED, i, r.body_len)
-    if mask & 1 << COL_BORN_TIMESTAMP:
-        (<int64_t*>s.main[COL_BORN_TIMESTAMP])[i] = r.born_timestamp
-    if mask & 1 << COL_STORE_TIMESTAMP:
-        (<int64_t*>s.main[COL_STORE_TIMESTAMP])[i] = r.store_timestamp
-    if mask & 1 << COL_FLAG:
-        (<int32_t*>s.main[COL_FLAG])[i] = r.flag
-    if mask & 1 << COL_SYS_FLAG:
-        (<int32_t*>s.main[COL_SYS_FLAG])[i] = r.sys_flag
-    if mask & 1 << COL_RECONSUME_TIMES:
-        (<int32_t*>s.main[COL_RECONSUME_TIMES])[i] = r.reconsume_times
-    if mask & 1 << COL_PREPARED_TRANSACTION_OFFSET:
-        (<int64_t*>s.main[COL_PREPARED_TRANSACTION_OFFSET])[i] = r.prepared_transaction_offset
-    if mask & 1 << COL_CORRUPT and not ok:
-        set_bit(s.main[COL_CORRUPT], i)
+        weight += r.body_len
+    if mask & HAS_TEXT:
+        weight += TEXT_SLACK + r.topic_len
+        if mask & NEEDS_PROPERTIES:
+            weight += r.properties_len
+    if s.bytes + weight > s.byte_limit and s.count + s.row_num > 0:
+        return COLUMNS_FULL
+    if ((mask & 1 << COL_BORN_HOST and lacks_host(s, COL_BORN_HOST, p + RECORD_BORN_HOST, r.born_host_len))
+            or (mask & 1 << COL_STORE_HOST and lacks_host(s, COL_STORE_HOST, p + r.store_host_pos, r.store_host_len))):
+        return NEED_HOST if s.row_num == 0 else WRITE_FIRST
     s.bytes += weight
-    s.count = i + 1
+    s.topic_need += r.topic_len
+    s.properties_need += r.properties_len
+    s.body_stored_need += r.body_len
+    if mask & 1 << COL_BODY and row.body_len > 0:
+        s.body_need += row.body_len
+    s.span_used += row.span_num
+    s.row_num += 1
     s.body_ready = False
     return RECORD
 
@@ -5128,6 +5352,9 @@ cdef class ArrowColumns:
                   host_text=None):
         if not 1 <= capacity <= 1 << 30:
             raise ValueError(f"a batch of {capacity} rows; give 1 to 2**30")
+        if not 1 <= byte_limit <= 1 << 28:
+            # Text triples at most, and Arrow's offsets have 32 bits.
+            raise ValueError(f"a batch of {byte_limit} bytes; give 1 to 2**28")
         cdef int i
         self.columns = tuple(columns)
         for name in self.columns:
@@ -5138,8 +5365,8 @@ cdef class ArrowColumns:
             self.mask |= 1 << COL_VALUES
         self.capacity, self.byte_limit, self.check_crc = capacity, byte_limit, check_crc
         self.decompress, self.host_text = decompress, host_text
-        self.hosts = np.zeros(2 * HOST_SLOTS * HOST_ROOM, np.uint8)
-        self.spans = np.empty(MAX_SPANS * 3, np.int32)
+        self.hosts = np.zeros(4 * HOST_SLOTS * HOST_ROOM, np.uint8)
+        self.spans = np.empty(SPAN_ROOM * 3, np.int32)
         self.chosen = np.empty(MAX_SPANS, np.int32)
         self.name_slots = np.empty(NAME_SLOTS, np.int32)
         self.topics = self.tags = None
@@ -5230,6 +5457,8 @@ cdef class ArrowColumns:
         s.chosen = <int32_t*>address_of(self.chosen)
         s.name_slots = <int32_t*>address_of(self.name_slots)
         s.topic = NULL
+        if s.row_num == 0:
+            s.span_used = s.topic_need = s.properties_need = s.body_need = s.body_stored_need = 0
         return 0
 
     cdef void keep(self, ColumnSink* s) noexcept:
@@ -5251,11 +5480,12 @@ cdef class ArrowColumns:
                 n = middle
         return False
 
-    cdef int take_row(self, ColumnSink* s, const unsigned char* p, int64_t room, RecordView* r, const int32_t* ids,
-                      int64_t id_num) noexcept nogil:
-        # A row for a parsed record, if it is one of those that are asked for.
-        cdef PropertySpan* span
+    cdef int take_row(self, ColumnSink* s, StagedRow* row, const int32_t* ids, int64_t id_num) noexcept nogil:
+        # Stages a parsed record, if it is one of those that are asked for.
+        cdef RecordView* r = &row.r
+        cdef const unsigned char* p = row.p
         cdef const unsigned char* text = p + r.properties_pos
+        cdef const PropertySpan* span
         if not self.begin_timestamp <= r.store_timestamp <= self.end_timestamp:
             return PASSED_OVER
         if not self.any_queue and not self.wants_queue(ids, id_num, r.queue_id):
@@ -5266,34 +5496,47 @@ cdef class ArrowColumns:
                 s.topic_wanted = has_text(s, self.topics, p + r.topic_pos, r.topic_len)
             if not s.topic_wanted:
                 return PASSED_OVER
+        row.span_num = 0
         if s.mask & NEEDS_PROPERTIES or self.tags is not None:
-            s.span_num = split_properties(text, r.properties_len, room - r.properties_pos, s.spans, &s.ascii)
+            row.spans = s.spans + s.span_used
+            row.span_num = split_properties(text, r.properties_len, row.room - r.properties_pos, row.spans, &row.ascii)
         if self.tags is not None:
-            span = last_span(s, text, <const char*>b"TAGS", 4)
+            span = tags_span(text, row.spans, row.span_num)
             if span == NULL or not has_text(s, self.tags, text + span.split + 1, span.end - span.split - 1):
                 return PASSED_OVER
-        return put_row(s, p, room, r)
+        return stage_row(s, row)
 
     cdef int fill_rows(self, ColumnSink* s, const unsigned char* base, int64_t* pos, int64_t size, int64_t limit,
                        int64_t base_offset, const int32_t* ids, int64_t id_num) noexcept nogil:
-        cdef RecordView r
+        cdef StagedRow* row
         cdef int verdict
         cdef int64_t at
+        # What found no room last time.
+        if write_rows(s) != RECORD:
+            return NEED_ROOM
         while True:
             at = pos[0]
-            if s.count >= s.capacity:
-                return COLUMNS_FULL
-            if at >= limit:
-                return LIMIT
-            verdict = parse_record(base + at, size - at, &r)
-            if verdict != RECORD:
+            row = s.rows + s.row_num
+            if s.count + s.row_num >= s.capacity:
+                verdict = COLUMNS_FULL
+            elif at >= limit:
+                verdict = LIMIT
+            elif s.row_num == STAGED_ROWS or s.span_used > SPAN_ROOM - MAX_SPANS:
+                verdict = WRITE_FIRST
+            else:
+                row.p, row.room = base + at, size - at
+                verdict = parse_record(row.p, row.room, &row.r)
+                if verdict == RECORD and row.r.phy_offset != base_offset + at:
+                    verdict = BAD_PHY_OFFSET
+                if verdict == RECORD:
+                    verdict = self.take_row(s, row, ids, id_num)
+                if verdict == RECORD or verdict == PASSED_OVER:
+                    pos[0] = at + row.r.total_size
+                    continue
+            if write_rows(s) != RECORD:
+                return NEED_ROOM
+            if verdict != WRITE_FIRST:
                 return verdict
-            if r.phy_offset != base_offset + at:
-                return BAD_PHY_OFFSET
-            verdict = self.take_row(s, base + at, size - at, &r, ids, id_num)
-            if verdict != RECORD and verdict != PASSED_OVER:
-                return verdict
-            pos[0] = at + r.total_size
 
     cdef bytes body_of(self, const unsigned char* p, int64_t room):
         # The decompressed body of the record at p, None if it cannot be decompressed.
@@ -5357,7 +5600,7 @@ cdef class ArrowColumns:
             try:
                 if pos < 0 or pos > region.size:
                     raise OffsetOutOfRangeError(f"position {pos} is outside the segment", pos=pos)
-                s.body_ready = False
+                s.body_ready, s.row_num = False, 0
                 self.aim(&s)
                 while True:
                     with nogil:
@@ -5377,28 +5620,40 @@ cdef class ArrowColumns:
                          const int64_t[::1] base_offsets, const int32_t[::1] numbers, const int64_t[::1] phy_offsets,
                          const int32_t[::1] sizes, uint8_t[::1] taken, int64_t* at, const int32_t* ids,
                          int64_t id_num) noexcept nogil:
-        cdef RecordView r
+        cdef StagedRow* row
         cdef int64_t n = phy_offsets.shape[0], pos
         cdef int32_t number
         cdef int verdict
-        while at[0] < n:
-            if s.count >= s.capacity:
-                return COLUMNS_FULL
-            number = numbers[at[0]]
-            taken[at[0]] = 0
-            if 0 <= number < region_num:
-                pos = phy_offsets[at[0]] - base_offsets[number]
-                if (0 <= pos < room[number]
-                        and judge_record(bases[number] + pos, room[number] - pos, phy_offsets[at[0]], 0, &r) == RECORD
-                        and (sizes.shape[0] == 0 or sizes[at[0]] == r.total_size)):
-                    s.number, s.pos = number, pos
-                    verdict = self.take_row(s, bases[number] + pos, room[number] - pos, &r, ids, id_num)
-                    if verdict == RECORD:
-                        taken[at[0]] = 1
-                    elif verdict != PASSED_OVER:
-                        return verdict
-            at[0] += 1
-        return LIMIT
+        if write_rows(s) != RECORD:
+            return NEED_ROOM
+        while True:
+            row = s.rows + s.row_num
+            if s.count + s.row_num >= s.capacity:
+                verdict = COLUMNS_FULL
+            elif at[0] >= n:
+                verdict = LIMIT
+            elif s.row_num == STAGED_ROWS or s.span_used > SPAN_ROOM - MAX_SPANS:
+                verdict = WRITE_FIRST
+            else:
+                number = numbers[at[0]]
+                taken[at[0]] = 0
+                verdict = PASSED_OVER
+                if 0 <= number < region_num:
+                    pos = phy_offsets[at[0]] - base_offsets[number]
+                    if 0 <= pos < room[number]:
+                        row.p, row.room = bases[number] + pos, room[number] - pos
+                        if (judge_record(row.p, row.room, phy_offsets[at[0]], 0, &row.r) == RECORD
+                                and (sizes.shape[0] == 0 or sizes[at[0]] == row.r.total_size)):
+                            s.number, s.pos = number, pos
+                            verdict = self.take_row(s, row, ids, id_num)
+                if verdict == RECORD or verdict == PASSED_OVER:
+                    taken[at[0]] = verdict == RECORD
+                    at[0] += 1
+                    continue
+            if write_rows(s) != RECORD:
+                return NEED_ROOM
+            if verdict != WRITE_FIRST:
+                return verdict
 
     def fill_at(self, list regions not None, const int64_t[::1] base_offsets not None, const int32_t[::1] numbers not None,
                 const int64_t[::1] phy_offsets not None, const int32_t[::1] sizes not None, uint8_t[::1] taken not None,
@@ -5447,7 +5702,7 @@ cdef class ArrowColumns:
                 bases[pinned] = region.pin(0, region.size)
                 room[pinned] = region.size
                 pinned += 1
-            s.body_ready = False
+            s.body_ready, s.row_num = False, 0
             self.aim(&s)
             while True:
                 with nogil:
