@@ -534,6 +534,8 @@ def read_queued(
     max_num: int,
     max_bytes: int,
     check_crc: int = 1,
+    tags_codes: frozenset[int] | None = None,
+    tags: frozenset[str] | None = None,
 ) -> tuple[int, int, int, bool, bool]: ...
 
 class KeySearch:

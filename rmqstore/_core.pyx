@@ -197,6 +197,7 @@ PRE_FILL_SIZE = 0x7FFFFFFF           # record size of a unit that only fills a q
 EXT_ADDRESS_MAX = -2147483649        # a tags code at or below is an address in the extension file
 EXT_ADDRESS_BASE = -2**63
 cdef int64_t EXT_BASE = EXT_ADDRESS_BASE
+cdef int64_t MAX_EXT_ADDRESS = EXT_ADDRESS_MAX
 
 cdef enum:
     SYS_TRANSACTION_MASK = 0xC
@@ -4236,7 +4237,7 @@ def read_message(Region region not None, int64_t pos, int64_t base_offset, type 
 
 def read_queued(Region units not None, int64_t pos, int64_t num, Region segment not None, int64_t base_offset,
                 int64_t low, int64_t high, type kind not None, list out not None, int64_t size, int64_t max_num,
-                int64_t max_bytes, int check_crc=1):
+                int64_t max_bytes, int check_crc=1, frozenset tags_codes=None, frozenset tags=None):
     """Decode the messages to which consecutive 20-byte units lead, as long as they lie in one segment.
 
     Parameters
@@ -4256,6 +4257,9 @@ def read_queued(Region units not None, int64_t pos, int64_t num, Region segment 
     size, max_num, max_bytes : int
         Sum of the record sizes so far; reading stops before there are more messages, or more bytes, than these, but not
         before the first message.
+    tags_codes, tags : frozenset of int, frozenset of str, optional
+        Only messages with one of these tags; units whose tags code has other low 32 bits are passed over unread.  A tags code
+        that is an address in an extension is not looked up and passes.
 
     Returns
     -------
@@ -4275,6 +4279,8 @@ def read_queued(Region units not None, int64_t pos, int64_t num, Region segment 
         raise OffsetOutOfRangeError(f"{num} units", pos=pos)
     cdef int64_t i = 0, last = -1, phy, taken = len(out)
     cdef int32_t unit_size
+    cdef int64_t tags_code
+    cdef StoredMessage message
     cdef bint full = False, missing = False
     cdef const unsigned char* unit
     cdef const unsigned char* record
@@ -4299,6 +4305,12 @@ def read_queued(Region units not None, int64_t pos, int64_t num, Region segment 
                 if taken and (taken >= max_num or size + unit_size > max_bytes):
                     full = True
                     break
+                if tags_codes is not None:
+                    tags_code = get_i64(unit + UNIT_TAGS_CODE)
+                    if tags_code > MAX_EXT_ADDRESS and (tags_code & 0xFFFFFFFF) not in tags_codes:
+                        last = i
+                        i += 1
+                        continue
                 if not low <= phy < high:
                     break
                 record = base + (phy - base_offset)
@@ -4306,9 +4318,11 @@ def read_queued(Region units not None, int64_t pos, int64_t num, Region segment 
                         or r.total_size != unit_size):
                     missing |= taken == 0
                 else:
-                    out.append(message_of(kind, record, &r, check_crc))
-                    taken += 1
-                    size += unit_size
+                    message = message_of(kind, record, &r, check_crc)
+                    if tags is None or message.property_of(b"TAGS", 4) in tags:
+                        out.append(message)
+                        taken += 1
+                        size += unit_size
                 last = i
                 i += 1
             return i, last, size, full, missing

@@ -1619,42 +1619,50 @@ class MessageStore:
                 status, following = GetMessageStatus.OFFSET_OVERFLOW_ONE, queue_offset
             elif queue_offset > high:
                 status, following = GetMessageStatus.OFFSET_OVERFLOW_BADLY, high
-            elif wanted is None and isinstance(queue, ConsumeQueue):
-                return self._read_queued(queue, queue_offset, max_num, max_bytes, low, high)
+            elif isinstance(queue, ConsumeQueue) and (wanted is None or queue.ext is None):
+                return self._read_queued(queue, queue_offset, max_num, max_bytes, wanted, low, high)
             else:
                 return self._walk(queue, queue_offset, max_num, max_bytes, wanted, low, high)
         return GetMessageResult(status, [], following, low, high)
 
     def _read_queued(
-        self, queue: ConsumeQueue, queue_offset: int, max_num: int, max_bytes: int | None, low: int, high: int
+        self,
+        queue: ConsumeQueue,
+        queue_offset: int,
+        max_num: int,
+        max_bytes: int | None,
+        wanted: dict[int, set[str]] | None,
+        low: int,
+        high: int,
     ) -> GetMessageResult:
-        # What `_walk` gives for a simple queue when all tags are wanted; the units of a segment are one call.
+        # What `_walk` gives for a simple queue without an extension, or when all tags are wanted: one call for the units of
+        # a segment.
         limit = _MAX_PULL_BYTES if max_bytes is None else min(max(max_bytes, _MIN_PULL_BYTES), _MAX_PULL_BYTES)
         log, messages = self.commit_log, []  # type: ignore[var-annotated]
         found = queue.region_of(queue_offset, max(_MAX_FILTER_MESSAGE_SIZE, max_num * 20) // 20)
+        codes = tags = None
+        if wanted is not None:
+            codes, tags = frozenset(wanted), frozenset().union(*wanted.values())
         at = size = 0
         following, missing, full, examined = queue_offset, False, False, False
         if found is not None:
             units, pos, num = found
             while at < num and not full:
-                phy_offset, unit_size, _ = _core.read_unit(units, pos + at * _UNIT_SIZE)
+                phy_offset = _core.read_unit(units, pos + at * _UNIT_SIZE)[0]
                 segment = log.region_of(phy_offset)
-                if segment is None and (phy_offset, unit_size) != (0, _core.PRE_FILL_SIZE):
-                    # What no segment holds ends nothing but a page that is full.
-                    if messages and (len(messages) >= max_num or size + unit_size > limit):
-                        break
-                    missing, examined, at = missing or not messages, True, at + 1
-                    following = queue_offset + at
-                    continue
+                # What no segment holds is passed over, but not before the unit's limits and tags were looked at.
                 region, base, first, end = (units, 0, 0, 0) if segment is None else segment
                 done, last, size, full, gone = _core.read_queued(
                     units, pos + at * _UNIT_SIZE, num - at, region, base, first, end,
-                    MessageExt, messages, size, max_num, limit, log.crc_check,
+                    MessageExt, messages, size, max_num, limit, log.crc_check, codes, tags,
                 )  # fmt: skip
                 missing |= gone
                 if last >= 0:
                     examined, following = True, queue_offset + at + last + 1
                 at += done
+                if segment is None and not done and not full:
+                    missing, examined, at = missing or not messages, True, at + 1
+                    following = queue_offset + at
         if messages:
             status = GetMessageStatus.FOUND
         elif examined:

@@ -25,7 +25,8 @@ from rmqstore._core import StoredMessage, Verdict
 from rmqstore.commit_log import Blank, Damage
 from rmqstore.consume_queue import ConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError, StoreClosedError, StoreError
-from rmqstore.message import MessageExt, parse_properties
+from rmqstore.message import MessageExt, parse_properties, tags_code
+from rmqstore.message_store import _subscription
 
 FIELDS = (1, 1, 0, 2, 3, 4, 5, 0, 7, b"\x7f\0\0\1\0\0\0\1", 8, b"\x7f\0\0\1\0\0\0\2", 9, 10, b"body", "T", b"", True)
 TEXTS = st.lists(
@@ -117,6 +118,13 @@ def slow_entries(store: MessageStore) -> list:
 
 def same_pages(store: MessageStore, rng: random.Random, rounds: int) -> int:
     """Compare pages of every simple queue; how many messages were in them."""
+    texts = sorted({message.tags for message in itertools.islice(store.messages(), 500) if message.tags})
+    # A subscription as it should be, one of two tags, and one whose hash fits while the text does not.
+    tags = [
+        _subscription(texts[:1]),
+        _subscription(texts[-2:]),
+        {tags_code(text) & 0xFFFFFFFF: {"x"} for text in texts[:1]},
+    ]
     count = 0
     for topic, queue_id in store.queues.keys():
         queue = store.queues.find(topic, queue_id)
@@ -126,14 +134,15 @@ def same_pages(store: MessageStore, rng: random.Random, rounds: int) -> int:
         starts = range(low, high) if high - low <= rounds else sorted(rng.sample(range(low, high), rounds))
         for at in starts:
             for max_num, max_bytes in ((32, None), (1, None), (0, 100), (3, 1000), (-1, 5000), (1000, 3000)):
-                page = store._read_queued(queue, at, max_num, max_bytes, low, high)
-                assert page == store._walk(queue, at, max_num, max_bytes, None, low, high), (
-                    topic,
-                    queue_id,
-                    at,
-                    max_num,
-                )
-                count += len(page)
+                for wanted in (None, {}, {0: {""}}, *tags):
+                    if wanted is None or queue.ext is None:
+                        page = store._read_queued(queue, at, max_num, max_bytes, wanted, low, high)
+                        assert page == store._walk(queue, at, max_num, max_bytes, wanted, low, high), (
+                            topic,
+                            at,
+                            wanted,
+                        )
+                        count += len(page)
     return count
 
 

@@ -66,6 +66,27 @@ class Read(_Store):
         while at < self.n:
             at = self.store.get_message("Orders", 0, at, max_num=32).next_queue_offset
 
+    def time_get_message_by_32_and_fields(self):
+        at = 0
+        while at < self.n:
+            page = self.store.get_message("Orders", 0, at, max_num=32)
+            for message in page.messages:
+                message.body, message.keys, message.topic, message.queue_offset  # noqa: B018
+            at = page.next_queue_offset
+
+    def time_get_message_by_32_with_tags(self):
+        at = 0
+        while at < self.n:
+            at = self.store.get_message("Orders", 0, at, max_num=32, tags="paid").next_queue_offset
+
+    def time_get_message_one_10000(self):
+        for at in range(10_000):
+            self.store.get_message("Orders", 0, at, max_num=1)
+
+    def time_query_message_miss_10000(self):
+        for key in self.sample:
+            self.store.query_message("Elsewhere", key)
+
     def time_query_message_10000(self):
         for key in self.sample:
             self.store.query_message("Orders", key)
