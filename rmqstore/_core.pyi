@@ -541,18 +541,17 @@ def read_queued(
 class KeySearch:
     def __init__(
         self,
-        topic: bytes,
-        key: bytes,
-        key_hash: int,
+        topic: str,
+        key: str,
         key_kind: int,
         begin: int,
         end: int,
         max_num: int,
-        kind: type[StoredMessage],
-        check_crc: int = 1,
+        messages: list[_M],
+        kind: type[_M],
+        check_crc: int,
+        encode: Callable[[str], bytes],
     ) -> None: ...
-    @property
-    def messages(self) -> list[Any]: ...
     @property
     def truncated(self) -> bool: ...
     @property

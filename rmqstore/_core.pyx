@@ -16,7 +16,7 @@ Layouts: Apache RocketMQ 5.5.0 (docs/formats.md); every integer in a file is big
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
-from cpython.list cimport PyList_GET_SIZE
+from cpython.list cimport PyList_Append, PyList_GET_SIZE
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF
 from libc.errno cimport errno
@@ -67,6 +67,7 @@ cdef extern from "Python.h":
     void* PyUnicode_DATA(PyObject* s)
     Py_ssize_t PyUnicode_GET_LENGTH(PyObject* s)
     bint PyUnicode_Check(PyObject* s)
+    bint PyUnicode_IS_ASCII(object s)
     PyObject* PyList_GET_ITEM(object items, Py_ssize_t i)
     str PyUnicode_DecodeUTF8(const char* s, Py_ssize_t size, const char* errors)
     object PyErr_SetFromErrno(object type)
@@ -4332,28 +4333,33 @@ def read_queued(Region units not None, int64_t pos, int64_t num, Region segment 
         units.unpin()
 
 
+cdef bytes stored_text(str text, object encode):
+    if PyUnicode_IS_ASCII(text):
+        return PyBytes_FromStringAndSize(<char*>PyUnicode_DATA(<PyObject*>text), PyUnicode_GET_LENGTH(<PyObject*>text))
+    return encode(text)
+
+
 @cython.no_gc_clear
 cdef class KeySearch:
     """The messages with one key, gathered from index files and segments that the caller gives.
 
     Parameters
     ----------
-    topic, key : bytes
-        UTF-8, as the record holds them.
-    key_hash : int
-        The index hash of both.
+    topic, key : str
     key_kind : KeyKind
     begin, end : int
         Store times, ms since epoch, inclusive.
     max_num : int
         At most so many messages.
+    messages : list
+        Empty; takes the messages in the order in which they are met, each once.
     kind, check_crc
         As of `read_message`.
+    encode : callable
+        Gives the bytes in which a record holds a text that is not ASCII.
 
     Attributes
     ----------
-    messages : list
-        In the order in which they were met, each once.
     truncated : bool
         There are more than `max_num`; nothing more is taken.
     descending : bool
@@ -4368,15 +4374,22 @@ cdef class KeySearch:
     cdef int64_t base_offset, low, high
     cdef type kind
     cdef set seen
-    cdef readonly list messages
+    cdef object messages  # a list, maybe of a subclass
     cdef readonly bint truncated, descending
 
-    def __init__(self, bytes topic not None, bytes key not None, int32_t key_hash, int key_kind, int64_t begin, int64_t end,
-                 int64_t max_num, type kind not None, int check_crc=1):
-        self.topic, self.key, self.key_hash, self.key_kind = topic, key, key_hash, key_kind
+    def __init__(self, str topic not None, str key not None, int key_kind, int64_t begin, int64_t end, int64_t max_num,
+                 messages not None, type kind not None, int check_crc, encode):
+        if not isinstance(messages, list):
+            raise TypeError(f"messages is {type(messages).__name__}, not a list")
+        cdef uint32_t h = hash_str(0, topic) * 31u + 35u
+        if key_kind == TAG:
+            # A tag is indexed as a key of the form T#tag.
+            h = (h * 31u + 84u) * 31u + 35u
+        self.key_hash = index_hash(hash_str(h, key))
+        self.topic, self.key, self.key_kind = stored_text(topic, encode), stored_text(key, encode), key_kind
         self.begin, self.end, self.max_num = begin, end, max_num
         self.kind, self.check_crc = message_type(kind), check_crc
-        self.messages = []
+        self.messages = messages
         self.segment = None
         self.seen = None
         self.truncated = False
@@ -4460,10 +4473,10 @@ cdef class KeySearch:
             if phy in self.seen:
                 return 0
             self.descending = False
-        if len(self.messages) >= self.max_num:
+        if PyList_GET_SIZE(self.messages) >= self.max_num:
             self.truncated = True
             return 0
-        self.messages.append(message_of(self.kind, p, &r, self.check_crc))
+        PyList_Append(self.messages, message_of(self.kind, p, &r, self.check_crc))
         if self.seen is not None:
             self.seen.add(phy)
         if phy < self.lowest:

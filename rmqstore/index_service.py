@@ -135,6 +135,8 @@ class IndexService:
         self._names: list[str] = []
         self._open: OrderedDict[str, IndexFile] = OrderedDict()
         self._open_lock = threading.RLock()
+        # The one that was asked for last, while it is in `_open`: most questions are about the newest.
+        self._recent: tuple[str, IndexFile] | None = None
         self._closed = False
         self._prepared: str | None = None
         # The prepared file that `populate_prepared` worked on.
@@ -187,6 +189,7 @@ class IndexService:
     def take(self, names: list[str]) -> None:
         """Use exactly these files instead of what `load` would list."""
         with self._open_lock:
+            self._recent = None
             self._names = sorted(names, key=lambda name: (int(name), name))
             for name in [
                 name for name, index in self._open.items() if name not in names or not index.mapped_file.is_current()
@@ -201,6 +204,9 @@ class IndexService:
 
     def file(self, name: str) -> IndexFile:
         """The index file of that name, opened; few are kept open besides the newest."""
+        recent = self._recent
+        if recent is not None and recent[0] == name:
+            return recent[1]
         with self._open_lock:
             if self._closed:
                 raise StoreClosedError("the store is closed; open it again", self.path)
@@ -215,6 +221,7 @@ class IndexService:
                 self._let_go_of_others(name)
             else:
                 self._open.move_to_end(name)
+            self._recent = name, index
             return index
 
     def _let_go_of_others(self, name: str) -> None:
@@ -223,6 +230,7 @@ class IndexService:
             oldest = next(each for each in self._open if each not in (name, self._names[-1]))
             if self._open[oldest].region.writable:
                 self._open[oldest].flush()
+            self._recent = None
             self._open.pop(oldest).let_go()
 
     def files(self) -> Iterator[IndexFile]:
@@ -288,7 +296,7 @@ class IndexService:
         if self._prepared is None:
             self._prepared = MappedFile.allocate(self.root, self.config.index_file_size)
 
-    def newest(self) -> IndexFile | None:
+    def opened_newest(self) -> IndexFile | None:
         """The newest file if it is open now, else None."""
         names = self._names
         return self._open.get(names[-1]) if names else None
@@ -505,6 +513,7 @@ class IndexService:
         """Delete one file."""
         index = self.file(name)
         with self.lock.write(), self._open_lock:
+            self._recent = None
             self._names.remove(name)
             self._open.pop(name, None)
         # Whoever searches it goes on; the memory goes with the last of them.
@@ -525,6 +534,7 @@ class IndexService:
         """Close every file; none is opened again."""
         with self._open_lock:
             self._closed = True
+            self._recent = None
             for index in self._open.values():
                 index.close()
             self._open.clear()

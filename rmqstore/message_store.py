@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from rmqstore import _core
-from rmqstore._core import Appender, FileEnd, KeyKind, RecordColumns, RowBatch, index_key_hash
+from rmqstore._core import Appender, FileEnd, KeyKind, KeySearch, RecordColumns, RowBatch
 from rmqstore.checkpoint import Checkpoint
 from rmqstore.columns import Columns, key_table, queue_table, record_batches, time_range
 from rmqstore.commit_log import Blank, CommitLog, Damage, check_store_root
@@ -1584,7 +1584,8 @@ class MessageStore:
         -------
         GetMessageResult
         """
-        self._check_open()
+        if self._closed:
+            self._check_open()
         wanted = None if tags is None else _subscription(tags)
         return self._settled(self._get_message, topic, queue_id, queue_offset, max_num, max_bytes, wanted)
 
@@ -2132,10 +2133,11 @@ class MessageStore:
         QueryResult
             Newest first, each once, every one checked against its topic and key; `truncated` when there are more.
         """
-        self._check_open()
+        if self._closed:
+            self._check_open()
         if compat:
             return self._query_like_java(topic, key, max_num, begin, end, index_type)
-        text = _index_text(key, index_type)
+        text = key if index_type is None else _index_text(key, index_type)
         index_service = self.index_service
         if index_service is None or max_num < 0:
             return QueryResult()
@@ -2146,17 +2148,14 @@ class MessageStore:
         high = _INT64_MAX if end is None else min(math.floor(end), _INT64_MAX)
         if low > high:
             return QueryResult()
-        if topic.isascii() and key.isascii():
-            topic_bytes, key_bytes = topic.encode(), key.encode()
-        elif "\ufffd" in topic or "\ufffd" in key:
+        if "\ufffd" in topic or "\ufffd" in key:
             # Text that was replaced while it was decoded cannot be compared as bytes.
             return self._query_by_text(topic, key, text, max_num, low, high, index_type)
-        else:
-            topic_bytes, key_bytes = encode_java_utf8(topic), encode_java_utf8(key)
         log = self.commit_log
-        search = _core.KeySearch(
-            topic_bytes, key_bytes, index_key_hash(topic, text), _KEY_KINDS[index_type], low, high,
-            max_num if max_num < _INT64_MAX else _INT64_MAX, MessageExt, log.crc_check,
+        result = QueryResult.__new__(QueryResult)
+        search = KeySearch(
+            topic, key, _KEY_KINDS[index_type], low, high, max_num if max_num < _INT64_MAX else _INT64_MAX,
+            result, MessageExt, log.crc_check, encode_java_utf8,
         )  # fmt: skip
         for name in index_service.newest_names():
             try:
@@ -2168,10 +2167,10 @@ class MessageStore:
                 at = search.walk(index, at, log.region_of)
             if search.truncated:
                 break
-        messages = search.messages
         if not search.descending:
-            messages.sort(key=lambda message: -message.phy_offset)
-        return QueryResult(messages, search.truncated)
+            result.sort(key=lambda message: -message.phy_offset)
+        result.truncated = search.truncated
+        return result
 
     def _query_by_text(
         self, topic: str, key: str, text: str, max_num: int, low: int, high: int, index_type: str | None

@@ -122,7 +122,7 @@ class PopulateAhead:
 
     def _follow_index(self, weight: float) -> bool:
         service = self._index_service
-        index = None if service is None else service.newest()
+        index = None if service is None else service.opened_newest()
         if service is None or index is None:
             return False
         mapped_file = index.mapped_file

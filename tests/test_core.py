@@ -2208,7 +2208,7 @@ def test_misuse_is_refused_and_never_crashes(name):
 
 
 def key_search():
-    return _core.KeySearch(b"T", b"k", 1, 0, 0, 1, 1, _core.StoredMessage)
+    return _core.KeySearch("T", "k", 0, 0, 1, 1, [], _core.StoredMessage, 1, str.encode)
 
 
 def key_texts():

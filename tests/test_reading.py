@@ -25,7 +25,7 @@ from rmqstore._core import StoredMessage, Verdict
 from rmqstore.commit_log import Blank, Damage
 from rmqstore.consume_queue import ConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError, StoreClosedError, StoreError
-from rmqstore.message import MessageExt, parse_properties, tags_code
+from rmqstore.message import MessageExt, encode_java_utf8, parse_properties, tags_code
 from rmqstore.message_store import _subscription
 
 FIELDS = (1, 1, 0, 2, 3, 4, 5, 0, 7, b"\x7f\0\0\1\0\0\0\1", 8, b"\x7f\0\0\1\0\0\0\2", 9, 10, b"body", "T", b"", True)
@@ -229,7 +229,7 @@ def test_what_is_no_record_gives_the_verdict(golden_store, stores):
         with pytest.raises(TypeError):
             _core.read_queued(region, 0, 1, region, 0, 0, size, kind, [], 0, 1, 1)
         with pytest.raises(TypeError):
-            _core.KeySearch(b"T", b"k", 1, 0, 0, 1, 1, kind)
+            _core.KeySearch("T", "k", 0, 0, 1, 1, [], kind, 1, str.encode)
     for pos, num in ((-1, 1), (0, -1), (size, 1), (0, 2**61), (0, size)):
         with pytest.raises(StoreError):
             _core.read_queued(region, pos, num, region, 0, 0, size, MessageExt, [], 0, 1, 1)
@@ -240,11 +240,12 @@ def test_a_search_that_the_caller_leads_astray(stores):
     store = stores("base")
     index = store.index_service.file(store.index_service.names[0])
     message = next(message for message in store.messages() if message.keys)
-    key_hash = _core.index_key_hash(message.topic, message.keys[0])
+    found: list = []
 
     def search():
+        found.clear()
         return _core.KeySearch(
-            message.topic.encode(), message.keys[0].encode(), key_hash, 0, 0, 2**63 - 1, 64, MessageExt
+            message.topic, message.keys[0], 0, 0, 2**63 - 1, 64, found, MessageExt, 1, encode_java_utf8
         )
 
     region = store.commit_log.queue.file(0).region
@@ -258,8 +259,7 @@ def test_a_search_that_the_caller_leads_astray(stores):
         (region, -(2**62), 0, 2**63 - 1),
         (region, 0, 9, 3),
     ):
-        one = search()
-        assert one.walk(index, -1, lambda _, answer=answer: answer) == 0 and one.messages == []
+        assert search().walk(index, -1, lambda _, answer=answer: answer) == 0 and found == []
     with pytest.raises(OffsetOutOfRangeError):
         search().walk(index, index.index_num, store.commit_log.region_of)
     assert index.region.pins == region.pins == 0
@@ -270,15 +270,16 @@ def test_a_long_chain_is_walked_in_parts(tmp_path):
     with MessageStore.open(tmp_path / "store", config=config) as store:
         store.put_messages([Message("T", b"%d" % i, keys="often" if i % 2 else f"rare{i}") for i in range(4000)])
         index = store.index_service.file(store.index_service.names[-1])
-        search = _core.KeySearch(b"T", b"often", _core.index_key_hash("T", "often"), 0, 0, 2**63 - 1, 3000, MessageExt)
+        found: list = []
+        search = _core.KeySearch("T", "often", 0, 0, 2**63 - 1, 3000, found, MessageExt, 1, encode_java_utf8)
         at, steps = -1, 0
         while at:
             before, at = at, search.walk(index, at, store.commit_log.region_of)
             assert before < 0 or at < before
             steps += 1
-        assert steps == 4 and [message.body for message in search.messages] == [b"%d" % i for i in range(3999, 0, -2)]
+        assert steps == 4 and [message.body for message in found] == [b"%d" % i for i in range(3999, 0, -2)]
         assert search.descending and not search.truncated
-        assert store.query_message("T", "often", 3000) == search.messages
+        assert store.query_message("T", "often", 3000) == found
 
 
 def test_a_closed_store_says_so(tmp_path):
