@@ -1015,7 +1015,6 @@ class MessageStore:
         flag: int | None = None,
         born_timestamp: int | None = None,
         keep_timestamps: bool = False,
-        stored_bodies: bool = False,
     ) -> PutTableResult:
         """Append the rows of an Arrow table in order, each as the message that its columns make.
 
@@ -1025,16 +1024,15 @@ class MessageStore:
             Columns named as in a scan (docs/columns.md): topic, queue_id, keys (list of strings, or one string that is
             split at spaces), tags, body, properties (map of strings), flag, born_timestamp (timestamp, or ms since epoch),
             store_timestamp, born_host, store_host, sys_flag, reconsume_times, prepared_transaction_offset.  What is missing
-            or null is as a `Message` has it by default, the queue is 0 then.  Columns that the store gives by itself
-            (phy_offset, queue_offset, size, msg_id …) are passed over, so that a scanned table can be put.
+            or null is as a `Message` has it by default, the queue is 0 then.  ``body_stored`` instead of (or beside) body has
+            bodies as records hold them, compressed where `sys_flag` says so; without it these bits of `sys_flag` are left
+            out.  Columns that the store gives by itself (phy_offset, queue_offset, size, msg_id …) are passed over, so that a
+            scanned table can be put; rows that are marked as corrupt are refused.
         topic, queue_id, keys, tags, properties, flag, born_timestamp
             One value for all rows, instead of a column.
         keep_timestamps : bool
             Take the store timestamps from the table instead of the clock; they must not fall, and not lie before the last
             message of the store.
-        stored_bodies : bool
-            Bodies are as records hold them, compressed where `sys_flag` says so; otherwise these bits of `sys_flag` are
-            left out.
 
         Returns
         -------
@@ -1059,9 +1057,7 @@ class MessageStore:
         }  # fmt: skip
         if keys is not None and not isinstance(keys, str):
             literals["keys"] = list(keys)
-        parts = table_parts(
-            table, literals, keep_timestamps=keep_timestamps, stored_bodies=stored_bodies, max_rows=_TABLE_ROWS
-        )
+        parts = table_parts(table, literals, keep_timestamps=keep_timestamps, max_rows=_TABLE_ROWS)
         # Other writers come between the parts, unless the times of the table say what came before.
         with self._lock if keep_timestamps else contextlib.nullcontext():
             first = 0

@@ -27,7 +27,7 @@ TABLE_COLUMNS = (
 )  # fmt: skip
 """Columns that say something about the messages to put, named as in a scan."""
 
-IGNORED_COLUMNS = ("queue_offset", "phy_offset", "size", "msg_id", "unique_key", "corrupt", "key")
+IGNORED_COLUMNS = ("queue_offset", "phy_offset", "size", "msg_id", "unique_key", "corrupt", "key", "key_number")
 """Columns of a scan that the store gives anew, or that others hold already."""
 
 _NUMBERS = ("queue_id", "flag", "sys_flag", "reconsume_times", "prepared_transaction_offset")
@@ -46,9 +46,7 @@ def _arrow() -> Any:
     return pyarrow
 
 
-def table_parts(
-    table: Any, literals: Mapping[str, Any], *, keep_timestamps: bool, stored_bodies: bool, max_rows: int
-) -> list[TablePart]:
+def table_parts(table: Any, literals: Mapping[str, Any], *, keep_timestamps: bool, max_rows: int) -> list[TablePart]:
     """Cut a table into parts of at most `max_rows` rows whose columns have the types that the core reads.
 
     Parameters
@@ -59,13 +57,11 @@ def table_parts(
         Columns that have one value for all rows; None values are left out.
     keep_timestamps : bool
         Take the store timestamps from the table.
-    stored_bodies : bool
-        Bodies are as a record holds them, compressed where `sys_flag` says so.
 
     Raises
     ------
     InvalidMessageError
-        An unknown column, one that is given twice, none for the topic, or a literal that cannot be one.
+        An unknown column, one that is given twice, none for the topic, or a row that is marked as corrupt.
     TypeError
         A column of a type that cannot hold it.
     """
@@ -81,7 +77,7 @@ def table_parts(
     for name in names:
         if names.count(name) > 1 or name in given:
             raise InvalidMessageError(f"column {name!r} is given twice; give it once, in the table or by itself")
-        if name not in TABLE_COLUMNS and name not in IGNORED_COLUMNS:
+        if name not in TABLE_COLUMNS and name not in IGNORED_COLUMNS and name != "body_stored":
             raise InvalidMessageError(
                 f"column {name!r} is none that a message has; drop it, or put it into the properties. Known are "
                 f"{', '.join(TABLE_COLUMNS)}"
@@ -90,8 +86,18 @@ def table_parts(
         raise InvalidMessageError("the table has no column 'topic'; give topic=… for all rows")
     if keep_timestamps and "store_timestamp" not in names:
         raise InvalidMessageError("keep_timestamps needs the column 'store_timestamp'")
+    if "unique_key" in names and "properties" not in names:
+        raise InvalidMessageError("the table has unique keys, but no properties to hold them; add them as UNIQ_KEY")
+    if "corrupt" in names and (marks := table.column("corrupt").to_pylist()).count(True):
+        raise InvalidMessageError(
+            f"row {marks.index(True)} is marked as corrupt; leave such rows out, or drop the column"
+        )
     columns = [name for name in names if name in TABLE_COLUMNS and (keep_timestamps or name != "store_timestamp")]
-    typed = pa.table({name: _typed(pa, name, table.column(name)) for name in columns})
+    stored_bodies = "body_stored" in names
+    if stored_bodies and "body" not in columns:
+        columns.append("body")
+    source = {name: table.column("body_stored" if stored_bodies and name == "body" else name) for name in columns}
+    typed = pa.table({name: _typed(pa, name, column) for name, column in source.items()})
     # A table without a column that counts has rows all the same.
     if not columns:
         return [
