@@ -161,9 +161,9 @@ class IndexFile(IndexRegion):
     def populate(self, num: int | None = None) -> None:
         """Make the pages of the hash slots and of the next `num` entries (default: all) ready to be written.
 
-        The first write to a page of a new file costs many times what later ones do; here the system is asked for all of
-        them at once, which is cheaper (docs/performance.md), and may be done before the puts have to be fast.  The pages
-        become dirty: 20 bytes an entry and 4 a slot go to the disk some time.  A store does the like by itself.
+        The first write to a page of a new file costs many times what later ones do.  This takes about as long in all, but
+        may be done before the puts have to be fast (docs/performance.md).  The pages become dirty: 20 bytes an entry and 4 a
+        slot go to the disk some time.  A store does the like by itself.
 
         Raises
         ------

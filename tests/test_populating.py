@@ -10,6 +10,8 @@ import gc
 import os
 import random
 import re
+import shutil
+import subprocess
 import sys
 import threading
 import time
@@ -190,6 +192,40 @@ def test_only_files_with_space_on_disk_are_populated(tmp_path):
     assert mapped_file.populate(0, 1) is False, "it is closed"
     mapped_file.destroy()
     assert mapped_file.populate(0, 1) is False, "it is deleted"
+
+
+NO_SPACE = """
+import os, sys
+from rmqstore._core import Region
+
+with open(sys.argv[1], "wb+") as file:
+    file.truncate(1 << 20)
+    region = Region.map(file.fileno(), 1 << 20, True)
+    if sys.argv[2] == "short":
+        # What a full disk is to a hole: a write to these pages ends the process with SIGBUS.
+        os.ftruncate(file.fileno(), 4096)
+print(region.populate(0, 1), region.populate(0, 1 << 20), region.populate((1 << 20) - 1, 1), region.pins)
+"""
+
+
+@populates
+@pytest.mark.parametrize("case", ["short", "full disk"])
+def test_where_a_write_would_end_the_process_populate_says_false(tmp_path, case):
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = case == "full disk"
+    if mounted and (
+        shutil.which("mount") is None
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", folder], capture_output=True).returncode
+    ):
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        command = [sys.executable, "-c", NO_SPACE, folder / "file", case]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert (ran.returncode, ran.stdout.split()) == (0, ["True", "False", "False", "0"]), ran.stderr
+    finally:
+        if mounted:
+            subprocess.run(["umount", folder], check=True)
 
 
 def test_a_file_opened_read_only_is_never_populated(tmp_path):
