@@ -20,8 +20,9 @@ from rmqstore.mapped_file_queue import MappedFileQueue
 
 __all__ = ["PopulateAhead"]
 
-# Looks this often (ms) while something is written, and less and less often while nothing is.
-_SHORTEST, _LONGEST = 10, 160
+# Looks this often (ms) while something is written, and less and less often while nothing is.  Each look takes the
+# interpreter lock from the writer for a moment.
+_SHORTEST, _LONGEST = 20, 160
 # Ahead of an end lies so often what was written between two looks: the next look may come late.
 _LOOKS_AHEAD = 4
 # At once, so that a writer that overtook is noticed, and a close waits for no more than this.

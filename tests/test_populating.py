@@ -274,20 +274,20 @@ def segment(store: MessageStore, number: int = -1) -> str:
 def test_the_log_has_pages_ahead_in_proportion_to_its_growth(tmp_path):
     store, ahead = quiet_store(tmp_path)
     with store:
-        assert ahead.look() == 13, "nothing is written, so that the next look is later"
+        assert ahead.look() == 26, "nothing is written, so that the next look is later"
         store.put_messages(messages(1))
-        assert ahead.look() == 10, "a new file: more may come"
+        assert ahead.look() == 20, "a new file: more may come"
         assert resident(segment(store)) <= 512 << 10
-        for interval in (13, 17, 22, 28, 36, 46, 58, 73, 92, 116, 146, 160, 160):
+        for interval in (26, 33, 42, 53, 67, 84, 106, 133, 160, 160):
             assert ahead.look() == interval
         store.put_messages(messages(10))
-        assert ahead.look() == 10
+        assert ahead.look() == 20
         # A slow writer has no pages ahead, as a flush would force them with nothing in them.
         assert resident(segment(store)) <= 512 << 10
         before = store.commit_log.max_offset
         store.put_messages(messages(1000))
         grown = store.commit_log.max_offset - before
-        assert ahead.look() == 10
+        assert ahead.look() == 20
         assert before + 5 * grown - PAGE <= resident(segment(store)) <= before + 5 * grown + SLACK
         for _ in range(5):
             store.put_messages(messages(3000))
@@ -383,9 +383,9 @@ def test_an_empty_and_a_cut_stream(tmp_path):
         files.wrote_where = 900_000
         ahead.look()
         files.wrote_where = 100
-        assert ahead.look() == 13
+        assert ahead.look() == 26
         files.wrote_where = 200
-        assert ahead.look() == 10
+        assert ahead.look() == 20
     files.close()
     ahead.look()
 
