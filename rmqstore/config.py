@@ -329,7 +329,7 @@ class StoreConfig:
                 except (StoreError, ValueError):
                     del found["store_host"]
         if "index_tags" not in found:
-            index_tags = _infer_index_tags(root, config)
+            index_tags = _infer_index_tags(index_files, segments, config)
             if index_tags is not None:
                 found["index_tags"] = index_tags
                 assumed.remove("index_tags")
@@ -510,8 +510,9 @@ def _numbered_files(directory: str, digits: int | None = 20) -> list[_File]:
         entries = list(os.scandir(directory))
     except (FileNotFoundError, NotADirectoryError):
         return []
+    is_number = re.compile("[0-9]{20}" if digits == 20 else "[0-9]{1,19}").fullmatch
     for entry in entries:
-        if not re.fullmatch("[0-9]{20}" if digits == 20 else "[0-9]{1,19}", entry.name):
+        if not is_number(entry.name):
             continue
         status = entry.stat()
         if stat.S_ISREG(status.st_mode):
@@ -892,14 +893,14 @@ class _IndexHead:
     index_count: int
 
 
-def _infer_index_tags(path: str, config: StoreConfig) -> bool | None:
-    """Whether the index of the store in `path` holds tags; None when no record shows it.
+def _infer_index_tags(index_files: list[_File], segments: list[_File], config: StoreConfig) -> bool | None:
+    """Whether the index of a store holds tags; None when no record shows it.
 
     The records of the first segment, and of the one where the newest index file begins, are looked up (at most 1000 of
     each).  A record that the index covers and whose tags are not found there speaks for an index without tags.
     """
     heads = []
-    for file in _numbered_files(os.path.join(path, "index"), digits=None):
+    for file in index_files:
         if file.size != config.index_file_size:
             continue
         with open(file.path, "rb", buffering=0) as handle:
@@ -908,7 +909,6 @@ def _infer_index_tags(path: str, config: StoreConfig) -> bool | None:
             _, _, begin, end, _, index_count = _INDEX_HEADER.unpack(header)
             if 1 < index_count <= config.max_index_num:
                 heads.append(_IndexHead(file.path, begin, end, index_count))
-    segments = _numbered_files(os.path.join(path, "commitlog"))
     if not heads or not segments:
         return None
     looked_at = [segments[0]]

@@ -89,10 +89,35 @@ _UNIT = np.dtype([("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 
 
 class PlainQueue(NamedTuple):
-    """What `plain_queue` found: where the record of the last unit ends, and the furthest one of its file, -1 for none."""
+    """What `plain_queue` found: where the record of the last unit ends, and the furthest one of its file, -1 for none.
+
+    `newest` is the offset of the newest file, in bytes of the queue.
+    """
 
     last_end: int
     furthest_end: int
+    newest: int
+
+    def agrees(self, directory: str, file_size: int, columns: RecordColumns, rows: np.ndarray) -> bool | None:
+        """bool: as `ConsumeQueue.agrees`, read from the newest file; None where the units lie in others."""
+        number = int(columns.queue_offset[rows[0]])
+        pos = number * _UNIT_SIZE - self.newest
+        if pos < 0 or pos + len(rows) * _UNIT_SIZE > file_size:
+            return None
+        fd = os.open(f"{directory}{os.sep}{name_of_offset(self.newest)}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            data = os.pread(fd, len(rows) * _UNIT_SIZE, pos)
+        finally:
+            os.close(fd)
+        if len(data) < len(rows) * _UNIT_SIZE:
+            return False
+        units = np.frombuffer(data, _UNIT)
+        return bool(
+            (units["phy_offset"] == columns.phy_offset[rows]).all()
+            and (units["size"] == columns.size[rows]).all()
+            and (units["tags_code"] == columns.tags_code[rows]).all()
+            and (columns.queue_offset[rows] == np.arange(number, number + len(rows))).all()
+        )
 
 
 def plain_queue(directory: str, file_size: int) -> PlainQueue | None:
@@ -137,7 +162,7 @@ def plain_queue(directory: str, file_size: int) -> PlainQueue | None:
     ends = phy_offsets + sizes
     if sizes.max() == PRE_FILL_SIZE:
         ends[(phy_offsets == 0) & (sizes == PRE_FILL_SIZE)] = -1
-    return PlainQueue(int(ends[-1]), int(ends.max()))
+    return PlainQueue(int(ends[-1]), int(ends.max()), newest)
 
 
 def _written_start(path: str, size: int) -> bytes:

@@ -13,6 +13,9 @@ import os
 import threading
 from collections.abc import Iterator
 
+import numpy as np
+
+from rmqstore._core import RecordColumns
 from rmqstore.config import StoreConfig
 from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue, PlainQueue, plain_queue, queue_directories
 from rmqstore.errors import GeometryError
@@ -134,10 +137,24 @@ class ConsumeQueueStore:
         """What `plain_queue` says of a queue that is there and was not asked for yet; None also for one that was."""
         if self._extended or topic in self._batch_topics or self._queues.get((topic, queue_id)) is not None:
             return None
+        return plain_queue(self._plain_directory(topic, queue_id), self.config.consume_queue_file_size)
+
+    def plain_agrees(
+        self, plain: PlainQueue, topic: str, queue_id: int, columns: RecordColumns, rows: np.ndarray
+    ) -> bool | None:
+        """bool: as `ConsumeQueue.agrees`; None where the queue must be asked, or was asked for already."""
+        if self._queues.get((topic, queue_id)) is not None:
+            return None
+        return plain.agrees(self._plain_directory(topic, queue_id), self.config.consume_queue_file_size, columns, rows)
+
+    def _plain_directory(self, topic: str, queue_id: int) -> str:
         # The topic is the name of a directory that was listed.
-        return plain_queue(
-            os.sep.join((self.root, ConsumeQueue.kind, topic, str(queue_id))), self.config.consume_queue_file_size
-        )
+        return os.sep.join((self.root, ConsumeQueue.kind, topic, str(queue_id)))
+
+    def unit_num(self, topic: str, queue_id: int) -> int | None:
+        """Number of units of a queue that was asked for, None for others."""
+        queue = self._queues.get((topic, queue_id))
+        return None if queue is None else queue.unit_num
 
     def set_aside(self, limit: int) -> None:
         """If more than `limit` queues were asked for, close those that nothing was written to until they are asked for again.

@@ -8,13 +8,15 @@ idempotent: units that are there already are compared and, where they differ, me
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
 from rmqstore._core import RecordColumns, RecordLayout, TopicTable
 from rmqstore.commit_log import CommitLog
-from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue
+from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue, PlainQueue
 from rmqstore.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.errors import CorruptionError
 from rmqstore.index_service import IndexService
@@ -73,16 +75,19 @@ class Agreement:
     Parameters
     ----------
     queues : ConsumeQueueStore
+    plain : dict of (str, int) to PlainQueue
+        Queues that were found in order and may be compared without being opened.
 
     Attributes
     ----------
-    ends : dict of ConsumeQueue to int
+    ends : dict of (str, int) to int
         For every queue that was compared the number behind the last unit that was found right.
     """
 
-    def __init__(self, queues: ConsumeQueueStore):
+    def __init__(self, queues: ConsumeQueueStore, plain: Mapping[tuple[str, int], PlainQueue] = MappingProxyType({})):
         self.queues = queues
-        self.ends: dict[ConsumeQueue, int] = {}
+        self.plain = plain
+        self.ends: dict[tuple[str, int], int] = {}
 
     def holds(self, columns: RecordColumns) -> bool:
         """bool: every unit is there, says what its record needs, and follows the one before.
@@ -95,19 +100,29 @@ class Agreement:
         groups, order = columns.by_queue(queued.view(np.uint8))
         for number, start, end in groups:
             topic, queue_id = columns.topics.queues[number]
-            queue = self.queues.find(columns.topics.topics[topic].decode("utf-8", "rmqstore.java"), queue_id)
-            if not isinstance(queue, ConsumeQueue):
-                return False
+            key = columns.topics.topics[topic].decode("utf-8", "rmqstore.java"), queue_id
             rows = order[start:end]
             first = int(columns.queue_offset[rows[0]])
-            if self.ends.get(queue, first) != first or not queue.agrees(columns, rows):
+            if self.ends.get(key, first) != first or not self._agrees(key, columns, rows):
                 return False
-            self.ends[queue] = first + len(rows)
+            self.ends[key] = first + len(rows)
         return True
 
     def was_cut(self) -> bool:
         """bool: a queue has lost units meanwhile that were found right."""
-        return any(queue.unit_num < end for queue, end in self.ends.items())
+        for key, end in self.ends.items():
+            number = self.queues.unit_num(*key)
+            if number is not None and number < end:
+                return True
+        return False
+
+    def _agrees(self, key: tuple[str, int], columns: RecordColumns, rows: np.ndarray) -> bool:
+        plain = self.plain.get(key)
+        agrees = None if plain is None else self.queues.plain_agrees(plain, *key, columns, rows)
+        if agrees is None:
+            queue = self.queues.find(*key)
+            agrees = isinstance(queue, ConsumeQueue) and queue.agrees(columns, rows)
+        return agrees
 
 
 def _queued_rows(columns: RecordColumns) -> tuple[np.ndarray, np.ndarray]:

@@ -29,7 +29,7 @@ from rmqstore import _core
 from rmqstore._core import RecordColumns, Verdict
 from rmqstore.checkpoint import Checkpoint
 from rmqstore.commit_log import CommitLog, Stretch
-from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue
+from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue, PlainQueue
 from rmqstore.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.dispatcher import Agreement, CommitLogDispatcher, DispatchCounts, IndexProgress, QueueGapError
 from rmqstore.errors import CorruptionError
@@ -147,10 +147,10 @@ def recover(
     report = RecoveryReport(mode=mode, clean=clean)
     if "message_delay_level" in commit_log.config.assumed:
         _learn_delays(commit_log, queues)
-    newest_unit_end, tidy = _look_at_queues(queues)
+    newest_unit_end, plain = _look_at_queues(queues)
     index = None if index_service is None else _IndexSurvey(commit_log, index_service, checkpoint, clean)
     begin = _where_to_begin(commit_log, index, checkpoint, newest_unit_end, clean)
-    judged = _judge(commit_log, Agreement(queues), index, begin, newest_unit_end, clean, mode)
+    judged = _judge(commit_log, Agreement(queues, plain), index, begin, newest_unit_end, clean, mode)
     before_writing()
 
     report.began_at, report.end, report.damage = judged.begin, judged.end, judged.damage
@@ -160,7 +160,7 @@ def recover(
     )
     report.records = judged.records
     report.bytes_cut, report.segments_deleted = _cut_log(commit_log, judged.end)
-    report.units_cut = _cut_queues(queues, tidy, judged.end, clean)
+    report.units_cut = _cut_queues(queues, plain, judged.end, clean)
     if judged.agreement.was_cut():
         # What was compared is gone: there was something wrong further in front.
         judged.dispatch_from = judged.begin
@@ -289,7 +289,7 @@ def _judge(
     judged = _Judgement(begin, begin, agreement)
     at = start = begin
     while True:
-        ended, verdict = _read_on(commit_log, at, judged, _FAR if index is None else index.kept_end)
+        ended, verdict = _read_on(commit_log, at, judged, _FAR if index is None else index.kept_end, clean)
         at = ended
         if verdict is None:
             break
@@ -332,7 +332,9 @@ def _judge(
     return judged
 
 
-def _read_on(commit_log: CommitLog, at: int, judged: _Judgement, index_end: int) -> tuple[int, Verdict | None]:
+def _read_on(
+    commit_log: CommitLog, at: int, judged: _Judgement, index_end: int, clean: bool
+) -> tuple[int, Verdict | None]:
     """Read records from `at` to the first place that holds none; that place and what is there, None behind all segments.
 
     As long as nothing is missing they are also compared with the queues.
@@ -346,8 +348,9 @@ def _read_on(commit_log: CommitLog, at: int, judged: _Judgement, index_end: int)
                     return stretch.begin, stretch.verdict
                 continue
             _note(judged, stretch)
-            # An index that ends within these records may lack the rest of their entries.
-            if stretch.end > index_end or not judged.agreement.holds(columns):
+            # An index that ends within these records may lack the rest of their entries.  Of its last record it lacks some
+            # only after a crash.
+            if (stretch.last_record if clean else stretch.end) > index_end or not judged.agreement.holds(columns):
                 judged.dispatch_from = stretch.begin
                 at = stretch.end
                 break
@@ -413,27 +416,28 @@ def _cut_log(commit_log: CommitLog, end: int) -> tuple[int, int]:
 # -------------------------------------------------------------------------------------------------------- the queues
 
 
-def _look_at_queues(queues: ConsumeQueueStore) -> tuple[int, dict[tuple[str, int], int]]:
-    """Where the newest record that a unit points at ends, and for each queue that is in order where its furthest one does.
+def _look_at_queues(queues: ConsumeQueueStore) -> tuple[int, dict[tuple[str, int], PlainQueue]]:
+    """Where the newest record that a unit points at ends, and the queues that are in order.
 
-    Queues that are in order are not opened: there may be a hundred thousand of them.
+    Those are not opened: there may be a hundred thousand of them.
     """
-    newest, tidy = -1, {}
+    newest, found = -1, {}
     for topic, queue_id in queues.keys():
         plain = queues.plain(topic, queue_id)
         if plain is not None:
             newest = max(newest, plain.last_end)
-            tidy[topic, queue_id] = plain.furthest_end
+            found[topic, queue_id] = plain
         elif (queue := queues.find(topic, queue_id)) is not None:
             newest = max(newest, _end_of_last_unit(queue))
-    return newest, tidy
+    return newest, found
 
 
-def _cut_queues(queues: ConsumeQueueStore, tidy: dict[tuple[str, int], int], end: int, clean: bool) -> int:
+def _cut_queues(queues: ConsumeQueueStore, plain: dict[tuple[str, int], PlainQueue], end: int, clean: bool) -> int:
     """Drop the units that point behind `end`, and after a crash those that cannot be trusted; their number."""
     dropped = 0
     for topic, queue_id in queues.keys():
-        if tidy.get((topic, queue_id), _FAR) <= end:
+        found = plain.get((topic, queue_id))
+        if found is not None and found.furthest_end <= end:
             continue
         queue = queues.find(topic, queue_id)
         if queue is None:

@@ -61,10 +61,9 @@ def folder_bytes(path: str) -> dict[str, bytes]:
     return found
 
 
-def test_opening_maps_only_queues_that_the_end_of_the_log_touches(store_path, mapped):
+def test_opening_a_closed_store_maps_no_queue(store_path, mapped):
     with MessageStore.open(store_path, config=CONFIG) as store:
-        queues = {path for path in mapped if f"{os.sep}consumequeue{os.sep}" in path}
-        assert queues and all(f"{os.sep}Busy{os.sep}" in path for path in queues)
+        assert not [path for path in mapped if f"{os.sep}consumequeue{os.sep}" in path]
         assert len(store.queues.keys()) == QUEUES + 1
         assert store.recovery_report.units_cut == store.recovery_report.units_written == 0
         # What was not looked at is there all the same.
@@ -82,10 +81,55 @@ def test_opening_maps_a_few_segments_of_many(store_path, mapped):
             assert len({path for path in mapped if f"{os.sep}commitlog{os.sep}" in path}) <= 2
 
 
+@pytest.mark.parametrize("read_only", [True, False])
+def test_opening_lists_the_segments_once_for_their_size_and_once_for_their_names(store_path, monkeypatch, read_only):
+    listed: list[str] = []
+    inner = os.scandir
+
+    def counted(path):
+        listed.append(os.fspath(path))
+        return inner(path)
+
+    monkeypatch.setattr(os, "scandir", counted)
+    MessageStore.open(store_path, read_only=read_only, config=None).close()
+    assert listed.count(os.path.join(store_path, "commitlog")) == 2
+    assert listed.count(os.path.join(store_path, "consumequeue", "Topic3", "1")) <= 2
+
+
 def test_reading_maps_no_queue_at_opening(store_path, mapped):
     with MessageStore.open(store_path, config=CONFIG, read_only=True) as store:
         assert not [path for path in mapped if f"{os.sep}consumequeue{os.sep}" in path]
         assert not store.queues.opened()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [(0, 1 << 20), (0, 1), (8, 7), (12, 5)], ids=["far", "near", "size", "tags code"]
+)
+@pytest.mark.parametrize("clean", [True, False])
+def test_a_unit_that_says_something_else_is_found_in_a_queue_that_nobody_opened(store_path, field, value, clean):
+    # The newest record of another queue than the busy one, so that it lies in the scanned part.
+    with MessageStore.open(store_path, config=CONFIG) as store:
+        for _ in range(3):
+            put = store.put_message(Message("Topic3", b"again", tags="t"), queue_id=1)
+    target = os.path.join(store_path, "consumequeue", "Topic3", "1", f"{0:020d}")
+    with open(target, "r+b") as file:
+        whole = file.read()
+        file.seek(2 * 20 + field)
+        file.write(struct.pack(">q" if field in (0, 12) else ">i", value))
+    if not clean:
+        with open(os.path.join(store_path, "abort"), "w"):
+            pass
+        os.unlink(os.path.join(store_path, "checkpoint"))
+    with MessageStore.open(store_path, config=CONFIG) as store:
+        report = store.recovery_report
+        assert store.max_queue_offset("Topic3", 1) == put.queue_offset + 1
+    # After an orderly exit only what points behind the end of the log is taken for wrong.
+    cut = (field, value) == (0, 1 << 20)
+    assert report.units_cut == (2 if cut else 0)
+    assert report.units_written == (2 if cut else 0)
+    assert report.units_mended == (0 if cut or clean else 1)
+    with open(target, "rb") as file:
+        assert (file.read() == whole) == (cut or not clean)
 
 
 def test_opening_keeps_no_more_queues_than_may_be_mapped(tmp_path):
@@ -159,14 +203,17 @@ UNITS = [unit(100 * number) for number in range(25)]
 PRE_FILL = unit(0, 0x7FFFFFFF)
 # What the newest file holds, and what is expected of it: None where a queue must be opened.
 CASES = {
-    "one unit": ([b"".join(UNITS[:1])], PlainQueue(100, 100)),
-    "some units": ([b"".join(UNITS[:7])], PlainQueue(700, 700)),
-    "zeros within": ([unit(100, 256) + unit(356, 1 << 24)], PlainQueue(356 + (1 << 24), 356 + (1 << 24))),
-    "full": ([b"".join(UNITS[:10])], PlainQueue(1000, 1000)),
-    "three files": ([b"".join(UNITS[:10]), b"".join(UNITS[10:20]), b"".join(UNITS[20:])], PlainQueue(2500, 2500)),
-    "not in order": ([UNITS[3] + UNITS[9] + UNITS[4]], PlainQueue(500, 1000)),
-    "pre-filled": ([PRE_FILL * 3 + UNITS[5]], PlainQueue(600, 600)),
-    "only pre-filled": ([PRE_FILL * 3], PlainQueue(-1, -1)),
+    "one unit": ([b"".join(UNITS[:1])], PlainQueue(100, 100, 0)),
+    "some units": ([b"".join(UNITS[:7])], PlainQueue(700, 700, 0)),
+    "zeros within": ([unit(100, 256) + unit(356, 1 << 24)], PlainQueue(356 + (1 << 24), 356 + (1 << 24), 0)),
+    "full": ([b"".join(UNITS[:10])], PlainQueue(1000, 1000, 0)),
+    "three files": (
+        [b"".join(UNITS[:10]), b"".join(UNITS[10:20]), b"".join(UNITS[20:])],
+        PlainQueue(2500, 2500, 2 * FILE_SIZE),
+    ),
+    "not in order": ([UNITS[3] + UNITS[9] + UNITS[4]], PlainQueue(500, 1000, 0)),
+    "pre-filled": ([PRE_FILL * 3 + UNITS[5]], PlainQueue(600, 600, 0)),
+    "only pre-filled": ([PRE_FILL * 3], PlainQueue(-1, -1, 0)),
     "empty": ([b""], None),
     "a gap": ([UNITS[0] + bytes(20) + UNITS[2]], None),
     "a unit without size": ([UNITS[0] + unit(100, 0)], None),
@@ -197,6 +244,7 @@ def test_the_short_look_says_what_the_queue_says(tmp_path, name):
     queue = ConsumeQueue(str(tmp_path), "T", 0, CONFIG, MappedFilePool(4))
     queue.load()
     last = queue.last_record()
+    assert found.newest == queue.queue.offsets[-1]
     assert found.last_end == (-1 if last is None else last.phy_offset + last.size)
     queue.tidy()
     if found.furthest_end >= 0:
