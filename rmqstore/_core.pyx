@@ -4493,6 +4493,15 @@ cdef extern from *:
     #endif
 
     typedef struct { int32_t start, split, end; } rmq_span;
+    /* Numbers of the pieces with these names, -1 where there is none; of equal names the last one counts. */
+    typedef struct { int32_t keys, tags, unique_key; } rmq_known;
+
+    static inline void rmq_know(rmq_known *known, const unsigned char *name, int32_t n, int32_t num) {
+        if (n == 4) {
+            if (memcmp(name, "KEYS", 4) == 0) known->keys = num;
+            else if (memcmp(name, "TAGS", 4) == 0) known->tags = num;
+        } else if (n == 8 && memcmp(name, "UNIQ_KEY", 8) == 0) known->unique_key = num;
+    }
 
     /* Bits of the bytes among 64 that are 1, that are 2, and that are not ASCII. */
     static inline void rmq_marks(const unsigned char *p, uint64_t *ones, uint64_t *twos, uint64_t *high) {
@@ -4517,10 +4526,12 @@ cdef extern from *:
 
     /* The pieces of a properties text that have a name and a value: cut at 2, the first 1 of a piece ends the name (Java's
        MessageDecoder.string2messageProperties).  `room` bytes may be read; `out` takes n / 4 + 1 pieces. */
-    static int32_t rmq_split_properties(const unsigned char *text, int32_t n, int64_t room, rmq_span *out, int *ascii) {
+    static int32_t rmq_split_properties(const unsigned char *text, int32_t n, int64_t room, rmq_span *out, rmq_known *known,
+                                        int *ascii) {
         int32_t at = 0, start = 0, split = -1, num = 0, here;
         uint64_t ones, twos, high, both, any = 0;
         unsigned char last[64];
+        known->keys = known->tags = known->unique_key = -1;
         while (at < n) {
             const unsigned char *p = text + at;
             if (at + (int64_t)64 > room) {
@@ -4541,6 +4552,7 @@ cdef extern from *:
                     if (split < 0) split = here;
                 } else {
                     if (split > start && here > split + 1) {
+                        rmq_know(known, text + start, split - start, num);
                         out[num].start = start; out[num].split = split; out[num].end = here; num++;
                     }
                     start = here + 1;
@@ -4550,6 +4562,7 @@ cdef extern from *:
             at += 64;
         }
         if (split > start && n > split + 1) {
+            rmq_know(known, text + start, split - start, num);
             out[num].start = start; out[num].split = split; out[num].end = n; num++;
         }
         *ascii = any == 0;
@@ -4622,25 +4635,6 @@ cdef extern from *:
         return rmq_is_ascii(to, n);
     }
 
-    /* The piece whose name this is; of equal names the last one counts. */
-    static inline __attribute__((always_inline)) const rmq_span *rmq_last_span(
-            const unsigned char *text, const rmq_span *spans, int32_t num, const char *name, int32_t n) {
-        while (num > 0) {
-            const rmq_span *span = spans + --num;
-            if (span->split - span->start == n && memcmp(text + span->start, name, (size_t)n) == 0) return span;
-        }
-        return NULL;
-    }
-    static inline const rmq_span *rmq_keys_span(const unsigned char *text, const rmq_span *spans, int32_t num) {
-        return rmq_last_span(text, spans, num, "KEYS", 4);
-    }
-    static inline const rmq_span *rmq_tags_span(const unsigned char *text, const rmq_span *spans, int32_t num) {
-        return rmq_last_span(text, spans, num, "TAGS", 4);
-    }
-    static inline const rmq_span *rmq_unique_key_span(const unsigned char *text, const rmq_span *spans, int32_t num) {
-        return rmq_last_span(text, spans, num, "UNIQ_KEY", 8);
-    }
-
     /* Whether two names may be equal: false says that no two are. */
     static inline int rmq_names_may_repeat(const unsigned char *text, const rmq_span *spans, int32_t num) {
         uint64_t seen = 0, bit;
@@ -4658,16 +4652,12 @@ cdef extern from *:
     ctypedef struct PropertySpan "rmq_span":
         # Positions in the properties text: where the name begins, where it ends, where the value ends.
         int32_t start, split, end
+    ctypedef struct KnownSpans "rmq_known":
+        int32_t keys, tags, unique_key
     int32_t split_properties "rmq_split_properties"(const unsigned char* text, int32_t n, int64_t room, PropertySpan* out,
-                                                    int* ascii) noexcept nogil
+                                                    KnownSpans* known, int* ascii) noexcept nogil
     void copy_bytes "rmq_copy"(unsigned char* to, const unsigned char* source, int64_t n, int64_t room) noexcept nogil
     bint copy_ascii "rmq_copy_ascii"(unsigned char* to, const unsigned char* source, int64_t n, int64_t room) noexcept nogil
-    const PropertySpan* keys_span "rmq_keys_span"(const unsigned char* text, const PropertySpan* spans,
-                                                  int32_t num) noexcept nogil
-    const PropertySpan* tags_span "rmq_tags_span"(const unsigned char* text, const PropertySpan* spans,
-                                                  int32_t num) noexcept nogil
-    const PropertySpan* unique_key_span "rmq_unique_key_span"(const unsigned char* text, const PropertySpan* spans,
-                                                              int32_t num) noexcept nogil
     bint names_may_repeat "rmq_names_may_repeat"(const unsigned char* text, const PropertySpan* spans,
                                                  int32_t num) noexcept nogil
     bint is_ascii "rmq_is_ascii"(const unsigned char* p, int64_t n) noexcept nogil
@@ -4732,7 +4722,7 @@ cdef enum:
     HOST_TEXT = 32
     MAX_REGIONS = 64
     WALKS = 32
-    # Inner answers of put_row beside the verdicts.
+    # Inner answers of stage_row and write_rows beside the verdicts.
     NEED_ROOM = 110
     NEED_BODY = 111
     NEED_HOST = 112
@@ -4748,6 +4738,7 @@ cdef struct StagedRow:
     int64_t body_len
     int64_t body_room
     PropertySpan* spans
+    KnownSpans known
     int32_t span_num
     int ascii
     bint ok
@@ -5050,13 +5041,14 @@ cdef void write_nullable(ColumnSink* s, int column) noexcept nogil:
     cdef int64_t i, used = s.data_used[column]
     cdef StagedRow* row
     cdef const unsigned char* text
-    cdef const PropertySpan* span
+    cdef PropertySpan* span
+    cdef int32_t number
     for i in range(s.row_num):
         row = s.rows + i
         text = row.p + row.r.properties_pos
-        span = (tags_span(text, row.spans, row.span_num) if column == COL_TAGS
-                else unique_key_span(text, row.spans, row.span_num))
-        if span != NULL:
+        number = row.known.tags if column == COL_TAGS else row.known.unique_key
+        if number >= 0:
+            span = row.spans + number
             used += put_text(data + used, text + span.split + 1, span.end - span.split - 1,
                              row.room - row.r.properties_pos - span.split - 1, row.ascii)
             set_bit(s.valid[column], s.count + i)
@@ -5074,12 +5066,12 @@ cdef void write_keys(ColumnSink* s) noexcept nogil:
     cdef StagedRow* row
     cdef const unsigned char* text
     cdef const unsigned char* found
-    cdef const PropertySpan* span
+    cdef PropertySpan* span
     for i in range(s.row_num):
         row = s.rows + i
         text = row.p + row.r.properties_pos
-        span = keys_span(text, row.spans, row.span_num)
-        if span != NULL:
+        if row.known.keys >= 0:
+            span = row.spans + row.known.keys
             start = span.split + 1
             while start < span.end:
                 found = <const unsigned char*>memchr(text + start, 32, span.end - start)
@@ -5512,7 +5504,7 @@ cdef class ArrowColumns:
         cdef RecordView* r = &row.r
         cdef const unsigned char* p = row.p
         cdef const unsigned char* text = p + r.properties_pos
-        cdef const PropertySpan* span
+        cdef PropertySpan* span
         if not self.begin_timestamp <= r.store_timestamp <= self.end_timestamp:
             return PASSED_OVER
         if not self.any_queue and not self.wants_queue(ids, id_num, r.queue_id):
@@ -5526,10 +5518,11 @@ cdef class ArrowColumns:
         row.span_num = 0
         if s.mask & NEEDS_PROPERTIES or self.tags is not None:
             row.spans = s.spans + s.span_used
-            row.span_num = split_properties(text, r.properties_len, row.room - r.properties_pos, row.spans, &row.ascii)
+            row.span_num = split_properties(text, r.properties_len, row.room - r.properties_pos, row.spans, &row.known,
+                                            &row.ascii)
         if self.tags is not None:
-            span = tags_span(text, row.spans, row.span_num)
-            if span == NULL or not has_text(s, self.tags, text + span.split + 1, span.end - span.split - 1):
+            span = row.spans + row.known.tags
+            if row.known.tags < 0 or not has_text(s, self.tags, text + span.split + 1, span.end - span.split - 1):
                 return PASSED_OVER
         return stage_row(s, row)
 
@@ -5833,35 +5826,29 @@ cdef bint same_text(unsigned char* scratch, const unsigned char* p, int64_t n, c
     return not is_ascii(p, n) and put_java_utf8(scratch, p, n) == size and memcmp(scratch, wanted, size) == 0
 
 
-cdef bint spans_have_key(const unsigned char* text, PropertySpan* spans, int32_t num, unsigned char* scratch,
+cdef bint spans_have_key(const unsigned char* text, PropertySpan* spans, KnownSpans* known, unsigned char* scratch,
                   const unsigned char* key, int64_t size, int kinds) noexcept nogil:
-    # kinds: 1 = unique key, 2 = pieces of KEYS, 4 = tag; of equal names the last counts.
-    cdef int seen = 0, kind, k = num - 1
+    # kinds: 1 = unique key, 2 = pieces of KEYS, 4 = tag.
     cdef int64_t start, end
     cdef const unsigned char* found
-    while k >= 0 and seen & kinds != kinds:
-        kind = 0
-        if spans[k].split - spans[k].start == 8 and memcmp(text + spans[k].start, <const char*>b"UNIQ_KEY", 8) == 0:
-            kind = 1
-        elif spans[k].split - spans[k].start == 4:
-            if memcmp(text + spans[k].start, <const char*>b"KEYS", 4) == 0:
-                kind = 2
-            elif memcmp(text + spans[k].start, <const char*>b"TAGS", 4) == 0:
-                kind = 4
-        start = spans[k].split + 1
-        if kind & kinds & ~seen:
-            if kind != 2:
-                if same_text(scratch, text + start, spans[k].end - start, key, size):
-                    return True
-            else:
-                while start < spans[k].end:
-                    found = <const unsigned char*>memchr(text + start, 32, spans[k].end - start)
-                    end = found - text if found != NULL else spans[k].end
-                    if end > start and same_text(scratch, text + start, end - start, key, size):
-                        return True
-                    start = end + 1
-        seen |= kind
-        k -= 1
+    cdef PropertySpan* span
+    if kinds & 1 and known.unique_key >= 0:
+        span = spans + known.unique_key
+        if same_text(scratch, text + span.split + 1, span.end - span.split - 1, key, size):
+            return True
+    if kinds & 4 and known.tags >= 0:
+        span = spans + known.tags
+        if same_text(scratch, text + span.split + 1, span.end - span.split - 1, key, size):
+            return True
+    if kinds & 2 and known.keys >= 0:
+        span = spans + known.keys
+        start = span.split + 1
+        while start < span.end:
+            found = <const unsigned char*>memchr(text + start, 32, span.end - start)
+            end = found - text if found != NULL else span.end
+            if end > start and same_text(scratch, text + start, end - start, key, size):
+                return True
+            start = end + 1
     return False
 
 
@@ -5972,7 +5959,8 @@ def match_records(list regions not None, const int64_t[::1] base_offsets not Non
     cdef KeyView wanted
     cdef const unsigned char* p
     cdef const unsigned char* text
-    cdef int32_t number, span_num
+    cdef int32_t number
+    cdef KnownSpans known
     cdef int ascii
     cdef RecordView r
     cdef Region region
@@ -6007,8 +5995,8 @@ def match_records(list regions not None, const int64_t[::1] base_offsets not Non
                 if not same_text(scratch, p + r.topic_pos, r.topic_len, wanted.topic, wanted.topic_size):
                     continue
                 text = p + r.properties_pos
-                span_num = split_properties(text, r.properties_len, room[number] - pos - r.properties_pos, spans, &ascii)
-                out[i] = spans_have_key(text, spans, span_num, scratch, wanted.key, wanted.key_size, kinds)
+                split_properties(text, r.properties_len, room[number] - pos - r.properties_pos, spans, &known, &ascii)
+                out[i] = spans_have_key(text, spans, &known, scratch, wanted.key, wanted.key_size, kinds)
         return matches.view(np.bool_)
     finally:
         for i in range(pinned):
