@@ -318,7 +318,7 @@ PARTS: dict[str, tuple[Callable[[str, bool], Iterator[tuple[str, Point]]], str, 
 
 
 def plot(part: str, series: Series, path: Path) -> None:
-    """A plot of a part, both axes logarithmic; memory beside the time where there is any."""
+    """A plot of a part, both axes logarithmic; beside it the memory, if there is any, which begins at zero."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -333,7 +333,9 @@ def plot(part: str, series: Series, path: Path) -> None:
     for axis, (what, label, unit) in zip(axes[0], panels):
         for name, points in series.items():
             axis.plot([p["x"] for p in points], [p[what] / unit for p in points], marker="o", markersize=3, label=name)
-        axis.set(xscale="log", yscale="log", xlabel=x_label, ylabel=label)
+        axis.set(xscale="log", yscale="log" if what == "y" else "linear", xlabel=x_label, ylabel=label)
+        if what != "y":
+            axis.set_ylim(bottom=0)
         axis.grid(True, linewidth=0.3)
     axes[0][0].legend(fontsize=7)
     figure.suptitle(title)
