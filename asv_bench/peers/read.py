@@ -160,7 +160,8 @@ def query(setting: Setting, store: MessageStore, there: list[str], folder: str, 
             n,
             contenders | setting.of_java("Java queryMessage + decode", of_java),
             base="Java queryMessage + decode",
-            goals={"query_message, one call": 2, "query_table, 10 000 keys a call": 8},
+            # A key that is not there takes no verifying and no decoding, which the goals are about.
+            goals={"query_message, one call": 2, "query_table, 10 000 keys a call": 8} if kind == "there" else {},
             skipped=skipped,
             warm_up=setting.warm_up(2),
         )
