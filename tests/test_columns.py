@@ -16,6 +16,7 @@ import threading
 from pathlib import Path
 
 import golden
+import numpy as np
 import oracle
 import pytest
 from hypothesis import given, settings
@@ -26,6 +27,7 @@ from rmqstore import (
     Message,
     MessageStore,
     MissingDependencyError,
+    OffsetOutOfRangeError,
     StoreClosedError,
     StoreConfig,
     UnsupportedFormatError,
@@ -673,6 +675,51 @@ def test_two_threads_do_not_share_columns():
         assert made.take()[0] == 1
 
 
+def test_columns_of_a_closed_region():
+    number, place = np.zeros(1, np.int32), np.zeros(1, np.int64)
+    with tempfile.TemporaryFile() as file:
+        file.write(bytes(4096))
+        file.flush()
+        region, other = (_core.Region.map(file.fileno(), 4096) for _ in range(2))
+    made = _core.ArrowColumns(ALL)
+    with pytest.raises(OffsetOutOfRangeError):
+        made.fill(region, 4097, 4097, 0)
+    region.close()
+    with pytest.raises(StoreClosedError):
+        made.fill(region, 0, 4096, 0)
+    with pytest.raises(StoreClosedError):
+        made.fill_at([other, region], np.zeros(2, np.int64), number, place, number[:0], np.zeros(1, np.uint8))
+    # Nothing stays pinned, and the columns can be used again.
+    assert other.pins == 0
+    taken = np.ones(1, np.uint8)
+    for numbers in (number, number - 1, number + 1):
+        for offset in (0, -1, 4096, 2**62):
+            assert made.fill_at([other], place, numbers, place + offset, number[:0], taken) == 1
+            assert not taken[0]
+    assert made.take()[0] == 0
+    for wrong in (
+        ([other] * 65, np.zeros(65, np.int64), number, place, number, taken),
+        ([other], np.zeros(2, np.int64), number, place, number, taken),
+        ([other], place, number[:0], place, number, taken),
+        ([other], place, number, place, np.zeros(2, np.int32), taken),
+        ([other], place, number, place, number, taken[:0]),
+        ([other], place, number, place, number, taken, 2),
+    ):
+        with pytest.raises(ValueError):
+            made.fill_at(*wrong)
+    with pytest.raises(TypeError):
+        made.fill_at([None], place, number, place, number, taken)
+    assert other.pins == 0
+
+
+@pytest.mark.parametrize(
+    "options", [{"columns": ["nothing"]}, {"capacity": 0}, {"byte_limit": 0}, {"byte_limit": 2**30}]
+)
+def test_impossible_columns(options):
+    with pytest.raises(ValueError):
+        _core.ArrowColumns(**{"columns": ["body"]} | options)
+
+
 def test_retention_takes_segments_from_under_a_scan(tmp_path):
     config = StoreConfig(**GEOMETRY)
     with MessageStore.open(tmp_path / "store", config=config) as store:
@@ -868,8 +915,6 @@ def test_a_store_without_an_index(tmp_path):
 
 
 def test_key_texts_that_lead_outside():
-    import numpy as np
-
     data = np.frombuffer(b"abc", np.uint8)
     one = np.array([0, 1], np.int32)
     for offsets in ([0, 4], [2, 1], [-1, 2]):
