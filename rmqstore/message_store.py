@@ -1634,6 +1634,7 @@ class MessageStore:
     ) -> GetMessageResult:
         # What `_walk` gives for a simple queue without an extension, or when all tags are wanted: one call for the units of
         # a segment.
+        max_num = min(max(max_num, 0), _INT64_MAX)
         limit = _MAX_PULL_BYTES if max_bytes is None else min(max(max_bytes, _MIN_PULL_BYTES), _MAX_PULL_BYTES)
         log, messages = self.commit_log, []  # type: ignore[var-annotated]
         found = queue.region_of(queue_offset, max(_MAX_FILTER_MESSAGE_SIZE, max_num * 20) // 20)

@@ -133,7 +133,7 @@ def same_pages(store: MessageStore, rng: random.Random, rounds: int) -> int:
         low, high = store._bounds(queue)
         starts = range(low, high) if high - low <= rounds else sorted(rng.sample(range(low, high), rounds))
         for at in starts:
-            for max_num, max_bytes in ((32, None), (1, None), (0, 100), (3, 1000), (-1, 5000), (1000, 3000)):
+            for max_num, max_bytes in ((32, None), (1, None), (0, 100), (3, 1000), (-1, 5000), (2**70, 3000)):
                 for wanted in (None, {}, {0: {""}}, *tags):
                     if wanted is None or queue.ext is None:
                         page = store._read_queued(queue, at, max_num, max_bytes, wanted, low, high)
