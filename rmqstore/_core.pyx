@@ -3514,29 +3514,24 @@ cdef class FileEnd:
     stream : FileStream
         Whose `wrote_where` says where.
     mapped_file : object
-        With `_region` (None while it is not mapped) and `pool`; it must be allocated on disk.
-    region : Region
-        Its mapping.
-    base_offset : int
-        Offset of its first byte.
+        With `_region` (None while it is not mapped, which the pool decides), `file_from_offset` and `pool`; it must be
+        allocated on disk.
     """
 
     cdef FileStream stream
     cdef object mapped_file
     cdef set dirty
-    cdef Region region
     cdef int64_t base_offset
 
-    def __cinit__(self, FileStream stream not None, mapped_file, Region region not None, int64_t base_offset):
-        self.stream, self.mapped_file, self.region, self.base_offset = stream, mapped_file, region, base_offset
+    def __cinit__(self, FileStream stream not None, mapped_file not None):
+        self.stream, self.mapped_file, self.base_offset = stream, mapped_file, mapped_file.file_from_offset
         self.dirty = mapped_file.pool.dirty
 
-    cdef int64_t place(self, int64_t size) except -2:
-        # Where `size` bytes go, -1 if this is not the file for them any more.
-        cdef int64_t pos = self.stream.wrote_where - self.base_offset
-        if pos < 0 or pos > self.region.size - size or self.mapped_file._region is not self.region:
-            return -1
-        return pos
+    cdef Region region_for(self, int64_t size, int64_t* pos):
+        # The mapping that takes `size` bytes, and where in it; None if this is not the file for them any more.
+        cdef Region region = self.mapped_file._region
+        pos[0] = self.stream.wrote_where - self.base_offset
+        return region if region is not None and 0 <= pos[0] <= region.size - size else None
 
 
 @cython.no_gc_clear
@@ -3599,6 +3594,7 @@ cdef class Appender:
         cdef RowBatch batch = self.batch
         cdef Row* row
         cdef FileEnd log = self.log, end
+        cdef Region log_region, end_region
         cdef int64_t number = 0, pos, unit_pos, keys, i, code, now
         cdef int32_t[APPEND_KEYS] hashes
         cdef unsigned char* p
@@ -3614,8 +3610,8 @@ cdef class Appender:
         end = self.ends.get(row.queue)
         if end is None:
             return None
-        pos, unit_pos = log.place(row.size + BLANK_SIZE), end.place(UNIT_SIZE)
-        if pos < 0 or unit_pos < 0:
+        log_region, end_region = log.region_for(row.size + BLANK_SIZE, &pos), end.region_for(UNIT_SIZE, &unit_pos)
+        if log_region is None or end_region is None:
             return None
         row.phy_offset = log.base_offset + pos
         row.parts.queue_offset = end.stream.wrote_where // UNIT_SIZE
@@ -3628,9 +3624,9 @@ cdef class Appender:
         if row != &batch.rows[0] or batch.count != 1 or row.phy_offset != log.stream.wrote_where:
             raise RuntimeError("the clock of the store put a message itself")
         batch.seal(now, EMPTY_TIMESTAMPS)
-        p = log.region.pin_writable(pos, row.size + BLANK_SIZE)
+        p = log_region.pin_writable(pos, row.size + BLANK_SIZE)
         try:
-            unit = end.region.pin_writable(unit_pos, UNIT_SIZE)
+            unit = end_region.pin_writable(unit_pos, UNIT_SIZE)
             self.writing = True
             try:
                 log.dirty.add(log.mapped_file)
@@ -3640,9 +3636,9 @@ cdef class Appender:
                 put_unit(unit, row.phy_offset, <int32_t>row.size, code)
                 end.stream.wrote_where += UNIT_SIZE
             finally:
-                end.region.unpin()
+                end_region.unpin()
         finally:
-            log.region.unpin()
+            log_region.unpin()
         if self.indexed:
             for i in range(keys):
                 if not self.index.put_one(hashes[i], row.phy_offset, now):

@@ -1288,7 +1288,8 @@ class MessageStore:
                 last = stream.last()
                 if last is not None:
                     last.reserve()
-                    ends.append(FileEnd(stream, last, last.region, last.file_from_offset))
+                    last.region  # noqa: B018  (mapped now, and marked as used)
+                    ends.append(FileEnd(stream, last))
             index = None if self.index_service is None else self.index_service.newest()
             if len(ends) == 2 and isinstance(queue, ConsumeQueue) and queue.ext is None:
                 appender.learn(ends[0], index, self._queue_number(message.topic, queue_id), ends[1])

@@ -2264,18 +2264,6 @@ def reading_calls(region: Region, index: IndexRegion):
         "survey": lambda: index.survey(0),
         "tail_num": lambda: index.tail_num(0),
         "check_links": lambda: index.check_links(0),
-        "chain_entries": lambda: _core.chain_entries(index, np.ones(1, np.int32)),
-        "match_records": lambda: _core.match_records(
-            [region],
-            np.zeros(1, np.int64),
-            np.zeros(1, np.int32),
-            np.zeros(1, np.int64),
-            np.zeros(1, np.int32),
-            _core.KeyTexts(*[np.zeros(2, np.int32), np.zeros(1, np.uint8)] * 2),
-            3,
-            0,
-            1,
-        ),
     }
 
 
