@@ -8,7 +8,6 @@ topic.  It never reads the commit log.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from collections.abc import Iterator
@@ -208,6 +207,8 @@ class ConsumeQueueStore:
 
 
 def _batch_topics_of(path: str) -> set[str]:
+    import json
+
     # What cannot be read says nothing; the directories that are there and the records decide then.
     try:
         with open(path, encoding="utf-8") as file:

@@ -21,7 +21,6 @@ import logging
 import operator
 import os
 import re
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -442,7 +441,7 @@ def _replace_file(path: str, data: bytes, keep: bool) -> None:
     """
     directory, backup = os.path.dirname(path), path + ".bak"
     make_directories(directory)
-    token = secrets.token_hex(8)
+    token = os.urandom(8).hex()
     new, previous = path + _TEMPORARY + token, backup + _TEMPORARY + token
     try:
         _write_new_file(new, data)

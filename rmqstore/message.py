@@ -17,7 +17,6 @@ import base64
 import codecs
 import enum
 import functools
-import ipaddress
 import re
 import struct
 import zlib
@@ -223,6 +222,8 @@ def host_to_bytes(host: str) -> bytes:
 # The same few hosts come with every message.
 @functools.lru_cache(maxsize=4096)
 def _pack_host(host: str) -> bytes:
+    import ipaddress
+
     try:
         address, colon, port_text = host.rpartition(":")
         if not colon or not port_text.isascii() or not port_text.isdigit():
@@ -252,6 +253,8 @@ def host_from_bytes(data: bytes) -> str:
     if len(data) == 8:
         return f"{data[0]}.{data[1]}.{data[2]}.{data[3]}:{_I32.unpack_from(data, 4)[0]}"
     if len(data) == 20:
+        import ipaddress
+
         return f"[{ipaddress.IPv6Address(bytes(data[:16])).compressed}]:{_I32.unpack_from(data, 16)[0]}"
     raise CorruptionError(f"a stored host takes 8 or 20 bytes, not {len(data)}")
 

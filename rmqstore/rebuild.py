@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -141,12 +140,12 @@ def rebuild(
             if set(kinds) <= set(complete):
                 return RebuildReport(complete, root, resumed=True, seconds=time.perf_counter() - started)
         config = _known_config(root, config, kinds)
-        shutil.rmtree(work, ignore_errors=True)
+        _delete_tree(work, ignore_errors=True)
         make_directories(work)
         try:
             report = _build(root, work, kinds, config, progress)
         except BaseException:
-            shutil.rmtree(work, ignore_errors=True)
+            _delete_tree(work, ignore_errors=True)
             raise
         # Whole or not there at all, also after a power failure.
         with naming_errors(marker + ".new"), open(marker + ".new", "w", encoding="ascii") as file:
@@ -198,9 +197,16 @@ def _build(
             _remove(target, kinds)
 
 
+def _delete_tree(path: str, ignore_errors: bool = False) -> None:
+    # Imported here because it brings the compression libraries along, which no other module of a plain import needs.
+    import shutil
+
+    shutil.rmtree(path, ignore_errors=ignore_errors)
+
+
 def _remove(target: str, kinds: tuple[str, ...]) -> None:
     for folder in _folders(kinds):
-        shutil.rmtree(os.path.join(target, folder), ignore_errors=True)
+        _delete_tree(os.path.join(target, folder), ignore_errors=True)
 
 
 def _build_once(
@@ -319,7 +325,7 @@ def _swap(root: str, work: str, kinds: tuple[str, ...]) -> None:
     os.unlink(os.path.join(work, _COMPLETE))
     fsync_directory(work)
     try:
-        shutil.rmtree(work)
+        _delete_tree(work)
     except OSError as error:
         logger.warning("%s is no longer needed, but could not be deleted: %s", work, error)
     fsync_directory(root)

@@ -147,7 +147,7 @@ def test_a_wrong_build_is_never_swapped_in(tmp_path, monkeypatch):
 
 KILLED = textwrap.dedent(
     """
-    import os, signal, sys
+    import os, shutil, signal, sys
     from rmqstore import StoreConfig, rebuild
     module = sys.modules["rmqstore.rebuild"]
     steps, root = int(sys.argv[1]), sys.argv[2]
@@ -161,7 +161,7 @@ KILLED = textwrap.dedent(
         return step
     # Every change of names in the swap, and every piece of the build, is a step.
     os.rename, os.link, module.fsync_directory = counted(os.rename), counted(os.link), counted(module.fsync_directory)
-    module.shutil.rmtree = counted(module.shutil.rmtree)
+    shutil.rmtree = counted(shutil.rmtree)
     rebuild(root, config=StoreConfig(mapped_file_size_commit_log=8192, mapped_file_size_consume_queue=200,
                                      max_hash_slot_num=16, max_index_num=40))
     """
