@@ -16,7 +16,7 @@ ASV_MACHINE := $(BIN)/asv machine --yes --config asv_bench/asv.conf.json >/dev/n
 ASV_RUN := cd asv_bench && ../$(BIN)/asv run --python=same
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build demo test soak debug-test check lint typecheck instructions bench bench-quick bench-peers bench-growth clean distclean
+.PHONY: help venv build demo test soak debug-test check lint typecheck instructions bench bench-full bench-peers bench-growth clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -70,11 +70,11 @@ instructions: build ## machine instructions of the pinned kernels, compared with
 	bash ci/valgrind.sh
 	$(BIN)/python -m asv_bench.instructions $(INSTRUCTIONS_ARGS)
 
-bench: build ## all benchmarks, results under asv_bench/results
+bench-full: build ## all benchmarks, measured; results under asv_bench/results
 	$(ASV_MACHINE)
 	$(ASV_RUN) --show-stderr --set-commit-hash $$(git rev-parse HEAD) $(ASV_ARGS)
 
-bench-quick: build ## every benchmark once: shows that they run, not how fast
+bench: build ## every benchmark once: shows that they run, only roughly how fast
 	$(ASV_MACHINE)
 	$(ASV_RUN) --quick --show-stderr $(ASV_ARGS)
 
