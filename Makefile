@@ -76,7 +76,7 @@ bench-full: build ## all benchmarks, measured; results under asv_bench/results
 
 bench: build ## every benchmark once: shows that they run, only roughly how fast
 	$(ASV_MACHINE)
-	$(ASV_RUN) --quick --show-stderr $(ASV_ARGS)
+	export RMQSTORE_BENCH_QUICK=1; $(ASV_RUN) --quick --show-stderr $(ASV_ARGS)
 
 # What only the peers and the plots need.
 $(VENV)/.stamp-bench: $(VENV)/.stamp-build

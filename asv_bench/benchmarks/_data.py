@@ -15,6 +15,11 @@ from rmqstore import Message, StoreConfig
 TIME = 1_700_000_000_000
 
 
+def sized(n):
+    """`n`, or a tenth of it where the benchmarks only have to show that they run (`make bench`)."""
+    return n // 10 if os.environ.get("RMQSTORE_BENCH_QUICK") else n
+
+
 def scratch():
     """A new folder; give it to `remove` afterwards."""
     return tempfile.mkdtemp(prefix="rmqstore-bench-")

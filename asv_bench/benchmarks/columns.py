@@ -23,7 +23,7 @@ class _Store:
     timeout = 300
     number = 1
     repeat = (3, 10, 20.0)
-    n = 200_000
+    n = _data.sized(200_000)
 
     def setup(self, *params):
         self.folder = _data.scratch()

@@ -11,7 +11,7 @@ from . import _data
 
 class _Index:
     timeout = 300
-    n = 1_000_000
+    n = _data.sized(1_000_000)
 
     def setup_file(self):
         self.folder = _data.scratch()

@@ -20,7 +20,7 @@ class Open:
     warmup_time = 0
     params = ["closed", "killed", "lost"]
     param_names = ["end before"]
-    n = 200_000
+    n = _data.sized(200_000)
 
     def setup_cache(self):
         # asv runs this in a folder that it deletes afterwards.
