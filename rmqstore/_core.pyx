@@ -3006,7 +3006,7 @@ cdef class RowBatch:
         p[name_len] = 1
         memcpy(p + name_len + 1, value, value_len)
         p[name_len + value_len + 1] = 2
-        self.arena_used += name_len + value_len + 2
+        self.arena_used = self.arena_used + name_len + value_len + 2
         return TAKEN
 
     cdef int32_t topic_number(self, const unsigned char* p, int64_t n) noexcept nogil:
@@ -3044,7 +3044,7 @@ cdef class RowBatch:
         row.parts.born_host_len, row.parts.store_host_len = <int32_t>born_len, <int32_t>store_len
         memcpy(self.arena + row.host_at, born, born_len)
         memcpy(self.arena + row.host_at + born_len, store, store_len)
-        self.arena_used += born_len + store_len
+        self.arena_used = self.arena_used + born_len + store_len
         if born_len == 20:
             row.parts.sys_flag |= SYS_BORN_V6
         if store_len == 20:
@@ -3248,7 +3248,7 @@ cdef class RowBatch:
             return there
         there = self.finish_row(row)
         if there == TAKEN:
-            self.count += 1
+            self.count = self.count + 1
         return there
 
     cdef int add_texts(self, TableRows table, int64_t i) noexcept nogil:
@@ -3267,7 +3267,7 @@ cdef class RowBatch:
             if not self.reserve_arena(6):
                 return NOT_PLAIN
             memcpy(self.arena + at, <const char*>b"KEYS\x01", 5)
-            self.arena_used += 5
+            self.arena_used = self.arena_used + 5
             for j in range(start, end):
                 there = table.keys.texts.get(j, &p, &n)
                 if there != 1 or n == 0 or n > 0x7FFF:
@@ -3278,14 +3278,14 @@ cdef class RowBatch:
                     return NOT_PLAIN
                 if j > start:
                     self.arena[self.arena_used] = 32
-                    self.arena_used += 1
+                    self.arena_used = self.arena_used + 1
                 memcpy(self.arena + self.arena_used, p, n)
-                self.arena_used += n
+                self.arena_used = self.arena_used + n
             keys_len = self.arena_used - keys_at
             if judge_property(<const unsigned char*>b"KEYS", 4, self.arena + keys_at, keys_len) != TAKEN:
                 return NOT_PLAIN
             self.arena[self.arena_used] = 2
-            self.arena_used += 1
+            self.arena_used = self.arena_used + 1
         there = table.tags.get(i, &tags, &tags_len)
         if there < 0:
             return UNSOUND
@@ -3811,14 +3811,20 @@ def agreeing_units(Region region not None, int64_t pos, RecordColumns columns no
         region.unpin()
 
 
-def count_units(Region region not None, int64_t unit_size=UNIT_SIZE):
-    """int: how many units from the start of the file are written (phy offset not negative, size above 0)."""
+def count_units(Region region not None, int64_t unit_size=UNIT_SIZE, int64_t first=0):
+    """int: how many units from the start of the file are written (phy offset not negative, size above 0).
+
+    The first `first` of them are known to be.
+    """
+    if first < 0:
+        raise OffsetOutOfRangeError(f"unit {first}")
     if unit_size != UNIT_SIZE and unit_size != BATCH_UNIT_SIZE:
         raise ValueError(f"unit_size {unit_size}; a unit has {UNIT_SIZE} or {BATCH_UNIT_SIZE} bytes")
     cdef unsigned char* p = region.pin(0, region.size)
-    cdef int64_t n = 0, room
+    cdef int64_t n, room
     try:
         room = region.size // unit_size
+        n = first if first < room else room
         with nogil:
             while n < room and get_i32(p + unit_size * n + UNIT_RECORD_SIZE) > 0 and get_i64(p + unit_size * n) >= 0:
                 n += 1

@@ -254,9 +254,9 @@ class _UnitQueue:
             self.queue.refresh()
             while (mapped_file := self.queue.find(self.queue.wrote_where)) is not None:
                 # Another process only ever appends, so what was counted before still stands.
-                end = mapped_file.file_from_offset + self.unit_size * _core.count_units(
-                    mapped_file.region, self.unit_size
-                )
+                base = mapped_file.file_from_offset
+                known = (self.queue.wrote_where - base) // self.unit_size
+                end = base + self.unit_size * _core.count_units(mapped_file.region, self.unit_size, known)
                 if end <= self.queue.wrote_where:
                     return
                 self.queue.wrote_where = end

@@ -1095,6 +1095,12 @@ def test_count_units():
     batch = oracle.BatchUnit(5, 10, 0, 0, 0, 1).encode()
     assert _core.count_units(mapped(batch * 3 + bytes(46)), 46) == 3
     assert _core.count_units(mapped(bytes(3))) == 0
+    # Those that are known are not looked at again.
+    late = bytearray(oracle.Unit(1, 1, 1).encode() * 4 + bytes(20))
+    late[0:20] = bytes(20)
+    assert [_core.count_units(mapped(bytes(late)), 20, first) for first in (0, 1, 4, 5, 9)] == [0, 4, 4, 5, 5]
+    with pytest.raises(OffsetOutOfRangeError):
+        _core.count_units(mapped(bytes(20)), 20, -1)
 
 
 @given(st.lists(st.integers(-3, 60), max_size=30), st.integers(-5, 70), st.data())

@@ -316,7 +316,7 @@ def test_killed_during_recovery(scratch, name, some_of):
         write_files(root, files)
         with Camera(root, half.acknowledged) as camera:
             MessageStore.open(root, config=config_of(geo)).close()
-        for step, state in enumerate(some_of(camera.states, 5)):
+        for step, state in enumerate(some_of(camera.states, 5 if name == "plain" else 11)):
             copy = os.path.join(scratch, f"{number}.{step}")
             os.mkdir(copy)
             write_files(copy, state.files)
@@ -392,9 +392,7 @@ def test_killed_inside_a_compiled_call(scratch, name, some_of):
                         raise AssertionError(f"killed inside {before.where}, {path}: {error}") from error
                     shutil.rmtree(root)
             files[path] = after.files[path]
-    assert tried["commitlog"] > 10, tried
-    assert tried["consumequeue"] > 10, tried
-    assert tried["index"] > 10, tried
+    assert all(tried[kind] > 5 for kind in ("commitlog", "consumequeue", "index")), tried
 
 
 # ------------------------------------------------------------------------------------------------------- kill -9
