@@ -211,6 +211,8 @@ class _UnitQueue:
             queue_directory(root, self.kind, topic, queue_id), file_size, pool, read_only=read_only, staging=root
         )
         self.units_per_file = file_size // self.unit_size
+        # When a reader beside a writer looked last (`time.monotonic`).
+        self.refreshed_at = -1.0
         self._min_for: tuple[int, int] | None = (
             None  # (commit log's min offset, number of the first unit at or after it)
         )

@@ -115,6 +115,8 @@ _PREPARE_AT = 0.5
 _FIRST_PERSIST = 10_000
 _FIRST_CLEAN = 60_000
 _HOLD_INTERVAL = 10_000
+# A reader beside a writer looks so often (seconds) whether files that have its answer were replaced, or go further.
+_LOOK_INTERVAL = 0.005
 # So often a question is asked again when a file went meanwhile.
 _TRIES = 3
 _KEY_KINDS = {
@@ -307,6 +309,7 @@ class MessageStore:
         self._disk_full = False
         self._no_space: int | None = None
         self._waiting = 0
+        self._index_looked_at = -1.0
         self._closing = self._closed = False
         self._sync_flush = config.flush_disk_type == "SYNC_FLUSH"
         self._pid = os.getpid()
@@ -889,14 +892,18 @@ class MessageStore:
             with self._offsets_lock:
                 self._consumer_offsets = None
 
-    def _queue(self, topic: str, queue_id: int) -> AnyConsumeQueue | None:
+    def _queue(self, topic: str, queue_id: int, known_to: int = _INT64_MAX) -> AnyConsumeQueue | None:
+        # A reader beside a writer looks at the files again; where units are known up to `known_to`, not at every call.
         queue = self.queues.find(topic, queue_id)
         if self.read_only:
             if queue is None:
                 self.queues.refresh()
                 queue = self.queues.find(topic, queue_id)
             else:
-                queue.refresh()
+                now = time.monotonic()
+                if known_to > queue.unit_num or now - queue.refreshed_at >= _LOOK_INTERVAL:
+                    queue.refresh()
+                    queue.refreshed_at = now
         return queue
 
     def _follow_index(self) -> None:
@@ -904,8 +911,12 @@ class MessageStore:
         index_service = self.index_service
         if not self.read_only or index_service is None:
             return
+        now = time.monotonic()
         try:
-            up_to_date = bool(index_service.names) and index_service.fill < 1 and not index_service.was_replaced()
+            up_to_date = bool(index_service.names) and index_service.fill < 1
+            if up_to_date and now - self._index_looked_at >= _LOOK_INTERVAL:
+                up_to_date = not index_service.was_replaced()
+                self._index_looked_at = now
         except (FileNotFoundError, OffsetOutOfRangeError):
             up_to_date = False
         if not up_to_date:
@@ -1568,7 +1579,8 @@ class MessageStore:
 
         The walk is RocketMQ's (5.5.0): it ends with the queue file, so a result may be shorter than `max_num` although
         more follows; go on at `next_queue_offset`.  The first message is returned whatever the limits.  RocketMQ's limits
-        for transfers from memory and disk are not applied.
+        for transfers from memory and disk are not applied.  A store that was opened read-only looks every 5 ms whether a
+        writer went on or replaced files, and whenever it would come to the end otherwise: bounds may be as old as that.
 
         Parameters
         ----------
@@ -1606,7 +1618,7 @@ class MessageStore:
         max_bytes: int | None,
         wanted: dict[int, set[str]] | None,
     ) -> GetMessageResult:
-        queue = self._queue(topic, queue_id)
+        queue = self._queue(topic, queue_id, queue_offset + max_num)
         low, high = self._bounds(queue)
         status = GetMessageStatus.NO_MESSAGE_IN_QUEUE
         following = 0
