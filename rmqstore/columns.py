@@ -40,7 +40,8 @@ _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _KINDS = {None: 3, "U": 1, "K": 2, "T": 4}
 
 
-def _pyarrow() -> Any:
+def import_pyarrow() -> Any:
+    """The library pyarrow, which only columns need; MissingDependencyError says how to install it."""
     try:
         import pyarrow
     except ImportError:
@@ -106,7 +107,7 @@ def scan_schema(columns: Iterable[str] | None = None) -> pa.Schema:
     MissingDependencyError
         pyarrow is not installed.
     """
-    pa = _pyarrow()
+    pa = import_pyarrow()
     types = _types(pa)
     return pa.schema([pa.field(name, types[name]) for name in chosen_columns(columns)])
 
@@ -133,7 +134,7 @@ class Columns:
     """
 
     def __init__(self, columns: Iterable[str] | None, batch_size: int, crc_check: int):
-        self.pa = _pyarrow()
+        self.pa = import_pyarrow()
         self.schema = scan_schema(columns)
         self.out = ArrowColumns(
             self.schema.names,
@@ -342,7 +343,7 @@ def _text_buffers(array: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def query_schema(columns: Iterable[str] | None = None) -> pa.Schema:
     """pyarrow.Schema: of what `MessageStore.query_table` gives: `scan_schema` behind ``key`` and ``key_number``."""
-    pa = _pyarrow()
+    pa = import_pyarrow()
     first = [pa.field("key", pa.string()), pa.field("key_number", pa.int32())]
     return pa.schema(first + list(scan_schema(columns)))
 
@@ -358,7 +359,7 @@ def key_table(
     index_type: str | None,
 ) -> pa.Table:
     """pyarrow.Table: the messages that keys find, see `MessageStore.query_table`."""
-    pa = _pyarrow()
+    pa = import_pyarrow()
     schema = query_schema(columns)
     key_column = _text_column(pa, keys, "key")
     topic_column = _text_column(pa, topics, "topic")

@@ -483,16 +483,6 @@ class CommitLog:
         except OffsetOutOfRangeError:
             return None
 
-    def matches(self, phy_offset: int, topic: bytes, key: bytes, by_tag: bool) -> tuple[bool, int]:
-        """Whether the record at `phy_offset` has this topic and key, and its store timestamp (see `_core`)."""
-        try:
-            mapped_file = self.segment(phy_offset)
-            region = mapped_file.region
-        except OffsetOutOfRangeError:
-            return False, 0
-        pos = phy_offset - mapped_file.file_from_offset
-        return _core.record_matches(region, pos, phy_offset, topic, key, by_tag)
-
     def store_timestamp_at(self, phy_offset: int, *, behind_end: bool = False) -> int:
         """int: store time of the record at `phy_offset` in ms since epoch, -1 if no record begins there.
 

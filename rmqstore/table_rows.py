@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rmqstore._core import ListColumn, NumberColumn, TableRows, TextColumn
-from rmqstore.errors import InvalidMessageError, MissingDependencyError
+from rmqstore.columns import import_pyarrow
+from rmqstore.errors import InvalidMessageError
 from rmqstore.message import Message, host_to_bytes
 
 if TYPE_CHECKING:
@@ -36,16 +37,6 @@ _COMPRESSION_BITS = 0x701
 _V6_BITS = 0x30
 
 
-def _arrow() -> Any:
-    try:
-        import pyarrow
-    except ImportError:
-        raise MissingDependencyError(
-            "tables need the library pyarrow: install it with 'pip install rmqstore[arrow]'"
-        ) from None
-    return pyarrow
-
-
 def table_parts(table: Any, literals: Mapping[str, Any], *, keep_timestamps: bool, max_rows: int) -> list[TablePart]:
     """Cut a table into parts of at most `max_rows` rows whose columns have the types that the core reads.
 
@@ -65,7 +56,7 @@ def table_parts(table: Any, literals: Mapping[str, Any], *, keep_timestamps: boo
     TypeError
         A column of a type that cannot hold it.
     """
-    pa = _arrow()
+    pa = import_pyarrow()
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     elif not isinstance(table, pa.Table):
@@ -88,10 +79,8 @@ def table_parts(table: Any, literals: Mapping[str, Any], *, keep_timestamps: boo
         raise InvalidMessageError("keep_timestamps needs the column 'store_timestamp'")
     if "unique_key" in names and "properties" not in names:
         raise InvalidMessageError("the table has unique keys, but no properties to hold them; add them as UNIQ_KEY")
-    if "corrupt" in names and (marks := table.column("corrupt").to_pylist()).count(True):
-        raise InvalidMessageError(
-            f"row {marks.index(True)} is marked as corrupt; leave such rows out, or drop the column"
-        )
+    if "corrupt" in names and (marked := _first_true(table.column("corrupt"))) >= 0:
+        raise InvalidMessageError(f"row {marked} is marked as corrupt; leave such rows out, or drop the column")
     columns = [name for name in names if name in TABLE_COLUMNS and (keep_timestamps or name != "store_timestamp")]
     stored_bodies = "body_stored" in names
     if stored_bodies and "body" not in columns:
@@ -145,12 +134,20 @@ def _typed(pa: Any, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
             return column.cast(pa.large_binary())
         if fits(types.is_string_view):
             return column.cast(pa.large_string())
+
+    def is_text(each: pa.DataType) -> bool:
+        return types.is_string(each) or types.is_large_string(each)
+
+    if name == "keys" and fits(types.is_list, types.is_large_list) and is_text(kind.value_type):
+        return column
     if name == "keys" and fits(types.is_list, types.is_large_list, types.is_fixed_size_list):
         return column.cast(pa.large_list(pa.large_string()))
     if name == "keys" and fits(types.is_list_view, types.is_large_list_view):
         # Arrow's own cast (26.0) gives offsets that fall.
         return pa.chunked_array([_list_of_view(pa, chunk) for chunk in column.chunks], pa.large_list(pa.large_string()))
     if name == "properties":
+        if fits(types.is_map) and is_text(kind.key_type) and is_text(kind.item_type):
+            return column
         if fits(types.is_map):
             return column.cast(pa.map_(pa.large_string(), pa.large_string()))
         if fits(types.is_struct):
@@ -158,6 +155,12 @@ def _typed(pa: Any, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
             rows = [None if row is None else list(row.items()) for row in column.to_pylist()]
             return pa.chunked_array([pa.array(rows, pa.map_(pa.large_string(), pa.large_string()))])
     raise TypeError(f"column {name!r} is {column.type}, which cannot hold it; see the schema of a scan")
+
+
+def _first_true(column: pa.ChunkedArray) -> int:
+    import pyarrow.compute as pc
+
+    return pc.index(column.cast("bool"), True).as_py()
 
 
 def _list_of_view(pa: Any, chunk: pa.Array) -> pa.Array:
