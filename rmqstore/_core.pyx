@@ -3492,16 +3492,11 @@ cdef inline bint small_number(object value, int64_t* out):
 
 cdef str message_id_of(const unsigned char* host, int32_t host_len, int64_t phy_offset):
     # Upper-case hex of the host and the offset (RocketMQ MessageDecoder.createMessageId).
-    cdef const char* digits = b"0123456789ABCDEF"
     cdef str text = PyUnicode_New(2 * (host_len + 8), 127)
-    cdef unsigned char* out = <unsigned char*>PyUnicode_DATA(<PyObject*>text)
-    cdef unsigned char[8] offset
-    cdef int32_t i
-    put_i64(offset, phy_offset)
-    for i in range(host_len):
-        out[2 * i], out[2 * i + 1] = digits[host[i] >> 4], digits[host[i] & 15]
-    for i in range(8):
-        out[2 * (host_len + i)], out[2 * (host_len + i) + 1] = digits[offset[i] >> 4], digits[offset[i] & 15]
+    cdef unsigned char[28] id_bytes
+    memcpy(id_bytes, host, host_len)
+    put_i64(id_bytes + host_len, phy_offset)
+    put_hex(<unsigned char*>PyUnicode_DATA(<PyObject*>text), id_bytes, host_len + 8)
     return text
 
 
