@@ -5,6 +5,11 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+# How long `make fuzz` goes on.
+FUZZ_SECONDS ?= 20
+# Processes that run tests side by side.
+JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
+PARALLEL := -n $(JOBS) --dist loadscope
 
 # The build requirements of pyproject.toml; a test holds the two equal.
 BUILD_REQUIREMENTS := "setuptools>=77" "Cython>=3.1"
@@ -16,7 +21,7 @@ ASV_MACHINE := $(BIN)/asv machine --yes --config asv_bench/asv.conf.json >/dev/n
 ASV_RUN := cd asv_bench && ../$(BIN)/asv run --python=same
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build demo test soak debug-test check lint typecheck instructions bench bench-full bench-peers bench-growth clean distclean
+.PHONY: help venv build demo test soak debug-test check lint typecheck fuzz instructions bench bench-full bench-peers bench-growth clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -39,7 +44,7 @@ demo: build ## the main job on a real broker's store, with rates
 	$(BIN)/python -m rmqstore.demo
 
 test: build ## the test suite, with short versions of the long soaks
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 soak: build ## every bit flip, every crash state, long random runs: takes an hour or more
 	$(BIN)/python -m pytest --slow --timeout=7200 $(PYTEST_ARGS)
@@ -55,7 +60,7 @@ debug-test: build build/debug/.stamp ## the suite without slow tests on a debug 
 	find $(DEBUG_LIB) -name '*.py' -delete
 	RMQSTORE_DEBUG=1 $(BIN)/python setup.py --quiet build_py --build-lib $(DEBUG_LIB)
 	PYTHONPATH=$(CURDIR)/$(DEBUG_LIB) RMQSTORE_EXPECTED_BUILD=$(CURDIR)/$(DEBUG_LIB) PYTHONSAFEPATH=1 PYTHONMALLOC=debug \
-		$(BIN)/pytest -m "not slow and not java" $(PYTEST_ARGS)
+		$(BIN)/pytest $(PARALLEL) -m "not slow and not java and not rabbitmq" $(PYTEST_ARGS)
 
 lint: build ## ruff
 	$(BIN)/ruff check .
@@ -83,12 +88,16 @@ $(VENV)/.stamp-bench: $(VENV)/.stamp-build
 	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[bench]'
 	@touch $@
 
-bench-peers: build $(VENV)/.stamp-bench ## beside the real RocketMQ store, LMDB, rocksdict, SQLite, C, alternately in one run
+bench-peers: build $(VENV)/.stamp-bench ## beside the real RocketMQ store, LMDB, rocksdict, SQLite, C, a RabbitMQ node, alternately in one run
 	bash ci/java.sh
+	bash ci/rabbitmq.sh
 	$(BIN)/python -m asv_bench.peers $(PEERS_ARGS)
 
 bench-growth: build $(VENV)/.stamp-bench ## how cost grows with keys, chains, queues, segments; plots with GROWTH_ARGS=--document
 	$(BIN)/python -m asv_bench.growth $(GROWTH_ARGS)
+
+fuzz: build ## hostile bytes for the readers of RabbitMQ's terms, by atheris: make fuzz FUZZ_SECONDS=600
+	bash ci/fuzz.sh $(FUZZ_SECONDS)
 
 clean: ## remove builds and caches (the environment stays)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis asv_bench/env asv_bench/html

@@ -11,7 +11,7 @@ import os
 from Cython.Build import cythonize
 from setuptools import Extension, setup
 
-MODULES = ("rmqstore._core",)
+MODULES = ("rmqstore._core", "rmqstore.rabbitmq._core", "rmqstore.rabbitmq._term")
 # Plain C that the modules include.
 HEADERS = ("rmqstore/_crc32.h", "rmqstore/_java_hash.h")
 
@@ -67,4 +67,6 @@ setup(
         compiler_directives=DIRECTIVES,
         force=any(generated_before_setup_changed(name) for name in MODULES),
     ),
+    # Each module takes a minute or more, so they are compiled side by side.
+    options={"build_ext": {"parallel": min(len(MODULES), os.cpu_count() or 1)}},
 )

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import rmqstore
-from rmqstore import IndexFile, Message, MessageStore, StoreConfig, _core
+from rmqstore import IndexFile, Message, MessageStore, StoreConfig, _core, message_store
 
 TIME = 1_700_000_000_000
 HANDFUL = ["topic", "queue_id", "queue_offset", "keys", "tags", "store_timestamp", "body", "corrupt"]
@@ -153,6 +153,8 @@ def read(folder: str) -> Iterator[Kernel]:
     """Reads; of scans and tables an operation is one message."""
     path = os.path.join(folder, "read")
     filled(path, STORED, config())
+    # A reader looks for a writer's files every 5 ms, and how often that is within a count depends on the machine's load.
+    message_store._LOOK_INTERVAL = float("inf")
     with MessageStore.open(path, config=config(), read_only=True) as store:
         log, columns = store.commit_log, _core.RecordColumns()
 
@@ -201,10 +203,59 @@ def rebuild(folder: str) -> Iterator[Kernel]:
     yield Kernel("rebuild", STORED, lambda n: rmqstore.rebuild(paths[n], config=geometry))
 
 
+def rabbitmq(folder: str) -> Iterator[Kernel]:
+    """RabbitMQ's queues: an operation is one small message."""
+    from rmqstore.rabbitmq import Message as QueueMessage
+    from rmqstore.rabbitmq import QueueIndex, _term
+
+    made = [
+        QueueMessage(
+            b"%06d" % i,
+            properties={"delivery_mode": 2, "headers": {"id": i}},
+            routing_keys=["orders"],
+            msg_id=b"%016d" % i,
+        )
+        for i in range(2 * STORED)
+    ]
+    terms = [message.term for message in made]
+    index = QueueIndex.open(os.path.join(folder, "queue"), segment_entry_count=16384, create=True)
+
+    def life(n: int) -> None:
+        index.ack(index.publish_many(terms[:n], deliver=True))
+
+    yield Kernel("queue: publish, deliver, ack", STORED, life)
+    index.close()
+    paths = {num: os.path.join(folder, f"queue {num}") for num in (STORED, 2 * STORED)}
+    for num, path in paths.items():
+        with QueueIndex.open(path, segment_entry_count=1000, create=True) as filled_index:
+            filled_index.publish_many(terms[:num], deliver=True)
+            filled_index.flush()
+
+    def load(n: int) -> None:
+        with QueueIndex.open(paths[n], segment_entry_count=1000, read_only=True) as opened:
+            opened.columns()
+
+    yield Kernel("queue: load", STORED, load)
+
+    def read(n: int) -> None:
+        for term in terms[:n]:
+            message = QueueMessage.from_term(term)
+            message.body, message.properties  # noqa: B018
+
+    yield Kernel("queue: messages", STORED, read)
+    data = b"".join(terms)
+    sizes = np.array([len(term) for term in terms], np.int64)
+    positions = np.cumsum(sizes) - sizes
+    columns = ("body", "exchange", "routing_keys", "headers")
+    yield Kernel(
+        "queue: columns", STORED, lambda n: _term.message_columns(data, positions[:n], sizes[:n], columns=columns)
+    )
+
+
 def kernels(folder: str) -> Iterator[tuple[str, Callable[[], Iterator[Kernel]]]]:
     """The groups of kernels; one that cannot run does not keep the others from it."""
     yield "small", small
-    for group in (index_file, append, read, rebuild):
+    for group in (index_file, append, read, rebuild, rabbitmq):
         yield group.__name__, lambda group=group: group(folder)
 
 

@@ -21,7 +21,7 @@ import sys
 import zipfile
 
 names = zipfile.ZipFile(sys.argv[1]).namelist()
-wanted = [r"rmqstore/_core\..*\.so", r"rmqstore/_core\.pyi", r"rmqstore/_core\.pxd", r"rmqstore/py\.typed", r".*/licenses/LICENSE"]
+wanted = [r"rmqstore/_core\..*\.so", r"rmqstore/rabbitmq/_core\..*\.so", r"rmqstore/rabbitmq/_term\..*\.so", r"rmqstore/rabbitmq/_term\.pyi", r"rmqstore/_core\.pyi", r"rmqstore/_core\.pxd", r"rmqstore/py\.typed", r".*/licenses/LICENSE"]
 missing = [pattern for pattern in wanted if not any(re.fullmatch(pattern, name) for name in names)]
 unwanted = [name for name in names if name.endswith((".pyx", ".c", ".h")) or not name.startswith(("rmqstore/", "rmqstore-"))]
 if missing or unwanted:
@@ -51,6 +51,13 @@ with tempfile.TemporaryDirectory() as folder:
     with MessageStore.open(folder + "/orders", config=config, read_only=True) as store:
         assert [m.body for m in store.get_message("Orders", queue_id=0, queue_offset=0).messages] == [b"paid"]
         assert [m.msg_id for m in store.query_message("Orders", "A-1001").messages] == [put.msg_id]
+from rmqstore.rabbitmq import Message as QueueMessage, QueueIndex
+
+with tempfile.TemporaryDirectory() as folder:
+    with QueueIndex.open(folder + "/queue", segment_entry_count=2048, create=True) as index:
+        index.publish_many([QueueMessage(b"paid", routing_keys=["orders"])], deliver=True)
+    with QueueIndex.open(folder + "/queue", segment_entry_count=2048, read_only=True) as index:
+        assert [QueueMessage.from_term(entry.message).body for entry in index] == [b"paid"]
 print("rmqstore", rmqstore.__version__, "works from", rmqstore.__file__)
 PY
 venv/bin/rmqstore --help

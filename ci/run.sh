@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The whole of continuous integration: set-up, checks, tests, debug tests, instruction counts, benchmarks once, demo.
+# The whole of continuous integration: set-up, checks, tests, fuzzing, debug tests, instruction counts, benchmarks once, demo.
 #
 # Needs bash, make, git, a C compiler, Python >= 3.10 with venv, and a package index.  After a failed set-up nothing else
 # runs; any other step that fails lets the following ones run, so that one run says everything that is wrong.  The last
@@ -45,6 +45,7 @@ rm -rf build/ci
 step setup bash ci/setup.sh || { summary; exit 1; }
 step checks bash ci/checks.sh || true
 step tests bash ci/tests.sh || true
+step fuzz bash ci/fuzz.sh 20 || true
 step debug-test make debug-test PYTEST_ARGS="--color=no -q" || true
 step instructions make instructions || true
 step bench bash ci/bench.sh || true

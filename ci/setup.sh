@@ -7,5 +7,6 @@ echo "system:   $(uname -srm), $(getconf _NPROCESSORS_ONLN) processors"
 echo "compiler: $(${CC:-cc} --version | head -n 1)"
 make venv
 bash ci/java.sh
+bash ci/rabbitmq.sh
 .venv/bin/python --version
 .venv/bin/python -m pip list --format=freeze

@@ -62,6 +62,9 @@ cdef extern from "<unistd.h>" nogil:
     int _SC_PAGESIZE
 
 cdef extern from "Python.h":
+    ctypedef struct PyThreadState
+    PyThreadState* PyEval_SaveThread()
+    void PyEval_RestoreThread(PyThreadState* state)
     # Declared over borrowed pointers, so that hashing a list touches no reference count.
     int PyUnicode_KIND(PyObject* s)
     void* PyUnicode_DATA(PyObject* s)
@@ -202,6 +205,7 @@ cdef int64_t MAX_EXT_ADDRESS = EXT_ADDRESS_MAX
 
 cdef enum:
     SYS_TRANSACTION_MASK = 0xC
+    SYS_PREPARED = 0x4
     SYS_ROLLBACK = 0xC
     SYS_BORN_V6 = 0x10
     SYS_STORE_V6 = 0x20
@@ -692,6 +696,29 @@ def crc32_with(str name not None, data not None, uint32_t value=0):
     raise ValueError(f"no CRC-32 implementation {name!r} here, only {', '.join(crc32_implementations())}")
 
 
+# ----------------------------------------------------------------------------------------------------------- the GIL
+
+cdef enum:
+    # Nanoseconds.  Whoever lets go of the GIL beside a thread that computes waits for it up to 5 ms, Python's switch interval;
+    # a batch of a thousand messages would do so ten times.  Less work than this keeps it.
+    WORTH_WAITING = 500_000
+    # About what work takes where memory is near: nanoseconds for an index entry, and for a row beside its bytes; and how
+    # many bytes are copied, or looked at, in one.
+    PUT_COST = 50
+    ROW_COST = 100
+    COPIED_BYTES = 4
+
+
+cdef inline PyThreadState* let_others_run(int64_t nanoseconds):
+    # For work of about so many nanoseconds that touches no Python object; `go_on` ends it.
+    return PyEval_SaveThread() if nanoseconds > WORTH_WAITING else NULL
+
+
+cdef inline void go_on(PyThreadState* state) noexcept:
+    if state != NULL:
+        PyEval_RestoreThread(state)
+
+
 # ------------------------------------------------------------------------------------------------------ index file
 
 cdef inline int64_t index_count_of(const unsigned char* base) noexcept nogil:
@@ -1111,7 +1138,7 @@ cdef class IndexRegion:
 
     def put_hashes(self, const int32_t[::1] hashes not None, const int64_t[::1] phy_offsets not None,
                    const int64_t[::1] store_timestamps not None):
-        """int: as `put_keys` with index hashes (int32, not negative) instead of texts; the GIL is released."""
+        """int: as `put_keys` with index hashes (int32, not negative) instead of texts; the GIL is released for many."""
         cdef int64_t n = hashes.shape[0], i, taken, bad = -1
         if phy_offsets.shape[0] != n or store_timestamps.shape[0] != n:
             raise ValueError(f"{n} hashes, {phy_offsets.shape[0]} phy_offsets, {store_timestamps.shape[0]} timestamps")
@@ -1120,13 +1147,15 @@ cdef class IndexRegion:
         cdef Region region = self.region
         cdef unsigned char* base = region.pin_writable(0, region.size)
         try:
-            with nogil:
-                for i in range(n):
-                    if phy_offsets[i] < 0 or hashes[i] < 0:
-                        bad = i
-                        break
+            for i in range(n):
+                if phy_offsets[i] < 0 or hashes[i] < 0:
+                    bad = i
+                    break
             if bad >= 0:
                 raise OffsetOutOfRangeError(f"row {bad}: phy_offset {phy_offsets[bad]} or key hash is negative")
+            if HAS_GIL and self.long_puts == 0 and n * PUT_COST < WORTH_WAITING:
+                return index_put_many(base, self.magic, self.slot_num, self.index_num, &hashes[0], &phy_offsets[0],
+                                      &store_timestamps[0], n)
             self.long_puts += 1
             with nogil, self.mutex:
                 taken = index_put_many(base, self.magic, self.slot_num, self.index_num, &hashes[0], &phy_offsets[0],
@@ -1579,6 +1608,133 @@ cdef int64_t len_gil(list found) noexcept nogil:
     return n
 
 
+@cython.no_gc_clear
+cdef class SlotHeads:
+    """The newest entry of every hash slot, for whoever makes the entries of an index file elsewhere than in the file.
+
+    Entries are numbered as in the file.  What several of these were told of consecutive entries is put together with
+    `merge`, in order, and then is what one would have been told of all of them.
+
+    Parameters
+    ----------
+    slot_num : int
+        Hash slots of the file; 4 bytes of memory each.
+    """
+
+    cdef readonly int64_t slot_num
+    cdef uint64_t magic
+    cdef object array
+    cdef int32_t[::1] heads
+
+    def __cinit__(self, int64_t slot_num):
+        if not 1 <= slot_num <= 0x7FFFFFFF:
+            raise ValueError(f"{slot_num} slots; there must be 1 to 2147483647")
+        self.slot_num = slot_num
+        self.magic = mod_magic(<uint32_t>slot_num)
+        self.array = np.zeros(slot_num, np.int32)
+        self.heads = self.array
+
+    cdef int64_t check_entries(self, const int32_t[::1] hashes, int64_t first) except -1:
+        cdef int64_t i, n = hashes.shape[0], bad = -1
+        if first < 1 or first + n > 0x7FFFFFFF:
+            raise OffsetOutOfRangeError(f"{n} entries from number {first} on")
+        with nogil:
+            for i in range(n):
+                if hashes[i] < 0:
+                    bad = i
+                    break
+        if bad >= 0:
+            raise OffsetOutOfRangeError(f"row {bad}: key hash {hashes[bad]} is negative")
+        return n
+
+    def note(self, const int32_t[::1] hashes not None, int64_t first):
+        """Take note of the entries `first`, +1, … with these index hashes (int32, not negative); the GIL is released."""
+        cdef int64_t i, n = self.check_entries(hashes, first)
+        with nogil:
+            for i in range(n):
+                if i + PUT_AHEAD < n:
+                    prefetch(&self.heads[0] + fastmod(<uint32_t>hashes[i + PUT_AHEAD], self.magic, <uint32_t>self.slot_num))
+                self.heads[fastmod(<uint32_t>hashes[i], self.magic, <uint32_t>self.slot_num)] = <int32_t>(first + i)
+
+    def merge(self, const int32_t[::1] slots not None, const int32_t[::1] entries not None):
+        """Take over `used` of another one that was told of the entries behind those known here."""
+        cdef int64_t i, n = slots.shape[0], bad = -1
+        if entries.shape[0] != n:
+            raise ValueError(f"{n} slots and {entries.shape[0]} entries")
+        with nogil:
+            for i in range(n):
+                if not (0 <= slots[i] < self.slot_num and entries[i] > self.heads[slots[i]]):
+                    bad = i
+                    break
+                self.heads[slots[i]] = entries[i]
+        if bad >= 0:
+            raise ValueError(f"row {bad}: slot {slots[bad]} with entry {entries[bad]} does not follow what is known")
+
+    def used(self):
+        """(int32 array, int32 array): the slots that have an entry, ascending, and the newest entry of each."""
+        slots = np.flatnonzero(self.array).astype(np.int32)
+        return slots, self.array[slots]
+
+    @property
+    def used_num(self):
+        """int: how many slots have an entry."""
+        return int(np.count_nonzero(self.array))
+
+    def table(self):
+        """numpy.ndarray of uint8, shape (4 * slot_num,): the slots as the file holds them."""
+        return self.array.astype(">i4").view(np.uint8)
+
+    def encode(self, const int32_t[::1] hashes not None, const int64_t[::1] phy_offsets not None,
+               const int64_t[::1] store_timestamps not None, int64_t first, int64_t begin_timestamp,
+               int64_t begin_before=0):
+        """The bytes of the entries `first`, +1, …, as `IndexRegion.put_hashes` would write them, and take note of them.
+
+        Parameters
+        ----------
+        hashes : int32 array, shape (n,)
+            Index hashes, not negative.
+        phy_offsets, store_timestamps : int64 arrays, shape (n,)
+        first : int
+            Number of the first entry, at least 1.
+        begin_timestamp : int
+            The file's begin time in ms since epoch: the store time of its entry 1.
+        begin_before : int
+            What the header gave as begin time before entry 1 was put: the end time of the file before, 0 in the first file.
+
+        Returns
+        -------
+        numpy.ndarray of uint8, shape (20 * n,)
+        """
+        cdef int64_t i, n = self.check_entries(hashes, first), begin, diff, slot
+        cdef unsigned char* entry
+        if phy_offsets.shape[0] != n or store_timestamps.shape[0] != n:
+            raise ValueError(f"{n} hashes, {phy_offsets.shape[0]} phy_offsets, {store_timestamps.shape[0]} timestamps")
+        out_array = np.empty(ENTRY_SIZE * n, np.uint8)
+        if n == 0:
+            return out_array
+        cdef uint8_t[::1] out = out_array
+        with nogil:
+            for i in range(n):
+                if i + PUT_AHEAD < n:
+                    prefetch(&self.heads[0] + fastmod(<uint32_t>hashes[i + PUT_AHEAD], self.magic, <uint32_t>self.slot_num))
+                slot = fastmod(<uint32_t>hashes[i], self.magic, <uint32_t>self.slot_num)
+                begin = begin_before if first + i == 1 else begin_timestamp
+                diff = 0
+                if begin > 0:
+                    diff = <int64_t>(<uint64_t>store_timestamps[i] - <uint64_t>begin) // 1000
+                    if diff > 0x7FFFFFFF:
+                        diff = 0x7FFFFFFF
+                    elif diff < 0:
+                        diff = 0
+                entry = &out[0] + ENTRY_SIZE * i
+                put_i32(entry + ENTRY_KEY_HASH, hashes[i])
+                put_i64(entry + ENTRY_PHY_OFFSET, phy_offsets[i])
+                put_i32(entry + ENTRY_TIME_DIFF, <int32_t>diff)
+                put_i32(entry + ENTRY_PREV_INDEX, self.heads[slot])
+                self.heads[slot] = <int32_t>(first + i)
+        return out_array
+
+
 # ------------------------------------------------------------------------------------------------------ commit log
 
 cdef struct RecordView:
@@ -1865,6 +2021,76 @@ cdef int judge_record(const unsigned char* p, int64_t room, int64_t phy_offset, 
         if not prop_crc_ok(p, r) or (check_crc > 1 and not has_prop_crc(p, r)):
             return BAD_PROP_CRC
     return RECORD
+
+
+cdef enum:
+    # How many records ahead of the one that is read its first lines are asked for, and the others; where records lie at
+    # random places, each of their lines is a wait for memory of its own otherwise.
+    HEAD_AHEAD = 16
+    TAIL_AHEAD = 4
+    # Bytes of a record that are asked for before its size is known: a whole one of usual size, as waiting for the size costs
+    # more than asking in vain.  Of a long body the processor foresees the rest by itself.
+    HEAD = 448
+    STREAM_AHEAD = 2048
+    FETCHED = 1024
+    LINE = 64
+
+
+cdef inline void prefetch_head(const unsigned char* p, int64_t room) noexcept nogil:
+    cdef int64_t at = 0
+    if room < HEAD:
+        return
+    while at < HEAD:
+        prefetch(p + at)
+        at += LINE
+
+
+cdef inline void prefetch_tail(const unsigned char* p, int64_t room) noexcept nogil:
+    # What lies behind the head, which was asked for before; its size is hostile, and a wrong one asks for lines in vain.
+    cdef int64_t total, at = HEAD
+    if room < BLANK_SIZE:
+        return
+    total = get_i32(p)
+    if total > room:
+        return
+    while at < total and at < FETCHED:
+        prefetch(p + at)
+        at += LINE
+    if total > FETCHED:
+        # Topic and properties lie at the end.
+        prefetch(p + total - 2 * LINE)
+        prefetch(p + total - LINE)
+        prefetch(p + total - 1)
+
+
+cdef inline void prefetch_stream(const unsigned char* p, int64_t size, int64_t room) noexcept nogil:
+    # For a loop that goes from record to record and has come to one of `size` bytes: as many bytes, some way ahead.  The
+    # processor foresees a stream by itself only up to the end of a page.
+    cdef int64_t at = STREAM_AHEAD, end = STREAM_AHEAD + (size if size < FETCHED else FETCHED)
+    if end > room:
+        return
+    while at < end:
+        prefetch(p + at)
+        at += LINE
+
+
+cdef inline void prefetch_places(unsigned char** bases, const int64_t* room, int64_t region_num, const int64_t[::1] base_offsets,
+                                 const int32_t[::1] numbers, const int64_t[::1] phy_offsets, int64_t i) noexcept nogil:
+    # For a loop over records at given places (`ArrowColumns.fill_at`) that has come to place i.
+    cdef int64_t n = phy_offsets.shape[0], pos
+    cdef int32_t number
+    if i + HEAD_AHEAD < n:
+        number = numbers[i + HEAD_AHEAD]
+        if 0 <= number < region_num:
+            pos = phy_offsets[i + HEAD_AHEAD] - base_offsets[number]
+            if 0 <= pos < room[number]:
+                prefetch_head(bases[number] + pos, room[number] - pos)
+    if i + TAIL_AHEAD < n:
+        number = numbers[i + TAIL_AHEAD]
+        if 0 <= number < region_num:
+            pos = phy_offsets[i + TAIL_AHEAD] - base_offsets[number]
+            if 0 <= pos < room[number]:
+                prefetch_tail(bases[number] + pos, room[number] - pos)
 
 
 def find_record(Region region not None, int64_t pos, int64_t base_offset, int64_t limit=-1, int check_crc=1):
@@ -2386,26 +2612,91 @@ cdef class RecordColumns:
         cdef int64_t[::1] starts = starts_array
         cdef int64_t[::1] order = order_array
         cdef list groups = []
-        with nogil:
-            # A counting sort; the column is open to everybody, so its numbers are checked.
-            for i in range(n):
-                queue = self.c_queue[i]
-                if chosen[i] and 0 <= queue < queue_num:
-                    starts[queue] += 1
-            at = 0
-            for i in range(queue_num):
-                at += starts[i]
-                starts[i] = at
-            starts[queue_num] = at
-            for i in range(n - 1, -1, -1):
-                queue = self.c_queue[i]
-                if chosen[i] and 0 <= queue < queue_num:
-                    starts[queue] -= 1
-                    order[starts[queue]] = i
+        # A counting sort, over in no time; the column is open to everybody, so its numbers are checked.
+        for i in range(n):
+            queue = self.c_queue[i]
+            if chosen[i] and 0 <= queue < queue_num:
+                starts[queue] += 1
+        at = 0
+        for i in range(queue_num):
+            at += starts[i]
+            starts[i] = at
+        starts[queue_num] = at
+        for i in range(n - 1, -1, -1):
+            queue = self.c_queue[i]
+            if chosen[i] and 0 <= queue < queue_num:
+                starts[queue] -= 1
+                order[starts[queue]] = i
         for i in range(queue_num):
             if starts[i + 1] > starts[i]:
                 groups.append((i, starts[i], starts[i + 1]))
         return groups, order_array[:at]
+
+    def queued(self):
+        """Which records get a unit in a queue: all but prepared and rolled back transactional ones.
+
+        Returns
+        -------
+        (numpy.ndarray of uint8, bool)
+            Of shape (count,); and whether one of them may be an inner batch or names further queues.
+        """
+        cdef int64_t i
+        cdef bint odd = False
+        chosen_array = np.empty(self.count, np.uint8)
+        cdef uint8_t[::1] chosen = chosen_array
+        for i in range(self.count):
+            chosen[i] = (self.c_sys_flag[i] & SYS_TRANSACTION_MASK) != SYS_PREPARED and (
+                self.c_sys_flag[i] & SYS_TRANSACTION_MASK) != SYS_ROLLBACK
+            if chosen[i] and (self.c_sys_flag[i] & SYS_INNER_BATCH or self.c_multi_dispatch[i]):
+                odd = True
+        return chosen_array, odd
+
+    def units(self, const int64_t[::1] rows not None):
+        """What the units of these rows are made of.
+
+        Returns
+        -------
+        tuple of numpy.ndarray
+            phy_offset int64, size int32, tags_code int64, store_timestamp int64, one for each row.
+
+        Raises
+        ------
+        OffsetOutOfRangeError
+            A row that there is not.
+        """
+        cdef int64_t n = rows.shape[0], i, row
+        phy_array, size_array = np.empty(n, np.int64), np.empty(n, np.int32)
+        tags_array, time_array = np.empty(n, np.int64), np.empty(n, np.int64)
+        cdef int64_t[::1] phy_offset = phy_array, tags_code = tags_array, store_timestamp = time_array
+        cdef int32_t[::1] size = size_array
+        for i in range(n):
+            row = rows[i]
+            if not 0 <= row < self.capacity:
+                raise OffsetOutOfRangeError(f"row {row} of {self.capacity}")
+            phy_offset[i], size[i] = self.c_phy_offset[row], self.c_size[row]
+            tags_code[i], store_timestamp[i] = self.c_tags_code[row], self.c_store_timestamp[row]
+        return phy_array, size_array, tags_array, time_array
+
+    def key_records(self, int64_t begin, int64_t end):
+        """(int64 array, int64 array): phy_offset and store_timestamp of the record of each key hash from `begin` to before `end`.
+
+        Raises
+        ------
+        OffsetOutOfRangeError
+            There are not so many key hashes.
+        """
+        cdef int64_t i, at
+        if not 0 <= begin <= end <= self.key_hash.shape[0]:
+            raise OffsetOutOfRangeError(f"key hashes {begin} to {end} of {self.key_hash.shape[0]}")
+        # Not np.zeros, which lets go of the GIL.
+        phy_array, time_array = np.empty(end - begin, np.int64), np.empty(end - begin, np.int64)
+        cdef int64_t[::1] phy_offset = phy_array, store_timestamp = time_array
+        for at in range(end - begin):
+            phy_offset[at] = store_timestamp[at] = 0
+        for i in range(self.count):
+            for at in range(max(self.c_key_start[i], begin), min(self.c_key_start[i + 1], end)):
+                phy_offset[at - begin], store_timestamp[at - begin] = self.c_phy_offset[i], self.c_store_timestamp[i]
+        return phy_array, time_array
 
     def run_length(self, const int64_t[::1] rows not None):
         """int: how many of these rows, from the first on, have queue offsets that go on by one."""
@@ -2416,10 +2707,9 @@ cdef class RecordColumns:
         if n == 0:
             return 0
         first = self.c_queue_offset[rows[0]]
-        with nogil:
-            i = 1
-            while i < n and self.c_queue_offset[rows[i]] - i == first:
-                i += 1
+        i = 1
+        while i < n and self.c_queue_offset[rows[i]] - i == first:
+            i += 1
         return i
 
 
@@ -2481,6 +2771,7 @@ cdef int scan_rows(const unsigned char* base, int64_t* pos, int64_t size, int64_
         verdict = judge_record(p, size - pos[0], base_offset + pos[0], check_crc, &r)
         if verdict != RECORD:
             return verdict
+        prefetch_stream(p, r.total_size, size - pos[0])
         topic_hash = hash_utf8(0, p + r.topic_pos, r.topic_len)
         topic = out.topics.look_up(topic_hash, p + r.topic_pos, r.topic_len)
         queue = out.topics.look_up_queue(topic, r.queue_id) if topic >= 0 else -1
@@ -2553,15 +2844,17 @@ def scan(Region region not None, int64_t pos, int64_t limit, int64_t base_offset
     cdef int64_t delay_num = delays.shape[0]
     cdef const int64_t* delay_at = &delays[0] if delay_num else NULL
     cdef RecordView r
+    cdef PyThreadState* state
     out.count = 0
     try:
         if pos < 0 or pos > region.size:
             raise OffsetOutOfRangeError(f"position {pos} is outside the segment", pos=pos)
         out.c_key_start[0] = 0
         while True:
-            with nogil:
-                verdict = scan_rows(base, &at, region.size, limit, base_offset, out, delay_at, delay_num, check_crc,
-                                    index_tags, keys)
+            state = let_others_run((limit - at) // COPIED_BYTES)
+            verdict = scan_rows(base, &at, region.size, limit, base_offset, out, delay_at, delay_num, check_crc,
+                                index_tags, keys)
+            go_on(state)
             if verdict == NEED_TOPIC:
                 parse_record(base + at, region.size - at, &r)
                 out.topics.add_queue(
@@ -2574,8 +2867,9 @@ def scan(Region region not None, int64_t pos, int64_t limit, int64_t base_offset
         region.unpin()
 
 
-def walk(Region region not None, int64_t pos, int64_t limit, int64_t base_offset, int check_crc=0):
-    """Step over whole records without looking inside.
+def walk(Region region not None, int64_t pos, int64_t limit, int64_t base_offset, int check_crc=0,
+         int64_t max_num=INT64_MAX):
+    """Step over whole records without looking inside, at most `max_num` of them.
 
     Returns
     -------
@@ -2593,7 +2887,7 @@ def walk(Region region not None, int64_t pos, int64_t limit, int64_t base_offset
         if pos < 0 or pos > region.size:
             raise OffsetOutOfRangeError(f"position {pos} is outside the segment", pos=pos)
         with nogil:
-            while pos < limit:
+            while pos < limit and num < max_num:
                 verdict = judge_record(base + pos, region.size - pos, base_offset + pos, check_crc, &r)
                 if verdict != RECORD:
                     break
@@ -2615,16 +2909,66 @@ cdef class MessageFields:
     cdef public object prepared_transaction_offset, store_host
 
 
+cdef int64_t clamped(offset) except? -1:
+    # -1, where nothing lies, for a number of more than 64 bits.
+    try:
+        return offset
+    except OverflowError:
+        return -1
+
+
 cdef class FileStream:
-    """Where a stream of files ends; `MappedFileQueue` is this with the files.
+    """Where a stream of files ends, and its file that was asked for last; `MappedFileQueue` is this with the files.
 
     Attributes
     ----------
     wrote_where : int
         Offset behind the last byte of the stream.
+    file_offsets : list of int
+        Where the files begin, ascending; another list as soon as one of them leaves.
     """
 
     cdef public int64_t wrote_where
+    cdef public list file_offsets
+    cdef Region found
+    cdef list found_among
+    cdef int64_t found_base
+
+    def remember(self, Region region not None, int64_t base, list offsets not None):
+        """Note that the file which begins at `base` is mapped as `region`, found while `offsets` were the files."""
+        self.found, self.found_base, self.found_among = region, base, offsets
+
+    cdef Region around(self, int64_t offset):
+        # The mapping that holds `offset`, as long as nothing can have changed since it was found; None says to look again.
+        if (self.found is None or self.found_among is not self.file_offsets or atomic_load(&self.found.state) & CLOSED
+                or not self.found_base <= offset < self.wrote_where or offset - self.found_base >= self.found.size):
+            return None
+        return self.found
+
+    def recent(self, offset not None):
+        """(Region, int, int, int) or None: as of `CommitLog.region_of`, if the file that was asked for last holds `offset`."""
+        cdef Region region = self.around(clamped(offset))
+        return None if region is None else (region, self.found_base, self.found_base, self.wrote_where)
+
+    def read_recent(self, phy_offset not None, type kind not None, int check_crc):
+        """StoredMessage or None: the record at `phy_offset`, if it lies in the file that was asked for last and is whole."""
+        cdef int64_t offset = clamped(phy_offset)
+        cdef Region region = self.around(offset)
+        cdef RecordView r
+        cdef int64_t room
+        cdef unsigned char* p
+        if region is None:
+            return None
+        message_type(kind)
+        room = region.size - (offset - self.found_base)
+        p = region.pin(offset - self.found_base, room)
+        try:
+            prefetch_head(p, room)
+            if judge_record(p, room, offset, 0, &r) != RECORD:
+                return None
+            return message_of(kind, p, &r, check_crc)
+        finally:
+            region.unpin()
 
 
 cdef enum:
@@ -3189,27 +3533,35 @@ cdef class RowBatch:
         return n, TAKEN
 
     def take_columns(self, TableRows table not None, int64_t first):
-        """Take rows of a table, from number `first` on; the GIL is released.
+        """Take rows of a table, from number `first` on; the GIL is released for many.
 
         Returns
         -------
         (int, int)
             As of `take_messages`; -3 = an Arrow array is not sound there.
         """
-        cdef int64_t i = first, used
-        cdef int taken = TAKEN
+        cdef int64_t i = first
+        cdef int taken
+        cdef PyThreadState* state
         if first < 0 or first > table.num:
             raise ValueError(f"row {first} of {table.num}")
         self.reserve_rows(self.count + table.num - first)
-        with nogil:
-            while i < table.num:
-                used = self.arena_used
-                taken = self.take_row(table, i)
-                if taken != TAKEN:
-                    self.arena_used = used
-                    break
-                i += 1
+        state = let_others_run((table.num - first) * ROW_COST)
+        taken = self.take_rows(table, &i)
+        go_on(state)
         return i, taken
+
+    cdef int take_rows(self, TableRows table, int64_t* i) noexcept nogil:
+        cdef int64_t used
+        cdef int taken = TAKEN
+        while i[0] < table.num:
+            used = self.arena_used
+            taken = self.take_row(table, i[0])
+            if taken != TAKEN:
+                self.arena_used = used
+                break
+            i[0] = i[0] + 1
+        return taken
 
     cdef int take_row(self, TableRows table, int64_t i) noexcept nogil:
         cdef Row* row = &self.rows[self.count]
@@ -3376,11 +3728,10 @@ cdef class RowBatch:
         cdef int64_t[::1] next_offset = self.queue_num
         for each, offset in numbers:
             next_offset[each] = offset
-        with nogil:
-            for i in range(self.count):
-                self.rows[i].parts.queue_offset = next_offset[self.rows[i].queue]
-                next_offset[self.rows[i].queue] += 1
-            self.seal(store_timestamp, timestamps)
+        for i in range(self.count):
+            self.rows[i].parts.queue_offset = next_offset[self.rows[i].queue]
+            next_offset[self.rows[i].queue] += 1
+        self.seal(store_timestamp, timestamps)
         # The array counts again.
         for each, offset in numbers:
             next_offset[each] -= offset
@@ -3400,15 +3751,14 @@ cdef class RowBatch:
             How many new segments they take, and the largest row in bytes.
         """
         cdef int64_t i, size, largest = 0, rolls = 0
-        with nogil:
-            for i in range(self.count):
-                size = self.rows[i].size
-                if size > largest:
-                    largest = size
-                if size + BLANK_SIZE > left:
-                    rolls += 1
-                    left = segment_size
-                left -= size
+        for i in range(self.count):
+            size = self.rows[i].size
+            if size > largest:
+                largest = size
+            if size + BLANK_SIZE > left:
+                rolls += 1
+                left = segment_size
+            left -= size
         return rolls, largest
 
     def encode(self, Region region not None, int64_t pos, int64_t base_offset, int64_t first):
@@ -3428,24 +3778,30 @@ cdef class RowBatch:
         (int, int)
             The number of the first row that does not fit any more, and the position behind the last that was written.
         """
-        cdef int64_t start = pos
-        cdef Row* row
+        cdef PyThreadState* state = NULL
         if first < 0:
             raise ValueError(f"first is {first}")
         cdef unsigned char* p = region.pin_writable(pos, region.size - pos)
         try:
-            with nogil:
-                while first < self.count:
-                    row = &self.rows[first]
-                    if row.size + BLANK_SIZE > region.size - pos:
-                        break
-                    row.phy_offset = base_offset + pos
-                    encode_into(p + (pos - start), row.size, row.phy_offset, &row.parts, self.prop_crc)
-                    pos += row.size
-                    first += 1
+            if first < self.count:
+                state = let_others_run((self.count - first) * (ROW_COST + self.rows[first].size // COPIED_BYTES))
+            self.encode_rows(p, &pos, region.size, base_offset, &first)
+            go_on(state)
             return first, pos
         finally:
             region.unpin()
+
+    cdef void encode_rows(self, unsigned char* p, int64_t* pos, int64_t size, int64_t base_offset, int64_t* first) noexcept nogil:
+        cdef Row* row
+        cdef int64_t start = pos[0]
+        while first[0] < self.count:
+            row = &self.rows[first[0]]
+            if row.size + BLANK_SIZE > size - pos[0]:
+                break
+            row.phy_offset = base_offset + pos[0]
+            encode_into(p + (pos[0] - start), row.size, row.phy_offset, &row.parts, self.prop_crc)
+            pos[0] += row.size
+            first[0] += 1
 
     cdef object result(self, Row* row, type kind):
         # A named tuple of (phy_offset, queue_offset, msg_id, store_timestamp, size), made as its class would.
@@ -3471,10 +3827,9 @@ cdef class RowBatch:
         cdef int64_t i
         out_array = np.empty((4, self.count), np.int64)
         cdef int64_t[:, ::1] out = out_array
-        with nogil:
-            for i in range(self.count):
-                out[0, i], out[1, i] = self.rows[i].phy_offset, self.rows[i].parts.queue_offset
-                out[2, i], out[3, i] = self.rows[i].parts.store_timestamp, self.rows[i].size
+        for i in range(self.count):
+            out[0, i], out[1, i] = self.rows[i].phy_offset, self.rows[i].parts.queue_offset
+            out[2, i], out[3, i] = self.rows[i].parts.store_timestamp, self.rows[i].size
         return tuple(out_array)
 
 
@@ -3717,9 +4072,8 @@ def write_units(Region region not None, int64_t pos, const int64_t[::1] phy_offs
         raise ValueError(f"{n} offsets, {sizes.shape[0]} sizes, {tags_codes.shape[0]} tags codes")
     cdef unsigned char* p = region.pin_writable(pos, UNIT_SIZE * n)
     try:
-        with nogil:
-            for i in range(n):
-                put_unit(p + UNIT_SIZE * i, phy_offsets[i], sizes[i], tags_codes[i])
+        for i in range(n):
+            put_unit(p + UNIT_SIZE * i, phy_offsets[i], sizes[i], tags_codes[i])
     finally:
         region.unpin()
 
@@ -4275,7 +4629,7 @@ def read_queued(Region units not None, int64_t pos, int64_t num, Region segment 
     message_type(kind)
     if num < 0 or num > INT64_MAX // UNIT_SIZE:
         raise OffsetOutOfRangeError(f"{num} units", pos=pos)
-    cdef int64_t i = 0, last = -1, phy, taken = len(out)
+    cdef int64_t i = 0, last = -1, phy, following, taken = len(out)
     cdef int32_t unit_size
     cdef int64_t tags_code
     cdef StoredMessage message
@@ -4311,6 +4665,10 @@ def read_queued(Region units not None, int64_t pos, int64_t num, Region segment 
                         continue
                 if not low <= phy < high:
                     break
+                if i + TAIL_AHEAD < num:
+                    following = get_i64(unit + UNIT_SIZE * TAIL_AHEAD)
+                    if low <= following < high:
+                        prefetch_head(base + (following - base_offset), segment.size - (following - base_offset))
                 record = base + (phy - base_offset)
                 if (judge_record(record, segment.size - (phy - base_offset), phy, 0, &r) != RECORD
                         or r.total_size != unit_size):
@@ -4354,6 +4712,8 @@ cdef class KeySearch:
         As of `read_message`.
     encode : callable
         Gives the bytes in which a record holds a text that is not ASCII.
+    log : FileStream, optional
+        The segments; the one that was asked for last is not asked for again.
 
     Attributes
     ----------
@@ -4368,6 +4728,7 @@ cdef class KeySearch:
     cdef int key_kind, check_crc
     cdef int64_t begin, end, max_num, lowest
     cdef Region segment
+    cdef FileStream log
     cdef int64_t base_offset, low, high
     cdef type kind
     cdef set seen
@@ -4375,7 +4736,7 @@ cdef class KeySearch:
     cdef readonly bint truncated, descending
 
     def __init__(self, str topic not None, str key not None, int key_kind, int64_t begin, int64_t end, int64_t max_num,
-                 messages not None, type kind not None, int check_crc, encode):
+                 messages not None, type kind not None, int check_crc, encode, FileStream log=None):
         if not isinstance(messages, list):
             raise TypeError(f"messages is {type(messages).__name__}, not a list")
         cdef uint32_t h = hash_str(0, topic) * 31u + 35u
@@ -4387,6 +4748,7 @@ cdef class KeySearch:
         self.begin, self.end, self.max_num = begin, end, max_num
         self.kind, self.check_crc = message_type(kind), check_crc
         self.messages = messages
+        self.log = log
         self.segment = None
         self.seen = None
         self.truncated = False
@@ -4437,10 +4799,15 @@ cdef class KeySearch:
         cdef Region segment
         cdef unsigned char* p
         if self.segment is None or not self.low <= phy < self.high:
-            found = region_of(phy)
-            if found is None:
-                return 0
-            self.segment, self.base_offset, self.low, self.high = found
+            segment = None if self.log is None else self.log.around(phy)
+            if segment is not None:
+                self.segment, self.base_offset = segment, self.log.found_base
+                self.low, self.high = self.base_offset, self.log.wrote_where
+            else:
+                found = region_of(phy)
+                if found is None:
+                    return 0
+                self.segment, self.base_offset, self.low, self.high = found
             if self.segment is None:
                 return 0
             if self.low < self.base_offset:
@@ -4451,6 +4818,7 @@ cdef class KeySearch:
                 return 0
         segment = self.segment
         p = segment.pin(phy - self.base_offset, segment.size - (phy - self.base_offset))
+        prefetch_head(p, segment.size - (phy - self.base_offset))
         try:
             return self.take(p, segment.size - (phy - self.base_offset), phy)
         finally:
@@ -5546,6 +5914,7 @@ cdef class ArrowColumns:
                 if verdict == RECORD and row.r.phy_offset != base_offset + at:
                     verdict = BAD_PHY_OFFSET
                 if verdict == RECORD:
+                    prefetch_stream(row.p, row.r.total_size, row.room)
                     verdict = self.take_row(s, row, ids, id_num)
                 if verdict == RECORD or verdict == PASSED_OVER:
                     pos[0] = at + row.r.total_size
@@ -5652,6 +6021,7 @@ cdef class ArrowColumns:
             elif s.row_num == STAGED_ROWS or s.span_used > SPAN_ROOM - MAX_SPANS:
                 verdict = WRITE_FIRST
             else:
+                prefetch_places(bases, room, region_num, base_offsets, numbers, phy_offsets, at[0])
                 number = numbers[at[0]]
                 taken[at[0]] = 0
                 verdict = PASSED_OVER
@@ -5978,6 +6348,7 @@ def match_records(list regions not None, const int64_t[::1] base_offsets not Non
             pinned += 1
         with nogil:
             for i in range(n):
+                prefetch_places(bases, room, region_num, base_offsets, numbers, phy_offsets, i)
                 number = numbers[i]
                 if not 0 <= number < region_num or not texts.look(key_numbers[i], &wanted):
                     continue

@@ -2,8 +2,8 @@
 
 Owns options, printing and exit codes; every answer comes from the package's public functions.  Invariants:
 
-- Only ``rebuild``, ``recover`` and ``offsets set`` write (and ``demo``, in a directory of its own); every other command
-  opens read-only.
+- Only ``rebuild``, ``recover``, ``offsets set`` and ``spark rebuild`` write into a store (and ``demo``, into one of its own);
+  every other command opens read-only.
 - Exit codes: 0 fine, 1 findings or nothing found, 2 wrong usage, 3 the store cannot be opened or read.
 - Text from a store never reaches the terminal raw: control and other invisible characters are escaped.
 - ``--json`` prints one object a line on stdout and nothing else there; notes, progress and errors go to stderr.
@@ -44,7 +44,7 @@ from rmqstore.errors import CorruptionError, GeometryError, OffsetOutOfRangeErro
 from rmqstore.index_file import IndexFile
 from rmqstore.message import MessageExt
 from rmqstore.message_store import MessageStore
-from rmqstore.rebuild import REBUILD_DIRECTORY, rebuild
+from rmqstore.rebuild import REBUILD_DIRECTORY, RebuildReport, rebuild
 from rmqstore.recovery import RECOVERY_MODES
 from rmqstore.store_lock import StoreLock
 from rmqstore.verify import verify
@@ -59,7 +59,14 @@ INTERRUPTED = 128 + 2
 READER_GONE = 128 + 13
 
 # Commands whose modules cost start-up time, or that stand to the right of this one: loaded when they are asked for.
-_LAZY_COMMANDS = {"demo": ("rmqstore.demo", "Run the main job on a real broker's store, with checks and rates.")}
+_LAZY_COMMANDS = {
+    "demo": ("rmqstore.demo", "Run the main job on a real broker's store, with checks and rates."),
+    "rabbitmq": (
+        "rmqstore.rabbitmq_command",
+        "Look into RabbitMQ's classic queues, repair them, export and import messages.",
+    ),
+    "spark": ("rmqstore.spark.command", "Count, export, profile, query or rebuild a store with Apache Spark."),
+}
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _AGO = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|sec|m|min|h|d|w)\s+ago\s*")
@@ -224,7 +231,7 @@ def note(text: str) -> None:
     click.echo(escape(text), err=True)
 
 
-class _Progress:
+class Progress:
     """A bar on stderr, drawn only if that is a terminal; until it is called it shows that something goes on."""
 
     def __init__(self, what: str):
@@ -232,7 +239,7 @@ class _Progress:
         self._bar: Any = None
         self._task: Any = None
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> Progress:
         if sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -277,7 +284,8 @@ class CannotOpenError(click.ClickException):
         return escape(self.message) + (f"\n{self.hint}" if self.hint else "")
 
 
-def _of_error(error: Exception) -> CannotOpenError:
+def of_error(error: Exception) -> CannotOpenError:
+    """CannotOpenError: what an error of the store or of the system says, with what to do at the command line."""
     if isinstance(error, GeometryError):
         return CannotOpenError(
             str(error), "Here an option is given as -o NAME=VALUE, or all with --config broker.conf."
@@ -288,21 +296,23 @@ def _of_error(error: Exception) -> CannotOpenError:
 
 
 class StoreGroup(click.Group):
-    """Maps what goes wrong to exit codes, and loads commands of `_LAZY_COMMANDS` when they are used."""
+    """Maps what goes wrong to exit codes, and loads commands of `lazy_commands` when they are used."""
+
+    lazy_commands: dict[str, tuple[str, str]] = {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted({*super().list_commands(ctx), *_LAZY_COMMANDS})
+        return sorted({*super().list_commands(ctx), *self.lazy_commands})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in _LAZY_COMMANDS:
-            return importlib.import_module(_LAZY_COMMANDS[cmd_name][0]).main
+        if cmd_name in self.lazy_commands:
+            return importlib.import_module(self.lazy_commands[cmd_name][0]).main
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = []
         for name in self.list_commands(ctx):
-            if name in _LAZY_COMMANDS:
-                rows.append((name, _LAZY_COMMANDS[name][1]))
+            if name in self.lazy_commands:
+                rows.append((name, self.lazy_commands[name][1]))
             else:
                 command = self.get_command(ctx, name)
                 assert command is not None
@@ -328,7 +338,11 @@ class StoreGroup(click.Group):
             note("interrupted")
             ctx.exit(INTERRUPTED)
         except (StoreError, OSError) as error:
-            raise _of_error(error) from None
+            raise of_error(error) from None
+
+
+class _MainGroup(StoreGroup):
+    lazy_commands = _LAZY_COMMANDS
 
 
 # -------------------------------------------------------------------------------------------------- config and opening
@@ -405,21 +419,26 @@ def _config(path: str, config_file: str | None, options: Sequence[str]) -> Store
     return config
 
 
-def _note_assumed(config: StoreConfig, names: Iterable[str]) -> None:
+def note_assumed(config: StoreConfig, names: Iterable[str]) -> None:
     for name in names:
         if name in config.assumed:
             note(f"note: the store does not tell {name}; {getattr(config, name)!r} is assumed (give -o {name}=...)")
 
 
 @dataclasses.dataclass
-class _Given:
+class Given:
     """The options that every command on a store has."""
 
     config_file: str | None
     options: tuple[str, ...]
     as_json: bool
 
+    def overrides(self) -> dict[str, Any]:
+        """dict: the fields of StoreConfig that the options say, of the broker.conf and of each ``-o``."""
+        return _overrides(self.config_file, self.options)
+
     def config(self, path: str) -> StoreConfig:
+        """StoreConfig: that of the store in `path`."""
         return _config(path, self.config_file, self.options)
 
     def open(self, path: str) -> MessageStore:
@@ -430,7 +449,7 @@ def store_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--config``, ``-o`` and ``--json``; the command gets them as one argument `given`."""
 
     def wrapped(config_file: str | None, options: tuple[str, ...], as_json: bool, **others: Any) -> Any:
-        return function(given=_Given(config_file, options, as_json), **others)
+        return function(given=Given(config_file, options, as_json), **others)
 
     wrapped.__doc__ = function.__doc__
     wrapped.__name__ = function.__name__
@@ -450,7 +469,7 @@ path_argument = click.argument("path", type=click.Path())
 
 
 @click.group(
-    name="rmqstore", cls=StoreGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+    name="rmqstore", cls=_MainGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
 )
 @click.version_option(__version__, prog_name="rmqstore")
 def main() -> None:
@@ -469,7 +488,7 @@ def main() -> None:
 @main.command()
 @path_argument
 @store_options
-def info(path: str, given: _Given) -> None:
+def info(path: str, given: Given) -> None:
     """Describe a store: geometry, log, queues, index, checkpoint, consumers."""
     description = describe(path, given.config(path))
     printer = Printer(given.as_json)
@@ -587,7 +606,7 @@ def _checkpoint_value(name: str, value: int) -> str:
 @main.command(name="verify")
 @path_argument
 @store_options
-def verify_command(path: str, given: _Given) -> None:
+def verify_command(path: str, given: Given) -> None:
     """Look for everything that is wrong in a store; exit code 1 if anything is.
 
     Compares the log with itself (lengths, offsets, CRCs) and queues, index, checkpoint and config files with the log.
@@ -595,14 +614,14 @@ def verify_command(path: str, given: _Given) -> None:
     config: StoreConfig | None
     try:
         config = given.config(path)
-        _note_assumed(config, ("message_delay_level", "index_tags"))
+        note_assumed(config, ("message_delay_level", "index_tags"))
     except GeometryError:
         if given.options or given.config_file is not None:
             raise
         config = None  # That the geometry cannot be told is a finding.
     printer = Printer(given.as_json)
     kinds: Counter[str] = Counter()
-    with _Progress("verifying") as progress:
+    with Progress("verifying") as progress:
         for finding in verify(path, config, progress):
             kinds[finding.kind] += 1
             if given.as_json:
@@ -673,7 +692,8 @@ def _print_message(printer: Printer, message: MessageExt, body: str) -> None:
     printer.line(f"    {text}" + (f" ... {rest} bytes more, --json shows all" if rest > 0 else ""))
 
 
-def _nothing(text: str) -> NoReturn:
+def nothing(text: str) -> NoReturn:
+    """Say so on stderr and end with the exit code of findings, or of nothing found."""
     note(text)
     click.get_current_context().exit(FOUND_NOTHING)
 
@@ -713,7 +733,7 @@ def query(
     msg_id: str | None,
     phy_offset: int | None,
     body: str,
-    given: _Given,
+    given: Given,
 ) -> None:
     """Find messages by key in the index, newest first, each checked against its message."""
     by_place = (msg_id is not None) + (phy_offset is not None)
@@ -725,18 +745,18 @@ def query(
             message = _message_at(store, msg_id, phy_offset)
             _print_message(printer, message, body)
             if message.corrupt:
-                _nothing("the message does not agree with its CRC")
+                nothing("the message does not agree with its CRC")
             return
         assert topic is not None and key is not None
         if key_type == "tag":
-            _note_assumed(store.config, ("index_tags",))
+            note_assumed(store.config, ("index_tags",))
         found = store.query_message(
             topic, key, max_num, begin, end, index_type=_INDEX_TYPES[key_type], compat=compat
         )  # fmt: skip
         for message in found:
             _print_message(printer, message, body)
         if not found:
-            _nothing(f"no message of topic {topic} has {key_type or 'key'} {key}")
+            nothing(f"no message of topic {topic} has {key_type or 'key'} {key}")
         if found.truncated:
             note(f"there are more than {max_num}; give --max-num or a time range")
 
@@ -750,7 +770,7 @@ def _message_at(store: MessageStore, msg_id: str | None, phy_offset: int | None)
         # A corrupt message is shown and said to be so; where there is none the error tells why.
         return store.message_at(phy_offset) if message is None else message
     except (OffsetOutOfRangeError, CorruptionError) as error:
-        _nothing(str(error))
+        nothing(str(error))
     except ValueError as error:
         raise click.BadParameter(escape(str(error)), param_hint="--id") from None
 
@@ -777,7 +797,7 @@ def get(
     max_num: int,
     tags: str | None,
     body: str,
-    given: _Given,
+    given: Given,
 ) -> None:
     """Read messages of a queue in order."""
     if queue_offset is not None and timestamp is not None:
@@ -799,7 +819,7 @@ def get(
                 break
             queue_offset = result.next_queue_offset
         if left == max_num:
-            _nothing(
+            nothing(
                 f"{result.status.name}: nothing at queue offset {queue_offset} of {topic}/{queue_id}, which holds "
                 f"{result.min_queue_offset} to {result.max_queue_offset}"
             )
@@ -819,7 +839,7 @@ def get(
 @click.option("--queue", "queue_id", type=click.IntRange(min=0), help="Only this queue of the topic.")
 @store_options
 def dump(
-    path: str, what: str, begin: int | None, end: int | None, topic: str | None, queue_id: int | None, given: _Given
+    path: str, what: str, begin: int | None, end: int | None, topic: str | None, queue_id: int | None, given: Given
 ) -> None:
     """Print a store's structures as they lie on disk, damage included.
 
@@ -842,12 +862,12 @@ def dump(
         else:
             shown = _dump_index(printer, store, begin, end)
         if not shown:
-            _nothing("there is nothing of that kind to dump")
+            nothing("there is nothing of that kind to dump")
 
 
-def _dump_progress(printer: Printer, what: str) -> contextlib.AbstractContextManager[_Progress | None]:
+def _dump_progress(printer: Printer, what: str) -> contextlib.AbstractContextManager[Progress | None]:
     # A bar below scrolling lines on one terminal would only be in the way.
-    return contextlib.nullcontext() if sys.stdout.isatty() else _Progress(what)
+    return contextlib.nullcontext() if sys.stdout.isatty() else Progress(what)
 
 
 def _dump_log(
@@ -994,7 +1014,7 @@ def _dump_index_header(printer: Printer, index: IndexFile) -> None:
 
 
 def _dump_entries(
-    printer: Printer, index: IndexFile, begin: int | None, end: int | None, progress: _Progress | None
+    printer: Printer, index: IndexFile, begin: int | None, end: int | None, progress: Progress | None
 ) -> array[int]:
     """Print the entries; the number of entries in the chain from each one down, -1 where it does not decrease."""
     count = min(index.index_count, index.index_num)
@@ -1064,7 +1084,7 @@ def _dump_slots(printer: Printer, index: IndexFile, depths: array[int]) -> tuple
 @click.option("--output", type=click.Path(), help="Build into this directory and leave the store as it is.")
 @click.option("--yes", is_flag=True, help="Replace without asking.")
 @store_options
-def rebuild_command(path: str, what: tuple[str, ...], output: str | None, yes: bool, given: _Given) -> None:
+def rebuild_command(path: str, what: tuple[str, ...], output: str | None, yes: bool, given: Given) -> None:
     """Make index and consume queues anew from the commit log.
 
     THIS COMMAND WRITES. Without --output it replaces index/ and consumequeue/ of the store, after the new files are
@@ -1073,16 +1093,9 @@ def rebuild_command(path: str, what: tuple[str, ...], output: str | None, yes: b
     """
     kinds = what or ("index", "consumequeue")
     config = given.config(path)
-    if output is None and not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError(
-                "this replaces files of the store; without a terminal to ask on give --yes (or --output DIR)"
-            )
-        note(f"{' and '.join(kinds)} of {path} will be replaced by what the commit log says.")
-        if not click.confirm("Go on?", err=True):
-            _nothing("nothing was changed")
+    agree_to_replace(path, kinds, output, yes)
     try:
-        with _Progress("rebuilding") as progress:
+        with Progress("rebuilding") as progress:
             report = rebuild(path, kinds, config, output, progress)
     except KeyboardInterrupt:
         if output is not None:
@@ -1095,7 +1108,25 @@ def rebuild_command(path: str, what: tuple[str, ...], output: str | None, yes: b
             note("The store is as it was.")
         raise
     except CorruptionError as error:
-        _nothing(str(error))
+        nothing(str(error))
+    print_rebuild(report, output or path, given)
+
+
+def agree_to_replace(path: str, kinds: tuple[str, ...], output: str | None, yes: bool) -> None:
+    """Ask whether a rebuild shall replace files of the store, unless that was answered before; a No ends the command."""
+    if output is not None or yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            "this replaces files of the store; without a terminal to ask on give --yes (or --output DIR)"
+        )
+    note(f"{' and '.join(kinds)} of {path} will be replaced by what the commit log says.")
+    if not click.confirm("Go on?", err=True):
+        nothing("nothing was changed")
+
+
+def print_rebuild(report: RebuildReport, target: str, given: Given) -> None:
+    """Say what a rebuild into `target` did; damage in the log makes the exit code that of something found."""
     printer = Printer(given.as_json)
     if given.as_json:
         value = dataclasses.asdict(report)
@@ -1105,11 +1136,9 @@ def rebuild_command(path: str, what: tuple[str, ...], output: str | None, yes: b
         for offset, size, verdict in report.damage:
             printer.line(f"nothing was built of {size} bytes at phy offset {offset}: {verdict}")
         if report.resumed:
-            printer.line(
-                f"finished the swap of an earlier rebuild: {' and '.join(report.what)} in {escape(report.output)}"
-            )
+            printer.line(f"finished the swap of an earlier rebuild: {' and '.join(report.what)} in {escape(target)}")
         else:
-            printer.line(f"rebuilt {' and '.join(report.what)} in {escape(report.output)}")
+            printer.line(f"rebuilt {' and '.join(report.what)} in {escape(target)}")
             printer.line(
                 f"{report.records} records, {report.units} queue units, {report.index_entries} index entries from "
                 f"{format_size(report.log_bytes)} of log"
@@ -1135,7 +1164,7 @@ def rebuild_command(path: str, what: tuple[str, ...], output: str | None, yes: b
 )
 @click.option("--yes", is_flag=True, help="Do not ask before --mode truncate deletes.")
 @store_options
-def recover_command(path: str, mode: str, yes: bool, given: _Given) -> None:
+def recover_command(path: str, mode: str, yes: bool, given: Given) -> None:
     """Do what a start after a crash does, say what it was, and close the store in order.
 
     THIS COMMAND WRITES. The log is judged first; with --mode strict a store with damage in the middle of its log is
@@ -1143,7 +1172,7 @@ def recover_command(path: str, mode: str, yes: bool, given: _Given) -> None:
     line with the log. The broker must not run.
     """
     if not os.path.isdir(os.path.join(path, "commitlog")):
-        raise _of_error(StoreError("there is no store here; give the folder that holds commitlog/", path))
+        raise of_error(StoreError("there is no store here; give the folder that holds commitlog/", path))
     config = given.config(path)
     if mode == "truncate" and not yes:
         if not sys.stdin.isatty():
@@ -1152,7 +1181,7 @@ def recover_command(path: str, mode: str, yes: bool, given: _Given) -> None:
             )
         note(f"If the log of {path} is damaged, everything behind the damage will be deleted, whole or not.")
         if not click.confirm("Go on?", err=True):
-            _nothing("nothing was changed")
+            nothing("nothing was changed")
     with MessageStore.open(path, config=config, recovery=mode) as store:
         report = store.recovery_report
     assert report is not None
@@ -1188,7 +1217,7 @@ def offsets() -> None:
 @click.option("--group", help="Only this consumer group.")
 @click.option("--topic", help="Only this topic.")
 @store_options
-def offsets_show(path: str, group: str | None, topic: str | None, given: _Given) -> None:
+def offsets_show(path: str, group: str | None, topic: str | None, given: Given) -> None:
     """Show the progress of every group."""
     printer = Printer(given.as_json)
     found = 0
@@ -1218,7 +1247,7 @@ def offsets_show(path: str, group: str | None, topic: str | None, given: _Given)
                         f"{behind:>10}"
                     )
     if not found:
-        _nothing("no progress is known")
+        nothing("no progress is known")
 
 
 @offsets.command(name="set")
@@ -1242,7 +1271,7 @@ def offsets_set(
     timestamp: int | None,
     earliest: bool,
     latest: bool,
-    given: _Given,
+    given: Given,
 ) -> None:
     """Set the progress of a group in a topic, or reset it by time.
 
@@ -1281,7 +1310,7 @@ def offsets_set(
                     f"{escape(group)} in {escape(topic)}/{each}: {after} (before: {before if before >= 0 else 'unknown'})"
                 )
         if not (queue_id or store.queue_ids(topic)):
-            _nothing(f"topic {escape(topic)} has no queues; name them with --queue")
+            nothing(f"topic {escape(topic)} has no queues; name them with --queue")
         progress.persist()
 
 

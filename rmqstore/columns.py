@@ -8,12 +8,21 @@ decodes a record (`_core.ArrowColumns` does that) and imports pyarrow only when 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rmqstore._core import COLUMN_NAMES, EXT_ADDRESS_MAX, ArrowColumns, KeyTexts, match_records
+from rmqstore._core import (
+    COLUMN_NAMES,
+    EXT_ADDRESS_MAX,
+    PRE_FILL_SIZE,
+    ArrowColumns,
+    KeyTexts,
+    Verdict,
+    check_record,
+    match_records,
+)
 from rmqstore.commit_log import CommitLog
 from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue
 from rmqstore.consume_queue_store import AnyConsumeQueue
@@ -131,15 +140,17 @@ class Columns:
         Rows of a batch at most.
     crc_check : int
         As of `CommitLog.crc_check`.
+    byte_limit : int, optional
+        Bytes of bodies and properties with which a batch ends; 64 MiB by default.
     """
 
-    def __init__(self, columns: Iterable[str] | None, batch_size: int, crc_check: int):
+    def __init__(self, columns: Iterable[str] | None, batch_size: int, crc_check: int, byte_limit: int | None = None):
         self.pa = import_pyarrow()
         self.schema = scan_schema(columns)
         self.out = ArrowColumns(
             self.schema.names,
             capacity=batch_size,
-            byte_limit=_BATCH_BYTES,
+            byte_limit=_BATCH_BYTES if byte_limit is None else byte_limit,
             check_crc=crc_check,
             decompress=_decompress,
             host_text=host_from_bytes,
@@ -255,10 +266,13 @@ def _rows_at(
     return batches, np.flatnonzero(taken)
 
 
-def _places(queue: AnyConsumeQueue, queue_offset: int) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    # Phy offsets, sizes and tags codes of the units from `queue_offset` on, some at a time.
+def _places(
+    queue: AnyConsumeQueue, queue_offset: int, end: int = _INT64_MAX
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    # Phy offsets, sizes and tags codes of the units from `queue_offset` to before `end`, some at a time.
     if isinstance(queue, BatchConsumeQueue):
-        while units := list(queue.read(queue_offset, _QUEUE_STEP)):
+        while queue_offset < end and (units := list(queue.read(queue_offset, _QUEUE_STEP))):
+            units = [unit for unit in units if unit.queue_offset < end]
             queue_offset = units[-1].queue_offset + max(units[-1].num, 1)
             yield (
                 np.array([unit.phy_offset for unit in units], np.int64),
@@ -266,8 +280,8 @@ def _places(queue: AnyConsumeQueue, queue_offset: int) -> Iterator[tuple[np.ndar
                 np.array([unit.tags_code for unit in units], np.int64),
             )
         return
-    while queue_offset < queue.max_queue_offset:
-        phy_offsets, sizes, codes = queue.units(queue_offset, _QUEUE_STEP)
+    while queue_offset < min(queue.max_queue_offset, end):
+        phy_offsets, sizes, codes = queue.units(queue_offset, min(_QUEUE_STEP, end - queue_offset))
         if len(phy_offsets):
             queue_offset += len(phy_offsets)
             yield phy_offsets, sizes, codes
@@ -308,6 +322,62 @@ def queue_table(
     return columns.pa.Table.from_batches(batches, schema=columns.schema).slice(0, max_num)
 
 
+def queue_batches(
+    log: CommitLog,
+    queue: AnyConsumeQueue,
+    columns: Columns,
+    begin: int,
+    end: int,
+    tags: Iterable[str] | None = None,
+    on_damage: Callable[[int, int, Verdict | None], None] | None = None,
+    begin_phy_offset: int | None = None,
+    end_phy_offset: int | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The messages of the units of a queue from queue offset `begin` to before `end`, in queue order.
+
+    Parameters
+    ----------
+    columns : Columns
+        Chosen to the same tags.
+    tags : iterable of str, optional
+        Units with the hash of another tag are passed over without a look at their record.
+    on_damage : callable, optional
+        Told of each unit that leads to no record of its size, as by `CommitLog.fill`.
+    begin_phy_offset, end_phy_offset : int, optional
+        Only records that begin at or after the first and before the second.
+    """
+    codes = None if tags is None else np.array(sorted({tags_code(text) & 0xFFFFFFFF for text in tags}), np.int64)
+    for phy_offsets, sizes, unit_codes in _places(queue, begin, end):
+        # What a queue was filled up with leads nowhere.
+        kept = (phy_offsets != 0) | (sizes != PRE_FILL_SIZE)
+        if begin_phy_offset is not None:
+            kept &= phy_offsets >= begin_phy_offset
+        if end_phy_offset is not None:
+            kept &= phy_offsets < end_phy_offset
+        if codes is not None:
+            kept &= np.isin(unit_codes & 0xFFFFFFFF, codes) | (unit_codes <= EXT_ADDRESS_MAX)
+        phy_offsets, sizes = phy_offsets[kept], sizes[kept]
+        batches, rows = _rows_at(log, columns, phy_offsets, sizes)
+        if on_damage is not None and len(rows) < len(phy_offsets):
+            for place in np.setdiff1d(np.arange(len(phy_offsets)), rows).tolist():
+                phy_offset, size = int(phy_offsets[place]), int(sizes[place])
+                verdict, found = _judge(log, phy_offset)
+                if verdict != Verdict.RECORD or found != size:
+                    wrong = Verdict.BAD_SIZE if verdict == Verdict.RECORD else verdict
+                    on_damage(phy_offset, phy_offset + size, wrong)
+        yield from batches
+
+
+def _judge(log: CommitLog, phy_offset: int) -> tuple[Verdict | None, int]:
+    # What begins there and its size; None where no segment holds it.
+    try:
+        mapped_file = log.segment(phy_offset)
+        pos = phy_offset - mapped_file.file_from_offset
+        return check_record(mapped_file.region, pos, mapped_file.file_from_offset, 0)[:2]
+    except OffsetOutOfRangeError:
+        return None, 0
+
+
 def _text_column(pa: Any, texts: Any, what: str) -> Any:
     # An Arrow array of strings without nulls, its offsets from 0 on.
     if isinstance(texts, (pa.Array, pa.ChunkedArray)):
@@ -332,7 +402,8 @@ def _text_column(pa: Any, texts: Any, what: str) -> Any:
     return array
 
 
-def _text_buffers(array: Any) -> tuple[np.ndarray, np.ndarray]:
+def text_buffers(array: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(int32 array, uint8 array): offsets and bytes of a pyarrow array of strings that begins at its buffers' start."""
     _, offsets, data = array.buffers()
     num = len(array)
     return (
@@ -365,7 +436,7 @@ def key_table(
     topic_column = _text_column(pa, topics, "topic")
     if len(topic_column) != len(key_column) and not isinstance(topics, str):
         raise ValueError(f"{len(topic_column)} topics for {len(key_column)} keys; give one, or one for each key")
-    texts = KeyTexts(*_text_buffers(key_column), *_text_buffers(topic_column))
+    texts = KeyTexts(*text_buffers(key_column), *text_buffers(topic_column))
     numbers, phy_offsets = np.empty(0, np.int32), np.empty(0, np.int64)
     if index_service is not None and max_num > 0 and times[0] <= times[1]:
         numbers, phy_offsets = index_service.entries(texts.hashes(index_type == "T"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -265,6 +265,7 @@ class CommitLog:
         mapped_file = self.queue.find(phy_offset) if head else None
         if mapped_file is None:
             return
+        self.queue.forget_replaced_behind(phy_offset)
         replaced = self.queue.was_replaced()
         try:
             now = mapped_file.region.read(phy_offset - mapped_file.file_from_offset, _HEAD_SIZE)
@@ -431,6 +432,10 @@ class CommitLog:
         ChecksumError
             A CRC does not agree; `look_up` gives the message all the same.
         """
+        known = self.look_up(phy_offset)
+        if known is not None and not known.corrupt:
+            return known
+        # What follows says what is wrong.
         mapped_file = self.segment(phy_offset)
         region = mapped_file.region
         pos = phy_offset - mapped_file.file_from_offset
@@ -453,12 +458,13 @@ class CommitLog:
 
     def look_up(self, phy_offset: int, size: int | None = None) -> MessageExt | None:
         """The message at `phy_offset`, marked as corrupt if a CRC fails; None where no record of this size begins."""
-        try:
-            mapped_file = self.segment(phy_offset)
-            region = mapped_file.region
-        except OffsetOutOfRangeError:
+        known = self.queue.read_recent(phy_offset, MessageExt, self.crc_check)
+        if known is not None:
+            return known if size in (None, known.store_size) else None
+        found = self.region_of(phy_offset)
+        if found is None:
             return None
-        base = mapped_file.file_from_offset
+        region, base, _, _ = found
         message = _core.read_message(region, phy_offset - base, base, MessageExt, self.crc_check)
         if isinstance(message, Verdict) or size not in (None, message.store_size):
             return None
@@ -473,13 +479,19 @@ class CommitLog:
             The segment, the offset of its first byte, and the bounds of what the log holds, in bytes.
         """
         queue = self.queue
+        known = queue.recent(phy_offset)
+        if known is not None:
+            return known
+        offsets = queue.file_offsets
         low, end = queue.min_offset, queue.wrote_where
         try:
             # What lies outside may have been appended since, which `segment` looks for.
             mapped_file = queue.find(phy_offset) if low <= phy_offset < end else self.segment(phy_offset)
             if mapped_file is None:
                 return None
-            return mapped_file.region, mapped_file.file_from_offset, queue.min_offset, queue.wrote_where
+            region = mapped_file.region
+            queue.remember(region, mapped_file.file_from_offset, offsets)
+            return region, mapped_file.file_from_offset, queue.min_offset, queue.wrote_where
         except OffsetOutOfRangeError:
             return None
 
@@ -641,7 +653,13 @@ class CommitLog:
                 yield Damage(at, until - at, verdict)
                 at = until
 
-    def fill(self, columns: ArrowColumns, begin: int | None = None, end: int | None = None) -> Iterator[int]:
+    def fill(
+        self,
+        columns: ArrowColumns,
+        begin: int | None = None,
+        end: int | None = None,
+        on_damage: Callable[[int, int, Verdict | None], None] | None = None,
+    ) -> Iterator[int]:
         """Fill `columns` with the chosen records of the log; what `entries` passes over as damage has no row.
 
         Parameters
@@ -649,6 +667,9 @@ class CommitLog:
         columns : ArrowColumns
         begin, end : int, optional
             As of `entries`.
+        on_damage : callable, optional
+            Told of each stretch that is passed over: its begin, its end (maybe behind `end`), and what was found at its
+            begin; None where no segment holds it.  It may take the columns, and raise.
 
         Yields
         ------
@@ -662,14 +683,20 @@ class CommitLog:
             passed.reach(at)
             mapped_file = self.queue.find(at)
             if mapped_file is None:
-                at = min((base for base in self.queue.offsets if base > at), default=stop)
+                until = min((base for base in self.queue.offsets if base > at), default=stop)
+                if on_damage is not None:
+                    on_damage(at, until, None)
+                at = until
                 continue
             base = mapped_file.file_from_offset
             try:
                 region = mapped_file.region
             except OffsetOutOfRangeError:
                 # It expired meanwhile, and so did what is older.
-                at = max(base + self.segment_size, self.min_offset)
+                until = max(base + self.segment_size, self.min_offset)
+                if on_damage is not None:
+                    on_damage(at, until, None)
+                at = until
                 continue
             limit = min(stop, at + _SCAN_WINDOW) - base
             pos, verdict = columns.fill(region, at - base, limit, base)
@@ -680,8 +707,43 @@ class CommitLog:
                 at = base + self.segment_size
             elif verdict != Verdict.LIMIT:
                 found = _core.find_record(region, pos + 1, base) if pos + 1 < region.size else -1
-                at = base + (found if found >= 0 else self.segment_size)
+                until = base + (found if found >= 0 else self.segment_size)
+                if on_damage is not None:
+                    on_damage(at, until, verdict)
+                at = until
         yield at
+
+    def step_to(self, begin: int, goal: int) -> int:
+        """Step over record headers, and over damage as `fill` does, to the first place at or after `goal`.
+
+        Parameters
+        ----------
+        begin : int
+            Where a record begins, or a segment.
+        goal : int
+            An offset in the same segment, or its end.
+
+        Returns
+        -------
+        int
+            Where `fill` goes on when it began at `begin`: a record, a blank record, a damaged stretch, or the segment's end.
+        """
+        at = begin
+        mapped_file = self.queue.find(begin)
+        if mapped_file is None:
+            return max(begin, goal)
+        base, region = mapped_file.file_from_offset, mapped_file.region
+        passed = _ScanProgress(self.queue)
+        while at < goal:
+            passed.reach(at)
+            pos, verdict, _, _ = _core.walk(region, at - base, min(goal, at + _SCAN_WINDOW) - base, base)
+            at = base + pos
+            if verdict == Verdict.BLANK:
+                at = base + region.size
+            elif verdict != Verdict.LIMIT:
+                found = _core.find_record(region, pos + 1, base) if pos + 1 < region.size else -1
+                at = base + (found if found >= 0 else region.size)
+        return at
 
     def flush(self) -> None:
         """Force everything written to the disk."""

@@ -87,6 +87,11 @@ class ConsumeQueueStore:
         with self._lock:
             return sorted(self._queues)
 
+    @property
+    def batch_topics(self) -> frozenset[str]:
+        """frozenset of str: the topics that are known to have batch queues."""
+        return frozenset(self._batch_topics)
+
     def is_batch_topic(self, topic: str) -> bool:
         """bool: the topic's queues are batch queues."""
         return topic in self._batch_topics

@@ -16,6 +16,7 @@ import numpy as np
 
 from rmqstore._core import RecordColumns, RecordLayout, TopicTable
 from rmqstore.commit_log import CommitLog
+from rmqstore.config import StoreConfig
 from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue, PlainQueue
 from rmqstore.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.errors import CorruptionError
@@ -94,7 +95,7 @@ class Agreement:
 
         False also where it takes a dispatcher to tell: batch queues, records that are in several queues.
         """
-        queued, inner = _queued_rows(columns)
+        queued, inner = queued_rows(columns)
         if (queued & (inner | (columns.multi_dispatch[: columns.count] != 0))).any():
             return False
         groups, order = columns.by_queue(queued.view(np.uint8))
@@ -125,8 +126,8 @@ class Agreement:
         return agrees
 
 
-def _queued_rows(columns: RecordColumns) -> tuple[np.ndarray, np.ndarray]:
-    # Which records get a unit, and which are inner batches; shape (count,), bool.
+def queued_rows(columns: RecordColumns) -> tuple[np.ndarray, np.ndarray]:
+    """(bool array, bool array): which records get a unit, and which are inner batches; shape (count,)."""
     n = columns.count
     transaction = columns.sys_flag[:n] & _TRANSACTION_MASK
     queued = (transaction != _PREPARED) & (transaction != _ROLLBACK)
@@ -164,6 +165,8 @@ class CommitLogDispatcher:
         # Where the queues of a topic are simple, a record with a batch's flag gets a simple unit, as in RocketMQ; a rebuild,
         # which finds out the kind as it goes, wants to know instead.
         self.refuse_mixed_topics = False
+        # If given, the only simple queues that records get a unit in by their own topic.
+        self.only: frozenset[tuple[str, int]] | None = None
         self.counts = DispatchCounts()
         self._topic_table: TopicTable | None = None
         self._topics: list[str] = []
@@ -199,9 +202,25 @@ class CommitLogDispatcher:
 
     def _dispatch_units(self, columns: RecordColumns, allow_gaps: bool, mend: bool) -> None:
         assert self.queues is not None
-        n = columns.count
-        queued, inner = _queued_rows(columns)
         topics = self._topics_of(columns)
+        # Whole columns are left to the core, here and below: NumPy lets go of the GIL in nearly every call, which a writer
+        # beside a busy thread gets back only milliseconds later.
+        simple, odd = columns.queued()
+        if odd or self.queues.batch_topics:
+            simple = self._dispatch_odd(columns, topics, allow_gaps, mend)
+        groups, order = columns.by_queue(simple)
+        for number, start, end in groups:
+            topic, queue_id = columns.topics.queues[number]
+            if self.only is not None and (topics[topic], queue_id) not in self.only:
+                continue
+            queue = self.queues.find_or_create(topics[topic], queue_id)
+            self._put_rows(queue, columns, order[start:end], allow_gaps, mend)
+
+    def _dispatch_odd(self, columns: RecordColumns, topics: list[str], allow_gaps: bool, mend: bool) -> np.ndarray:
+        # Inner batches and further queues; the mask of the records that get a unit of a simple queue.
+        assert self.queues is not None
+        n = columns.count
+        queued, inner = queued_rows(columns)
         for number in set(columns.topic[:n][inner & queued].tolist()):
             if not self.queues.add_batch_topic(topics[number]) and self.refuse_mixed_topics:
                 raise QueueKindError(
@@ -220,11 +239,7 @@ class CommitLogDispatcher:
             simple = queued
         for row in np.flatnonzero(queued & (columns.multi_dispatch[:n] != 0)).tolist():
             self._dispatch_multi(columns, row)
-        groups, order = columns.by_queue(simple.view(np.uint8))
-        for number, start, end in groups:
-            topic, queue_id = columns.topics.queues[number]
-            queue = self.queues.find_or_create(topics[topic], queue_id)
-            self._put_rows(queue, columns, order[start:end], allow_gaps, mend)
+        return simple.view(np.uint8)
 
     def _topics_of(self, columns: RecordColumns) -> list[str]:
         # The text of every topic in the table; it grows from scan to scan.
@@ -284,7 +299,7 @@ class CommitLogDispatcher:
         mend: bool,
     ) -> None:
         queue_offset = int(columns.queue_offset[rows[0]])
-        phy_offsets, sizes, tags_codes = columns.phy_offset[rows], columns.size[rows], columns.tags_code[rows]
+        phy_offsets, sizes, tags_codes, store_timestamps = columns.units(rows)
         if queue_offset > queue.unit_num and not allow_gaps:
             raise QueueGapError(
                 f"the record at phy offset {phy_offsets[0]} is number {queue_offset} of {queue.topic}/{queue.queue_id}, "
@@ -295,9 +310,7 @@ class CommitLogDispatcher:
         if mend and there:
             self._mend(queue, queue_offset, columns, rows[:there])
         if there < len(rows):
-            self.counts.units += queue.put_units(
-                queue_offset, phy_offsets, sizes, tags_codes, columns.store_timestamp[rows]
-            )
+            self.counts.units += queue.put_units(queue_offset, phy_offsets, sizes, tags_codes, store_timestamps)
 
     def _mend(self, queue: ConsumeQueue, queue_offset: int, columns: RecordColumns, rows: np.ndarray) -> None:
         done = 0
@@ -359,20 +372,11 @@ class CommitLogDispatcher:
     def dispatch_multi(self, message: MessageExt, size: int, tags_code: int) -> None:
         """Write the units of a record in the further queues that it names (RocketMQ's LMQ)."""
         assert self.queues is not None
-        config = self.queues.config
-        if not (config.enable_lmq and config.enable_multi_dispatch) or not multi_dispatch_allowed(message.topic):
-            return
-        names = message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
-        numbers = message.properties.get("INNER_MULTI_QUEUE_OFFSET", "").split(",")
-        if len(names) != len(numbers):
-            return
-        for name, number in zip(names, numbers, strict=True):
-            if not name or "/" in name or not number.isascii() or not number.isdigit():
-                continue
+        for name, number in multi_dispatch_places(message, self.queues.config):
             queue = self.queues.find_or_create(name, 0)
             if isinstance(queue, ConsumeQueue):
                 self.counts.units += queue.put(
-                    int(number), message.phy_offset, size, tags_code, message.store_timestamp, extended=False
+                    number, message.phy_offset, size, tags_code, message.store_timestamp, extended=False
                 )
 
     # --------------------------------------------------------------------------------------------------------- index
@@ -381,7 +385,9 @@ class CommitLogDispatcher:
         assert self.index_service is not None
         n = columns.count
         starts = columns.key_start[: n + 1]
-        first = int(np.searchsorted(columns.phy_offset[:n], progress.phy_offset, side="left"))
+        first = 0
+        if progress.phy_offset >= columns.phy_offset[0]:
+            first = int(np.searchsorted(columns.phy_offset[:n], progress.phy_offset, side="left"))
         begin, end = int(starts[first]) if first < n else int(starts[n]), int(starts[n])
         if first < n and int(columns.phy_offset[first]) == progress.phy_offset:
             begin = min(begin + progress.entry_num, int(starts[first + 1]))
@@ -389,14 +395,27 @@ class CommitLogDispatcher:
             if int(columns.phy_offset[n - 1]) > progress.phy_offset:
                 self.index_service.current()
             return
-        counts = np.diff(starts)
-        phy_offsets = np.repeat(columns.phy_offset[:n], counts)
-        store_timestamps = np.repeat(columns.store_timestamp[:n], counts)
-        self.index_service.put_hashes(columns.key_hash[begin:end], phy_offsets[begin:end], store_timestamps[begin:end])
+        phy_offsets, store_timestamps = columns.key_records(begin, end)
+        self.index_service.put_hashes(columns.key_hash[begin:end], phy_offsets, store_timestamps)
         self.counts.index_entries += end - begin
         if starts[n - 1] == starts[n]:
             # RocketMQ (5.5.0) rolls a full file for the next record even if that has no keys.
             self.index_service.current()
+
+
+def multi_dispatch_places(message: MessageExt, config: StoreConfig) -> list[tuple[str, int]]:
+    """list of (str, int): the further queues that a record names, each with its queue offset there; the queue id is 0."""
+    if not (config.enable_lmq and config.enable_multi_dispatch) or not multi_dispatch_allowed(message.topic):
+        return []
+    names = message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
+    numbers = message.properties.get("INNER_MULTI_QUEUE_OFFSET", "").split(",")
+    if len(names) != len(numbers):
+        return []
+    return [
+        (name, int(number))
+        for name, number in zip(names, numbers, strict=True)
+        if name and "/" not in name and number.isascii() and number.isdigit()
+    ]
 
 
 def multi_dispatch_allowed(topic: str) -> bool:

@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -137,6 +137,8 @@ class IndexService:
         self._open_lock = threading.RLock()
         # The one that was asked for last, while it is in `_open`: most questions are about the newest.
         self._recent: tuple[str, IndexFile] | None = None
+        # All of them, newest first, while all are open.
+        self._all_open: tuple[IndexFile, ...] | None = None
         self._closed = False
         self._prepared: str | None = None
         # The prepared file that `populate_prepared` worked on.
@@ -189,7 +191,7 @@ class IndexService:
     def take(self, names: list[str]) -> None:
         """Use exactly these files instead of what `load` would list."""
         with self._open_lock:
-            self._recent = None
+            self._recent = self._all_open = None
             self._names = sorted(names, key=lambda name: (int(name), name))
             for name in [
                 name for name, index in self._open.items() if name not in names or not index.mapped_file.is_current()
@@ -230,7 +232,7 @@ class IndexService:
             oldest = next(each for each in self._open if each not in (name, self._names[-1]))
             if self._open[oldest].region.writable:
                 self._open[oldest].flush()
-            self._recent = None
+            self._recent = self._all_open = None
             self._open.pop(oldest).let_go()
 
     def files(self) -> Iterator[IndexFile]:
@@ -368,6 +370,7 @@ class IndexService:
         if newest is not None:
             index.follow(newest)
         with self.lock.write(), self._open_lock:
+            self._all_open = None
             self._names.append(name)
             self._open[name] = index
             self._let_go_of_others(name)
@@ -448,9 +451,21 @@ class IndexService:
                     break
         return QueryOffsetResult(phy_offsets, last_time, last_phy)
 
-    def newest_names(self) -> list[str]:
-        """list of str: the file names, newest first; a copy in one step, whoever adds or removes one meanwhile."""
-        return self._names[::-1]
+    def newest_first(self) -> Iterable[IndexFile]:
+        """The files as they are now, newest first, opened one by one; one that expires meanwhile is passed over."""
+        return self._all_open or self._open_in_turn()
+
+    def _open_in_turn(self) -> Iterator[IndexFile]:
+        names = self._names[::-1]
+        for name in names:
+            try:
+                index = self.file(name)
+            except (FileNotFoundError, OffsetOutOfRangeError):
+                continue
+            yield index
+        with self._open_lock:
+            if names == self._names[::-1] and all(name in self._open for name in names):
+                self._all_open = tuple(self._open[name] for name in names)
 
     def candidates(self, topic: str, key: str) -> Iterator[int]:
         """The phy offset of every entry with the key's hash, newest entry first, whatever its time.
@@ -458,11 +473,7 @@ class IndexService:
         Other keys with the same hash are among them, and a key that was indexed twice comes twice.
         """
         key_hash = index_key_hash(topic, key)
-        for name in self.newest_names():
-            try:
-                index = self.file(name)
-            except (FileNotFoundError, OffsetOutOfRangeError):
-                continue  # It expired meanwhile.
+        for index in self.newest_first():
             page, at = index.select_chain(key_hash)
             yield from page
             while at:
@@ -481,15 +492,7 @@ class IndexService:
         (int32 array, int64 array)
             Number of the hash and phy offset of each entry; ordered by number, of one number the newest first.
         """
-        with self.lock.read():
-            names = list(reversed(self._names))
-        parts = []
-        for name in names:
-            try:
-                index = self.file(name)
-            except (FileNotFoundError, OffsetOutOfRangeError):
-                continue  # It expired meanwhile.
-            parts.append(chain_entries(index, hashes))
+        parts = [chain_entries(index, hashes) for index in self.newest_first()]
         if not parts:
             return np.empty(0, np.int32), np.empty(0, np.int64)
         numbers = np.concatenate([part[0] for part in parts])
@@ -513,7 +516,7 @@ class IndexService:
         """Delete one file."""
         index = self.file(name)
         with self.lock.write(), self._open_lock:
-            self._recent = None
+            self._recent = self._all_open = None
             self._names.remove(name)
             self._open.pop(name, None)
         # Whoever searches it goes on; the memory goes with the last of them.
@@ -534,7 +537,7 @@ class IndexService:
         """Close every file; none is opened again."""
         with self._open_lock:
             self._closed = True
-            self._recent = None
+            self._recent = self._all_open = None
             for index in self._open.values():
                 index.close()
             self._open.clear()

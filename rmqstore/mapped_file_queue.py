@@ -11,7 +11,7 @@ import contextlib
 import logging
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from rmqstore._core import FileStream
 from rmqstore.errors import GeometryError, ReadOnlyError, StoreClosedError
@@ -76,7 +76,7 @@ class MappedFileQueue(FileStream):
         self.read_only = read_only
         self.staging = staging
         # Replaced as a whole where files go from its front, so that a reader on another thread never sees it shift.
-        self._offsets: list[int] = []
+        self.file_offsets = []
         self._files: dict[int, MappedFile] = {}
         self._zero_length: str | None = None
         self._prepared: list[str] = []
@@ -103,7 +103,20 @@ class MappedFileQueue(FileStream):
             names and gaps only when writable: they harm nobody who only reads.
         """
         self.relist(on_problem)
-        self._taken_where = self.wrote_where = self._offsets[-1] + self.mapped_file_size if self._offsets else 0
+        self._taken_where = self.wrote_where = self.file_offsets[-1] + self.mapped_file_size if self.file_offsets else 0
+
+    def take(self, offsets: Iterable[int], end: int) -> None:
+        """As `load`, where it is known which files there are: nothing is listed, and no length looked at before its use.
+
+        Parameters
+        ----------
+        offsets : iterable of int
+            The first offset of each file, ascending multiples of `mapped_file_size`.
+        end : int
+            What `wrote_where` becomes.
+        """
+        self.file_offsets = list(offsets)
+        self._taken_where = self.wrote_where = end
 
     def relist(self, on_problem: Callable[[GeometryError], None] | None = None) -> None:
         """As `load`, but `wrote_where` stays, so that nobody sees an end that is none."""
@@ -113,7 +126,7 @@ class MappedFileQueue(FileStream):
                 on_problem(problem)
             elif not self.read_only or not problem.harmless:
                 raise problem
-        self._offsets = offsets
+        self.file_offsets = offsets
 
     def _list(self, offsets: list[int]) -> Iterator[_ListingError]:
         # Takes what fits into the list and yields what does not.
@@ -176,17 +189,17 @@ class MappedFileQueue(FileStream):
             self._zero_length = None
 
     def __len__(self) -> int:
-        return len(self._offsets)
+        return len(self.file_offsets)
 
     @property
     def offsets(self) -> tuple[int, ...]:
         """tuple of int: the first offset of every file, ascending."""
-        return tuple(self._offsets)
+        return tuple(self.file_offsets)
 
     @property
     def min_offset(self) -> int:
         """int: offset of the first byte, -1 if there is no file."""
-        return self._offsets[0] if self._offsets else -1
+        return self.file_offsets[0] if self.file_offsets else -1
 
     def file(self, offset: int) -> MappedFile:
         """The file that begins at `offset`, which must be one of `offsets`."""
@@ -204,8 +217,8 @@ class MappedFileQueue(FileStream):
                         read_only=self.read_only,
                         pool=self.pool,
                     )
-                    at = bisect_right(self._offsets, offset) - 1
-                    if at >= 0 and self._offsets[at] == offset:
+                    at = bisect_right(self.file_offsets, offset) - 1
+                    if at >= 0 and self.file_offsets[at] == offset:
                         self._files[offset] = mapped_file
                     else:
                         # It left the queue while it was being looked for, and must not be mapped again.
@@ -214,7 +227,7 @@ class MappedFileQueue(FileStream):
 
     def find(self, offset: int) -> MappedFile | None:
         """The file that holds `offset`, None if there is none; one that is missing in the middle is None as well."""
-        offsets = self._offsets
+        offsets = self.file_offsets
         at = bisect_right(offsets, offset) - 1
         if at < 0 or offset >= offsets[at] + self.mapped_file_size:
             return None
@@ -222,7 +235,7 @@ class MappedFileQueue(FileStream):
 
     def last(self) -> MappedFile | None:
         """The newest file, None if there is none."""
-        return self.file(self._offsets[-1]) if self._offsets else None
+        return self.file(self.file_offsets[-1]) if self.file_offsets else None
 
     def file_for_append(self, start_offset: int = 0) -> MappedFile:
         """The file in which `wrote_where` lies; a new one when the last is full or none exists.
@@ -232,10 +245,10 @@ class MappedFileQueue(FileStream):
         start_offset : int
             Of an empty queue: the first file is the one whose range holds this offset.
         """
-        if self._offsets:
-            if self.wrote_where < self._offsets[-1] + self.mapped_file_size:
-                return self.file(self._offsets[-1])
-            return self._append_file(self._offsets[-1] + self.mapped_file_size)
+        if self.file_offsets:
+            if self.wrote_where < self.file_offsets[-1] + self.mapped_file_size:
+                return self.file(self.file_offsets[-1])
+            return self._append_file(self.file_offsets[-1] + self.mapped_file_size)
         return self._append_file(start_offset - start_offset % self.mapped_file_size)
 
     def _append_file(self, offset: int) -> MappedFile:
@@ -257,7 +270,7 @@ class MappedFileQueue(FileStream):
         )
         del self._prepared[:1]
         self._files[offset] = mapped_file
-        self._offsets.append(offset)
+        self.file_offsets.append(offset)
         self.wrote_where = offset
         if self.pool.on_create is not None:
             self.pool.on_create()
@@ -287,7 +300,7 @@ class MappedFileQueue(FileStream):
         bool
             The system was asked to, for the newest file.
         """
-        offsets = self._offsets
+        offsets = self.file_offsets
         if not offsets:
             return False
         base = offsets[-1]
@@ -312,10 +325,10 @@ class MappedFileQueue(FileStream):
             The disk is full, …; the queue is as it was.
         """
         room = 0
-        if self._offsets:
-            room = self._offsets[-1] + self.mapped_file_size - self.wrote_where
+        if self.file_offsets:
+            room = self.file_offsets[-1] + self.mapped_file_size - self.wrote_where
             if room:
-                self.file(self._offsets[-1]).reserve()
+                self.file(self.file_offsets[-1]).reserve()
         if size > room:
             self.prepare(-(-(size - room) // self.mapped_file_size))
 
@@ -331,7 +344,7 @@ class MappedFileQueue(FileStream):
     def refresh(self) -> bool:
         """Take in the files that another process appended or deleted (read-only use); True if there are new ones."""
         with self.pool.lock:
-            offsets, end = self._offsets, self.wrote_where
+            offsets, end = self.file_offsets, self.wrote_where
             gone = 0
             while gone < len(offsets) and not os.path.exists(self._path_of(offsets[gone])):
                 gone += 1
@@ -346,12 +359,12 @@ class MappedFileQueue(FileStream):
             if offsets:
                 while self._is_whole(offsets[-1] + self.mapped_file_size):
                     offsets.append(offsets[-1] + self.mapped_file_size)
-                self._offsets = offsets
+                self.file_offsets = offsets
             else:
                 self.relist()
             # Where everything that was known is gone, the stream is taken up at the start of what there is.
             self.wrote_where = max(end, self.min_offset, 0)
-            return len(self._offsets) > before
+            return len(self.file_offsets) > before
 
     def forget_files(self) -> None:
         """Let every mapping go, for files that another process replaced; `load` finds the new ones."""
@@ -364,14 +377,34 @@ class MappedFileQueue(FileStream):
     def was_replaced(self) -> bool:
         """bool: the newest file that is mapped is not the one that bears its name now, or its name is gone (read-only use)."""
         with self.pool.lock:
-            for offset in reversed(self._offsets):
+            for offset in reversed(self.file_offsets):
                 mapped_file = self._files.get(offset)
                 if mapped_file is not None and mapped_file.mapped:
                     if os.path.exists(mapped_file.path):
                         return not mapped_file.is_current()
                     # Retention deletes from the front, so that what goes while older files stay was cut.
-                    return any(os.path.exists(self._path_of(older)) for older in self._offsets if older < offset)
+                    return any(os.path.exists(self._path_of(older)) for older in self.file_offsets if older < offset)
         return False
+
+    def forget_replaced_behind(self, offset: int) -> None:
+        """Let go of files behind the one that holds `offset` which another process deleted or made anew (read-only use).
+
+        A broker makes the next file early, and its recovery after a crash makes it once more.
+        """
+        with self.pool.lock:
+            kept = bisect_right(self.file_offsets, offset)
+            for base in self.file_offsets[kept:]:
+                mapped_file = self._files.get(base)
+                there = os.path.exists(self._path_of(base))
+                if mapped_file is not None and not (there and (not mapped_file.mapped or mapped_file.is_current())):
+                    self.pool.forget(mapped_file)
+                    mapped_file.let_go()
+                    del self._files[base]
+                if not there:
+                    break
+                kept += 1
+            if kept < len(self.file_offsets):
+                self.file_offsets = self.file_offsets[:kept]
 
     def _path_of(self, offset: int) -> str:
         return os.path.join(self.path, name_of_offset(offset))
@@ -395,14 +428,14 @@ class MappedFileQueue(FileStream):
             How many files were deleted.
         """
         deleted = 0
-        while len(self._offsets) > 1 and self._offsets[-1] >= offset:
-            last = self.file(self._offsets[-1])
-            self._offsets = self._offsets[:-1]
+        while len(self.file_offsets) > 1 and self.file_offsets[-1] >= offset:
+            last = self.file(self.file_offsets[-1])
+            self.file_offsets = self.file_offsets[:-1]
             last.destroy()
             self._files.pop(last.file_from_offset, None)
             deleted += 1
-        if self._offsets and offset < self._offsets[-1] + self.mapped_file_size:
-            self.file(self._offsets[-1]).zero_from(max(offset - self._offsets[-1], 0))
+        if self.file_offsets and offset < self.file_offsets[-1] + self.mapped_file_size:
+            self.file(self.file_offsets[-1]).zero_from(max(offset - self.file_offsets[-1], 0))
         if deleted:
             fsync_directory(self.path)
         self.wrote_where = max(min(self.wrote_where, offset), self.min_offset, 0)
@@ -410,16 +443,16 @@ class MappedFileQueue(FileStream):
 
     def destroy(self) -> None:
         """Delete every file, the newest first, so that a kill leaves a shorter queue; it is empty then."""
-        for offset in reversed(self._offsets):
+        for offset in reversed(self.file_offsets):
             self.file(offset).destroy()
-        if self._offsets:
+        if self.file_offsets:
             fsync_directory(self.path)
-        self._offsets, self._files, self.wrote_where = [], {}, 0
+        self.file_offsets, self._files, self.wrote_where = [], {}, 0
 
     def delete_before(self, offset: int) -> int:
         """Delete the files that end at or below `offset`, oldest first, never the last; their number."""
         deleted = 0
-        while len(self._offsets) > 1 and self._offsets[0] + self.mapped_file_size <= offset:
+        while len(self.file_offsets) > 1 and self.file_offsets[0] + self.mapped_file_size <= offset:
             self.drop_first().destroy()
             deleted += 1
         if deleted:
@@ -429,8 +462,8 @@ class MappedFileQueue(FileStream):
     def drop_first(self) -> MappedFile:
         """Take the oldest file out of the queue, for its deletion: readers find it whole, or not at all."""
         with self.pool.lock:
-            first = self.file(self._offsets[0])
-            self._offsets = self._offsets[1:]
+            first = self.file(self.file_offsets[0])
+            self.file_offsets = self.file_offsets[1:]
             self._files.pop(first.file_from_offset, None)
         return first
 

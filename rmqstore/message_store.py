@@ -55,7 +55,14 @@ from rmqstore.errors import (
 from rmqstore.housekeeping import Housekeeping, Task
 from rmqstore.index_file import IndexFile
 from rmqstore.index_service import IndexService, QueryOffsetResult
-from rmqstore.mapped_file import STAGING_PREFIX, MappedFilePool, fsync_directory, make_directories, naming_errors
+from rmqstore.mapped_file import (
+    STAGING_PREFIX,
+    MappedFilePool,
+    fsync_directory,
+    fsync_tree,
+    make_directories,
+    naming_errors,
+)
 from rmqstore.message import (
     MAX_PROPERTIES_SIZE,
     MAX_RETRY_TOPIC_LENGTH,
@@ -446,8 +453,7 @@ class MessageStore:
             fsync_directory(self.path)
             if not clean:
                 # The process that died may have made folders and files whose names it did not come to force.
-                for folder, _, _ in os.walk(self.path):
-                    fsync_directory(folder)
+                fsync_tree(self.path)
             for name in os.listdir(self.path):
                 if name.startswith(STAGING_PREFIX):
                     os.unlink(os.path.join(self.path, name))
@@ -2165,13 +2171,9 @@ class MessageStore:
         result = QueryResult.__new__(QueryResult)
         search = KeySearch(
             topic, key, _KEY_KINDS[index_type], low, high, max_num if max_num < _INT64_MAX else _INT64_MAX,
-            result, MessageExt, log.crc_check, encode_java_utf8,
+            result, MessageExt, log.crc_check, encode_java_utf8, log.queue,
         )  # fmt: skip
-        for name in index_service.newest_names():
-            try:
-                index = index_service.file(name)
-            except (FileNotFoundError, OffsetOutOfRangeError):
-                continue  # It expired meanwhile.
+        for index in index_service.newest_first():
             at = -1
             while at:
                 at = search.walk(index, at, log.region_of)

@@ -109,19 +109,10 @@ def rebuild(
     """
     started = time.perf_counter()
     root = check_store_root(path)
-    kinds = tuple(dict.fromkeys([what] if isinstance(what, str) else what))
-    for kind in kinds:
-        if kind not in _FOLDERS:
-            raise ValueError(f"what holds {kind!r}; give 'index', 'consumequeue' or both")
-    if not kinds:
-        raise ValueError("what is empty; give 'index', 'consumequeue' or both")
+    kinds = kinds_of(what)
     if output is not None:
-        config = _known_config(root, config, kinds)
-        target = os.fspath(output)
-        for folder in _folders(kinds):
-            if os.path.exists(os.path.join(target, folder)):
-                raise StoreError(f"{folder} exists in the output directory; give an empty one", target)
-        make_directories(target)
+        config = known_config(root, config, kinds)
+        target = free_output(output, kinds)
         try:
             report = _build(root, target, kinds, config, progress)
         except BaseException:
@@ -132,38 +123,74 @@ def rebuild(
         return report
     with StoreLock(root):
         work = os.path.join(root, REBUILD_DIRECTORY)
-        marker = os.path.join(work, _COMPLETE)
-        if os.path.exists(marker):
-            with open(marker, encoding="ascii") as file:
-                complete = tuple(file.read().split())
-            _swap(root, work, complete)
-            if set(kinds) <= set(complete):
-                return RebuildReport(complete, root, resumed=True, seconds=time.perf_counter() - started)
-        config = _known_config(root, config, kinds)
-        _delete_tree(work, ignore_errors=True)
+        complete = finish_swap(root, work)
+        if complete and set(kinds) <= set(complete):
+            return RebuildReport(complete, root, resumed=True, seconds=time.perf_counter() - started)
+        config = known_config(root, config, kinds)
+        delete_tree(work, ignore_errors=True)
         make_directories(work)
         try:
             report = _build(root, work, kinds, config, progress)
         except BaseException:
-            _delete_tree(work, ignore_errors=True)
+            delete_tree(work, ignore_errors=True)
             raise
-        # Whole or not there at all, also after a power failure.
-        with naming_errors(marker + ".new"), open(marker + ".new", "w", encoding="ascii") as file:
-            file.write(" ".join(kinds))
-            file.flush()
-            os.fsync(file.fileno())
-        os.rename(marker + ".new", marker)
-        fsync_directory(work)
-        _swap(root, work, kinds)
+        mark_complete(work, kinds)
+        swap(root, work, kinds)
     report.seconds = time.perf_counter() - started
     return report
 
 
-def _folders(kinds: Iterable[str]) -> list[str]:
+def kinds_of(what: Iterable[str] | str) -> tuple[str, ...]:
+    """tuple of str: "index", "consumequeue" or both, as asked for; ValueError for anything else."""
+    kinds = tuple(dict.fromkeys([what] if isinstance(what, str) else what))
+    for kind in kinds:
+        if kind not in _FOLDERS:
+            raise ValueError(f"what holds {kind!r}; give 'index', 'consumequeue' or both")
+    if not kinds:
+        raise ValueError("what is empty; give 'index', 'consumequeue' or both")
+    return kinds
+
+
+def free_output(output: str | os.PathLike[str], kinds: Iterable[str]) -> str:
+    """str: the directory to build into, made if it is missing; StoreError if it holds what is to be built."""
+    target = os.fspath(output)
+    for folder in folders_of(kinds):
+        if os.path.exists(os.path.join(target, folder)):
+            raise StoreError(f"{folder} exists in the output directory; give an empty one", target)
+    make_directories(target)
+    return target
+
+
+def mark_complete(work: str, kinds: Iterable[str]) -> None:
+    """Say that the folders in `work` are whole, so that only the swap is left: whole or not there at all, also after a
+    power failure."""
+    marker = os.path.join(work, _COMPLETE)
+    with naming_errors(marker + ".new"), open(marker + ".new", "w", encoding="ascii") as file:
+        file.write(" ".join(kinds))
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(marker + ".new", marker)
+    fsync_directory(work)
+
+
+def finish_swap(root: str, work: str) -> tuple[str, ...]:
+    """tuple of str: what an earlier rebuild had made ready, which is swapped in now; empty if there is none."""
+    marker = os.path.join(work, _COMPLETE)
+    if not os.path.exists(marker):
+        return ()
+    with open(marker, encoding="ascii") as file:
+        complete = tuple(file.read().split())
+    swap(root, work, complete)
+    return complete
+
+
+def folders_of(kinds: Iterable[str]) -> list[str]:
+    """list of str: the folders of a store that these kinds are in."""
     return [folder for kind in kinds for folder in _FOLDERS[kind]]
 
 
-def _known_config(root: str, config: StoreConfig | None, kinds: tuple[str, ...]) -> StoreConfig:
+def known_config(root: str, config: StoreConfig | None, kinds: tuple[str, ...]) -> StoreConfig:
+    """The geometry, by default `StoreConfig.infer`; GeometryError where a value that would change bytes is only assumed."""
     config = StoreConfig.infer(root) if config is None else config
     needed = []
     if "index" in kinds:
@@ -197,7 +224,8 @@ def _build(
             _remove(target, kinds)
 
 
-def _delete_tree(path: str, ignore_errors: bool = False) -> None:
+def delete_tree(path: str, ignore_errors: bool = False) -> None:
+    """Delete a directory and all that is in it."""
     # Imported here because it brings the compression libraries along, which no other module of a plain import needs.
     import shutil
 
@@ -205,8 +233,8 @@ def _delete_tree(path: str, ignore_errors: bool = False) -> None:
 
 
 def _remove(target: str, kinds: tuple[str, ...]) -> None:
-    for folder in _folders(kinds):
-        _delete_tree(os.path.join(target, folder), ignore_errors=True)
+    for folder in folders_of(kinds):
+        delete_tree(os.path.join(target, folder), ignore_errors=True)
 
 
 def _build_once(
@@ -238,7 +266,7 @@ def _build_once(
         for stretch in commit_log.stretches(begin, end, columns):
             verdict = stretch.verdict
             if verdict is Verdict.RECORD:
-                _refuse_assumed(columns, config, kinds, root)
+                refuse_assumed(columns, config, kinds, root)
                 dispatcher.dispatch_columns(columns, IndexProgress(), allow_gaps=True)
             elif verdict in (Verdict.BAD_BODY_CRC, Verdict.BAD_PROP_CRC):
                 # Its lengths are whole, so it keeps its place in its queue and under its keys; readers mark it as corrupt.
@@ -270,14 +298,14 @@ def _build_once(
             finding.path,
             finding.pos,
         )
-    for folder in _folders(kinds):
+    for folder in folders_of(kinds):
         # A store without such records has the folder all the same, so that the swap takes the old one away.
         make_directories(os.path.join(target, folder)) if folder in kinds else None
     return report
 
 
-def _refuse_assumed(columns: RecordColumns, config: StoreConfig, kinds: tuple[str, ...], root: str) -> None:
-    # Delay levels and the tag switch matter only to logs with delayed or tagged records.
+def refuse_assumed(columns: RecordColumns, config: StoreConfig, kinds: tuple[str, ...], root: str) -> None:
+    """Raise GeometryError if the records need delay levels or the tag switch, and those are only assumed."""
     if "consumequeue" in kinds and "message_delay_level" in config.assumed:
         topics = columns.topics.topics
         if b"SCHEDULE_TOPIC_XXXX" in topics:
@@ -295,9 +323,9 @@ def _refuse_assumed(columns: RecordColumns, config: StoreConfig, kinds: tuple[st
         )
 
 
-def _swap(root: str, work: str, kinds: tuple[str, ...]) -> None:
+def swap(root: str, work: str, kinds: tuple[str, ...]) -> None:
     """Put the new folders in place of the old ones; each step may be the last before a kill, and is not done twice."""
-    for folder in _folders(kinds):
+    for folder in folders_of(kinds):
         new, place, old = (
             os.path.join(work, folder),
             os.path.join(root, folder),
@@ -325,7 +353,7 @@ def _swap(root: str, work: str, kinds: tuple[str, ...]) -> None:
     os.unlink(os.path.join(work, _COMPLETE))
     fsync_directory(work)
     try:
-        _delete_tree(work)
+        delete_tree(work)
     except OSError as error:
         logger.warning("%s is no longer needed, but could not be deleted: %s", work, error)
     fsync_directory(root)

@@ -8,7 +8,7 @@ finding, and answers with `Finding` values instead of exceptions.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -120,6 +120,100 @@ def verify_parts(
         checker.close()
 
 
+def verify_records(
+    commit_log: CommitLog,
+    parts_root: str,
+    config: StoreConfig,
+    columns: RecordColumns,
+    stretches: Iterable[Stretch],
+    *,
+    queues: bool,
+    batch_topics: Iterable[str] = (),
+    first_entry: int | None = None,
+) -> tuple[list[Finding], dict[tuple[str, int], int], int]:
+    """Compare queues and index below `parts_root` with some of the records of a log.
+
+    Parameters
+    ----------
+    columns : RecordColumns
+        Filled by `stretches`.
+    stretches : iterable of Stretch
+        As of `CommitLog.stretches` without a look at CRCs.
+    queues : bool
+        Look at the units.
+    batch_topics : iterable of str
+        Topics with batch queues.
+    first_entry : int, optional
+        Number of the first record's first entry in the whole index, from 0 on; all files but the last are full.  None looks
+        at no entries.
+
+    Returns
+    -------
+    (list of Finding, dict of (str, int) to int, int)
+        What is wrong, 100 findings at the most; units of each queue that belong to these records; number behind the last
+        entry.
+    """
+    checker = _Checker(
+        parts_root, config, with_queues=queues, with_index=first_entry is not None, commit_log=commit_log
+    )
+    findings: list[Finding] = []
+    try:
+        for topic in batch_topics:
+            checker.queues.add_batch_topic(topic)
+        if first_entry is not None:
+            findings += checker._load_index()
+        entries = _IndexCheck(checker)
+        per_file = config.max_index_num - 1
+        entries.go_to((first_entry or 0) // per_file, (first_entry or 0) % per_file + 1)
+        for stretch in stretches:
+            if stretch.verdict is Verdict.RECORD:
+                findings += checker._records(columns, lists=False)
+                findings += entries.records(columns)
+            if len(findings) >= 100:
+                break
+        covered = {key: check.covered for key, check in checker.queue_checks.items()}
+        return findings, covered, entries.file_number * per_file + entries.entry - 1
+    finally:
+        checker.queues.close()
+        checker.index_service.close()
+
+
+def verify_index_file(
+    commit_log: CommitLog, parts_root: str, config: StoreConfig, name: str, end: int
+) -> list[Finding]:
+    """Compare slots, chains and header of one index file below `parts_root` with its entries; `end` is the log's."""
+    checker = _Checker(parts_root, config, with_queues=False, commit_log=commit_log)
+    checker.end = end
+    try:
+        checker.index_service.take([name])
+        return list(_IndexCheck(checker).begin())
+    finally:
+        checker.index_service.close()
+
+
+def verify_queue(
+    commit_log: CommitLog,
+    parts_root: str,
+    config: StoreConfig,
+    topic: str,
+    queue_id: int,
+    covered: int,
+    *,
+    batch: bool,
+) -> list[Finding]:
+    """Look for what belongs to no record in one queue below `parts_root`, of whose units `covered` do."""
+    checker = _Checker(parts_root, config, with_index=False, commit_log=commit_log)
+    try:
+        if batch:
+            checker.queues.add_batch_topic(topic)
+        checker.queues.find_or_create(topic, queue_id)
+        check = _QueueCheck(checker, topic, queue_id)
+        check.covered = covered
+        return list(check.finish())
+    finally:
+        checker.queues.close()
+
+
 def _of_error(error: StoreError, kind: str, path: str) -> Finding:
     return Finding(error.path or path, error.pos or 0, kind, error.message)
 
@@ -133,6 +227,7 @@ class _Checker:
         parts_root: str | None = None,
         with_queues: bool = True,
         with_index: bool = True,
+        commit_log: CommitLog | None = None,
     ):
         self.root = root
         self.config = config
@@ -140,7 +235,7 @@ class _Checker:
         self.with_index = with_index
         parts_root = root if parts_root is None else parts_root
         self.pool = MappedFilePool(config.max_mapped_files)
-        self.commit_log = CommitLog(root, config, self.pool, read_only=True)
+        self.commit_log = CommitLog(root, config, self.pool, read_only=True) if commit_log is None else commit_log
         self.queues = ConsumeQueueStore(parts_root, config, self.pool, read_only=True)
         self.index_service = IndexService(parts_root, config, read_only=True)
         self.queue_checks: dict[tuple[str, int], _QueueCheck] = {}
@@ -290,7 +385,8 @@ class _Checker:
             check = self.queue_checks[topic, queue_id] = _QueueCheck(self, topic, queue_id)
         return check
 
-    def _records(self, columns: RecordColumns) -> Iterator[Finding]:
+    def _records(self, columns: RecordColumns, *, lists: bool = True) -> Iterator[Finding]:
+        # Without lists of the directories a queue is looked for when its first record comes.
         n = columns.count
         if not n or not self.with_queues:
             return
@@ -300,7 +396,10 @@ class _Checker:
         groups, order = columns.by_queue(queued.view(np.uint8))
         for number, start, end in groups:
             topic, queue_id = columns.topics.queues[number]
-            check = self._check_of(columns.topics.topics[topic].decode("utf-8", "rmqstore.java"), queue_id)
+            name = columns.topics.topics[topic].decode("utf-8", "rmqstore.java")
+            if not lists:
+                self.queues.find_or_create(name, queue_id)
+            check = self._check_of(name, queue_id)
             yield from check.records(columns, order[start:end])
 
     def _queues(self) -> Iterator[Finding]:
@@ -563,6 +662,11 @@ class _IndexCheck:
         ):
             if stated != needed and needed >= 0:
                 yield Finding(index.path, pos, "bad_index", f"{name} is {stated}, its entries' records need {needed}")
+
+    def go_to(self, file_number: int, entry: int) -> None:
+        """Begin at this entry, from 1 on, of this file, from 0 on, instead of at the first."""
+        self._open(file_number)
+        self.entry = entry
 
     def _open(self, number: int) -> None:
         self.file_number = number

@@ -30,6 +30,25 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "slow: takes longer than a few seconds; runs only with --slow")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """One process has all tests of a file, which share fixtures; all of Spark, which share a session; all of a RabbitMQ node.
+
+    By path: the marks of pytest-xdist's own groups do not reach its scheduler with pytest 9.2.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            path = nodeid.partition("::")[0]
+            name = path.rpartition("/")[2]
+            if "spark/" in path or name in ("test_spark_stream.py", "test_bulk_loaded.py"):
+                return "spark"
+            return "rabbitmq" if "interop/test_rabbitmq" in path else path
+
+    return ByFile(config, log)
+
+
 def pytest_collection_modifyitems(config, items):
     if config.getoption("--slow"):
         return

@@ -104,7 +104,19 @@ def test_documented_commands_answer_as_shown(tmp_path, monkeypatch):
     golden.unpack("broker", tmp_path)
     text = DOCUMENT.read_text(encoding="utf-8")
     commands = re.findall(r"(?m)^\$ rmqstore (\w+)", text)
-    assert {*commands} == {"info", "verify", "query", "get", "dump", "rebuild", "recover", "offsets"}
+    # Those of Spark are run by tests/spark/test_command.py, RabbitMQ's by tests/rabbitmq/test_rabbitmq_docs.py.
+    assert {*commands} == {
+        "info",
+        "verify",
+        "query",
+        "get",
+        "dump",
+        "rebuild",
+        "recover",
+        "offsets",
+        "rabbitmq",
+        "spark",
+    }
     assert run_document(text, tmp_path) == text
 
 
@@ -116,7 +128,9 @@ def test_a_document_that_is_wrong_is_noticed(tmp_path):
 def test_every_command_has_a_section_and_help():
     text = DOCUMENT.read_text(encoding="utf-8")
     listed = re.findall(r"(?m)^  (\w+) {2,}\S", run("--help").stdout.partition("Commands:")[2])
-    assert listed == ["demo", "dump", "get", "info", "offsets", "query", "rebuild", "recover", "verify"]
+    assert listed == [
+        "demo", "dump", "get", "info", "offsets", "query", "rabbitmq", "rebuild", "recover", "spark", "verify"
+    ]  # fmt: skip
     for name in listed:
         assert f"\n## {name}\n" in text
         result = run(name, "--help")
@@ -486,11 +500,11 @@ def test_ctrl_c_during_a_rebuild_leaves_the_store_whole(golden_copy):
     # The progress callback waits, so that the signal comes while the rebuild is in the middle.
     code = (
         "import sys, time, rmqstore.cli as cli\n"
-        "class Waiting(cli._Progress):\n"
+        "class Waiting(cli.Progress):\n"
         "    def __call__(self, done, total):\n"
         "        print('building', flush=True)\n"
         "        time.sleep(60)\n"
-        "cli._Progress = Waiting\n"
+        "cli.Progress = Waiting\n"
         "cli.main(sys.argv[1:])\n"
     )
     process = subprocess.Popen(
@@ -516,10 +530,10 @@ def test_a_rebuild_that_was_killed_leaves_the_store_whole(golden_copy):
     before = {path.relative_to(copy): path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     code = (
         "import os, signal, sys, rmqstore.cli as cli\n"
-        "class Deadly(cli._Progress):\n"
+        "class Deadly(cli.Progress):\n"
         "    def __call__(self, done, total):\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "cli._Progress = Deadly\n"
+        "cli.Progress = Deadly\n"
         "cli.main(sys.argv[1:])\n"
     )
     ran = subprocess.run(

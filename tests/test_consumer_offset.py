@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 
 import golden
 import oracle
@@ -1422,6 +1423,10 @@ def commit_read_and_persist(directory, rounds):
         try:
             for _ in range(4):
                 assert committing.acquire(timeout=120)
+            # On a busy machine the reader may not have had its turn yet.
+            end = time.monotonic() + 120
+            while not seen[0] and time.monotonic() < end:
+                time.sleep(0.001)
         finally:
             finished.set()
 

@@ -789,6 +789,36 @@ def test_a_recovery_that_cuts_nothing_is_not_noticed(root):
         assert seen == list(range(0, 120, 2))
 
 
+@pytest.mark.parametrize("again", [True, False])
+def test_a_next_segment_that_is_made_once_more(root, again):
+    """A broker makes the next segment early; its recovery deletes that, and makes it anew. Nothing that was seen changed."""
+    with MessageStore.open(root, config=QUIET) as store:
+        fill(store, 10, size=300)
+        end = store.commit_log.max_offset
+    base = end - end % QUIET.mapped_file_size_commit_log + QUIET.mapped_file_size_commit_log
+    path = root / "commitlog" / f"{base:020d}"
+
+    def make_it() -> None:
+        with open(path, "xb") as file:
+            file.truncate(QUIET.mapped_file_size_commit_log)
+
+    make_it()
+    with MessageStore.open(root, config=QUIET, read_only=True) as reader:
+        reader.refresh()
+        assert reader.commit_log.queue.file(base).mapped
+        path.unlink()
+        if again:
+            make_it()
+        reader.refresh()
+        assert len(list(reader.messages())) == 10
+        if again:
+            path.unlink()
+        with MessageStore.open(root, config=QUIET) as store:
+            fill(store, 40, first=10, size=300)
+        reader.refresh()
+        assert numbers(reader.messages()) == list(range(50))
+
+
 def test_a_writer_that_was_killed_and_came_back(root):
     """Really killed, again and again, with a reader that stays."""
     MessageStore.open(root, config=CONFIG).close()

@@ -20,12 +20,12 @@ from rich.table import Table
 import rmqstore
 
 from .. import machine
-from . import document, rounds
+from . import document, rabbitmq, rounds
 from .jvm import JAVA, ROOT, Java, PeerError
 from .setting import Setting
 
-PARTS = ("index", "append", "read", "rebuild", "recovery", "kv")
-PACKAGES = ("numpy", "pyarrow", "lmdb", "rocksdict")
+PARTS = ("index", "append", "read", "rebuild", "recovery", "kv", "spark", "rabbitmq")
+PACKAGES = ("numpy", "pyarrow", "lmdb", "rocksdict", "pyspark", "pika")
 console = Console(stderr=True)
 
 
@@ -125,6 +125,7 @@ def main(
             "rmqstore": rmqstore.__version__,
             **versions(),
             **({"java": java.version, "rocketmq": rocketmq_version()} if java is not None else {}),
+            **({"rabbitmq": node} if (node := rabbitmq.version()) is not None else {}),
         },
         "results": results,
     }

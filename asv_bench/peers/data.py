@@ -34,6 +34,11 @@ def whole_keys(n: int, seed: int = 1) -> list[str]:
     return [f"{TOPIC}#{key}" for key in keys(n, seed)]
 
 
+def made_anew(texts: list[str]) -> list[str]:
+    """The same texts as new objects, one behind the other in memory, as Java's are when a round begins."""
+    return [text.encode("ascii").decode("ascii") for text in texts]
+
+
 def write_keys(path: str, texts: list[str]) -> dict[str, Any]:
     """Write texts of one length; what a command to Java needs to read them."""
     with open(path, "w", encoding="ascii") as file:

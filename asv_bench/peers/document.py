@@ -15,6 +15,8 @@ from .. import document
 from . import rounds
 
 NAME = "peers"
+# Of the tables.
+ORDER = ("index", "append", "get", "query", "scan", "rebuild", "recovery", "kv", "spark", "rabbitmq")
 RESULT = document.PERFORMANCE.parent / "peers.json"
 
 
@@ -23,14 +25,18 @@ def markdown(result: Mapping[str, Any]) -> str:
     machine = result["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
     lines = [
-        f"`{result['command']}` on {result['date']}, commit {result['commit']}:",
-        f"{result['rounds']} rounds that count, {result['seconds']} s in all.",
         f"Machine: {machine['processor']}, {machine['cores']} cores, {machine['memory'] / 2**30:.0f} GiB, {machine['system']},",
         f"Python {machine['python']}. Versions: {versions}.",
         "",
     ]
+    runs = {each["part"]: each["run"] for each in result["results"]}
     all_rows = list(rounds.rows(result["results"]))
     for part in dict.fromkeys(row.part for row in all_rows):
+        run = runs[part]
+        lines += [
+            f"`{run['command']}` on {run['date']}, commit {run['commit']}, {run['rounds']} rounds that count.",
+            "",
+        ]
         lines += [f"| {part} | who | rate | lowest – highest | ratio | lowest – highest | goal | |", "|---" * 8 + "|"]
         before = ""
         for row in all_rows:
@@ -58,10 +64,28 @@ def listed(chosen: Iterable[rounds.Row]) -> str:
 
 
 def write(result: Mapping[str, Any]) -> None:
-    """Put the table into the document and the result beside it."""
+    """Put the table into the document and the result beside it; parts that were not run stay as they are.
+
+    Raises
+    ------
+    ValueError
+        Those were run on another machine, whose figures do not belong into one table with these.
+    """
+    run = {name: result[name] for name in ("command", "date", "commit", "rounds")}
+    results = [{"run": run, **each} for each in result["results"]]
+    if RESULT.exists():
+        before = json.loads(RESULT.read_text(encoding="utf-8"))
+        kept = [each for each in before["results"] if each["part"] not in {new["part"] for new in results}]
+        if kept and before["machine"] != result["machine"]:
+            raise ValueError(f"{RESULT} is of another machine ({before['machine']}); run all parts, or delete it first")
+        results = sorted(kept + results, key=lambda each: ORDER.index(each["part"]))
+    result = {**{name: result[name] for name in ("machine", "versions")}, "results": results}
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     document.write_block(NAME, markdown(result))
 
 
 if __name__ == "__main__":
-    write(json.loads(Path(sys.argv[1] if len(sys.argv) > 1 else RESULT).read_text(encoding="utf-8")))
+    if len(sys.argv) > 1:
+        write(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    else:
+        document.write_block(NAME, markdown(json.loads(RESULT.read_text(encoding="utf-8"))))

@@ -195,11 +195,13 @@ def selects(setting: Setting, files: Files, there: list[str], chains: str) -> It
         described = data.write_keys(os.path.join(files.folder, "asked"), keys)
 
         def batch(keys: list[str] = keys) -> Outcome:
+            keys = data.made_anew(keys)
             seconds, (offsets, _) = timed(lambda: index.select_phy_offsets(keys))
             return Outcome(seconds, {"found": len(offsets), "sum": int(offsets.sum())})
 
         def single(keys: list[str] = keys) -> Outcome:
             select = index.select_phy_offset
+            keys = data.made_anew(keys)
 
             def all_of_them() -> int:
                 found = 0

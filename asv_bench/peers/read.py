@@ -120,6 +120,8 @@ def query(setting: Setting, store: MessageStore, there: list[str], folder: str, 
         described = data.write_keys(os.path.join(folder, "asked"), keys)
 
         def one_by_one(keys: list[str] = keys) -> Outcome:
+            keys = data.made_anew(keys)
+
             def ask() -> tuple[int, int]:
                 messages = total = 0
                 for key in keys:
@@ -133,6 +135,8 @@ def query(setting: Setting, store: MessageStore, there: list[str], folder: str, 
 
         def batches(keys: list[str] = keys) -> Outcome:
             import pyarrow.compute as pc
+
+            keys = data.made_anew(keys)
 
             def ask() -> list[Any]:
                 return [store.query_table(keys[at : at + _ROWS], topic=data.TOPIC) for at in range(0, len(keys), _ROWS)]

@@ -1,12 +1,21 @@
-"""The fixtures that hand out the Java peers; shared by every test that compares with the real RocketMQ."""
+"""The fixtures that hand out the peers; shared by every test that compares with the real RocketMQ or RabbitMQ."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from peer import JavaBroker, JavaStore
+
+# The oracle of classic queues, the catalogue of damage and the golden cases are beside the tests that need no node.
+sys.path.append(str(Path(__file__).resolve().parent.parent / "rabbitmq"))
+
+import golden_rabbitmq
+import rabbitmq_images as image_vhosts
+import rabbitmq_node as nodes
 
 # Its asserts say what differs, as those in the tests do.
 pytest.register_assert_rewrite("answers")
@@ -28,3 +37,34 @@ def java_store() -> Iterator[JavaStore]:
 def java_broker(java_store) -> type[JavaBroker]:
     """The class `JavaBroker`, where it can be used; skipped or failed otherwise as `java_store` is."""
     return JavaBroker
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_home(tmp_path_factory) -> Path:
+    """A folder for nodes and their images.  Without a server a test is skipped; with CI=true it fails."""
+    reason = nodes.unavailable_reason()
+    if reason is not None:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"{reason} (required when CI=true)")
+        pytest.skip(reason)
+    return tmp_path_factory.mktemp("rabbitmq")
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_node(rabbitmq_home) -> Iterator[nodes.Node]:
+    """The session's node, which a test finds stopped and leaves stopped; it has the settings of the images."""
+    with nodes.Node(rabbitmq_home / "node", rabbit=image_vhosts.SETTINGS) as node:
+        yield node
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_base(rabbitmq_node, rabbitmq_home) -> image_vhosts.Images:
+    """Images of a node's data with many vhosts alike (`rabbitmq_images.py`), and empty ones for the golden cases; read-only.
+
+    Put one in place with ``rabbitmq_node.restore(rabbitmq_base.killed)``.
+    """
+    golden = {
+        manifest["vhost"]: {name: entry["args"] for name, entry in manifest["queues"].items()}
+        for manifest in map(golden_rabbitmq.manifest, golden_rabbitmq.cases())
+    }
+    return image_vhosts.build(rabbitmq_node, rabbitmq_home / "images", more=golden)

@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# Fuzzes the readers of RabbitMQ's terms with atheris for so many seconds (default 20).  Where atheris has no wheel it says so and
+# ends well, except when CI is true.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+seconds=${1:-20}
+python=.venv/bin/python
+if ! "$python" -c 'import atheris' 2>/dev/null; then
+    # No extra of the package: there are no wheels but for Linux on x86-64.
+    "$python" -m pip install --quiet --only-binary :all: 'atheris>=2.3' || true
+fi
+if ! "$python" -c 'import atheris' 2>/dev/null; then
+    echo "fuzz.sh: atheris is not to be had for this Python and machine; hypothesis makes the hostile bytes in the tests" >&2
+    [ "${CI:-}" != "true" ] || exit 1
+    exit 0
+fi
+cd "$(mktemp -d)"
+"$OLDPWD/$python" "$OLDPWD/tests/rabbitmq/fuzz_terms.py" "-max_total_time=$seconds"

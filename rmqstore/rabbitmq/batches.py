@@ -1,0 +1,340 @@
+"""Messages of a queue as Arrow record batches: the columns of an export, and of Spark.
+
+Owns the schema, and how the terms of a batch are brought together from segments, journal and message store; they are decoded
+by the compiled core, many at once.  It only reads.  A message whose bytes are lost or damaged is passed over, as
+`Queue.messages` does.
+"""
+
+from __future__ import annotations
+
+import base64
+import datetime
+import decimal
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rmqstore._core import Region
+from rmqstore.errors import CorruptionError
+from rmqstore.rabbitmq import _term, amqp
+from rmqstore.rabbitmq.amqp import Timestamp
+from rmqstore.rabbitmq.columns import arrow_arrays, pyarrow
+from rmqstore.rabbitmq.message_store import MessageStore
+from rmqstore.rabbitmq.queue_index import ENTRY_EMBEDDED, ENTRY_PERSISTENT, IndexColumns, IndexEntry, QueueIndex
+from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["COLUMNS", "Batches", "json_value", "schema"]
+
+# What the index says of a message; everything else is in the message.
+_OF_THE_INDEX = ("vhost", "queue", "level", "seq_id", "msg_id", "persistent", "delivered", "expiry", "size", "location")
+_TEXTS = (
+    "content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "message_id", "type", "user_id", "app_id",
+    "cluster_id",
+)  # fmt: skip
+#: Columns of a batch, in their order.
+COLUMNS = (
+    *_OF_THE_INDEX, "exchange", "routing_keys", "body", *_TEXTS, "headers", "delivery_mode", "priority", "timestamp"
+)  # fmt: skip
+#: AMQP's types of numbers that JSON does not tell apart.
+NUMBERS = {
+    getattr(amqp, name): f"${name.lower()}"
+    for name in (
+        "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "SpecInt16", "SpecInt64", "Float32"
+    )
+}  # fmt: skip
+BATCH_ROWS = 8192
+_BATCH_BYTES = 16 << 20
+
+
+def json_value(value: Any) -> Any:
+    """The value of a property or header as JSON has it; what JSON has no type for becomes an object of one ``$`` name."""
+    if isinstance(value, amqp.Table):
+        return {"$pairs": [[name, json_value(item)] for name, item in value.pairs]}
+    if isinstance(value, Mapping):
+        table = {str(name): json_value(item) for name, item in value.items()}
+        # A table that looks like such an object must not become what it looks like.
+        return {"$table": table} if len(table) == 1 and next(iter(table)).startswith("$") else table
+    if isinstance(value, (list, tuple)):
+        return [json_value(item) for item in value]
+    if isinstance(value, Timestamp):
+        return {"$timestamp": int(value)}
+    if type(value) in NUMBERS:
+        plain = value.real
+        # JSON has no word for these.
+        return {NUMBERS[type(value)]: repr(float(plain)) if isinstance(plain, float) and plain - plain != 0 else plain}
+    if isinstance(value, (bytes, bytearray)):
+        return {"$binary": base64.b64encode(value).decode()}
+    if isinstance(value, datetime.datetime):
+        return {"$timestamp": int(value.timestamp())}
+    if isinstance(value, decimal.Decimal):
+        return {"$decimal": str(value)}
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return {"$float": repr(value)}
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bool) or value is None:
+        return value
+    return int(value) if isinstance(value, int) else value
+
+
+def header_text(headers: dict[str, Any]) -> str:
+    """str: a table of headers as JSON."""
+    text = json.dumps(json_value(headers), ensure_ascii=False, separators=(",", ":"))
+    return _utf8(text)
+
+
+def _utf8(text: str) -> str:
+    # What is no UTF-8 in a store is a surrogate here, which Arrow refuses; JSON reads it out of the escape again.
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
+    """pyarrow.Schema: of these columns.
+
+    ``level`` is null but for priority queues; ``expiry`` is in ms; ``headers`` are JSON text, in which bytes, times and
+    decimals are objects such as ``{"$binary": base64}``; properties that a message has not are null.
+
+    Raises
+    ------
+    ValueError
+        There is no such column.
+    """
+    pa = pyarrow()
+    types = {
+        "level": pa.int16(),
+        "seq_id": pa.int64(),
+        "msg_id": pa.binary(16),
+        "persistent": pa.bool_(),
+        "delivered": pa.bool_(),
+        "expiry": pa.timestamp("ms", "UTC"),
+        "size": pa.int64(),
+        "routing_keys": pa.list_(pa.string()),
+        "body": pa.binary(),
+        "delivery_mode": pa.uint8(),
+        "priority": pa.uint8(),
+        "timestamp": pa.timestamp("s", "UTC"),
+    }
+    unknown = [name for name in columns if name not in COLUMNS]
+    if unknown:
+        raise ValueError(f"there is no column {unknown[0]!r}; there are {', '.join(COLUMNS)}")
+    return pa.schema([pa.field(name, types.get(name, pa.string())) for name in columns])
+
+
+class Batches:
+    """Goes over the live messages of a queue's directory.
+
+    Parameters
+    ----------
+    path : str
+        The directory.
+    indexes : sequence of QueueIndex or QueueIndexV2
+        Opened read-only.
+    stores : callable
+        Called with True or False, it gives the persistent or the transient message store, or None; only where one is needed.
+    vhost, queue, level
+        What the columns of these names say.
+    columns : sequence of str
+        Of `COLUMNS`; only these are decoded.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        indexes: Sequence[QueueIndex | QueueIndexV2],
+        entries: Iterable[IndexEntry],
+        stores: Any,
+        *,
+        vhost: str,
+        queue: str,
+        level: int | None,
+        columns: Sequence[str] = COLUMNS,
+    ):
+        self._path = path
+        self._indexes = indexes
+        self._entries = entries
+        self._stores = stores
+        self._vhost, self._queue, self._level = vhost, queue, level
+        self._columns = tuple(columns)
+        self._schema = schema(columns)
+        self._of_messages = [name for name in columns if name not in _OF_THE_INDEX]
+        self._sources: dict[int, Region | None] = {}
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """pyarrow.RecordBatch: up to 8192 messages each, in the order of sequence ids."""
+        if len(self._indexes) == 1 and isinstance(self._indexes[0], QueueIndex):
+            yield from self._of_version_1(self._indexes[0])
+            return
+        entries = iter(self._entries)
+        while rows := list(islice(entries, BATCH_ROWS // 8)):
+            yield from self._of_entries(rows)
+
+    # ------------------------------------------------------------------------------------------------- version 1
+
+    def _of_version_1(self, index: QueueIndex) -> Iterator[pa.RecordBatch]:
+        columns = index.columns()
+        deliver = index.next_deliver_seq_id
+        weights = np.cumsum(np.maximum(columns.term_size, columns.size))
+        first, count = 0, len(columns.seq_id)
+        while first < count:
+            # Bodies in the store are as large as their size says.
+            before = int(weights[first - 1]) if first else 0
+            end = min(first + BATCH_ROWS, int(np.searchsorted(weights, before + _BATCH_BYTES, "right")))
+            end = max(end, first + 1)
+            rows = IndexColumns(*(column[first:end] for column in columns))
+            batch = self._batch(rows, deliver)
+            if batch is not None:
+                yield batch
+            first = end
+
+    def _source(self, segment: int) -> Region | None:
+        if segment not in self._sources:
+            for old in list(self._sources)[:-8]:
+                region = self._sources.pop(old)
+                if region is not None:
+                    region.close()
+            path = os.path.join(self._path, "journal.jif" if segment < 0 else f"{segment}.idx")
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                size = os.fstat(fd).st_size
+                self._sources[segment] = Region.map(fd, size) if size else None
+            finally:
+                os.close(fd)
+        return self._sources[segment]
+
+    def _batch(self, rows: IndexColumns, deliver: int) -> pa.RecordBatch | None:
+        embedded = (rows.flags & ENTRY_EMBEDDED) != 0
+        persistent = (rows.flags & ENTRY_PERSISTENT) != 0
+        there = np.ones(len(rows.seq_id), bool)
+        sources: list[Region | bytes] = []
+        numbers = np.zeros(len(there), np.int32)
+        positions = rows.term_pos.copy()
+        sizes = rows.term_size.copy()
+        for segment in np.unique(rows.segment[embedded]).tolist():
+            source = self._source(segment)
+            chosen = embedded & (rows.segment == segment)
+            if source is None:
+                there[chosen] = False
+                continue
+            numbers[chosen] = len(sources)
+            sources.append(source)
+        if not embedded.all():
+            held, at = [], 0
+            for i in np.flatnonzero(~embedded).tolist():
+                term = self._stored(rows.msg_id[i].tobytes(), bool(persistent[i]))
+                there[i] = term is not None
+                if term is not None:
+                    positions[i], sizes[i] = at, len(term)
+                    held.append(term)
+                    at += len(term)
+            numbers[~embedded] = len(sources)
+            sources.append(b"".join(held))
+        return self._finish(
+            rows, there, persistent, embedded, rows.seq_id < deliver, sources, positions, sizes, numbers
+        )
+
+    def _stored(self, msg_id: bytes, persistent: bool) -> bytes | None:
+        store: MessageStore | None = self._stores(persistent)
+        if store is None:
+            return None
+        try:
+            return store.read_term(msg_id)
+        except (KeyError, CorruptionError):
+            return None
+
+    # ------------------------------------------------------------------------------------------------- version 2
+
+    def _of_entries(self, entries: list[IndexEntry]) -> Iterator[pa.RecordBatch]:
+        terms = [
+            entry.message if entry.message is not None else self._stored(entry.msg_id, entry.persistent)
+            for entry in entries
+        ]
+        there = np.array([term is not None for term in terms])
+        sizes = np.array([len(term or b"") for term in terms], np.int64)
+        positions = np.cumsum(sizes) - sizes
+        rows = IndexColumns(
+            np.array([entry.seq_id for entry in entries], np.int64),
+            np.array([entry.size for entry in entries], np.int64),
+            np.zeros(len(entries), np.uint8),
+            np.array([entry.expiry_us for entry in entries], np.int64),
+            np.frombuffer(b"".join(entry.msg_id for entry in entries), np.uint8).reshape(-1, 16),
+            np.zeros(len(entries), np.int64),
+            np.zeros(len(entries), np.int64),
+            sizes,
+        )
+        batch = self._finish(
+            rows,
+            there,
+            np.array([entry.persistent for entry in entries]),
+            np.array([entry.message is not None for entry in entries]),
+            np.array([entry.delivered for entry in entries]),
+            [b"".join(term or b"" for term in terms)],
+            positions,
+            sizes,
+            np.zeros(len(entries), np.int32),
+            "queue",
+        )
+        if batch is not None:
+            yield batch
+
+    # --------------------------------------------------------------------------------------------------- a batch
+
+    def _finish(
+        self,
+        rows: IndexColumns,
+        there: np.ndarray,
+        persistent: np.ndarray,
+        inside: np.ndarray,
+        delivered: np.ndarray,
+        sources: list[Any],
+        positions: np.ndarray,
+        sizes: np.ndarray,
+        numbers: np.ndarray,
+        embedding: str = "index",
+    ) -> pa.RecordBatch | None:
+        pa = pyarrow()
+        # The status says which terms are no messages; a count needs it too.
+        decoded = _term.message_columns(
+            sources or [b""],
+            np.where(there, positions, 0),
+            np.where(there, sizes, 0),
+            numbers,
+            ["status", *self._of_messages],
+        )
+        good = there & (decoded["status"] != _term.RowStatus.ROW_DAMAGED)
+        made = arrow_arrays(decoded, self._of_messages, header_text=header_text)
+        count = len(good)
+        of_the_queue = {"vhost": _utf8(self._vhost), "queue": _utf8(self._queue), "level": self._level}
+        arrays = []
+        for field in self._schema:
+            name = field.name
+            if name in made:
+                arrays.append(made[name])
+            elif name in of_the_queue:
+                arrays.append(pa.repeat(pa.scalar(of_the_queue[name], field.type), count))
+            elif name == "seq_id":
+                arrays.append(pa.array(rows.seq_id))
+            elif name == "size":
+                arrays.append(pa.array(rows.size))
+            elif name == "msg_id":
+                ids = np.ascontiguousarray(rows.msg_id)
+                arrays.append(pa.Array.from_buffers(field.type, count, [None, pa.py_buffer(ids)]))
+            elif name == "persistent":
+                arrays.append(pa.array(persistent))
+            elif name == "delivered":
+                arrays.append(pa.array(delivered))
+            elif name == "expiry":
+                milliseconds = (rows.expiry_us.view(np.uint64) // np.uint64(1000)).view(np.int64)
+                arrays.append(pa.array(milliseconds, pa.int64(), mask=rows.expiry_us == 0).view(field.type))
+            else:
+                arrays.append(pa.array(["store", embedding]).take(pa.array(inside.astype(np.int8))))
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        if not good.all():
+            batch = batch.filter(pa.array(good))
+        return batch if batch.num_rows else None

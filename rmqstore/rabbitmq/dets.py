@@ -1,0 +1,540 @@
+"""DETS tables of version 9: `recovery.dets`, in which a vhost keeps what its queues said when they stopped.
+
+Owns the hash (`phash2`), the buddy system in which a table's file is handed out, reading (tolerant) and writing.  It writes
+no file by itself.  Reading never raises for damage: it says what is wrong and gives what is whole, first through the
+table's slots and, where these are damaged, by looking at every place where a collection of objects could begin.
+Everything that the file states is bounded by the file: no place is read twice.
+
+Source of all rules: Erlang/OTP 25 (`dets`), RabbitMQ 3.10.8 (docs/rabbitmq.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from rmqstore.errors import CorruptionError
+from rmqstore.rabbitmq import _term
+from rmqstore.rabbitmq._term import Atom, ImproperList, MapPairs
+
+__all__ = [
+    "DetsHeader",
+    "DetsProblem",
+    "DetsTable",
+    "encode",
+    "parse",
+    "phash2",
+    "read",
+    "recovery_object",
+    "recovery_terms",
+]
+
+COOKIE = 0x00ABCDEF
+ACTIVE = 0x12345678
+FREE = 0x03ABCDEF
+END_OF_FREE_LISTS = 12345
+HEADER_SIZE = 312
+# Where the parts of the array of segments begin; also the base of the buddy system while they are laid out.
+FIRST = HEADER_SIZE + 4 * 256
+PART_SLOTS = 512
+SEGMENT_SLOTS = 256
+SEGMENT_SIZE = 8 * SEGMENT_SLOTS
+MAX_SLOTS = 256 * PART_SLOTS * SEGMENT_SLOTS
+# Sizes of the buddy system: 2**0 to 2**31 bytes.
+BUDDY_NUM = 32
+COUNTERS = range(4, 32)
+FREE_RECORD_SIZE = 4096
+
+_M32 = 0xFFFFFFFF
+_GOLDEN = 0x9E3779B9
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# phash2
+
+
+def _mix(a: int, b: int, c: int) -> tuple[int, int, int]:
+    # Bob Jenkins' mixing of three 32-bit numbers.
+    a = (a - b - c & _M32) ^ c >> 13
+    b = (b - c - a & _M32) ^ a << 8 & _M32
+    c = (c - a - b & _M32) ^ b >> 13
+    a = (a - b - c & _M32) ^ c >> 12
+    b = (b - c - a & _M32) ^ a << 16 & _M32
+    c = (c - a - b & _M32) ^ b >> 5
+    a = (a - b - c & _M32) ^ c >> 3
+    b = (b - c - a & _M32) ^ a << 10 & _M32
+    c = (c - a - b & _M32) ^ b >> 15
+    return a, b, c
+
+
+def _pair(first: int, second: int, kind: int, number: int) -> int:
+    constant = _GOLDEN * kind & _M32
+    return _mix(constant + first & _M32, constant + second & _M32, number)[2]
+
+
+def _block(data: bytes, start: int) -> int:
+    a = b = _GOLDEN
+    c = start
+    whole = len(data) // 12 * 12
+    for x, y, z in struct.iter_unpack("<III", data[:whole]):
+        a, b, c = _mix(a + x & _M32, b + y & _M32, c + z & _M32)
+    # The first byte of the last word is taken by the length.
+    rest = data[whole:]
+    x, y, z = struct.unpack("<III", rest[:8].ljust(8, b"\0") + (b"\0" + rest[8:]).ljust(4, b"\0"))
+    return _mix(a + x & _M32, b + y & _M32, c + len(data) + z & _M32)[2]
+
+
+def _atom_hash(text: str) -> int:
+    # The hash of ELF's symbol tables, over Latin-1 where it has the characters, as releases before 16 stored them.
+    number = 0
+    data = text.encode("utf-8")
+    i = 0
+    while i < len(data):
+        byte = data[i]
+        if byte & 0xFE == 0xC2 and i + 1 < len(data) and data[i + 1] & 0xC0 == 0x80:
+            i += 1
+            byte = byte << 6 & 0xC0 | data[i] & 0x3F
+        i += 1
+        number = (number << 4 & _M32) + byte & _M32
+        high = number & 0xF0000000
+        if high:
+            number ^= high >> 24
+            number ^= high
+    return number
+
+
+def _phash2(value: Any, number: int) -> int:
+    if isinstance(value, bool):
+        value = Atom("true" if value else "false")
+    if isinstance(value, Atom):
+        hashed = _atom_hash(value)
+        return hashed if number == 0 else _pair(hashed, 0, 3, number)
+    if isinstance(value, int):
+        if -(1 << 27) <= value < 1 << 27:
+            if value < 0:
+                number = _pair(-value, 0, 1, number)
+            return _pair(value & _M32, 0, 1, number)
+        kind, magnitude = (10 if value < 0 else 11), abs(value)
+        while magnitude:
+            number = _pair(magnitude & _M32, magnitude >> 32 & _M32, kind, number)
+            magnitude >>= 64
+        return number
+    if isinstance(value, float):
+        bits = struct.unpack(">II", struct.pack(">d", value or 0.0))
+        return _pair(bits[0], bits[1], 12, number)
+    if isinstance(value, bytes):
+        start = 13 * _GOLDEN + number & _M32
+        return _block(value, start) if value else start
+    if isinstance(value, tuple) and not isinstance(value, MapPairs):
+        number = _pair(len(value), 0, 9, number)
+        for item in value:
+            number = _phash2(item, number)
+        return number
+    if isinstance(value, list):
+        tail = value.tail if isinstance(value, ImproperList) else []
+        if not value and not isinstance(value, ImproperList):
+            return 3468870702 if number == 0 else _pair(2, 0, 2, number)
+        # Bytes are taken four at a time.
+        at = 0
+        while at < len(value):
+            word = count = 0
+            begun = at
+            while at < len(value) and type(value[at]) is int and 0 <= value[at] <= 255:
+                word = (word << 8) + value[at]
+                count += 1
+                at += 1
+                if count == 4:
+                    number = _pair(word, 0, 4, number)
+                    word = count = 0
+            if count:
+                number = _pair(word, 0, 4, number)
+            if at < len(value):
+                number = _phash2(value[at], number)
+                at += 1
+            assert at > begun
+        return _phash2(tail, number)
+    raise TypeError(f"no hash of a {type(value).__name__}")
+
+
+def phash2(value: Any) -> int:
+    """int: ``erlang:phash2(Value)``, 27 bits; of atoms, integers, floats, binaries, tuples and lists.
+
+    Raises
+    ------
+    TypeError
+        Another kind of value.
+    """
+    return _phash2(value, 0) & (1 << 27) - 1
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Writing
+
+
+class _Buddies:
+    """Places of a file, handed out by halving: `free[i]` are the free places of 2**i bytes, in order."""
+
+    def __init__(self, base: int):
+        self.free: list[list[int]] = [[] for _ in range(BUDDY_NUM)]
+        self.free[BUDDY_NUM - 1].append(base)
+
+    def take(self, size: int) -> tuple[int, int]:
+        """(where, the logarithm of the size taken) for `size` bytes, at least 16."""
+        wanted = max(size - 1, 15).bit_length()
+        level = wanted
+        while not self.free[level]:
+            level += 1
+        at = self.free[level].pop(0)
+        while level > wanted:
+            level -= 1
+            self.free[level].insert(0, at + (1 << level))
+        return at, wanted
+
+    def lists(self) -> bytes:
+        """The free lists as they stand at the end of a file."""
+        parts = []
+        for level, places in enumerate(self.free):
+            most = (FREE_RECORD_SIZE - 12) // 4
+            for first in range(0, len(places), most):
+                some = places[first : first + most]
+                parts.append(struct.pack(f">III{len(some)}I", 12 + 4 * len(some), FREE, level + 1, *some))
+        parts.append(struct.pack(">III", 12, FREE, END_OF_FREE_LISTS))
+        return b"".join(parts)
+
+
+def _order(key: Any) -> tuple[int, Any]:
+    # Erlang's order of terms, for the keys that occur: integers, then lists, then binaries.
+    if isinstance(key, list) and all(type(item) is int for item in key):
+        return 7, list(key)
+    if isinstance(key, bytes):
+        return 8, key
+    if isinstance(key, Atom):
+        return 2, str(key)
+    if isinstance(key, int):
+        return 1, key
+    raise TypeError(f"keys are charlists, binaries, atoms or integers, not {key!r}")
+
+
+def encode(objects: Iterable[tuple[Any, ...]]) -> bytes:
+    """Make the file of a table of type set with these objects, closed properly.
+
+    Parameters
+    ----------
+    objects : iterable of tuple
+        Their first elements are the keys, and differ.
+
+    Returns
+    -------
+    bytes
+        Equal to what `dets` of OTP 25 leaves if all objects were inserted into a new table and written at once (the case for
+        `recovery.dets`) and there are no more than 256.  For more the table begins with as many slots as would be needed, as
+        one opened with `min_no_slots`.
+
+    Raises
+    ------
+    ValueError
+        Two objects have the same key.
+    TypeError
+        A key of a kind that a table of RabbitMQ does not have.
+    """
+    rows = list(objects)
+    slot_num = SEGMENT_SLOTS
+    while slot_num < len(rows) and slot_num < PART_SLOTS * SEGMENT_SLOTS:
+        slot_num *= 2
+    slots: dict[int, list[tuple[Any, bytes]]] = {}
+    for row in rows:
+        key = row[0]
+        same = slots.setdefault(phash2(key) % slot_num, [])
+        if any(_order(key) == order for order, _ in same):
+            raise ValueError(f"two objects have the key {key!r}")
+        same.append((_order(key), _term.encode(row)))
+
+    layout = _Buddies(FIRST)
+    part, _ = layout.take(4 * PART_SLOTS)
+    segments = [layout.take(SEGMENT_SIZE)[0] for _ in range(slot_num // SEGMENT_SLOTS)]
+    base, _ = layout.take(16)
+    data = bytearray(base)
+    struct.pack_into(">I", data, HEADER_SIZE, part)
+    struct.pack_into(f">{len(segments)}I", data, part, *segments)
+
+    places = _Buddies(base)
+    counters = dict.fromkeys(COUNTERS, 0)
+    # A flush of the cache goes from the last slot to the first.
+    for slot in sorted(slots, reverse=True):
+        content = b"".join(struct.pack(">I", 4 + len(term)) + term for _, term in sorted(slots[slot]))
+        at, level = places.take(8 + len(content))
+        counters[level] += 1
+        if len(data) < at + 8 + len(content):
+            data.extend(bytes(at + 8 + len(content) - len(data)))
+        data[at : at + 8 + len(content)] = struct.pack(">II", 8 + len(content), ACTIVE) + content
+        struct.pack_into(
+            ">II", data, segments[slot // SEGMENT_SLOTS] + 8 * (slot % SEGMENT_SLOTS), 8 + len(content), at
+        )
+
+    digested = struct.pack(
+        ">11I", 1, 9, slot_num, slot_num, 1, len(rows), len(rows), slot_num, MAX_SLOTS, 1, 0
+    ) + struct.pack(">28I", *counters.values())
+    head = struct.pack(">III", len(data), COOKIE, 1) + digested
+    data[: HEADER_SIZE - 124] = head + hashlib.md5(digested, usedforsecurity=False).digest() + struct.pack(">I", base)
+    data += places.lists()
+    data += struct.pack(">I", len(data) + 4 - base)
+    return bytes(data)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Reading
+
+
+class DetsHeader(NamedTuple):
+    """The numbers of a table's header, in their order; `base` is where places of objects begin."""
+
+    free_lists: int
+    cookie: int
+    closed_properly: int
+    type: int
+    version: int
+    m: int
+    next: int
+    keypos: int
+    objects: int
+    keys: int
+    min_slots: int
+    max_slots: int
+    hash_method: int
+    n: int
+    base: int
+
+
+class DetsProblem(NamedTuple):
+    """Something wrong: a short name, where, and a sentence."""
+
+    kind: str
+    pos: int
+    detail: str
+
+
+class DetsTable:
+    """What a table's file holds.
+
+    Attributes
+    ----------
+    objects : list
+        Every object that was found, in the order of the file.
+    positions : list of int
+        Where the collection of each begins.
+    header : DetsHeader or None
+        None if the file is too short for one.
+    problems : list of DetsProblem
+        Empty for a sound table.  A node opens a table that was not closed by repairing it, as it does with one whose
+        slots are damaged.
+    """
+
+    def __init__(self) -> None:
+        self.objects: list[Any] = []
+        self.positions: list[int] = []
+        self.header: DetsHeader | None = None
+        self.problems: list[DetsProblem] = []
+
+    def __repr__(self) -> str:
+        return f"<DetsTable {len(self.objects)} objects, {len(self.problems)} problems>"
+
+
+def _collection(data: bytes, at: int) -> tuple[list[Any], int] | None:
+    """(objects, end) of the collection at `at`; None if none is there."""
+    if at < 0 or at + 8 > len(data):
+        return None
+    size, status = struct.unpack_from(">II", data, at)
+    if status != ACTIVE or size < 8 + 4 + 2 or size > len(data) - at:
+        return None
+    found = []
+    end = at + size
+    at += 8
+    while at < end:
+        if end - at < 6:
+            return None
+        (taken,) = struct.unpack_from(">I", data, at)
+        if not 6 <= taken <= end - at:
+            return None
+        try:
+            value = _term.decode(data[at + 4 : at + taken])
+        except CorruptionError:
+            return None
+        if not isinstance(value, tuple) or isinstance(value, MapPairs) or not value:
+            return None
+        found.append(value)
+        at += taken
+    return found, end
+
+
+def _slots(data: bytes, table: DetsTable) -> list[tuple[int, int, int]]:
+    """(place, size, slot) of all slots that are used, in the order of the places."""
+    found = []
+    seen = set()
+    for number in range(256):
+        (part,) = struct.unpack_from(">I", data, HEADER_SIZE + 4 * number)
+        if not part:
+            continue
+        if part in seen or part < FIRST or (part - FIRST) % 2048 or part + 4 * PART_SLOTS > len(data):
+            table.problems.append(DetsProblem("bad_part", HEADER_SIZE + 4 * number, f"no part lies at {part}"))
+            continue
+        seen.add(part)
+        for index, segment in enumerate(struct.unpack_from(f">{PART_SLOTS}I", data, part)):
+            if not segment:
+                continue
+            if segment in seen or segment < FIRST or (segment - FIRST) % 2048 or segment + SEGMENT_SIZE > len(data):
+                table.problems.append(DetsProblem("bad_segment", part + 4 * index, f"no segment lies at {segment}"))
+                continue
+            seen.add(segment)
+            first = (number * PART_SLOTS + index) * SEGMENT_SLOTS
+            values = struct.unpack_from(f">{2 * SEGMENT_SLOTS}I", data, segment)
+            if any(values):
+                for slot in range(SEGMENT_SLOTS):
+                    size, at = values[2 * slot : 2 * slot + 2]
+                    if size or at:
+                        found.append((at, size, first + slot))
+    return sorted(found)
+
+
+def _scan(data: bytes, table: DetsTable) -> None:
+    """Take the collections that can be found without the slots: they begin at steps of 16 bytes."""
+    table.objects, table.positions = [], []
+    seen = set()
+    work = 16 * len(data) + (1 << 20)
+    at = FIRST
+    while at + 16 <= len(data):
+        if struct.unpack_from(">I", data, at + 4)[0] == ACTIVE:
+            taken = _collection(data, at)
+            if taken is not None:
+                for one in taken[0]:
+                    key = _term.encode(one[0])
+                    if key not in seen:
+                        seen.add(key)
+                        table.objects.append(one)
+                        table.positions.append(at)
+                at = FIRST + (taken[1] - FIRST + 15) // 16 * 16
+                continue
+            table.problems.append(DetsProblem("bad_collection", at, "a collection whose objects cannot be read"))
+            # What fails may have cost a walk over the rest; a made-up file must not make that often.
+            work -= min(struct.unpack_from(">I", data, at)[0], len(data) - at)
+            if work < 0:
+                table.problems.append(DetsProblem("gave_up", at, "too many damaged collections; the rest was not read"))
+                return
+        at += 16
+
+
+def parse(data: bytes) -> DetsTable:
+    """Read a table's bytes; never raises for damage.
+
+    Parameters
+    ----------
+    data : bytes-like
+
+    Returns
+    -------
+    DetsTable
+    """
+    data = bytes(data)
+    table = DetsTable()
+    problem = table.problems.append
+    if len(data) < FIRST:
+        problem(DetsProblem("short_header", len(data), f"the file has {len(data)} bytes, the header alone {FIRST}"))
+        return table
+    table.header = header = DetsHeader(*struct.unpack_from(">14I112x16xI", data))
+    if header.cookie != COOKIE:
+        problem(DetsProblem("bad_cookie", 4, f"the file begins with {header.cookie:#x}: no DETS table"))
+    if header.version != 9:
+        problem(DetsProblem("bad_version", 16, f"version {header.version}, not 9"))
+    if header.type != 1:
+        problem(DetsProblem("bad_type", 12, f"type {header.type}, not 1 (set)"))
+    if header.hash_method != 1:
+        problem(DetsProblem("bad_hash_method", 48, f"hash method {header.hash_method}, not 1 (phash2)"))
+    md5 = data[168:184]
+    if any(md5) and md5 != hashlib.md5(data[12:168], usedforsecurity=False).digest():
+        problem(DetsProblem("bad_header_md5", 168, "the header's checksum does not agree with the header"))
+    (trailer,) = struct.unpack_from(">I", data, len(data) - 4)
+    if header.closed_properly != 1:
+        problem(DetsProblem("not_closed", 8, "the table was not closed; a node repairs it"))
+    elif trailer + header.base != len(data):
+        problem(DetsProblem("bad_trailer", len(data) - 4, f"the file's end says {trailer + header.base} bytes"))
+    sound = not table.problems
+    used = astray = 0
+    for at, size, slot in _slots(data, table):
+        taken = _collection(data, at) if at >= used and at >= FIRST and (at - FIRST) % 16 == 0 else None
+        if taken is None or taken[1] - at != size:
+            problem(DetsProblem("bad_slot", at, f"slot {slot} leads to {size} bytes at {at} that are no collection"))
+            sound = False
+            continue
+        used = taken[1]
+        for one in taken[0]:
+            if header.m and _hashes_elsewhere(one[0], header, slot):
+                # A node looks a key up in its own slot, so it does not find this one either.
+                problem(DetsProblem("wrong_slot", at, f"the object {one[0]!r} does not belong to slot {slot}"))
+                astray += 1
+                continue
+            table.objects.append(one)
+            table.positions.append(at)
+    sound = sound and len(table.problems) == astray
+    if sound and len(table.objects) + astray != header.objects:
+        problem(
+            DetsProblem("bad_count", 32, f"the header counts {header.objects} objects, there are {len(table.objects)}")
+        )
+        sound = False
+    if not sound:
+        _scan(data, table)
+    return table
+
+
+def _hashes_elsewhere(key: Any, header: DetsHeader, slot: int) -> bool:
+    try:
+        number = phash2(key)
+    except (TypeError, RecursionError):
+        return False
+    wanted = number % header.m
+    if wanted < header.n:
+        wanted = number % (2 * header.m)
+    return wanted != slot
+
+
+def read(path: str | os.PathLike[str]) -> DetsTable:
+    """Read the table at `path`; never raises for damage, OSError if the file cannot be read."""
+    with open(path, "rb") as file:
+        return parse(file.read())
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# recovery.dets
+
+
+def recovery_terms(table: DetsTable) -> dict[str, dict[str, Any]]:
+    """Terms of the queues by their directories' names, from the objects of `recovery.dets`.
+
+    Parameters
+    ----------
+    table : DetsTable
+        Objects of another shape are left out; each becomes a problem of the table.
+
+    Returns
+    -------
+    dict of str to dict
+        Version 1: ``segments`` (list of (number, count) tuples), ``next_seq_id``, ``next_deliver_seq_id``, ``persistent_ref``
+        (bytes), ``persistent_count``, ``persistent_bytes``; version 2 has ``v2_index_state`` instead of ``segments``.
+    """
+    found = {}
+    for at, one in zip(table.positions, table.objects):
+        try:
+            key, terms = one
+            name = bytes(key).decode("utf-8", "surrogateescape")
+            if not isinstance(terms, list) or isinstance(terms, ImproperList):
+                raise ValueError
+            found[name] = {str(item): value for item, value in terms}
+        except (TypeError, ValueError, OverflowError):
+            table.problems.append(DetsProblem("bad_object", at, "an object that is no queue's terms"))
+    return found
+
+
+def recovery_object(directory: str, terms: Mapping[str, Any]) -> tuple[list[int], list[tuple[Atom, Any]]]:
+    """The object of a queue, from the name of its directory and its terms in their order."""
+    return list(directory.encode("utf-8", "surrogateescape")), [(Atom(name), value) for name, value in terms.items()]

@@ -1,0 +1,289 @@
+"""Tables that `ets:tab2file` wrote, and `clean.dot`: what a message store leaves when it is stopped in order.
+
+Owns the image of a table in a log of `disk_log`, and the rows of `file_summary.ets` and `msg_store_index.ets`.  It writes no
+file by itself.  Reading is strict: a node that finds such a table damaged does not use it either, and scans its files.
+
+Source of all rules: Erlang/OTP 25 (`ets`, `disk_log`), RabbitMQ 3.10.8 (docs/rabbitmq.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from rmqstore.errors import CorruptionError
+from rmqstore.rabbitmq import _term
+from rmqstore.rabbitmq._term import Atom, ImproperList
+from rmqstore.rabbitmq.term import consult, format_term
+
+__all__ = [
+    "EtsTable",
+    "FileSummary",
+    "MsgLocation",
+    "clean_dot",
+    "encode",
+    "file_summaries",
+    "file_summary_table",
+    "make_table",
+    "msg_locations",
+    "msg_store_index_table",
+    "parse",
+    "parse_clean_dot",
+    "read",
+]
+
+MAGIC = bytes.fromhex("01020304")
+CLOSED = bytes.fromhex("63584d0b")
+ITEM = 0x62574C41
+# Items of this size on have the checksum of their length before them.
+CHECKSUM_FROM = 65528
+
+_UNDEFINED = Atom("undefined")
+INDEX_MODULE = "rabbit_msg_store_ets_index"
+
+
+class EtsTable:
+    """A table's image.
+
+    Attributes
+    ----------
+    header : list of (str, value)
+        What the table was, in the file's order: name, size, node, type, keypos and others.
+    objects : list of tuple
+    end : list or None
+        What stands behind the objects: ``[(count, n)]`` or a checksum; None where nothing does.
+    """
+
+    def __init__(self, header: Iterable[tuple[str, Any]], objects: Iterable[tuple[Any, ...]], end: Any = None):
+        self.header = list(header)
+        self.objects = list(objects)
+        self.end = end
+
+    def __getitem__(self, name: str) -> Any:
+        return dict(self.header)[name]
+
+    def __repr__(self) -> str:
+        return f"<EtsTable {dict(self.header).get('name')} of {len(self.objects)} objects>"
+
+
+def parse(data: bytes, *, path: str | None = None) -> EtsTable:
+    """Read a table's bytes.
+
+    Raises
+    ------
+    CorruptionError
+        They are not such an image, were not closed, or hold not as many objects as they say.
+    """
+    data = bytes(data)
+    if data[:4] != MAGIC:
+        raise CorruptionError("no image of a table: it does not begin with 01 02 03 04", path, 0)
+    if data[4:8] != CLOSED:
+        raise CorruptionError("the image of the table was not closed", path, 4)
+    at = 8
+    items = []
+    while at < len(data):
+        if len(data) - at < 8:
+            raise CorruptionError("an item ends before its size", path, at)
+        size, magic = struct.unpack_from(">II", data, at)
+        if magic != ITEM:
+            raise CorruptionError("no item begins here", path, at)
+        begin = at + 8
+        if size >= CHECKSUM_FROM:
+            if data[begin : begin + 16] != hashlib.md5(data[at : at + 4], usedforsecurity=False).digest():
+                raise CorruptionError("the checksum of an item's size does not agree with it", path, begin)
+            begin += 16
+        if size > len(data) - begin:
+            raise CorruptionError(f"an item of {size} bytes goes beyond the file", path, at)
+        try:
+            items.append(_term.decode(data[begin : begin + size]))
+        except CorruptionError as error:
+            raise CorruptionError(error.message, path, begin + (error.pos or 0)) from None
+        at = begin + size
+    if not items:
+        raise CorruptionError("the image has no header", path, 8)
+    header = items[0]
+    if not isinstance(header, tuple) or not all(isinstance(one, tuple) and len(one) == 2 for one in header):
+        raise CorruptionError("the header of the image is no list of names and values", path, 8)
+    objects, end = items[1:], None
+    last = objects[-1] if objects else None
+    if isinstance(last, list) and not isinstance(last, ImproperList) and last and last[0] == "$end_of_table":
+        if len(last) != 2:
+            raise CorruptionError("the end of the image is not as Erlang writes it", path, at)
+        end = last[1]
+        objects.pop()
+    if not all(isinstance(one, tuple) for one in objects):
+        raise CorruptionError("an object of the image is no tuple", path, 8)
+    table = EtsTable([(str(name), value) for name, value in header], objects, end)
+    counts = [one[1] for one in end if isinstance(one, tuple) and one[0] == "count"] if isinstance(end, list) else []
+    if counts and counts[0] != len(objects):
+        raise CorruptionError(f"the image says {counts[0]} objects and holds {len(objects)}", path, at)
+    return table
+
+
+def read(path: str | os.PathLike[str]) -> EtsTable:
+    """Read the image at `path`; CorruptionError as of `parse`, OSError if the file cannot be read."""
+    with open(path, "rb") as file:
+        return parse(file.read(), path=os.fspath(path))
+
+
+def encode(table: EtsTable) -> bytes:
+    """bytes: the image of a table, closed; one that `parse` read is equal to what it was read from."""
+    items: list[Any] = [tuple((Atom(name), value) for name, value in table.header), *table.objects]
+    if table.end is not None:
+        items.append([Atom("$end_of_table"), table.end])
+    parts = [MAGIC, CLOSED]
+    for item in items:
+        term = _term.encode(item)
+        size = struct.pack(">I", len(term))
+        parts += [size, struct.pack(">I", ITEM)]
+        if len(term) >= CHECKSUM_FROM:
+            parts.append(hashlib.md5(size, usedforsecurity=False).digest())
+        parts.append(term)
+    return b"".join(parts)
+
+
+def make_table(
+    name: str, kind: str, objects: Sequence[tuple[Any, ...]], *, keypos: int = 2, node: str = "rabbit"
+) -> EtsTable:
+    """A table with the header that `ets:file2tab` needs.
+
+    Parameters
+    ----------
+    name : str
+    kind : {"set", "ordered_set"}
+    objects : sequence of tuple
+    keypos : int
+        Which element is the key, from 1 on.
+    node : str
+        The name of the node; it is information only.
+    """
+    false = Atom("false")
+    header = [
+        ("decentralized_counters", false),
+        ("read_concurrency", false),
+        ("write_concurrency", false),
+        ("compressed", false),
+        ("name", Atom(name)),
+        ("size", len(objects)),
+        ("node", Atom(node)),
+        ("named_table", false),
+        ("type", Atom(kind)),
+        ("keypos", keypos),
+        ("protection", Atom("public")),
+        ("major_version", 1),
+        ("minor_version", 0),
+        ("extended_info", [Atom("object_count")]),
+    ]
+    return EtsTable(header, objects, [(Atom("count"), len(objects))])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The tables of a message store
+
+
+class FileSummary(NamedTuple):
+    """A row of `file_summary.ets`: a message file.
+
+    `valid_total_size` sums the records whose reference count is above 0; `left` and `right` are the neighbours' numbers.
+    """
+
+    file: int
+    valid_total_size: int
+    left: int | None
+    right: int | None
+    file_size: int
+    locked: bool = False
+    readers: int = 0
+
+
+class MsgLocation(NamedTuple):
+    """A row of `msg_store_index.ets`: where a message lies; `total_size` is that of its record, with size and marker."""
+
+    msg_id: bytes
+    ref_count: int
+    file: int
+    offset: int
+    total_size: int
+
+
+def file_summary_table(rows: Iterable[FileSummary], *, node: str = "rabbit") -> EtsTable:
+    """The table `file_summary.ets` of a store; rows in any order."""
+    objects = [
+        (
+            Atom("file_summary"),
+            row.file,
+            row.valid_total_size,
+            _UNDEFINED if row.left is None else row.left,
+            _UNDEFINED if row.right is None else row.right,
+            row.file_size,
+            Atom("true" if row.locked else "false"),
+            row.readers,
+        )
+        for row in sorted(rows)
+    ]
+    return make_table("rabbit_msg_store_file_summary", "ordered_set", objects, node=node)
+
+
+def msg_store_index_table(rows: Iterable[MsgLocation], *, node: str = "rabbit") -> EtsTable:
+    """The table `msg_store_index.ets` of a store."""
+    return make_table(INDEX_MODULE, "set", [(Atom("msg_location"), *row) for row in rows], node=node)
+
+
+def _is(kind: type, *values: Any) -> bool:
+    return all(isinstance(value, kind) and not isinstance(value, bool) for value in values)
+
+
+def file_summaries(table: EtsTable) -> list[FileSummary]:
+    """The rows of `file_summary.ets`; CorruptionError if an object is no such row."""
+    rows = []
+    for one in table.objects:
+        if len(one) != 8 or one[0] != "file_summary" or not _is(int, one[1], one[2], one[5], one[7]):
+            raise CorruptionError(f"{one!r} is no row of file_summary.ets")
+        left, right = (None if side == _UNDEFINED else side for side in one[3:5])
+        if not all(side is None or _is(int, side) for side in (left, right)) or one[6] not in ("true", "false"):
+            raise CorruptionError(f"{one!r} is no row of file_summary.ets")
+        rows.append(FileSummary(one[1], one[2], left, right, one[5], one[6] == "true", one[7]))
+    return rows
+
+
+def msg_locations(table: EtsTable) -> list[MsgLocation]:
+    """The rows of `msg_store_index.ets`; CorruptionError if an object is no such row."""
+    rows = []
+    for one in table.objects:
+        whole = len(one) == 6 and one[0] == "msg_location" and _is(bytes, one[1]) and len(one[1]) == 16
+        if not whole or not _is(int, *one[2:]) or min(one[2:]) < 0:
+            raise CorruptionError(f"{one!r} is no row of msg_store_index.ets")
+        rows.append(MsgLocation(*one[1:]))
+    return rows
+
+
+def clean_dot(client_refs: Iterable[bytes]) -> bytes:
+    """bytes: the contents of `clean.dot` for these references, in their order, as a node writes them."""
+    terms = [(Atom("client_refs"), list(client_refs)), (Atom("index_module"), Atom(INDEX_MODULE))]
+    return b"".join(format_term(term, numbers=True).encode("ascii") + b".\n" for term in terms)
+
+
+def parse_clean_dot(data: bytes, *, path: str | None = None) -> list[bytes]:
+    """The references that `clean.dot` holds.
+
+    Raises
+    ------
+    CorruptionError
+        It is damaged, or of a store with another index module; a node then scans its files.
+    """
+    found: dict[str, Any] = {}
+    for one in consult(data, path=path):
+        if not isinstance(one, tuple) or len(one) != 2 or not isinstance(one[0], Atom):
+            raise CorruptionError("clean.dot holds something else than names and values", path, 0)
+        found[str(one[0])] = one[1]
+    refs = found.get("client_refs")
+    if not isinstance(refs, list) or not all(isinstance(ref, bytes) for ref in refs):
+        raise CorruptionError("clean.dot has no client_refs", path, 0)
+    if found.get("index_module") != INDEX_MODULE:
+        raise CorruptionError(
+            f"clean.dot names the index module {found.get('index_module')}, not {INDEX_MODULE}", path, 0
+        )
+    return refs

@@ -1,0 +1,154 @@
+"""Names and small files of a vhost's directory: what is called how, and how many entries a segment has.
+
+Owns the hash behind directory names, `.config`, `.queue_name` and `.vhost`.  It opens nothing else and writes nothing by
+itself.  Source of all rules: RabbitMQ 3.10.8.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+
+from rmqstore.errors import CorruptionError, GeometryError
+
+__all__ = [
+    "DEFAULT_SEGMENT_ENTRY_COUNT",
+    "LEGACY_SEGMENT_ENTRY_COUNT",
+    "MAX_SEGMENT_ENTRY_COUNT",
+    "QueueName",
+    "base36_md5",
+    "format_config",
+    "format_queue_name",
+    "parse_queue_name",
+    "queue_directory",
+    "read_segment_entry_count",
+    "vhost_directory",
+]
+
+DEFAULT_SEGMENT_ENTRY_COUNT = 2048
+# What a node takes where `.config` is missing or unreadable: the value before 3.8.17.
+LEGACY_SEGMENT_ENTRY_COUNT = 16384
+MAX_SEGMENT_ENTRY_COUNT = 16384
+
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_SEGMENT_ENTRY_COUNT = re.compile(r"\{\s*segment_entry_count\s*,\s*(-?\d+)\s*\}\s*\.")
+_COMMENT = re.compile(r"%[^\n]*")
+
+
+def base36_md5(data: bytes) -> str:
+    """str: the MD5 of some bytes as a number in base 36, which is how a node names directories."""
+    digest = hashlib.md5(data, usedforsecurity=False).digest()
+    number, digits = int.from_bytes(digest, "big"), ""
+    while number:
+        number, digit = divmod(number, 36)
+        digits = _DIGITS[digit] + digits
+    return digits or "0"
+
+
+def vhost_directory(vhost: str) -> str:
+    """str: the name of a vhost's directory below ``msg_stores/vhosts``."""
+    return base36_md5(vhost.encode("utf-8", "surrogateescape"))
+
+
+def queue_directory(vhost: str, queue: str | bytes, priority: int | None = None) -> str:
+    """str: the name of a queue's directory; each level of a priority queue (0 to its maximum) has one of its own."""
+    name = queue if isinstance(queue, bytes) else queue.encode("utf-8", "surrogateescape")
+    if priority is not None:
+        name += bytes((0, priority))
+    return base36_md5(b"queue" + vhost.encode("utf-8", "surrogateescape") + name)
+
+
+class QueueName:
+    """What a `.queue_name` says.
+
+    Attributes
+    ----------
+    vhost, queue : str
+        Bytes that are no UTF-8 are kept as surrogates.
+    priority : int or None
+        The level, for a directory of a priority queue.
+    index_version : int
+        1 or 2.
+    """
+
+    __slots__ = ("index_version", "priority", "queue", "vhost")
+
+    def __init__(self, vhost: str, queue: str, priority: int | None = None, index_version: int = 1):
+        self.vhost = vhost
+        self.queue = queue
+        self.priority = priority
+        self.index_version = index_version
+
+    def __repr__(self) -> str:
+        return (
+            f"QueueName({self.vhost!r}, {self.queue!r}, priority={self.priority}, index_version={self.index_version})"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, QueueName):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def parse_queue_name(data: bytes) -> QueueName | None:
+    """QueueName or None: what the bytes of a `.queue_name` say; the file is informational, so damage is only None."""
+    match = re.fullmatch(rb"VHOST: (.*?)\nQUEUE: (.*?)\n(?:INDEX: v(\d+)\n)?", data, re.DOTALL)
+    if match is None:
+        return None
+    name, priority = match[2], None
+    if len(name) >= 2 and name[-2] == 0:
+        name, priority = name[:-2], name[-1]
+    version = int(match[3]) if match[3] else 1
+    decode = lambda part: part.decode("utf-8", "surrogateescape")  # noqa: E731
+    return QueueName(decode(match[1]), decode(name), priority, version)
+
+
+def format_queue_name(vhost: str, queue: str, priority: int | None = None, index_version: int = 1) -> bytes:
+    """bytes: the contents of a `.queue_name`."""
+    name = queue.encode("utf-8", "surrogateescape") + (b"" if priority is None else bytes((0, priority)))
+    head = b"VHOST: " + vhost.encode("utf-8", "surrogateescape") + b"\nQUEUE: " + name + b"\n"
+    return head if index_version == 1 else head + b"INDEX: v%d\n" % index_version
+
+
+def format_config(segment_entry_count: int) -> bytes:
+    """bytes: the `.config` that a node writes."""
+    return (
+        b"%% This file is auto-generated! Edit at your own risk!\n{segment_entry_count, "
+        + b"%d}." % segment_entry_count
+    )
+
+
+def read_segment_entry_count(vhost_path: str | os.PathLike[str]) -> int | None:
+    """Read the entries a segment from a vhost's `.config`.
+
+    Returns
+    -------
+    int or None
+        None where there is no such file; a node then takes `LEGACY_SEGMENT_ENTRY_COUNT` if the vhost has queues.
+
+    Raises
+    ------
+    CorruptionError
+        The file says nothing that could be understood.
+    GeometryError
+        The number is not between 1 and 16384.
+    """
+    path = os.path.join(os.fspath(vhost_path), ".config")
+    try:
+        with open(path, "rb") as file:
+            text = file.read(65536).decode("latin-1")
+    except FileNotFoundError:
+        return None
+    match = _SEGMENT_ENTRY_COUNT.search(_COMMENT.sub("", text))
+    if match is None:
+        raise CorruptionError(
+            "the file says no segment_entry_count; give segment_entry_count, or write the file as a node does", path, 0
+        )
+    # Of thousands of digits Python makes no number.
+    count = int(match[1][:10])
+    if not 1 <= count <= MAX_SEGMENT_ENTRY_COUNT:
+        raise GeometryError(f"segment_entry_count is {count}, not between 1 and {MAX_SEGMENT_ENTRY_COUNT}", path, 0)
+    return count

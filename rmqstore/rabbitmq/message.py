@@ -1,0 +1,162 @@
+"""A message as RabbitMQ stores it: one Erlang term, read lazily or made with the bytes that a node writes.
+
+Owns the rules for making a message (what a broker refuses, the parts of a payload, the persistent flag) and the rule
+that decides between queue index and message store.  Parsing and encoding are the compiled `_term`'s; it opens no file.
+Invariants: a `Message` never changes; `term` of one that was read is the bytes that were read.
+
+Source of all rules: RabbitMQ 3.10.8 on OTP 25; message containers: 3.13 and 4.x.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rmqstore.errors import InvalidMessageError
+from rmqstore.rabbitmq import _term
+
+__all__ = ["DEFAULT_EMBED_BELOW", "DEFAULT_FRAGMENT_SIZE", "Message"]
+
+# queue_index_embed_msgs_below
+DEFAULT_EMBED_BELOW = 4096
+# The payload of a frame at the frame_max that a node offers, 131072, without the frame's own 8 bytes.
+DEFAULT_FRAGMENT_SIZE = 131064
+
+
+def _name(text: str, what: str) -> bytes:
+    if not isinstance(text, str):
+        raise InvalidMessageError(f"{what} is a {type(text).__name__}, not a str")
+    encoded = text.encode("utf-8", "surrogateescape")
+    if len(encoded) > 255:
+        raise InvalidMessageError(f"{what} has {len(encoded)} bytes; AMQP allows 255")
+    return encoded
+
+
+def _parts(
+    properties: Mapping[str, Any] | bytes | None,
+    exchange: str,
+    routing_keys: Sequence[str],
+    vhost: str,
+    persistent: bool | None,
+    fragment_size: int,
+) -> tuple[bytes, bytes, list[bytes], bytes, bool]:
+    """What a term holds beside payload and identity, encoded."""
+    if isinstance(routing_keys, (str, bytes)):
+        raise InvalidMessageError("routing_keys is a sequence of str: give a list, such as ['key']")
+    if isinstance(properties, bytes):
+        encoded = properties
+        delivery_mode = _term.decode_properties(properties).get("delivery_mode")
+    else:
+        given = {} if properties is None else properties if isinstance(properties, dict) else dict(properties)
+        delivery_mode = given.get("delivery_mode")
+        encoded = _term.encode_properties(given)
+    if delivery_mode is not None and delivery_mode not in (1, 2):
+        raise InvalidMessageError(f"delivery_mode is {delivery_mode!r}; a node takes 1 and 2 only")
+    if fragment_size < 1:
+        raise InvalidMessageError(f"fragment_size is {fragment_size}, less than 1")
+    keys = [_name(key, "a routing key") for key in routing_keys]
+    lasting = delivery_mode == 2 if persistent is None else bool(persistent)
+    return encoded, _name(exchange, "exchange"), keys, vhost.encode("utf-8", "surrogateescape"), lasting
+
+
+class Message(_term.MessageTerm):
+    """A message: what its term holds.
+
+    Parameters
+    ----------
+    body : bytes-like
+    properties : mapping of str to value, or bytes, optional
+        By the names of `amqp.PROPERTY_NAMES`; header values as of `amqp.encode_table`.  Bytes are property flags and list as
+        they were published.
+    exchange : str
+    routing_keys : sequence of str
+        One, and those of the headers CC and BCC where there are such.
+    vhost : str
+    persistent : bool, optional
+        Default: the property `delivery_mode` is 2, as a node decides.
+    msg_id : bytes, optional
+        16 bytes that no other message of the node has; default: random.
+    fragment_size : int
+        How many bytes of the payload came in one frame; a node keeps these parts.
+
+    Raises
+    ------
+    InvalidMessageError
+        What the format cannot hold or a node would refuse.
+    """
+
+    def __init__(
+        self,
+        body: bytes | bytearray | memoryview = b"",
+        *,
+        properties: Mapping[str, Any] | bytes | None = None,
+        exchange: str = "",
+        routing_keys: Sequence[str] = (),
+        vhost: str = "/",
+        persistent: bool | None = None,
+        msg_id: bytes | None = None,
+        fragment_size: int = DEFAULT_FRAGMENT_SIZE,
+    ):
+        if not isinstance(body, (bytes, bytearray, memoryview)):
+            raise InvalidMessageError(f"the body is a {type(body).__name__}, not bytes")
+        if msg_id is None:
+            msg_id = os.urandom(16)
+        elif len(msg_id) != 16:
+            raise InvalidMessageError(f"msg_id has {len(msg_id)} bytes, not 16")
+        parts = _parts(properties, exchange, routing_keys, vhost, persistent, fragment_size)
+        self.load(_term.message_term(body, *parts, bytes(msg_id), fragment_size))
+
+    @classmethod
+    def terms(
+        cls,
+        bodies: Sequence[bytes | bytearray | memoryview],
+        *,
+        properties: Mapping[str, Any] | bytes | None = None,
+        exchange: str = "",
+        routing_keys: Sequence[str] = (),
+        vhost: str = "/",
+        persistent: bool | None = None,
+        msg_ids: Sequence[bytes] | None = None,
+        fragment_size: int = DEFAULT_FRAGMENT_SIZE,
+    ) -> list[bytes]:
+        """Make the terms of many messages that differ in body and msg_id only; much faster than one `Message` each.
+
+        Parameters and errors are those of `Message`.
+
+        Returns
+        -------
+        list of bytes
+        """
+        for body in bodies:
+            if not isinstance(body, (bytes, bytearray, memoryview)):
+                raise InvalidMessageError(f"a body is a {type(body).__name__}, not bytes")
+        ids = os.urandom(16 * len(bodies)) if msg_ids is None else b"".join(msg_ids)
+        if msg_ids is not None and (len(msg_ids) != len(bodies) or any(len(msg_id) != 16 for msg_id in msg_ids)):
+            raise InvalidMessageError("msg_ids has 16 bytes for each body")
+        parts = _parts(properties, exchange, routing_keys, vhost, persistent, fragment_size)
+        return _term.message_terms(list(bodies), *parts, ids, fragment_size)
+
+    def embedded(self, embed_below: int = DEFAULT_EMBED_BELOW) -> bool:
+        """bool: a node puts the message into the queue index, and not into the message store.
+
+        `embed_below` is `queue_index_embed_msgs_below`; body and properties together must be smaller (RabbitMQ 3.10.8).
+        """
+        body_size = self.body_size
+        return body_size < embed_below and body_size + self.properties_size < embed_below
+
+    def __bytes__(self) -> bytes:
+        return self.term
+
+    def __eq__(self, other: object) -> bool:
+        return self.term == other.term if isinstance(other, Message) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.term)
+
+    def __reduce__(self) -> tuple[Any, tuple[bytes]]:
+        return type(self).from_term, (self.term,)
+
+    def __repr__(self) -> str:
+        size = f"{self.body_size} bytes" if self.readable else "unreadable content"
+        return f"<Message {size}, exchange {self.exchange!r}, routing keys {self.routing_keys!r}>"

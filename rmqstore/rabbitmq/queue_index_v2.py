@@ -1,0 +1,461 @@
+"""Queue indexes of version 2, read: N.qi with entries of fixed size, N.qs with the messages of one queue.
+
+Owns these two files of one queue's directory and never writes them; version 1 in the same directory is `queue_index`'s, and
+`both` puts the two together where a node was stopped while it converted one to the other.  Damage is a `Problem`, never an
+exception: an entry whose message cannot be trusted keeps its place with `message` None.  Rules: RabbitMQ 3.10.8, and its source
+up to 4.x (docs/rabbitmq.md); numbers like §11.1 are its sections.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rmqstore.rabbitmq import _core, _term
+from rmqstore.rabbitmq.queue_index import IndexEntry, Problem
+
+__all__ = [
+    "DEFAULT_SEGMENT_ENTRY_COUNT_V2",
+    "QueueIndexV2",
+    "SegmentV2",
+    "StoreV2",
+    "both",
+    "read_segment_v2",
+    "read_store_v2",
+]
+
+#: `classic_queue_index_v2_segment_entry_count` of a node; a file says its own range in its head.
+DEFAULT_SEGMENT_ENTRY_COUNT_V2 = 4096
+
+#: Where the message of an entry is.
+MEMORY, SHARED, PER_QUEUE = 0, 1, 2
+
+_HEAD_SIZE = 64
+_VERSION = 2
+_QI_MAGIC, _QS_MAGIC = 0x52435149, 0x52435153
+_NAME = re.compile(r"(0|[1-9]\d{0,17})\.(qi|qs)")
+_ENTRY = np.dtype(
+    [
+        ("status", "u1"),
+        ("flags", "u1"),
+        ("zero", "u1"),
+        ("location", "u1"),
+        ("offset", ">u8"),
+        ("term_size", ">u4"),
+        ("rest", ">u4"),
+        ("size", ">u4"),
+        ("expiry", ">u8"),
+    ]
+)
+assert _ENTRY.itemsize == 32
+
+
+class SegmentV2(NamedTuple):
+    """The live entries of one N.qi, a row each, in the order of sequence ids.
+
+    Attributes
+    ----------
+    first, end : int
+        The range of sequence ids that the head says, `end` exclusive.
+    seq_id : numpy.ndarray
+        (n,) int64.
+    persistent : numpy.ndarray
+        (n,) bool.
+    location : numpy.ndarray
+        (n,) uint8: 0 in the node's memory only, 1 in the shared message store, 2 in the N.qs.
+    msg_id : numpy.ndarray
+        (n, 16) uint8: of entries in the shared store; else what else stands there.
+    pos, term_size : numpy.ndarray
+        (n,) int64: place of the record's head in the N.qs and bytes of its term, for `location` 2; else 0.
+    size : numpy.ndarray
+        (n,) int64: bytes of the body.
+    expiry_us : numpy.ndarray
+        (n,) int64: microseconds since 1970, as the file has it; 0 for none.
+    problems : list of Problem
+    """
+
+    first: int
+    end: int
+    seq_id: np.ndarray
+    persistent: np.ndarray
+    location: np.ndarray
+    msg_id: np.ndarray
+    pos: np.ndarray
+    term_size: np.ndarray
+    size: np.ndarray
+    expiry_us: np.ndarray
+    problems: list[Problem]
+
+
+def _head(data: bytes, magic: int) -> tuple[int, int] | str:
+    # The range of sequence ids, or what is wrong.
+    if len(data) < _HEAD_SIZE:
+        return f"the file has {len(data)} bytes, fewer than its head"
+    if int.from_bytes(data[:4], "big") != magic:
+        return "the file does not begin as one of version 2"
+    if data[4] != _VERSION:
+        return f"the file says version {data[4]}, not {_VERSION}"
+    first, end = int.from_bytes(data[5:13], "big"), int.from_bytes(data[13:21], "big")
+    if not first < end < 1 << 62:
+        return f"the file says sequence ids from {first} to {end}"
+    return first, end
+
+
+def read_segment_v2(source: str | os.PathLike[str] | bytes, number: int | None = None) -> SegmentV2:
+    """Read an N.qi; never raises for damage.
+
+    Parameters
+    ----------
+    source : str, os.PathLike or bytes
+        The file, or what is in it.
+    number : int, optional
+        The N of the name; taken from the name of a file.  With it an unreadable head is replaced by the usual range.
+
+    Returns
+    -------
+    SegmentV2
+
+    Raises
+    ------
+    OSError
+        The file cannot be read.
+    """
+    if isinstance(source, bytes):
+        path, data = "", source
+    else:
+        path = os.fspath(source)
+        with open(path, "rb") as file:
+            data = file.read()
+        match = _NAME.fullmatch(os.path.basename(path))
+        if number is None and match is not None:
+            number = int(match[1])
+    problems: list[Problem] = []
+    head = _head(data, _QI_MAGIC)
+    if isinstance(head, str):
+        problems.append(Problem(path, 0, "bad_head", head, None))
+        first = (number or 0) * DEFAULT_SEGMENT_ENTRY_COUNT_V2
+        end = first + DEFAULT_SEGMENT_ENTRY_COUNT_V2
+    else:
+        first, end = head
+    # The file may end early: what is not there was never an entry.
+    rows = min(max(len(data) - _HEAD_SIZE, 0) // 32, end - first)
+    over = len(data) - _HEAD_SIZE - 32 * rows
+    if over > 0:
+        kind, what = ("torn_entry", "part of an entry") if over < 32 else ("beyond_range", "more than the head's range")
+        problems.append(Problem(path, _HEAD_SIZE + 32 * rows, kind, f"the last {over} bytes are {what}", None))
+    entries = np.frombuffer(data, _ENTRY, rows, _HEAD_SIZE) if rows else np.empty(0, _ENTRY)
+    ids = (
+        np.frombuffer(data, np.uint8, 32 * rows, _HEAD_SIZE).reshape(-1, 32)[:, 4:20]
+        if rows
+        else np.empty((0, 16), "u1")
+    )
+    status = entries["status"]
+    for row in np.flatnonzero(status > 1)[:1000]:
+        problems.append(
+            Problem(
+                path, _HEAD_SIZE + 32 * int(row), "bad_status", f"status {status[row]}, not 0 or 1", first + int(row)
+            )
+        )
+    live = np.flatnonzero(status == 1)
+    strange = live[entries["location"][live] > PER_QUEUE]
+    for row in strange[:1000]:
+        detail = f"location {entries['location'][row]}, not 0, 1 or 2"
+        problems.append(Problem(path, _HEAD_SIZE + 32 * int(row), "bad_location", detail, first + int(row)))
+    entries = entries[live]
+    own = entries["location"] == PER_QUEUE
+    # Beyond 2**63 nothing lies: -1 is no place in a file.
+    offset = np.where(entries["offset"] >> np.uint64(63), np.uint64(2**63 - 1), entries["offset"]).astype(np.int64)
+    return SegmentV2(
+        first,
+        end,
+        first + live.astype(np.int64),
+        (entries["flags"] & 1).astype(bool),
+        entries["location"].copy(),
+        ids[live],
+        np.where(own, offset, 0),
+        np.where(own, entries["term_size"].astype(np.int64), 0),
+        entries["size"].astype(np.int64),
+        np.minimum(entries["expiry"], np.uint64(2**63 - 1)).astype(np.int64),
+        problems,
+    )
+
+
+class StoreV2(NamedTuple):
+    """The messages of one N.qs, whether an entry refers to them or not, a row each, in the order of the file.
+
+    Attributes
+    ----------
+    pos : numpy.ndarray
+        (n,) int64: where the head of the record begins, bytes.
+    term_size : numpy.ndarray
+        (n,) int64: bytes of the term, with the zeros that 4.x may put behind it.
+    verdict : numpy.ndarray
+        (n,) uint8 of `QueueStoreVerdict`.
+    terms : list of bytes
+        The terms without such zeros; of a record whose check sum does not agree, as it is.
+    problems : list of Problem
+    """
+
+    pos: np.ndarray
+    term_size: np.ndarray
+    verdict: np.ndarray
+    terms: list[bytes]
+    problems: list[Problem]
+
+
+def read_store_v2(source: str | os.PathLike[str] | bytes) -> StoreV2:
+    """Read an N.qs by itself, for what is left when its N.qi is lost; never raises for damage.
+
+    Parameters
+    ----------
+    source : str, os.PathLike or bytes
+        The file, or what is in it.
+
+    Returns
+    -------
+    StoreV2
+
+    Raises
+    ------
+    OSError
+        The file cannot be read.
+    """
+    if isinstance(source, bytes):
+        path, data = "", source
+    else:
+        path = os.fspath(source)
+        with open(path, "rb") as file:
+            data = file.read()
+    problems: list[Problem] = []
+    head = _head(data, _QS_MAGIC)
+    if isinstance(head, str):
+        problems.append(Problem(path, 0, "bad_head", head, None))
+    places: list[int] = []
+    sizes: list[int] = []
+    at = _HEAD_SIZE
+    while at < len(data):
+        size = int.from_bytes(data[at : at + 4], "big")
+        if size == 0 or at + 8 + size > len(data):
+            left = len(data) - at
+            problems.append(Problem(path, at, "torn_record", f"the last {left} bytes are no whole record", None))
+            break
+        places.append(at)
+        sizes.append(size)
+        at += 8 + size
+    pos, term_size = np.array(places, np.int64), np.array(sizes, np.int64)
+    verdict = _core.check_queue_store(data, pos, term_size)
+    for row in np.flatnonzero(verdict)[:1000]:
+        detail = "the check sum does not agree with the message"
+        problems.append(Problem(path, places[row], "bad_crc", detail, None))
+    terms = [_unpadded(data[at + 8 : at + 8 + size]) for at, size in zip(places, sizes, strict=True)]
+    return StoreV2(pos, term_size, verdict, terms, problems)
+
+
+class QueueIndexV2:
+    """The live entries of a queue's directory of version 2, read-only; made by `open`.
+
+    Attributes
+    ----------
+    path : str
+        The directory.
+    problems : list of Problem
+        What was wrong with the files.
+    segments : dict of int to SegmentV2
+        By the number of the file, ascending.
+    next_seq_id : int
+        The sequence id of the next message: of the recovery terms, or, after a crash, behind the highest live entry's file.
+    next_deliver_seq_id : int
+        Everything below was delivered at least once.  After a crash that is everything.
+    """
+
+    def __init__(self) -> None:
+        raise TypeError("use QueueIndexV2.open")
+
+    path: str
+    problems: list[Problem]
+    segments: dict[int, SegmentV2]
+    next_seq_id: int
+    next_deliver_seq_id: int
+    _verdicts: dict[int, np.ndarray]
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        terms: Mapping[str, Any] | None = None,
+        is_stored: Callable[[bytes], bool] | None = None,
+    ) -> QueueIndexV2:
+        """Read the index of a queue.
+
+        Parameters
+        ----------
+        path : str or os.PathLike
+            The queue's directory.
+        terms : mapping, optional
+            The queue's recovery terms after an orderly stop; None after a crash.
+        is_stored : callable, optional
+            Tells of an id whether the shared store has its message.  Entries that it has not are left out, as a node drops
+            them, with a problem each.
+
+        Returns
+        -------
+        QueueIndexV2
+
+        Raises
+        ------
+        FileNotFoundError
+            There is no such directory.
+        OSError
+            A file cannot be read.
+        """
+        index = cls.__new__(cls)
+        index.path = os.fspath(path)
+        index.problems = []
+        index.segments = {}
+        index._verdicts = {}
+        stores: set[int] = set()
+        numbers: set[int] = set()
+        for name in os.listdir(index.path):
+            match = _NAME.fullmatch(name)
+            if match is not None:
+                (numbers if match[2] == "qi" else stores).add(int(match[1]))
+        for number in sorted(numbers):
+            segment = read_segment_v2(index._file(number, "qi"))
+            index.problems += segment.problems
+            if is_stored is not None:
+                segment = index._drop_lost(number, segment, is_stored)
+            index.segments[number] = segment
+            index._check_store(number, segment)
+        for number in sorted(stores - numbers):
+            detail = f"there is no {number}.qi, so nobody refers to what is in it"
+            index.problems.append(Problem(index._file(number, "qs"), 0, "store_without_index", detail, None))
+        ends = [segment.end for segment in index.segments.values() if len(segment.seq_id)]
+        said = {str(key): value for key, value in terms.items()} if terms is not None else {}
+        index.next_seq_id = int(said.get("next_seq_id", max(ends, default=0)))
+        index.next_deliver_seq_id = int(said.get("next_deliver_seq_id", index.next_seq_id))
+        return index
+
+    def _file(self, number: int, kind: str) -> str:
+        return os.path.join(self.path, f"{number}.{kind}")
+
+    def _drop_lost(self, number: int, segment: SegmentV2, is_stored: Callable[[bytes], bool]) -> SegmentV2:
+        keep = np.ones(len(segment.seq_id), bool)
+        for row in np.flatnonzero(segment.location == SHARED):
+            msg_id = segment.msg_id[row].tobytes()
+            if not is_stored(msg_id):
+                keep[row] = False
+                seq_id = int(segment.seq_id[row])
+                pos = _HEAD_SIZE + 32 * (seq_id - segment.first)
+                detail = f"the message store has no message {msg_id.hex()}; a node drops the entry"
+                self.problems.append(Problem(self._file(number, "qi"), pos, "missing_message", detail, seq_id))
+        if keep.all():
+            return segment
+        columns = {name: getattr(segment, name)[keep] for name in SegmentV2._fields[2:-1]}
+        return segment._replace(**columns)
+
+    def _check_store(self, number: int, segment: SegmentV2) -> None:
+        own = np.flatnonzero(segment.location == PER_QUEUE)
+        verdicts = np.zeros(len(segment.seq_id), np.uint8)
+        self._verdicts[number] = verdicts
+        for row in np.flatnonzero(segment.location == MEMORY):
+            seq_id = int(segment.seq_id[row])
+            detail = "the message was in the node's memory only, so it is lost"
+            self.problems.append(
+                Problem(
+                    self._file(number, "qi"), _HEAD_SIZE + 32 * (seq_id - segment.first), "memory_only", detail, seq_id
+                )
+            )
+        if not len(own):
+            return
+        path = self._file(number, "qs")
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+        except FileNotFoundError:
+            verdicts[own] = _core.QueueStoreVerdict.QUEUE_STORE_OUTSIDE
+            detail = f"the file is missing, and with it the messages of {len(own)} entries"
+            self.problems.append(Problem(path, 0, "missing_store", detail, int(segment.seq_id[own[0]])))
+            return
+        head = _head(data, _QS_MAGIC)
+        if isinstance(head, str):
+            self.problems.append(Problem(path, 0, "bad_head", head, None))
+        verdicts[own] = _core.check_queue_store(data, segment.pos[own], segment.term_size[own])
+        kinds = {
+            _core.QueueStoreVerdict.QUEUE_STORE_OUTSIDE: ("outside", "the message would lie outside the file"),
+            _core.QueueStoreVerdict.QUEUE_STORE_SIZE: ("size_mismatch", "index and record say different sizes"),
+            _core.QueueStoreVerdict.QUEUE_STORE_CRC: ("bad_crc", "the check sum does not agree with the message"),
+        }
+        for row in own[verdicts[own] != 0]:
+            kind, detail = kinds[_core.QueueStoreVerdict(int(verdicts[row]))]
+            self.problems.append(Problem(path, int(segment.pos[row]), kind, detail, int(segment.seq_id[row])))
+
+    @property
+    def depth(self) -> int:
+        """int: live entries."""
+        return sum(len(segment.seq_id) for segment in self.segments.values())
+
+    def __len__(self) -> int:
+        return self.depth
+
+    def __iter__(self) -> Iterator[IndexEntry]:
+        """The live entries in the order of their sequence ids.
+
+        `message` is the term of a message in the N.qs; None where it lies in the shared store (then `msg_id` says which), or
+        cannot be trusted (then `problems` says why, and `msg_id` is 16 zero bytes).
+        """
+        for number, segment in sorted(self.segments.items(), key=lambda item: item[1].first):
+            verdicts = self._verdicts[number]
+            qi_path, qs_path = self._file(number, "qi"), self._file(number, "qs")
+            data = b""
+            if np.any((segment.location == PER_QUEUE) & (verdicts == 0)):
+                with open(qs_path, "rb") as file:
+                    data = file.read()
+            for row in range(len(segment.seq_id)):
+                seq_id = int(segment.seq_id[row])
+                location = int(segment.location[row])
+                path, pos, message = qi_path, _HEAD_SIZE + 32 * (seq_id - segment.first), None
+                msg_id = segment.msg_id[row].tobytes() if location == SHARED else bytes(16)
+                if location == PER_QUEUE and verdicts[row] == 0:
+                    path, pos = qs_path, int(segment.pos[row])
+                    message = _unpadded(data[pos + 8 : pos + 8 + int(segment.term_size[row])])
+                    msg_id = _term.message_id_of(message) or bytes(16)
+                yield IndexEntry(
+                    seq_id=seq_id,
+                    msg_id=msg_id,
+                    expiry=int(segment.expiry_us[row]) // 1000 or None,
+                    size=int(segment.size[row]),
+                    persistent=bool(segment.persistent[row]),
+                    delivered=seq_id < self.next_deliver_seq_id,
+                    message=message,
+                    path=path,
+                    pos=pos,
+                    expiry_us=int(segment.expiry_us[row]),
+                    marked=False,
+                )
+
+    def references(self) -> np.ndarray:
+        """numpy.ndarray: (n, 16) uint8, ids of the persistent live entries in the shared store, for `MessageStore.open`."""
+        parts = [s.msg_id[(s.location == SHARED) & s.persistent] for s in self.segments.values()]
+        return np.concatenate(parts) if parts else np.empty((0, 16), np.uint8)
+
+
+def _unpadded(term: bytes) -> bytes:
+    # 4.x reserves the estimated size of a term and fills the rest with zeros.
+    size = _term.extent(term)
+    return term[:size] if size > 0 else term
+
+
+def both(version_1: Iterable[IndexEntry], version_2: Iterable[IndexEntry]) -> Iterator[IndexEntry]:
+    """The live entries of a directory that holds files of both versions, in the order of sequence ids.
+
+    A node converts segment by segment: it writes the new one and then deletes the old one.  An entry that is in both is the
+    same message; the one of version 2 is given, which nobody could have acknowledged before the conversion ended.
+    """
+    entries = {entry.seq_id: entry for entry in version_1}
+    entries.update((entry.seq_id, entry) for entry in version_2)
+    return iter([entries[seq_id] for seq_id in sorted(entries)])

@@ -1,0 +1,460 @@
+"""repair: a new vhost directory that a real node boots on, with everything of a damaged one that is whole.
+
+Owns what is copied as it is and what is written anew.  The source is only read; the output is a new directory, which gets its
+name last and is verified before.  What a queue's files cannot tell any more is in the report, never guessed.  Rules: RabbitMQ
+3.10.8 boots on it (docs/rabbitmq.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rmqstore.errors import CorruptionError, StoreError
+from rmqstore.mapped_file import fsync_directory, fsync_tree
+from rmqstore.rabbitmq import layout
+from rmqstore.rabbitmq.message_store import MessageStore
+from rmqstore.rabbitmq.queue_index import IndexEntry, QueueIndex
+from rmqstore.rabbitmq.verify import (
+    STALE,
+    STORE_CONSEQUENCES,
+    UNREADABLE_STORE,
+    WIDEST_GAP,
+    Consequence,
+    Finding,
+    unreadable,
+    verify_vhost,
+)
+from rmqstore.rabbitmq.vhost import QueueDirectory, Vhost, write_recovery_terms
+
+__all__ = ["RepairReport", "RepairedQueue", "repair"]
+
+PERSISTENT = "msg_store_persistent"
+TRANSIENT = "msg_store_transient"
+# What a clean stop leaves beside the message files, and what is worth nothing once anything was changed.
+_CLEAN_STATE = ("clean.dot", "file_summary.ets", "msg_store_index.ets")
+_UNFINISHED = ".rmqstore-unfinished"
+# What cannot stand in a directory that a node is to boot on.
+_GRAVE = {Consequence.HANGS, Consequence.HIDES, Consequence.CRASHES, Consequence.DROPS}
+_HARMLESS = {Consequence.MENDS, Consequence.NONE}
+_RUN = 4096
+
+
+@dataclass(frozen=True)
+class RepairedQueue:
+    """What became of one directory of a queue.
+
+    Attributes
+    ----------
+    name : str
+    level : int or None
+        Of a priority queue.
+    directory : str
+        The directory's own name.
+    messages : int
+        Which the real node delivers from the output.
+    lost : int
+        Live entries whose message is gone or damaged.
+    transient, expired : int
+        Messages that the node drops at any start: left out, and kept though they are not delivered.
+    files : str
+        ``"copied"`` as they are, ``"rewritten"``, or ``"left out"``: the node would delete the directory, and its messages count as
+        lost.  `export` reads them.
+    redelivered : str
+        ``"exact"``: the flag is as before; ``"all"``: the node marks all its messages as redelivered.
+    """
+
+    name: str
+    level: int | None
+    directory: str
+    messages: int
+    lost: int
+    transient: int
+    expired: int
+    files: str
+    redelivered: str
+
+
+@dataclass(frozen=True)
+class RepairReport:
+    """What `repair` wrote.
+
+    Attributes
+    ----------
+    source, output : str
+    queues : list of RepairedQueue
+    findings : list of Finding
+        What was wrong with the source.
+    store_rewritten : bool
+        The message files were written anew, with the messages that queues refer to.
+    """
+
+    source: str
+    output: str
+    queues: list[RepairedQueue]
+    findings: list[Finding]
+    store_rewritten: bool
+
+    @property
+    def messages(self) -> int:
+        """int: which the real node delivers from the output."""
+        return sum(queue.messages for queue in self.queues)
+
+    @property
+    def lost(self) -> int:
+        """int: live entries whose message is gone or damaged."""
+        return sum(queue.lost for queue in self.queues)
+
+
+def repair(
+    path: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    segment_entry_count: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> RepairReport:
+    """Write a new vhost directory with everything that is whole in a damaged one; the source stays as it is.
+
+    A node boots on the output in the place of the source (stop the node, move the source away, move the output to its name).
+    Queues and message files in which nothing is wrong are copied byte for byte.
+
+    Parameters
+    ----------
+    path : path
+        A vhost's directory; the node must not run.
+    output : path
+        Must not exist.
+    segment_entry_count : int, optional
+        As of `Vhost.open`.
+    progress : callable, optional
+        Called with (queue directories done, in all).
+
+    Returns
+    -------
+    RepairReport
+
+    Raises
+    ------
+    StoreError
+        The source is no vhost, the output exists, or the output did not pass verification (which is then left, under its
+        unfinished name, for a look).
+    """
+    target = os.path.abspath(os.fspath(output))
+    if os.path.lexists(target):
+        raise StoreError("the output exists; give a directory that does not", target)
+    # Through links, so that an output in the source is seen whatever way leads there.
+    target = os.path.join(os.path.realpath(os.path.dirname(target)), os.path.basename(target))
+    unfinished = target + _UNFINISHED
+    with Vhost.open(path, segment_entry_count=segment_entry_count, check_terms=True) as vhost:
+        if vhost.is_pre_3_7:
+            raise StoreError(
+                "this is the layout of before 3.7, of which no node that runs today boots; use export, then import",
+                vhost.path,
+            )
+        source = os.path.realpath(vhost.path)
+        if (target + os.sep).startswith(source + os.sep):
+            raise StoreError("the output lies in the source; give another directory", target)
+        if os.path.lexists(unfinished):
+            if os.path.islink(unfinished) or not os.path.isdir(unfinished):
+                raise StoreError("the repair goes through a directory of this name; remove what has it", unfinished)
+            # Of a repair that was killed.
+            shutil.rmtree(unfinished)
+        try:
+            os.makedirs(unfinished)
+            report = _Repair(vhost, unfinished, progress).run(target)
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            raise
+    try:
+        _check(unfinished, report)
+        _force(unfinished)
+        os.rename(unfinished, target)
+    except StoreError:
+        raise
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    fsync_directory(os.path.dirname(target))
+    return report
+
+
+class _Repair:
+    def __init__(self, vhost: Vhost, output: str, progress: Callable[[int, int], None] | None):
+        self.vhost = vhost
+        self.output = output
+        self.progress = progress
+        self.now = time.time_ns() // 1_000_000
+        self.findings = list(verify_vhost(vhost))
+        self.terms: dict[str, dict[str, Any]] = {}
+        for finding in self.findings:
+            if finding.kind == UNREADABLE_STORE and finding.path.startswith(os.path.join(vhost.path, PERSISTENT)):
+                # What the system does not give out is not lost; nobody is to throw the source away for such an output.
+                raise StoreError(f"{finding.detail}; make it readable first", finding.path)
+
+    def run(self, target: str) -> RepairReport:
+        vhost = self.vhost
+        healthy = not any(finding.consequence is not Consequence.NONE for finding in self.findings)
+        self._small_files()
+        store_path = os.path.join(vhost.path, PERSISTENT)
+        store_wrong = any(finding.path.startswith(store_path) for finding in self.findings)
+        kept: set[bytes] = set()
+        queues = []
+        for number, directory in enumerate(vhost.directories):
+            queues.append(self._queue(directory, kept, store_wrong))
+            if self.progress is not None:
+                self.progress(number + 1, len(vhost.directories))
+        if os.path.isdir(store_path):
+            if not store_wrong:
+                self._copy_store(store_path, with_clean_state=healthy)
+                # Without the clean state a node reads what that let it pass over, as behind the size that it states.
+                store_wrong = not healthy and self._scan_meets_damage(kept)
+            if store_wrong:
+                self._rewrite_store(kept)
+        os.makedirs(os.path.join(self.output, TRANSIENT), exist_ok=True)
+        self._recovery_terms(healthy)
+        return RepairReport(vhost.path, target, queues, self.findings, store_wrong)
+
+    # ------------------------------------------------------------------------------------------------ small files
+
+    def _small_files(self) -> None:
+        vhost = self.vhost
+        if vhost.name:
+            with open(os.path.join(self.output, ".vhost"), "wb") as file:
+                file.write(vhost.name.encode("utf-8", "surrogateescape"))
+        with open(os.path.join(self.output, ".config"), "wb") as file:
+            file.write(layout.format_config(vhost.segment_entry_count))
+        os.makedirs(os.path.join(self.output, "queues"), exist_ok=True)
+        os.makedirs(os.path.join(self.output, PERSISTENT), exist_ok=True)
+
+    def _recovery_terms(self, healthy: bool) -> None:
+        source = os.path.join(self.vhost.path, "recovery.dets")
+        target = os.path.join(self.output, "recovery.dets")
+        if healthy and os.path.exists(source):
+            shutil.copyfile(source, target)
+        elif self.terms:
+            write_recovery_terms(target, self.terms)
+
+    # ----------------------------------------------------------------------------------------------------- queues
+
+    def _queue(self, directory: QueueDirectory, kept: set[bytes], store_wrong: bool) -> RepairedQueue:
+        name = directory.queue_name
+        target = os.path.join(self.output, "queues", directory.name)
+        prefix = directory.path + os.sep
+        wrong = any(
+            finding.consequence in _GRAVE and (finding.path == directory.path or finding.path.startswith(prefix))
+            for finding in self.findings
+        )
+        rows = _Rows(self.vhost, directory, self.now)
+        terms = directory.terms
+        if self._deleted(directory):
+            for _ in rows:
+                pass
+            return self._report(directory, rows, "left out", False)
+        if wrong:
+            exact = (
+                terms is not None
+                and directory.index_version == 1
+                and directory.is_clean
+                and not any(problem.kind in STALE for problem in directory.problems)
+            )
+            new_terms = self._write_index(target, rows)
+            if exact and terms is not None:
+                # Numbers and the redelivered flag stay; what is counted is what was written.
+                stay: dict[str, Any] = {
+                    key: terms[key] for key in ("next_seq_id", "next_deliver_seq_id", "persistent_ref") if key in terms
+                }
+                stay["next_seq_id"] = max(stay["next_seq_id"], new_terms["next_seq_id"])
+                self.terms[directory.name] = {**new_terms, **stay}
+            if name is not None:
+                with open(os.path.join(target, ".queue_name"), "wb") as file:
+                    file.write(layout.format_queue_name(name.vhost, name.queue, name.priority))
+        else:
+            shutil.copytree(directory.path, target)
+            for _ in rows:
+                pass
+            # Terms that are not what they should be would keep the node from the queue.
+            exact = directory.is_clean
+            if terms is not None and exact:
+                self.terms[directory.name] = terms
+        kept |= rows.stored
+        return self._report(directory, rows, "rewritten" if wrong else "copied", exact)
+
+    def _deleted(self, directory: QueueDirectory) -> bool:
+        return any(
+            finding.path == directory.path and finding.consequence is Consequence.DELETES for finding in self.findings
+        )
+
+    def _report(self, directory: QueueDirectory, rows: _Rows, files: str, exact: bool) -> RepairedQueue:
+        name = directory.queue_name
+        return RepairedQueue(
+            name.queue if name is not None else f"<{directory.name}>",
+            name.priority if name is not None else None,
+            directory.name,
+            0 if files == "left out" else rows.messages - rows.expired,
+            rows.messages if files == "left out" else rows.lost,
+            rows.transient,
+            rows.expired,
+            files,
+            "exact" if exact else "all",
+        )
+
+    def _write_index(self, target: str, rows: _Rows) -> dict[str, Any]:
+        index = QueueIndex.open(target, segment_entry_count=self.vhost.segment_entry_count, create=True)
+        try:
+            run: list[IndexEntry] = []
+            count, shift, last = self.vhost.segment_entry_count, 0, None
+            for entry in rows:
+                if last is not None and (entry.seq_id - shift - last) // count > WIDEST_GAP:
+                    # Its number is damaged; the order stays, and the next segment is near enough.
+                    shift = entry.seq_id - (last // count + 1) * count
+                entry = entry._replace(seq_id=entry.seq_id - shift)
+                last = entry.seq_id
+                if run and (
+                    entry.seq_id != run[-1].seq_id + 1
+                    or (entry.message is None) != (run[-1].message is None)
+                    or len(run) >= _RUN
+                ):
+                    _publish(index, run)
+                    run = []
+                run.append(entry)
+            if run:
+                _publish(index, run)
+            index.flush()
+            terms = index.close()
+        finally:
+            index.abandon()
+        assert terms is not None
+        return terms
+
+    # ---------------------------------------------------------------------------------------------------- the store
+
+    def _copy_store(self, source: str, with_clean_state: bool) -> None:
+        for name in sorted(os.listdir(source)):
+            if name.endswith((".rdq", ".rdt")) or (with_clean_state and name in _CLEAN_STATE):
+                shutil.copyfile(os.path.join(source, name), os.path.join(self.output, PERSISTENT, name))
+
+    def _scan_meets_damage(self, kept: set[bytes]) -> bool:
+        references = dict.fromkeys(kept, 1)
+        path = os.path.join(self.output, PERSISTENT)
+        with MessageStore.open(path, read_only=True, references=references) as store:
+            return any(STORE_CONSEQUENCES.get(problem.kind) not in _HARMLESS for problem in store.problems)
+
+    def _rewrite_store(self, kept: set[bytes]) -> None:
+        source = self.vhost.store()
+        if source is None:
+            return
+        for name in os.listdir(os.path.join(self.output, PERSISTENT)):
+            os.unlink(os.path.join(self.output, PERSISTENT, name))
+        with contextlib.closing(MessageStore.open(os.path.join(self.output, PERSISTENT), references={})) as store:
+            ids = source.locations().msg_id.tobytes()
+            for at in range(0, len(ids), 16):
+                msg_id = ids[at : at + 16]
+                if msg_id in kept:
+                    store.write(msg_id, source.read_term(msg_id))
+
+
+class _Rows:
+    """The entries of a directory that can be delivered, and the number of those that cannot; to be gone over once."""
+
+    def __init__(self, vhost: Vhost, directory: QueueDirectory, now: int):
+        self.vhost = vhost
+        self.directory = directory
+        self.now = now
+        self.messages = self.lost = self.transient = self.expired = 0
+        self.stored: set[bytes] = set()
+
+    def __iter__(self) -> Iterator[IndexEntry]:
+        try:
+            entries = self.directory.entries()
+        except (StoreError, OSError):
+            return
+        for entry in entries:
+            if not entry.persistent:
+                self.transient += 1
+                continue
+            if entry.message is not None:
+                whole = unreadable(entry.message) is None
+            else:
+                whole = self._in_store(entry.msg_id)
+            if not whole:
+                self.lost += 1
+                continue
+            if entry.message is None:
+                self.stored.add(entry.msg_id)
+            self.messages += 1
+            if entry.expiry is not None and entry.expiry <= self.now:
+                self.expired += 1
+            yield entry
+
+    def _in_store(self, msg_id: bytes) -> bool:
+        if msg_id in self.stored:
+            return True
+        store = self.vhost.store()
+        if store is None or msg_id not in store:
+            return False
+        try:
+            return unreadable(store.read_term(msg_id)) is None
+        except (CorruptionError, KeyError):
+            return False
+
+
+def _publish(index: QueueIndex, run: list[IndexEntry]) -> None:
+    """Write entries of consecutive sequence ids, as a node writes them: each publish followed by its deliver."""
+    first = run[0]
+    index.publish(
+        msg_id=first.msg_id,
+        message=first.message,
+        size=first.size,
+        expiry_us=first.expiry_us,
+        persistent=True,
+        seq_id=first.seq_id,
+    )
+    index.deliver([first.seq_id])
+    rest = run[1:]
+    if rest:
+        index.publish_many(
+            None if first.message is None else [entry.message for entry in rest if entry.message is not None],
+            msg_ids=[entry.msg_id for entry in rest],
+            sizes=[entry.size for entry in rest],
+            expiries_us=[entry.expiry_us for entry in rest],
+            persistent=True,
+            deliver=True,
+        )
+
+
+def _check(path: str, report: RepairReport) -> None:
+    """Read the output as a node would, and compare it with what the report says."""
+    with Vhost.open(path, check_terms=True) as vhost:
+        for finding in verify_vhost(vhost):
+            if finding.consequence in _GRAVE:
+                raise StoreError(
+                    f"the output has {finding.kind} ({finding.detail}); it was left for a look, please report this",
+                    finding.path,
+                    finding.pos,
+                )
+        written = [queue for queue in report.queues if queue.files != "left out"]
+        for directory, queue in zip(sorted(vhost.directories, key=lambda each: each.name), written, strict=True):
+            found = sum(entry.persistent for entry in directory.entries())
+            if directory.name != queue.directory or found != queue.messages + queue.expired + (
+                0 if queue.files == "rewritten" else queue.lost
+            ):
+                raise StoreError(
+                    f"the output has {found} messages, not {queue.messages}; please report it", directory.path
+                )
+
+
+def _force(path: str) -> None:
+    # All names and all that was written, before the directory gets the name by which a node takes it.
+    for folder, _, files in os.walk(path):
+        for name in files:
+            fd = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+    fsync_tree(path)

@@ -1,0 +1,302 @@
+"""verify: everything in a vhost that is not as a node leaves it, and what the real node would do about it.
+
+Owns the comparison of index, message store, recovery terms and definitions with one another, and the words for each
+consequence.  It only reads, never stops at the first finding, and answers with `Finding` values instead of exceptions.
+Consequences were seen with RabbitMQ 3.10.8 (docs/rabbitmq.md has the table).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from rmqstore.errors import CorruptionError, StoreError
+from rmqstore.rabbitmq.layout import LEGACY_SEGMENT_ENTRY_COUNT
+from rmqstore.rabbitmq.message import Message
+from rmqstore.rabbitmq.queue_index import ENTRY_PERSISTENT, IndexEntry, Problem, QueueIndex
+from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
+from rmqstore.rabbitmq.vhost import Queue, QueueDirectory, Vhost, find_vhosts, store_path
+
+__all__ = ["Consequence", "Finding", "verify"]
+
+
+class Consequence(str, Enum):
+    """What the real node (3.10.8) does when it is started on what a finding is about."""
+
+    HANGS = "hangs"
+    """The node hangs at boot, with an error in its log at best."""
+    DROPS = "drops"
+    """The node boots without these messages."""
+    REDELIVERS = "redelivers"
+    """The node delivers messages again that were acknowledged, or marks all as redelivered."""
+    CRASHES = "crashes"
+    """The queue's process crashes when it comes to the message."""
+    HIDES = "hides"
+    """The queue looks empty, and its process crashes at the first publish."""
+    DELETES = "deletes"
+    """The node deletes the whole directory at boot."""
+    MENDS = "mends"
+    """The node mends it by itself, and nothing is lost."""
+    NONE = "none"
+    """The node does not notice."""
+
+    @property
+    def sentence(self) -> str:
+        """str: for people."""
+        return _SENTENCES[self]
+
+
+_SENTENCES = {
+    Consequence.HANGS: "the real node hangs at boot",
+    Consequence.DROPS: "the real node boots without it",
+    Consequence.REDELIVERS: "the real node delivers again",
+    Consequence.CRASHES: "the queue crashes on the real node when it comes to it",
+    Consequence.HIDES: "the queue looks empty on the real node, and crashes at its first publish",
+    Consequence.DELETES: "the real node deletes the directory at boot",
+    Consequence.MENDS: "the real node mends it at boot",
+    Consequence.NONE: "the real node does not notice",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong.
+
+    Attributes
+    ----------
+    path : str
+        The file or directory.
+    pos : int
+        Position in bytes in the file, 0 where it is about the file as a whole.
+    kind : str
+        A short name, stable between releases.
+    detail : str
+        What is there, and what should be.
+    consequence : Consequence
+        What the real node does about it.
+    queue : str
+        The queue that it is about, empty if it is about more than one.
+    messages : int
+        How many messages it is about, 0 where that is not a matter of messages.
+    """
+
+    path: str
+    pos: int
+    kind: str
+    detail: str
+    consequence: Consequence
+    queue: str = ""
+    messages: int = 0
+
+
+# What a segment's reader meets keeps the node from booting: the reader crashes, and the message store waits for it for ever.
+_SEGMENT = {"nul_file": Consequence.MENDS}
+# Of a journal the node reads what comes before damage; what the damage says of marks crashes the merge.
+_JOURNAL = {
+    "zero_tail": Consequence.MENDS,
+    "nul_file": Consequence.MENDS,
+    "torn_record": Consequence.DROPS,
+    "zero_stretch": Consequence.DROPS,
+    "ack_without_publish": Consequence.MENDS,
+}
+_TERMS = {
+    "bad_terms": Consequence.REDELIVERS,
+    "segment_count_mismatch": Consequence.HIDES,
+    "next_seq_id_too_low": Consequence.HIDES,
+}
+UNREADABLE_STORE = "unreadable_store"
+# Segments between two messages of a queue; more than this are a damaged sequence id, and more than a node has patience for.
+WIDEST_GAP = 1 << 20
+# What says that the files were changed after the recovery terms were written.
+STALE = {"bad_terms", "segment_count_mismatch", "next_seq_id_too_low", "count_mismatch"}
+STORE_CONSEQUENCES = {
+    "leftover_rdt": Consequence.MENDS,
+    "rdt_without_rdq": Consequence.HANGS,
+    "strange_name": Consequence.HANGS,
+    "clean_state_ignored": Consequence.MENDS,
+    "zero_tail": Consequence.MENDS,
+    "overlapping_records": Consequence.NONE,
+}
+_SMALL_FILES = {
+    "bad_config": Consequence.HANGS,
+    "segment_entry_count_mismatch": Consequence.HANGS,
+    "bad_recovery_terms": Consequence.REDELIVERS,
+}
+
+
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    segment_entry_count: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Iterator[Finding]:
+    """Look for everything that is wrong in a vhost, or in all vhosts of a node; nothing is changed.
+
+    Parameters
+    ----------
+    path : path
+        A vhost's directory or a node's data directory; the node must not run.
+    segment_entry_count : int, optional
+        As of `Vhost.open`.
+    progress : callable, optional
+        Called with (queue directories done, in all), now and then and at the end.
+
+    Yields
+    ------
+    Finding
+        By vhost: its small files, its queues, its message store.
+
+    Raises
+    ------
+    StoreError
+        There is no such directory, or no vhost in it.
+    """
+    for each in find_vhosts(path):
+        with Vhost.open(each, segment_entry_count=segment_entry_count, check_terms=True) as vhost:
+            yield from verify_vhost(vhost, progress)
+
+
+def verify_vhost(vhost: Vhost, progress: Callable[[int, int], None] | None = None) -> Iterator[Finding]:
+    """The same of a vhost that was opened with ``check_terms=True``."""
+    for problem in vhost.problems:
+        consequence = _SMALL_FILES.get(problem.kind, Consequence.NONE)
+        if problem.kind in ("missing_config", "unreadable_config"):
+            # A node then takes the count of before 3.8.17, and finds other messages than there are if it was not that.
+            fits = vhost.segment_entry_count == LEGACY_SEGMENT_ENTRY_COUNT
+            consequence = Consequence.NONE if fits else Consequence.REDELIVERS
+        yield _finding(problem, consequence)
+    for name in ("queues", "msg_store_persistent", "msg_store_transient"):
+        place = os.path.join(vhost.path, name)
+        if os.path.lexists(place) and not os.path.isdir(place):
+            yield Finding(place, 0, "no_directory", "there is something else, or a link to nothing", Consequence.HANGS)
+    for persistent in (True, False):
+        error = vhost.open_store(persistent)
+        if error is not None:
+            place = os.fsdecode(error.filename) if error.filename is not None else store_path(vhost.path, persistent)
+            detail = f"it cannot be read, so that no message of the store is known: {error.strerror}"
+            yield Finding(place, 0, UNREADABLE_STORE, detail, Consequence.HANGS)
+    queues = vhost.queues()
+    total = sum(len(queue.directories) for queue in queues)
+    done = 0
+    for queue in queues:
+        yield from _verify_definition(vhost, queue)
+        for directory in queue.directories:
+            yield from _verify_directory(vhost, queue, directory)
+            done += 1
+            if progress is not None:
+                progress(done, total)
+    for persistent in (True, False):
+        store = vhost.store(persistent)
+        if store is not None:
+            for problem in store.problems:
+                # The transient store is deleted at every boot, whatever is in it.
+                consequence = (
+                    STORE_CONSEQUENCES.get(problem.kind, Consequence.DROPS) if persistent else Consequence.NONE
+                )
+                yield _finding(problem, consequence)
+
+
+def _finding(problem: Problem, consequence: Consequence, queue: str = "") -> Finding:
+    messages = 1 if problem.seq_id is not None else 0
+    return Finding(problem.path, problem.pos or 0, problem.kind, problem.detail, consequence, queue, messages)
+
+
+def _verify_definition(vhost: Vhost, queue: Queue) -> Iterator[Finding]:
+    for directory in queue.directories:
+        if directory.is_misplaced:
+            detail = f"its .queue_name says queue {queue.name!r}, whose directory has another name; export its messages"
+            depth = sum(index.depth for index in directory.indexes)
+            yield Finding(directory.path, 0, "misplaced_directory", detail, Consequence.DELETES, queue.name, depth)
+    if vhost.definitions is not None and queue.definition is None:
+        for directory in queue.directories:
+            detail = "the node knows no durable queue of this name in its Mnesia tables; declare the queue, or export its messages"
+            yield Finding(directory.path, 0, "unknown_queue", detail, Consequence.DELETES, queue.name, queue.depth)
+
+
+def _verify_directory(vhost: Vhost, queue: Queue, directory: QueueDirectory) -> Iterator[Finding]:
+    try:
+        indexes = directory.indexes
+    except (StoreError, OSError) as error:
+        detail = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        yield Finding(directory.path, 0, "unreadable", f"it cannot be read: {detail}", Consequence.HANGS, queue.name)
+        return
+    for index in indexes:
+        for problem in index.problems:
+            yield _finding(problem, _index_consequence(index, problem), queue.name)
+        if isinstance(index, QueueIndex) and index.recovered_clean:
+            yield from _verify_counts(index, directory, queue)
+        yield from _verify_messages(vhost, queue, index)
+
+
+def _index_consequence(index: QueueIndex | QueueIndexV2, problem: Problem) -> Consequence:
+    if problem.kind in _TERMS:
+        return _TERMS[problem.kind]
+    if isinstance(index, QueueIndexV2):
+        return _VERSION_2.get(problem.kind, Consequence.DROPS)
+    if problem.path.endswith(".idx"):
+        return _SEGMENT.get(problem.kind, Consequence.HANGS)
+    if problem.kind == "torn_record" and (problem.pos or 0) >= index.journal_size:
+        # As after a crash: nothing was lost that was ever whole.
+        return Consequence.MENDS
+    return _JOURNAL.get(problem.kind, Consequence.HANGS)
+
+
+_VERSION_2 = {"nul_file": Consequence.MENDS}
+
+
+def _verify_counts(index: QueueIndex, directory: QueueDirectory, queue: Queue) -> Iterator[Finding]:
+    terms = directory.terms or {}
+    columns = index.columns()
+    persistent = columns.size[(columns.flags & ENTRY_PERSISTENT) != 0]
+    for name, found in (("persistent_count", len(persistent)), ("persistent_bytes", int(persistent.sum()))):
+        stated = terms.get(name)
+        if isinstance(stated, int) and stated != found:
+            detail = f"the recovery terms say {name} is {stated}, the files {found}: they were changed after the stop"
+            yield Finding(directory.path, 0, "count_mismatch", detail, Consequence.HIDES, queue.name)
+
+
+def _verify_messages(vhost: Vhost, queue: Queue, index: QueueIndex | QueueIndexV2) -> Iterator[Finding]:
+    lost: list[IndexEntry] = []
+    last: int | None = None
+    for entry in index:
+        if last is not None and (entry.seq_id - last) // vhost.segment_entry_count > WIDEST_GAP:
+            detail = f"sequence id {entry.seq_id} comes after {last}: the node goes through every segment between them"
+            yield Finding(entry.path, entry.pos, "implausible_gap", detail, Consequence.CRASHES, queue.name, 1)
+        last = entry.seq_id
+        if entry.message is not None:
+            reason = unreadable(entry.message)
+            if reason is not None:
+                detail = f"the message of sequence id {entry.seq_id} cannot be read: {reason}"
+                yield Finding(entry.path, entry.pos, "bad_message", detail, Consequence.CRASHES, queue.name, 1)
+            continue
+        store = vhost.store(entry.persistent)
+        if store is None or entry.msg_id not in store:
+            # A transient one is dropped at any start.
+            if entry.persistent:
+                lost.append(entry)
+            continue
+        try:
+            reason = unreadable(store.read_term(entry.msg_id))
+        except (CorruptionError, KeyError) as error:
+            reason = str(error)
+        if reason is not None and entry.persistent:
+            detail = f"the message of sequence id {entry.seq_id} in the message store cannot be read: {reason}"
+            yield Finding(entry.path, entry.pos, "bad_message", detail, Consequence.CRASHES, queue.name, 1)
+    if lost:
+        some = ", ".join(str(entry.seq_id) for entry in lost[:10]) + (", …" if len(lost) > 10 else "")
+        detail = f"{len(lost)} entries lead to no message in the message store: sequence ids {some}"
+        yield Finding(lost[0].path, lost[0].pos, "lost_message", detail, Consequence.DROPS, queue.name, len(lost))
+
+
+def unreadable(term: bytes) -> str | None:
+    """str or None: why the message in a term cannot be read; None if it can."""
+    try:
+        message = Message.from_term(term)
+        if not message.readable:
+            return None  # of a protocol that is no AMQP 0-9-1, which is whole for a node
+        message.body, message.properties  # noqa: B018
+    except StoreError as error:
+        return error.message
+    return None

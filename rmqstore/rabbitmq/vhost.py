@@ -1,0 +1,738 @@
+"""A vhost's directory: its queues by name, and their messages wherever they lie.
+
+Owns which directories belong to which queue, which state the last stop left (clean, or not), and how an index entry and its
+message come together.  It only reads; what writes is `QueueIndex`, `MessageStore`, and the functions of `repair` and
+`transfer`.  What is damaged is passed over and noted in `problems`, so that everything that is whole can be read.  Rules:
+RabbitMQ 3.10.8 (docs/rabbitmq.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rmqstore.errors import CorruptionError, GeometryError, StoreClosedError, StoreError
+from rmqstore.mapped_file import fsync_directory
+from rmqstore.rabbitmq import dets, layout, term
+from rmqstore.rabbitmq.batches import COLUMNS, Batches
+from rmqstore.rabbitmq.definitions import QueueDefinition, data_directory, durable_queues
+from rmqstore.rabbitmq.layout import QueueName
+from rmqstore.rabbitmq.message import Message
+from rmqstore.rabbitmq.message_store import MessageStore
+from rmqstore.rabbitmq.queue_index import IndexEntry, Problem, QueueIndex, read_segment
+from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2, both
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Queue", "QueueDirectory", "QueuedMessage", "Vhost", "find_vhosts"]
+
+_V1_FILE = re.compile(r"\d+\.idx|journal\.jif")
+_V2_FILE = re.compile(r"\d+\.q[is]")
+_SEGMENT = re.compile(r"(\d+)\.idx")
+_STORES = ("msg_store_persistent", "msg_store_transient")
+
+
+def find_vhosts(path: str | os.PathLike[str]) -> list[str]:
+    """Find the vhost directories at or below a path.
+
+    Parameters
+    ----------
+    path : path
+        A vhost's directory, a node's data directory, or one between.
+
+    Returns
+    -------
+    list of str
+        Sorted.
+
+    Raises
+    ------
+    StoreError
+        There are none.
+    """
+    root = os.fspath(path)
+    if not os.path.isdir(root):
+        raise StoreError("there is no such directory", root)
+    if _is_vhost(root):
+        return [root]
+    for below in ("msg_stores/vhosts", "vhosts", ""):
+        folder = os.path.join(root, below) if below else root
+        if os.path.isdir(folder):
+            found = sorted(entry.path for entry in os.scandir(folder) if entry.is_dir() and _is_vhost(entry.path))
+            if found:
+                return found
+    raise StoreError(
+        "this is no vhost and has none: give a directory that holds queues/ and msg_store_persistent/, as "
+        "<node's data directory>/msg_stores/vhosts/<name> does, or the node's data directory",
+        root,
+    )
+
+
+def store_path(vhost_path: str, persistent: bool) -> str:
+    """str: the directory of a vhost's persistent or transient message store."""
+    return os.path.join(vhost_path, _STORES[0 if persistent else 1])
+
+
+def _is_vhost(path: str) -> bool:
+    # A node's data directory of before 3.7 looks the same, but for .vhost.
+    return any(os.path.isdir(os.path.join(path, name)) for name in ("queues", *_STORES)) or os.path.isfile(
+        os.path.join(path, ".vhost")
+    )
+
+
+class QueueDirectory:
+    """One directory below ``queues``: a queue, or one level of a priority queue.
+
+    Attributes
+    ----------
+    path : str
+    name : str
+        The directory's own name.
+    queue_name : QueueName or None
+        Whose it is; None where nothing tells.
+    index_version : int
+        1 or 2; 2 also while a node is half-way from one to the other.
+    terms : dict or None
+        The queue's recovery terms, if the last stop left any.
+    """
+
+    def __init__(self, vhost: Vhost, name: str):
+        self._vhost = vhost
+        self.name = name
+        self.path = os.path.join(vhost.path, "queues", name)
+        self.terms: dict[str, Any] | None = vhost.terms.get(name)
+        self.queue_name: QueueName | None = None
+        self.files: list[str] = []
+        if os.path.isdir(self.path):
+            self.files = sorted(os.listdir(self.path))
+        self.index_version = 2 if any(map(_V2_FILE.fullmatch, self.files)) else 1
+        try:
+            with open(os.path.join(self.path, ".queue_name"), "rb") as file:
+                self.queue_name = layout.parse_queue_name(file.read(1 << 16))
+        except OSError:
+            pass
+
+    def __repr__(self) -> str:
+        return f"<QueueDirectory {self.name} of {self.queue_name}>"
+
+    @property
+    def is_misplaced(self) -> bool:
+        """bool: its stub names a queue whose directory has another name, so that no node takes it for that queue's."""
+        name = self.queue_name
+        return name is not None and self._vhost.directory_of(name.vhost, name.queue, name.priority) != self.name
+
+    @property
+    def is_clean(self) -> bool:
+        """bool: its recovery terms are there and are what a node goes by."""
+        if self.terms is None:
+            return False
+        if self.index_version == 2:
+            return "v2_index_state" in self.terms and all(
+                isinstance(self.terms.get(key), int) for key in ("next_seq_id", "next_deliver_seq_id")
+            )
+        return all(isinstance(index, QueueIndex) and index.recovered_clean for index in self.indexes)
+
+    @property
+    def has_version_1(self) -> bool:
+        """bool: there is a journal or a segment of version 1."""
+        return any(map(_V1_FILE.fullmatch, self.files))
+
+    @cached_property
+    def indexes(self) -> list[QueueIndex | QueueIndexV2]:
+        """The indexes, opened read-only: one, or both while a node is half-way from version 1 to 2."""
+        found: list[QueueIndex | QueueIndexV2] = []
+        if self.has_version_1 or self.index_version == 1:
+            terms = self.terms if self.terms is not None and "segments" in self.terms else None
+            found.append(
+                QueueIndex.open(
+                    self.path,
+                    segment_entry_count=self._vhost.segment_entry_count,
+                    read_only=True,
+                    terms=terms,
+                    check_terms=self._vhost.check_terms,
+                )
+            )
+        if self.index_version == 2:
+            found.append(QueueIndexV2.open(self.path, terms=self.terms))
+        return found
+
+    def entries(self) -> Iterator[IndexEntry]:
+        """IndexEntry: what is live, in the order of sequence ids."""
+        first, *rest = self.indexes
+        # A node that was stopped half-way has some entries in both.
+        yield from (both(first, rest[0]) if rest else first)
+
+    @property
+    def problems(self) -> list[Problem]:
+        """list of Problem: what was met in the files of the index."""
+        return [problem for index in self.indexes for problem in index.problems]
+
+    def close(self) -> None:
+        """Close the files that are open."""
+        for index in self.__dict__.pop("indexes", []):
+            if isinstance(index, QueueIndex):
+                index.close()
+
+
+class QueuedMessage:
+    """A message in a queue: where it stands, and what it is.
+
+    Attributes
+    ----------
+    seq_id : int
+        Its number in the queue, or in its level of a priority queue.
+    msg_id : bytes
+        16 bytes; copies of one message in several queues share it.
+    expiry : int or None
+        When it expires, in ms since epoch.
+    delivered : bool
+        The real node would deliver it with the redelivered flag.
+    persistent : bool
+        It outlives a restart of the node.
+    level : int or None
+        The level of a priority queue that it lies in.
+    size : int
+        Of the body, in bytes, as the index says.
+    location : str
+        ``"index"`` (embedded), ``"store"`` (the vhost's message store) or ``"queue"`` (the queue's own, version 2).
+    body, properties, exchange, routing_keys, vhost, term
+        As of `Message`.
+    """
+
+    __slots__ = ("delivered", "expiry", "level", "location", "message", "msg_id", "persistent", "seq_id", "size")
+
+    def __init__(self, entry: IndexEntry, message: Message, level: int | None, location: str):
+        self.seq_id = entry.seq_id
+        self.msg_id = entry.msg_id
+        self.expiry = entry.expiry
+        self.delivered = entry.delivered
+        self.persistent = entry.persistent
+        self.size = entry.size
+        self.level = level
+        self.location = location
+        self.message = message
+
+    def __repr__(self) -> str:
+        return f"<QueuedMessage seq_id={self.seq_id} {self.size} bytes, {self.location}>"
+
+    @property
+    def body(self) -> bytes:
+        return self.message.body
+
+    @property
+    def properties(self) -> dict[str, Any]:
+        return self.message.properties
+
+    @property
+    def exchange(self) -> str:
+        return self.message.exchange
+
+    @property
+    def routing_keys(self) -> list[str]:
+        return self.message.routing_keys
+
+    @property
+    def vhost(self) -> str:
+        return self.message.vhost or ""
+
+    @property
+    def term(self) -> bytes:
+        return self.message.term
+
+
+class Queue:
+    """A queue of a vhost, opened by `Vhost.queues` or `Vhost.queue`.
+
+    Attributes
+    ----------
+    name : str
+        As declared; of a directory whose queue nothing tells, the directory's name in angle brackets.
+    vhost : str
+    directories : list of QueueDirectory
+        One; of a priority queue one for each level that has been written to, the lowest first.
+    definition : QueueDefinition or None
+        As the node's Mnesia files have it; None where they are not there or do not know it.
+    """
+
+    def __init__(self, owner: Vhost, name: str, directories: list[QueueDirectory], definition: QueueDefinition | None):
+        self._vhost = owner
+        self.name = name
+        self.vhost = owner.name
+        self.directories = directories
+        self.definition = definition
+
+    def __repr__(self) -> str:
+        return f"<Queue {self.name!r} of vhost {self.vhost!r}>"
+
+    @property
+    def path(self) -> str:
+        """str: its directory; the lowest level's, of a priority queue."""
+        return self.directories[0].path if self.directories else ""
+
+    @property
+    def index_version(self) -> int:
+        """int: 1 or 2."""
+        return max((each.index_version for each in self.directories), default=1)
+
+    @property
+    def depth(self) -> int:
+        """int: messages that are live on disk, transient ones among them."""
+        return sum(index.depth for each in self.directories for index in each.indexes)
+
+    @property
+    def size(self) -> int:
+        """int: bytes of the bodies of these messages, as the index says."""
+        return sum(_body_size(index) for each in self.directories for index in each.indexes)
+
+    @property
+    def problems(self) -> list[Problem]:
+        """list of Problem: what is damaged in its index files; `rmqstore.rabbitmq.verify` says more."""
+        return [problem for each in self.directories for problem in each.problems]
+
+    def messages(self) -> Iterator[QueuedMessage]:
+        """The live messages, oldest first; of a priority queue the highest level first, as the node delivers.
+
+        A message whose bytes are lost is passed over (`rmqstore.rabbitmq.verify` names it).
+        """
+        for directory in reversed(self.directories):
+            level = directory.queue_name.priority if directory.queue_name else None
+            for entry in directory.entries():
+                found = self._vhost.message_of(entry)
+                if found is not None:
+                    yield QueuedMessage(entry, found[0], level, found[1])
+
+    def batches(self, columns: Sequence[str] = COLUMNS) -> Iterator[pa.RecordBatch]:
+        """The same messages as Arrow record batches, of which only the asked columns are decoded.
+
+        Parameters
+        ----------
+        columns : sequence of str
+            Of `rmqstore.rabbitmq.batches.COLUMNS`, which `rmqstore.rabbitmq.batches.schema` describes.
+
+        Raises
+        ------
+        ValueError
+            There is no such column.
+        MissingDependencyError
+            pyarrow is not installed.
+        """
+        for directory in reversed(self.directories):
+            yield from Batches(
+                directory.path,
+                directory.indexes,
+                directory.entries(),
+                self._vhost.store,
+                vhost=self.vhost,
+                queue=self.name,
+                level=directory.queue_name.priority if directory.queue_name else None,
+                columns=columns,
+            )
+
+
+class Vhost:
+    """The directory of one vhost, opened by `Vhost.open`.
+
+    Attributes
+    ----------
+    path : str
+    name : str
+        As ``.vhost`` says.
+    segment_entry_count : int
+        Entries a segment of version 1.
+    segment_entry_count_source : str
+        ``"given"``, ``"config"``, ``"inferred"`` from the segments where ``.config`` cannot be right, or ``"default"``.
+    terms : dict of str to dict
+        Recovery terms by directory, empty after an unclean stop.
+    problems : list of Problem
+        What was met in the vhost's own small files.
+    """
+
+    def __init__(self, path: str, segment_entry_count: int | None, check_terms: bool):
+        self.path = path
+        self.check_terms = check_terms
+        self.problems: list[Problem] = []
+        self.closed = False
+        self.name = self._read_name()
+        self.segment_entry_count, self.segment_entry_count_source = self._find_segment_entry_count(segment_entry_count)
+        self.terms = self._read_terms()
+        self._stores: dict[bool, MessageStore | None] = {}
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        read_only: bool = True,
+        segment_entry_count: int | None = None,
+        check_terms: bool = False,
+    ) -> Vhost:
+        """Open the vhost in `path`; nothing is changed.
+
+        Parameters
+        ----------
+        path : path
+            ``<node's data directory>/msg_stores/vhosts/<name>``; of a node before 3.7, its data directory.
+        read_only : bool
+            Only True is possible: a vhost is written through `repair`, `import_messages`, `QueueIndex` and `MessageStore`.
+        segment_entry_count : int, optional
+            By default what ``.config`` says, or what the segments show where that cannot be right.
+        check_terms : bool
+            Look at every embedded message when an index is opened; `verify` does.
+
+        Raises
+        ------
+        StoreError
+            There is no such directory, or it is no vhost.
+        """
+        if not read_only:
+            raise ValueError(
+                "a vhost is opened read-only: use rmqstore.rabbitmq.repair or import_messages, or QueueIndex and MessageStore, "
+                "to write"
+            )
+        root = os.fspath(path)
+        if not os.path.isdir(root):
+            raise StoreError("there is no such directory", root)
+        if not _is_vhost(root):
+            below = find_vhosts(root)
+            raise StoreError(f"this directory is no vhost, but has {len(below)}: open for instance {below[0]}", root)
+        # Whole, as the paths of problems are.
+        return cls(os.path.abspath(root), segment_entry_count, check_terms)
+
+    def __enter__(self) -> Vhost:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Vhost {self.name!r} in {self.path}>"
+
+    def close(self) -> None:
+        """Close all files."""
+        if self.closed:
+            return
+        self.closed = True
+        for directory in self.__dict__.get("directories", ()):
+            directory.close()
+        for store in self._stores.values():
+            if store is not None:
+                store.close()
+
+    # ------------------------------------------------------------------------------------------------ small files
+
+    def _read_name(self) -> str:
+        try:
+            with open(os.path.join(self.path, ".vhost"), "rb") as file:
+                return file.read(1 << 16).decode("utf-8", "surrogateescape")
+        except OSError:
+            return self._name_elsewhere()
+
+    def _name_elsewhere(self) -> str:
+        # What the stubs of the queues say; a node of before 3.7 wrote neither.
+        folder = os.path.join(self.path, "queues")
+        for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+            try:
+                with open(os.path.join(folder, name, ".queue_name"), "rb") as file:
+                    found = layout.parse_queue_name(file.read(1 << 16))
+            except OSError:
+                continue
+            if found is not None and layout.vhost_directory(found.vhost) == os.path.basename(self.path):
+                return found.vhost
+        return "/" if os.path.basename(self.path) == layout.vhost_directory("/") else ""
+
+    @cached_property
+    def is_pre_3_7(self) -> bool:
+        """bool: laid out as before 3.7, where all vhosts of a node share the directories."""
+        return not os.path.exists(os.path.join(self.path, ".vhost")) and any(
+            name.startswith(("rabbit_durable_queue.", "schema.DAT")) for name in os.listdir(self.path)
+        )
+
+    def _find_segment_entry_count(self, given: int | None) -> tuple[int, str]:
+        if given is not None:
+            if not 1 <= given <= layout.MAX_SEGMENT_ENTRY_COUNT:
+                raise GeometryError(
+                    f"segment_entry_count is {given}, not between 1 and {layout.MAX_SEGMENT_ENTRY_COUNT}", self.path
+                )
+            return given, "given"
+        path = os.path.join(self.path, ".config")
+        configured: int | None = None
+        try:
+            configured = layout.read_segment_entry_count(self.path)
+            if configured is None and self._queue_directories():
+                self.problems.append(
+                    Problem(
+                        path,
+                        0,
+                        "missing_config",
+                        "there is no such file; a node takes 16384 entries a segment then",
+                        None,
+                    )
+                )
+        except (CorruptionError, GeometryError) as error:
+            # What is no Erlang text a node takes for missing; what is one without the number ends its boot.
+            kind = "bad_config" if self._is_erlang(path) else "unreadable_config"
+            self.problems.append(Problem(path, 0, kind, error.message, None))
+        except OSError as error:
+            self.problems.append(Problem(path, 0, "unreadable_config", f"it cannot be read: {error.strerror}", None))
+        shown, full = self._segments_show()
+        if configured is not None and shown < configured and full in (None, configured):
+            return configured, "config"
+        if configured is not None:
+            detail = (
+                f"it says {configured} entries a segment, but a segment has entry {shown}"
+                if shown >= configured
+                else f"it says {configured} entries a segment, but all segments with another behind them end at entry {shown}"
+            )
+            self.problems.append(Problem(path, 0, "segment_entry_count_mismatch", detail, None))
+        if full is not None:
+            return full, "inferred"
+        for count in (layout.DEFAULT_SEGMENT_ENTRY_COUNT, layout.LEGACY_SEGMENT_ENTRY_COUNT):
+            # Without the file, what a node takes then, and what one before 3.8.17 meant.
+            if shown < count and (os.path.exists(path) or count == layout.LEGACY_SEGMENT_ENTRY_COUNT):
+                return count, "inferred" if os.path.exists(path) else "default"
+        return layout.LEGACY_SEGMENT_ENTRY_COUNT, "default"
+
+    def _is_erlang(self, path: str) -> bool:
+        try:
+            with open(path, "rb") as file:
+                term.consult(file.read(1 << 16))
+        except (StoreError, OSError):
+            return False
+        return True
+
+    def _segments_show(self) -> tuple[int, int | None]:
+        """The highest entry number in any segment, and the count if it can be told from segments with others behind them.
+
+        Segments that are not the last of their queue end at the same entry, if that is where a segment is full.  One is
+        enough for the two counts that nodes use; for others there must be more, and a power of two.  Only entry numbers with a
+        neighbour count: a single one is damage of that record.
+        """
+        highest, looked = -1, 0
+        tops: list[int] = []
+        for name in self._queue_directories():
+            folder = os.path.join(self.path, "queues", name)
+            segments = sorted(filter(_SEGMENT.fullmatch, os.listdir(folder)), key=lambda each: int(each[:-4]))
+            for segment in segments[:4]:
+                with contextlib.suppress(OSError):
+                    columns, _ = read_segment(
+                        os.path.join(folder, segment), layout.MAX_SEGMENT_ENTRY_COUNT, number=0, check_terms=False
+                    )
+                    rels = np.unique(columns.seq_id)
+                    pairs = np.flatnonzero(rels[1:] == rels[:-1] + 1)
+                    if len(pairs):
+                        top = int(rels[pairs[-1] + 1])
+                        highest = max(highest, top)
+                        if segment != segments[-1]:
+                            tops.append(top)
+                looked += 1
+            if looked >= 64:
+                break
+        full = max(tops, default=-1) + 1
+        usual = (layout.DEFAULT_SEGMENT_ENTRY_COUNT, layout.LEGACY_SEGMENT_ENTRY_COUNT)
+        alike = bool(tops) and min(tops) == max(tops) and highest < full
+        if alike and (full in usual or (len(tops) > 1 and full >= 16 and full & (full - 1) == 0)):
+            return highest, full
+        return highest, None
+
+    def _queue_directories(self) -> list[str]:
+        folder = os.path.join(self.path, "queues")
+        if not os.path.isdir(folder):
+            return []
+        return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+
+    def _read_terms(self) -> dict[str, dict[str, Any]]:
+        path = os.path.join(self.path, "recovery.dets")
+        if not os.path.exists(path):
+            return {}
+        try:
+            table = dets.read(path)
+        except (StoreError, OSError) as error:
+            self.problems.append(
+                Problem(path, getattr(error, "pos", None) or 0, "bad_recovery_terms", str(error), None)
+            )
+            return {}
+        found = dets.recovery_terms(table)
+        self.problems += [
+            Problem(path, problem.pos, "bad_recovery_terms", problem.detail, None) for problem in table.problems
+        ]
+        return found
+
+    @cached_property
+    def definitions(self) -> dict[tuple[str, str], QueueDefinition] | None:
+        """dict or None: the durable queues of the node that this vhost stands in, by vhost and name; None if not known."""
+        folder = self.path if self.is_pre_3_7 else data_directory(self.path)
+        return None if folder is None else durable_queues(folder)
+
+    # ----------------------------------------------------------------------------------------------------- queues
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise StoreClosedError("the vhost is closed; open it again", self.path)
+
+    @cached_property
+    def directories(self) -> list[QueueDirectory]:
+        """list of QueueDirectory: all below ``queues``, by name."""
+        found = [QueueDirectory(self, name) for name in self._queue_directories()]
+        unnamed = {each.name: each for each in found if each.queue_name is None}
+        if unnamed:
+            for definition in (self.definitions or {}).values():
+                for level in definition.levels:
+                    name = self.directory_of(definition.vhost, definition.name, level)
+                    if name in unnamed:
+                        unnamed[name].queue_name = QueueName(definition.vhost, definition.name, level)
+            for each in unnamed.values():
+                if each.queue_name is None:
+                    each.queue_name = self._name_by_messages(each)
+        return found
+
+    def _name_by_messages(self, directory: QueueDirectory) -> QueueName | None:
+        # Of what went through the default exchange the routing key is the queue's name, and its hash must be the directory's.
+        tried: set[str] = set()
+        for number, entry in enumerate(directory.entries()):
+            if number == 64:
+                break
+            try:
+                message = Message.from_term(entry.message) if entry.message is not None else None
+                keys = message.routing_keys if message is not None else []
+                vhost = (message.vhost if message is not None else None) or self.name
+            except StoreError:
+                continue
+            for key in keys:
+                if key not in tried:
+                    tried.add(key)
+                    for level in (None, *range(256)):
+                        if self.directory_of(vhost, key, level) == directory.name:
+                            return QueueName(vhost, key, level)
+        return None
+
+    def directory_of(self, vhost: str, queue: str, level: int | None = None) -> str:
+        """str: the name that a node gives the directory of a queue, or of a level of it."""
+        if not self.is_pre_3_7:
+            return layout.queue_directory(vhost, queue, level)
+        name = queue.encode("utf-8", "surrogateescape") + (b"" if level is None else bytes((0, level)))
+        resource = (term.Atom("resource"), vhost.encode("utf-8", "surrogateescape"), term.Atom("queue"), name)
+        return layout.base36_md5(term.encode(resource, atoms="latin1"))
+
+    def queues(self) -> list[Queue]:
+        """list of Queue: those that have a directory, by name."""
+        self._check_open()
+        levels: dict[tuple[str, str], list[QueueDirectory]] = {}
+        for directory in self.directories:
+            stub = directory.queue_name
+            key = (self.name, f"<{directory.name}>") if stub is None else (stub.vhost, stub.queue)
+            levels.setdefault(key, []).append(directory)
+        found = []
+        for (vhost, name), directories in levels.items():
+            directories.sort(key=lambda each: (each.queue_name.priority or 0) if each.queue_name else 0)
+            queue = Queue(self, name, directories, (self.definitions or {}).get((vhost, name)))
+            queue.vhost = vhost
+            found.append(queue)
+        return sorted(found, key=lambda each: (each.vhost, each.name))
+
+    def queue(self, name: str) -> Queue:
+        """Queue: the one of this name; a queue that was never written to has no directory, and is empty.
+
+        Raises
+        ------
+        StoreError
+            No directory is this queue's, and the node's definitions do not name it.
+        """
+        for each in self.queues():
+            if each.name == name:
+                return each
+        definition = (self.definitions or {}).get((self.name, name))
+        if definition is not None:
+            return Queue(self, name, [], definition)
+        raise StoreError(f"there is no queue {name!r}", self.path)
+
+    # --------------------------------------------------------------------------------------------------- messages
+
+    def references(self) -> np.ndarray:
+        """ndarray: message ids, ``(n, 16)`` uint8, of all live persistent entries whose message lies in the store."""
+        self._check_open()
+        parts = [index.references() for each in self.directories for index in each.indexes]
+        return np.concatenate(parts) if parts else np.zeros((0, 16), np.uint8)
+
+    def client_refs(self) -> list[bytes]:
+        """list of bytes: what the queues' recovery terms are known by in the message store."""
+        refs = [terms.get("persistent_ref") for terms in self.terms.values()]
+        return [bytes(ref) for ref in refs if isinstance(ref, (bytes, bytearray))]
+
+    def store(self, persistent: bool = True) -> MessageStore | None:
+        """MessageStore or None: the persistent or the transient message store, opened read-only; None if there is none."""
+        self._check_open()
+        if persistent not in self._stores:
+            path = store_path(self.path, persistent)
+            self._stores[persistent] = None
+            if os.path.isdir(path):
+                self._stores[persistent] = MessageStore.open(
+                    path,
+                    read_only=True,
+                    # Nothing refers to a transient message but the queue that has it on disk.
+                    references=self.references if persistent else None,
+                    client_refs=self.client_refs() if persistent else None,
+                )
+        return self._stores[persistent]
+
+    def open_store(self, persistent: bool) -> OSError | None:
+        """OSError or None: why a message store cannot be read; it then counts as missing, so that the rest can be looked at."""
+        try:
+            self.store(persistent)
+        except OSError as error:
+            return error
+        return None
+
+    @cached_property
+    def is_clean(self) -> bool:
+        """bool: the last stop was clean, so that a node would keep numbers and redelivered flags of all queues."""
+        if not self.terms:
+            return False
+        store = self.store()
+        return store is None or store.clean
+
+    def message_of(self, entry: IndexEntry) -> tuple[Message, str] | None:
+        """(Message, location) or None: what an index entry leads to; None where it is lost or is not what the entry says."""
+        if entry.message is not None:
+            try:
+                return Message.from_term(entry.message), ("index" if entry.path.endswith((".idx", ".jif")) else "queue")
+            except CorruptionError:
+                return None
+        store = self.store(entry.persistent)
+        if store is None:
+            return None
+        try:
+            return store.read(entry.msg_id), "store"
+        except (CorruptionError, KeyError):
+            return None
+
+
+def _body_size(index: QueueIndex | QueueIndexV2) -> int:
+    if isinstance(index, QueueIndex):
+        return int(index.columns().size.sum())
+    return sum(int(segment.size.sum()) for segment in index.segments.values())
+
+
+def write_recovery_terms(path: str, terms: Mapping[str, Mapping[str, Any]]) -> None:
+    """Replace a `recovery.dets` by one with these terms, by the names of the queues' directories; all or nothing."""
+    staged = path + ".unfinished"
+    try:
+        with open(staged, "wb") as file:
+            file.write(dets.encode(dets.recovery_object(name, each) for name, each in terms.items()))
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(staged, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(staged)
+        raise
+    fsync_directory(os.path.dirname(path))

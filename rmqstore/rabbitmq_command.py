@@ -1,0 +1,469 @@
+"""The command line of RabbitMQ's classic queues: ``rmqstore rabbitmq …``.
+
+Owns options, printing and exit codes, which are those of `rmqstore.cli`; every answer comes from the functions of
+`rmqstore.rabbitmq`.  It stands beside the command line because the two sides of the package meet only there.  ``import`` writes
+into a queue, ``repair`` and ``export`` write a new directory or file; everything else only reads.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+import click
+
+from rmqstore.cli import (
+    FOUND_NOTHING,
+    CannotOpenError,
+    Printer,
+    Progress,
+    StoreGroup,
+    escape,
+    format_size,
+    format_time,
+    note,
+    nothing,
+)
+from rmqstore.errors import InvalidMessageError
+from rmqstore.rabbitmq import Finding, Queue, QueuedMessage, Vhost, find_vhosts, node_process, repair, verify
+from rmqstore.rabbitmq.transfer import FORMATS, export, import_messages, message_object, object_message
+
+__all__ = ["main"]
+
+_BODY_SHOWN = 60
+
+
+def _path(function: Callable[..., Any]) -> Callable[..., Any]:
+    return click.argument("path", type=click.Path())(function)
+
+
+def _options(function: Callable[..., Any]) -> Callable[..., Any]:
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="One JSON object a line."),
+        click.option(
+            "--segment-entry-count",
+            type=click.IntRange(1, 16384),
+            help="Entries a segment, where .config is wrong; by default it says so, or the segments show it.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def _note_running(path: str) -> None:
+    pid = node_process(path)
+    if pid is not None:
+        note(f"process {pid} has files of this directory open: what is shown may be half-written; stop the node first")
+
+
+def _vhosts(path: str, segment_entry_count: int | None) -> Iterator[Vhost]:
+    _note_running(path)
+    for each in find_vhosts(path):
+        with Vhost.open(each, segment_entry_count=segment_entry_count) as vhost:
+            yield vhost
+
+
+def _one_vhost(path: str, segment_entry_count: int | None, name: str | None) -> Vhost:
+    paths = find_vhosts(path)
+    found = [Vhost.open(each, segment_entry_count=segment_entry_count) for each in paths]
+    matching = [vhost for vhost in found if name is None or vhost.name == name]
+    for vhost in found:
+        if len(matching) != 1 or vhost is not matching[0]:
+            vhost.close()
+    if not matching:
+        raise CannotOpenError(
+            f"there is no vhost {name!r} here", f"There are: {', '.join(repr(v.name) for v in found)}"
+        )
+    if len(matching) > 1:
+        raise CannotOpenError(
+            f"there are {len(matching)} vhosts here: say which",
+            "--vhost NAME, one of: " + ", ".join(escape(repr(vhost.name)) for vhost in matching),
+        )
+    return matching[0]
+
+
+_vhost_option = click.option("--vhost", "vhost_name", help="Which vhost, where PATH has more than one.")
+
+
+@click.group(cls=StoreGroup, name="rabbitmq")
+def main() -> None:
+    """Look into RabbitMQ's classic queues on disk, repair them, and carry messages out and in.
+
+    PATH is a vhost's directory (<data>/msg_stores/vhosts/<hash>) or the node's data directory. Stop the node first.
+    """
+
+
+# ----------------------------------------------------------------------------------------------------------- describing
+
+
+def _store_object(vhost: Vhost, persistent: bool) -> dict[str, Any] | None:
+    store = vhost.store(persistent)
+    if store is None:
+        return None
+    return {
+        "files": len(store.files),
+        "size": store.file_size,
+        "valid_size": store.valid_size,
+        "clean": store.clean,
+    }
+
+
+def _info_object(vhost: Vhost) -> dict[str, Any]:
+    queues = vhost.queues()
+    return {
+        "type": "vhost",
+        "name": vhost.name,
+        "path": vhost.path,
+        "layout": "pre-3.7" if vhost.is_pre_3_7 else "3.7",
+        "clean": vhost.is_clean,
+        "segment_entry_count": vhost.segment_entry_count,
+        "segment_entry_count_source": vhost.segment_entry_count_source,
+        "queues": len(queues),
+        "declared": None
+        if vhost.definitions is None
+        else sum(definition.vhost == vhost.name for definition in vhost.definitions.values()),
+        "messages": sum(queue.depth for queue in queues),
+        "persistent_store": _store_object(vhost, True),
+        "transient_store": _store_object(vhost, False),
+    }
+
+
+@main.command()
+@_path
+@_options
+def info(path: str, as_json: bool, segment_entry_count: int | None) -> None:
+    """Say what a vhost, or each vhost of a node, has on disk."""
+    printer = Printer(as_json)
+    for vhost in _vhosts(path, segment_entry_count):
+        value = _info_object(vhost)
+        if as_json:
+            printer.json_line(value)
+            continue
+        source = {"inferred": " (.config is missing or wrong; inferred)", "default": " (nothing says; the default)"}
+        declared = "" if value["declared"] is None else f", {value['declared']} declared on the node"
+        pairs = [
+            ("vhost", vhost.name),
+            ("path", vhost.path),
+            ("last stop", "clean" if vhost.is_clean else "not clean, or changed since"),
+            ("entries a segment", f"{vhost.segment_entry_count}{source.get(vhost.segment_entry_count_source, '')}"),
+            ("queues", f"{value['queues']} with a directory{declared}"),
+            ("messages", str(value["messages"])),
+        ]
+        for name, key in (("persistent store", "persistent_store"), ("transient store", "transient_store")):
+            store = value[key]
+            if store is not None:
+                valid = f", {format_size(store['valid_size'])} of it valid" if key == "persistent_store" else ""
+                pairs.append((name, f"{store['files']} files, {format_size(store['size'])}{valid}"))
+        printer.fields(pairs)
+        for problem in vhost.problems:
+            note(f"{problem.path}: {problem.detail}")
+        printer.line()
+
+
+def _queue_object(vhost: Vhost, queue: Queue) -> dict[str, Any]:
+    return {
+        "type": "queue",
+        "vhost": queue.vhost,
+        "name": queue.name,
+        "index_version": queue.index_version,
+        "levels": [each.queue_name.priority if each.queue_name else None for each in queue.directories],
+        "directories": [each.name for each in queue.directories],
+        "depth": queue.depth,
+        "size": queue.size,
+        "segments": sum(len(index.segments) for each in queue.directories for index in each.indexes),
+        "next_seq_id": max((index.next_seq_id for each in queue.directories for index in each.indexes), default=0),
+        "declared": None if vhost.definitions is None else queue.definition is not None,
+        "problems": len(queue.problems),
+    }
+
+
+@main.command()
+@_path
+@_options
+def queues(path: str, as_json: bool, segment_entry_count: int | None) -> None:
+    """List the queues that have a directory, with what is live in them."""
+    printer = Printer(as_json)
+    any_queue = False
+    for vhost in _vhosts(path, segment_entry_count):
+        rows = []
+        for queue in vhost.queues():
+            any_queue = True
+            value = _queue_object(vhost, queue)
+            if as_json:
+                printer.json_line(value)
+            else:
+                levels = (
+                    len(queue.directories) if queue.directories[0].queue_name and None not in value["levels"] else ""
+                )
+                declared = {None: "?", True: "yes", False: "NO"}[value["declared"]]
+                rows.append(
+                    (queue.name, f"v{queue.index_version}", declared, levels, value["depth"], format_size(value["size"]),
+                     value["segments"], value["next_seq_id"], value["problems"] or "")
+                )  # fmt: skip
+        if rows:
+            columns = (
+                "queue",
+                "index",
+                "declared",
+                "levels",
+                "messages",
+                "bodies",
+                "segments",
+                "next seq id",
+                "problems",
+            )
+            printer.table(f"vhost {escape(vhost.name)}", columns, rows, left=3)
+    if not any_queue:
+        nothing("no queue has a directory here")
+
+
+# ------------------------------------------------------------------------------------------------------------- dumping
+
+
+def _message_line(message: QueuedMessage) -> str:
+    marks = [
+        f"{message.seq_id:>10}",
+        f"{message.size:>8} B",
+        f"{message.location:<5}",
+        "P" if message.persistent else "t",
+        "R" if message.delivered else "-",
+    ]
+    if message.level is not None:
+        marks.append(f"level {message.level}")
+    if message.expiry is not None:
+        marks.append(f"expires {format_time(message.expiry)}")
+    keys = ",".join(message.routing_keys)
+    text = message.body[: 4 * _BODY_SHOWN].decode("utf-8", "replace")[:_BODY_SHOWN]
+    return "  ".join([*marks, escape(f"{message.exchange or '(default)'}/{keys}"), escape(text)])
+
+
+@main.command()
+@_path
+@click.option("--queue", "queue_name", help="Only this queue.")
+@_vhost_option
+@click.option("--max-num", type=click.IntRange(min=1), help="At most so many messages a queue.")
+@_options
+def dump(
+    path: str,
+    queue_name: str | None,
+    vhost_name: str | None,
+    max_num: int | None,
+    as_json: bool,
+    segment_entry_count: int | None,
+) -> None:
+    """Print the live messages, oldest first; P = persistent, R = would be delivered as redelivered."""
+    printer = Printer(as_json)
+    shown = 0
+    _note_running(path)
+    with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
+        for queue in [vhost.queue(queue_name)] if queue_name is not None else vhost.queues():
+            if not as_json:
+                printer.line(f"queue {escape(queue.name)}: {queue.depth} messages")
+            for number, message in enumerate(queue.messages()):
+                if number == max_num:
+                    break
+                shown += 1
+                if as_json:
+                    printer.json_line({"type": "message", **message_object(queue, message)})
+                else:
+                    printer.line(_message_line(message))
+            if not as_json:
+                printer.line()
+    if not shown:
+        nothing("there are no messages")
+
+
+# --------------------------------------------------------------------------------------------------- verify and repair
+
+
+def _finding_object(finding: Finding) -> dict[str, Any]:
+    value = dataclasses.asdict(finding)
+    return {"type": "finding", **value, "consequence": finding.consequence.value}
+
+
+@main.command(name="verify")
+@_path
+@_options
+def verify_command(path: str, as_json: bool, segment_entry_count: int | None) -> None:
+    """Look for everything that is wrong, and say what the real node would do; exit code 1 if anything is wrong."""
+    printer = Printer(as_json)
+    kinds: Counter[tuple[str, str]] = Counter()
+    _note_running(path)
+    with Progress("verifying") as progress:
+        for finding in verify(path, segment_entry_count=segment_entry_count, progress=progress):
+            kinds[finding.kind, finding.consequence.sentence] += 1
+            if as_json:
+                printer.json_line(_finding_object(finding))
+            else:
+                printer.line(
+                    f"{escape(finding.path)}:{finding.pos}: {finding.kind}: {escape(finding.detail)} "
+                    f"({finding.consequence.sentence})"
+                )
+            sys.stdout.flush()
+    if as_json:
+        names: Counter[str] = Counter()
+        for (kind, _), number in kinds.items():
+            names[kind] += number
+        printer.json_line({"type": "summary", "findings": kinds.total(), "kinds": dict(sorted(names.items()))})
+    elif not kinds:
+        printer.line("nothing is wrong")
+    else:
+        rows = [(kind, sentence, number) for (kind, sentence), number in sorted(kinds.items())]
+        printer.table(f"{kinds.total()} findings", ("kind", "consequence", "number"), rows, left=2)
+    if kinds:
+        click.get_current_context().exit(FOUND_NOTHING)
+
+
+@main.command(name="repair")
+@_path
+@click.argument("output", type=click.Path())
+@_vhost_option
+@_options
+def repair_command(
+    path: str, output: str, vhost_name: str | None, as_json: bool, segment_entry_count: int | None
+) -> None:
+    """Write to OUTPUT a vhost directory that a real node boots on, with everything that is whole; PATH stays as it is."""
+    printer = Printer(as_json)
+    with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
+        source = vhost.path
+    pid = node_process(source)
+    if pid is not None:
+        raise CannotOpenError(f"process {pid} has files of this directory open; stop the node first")
+    with Progress("repairing") as progress:
+        report = repair(source, output, segment_entry_count=segment_entry_count, progress=progress)
+    if as_json:
+        for queue in report.queues:
+            printer.json_line({"type": "queue", **dataclasses.asdict(queue)})
+        for finding in report.findings:
+            printer.json_line(_finding_object(finding))
+        printer.json_line(
+            {
+                "type": "summary",
+                "source": report.source,
+                "output": report.output,
+                "messages": report.messages,
+                "lost": report.lost,
+                "findings": len(report.findings),
+            }
+        )
+        return
+    rows = [
+        (
+            queue.name if queue.level is None else f"{queue.name} level {queue.level}",
+            queue.files,
+            queue.redelivered,
+            queue.messages,
+            queue.lost or "",
+            queue.transient or "",
+            queue.expired or "",
+        )
+        for queue in report.queues
+    ]
+    columns = ("queue", "files", "redelivered", "messages", "lost", "transient", "expired")
+    printer.table("queues", columns, rows, left=3)
+    printer.line(
+        f"\n{report.messages} messages will be delivered, {report.lost} are lost; {len(report.findings)} findings"
+    )
+    printer.line(
+        f"Now, with the node stopped, move {escape(report.source)} away and {escape(report.output)} to its name."
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- export and import
+
+
+@main.command(name="export")
+@_path
+@click.argument("output", type=click.Path())
+@click.option("--queue", "queue_names", multiple=True, help="Only this queue; repeatable.")
+@_vhost_option
+@click.option("--format", "kind", type=click.Choice(FORMATS), help="By default what OUTPUT's ending says, else jsonl.")
+@_options
+def export_command(
+    path: str,
+    output: str,
+    queue_names: tuple[str, ...],
+    vhost_name: str | None,
+    kind: str | None,
+    as_json: bool,
+    segment_entry_count: int | None,
+) -> None:
+    """Write the live messages to one file: JSON lines, Arrow or Parquet; '-' is standard output."""
+    _note_running(path)
+    with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
+        with Progress("exporting") as progress:
+            number = export(
+                vhost, sys.stdout.buffer if output == "-" else output, queues=queue_names or None, format=kind, progress=progress
+            )  # fmt: skip
+    if as_json and output != "-":
+        Printer(True).json_line({"type": "export", "output": output, "messages": number})
+    else:
+        note(f"{number} messages")
+    if not number:
+        click.get_current_context().exit(FOUND_NOTHING)
+
+
+def _objects(file: BinaryIO) -> Iterator[Any]:
+    for number, line in enumerate(file, 1):
+        if not line.strip():
+            continue
+        try:
+            yield object_message(json.loads(line))
+        except InvalidMessageError as error:
+            raise InvalidMessageError(f"line {number}: {error.message}") from None
+        except (ValueError, RecursionError) as error:
+            raise InvalidMessageError(f"line {number} is no JSON: {error}") from None
+
+
+@main.command(name="import")
+@_path
+@click.argument("queue_name", metavar="QUEUE")
+@click.argument("file", type=click.File("rb"))
+@_vhost_option
+@click.option(
+    "--state",
+    type=click.Choice(["auto", "exact", "dirty"]),
+    default="auto",
+    show_default=True,
+    help="exact: flags and numbers of all queues stay; needs a clean stop. dirty: the node counts everything anew.",
+)
+@click.option("--level", type=click.IntRange(0, 255), help="The level of a priority queue.")
+@click.option(
+    "--declared", is_flag=True, help="The node knows this queue, although its definitions cannot be read here."
+)
+@_options
+def import_command(
+    path: str,
+    queue_name: str,
+    file: BinaryIO,
+    vhost_name: str | None,
+    state: str,
+    level: int | None,
+    declared: bool,
+    as_json: bool,
+    segment_entry_count: int | None,
+) -> None:
+    """Put the messages of FILE (JSON lines as of export; '-' is standard input) behind those of a stopped node's QUEUE."""
+    with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
+        source = vhost.path
+    report = import_messages(
+        source,
+        queue_name,
+        _objects(file),
+        state=state,
+        level=level,
+        declared=declared,
+        segment_entry_count=segment_entry_count,
+    )
+    if as_json:
+        Printer(True).json_line({"type": "import", **dataclasses.asdict(report)})
+    else:
+        note(
+            f"{report.messages} messages in queue {queue_name}, from sequence id {report.first_seq_id} on; state: {report.state}"
+        )
+    if not report.messages:
+        click.get_current_context().exit(FOUND_NOTHING)

@@ -1,0 +1,57 @@
+"""Stores and Apache Spark: reading, following, querying and writing stores with PySpark 4, and rebuilding them on a cluster.
+
+Owns the public names of the subpackage.  Each is looked up when it is first asked for, so that importing this package
+imports neither pyspark nor pyarrow.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from typing import Any
+
+from rmqstore.errors import MissingDependencyError
+
+__all__ = ["bulk_load", "export", "profile", "query", "rebuild", "register"]
+
+_MODULES = {
+    "bulk_load": "bulk_load",
+    "export": "export",
+    "profile": "profile",
+    "query": "query",
+    "rebuild": "rebuild",
+    "register": "source",
+}
+
+
+class _Package(types.ModuleType):
+    # Some functions are named as their modules are.  The name is the function's, in whatever order modules are imported;
+    # `from rmqstore.spark.rebuild import …` reaches the module all the same.
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _MODULES and isinstance(value, types.ModuleType)):
+            super().__setattr__(name, value)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] in ("pandas", "pyarrow", "pyspark"):
+            raise MissingDependencyError(
+                "Spark needs PySpark 4.0 or later: install it with pip install 'rmqstore[spark]'"
+            ) from error
+        raise
+    value = getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+sys.modules[__name__].__class__ = _Package

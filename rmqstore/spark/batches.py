@@ -1,0 +1,291 @@
+"""Arrow record batches of a piece, in the layout that Spark wants.
+
+Owns the order, the types and the damage of what a reader yields: which columns are decoded, the column ``_corrupt``, and the
+three ways of taking damage.  It never imports pyspark, opens nothing but the piece that it is given, and keeps one batch in
+memory.
+
+`fail` raises at the first thing that is no whole record.  `report` gives it a row whose ``_corrupt`` names file, position and
+verdict; where no record could be read, the row has only ``phy_offset`` and ``size`` besides.  `skip` passes over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from rmqstore import _core
+from rmqstore._core import Verdict
+from rmqstore.columns import Columns, import_pyarrow, queue_batches, scan_schema, time_range
+from rmqstore.commit_log import CommitLog
+from rmqstore.config import StoreConfig
+from rmqstore.consume_queue_store import ConsumeQueueStore
+from rmqstore.errors import ChecksumError, CorruptionError, OffsetOutOfRangeError
+from rmqstore.mapped_file import MappedFilePool
+from rmqstore.message import encode_java_utf8
+from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions
+from rmqstore.spark.plan import Piece, QueuePiece, first_offset, open_log, segment_path
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["in_spark_layout", "piece_batches", "queue_piece_batches", "spark_arrow_schema"]
+
+# A batch ends with so many rows or so many bytes of bodies and properties: larger ones wait for memory, smaller ones cost
+# their handing over.
+_BATCH_ROWS = 8192
+_BATCH_BYTES = 1024 * 1024
+_INT32_MAX = 2**31 - 1
+
+
+def spark_arrow_schema(columns: Iterable[str]) -> pa.Schema:
+    """pyarrow.Schema: these columns, maybe with ``_corrupt``, with the types that Spark reads: times in µs, its field names."""
+    pa = import_pyarrow()
+    text = pa.string()
+    types = {
+        "keys": pa.list_(pa.field("element", text)),
+        "properties": pa.map_(text, text),
+        "born_timestamp": pa.timestamp("us", tz="UTC"),
+        "store_timestamp": pa.timestamp("us", tz="UTC"),
+        CORRUPT_COLUMN: text,
+    }
+    return pa.schema([pa.field(name, types.get(name) or scan_schema([name]).field(0).type) for name in columns])
+
+
+class _Reader:
+    # Turns what the columns hold into batches for Spark, and damage into what was asked for.
+
+    def __init__(
+        self,
+        root: str,
+        config: StoreConfig,
+        options: ReadOptions,
+        columns: tuple[str, ...],
+        log: CommitLog,
+        piece_end: int,
+        log_end: int,
+    ):
+        self.pa = import_pyarrow()
+        self.root, self.config, self.options, self.columns, self.log = root, config, options, columns, log
+        # A damaged stretch belongs to the piece in which it begins, a missing one to each that lies in it.
+        self.piece_end, self.log_end = piece_end, log_end
+        self.schema = spark_arrow_schema(columns)
+        self.source = {name: "body_stored" if name == "body" and not options.decode_body else name for name in columns}
+        wanted = list(dict.fromkeys(self.source[name] for name in columns if name != CORRUPT_COLUMN))
+        # A CRC covers the body, so it is computed where a body or a word about it is asked for.
+        self.judged = bool({"body", "body_stored", "corrupt", CORRUPT_COLUMN} & set(columns))
+        if self.judged:
+            wanted += [name for name in ("corrupt", "phy_offset") if name not in wanted]
+        # Without any column there is still a number of rows.
+        self.made = Columns(wanted or ["queue_id"], _BATCH_ROWS, log.crc_check, _BATCH_BYTES)
+        self.ready: list[pa.RecordBatch] = []
+
+    def choose(self, by_queue: bool) -> None:
+        options = self.options
+        self.made.out.choose(
+            None if by_queue or options.topics is None else [encode_java_utf8(topic) for topic in options.topics],
+            None if by_queue or options.queue_ids is None else list(options.queue_ids),
+            None if options.tags is None else [encode_java_utf8(tag) for tag in options.tags],
+            *time_range(options.begin_timestamp, options.end_timestamp),
+        )
+
+    def take(self) -> None:
+        if self.made.out.count:
+            self.add(self.made.take())
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        texts: Any = None
+        if self.judged:
+            bad = batch.column("corrupt")
+            body = batch.column("body") if "body" in batch.schema.names else None
+            if bad.true_count or (body is not None and body.null_count):
+                texts = self.judge(batch, body)
+        if texts is not None and self.options.corrupt == "skip":
+            batch = batch.filter(texts.is_null())
+            texts = None
+            if not batch.num_rows:
+                return
+        self.ready.append(self.laid_out(batch, texts))
+
+    def judge(self, batch: pa.RecordBatch, body: Any) -> Any:
+        # An array of texts, null for whole records.
+        texts: list[str | None] = [None] * batch.num_rows
+        offsets = batch.column("phy_offset")
+        for row, bad in enumerate(batch.column("corrupt").to_pylist()):
+            if bad or (body is not None and not body[row].is_valid):
+                phy_offset = offsets[row].as_py()
+                texts[row] = self.found(phy_offset, self.verdict_at(phy_offset) if bad else "UNREADABLE_BODY", bad)
+        return self.pa.array(texts, self.pa.string())
+
+    def verdict_at(self, phy_offset: int) -> str:
+        mapped_file = self.log.segment(phy_offset)
+        base = mapped_file.file_from_offset
+        return _core.check_record(mapped_file.region, phy_offset - base, base, self.log.crc_check)[0].name
+
+    def found(self, phy_offset: int, verdict: str, is_crc: bool = False, way: str | None = None) -> str:
+        # The text of a damaged place; an error if damage is one.
+        path, pos = segment_path(self.root, self.config, phy_offset)
+        if (way or self.options.corrupt) == "fail":
+            advice = "option corrupt=skip passes over it, corrupt=report shows it"
+            if verdict == "MISSING":
+                if self.options.missing is not None:
+                    advice = "option fail_on_data_loss=false goes on with what is there"
+                raise CorruptionError(f"the segment is missing; restore it; {advice}", path, pos)
+            if is_crc:
+                raise ChecksumError(
+                    f"the record at phy offset {phy_offset} does not agree with its CRC; {advice}", path, pos
+                )
+            if verdict == "UNREADABLE_BODY":
+                raise CorruptionError(
+                    f"the body of the record at phy offset {phy_offset} cannot be decompressed; {advice}", path, pos
+                )
+            raise CorruptionError(f"no whole record begins at phy offset {phy_offset} ({verdict}); {advice}", path, pos)
+        return f"{path}, position {pos}: {verdict}"
+
+    def damage(self, begin: int, end: int, verdict: Verdict | None) -> None:
+        way = (self.options.missing if verdict is None else None) or self.options.corrupt
+        text = self.found(begin, "MISSING" if verdict is None else verdict.name, way=way)
+        self.take()
+        if way == "report":
+            # One that no 32-bit size can tell is told in parts.
+            end = max(min(end, self.piece_end if verdict is None else self.log_end), begin + 1)
+            while begin < end:
+                size = min(end - begin, _INT32_MAX)
+                self.ready.append(self.damaged_row(begin, size, text))
+                begin += size
+
+    def damaged_row(self, phy_offset: int, size: int, text: str) -> pa.RecordBatch:
+        values = {"phy_offset": phy_offset, "size": size, CORRUPT_COLUMN: text}
+        if not self.columns:
+            return self.counted(1)
+        return self.pa.RecordBatch.from_arrays(
+            [self.pa.array([values.get(field.name)], field.type) for field in self.schema], schema=self.schema
+        )
+
+    def counted(self, num: int) -> pa.RecordBatch:
+        pa = self.pa
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * num, pa.struct([])))
+
+    def laid_out(self, batch: pa.RecordBatch, texts: Any) -> pa.RecordBatch:
+        pa = self.pa
+        if not self.columns:
+            return self.counted(batch.num_rows)
+        arrays = []
+        for field in self.schema:
+            if field.name == CORRUPT_COLUMN:
+                arrays.append(pa.nulls(batch.num_rows, field.type) if texts is None else texts)
+            else:
+                arrays.append(_as_type(pa, batch.column(self.source[field.name]), field))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def _as_type(pa: Any, array: Any, field: Any) -> Any:
+    if pa.types.is_timestamp(field.type):
+        return array.cast(field.type)
+    if field.name == "keys":
+        # The same buffers under Spark's name of the items.
+        buffers = array.buffers()[:2]
+        return pa.Array.from_buffers(
+            field.type, len(array), buffers, array.null_count, array.offset, children=[array.values]
+        )
+    return array
+
+
+def in_spark_layout(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """pyarrow.RecordBatch: a batch of a scan with the types of `spark_arrow_schema`."""
+    pa = import_pyarrow()
+    return pa.RecordBatch.from_arrays(
+        [_as_type(pa, batch.column(field.name), field) for field in schema], schema=schema
+    )
+
+
+def piece_batches(
+    root: str,
+    config: StoreConfig,
+    piece: Piece,
+    options: ReadOptions,
+    columns: tuple[str, ...],
+    log_end: int,
+    *,
+    first: bool = False,
+) -> Iterator[pa.RecordBatch]:
+    """The chosen records of a piece of the log, in its order.
+
+    Parameters
+    ----------
+    root, config
+        The store's.
+    piece : Piece
+    options : ReadOptions
+    columns : tuple of str
+        Of a scan, and ``_corrupt``; none at all gives batches that have only a number of rows.
+    log_end : int
+        Where the log ended when the pieces were cut.
+    first : bool
+        `piece.begin` is known to be the beginning of a record.
+
+    Yields
+    ------
+    pyarrow.RecordBatch
+        Of the schema `spark_arrow_schema`.
+
+    Raises
+    ------
+    CorruptionError, ChecksumError
+        With ``corrupt=fail``, at the first damage; names file and position.
+    GeometryError
+        The segment is not as long as the configuration says.
+    """
+    log = open_log(root, config, piece)
+    try:
+        reader = _Reader(root, config, options, columns, log, piece.end, log_end)
+        if piece.missing:
+            reader.damage(piece.begin, piece.end, None)
+            yield from reader.ready
+            return
+        reader.choose(False)
+        begin = piece.begin if first else first_offset(log, piece)
+        for _ in log.fill(reader.made.out, begin, piece.end, reader.damage):
+            reader.take()
+            ready, reader.ready = reader.ready, []
+            yield from ready
+    finally:
+        log.close()
+
+
+def queue_piece_batches(
+    root: str, config: StoreConfig, piece: QueuePiece, options: ReadOptions, columns: tuple[str, ...], log_end: int
+) -> Iterator[pa.RecordBatch]:
+    """The chosen messages of a piece of a queue, in queue order; otherwise as `piece_batches`."""
+    pool = MappedFilePool(64)
+    log = CommitLog(root, config, pool, read_only=True)
+    queues = ConsumeQueueStore(root, config, pool, read_only=True)
+    try:
+        log.load()
+        log.set_end(log_end)
+        queues.load()
+        queue = queues.find(piece.topic, piece.queue_id)
+        if queue is None:
+            raise OffsetOutOfRangeError(
+                f"queue {piece.queue_id} of topic {piece.topic} is gone; plan the job again", root
+            )
+        reader = _Reader(root, config, options, columns, log, log_end, log_end)
+        reader.choose(True)
+        batches = queue_batches(
+            log,
+            queue,
+            reader.made,
+            piece.begin,
+            piece.end,
+            options.tags,
+            reader.damage,
+            options.begin_phy_offset,
+            options.end_phy_offset,
+        )
+        for batch in batches:
+            reader.add(batch)
+            ready, reader.ready = reader.ready, []
+            yield from ready
+        yield from reader.ready
+    finally:
+        queues.close()
+        log.close()

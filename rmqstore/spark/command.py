@@ -1,0 +1,473 @@
+"""The command line of a store with Spark: ``rmqstore spark …``, and the same as a program for ``spark-submit``.
+
+Owns options, printing and exit codes, which are those of `rmqstore.cli`; every answer comes from the functions of
+`rmqstore.spark`.  It imports pyspark when a command runs, so that ``--help`` needs neither pyspark nor Java.  Only ``rebuild``
+writes into a store.
+
+``spark-submit`` takes a file: the path of this one.  Python then searches this file's folder first, where `profile` would hide
+the standard library's module of that name; so the folder is taken off the path before anything else is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+if __name__ == "__main__":
+    _FOLDER = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [each for each in sys.path if os.path.abspath(each or os.curdir) != _FOLDER]
+
+import contextlib
+import dataclasses
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from rmqstore.cli import (
+    FOUND_NOTHING,
+    TIME,
+    CannotOpenError,
+    Given,
+    Printer,
+    StoreGroup,
+    agree_to_replace,
+    escape,
+    format_size,
+    format_time,
+    note,
+    nothing,
+    path_argument,
+    print_rebuild,
+    store_options,
+)
+from rmqstore.commit_log import check_store_root
+from rmqstore.errors import MissingDependencyError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["main"]
+
+_INSTALL = "pip install 'rmqstore[spark]'"
+_GROUPS = ("topic", "queue_id", "tags", "day", "hour")
+_INDEX_TYPES = {None: None, "key": "K", "unique": "U", "tag": "T"}
+_HIT_COLUMNS = ("topic", "queue_id", "queue_offset", "phy_offset", "size", "keys", "tags", "store_timestamp")
+# How Spark cites an error of ours that was raised in a task, or where Spark planned the job.
+_CITED = re.compile(r"rmqstore\.errors\.\w+: (.+?)\s*$", re.MULTILINE)
+
+
+# -------------------------------------------------------------------------------------------------------- the session
+
+
+def _cannot(error: Any) -> CannotOpenError:
+    # What Spark's error says, without the traces of Java and Python around it.
+    text = str(error)
+    cited = _CITED.findall(text)
+    if cited:
+        return CannotOpenError(cited[-1])
+    if "JAVA_GATEWAY_EXITED" in text or "Java gateway" in text:
+        return CannotOpenError("Spark did not start: it needs Java 17 or later", "Install it, or set JAVA_HOME.")
+    lines = [line for line in text.split("JVM stacktrace:")[0].splitlines() if line.strip()]
+    return CannotOpenError(lines[0] if lines else type(error).__name__)
+
+
+@contextlib.contextmanager
+def _session(master: str | None, settings: tuple[str, ...]) -> Iterator[SparkSession]:
+    """The session of a command: the one that is there, or a new one, as spark-submit says if it runs; a new one ends with it."""
+    try:
+        import pyarrow  # noqa: F401
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise MissingDependencyError(f"this needs {error.name or 'pyspark'}: install it with {_INSTALL}") from None
+    # PySpark 4.3 says so of pandas 3 at every start; nothing here goes through pandas.
+    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
+    # A task must run a Python that has this package; where nothing else is said, this one.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName("rmqstore")
+    if not sys.stderr.isatty():
+        builder = builder.config("spark.ui.showConsoleProgress", "false")
+    if master is not None:
+        builder = builder.master(master)
+    for setting in settings:
+        name, separator, value = setting.partition("=")
+        if not separator:
+            raise click.BadParameter(f"{setting!r} has no '=': write NAME=VALUE", param_hint="--conf")
+        builder = builder.config(name.strip(), value.strip())
+    try:
+        # Errors are told below, in one sentence.
+        there = SparkSession.getActiveSession()
+        spark = builder.getOrCreate() if there is None else there
+        if there is None and not any(setting.startswith("spark.log.level") for setting in settings):
+            with contextlib.suppress(AttributeError, PySparkException):
+                spark.sparkContext.setLogLevel("OFF")
+        try:
+            yield spark
+        finally:
+            if there is None:
+                spark.stop()
+    except PySparkException as error:
+        raise _cannot(error) from None
+    except Exception as error:
+        # Py4J's own, which are no PySpark exceptions.
+        if type(error).__module__.partition(".")[0] == "py4j":
+            raise _cannot(error) from None
+        raise
+
+
+def spark_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--master`` and ``--conf``; the command gets them as one argument `session`, a context manager."""
+
+    def wrapped(master: str | None, settings: tuple[str, ...], **others: Any) -> Any:
+        # Spark takes seconds to start, and a name is soon mistyped.
+        check_store_root(others["path"])
+        return function(session=_session(master, settings), **others)
+
+    wrapped.__doc__ = function.__doc__
+    wrapped.__name__ = function.__name__
+    wrapped.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
+    for option in (
+        click.option("--conf", "settings", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; repeatable."),
+        click.option(
+            "--master", help="Where Spark runs, as local[4] or spark://host:7077; by default as Spark is set up."
+        ),
+    ):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+@dataclasses.dataclass
+class Selection:
+    """Which messages a command reads, and how: options of the data source."""
+
+    values: dict[str, Any]
+
+    def options(self, path: str, given: Given) -> dict[str, Any]:
+        """dict: these, and the sizes of the store as far as the command line tells them."""
+        fields = given.overrides()
+        if given.config_file is not None:
+            # What neither the files nor the broker.conf tell has RocketMQ's default.
+            config = given.config(path)
+            fields |= {
+                field.name: getattr(config, field.name)
+                for field in dataclasses.fields(config)
+                if field.name not in ("clock", "assumed", "unknown", "store_host")
+            }
+        return {**{name: value for name, value in self.values.items() if value not in (None, ())}, **fields}
+
+
+def read_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of the data source that choose messages; the command gets them as `selection`."""
+    names = (
+        "topic",
+        "queue_id",
+        "tags",
+        "begin_timestamp",
+        "end_timestamp",
+        "begin_phy_offset",
+        "end_phy_offset",
+        "partition_bytes",
+        "corrupt",
+    )
+
+    def wrapped(**given: Any) -> Any:
+        values = {name: given.pop(name) for name in names}
+        return function(selection=Selection(values), **given)
+
+    wrapped.__doc__ = function.__doc__
+    wrapped.__name__ = function.__name__
+    wrapped.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
+    for option in (
+        click.option("--corrupt", type=click.Choice(["fail", "report", "skip"]), help="What damage in the log does."),
+        click.option("--partition-bytes", help="Bytes of log for one task, as 134217728 or 128m (the default)."),
+        click.option("--to", "end_phy_offset", type=click.IntRange(min=0), help="Records before this phy offset."),
+        click.option("--from", "begin_phy_offset", type=click.IntRange(min=0), help="Records from this phy offset on."),
+        click.option("--end", "end_timestamp", type=TIME, help="Stored at or before."),
+        click.option("--begin", "begin_timestamp", type=TIME, help="Stored at or after: ISO time, ms, or '2h ago'."),
+        click.option("--tag", "tags", multiple=True, help="Only messages with this tag; repeatable."),
+        click.option(
+            "--queue", "queue_id", multiple=True, type=click.IntRange(min=0), help="Only this queue; repeatable."
+        ),
+        click.option("--topic", multiple=True, help="Only this topic; repeatable."),
+    ):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+@click.group(
+    name="spark", cls=StoreGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
+def main() -> None:
+    """Work on a store with Apache Spark, on this machine or on a cluster.
+
+    PATH is the store's root, under the same name on every machine. Every command but rebuild leaves the store as it is.
+    Needs the extra spark (pip install 'rmqstore[spark]') and Java 17 or later.
+    """
+
+
+def _target(output: str) -> str:
+    # A relative name is one of this folder, wherever Java believes to be.
+    return output if "://" in output or os.path.isabs(output) else Path(output).absolute().as_uri()
+
+
+# --------------------------------------------------------------------------------------------------------------- count
+
+
+@main.command(name="count")
+@path_argument
+@click.option("--by", multiple=True, type=click.Choice(_GROUPS), help="Count in groups of these; repeatable.")
+@read_options
+@spark_options
+@store_options
+def count_command(path: str, by: tuple[str, ...], selection: Selection, session: Any, given: Given) -> None:
+    """Count messages, all or by topic, queue, tag, day or hour (UTC)."""
+    with session as spark:
+        from rmqstore.spark.export import count
+
+        found = count(spark, path, by, **selection.options(path, given))
+    printer = Printer(given.as_json)
+    if isinstance(found, int):
+        if given.as_json:
+            printer.json_line({"type": "count", "messages": found})
+        else:
+            printer.line(str(found))
+        if not found:
+            click.get_current_context().exit(FOUND_NOTHING)
+        return
+    for group, messages in found.items() if given.as_json else ():
+        names = {name: value.isoformat() if name == "day" else value for name, value in zip(by, group)}
+        printer.json_line({"type": "count", **names, "messages": messages})
+    if not found:
+        nothing("no messages")
+    if not given.as_json:
+        rows = [(*("-" if value is None else str(value) for value in group), n) for group, n in found.items()]
+        printer.table("messages", (*by, "number"), rows, left=len(by))
+
+
+# -------------------------------------------------------------------------------------------------------------- export
+
+
+@main.command(name="export")
+@path_argument
+@click.argument("output")
+@click.option(
+    "--format",
+    "format_name",
+    type=click.Choice(["parquet", "json", "orc", "csv"]),
+    default="parquet",
+    show_default=True,
+    help="JSON has one object a line, with bodies as text or base64.",
+)
+@click.option(
+    "--partition-by",
+    multiple=True,
+    type=click.Choice([*_GROUPS, "none"]),
+    default=("topic", "day"),
+    show_default=True,
+    help="A level of folders; repeatable, the outermost first. none: one folder.",
+)
+@click.option("--column", "columns", multiple=True, help="Only this column; repeatable.")
+@click.option("--stored-bodies", is_flag=True, help="Leave compressed bodies as they are.")
+@click.option("--mode", type=click.Choice(["errorifexists", "overwrite", "append"]), default="errorifexists",
+              show_default=True, help="What happens if OUTPUT is there.")  # fmt: skip
+@read_options
+@spark_options
+@store_options
+def export_command(
+    path: str,
+    output: str,
+    format_name: str,
+    partition_by: tuple[str, ...],
+    columns: tuple[str, ...],
+    stored_bodies: bool,
+    mode: str,
+    selection: Selection,
+    session: Any,
+    given: Given,
+) -> None:
+    """Write messages into files at OUTPUT, a folder or any address that Spark can write to."""
+    folders = () if "none" in partition_by else partition_by
+    options = selection.options(path, given)
+    if columns:
+        options["columns"] = columns
+    if stored_bodies:
+        options["decode_body"] = False
+    with session as spark:
+        from rmqstore.spark.export import export
+
+        try:
+            report = export(spark, path, _target(output), format_name, folders, mode, **options)
+        except ValueError as error:
+            raise click.UsageError(escape(str(error))) from None
+    printer = Printer(given.as_json)
+    if given.as_json:
+        printer.json_line({"type": "export", **dataclasses.asdict(report)})
+    else:
+        printer.line(f"wrote {report.messages} messages as {report.format} into {escape(output)}")
+    if not report.messages:
+        click.get_current_context().exit(FOUND_NOTHING)
+
+
+# ------------------------------------------------------------------------------------------------------------- profile
+
+
+@main.command(name="profile")
+@path_argument
+@click.argument("output", type=click.Path())
+@click.option("--top-keys", type=click.IntRange(min=0), default=30, show_default=True, help="How many keys to name.")
+@click.option("--overwrite", is_flag=True, help="Replace a profile that is in OUTPUT.")
+@read_options
+@spark_options
+@store_options
+def profile_command(
+    path: str, output: str, top_keys: int, overwrite: bool, selection: Selection, session: Any, given: Given
+) -> None:
+    """Write a page about what is in a store into the folder OUTPUT, and its figures as Parquet.
+
+    Messages and bytes by topic, tag and hour, sizes of bodies, compression, keys. OUTPUT/report.html needs nothing else.
+    """
+    with session as spark:
+        from rmqstore.spark.profile import profile
+
+        figures = profile(spark, path, output, top_keys, overwrite, **selection.options(path, given))
+    printer = Printer(given.as_json)
+    report = os.path.join(output, "report.html")
+    if given.as_json:
+        value = dataclasses.asdict(figures.total)
+        damage = {"damaged": figures.damaged, "damaged_bytes": figures.damaged_bytes}
+        printer.json_line({"type": "profile", "report": report, "topics": figures.topic_num, **value, **damage})
+    else:
+        total = figures.total
+        printer.line(f"{total.messages} messages of {figures.topic_num} topics, {format_size(total.bytes)} of log")
+        printer.line(f"see {escape(report)}")
+    if figures.damaged:
+        note(f"{figures.damaged} damaged stretches or records were passed over")
+        click.get_current_context().exit(FOUND_NOTHING)
+
+
+# --------------------------------------------------------------------------------------------------------------- query
+
+
+@main.command(name="query")
+@path_argument
+@click.argument("topic")
+@click.argument("keys", nargs=-1)
+@click.option("--keys-from", type=click.Path(exists=True, dir_okay=False), help="A file with a key on each line.")
+@click.option("--type", "key_type", type=click.Choice(["key", "unique", "tag"]), help="What the keys are.")
+@click.option("--begin", type=TIME, help="Stored at or after: ISO time, ms since epoch, or '2h ago'.")
+@click.option("--end", type=TIME, help="Stored at or before.")
+@click.option("--max-num", type=click.IntRange(min=1), default=64, show_default=True, help="At most so many for a key.")
+@click.option("--output", help="Write the messages into this folder, as Parquet, and print none.")
+@spark_options
+@store_options
+def query_command(
+    path: str,
+    topic: str,
+    keys: tuple[str, ...],
+    keys_from: str | None,
+    key_type: str | None,
+    begin: int | None,
+    end: int | None,
+    max_num: int,
+    output: str | None,
+    session: Any,
+    given: Given,
+) -> None:
+    """Find the messages of many keys through the index, each checked against its message."""
+    if bool(keys) == (keys_from is not None):
+        raise click.UsageError("give KEYS, or --keys-from FILE")
+    config = given.config(path)
+    with session as spark:
+        from rmqstore.spark.query import query
+
+        wanted: Any = list(keys)
+        if keys_from is not None:
+            lines = spark.read.text("file://" + os.path.abspath(keys_from)).withColumnRenamed("value", "key")
+            wanted = lines.where("key <> ''")
+        columns = None if output else _HIT_COLUMNS
+        hits = query(
+            spark,
+            path,
+            topic,
+            wanted,
+            columns,
+            max_num=max_num,
+            begin=begin,
+            end=end,
+            index_type=_INDEX_TYPES[key_type],
+            config=config,
+        )
+        printer = Printer(given.as_json)
+        found = 0
+        if output:
+            from pyspark.sql import Observation
+            from pyspark.sql import functions as F
+
+            rows = Observation()
+            hits.observe(rows, F.count(F.lit(1)).alias("messages")).write.parquet(_target(output))
+            found = int(rows.get["messages"])
+            if given.as_json:
+                printer.json_line({"type": "query", "output": output, "messages": found})
+            elif found:
+                printer.line(f"wrote {found} messages into {escape(output)}")
+        else:
+            shown = [name for name in _HIT_COLUMNS if name != "store_timestamp"]
+            hits = hits.selectExpr("key", *shown, "unix_millis(store_timestamp) as store_timestamp")
+            for row in hits.orderBy("key", "phy_offset", ascending=[True, False]).toLocalIterator():
+                found += 1
+                if given.as_json:
+                    printer.json_line({"type": "hit", **row.asDict()})
+                else:
+                    printer.line(
+                        f"{escape(row.key)}  {format_time(row.store_timestamp)}  phy {row.phy_offset:>12}  {row['size']:>6} B"
+                        f"  {escape(row.topic)}/{row.queue_id} #{row.queue_offset}"
+                        + (f"  tags={escape(row.tags)}" if row.tags else "")
+                    )
+    if not found:
+        nothing(f"no message of topic {topic} has any of the keys")
+
+
+# ------------------------------------------------------------------------------------------------------------- rebuild
+
+
+@main.command(name="rebuild")
+@path_argument
+@click.option(
+    "--what", multiple=True, type=click.Choice(["index", "consumequeue"]), help="What to make anew; by default both."
+)
+@click.option("--output", type=click.Path(), help="Build into this directory and leave the store as it is.")
+@click.option("--partition-bytes", type=click.IntRange(min=1), help="Bytes of log for one task.")
+@click.option("--yes", is_flag=True, help="Replace without asking.")
+@spark_options
+@store_options
+def rebuild_command(
+    path: str,
+    what: tuple[str, ...],
+    output: str | None,
+    partition_bytes: int | None,
+    yes: bool,
+    session: Any,
+    given: Given,
+) -> None:
+    """Make index and consume queues anew from the commit log, with the tasks of a cluster.
+
+    THIS COMMAND WRITES, as rmqstore rebuild does: without --output it replaces index/ and consumequeue/ of the store, after
+    the new files are complete and checked. Every machine must see the store under PATH and may write there. The broker must
+    not run. An interrupted rebuild leaves the store as it was: run it again, and it goes on with what was finished.
+    """
+    kinds = what or ("index", "consumequeue")
+    config = given.config(path)
+    agree_to_replace(path, kinds, output, yes)
+    with session as spark:
+        from rmqstore.spark.rebuild import rebuild
+
+        report = rebuild(spark, path, kinds, config, output, partition_bytes=partition_bytes)
+    print_rebuild(report, output or path, given)
+
+
+if __name__ == "__main__":
+    main(prog_name="rmqstore spark")

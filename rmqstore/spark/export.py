@@ -1,0 +1,246 @@
+"""A store's messages as files that any tool reads, and their number.
+
+Owns the columns that exported files have beside those of a scan, and how bodies become text.  It writes through Spark only, to
+wherever Spark can, and reads the store through the data source; it never changes the store.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rmqstore.spark.source import FORMAT, ensure_registered
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+__all__ = ["FORMATS", "PARTITIONS", "ExportReport", "count", "export", "option_text", "read"]
+
+FORMATS = ("parquet", "json", "orc", "csv")
+PARTITIONS = ("topic", "queue_id", "tags", "day", "hour")
+SAVE_MODES = ("errorifexists", "overwrite", "append")
+
+_HOUR = 3_600_000
+# Columns that hold bytes.
+_BODIES = ("body", "body_stored")
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What `export` wrote.
+
+    Attributes
+    ----------
+    output : str
+    format : str
+    messages : int
+        Rows; with ``corrupt=report`` also those that tell of damage.
+    columns : tuple of str
+        Of the files, and then those that are folders.
+    """
+
+    output: str
+    format: str
+    messages: int
+    columns: tuple[str, ...]
+
+
+def option_text(name: str, value: Any) -> str:
+    """str: a value as the data source takes it: several topics, queues or columns behind one another, likewise several tags."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return ("||" if name == "tags" else ",").join(str(each) for each in value)
+    return str(value)
+
+
+def read(spark: SparkSession, path: str | os.PathLike[str], options: Mapping[str, Any]) -> DataFrame:
+    """DataFrame: the store in `path`, with options of the data source; those that are None are as if not given."""
+    ensure_registered(spark)
+    texts = {name: option_text(name, value) for name, value in options.items() if value is not None}
+    return spark.read.format(FORMAT).options(**texts).load(os.path.abspath(os.fspath(path)))
+
+
+def _hours() -> Column:
+    # Whole hours since the epoch, whatever time zone the session has.
+    from pyspark.sql import functions as F
+
+    return F.floor(F.unix_millis("store_timestamp") / F.lit(_HOUR))
+
+
+def derived(name: str) -> Column:
+    """Column: ``day`` (a date) or ``hour`` (0 to 23) of the store time, in UTC."""
+    from pyspark.sql import functions as F
+
+    hours = _hours()
+    if name == "day":
+        return F.date_from_unix_date(F.floor(hours / F.lit(24)).cast("int"))
+    return F.pmod(hours, F.lit(24)).cast("int")
+
+
+def _as_text(frame: DataFrame) -> DataFrame:
+    # Bytes as text where they are UTF-8, else as base64, with a column behind each that says which.
+    from pyspark.sql import functions as F
+
+    columns: list[Any] = []
+    for name in frame.columns:
+        if name not in _BODIES:
+            columns.append(F.col(name))
+            continue
+        text = F.col(name).cast("string")
+        is_text = F.is_valid_utf8(text)
+        # Spark breaks base64 into lines, depending on its version and settings.
+        coded = F.translate(F.base64(name), "\r\n", "")
+        columns.append(F.when(is_text, text).otherwise(coded).alias(name))
+        columns.append(
+            F.when(F.col(name).isNull(), F.lit(None))
+            .when(is_text, "utf-8")
+            .otherwise("base64")
+            .alias(f"{name}_encoding")
+        )
+    return frame.select(columns)
+
+
+def _as_flat(frame: DataFrame) -> DataFrame:
+    # Lists and maps as one text: keys as RocketMQ has them, properties as JSON.
+    from pyspark.sql import functions as F
+
+    how = {
+        "keys": lambda: F.concat_ws(" ", "keys").alias("keys"),
+        "properties": lambda: F.to_json("properties").alias("properties"),
+    }
+    return frame.select([how[name]() if name in how else F.col(name) for name in frame.columns])
+
+
+def export(
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    format: str = "parquet",
+    partition_by: Iterable[str] = ("topic", "day"),
+    save_mode: str = "errorifexists",
+    **options: Any,
+) -> ExportReport:
+    """Write the messages of a store into files.
+
+    Bodies are decompressed unless ``decode_body=False``.  In JSON and CSV a body is text where it is UTF-8 and base64 where it
+    is not; ``body_encoding`` says "utf-8" or "base64".  Times are ISO 8601 in UTC there.  Every task writes files of its own, so
+    there is one for each task and folder.
+
+    Parameters
+    ----------
+    spark : pyspark.sql.SparkSession
+    path : str
+        The store.
+    output : str
+        A folder, or an address of any file system that Spark can write to.
+    format : {"parquet", "json", "orc", "csv"}
+        JSON has one object a line.  In CSV keys are joined by spaces and properties are JSON.
+    partition_by : iterable of str
+        Which folders there are, the outermost first: of ``topic``, ``queue_id``, ``tags``, ``day`` and ``hour``, of the store
+        time in UTC.  Nothing writes into one folder.
+    save_mode : {"errorifexists", "overwrite", "append"}
+        What happens where `output` is there already, as in Spark.
+    **options
+        Of the data source: ``topic``, ``columns``, ``corrupt`` and so on; lists where there may be several.
+
+    Returns
+    -------
+    ExportReport
+
+    Raises
+    ------
+    ValueError
+        A format, folder or `save_mode` that there is not.
+    pyspark.errors.PySparkException
+        The store cannot be read, or `output` not written; names file and position of damage in the store.
+    """
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as F
+
+    folders = list(partition_by)
+    for value, what, known in [(format, "format", FORMATS), (save_mode, "save_mode", SAVE_MODES)]:
+        if value not in known:
+            raise ValueError(f"{what} is {value!r}; give {', '.join(known[:-1])} or {known[-1]}")
+    for name in folders:
+        if name not in PARTITIONS or folders.count(name) > 1:
+            raise ValueError(f"partition_by has {name!r}; give any of {', '.join(PARTITIONS)}, each once")
+    frame = read(spark, path, _with_columns_of(folders, options))
+    frame = frame.withColumns({name: derived(name) for name in folders if name in ("day", "hour")})
+    if options.get("columns") is not None:
+        # What was read for the folders alone is in no file.
+        asked = option_text("columns", options["columns"]).split(",")
+        kept = {name.strip() for name in asked} | {"_corrupt"} | set(folders)
+        frame = frame.select([name for name in frame.columns if name in kept])
+    if format in ("json", "csv"):
+        frame = _as_text(frame)
+    if format == "csv":
+        frame = _as_flat(frame)
+    rows = Observation()
+    writer = frame.observe(rows, F.count(F.lit(1)).alias("messages")).write.mode(save_mode)
+    if folders:
+        writer = writer.partitionBy(*folders)
+    if format in ("json", "csv"):
+        writer = writer.option("timeZone", "UTC")
+    if format == "json":
+        # Every object has every name, so that the first few tell the schema.
+        writer = writer.option("ignoreNullFields", "false")
+    if format == "csv":
+        writer = writer.option("header", "true").option("escape", '"')
+    target = os.fspath(output)
+    writer.format(format).save(target)
+    files = [name for name in frame.columns if name not in folders]
+    return ExportReport(target, format, int(rows.get["messages"]), (*files, *folders))
+
+
+def _with_columns_of(names: Iterable[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    # The options, with what the folders are made of among the columns.
+    if options.get("columns") is None:
+        return dict(options)
+    columns = [each.strip() for each in option_text("columns", options["columns"]).split(",") if each.strip()]
+    needed = ["store_timestamp" if name in ("day", "hour") else name for name in names]
+    return {**options, "columns": [*columns, *(name for name in dict.fromkeys(needed) if name not in columns)]}
+
+
+def count(
+    spark: SparkSession, path: str | os.PathLike[str], by: Iterable[str] = (), **options: Any
+) -> int | dict[tuple[Any, ...], int]:
+    """Count the messages of a store, all or in groups; no body is read.
+
+    Parameters
+    ----------
+    spark : pyspark.sql.SparkSession
+    path : str
+    by : iterable of str
+        Of ``topic``, ``queue_id``, ``tags``, ``day`` and ``hour``, of the store time in UTC.
+    **options
+        Of the data source.
+
+    Returns
+    -------
+    int, or dict of tuple to int
+        The number of messages; with `by` that of each group, in its order.
+
+    Raises
+    ------
+    ValueError
+        `by` has something that there is not.
+    pyspark.errors.PySparkException
+        The store cannot be read.
+    """
+    from pyspark.sql import functions as F
+
+    groups = list(by)
+    for name in groups:
+        if name not in PARTITIONS or groups.count(name) > 1:
+            raise ValueError(f"by has {name!r}; give any of {', '.join(PARTITIONS)}, each once")
+    needed = dict.fromkeys("store_timestamp" if name in ("day", "hour") else name for name in groups)
+    frame = read(spark, path, {**options, "columns": list(needed) or ["phy_offset"]})
+    if not groups:
+        return frame.count()
+    frame = frame.withColumns({name: derived(name) for name in groups if name in ("day", "hour")})
+    found = frame.groupBy(*groups).agg(F.count(F.lit(1)).alias("messages")).collect()
+    rows = {tuple(row[name] for name in groups): int(row["messages"]) for row in found}
+    return dict(sorted(rows.items(), key=lambda each: [(value is not None, value) for value in each[0]]))

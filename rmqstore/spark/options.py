@@ -1,0 +1,260 @@
+"""The options of the data source ``rocketmq-store``: their names, and what they may say.
+
+Owns turning the texts that Spark hands over into values.  It never imports pyspark and never touches a store, but for the
+geometry, which comes from ``broker_conf``, from options, or from the store's files.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rmqstore.columns import chosen_columns
+from rmqstore.config import StoreConfig
+from rmqstore.errors import StoreError
+from rmqstore.spark.plan import PARTITION_BYTES
+
+__all__ = ["DATA_SOURCE_OPTIONS", "FORMAT", "ReadOptions", "number_of_bytes", "store_config"]
+
+FORMAT = "rocketmq-store"
+"""The name under which Spark knows the data source."""
+
+# Spark's own; they say nothing to us.
+DATA_SOURCE_OPTIONS = {"__datasource_schema__", "name", "paths"}
+_COMMON = {"path", "broker_conf"}
+_FIELDS = {field.name for field in dataclasses.fields(StoreConfig)} - {"clock", "assumed", "unknown"}
+
+
+def _wrong(name: str, text: str, want: str) -> StoreError:
+    return StoreError(f"option {name} is {text!r}; give {want}")
+
+
+def _number(name: str, text: str, low: int = 0) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise _wrong(name, text, "a whole number") from None
+    if value < low:
+        raise _wrong(name, text, f"{low} or more")
+    return value
+
+
+def number_of_bytes(name: str, text: str) -> int:
+    """int: a size as Spark's own, such as 128m or 1g; StoreError if it is none."""
+    digits, unit = text.strip().lower().removesuffix("b"), 1
+    for suffix, factor in (("k", 1 << 10), ("m", 1 << 20), ("g", 1 << 30)):
+        if digits.endswith(suffix):
+            digits, unit = digits[:-1], factor
+    try:
+        value = int(digits) * unit
+    except ValueError:
+        raise _wrong(name, text, "a number of bytes, as 134217728 or 128m") from None
+    if value < 1:
+        raise _wrong(name, text, "at least 1 byte")
+    return value
+
+
+def _boolean(name: str, text: str) -> bool:
+    if text.strip().lower() not in ("true", "false"):
+        raise _wrong(name, text, "true or false")
+    return text.strip().lower() == "true"
+
+
+def _time(name: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        time = datetime.datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+    except ValueError:
+        raise _wrong(name, text, "ms since the epoch, or a time as 2024-05-01T12:00:00+00:00") from None
+    if time.tzinfo is None:
+        raise _wrong(name, text, "the time with its offset from UTC, as 2024-05-01T12:00:00+00:00")
+    return round(
+        (time - datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)) / datetime.timedelta(milliseconds=1)
+    )
+
+
+def _choice(name: str, text: str, *choices: str) -> str:
+    if text.strip().lower() not in choices:
+        raise _wrong(name, text, f"{', '.join(choices[:-1])} or {choices[-1]}")
+    return text.strip().lower()
+
+
+def _list(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def check_names(options: Mapping[str, str], known: set[str]) -> None:
+    """Refuse an option that does not exist: a filter that is spelled wrongly would give every row.
+
+    Raises
+    ------
+    StoreError
+        Names the option and those that there are.
+    """
+    for name in options:
+        if name.lower() not in known | _COMMON | _FIELDS | DATA_SOURCE_OPTIONS:
+            raise StoreError(
+                f"there is no option {name!r}; there are {', '.join(sorted(known | _COMMON))}, and the sizes of a store"
+            )
+
+
+def store_path(options: Mapping[str, str]) -> str:
+    """str: the store's directory.
+
+    Raises
+    ------
+    StoreError
+        None is given, or one that no file system has mounted: files are mapped into memory.
+    """
+    path = options.get("path")
+    if not path:
+        raise StoreError("no store is given: load(path), or option('path', …), names the folder that holds commitlog/")
+    path = path.removeprefix("file://") if path.startswith("file:///") else path.removeprefix("file:")
+    if "://" in path:
+        raise StoreError(
+            "a store is read from a directory; mount what is elsewhere, on the driver and every worker", path
+        )
+    return path
+
+
+def store_config(root: str, options: Mapping[str, str], *, index: bool = True) -> StoreConfig:
+    """The geometry of a store: from option ``broker_conf``, from options named as `StoreConfig`'s fields, from its files.
+
+    Parameters
+    ----------
+    index : bool
+        False for who only reads log and queues: the geometry of the index, which an index file without entries does not
+        tell, is then not looked for.
+
+    Raises
+    ------
+    ValueError, GeometryError, OSError
+        As of `StoreConfig.from_properties` and `StoreConfig.infer`.
+    """
+    given = {name: options[name] for name in _FIELDS if name in options}
+    overrides: dict[str, Any] = {}
+    for field in dataclasses.fields(StoreConfig):
+        if field.name in given:
+            text = given[field.name]
+            kind = str(field.type)
+            overrides[field.name] = (
+                _number(field.name, text) if kind == "int" else _boolean(field.name, text) if kind == "bool" else text
+            )
+    if options.get("broker_conf"):
+        return StoreConfig.from_properties(options["broker_conf"], **overrides)
+    if not os.path.isdir(os.path.join(root, "commitlog")):
+        # A store that is still to be made, or none: who reads it says so.
+        return StoreConfig(**overrides)
+    if not index:
+        standard = StoreConfig()
+        for name in ("max_hash_slot_num", "max_index_num", "index_tags"):
+            overrides.setdefault(name, getattr(standard, name))
+    return StoreConfig.infer(root, **overrides)
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """What to read, and how.
+
+    Attributes
+    ----------
+    path : str
+    columns : tuple of str or None
+        None: as of a scan.
+    topics, queue_ids, tags : tuple or None
+        None keeps all.
+    begin_timestamp, end_timestamp : int or None
+        Store times in ms since the epoch, both inclusive.
+    begin_phy_offset, end_phy_offset : int or None
+        Records that begin at or after the first and before the second.
+    partition_bytes : int
+    decode_body : bool
+        False leaves compressed bodies as they are stored.
+    mode : {"commitlog", "queue"}
+    corrupt : {"fail", "report", "skip"}
+    max_bytes_per_trigger, max_rows_per_trigger : int or None
+    fail_on_data_loss : bool
+    starting_offset : {"earliest", "latest"}
+    missing : {"fail", "report", "skip"}, optional
+        As `corrupt`, for segments that are not there; by default the same.  No option says it.
+    """
+
+    path: str
+    columns: tuple[str, ...] | None = None
+    topics: tuple[str, ...] | None = None
+    queue_ids: tuple[int, ...] | None = None
+    tags: tuple[str, ...] | None = None
+    begin_timestamp: int | None = None
+    end_timestamp: int | None = None
+    begin_phy_offset: int | None = None
+    end_phy_offset: int | None = None
+    partition_bytes: int = PARTITION_BYTES
+    decode_body: bool = True
+    mode: str = "commitlog"
+    corrupt: str = "fail"
+    max_bytes_per_trigger: int | None = None
+    max_rows_per_trigger: int | None = None
+    fail_on_data_loss: bool = True
+    starting_offset: str = "earliest"
+    missing: str | None = None
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> ReadOptions:
+        """Read the options as Spark hands them over.
+
+        Raises
+        ------
+        StoreError
+            An option that does not exist, or one whose value makes no sense.
+        """
+        check_names(options, _READ)
+        given = {name: options[name] for name in _READ if name in options}
+        found: dict[str, object] = {}
+        for name, text in given.items():
+            if name == "topic":
+                found["topics"] = _list(text) or None
+            elif name == "queue_id":
+                found["queue_ids"] = tuple(_number(name, part) for part in _list(text)) or None
+            elif name == "tags":
+                parts = tuple(part.strip() for part in text.split("||") if part.strip())
+                found["tags"] = None if "*" in parts or not parts else parts
+            elif name == "columns":
+                try:
+                    found["columns"] = chosen_columns(part for part in _list(text) if part != CORRUPT_COLUMN)
+                except ValueError as error:
+                    raise StoreError(f"option columns: {error}") from None
+                if CORRUPT_COLUMN in _list(text):
+                    found["columns"] = _list(text)
+            elif name in ("begin_timestamp", "end_timestamp"):
+                found[name] = _time(name, text)
+            elif name in ("begin_phy_offset", "end_phy_offset"):
+                found[name] = _number(name, text)
+            elif name in ("partition_bytes", "max_bytes_per_trigger"):
+                found[name] = number_of_bytes(name, text)
+            elif name == "max_rows_per_trigger":
+                found[name] = _number(name, text, 1)
+            elif name in ("decode_body", "fail_on_data_loss"):
+                found[name] = _boolean(name, text)
+            elif name == "mode":
+                found[name] = _choice(name, text, "commitlog", "queue")
+            elif name == "corrupt":
+                found[name] = _choice(name, text, "fail", "report", "skip")
+            elif name == "starting_offset":
+                found[name] = _choice(name, text, "earliest", "latest")
+        return cls(path=store_path(options), **found)  # type: ignore[arg-type]
+
+
+CORRUPT_COLUMN = "_corrupt"
+"""The column that says what is wrong with a row; null for whole records."""
+
+_READ = {field.name for field in dataclasses.fields(ReadOptions)} - {"path", "topics", "queue_ids", "missing"} | {
+    "topic",
+    "queue_id",
+}

@@ -1,0 +1,322 @@
+"""Pieces of a log and of its queues, each to be read by a task of its own.
+
+Owns cutting a log at multiples of `partition_bytes` and finding the first record of a piece.  A piece owns the records
+that begin in it, wherever it is cut, so pieces that lie side by side give every record once.  It never imports pyspark, and
+it only reads.
+
+The first record of a piece is never guessed.  Bytes in a body may look like a record in every detail, so magic, lengths,
+own offset and CRC prove nothing here.  The way to a piece begins where a record certainly does: at the start of the segment,
+or at a unit of a consume queue that agrees with its record; from there on one steps from header to header.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from rmqstore import _core
+from rmqstore._core import UnitLayout, Verdict
+from rmqstore.commit_log import CommitLog, check_store_root
+from rmqstore.config import StoreConfig
+from rmqstore.consume_queue import ConsumeQueue, queue_directories
+from rmqstore.consume_queue_store import ConsumeQueueStore
+from rmqstore.errors import OffsetOutOfRangeError
+from rmqstore.mapped_file import MappedFilePool, name_of_offset, offset_of_name
+from rmqstore.message import MessageExt
+
+__all__ = [
+    "PARTITION_BYTES",
+    "LogPlan",
+    "Piece",
+    "QueuePiece",
+    "first_offset",
+    "open_log",
+    "queue_pieces",
+    "segment_path",
+]
+
+PARTITION_BYTES = 128 * 1024 * 1024
+"""Bytes of log in a piece, where nothing else is said."""
+
+# A cut so near to its segment's start, or to a known record, is reached by stepping over headers alone.
+_NEAR = 1024 * 1024
+# Queues that are asked for a record in front of a cut; one that is near enough ends the search.
+_QUEUES_ASKED = 64
+_UNIT_SIZE = int(UnitLayout.UNIT_SIZE)
+_UNIT = struct.Struct(">qiq")
+_NOWHERE = (2**63 - 1, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The records that begin from offset `begin` to before `end`, in bytes of the log; all in one segment.
+
+    Attributes
+    ----------
+    begin, end : int
+    missing : bool
+        No segment is there that holds them; such a piece may span many segments.
+    """
+
+    begin: int
+    end: int
+    missing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class QueuePiece:
+    """The messages of a queue from queue offset `begin` to before `end`."""
+
+    topic: str
+    queue_id: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogPlan:
+    """What there is of a log at one moment: whoever cuts it into pieces asks this and not the disk.
+
+    Attributes
+    ----------
+    root : str
+        The store's directory.
+    config : StoreConfig
+    segments : tuple of int
+        Offset of the first byte of each segment that is there, ascending.
+    begin, end : int
+        Offsets of the oldest byte and behind the last record, in bytes.
+    """
+
+    root: str
+    config: StoreConfig
+    segments: tuple[int, ...]
+    begin: int
+    end: int
+
+    @classmethod
+    def of(cls, path: str | os.PathLike[str], config: StoreConfig | None = None) -> LogPlan:
+        """Look at the store in `path`, also beside its running broker; nothing is changed, and no lock taken.
+
+        The end is behind the last whole record.  Damage in the newest segment does not end the log where whole, newer
+        records follow it.
+
+        Parameters
+        ----------
+        config : StoreConfig, optional
+            By default `StoreConfig.infer`.
+
+        Raises
+        ------
+        StoreError
+            There is no such directory.
+        GeometryError
+            A segment is not as long as the others, or as `config` says.
+        """
+        root = os.path.abspath(check_store_root(path))
+        if config is None:
+            config = StoreConfig.infer(root)
+        log = CommitLog(root, config, MappedFilePool(2), read_only=True)
+        try:
+            log.load()
+            log.follow()
+            return cls(root, config, log.queue.offsets, log.min_offset, known_end(log))
+        finally:
+            log.close()
+
+    def open(self) -> CommitLog:
+        """CommitLog: the whole log, read-only, to be closed; nothing is listed."""
+        log = CommitLog(self.root, self.config, MappedFilePool(64), read_only=True)
+        log.queue.take(self.segments, self.end)
+        return log
+
+    def pieces(
+        self, partition_bytes: int = PARTITION_BYTES, begin: int | None = None, end: int | None = None
+    ) -> list[Piece]:
+        """Cut the log from `begin` to `end` at multiples of `partition_bytes` from the start of each segment.
+
+        Parameters
+        ----------
+        partition_bytes : int
+            At least 1.
+        begin, end : int, optional
+            Any offsets; by default, and at most, all that is there.
+
+        Returns
+        -------
+        list of Piece
+            In order, without a gap between them; stretches without a segment are pieces of their own.
+        """
+        if partition_bytes < 1:
+            raise ValueError(f"partition_bytes is {partition_bytes}; give at least 1")
+        size = self.config.mapped_file_size_commit_log
+        at = self.begin if begin is None else max(begin, self.begin)
+        stop = self.end if end is None else min(end, self.end)
+        made = []
+        while at < stop:
+            place = bisect_right(self.segments, at) - 1
+            if place < 0 or at >= self.segments[place] + size:
+                place = bisect_left(self.segments, at)
+                until = min(self.segments[place], stop) if place < len(self.segments) else stop
+                made.append(Piece(at, until, missing=True))
+            else:
+                base = self.segments[place]
+                until = min(at + partition_bytes - (at - base) % partition_bytes, base + size, stop)
+                made.append(Piece(at, until))
+            at = until
+        return made
+
+
+def known_end(log: CommitLog) -> int:
+    """int: the end of a log that was opened with `CommitLog.follow`, behind damage in its newest segment if records follow."""
+    end, reached = log.max_offset, log.find_end()
+    behind = log.find_end_behind_damage()
+    mapped_file = log.queue.find(reached)
+    if behind <= reached or mapped_file is None:
+        return end
+    base = mapped_file.file_from_offset
+    # A writer that went on meanwhile left a whole record here, before it wrote the next one.
+    now = _core.check_record(mapped_file.region, reached - base, base, 0)[0]
+    return end if now in (Verdict.RECORD, Verdict.BLANK) else behind
+
+
+def segment_path(root: str, config: StoreConfig, phy_offset: int) -> tuple[str, int]:
+    """(str, int): the file that holds this offset of the log, there or not, and the position in it."""
+    pos = phy_offset % config.mapped_file_size_commit_log
+    return os.path.join(root, "commitlog", name_of_offset(phy_offset - pos)), pos
+
+
+def open_log(root: str, config: StoreConfig, piece: Piece) -> CommitLog:
+    """CommitLog: the log of a piece, read-only, to be closed; nothing is listed, and only the piece's segment is in it."""
+    log = CommitLog(root, config, MappedFilePool(2), read_only=True)
+    size = config.mapped_file_size_commit_log
+    log.queue.take([] if piece.missing else [piece.begin - piece.begin % size], piece.end)
+    return log
+
+
+def first_offset(log: CommitLog, piece: Piece, by_queues: bool = True) -> int:
+    """int: where the reading of a piece begins: the first place at or after `piece.begin` that a scan of the log comes by.
+
+    It may be a record, a blank record or a damaged stretch, and lie behind `piece.end`.
+
+    Parameters
+    ----------
+    log : CommitLog
+        As of `open_log`.
+    by_queues : bool
+        Begin at a record that a consume queue knows, where one does; otherwise at the segment's start.
+    """
+    base = piece.begin - piece.begin % log.segment_size
+    if piece.missing or piece.begin == base:
+        return piece.begin
+    try:
+        near = _record_before(log, piece.begin, base) if by_queues and piece.begin - base > _NEAR else None
+        return log.step_to(base if near is None else near, piece.begin)
+    except OffsetOutOfRangeError:
+        # The segment expired; whoever reads the piece says so.
+        return piece.begin
+
+
+def _record_before(log: CommitLog, cut: int, base: int) -> int | None:
+    # The last record at or before the cut that a consume queue knows, None without one.  The queue's word counts for nothing
+    # unless the record says the same of itself, and is whole: behind damage a scan goes on at whole records only.
+    root = os.path.dirname(log.path)
+    best = -1
+    for asked, (topic, queue_id, directory) in enumerate(queue_directories(root, ConsumeQueue.kind)):
+        if asked == _QUEUES_ASKED:
+            break
+        found = _unit_before(directory, log.config.consume_queue_file_size, cut)
+        if found is None:
+            continue
+        number, phy_offset, size = found
+        if phy_offset <= max(best, base):
+            continue
+        region = log.segment(phy_offset).region
+        record = _core.decode_record(region, phy_offset - base, -1, 1)
+        if not isinstance(record, tuple):
+            continue
+        message = MessageExt(record)
+        if (message.phy_offset, message.store_size, message.queue_offset, message.queue_id, message.topic) == (
+            phy_offset,
+            size,
+            number,
+            queue_id,
+            topic,
+        ) and not message.corrupt:
+            best = phy_offset
+            if cut - best <= _NEAR:
+                break
+    return best if best > base else None
+
+
+def _unit_before(directory: str, file_size: int, cut: int) -> tuple[int, int, int] | None:
+    # Number, phy offset and size of the last unit of a queue whose phy offset is not above the cut, None without one.  The
+    # files are read and not mapped: some twenty units are looked at.
+    try:
+        bases = sorted(offset for name in os.listdir(directory) if (offset := offset_of_name(name)) is not None)
+        place = bisect_right(bases, cut, key=lambda base: _read_unit(directory, base, 0)[0]) - 1
+        if place < 0:
+            return None
+        base, num = bases[place], file_size // _UNIT_SIZE
+        number = bisect_right(range(num), cut, key=lambda number: _read_unit(directory, base, number)[0]) - 1
+        if number < 0:
+            return None
+        return (base // _UNIT_SIZE + number, *_read_unit(directory, base, number))
+    except OSError:
+        return None
+
+
+def _read_unit(directory: str, base: int, number: int) -> tuple[int, int]:
+    # Phy offset and size; what was never written lies behind everything.
+    fd = os.open(os.path.join(directory, name_of_offset(base)), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        data = os.pread(fd, _UNIT_SIZE, number * _UNIT_SIZE)
+    finally:
+        os.close(fd)
+    if len(data) < _UNIT_SIZE:
+        return _NOWHERE
+    phy_offset, size, _ = _UNIT.unpack(data)
+    return (phy_offset, size) if size > 0 else _NOWHERE
+
+
+def queue_pieces(
+    plan: LogPlan, topics: Iterable[str] | None, queue_ids: Iterable[int] | None, size: int
+) -> Iterator[QueuePiece]:
+    """Cut the queues into pieces whose messages take about `size` bytes of the log.
+
+    Parameters
+    ----------
+    topics, queue_ids : iterable, optional
+        Only these.
+    size : int
+        Bytes; at least one unit is in a piece.  How large the messages of a queue are is known on average over all queues.
+
+    Yields
+    ------
+    QueuePiece
+        Queue by queue, in queue order.  A batch queue is one piece.
+    """
+    wanted_topics = None if topics is None else set(topics)
+    wanted_ids = None if queue_ids is None else set(queue_ids)
+    pool = MappedFilePool(16)
+    queues = ConsumeQueueStore(plan.root, plan.config, pool, read_only=True)
+    queues.load()
+    bounds = []
+    for topic, queue_id in queues.keys():
+        queue = queues.find(topic, queue_id)
+        if queue is not None:
+            bounds.append((queue, queue.min_queue_offset(plan.begin), queue.max_queue_offset))
+            queue.close()
+    units = sum(max(end - begin, 0) for _, begin, end in bounds)
+    step = max(size * units // max(plan.end - plan.begin, 1), 1)
+    for queue, begin, end in bounds:
+        if (wanted_topics is not None and queue.topic not in wanted_topics) or (
+            wanted_ids is not None and queue.queue_id not in wanted_ids
+        ):
+            continue
+        part = step if isinstance(queue, ConsumeQueue) else max(end - begin, 1)
+        for at in range(begin, end, part):
+            yield QueuePiece(queue.topic, queue.queue_id, at, min(at + part, end))

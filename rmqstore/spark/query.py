@@ -1,0 +1,192 @@
+"""Messages by key, on a cluster: the index files of a store, asked for few keys or for a DataFrame of them.
+
+Owns how the work is cut.  Few keys go to every task, and each task asks some of the index files; a DataFrame of keys is
+arranged by hash slot, so that a task reads one range of each file's slots.  Every hit is compared with its record by
+`rmqstore.columns.key_table`, so that no foreign key of the same hash is among them.  It changes nothing on disk.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+
+from rmqstore._core import KeyTexts
+from rmqstore.columns import DEFAULT_COLUMNS, chosen_columns, import_pyarrow, key_table, text_buffers, time_range
+from rmqstore.config import StoreConfig
+from rmqstore.index_service import IndexService
+from rmqstore.spark.batches import in_spark_layout, spark_arrow_schema
+from rmqstore.spark.plan import LogPlan
+from rmqstore.spark.source import spark_schema
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+__all__ = ["query"]
+
+# Keys that are looked up together, and index files that are asked by one task.
+_KEYS_AT_ONCE = 4096
+_FILES_OF_A_TASK = 16
+# What an index lookup compares, see `IndexService`.
+_INDEX_TYPES = (None, "U", "K", "T")
+
+
+class _KeySearch:
+    # What a task needs to look keys up; pickled with the function that it runs.
+
+    def __init__(
+        self, plan: LogPlan, columns: tuple[str, ...], max_num: int, times: tuple[int, int], index_type: str | None
+    ):
+        self.plan, self.columns, self.max_num, self.times, self.index_type = plan, columns, max_num, times, index_type
+        self.schema = spark_arrow_schema(columns)
+
+    def batches(self, names: list[str], keys: list[str], topics: list[str]) -> Iterator[pa.RecordBatch]:
+        pa = import_pyarrow()
+        log = self.plan.open()
+        index_service = IndexService(self.plan.root, self.plan.config, read_only=True)
+        try:
+            index_service.take(names)
+            for first in range(0, len(keys), _KEYS_AT_ONCE):
+                part = slice(first, first + _KEYS_AT_ONCE)
+                table = key_table(
+                    log,
+                    index_service,
+                    pa.array(keys[part], pa.string()),
+                    pa.array(topics[part], pa.string()),
+                    self.columns,
+                    self.max_num,
+                    self.times,
+                    self.index_type,
+                )
+                for batch in table.combine_chunks().to_batches():
+                    laid_out = in_spark_layout(batch.select(list(self.columns)), self.schema)
+                    arrays = [batch.column("key"), *laid_out.columns]
+                    yield pa.RecordBatch.from_arrays(arrays, names=["key", *self.columns])
+        finally:
+            index_service.close()
+            log.close()
+
+
+def query(
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    topic: str | None,
+    keys: Iterable[str] | DataFrame,
+    columns: Iterable[str] | None = None,
+    *,
+    max_num: int = 64,
+    begin: int | None = None,
+    end: int | None = None,
+    index_type: str | None = None,
+    config: StoreConfig | None = None,
+    partitions: int | None = None,
+) -> DataFrame:
+    """Find messages by their keys, through the index files; exact hits only.
+
+    Parameters
+    ----------
+    spark : pyspark.sql.SparkSession
+    path : path
+        The store's directory, the same on every node.
+    topic : str or None
+        The topic of all keys; None takes it from a column ``topic`` of `keys`.
+    keys : iterable of str, or DataFrame
+        Few keys, or a DataFrame with a column ``key``.  A key that comes twice is looked up once.
+    columns : iterable of str, optional
+        As of a scan.
+    max_num : int
+        At most so many messages for a key, the newest.
+    begin, end : int, optional
+        Store time range in ms since the epoch, inclusive and exact.
+    index_type : {None, "U", "K", "T"}
+        As of `MessageStore.query_message`: keys and unique keys, one of both, or tags.
+    config : StoreConfig, optional
+        By default `StoreConfig.infer`.
+    partitions : int, optional
+        Tasks; by default by the number of index files, or as many as shuffles have.
+
+    Returns
+    -------
+    DataFrame
+        The column ``key``, then the asked ones; without order.  A key without messages has no row.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Keys that are not text, a column that does not exist, an index type that does not exist.
+    StoreError
+        There is no such store, or its geometry is unclear.
+    """
+    if index_type not in _INDEX_TYPES:
+        raise ValueError(f"index_type is {index_type!r}; give None, 'U' (unique key), 'K' (key) or 'T' (tag)")
+    names = DEFAULT_COLUMNS if columns is None else chosen_columns(columns)
+    plan = LogPlan.of(path, config)
+    index_service = IndexService(plan.root, plan.config, read_only=True)
+    index_service.load()
+    files = list(index_service.names)
+    schema = StructType([StructField("key", StringType()), *spark_schema(names).fields])
+    times = time_range(begin, end)
+    if isinstance(keys, DataFrame):
+        search = _KeySearch(plan, names, max_num, times, index_type)
+        return _by_slot(keys, topic, search, files, schema, partitions)
+    if topic is None:
+        raise ValueError("topic is None, which needs a DataFrame of keys with a column topic")
+    chosen = list(dict.fromkeys([keys] if isinstance(keys, str) else keys))
+    for key in chosen:
+        if not isinstance(key, str):
+            raise TypeError(f"key {key!r} is not text: give str")
+    tasks = min(partitions or -(-len(files) // _FILES_OF_A_TASK), len(files)) if chosen else 0
+    if tasks < 2:
+        search = _KeySearch(plan, names, max_num, times, index_type)
+        return _by_file(spark, search, [files], chosen, topic, schema)
+    # A key's newest messages lie in the files of several tasks; a record that was indexed twice may do so too.
+    wanted = names if "phy_offset" in names else (*names, "phy_offset")
+    search = _KeySearch(plan, wanted, max_num, times, index_type)
+    groups = [files[len(files) * i // tasks : len(files) * (i + 1) // tasks] for i in range(tasks)]
+    whole = StructType([StructField("key", StringType()), *spark_schema(wanted).fields])
+    found = _by_file(spark, search, groups, chosen, topic, whole)
+    newest = Window.partitionBy("key").orderBy(F.desc("phy_offset"))
+    # Of equal places all have rank 1, so that the first row of each is taken, and places are counted rather than rows.
+    ranked = found.withColumn("_place", F.dense_rank().over(newest)).withColumn(
+        "_copy", F.row_number().over(Window.partitionBy("key", "phy_offset").orderBy("phy_offset"))
+    )
+    return ranked.where((F.col("_place") <= max_num) & (F.col("_copy") == 1)).select("key", *names)
+
+
+def _by_file(
+    spark: SparkSession, search: _KeySearch, groups: list[list[str]], keys: list[str], topic: str, schema: StructType
+) -> DataFrame:
+    def look_up(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from search.batches(groups[number], keys, [topic] * len(keys))
+
+    return spark.range(0, len(groups), 1, len(groups)).mapInArrow(look_up, schema)
+
+
+def _by_slot(
+    keys: DataFrame, topic: str | None, search: _KeySearch, files: list[str], schema: StructType, partitions: int | None
+) -> DataFrame:
+    chosen = keys.select("key", (F.col("topic") if topic is None else F.lit(topic)).alias("topic")).dropna()
+    slot_num, by_tag = search.plan.config.max_hash_slot_num, search.index_type == "T"
+    with_slot = StructType([*chosen.schema.fields, StructField("_slot", IntegerType())])
+
+    def add_slot(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        pa = import_pyarrow()
+        for batch in batches:
+            hashes = KeyTexts(*text_buffers(batch.column(0)), *text_buffers(batch.column(1))).hashes(by_tag)
+            arrays = [*batch.columns, pa.array(hashes % slot_num, pa.int32())]
+            yield pa.RecordBatch.from_arrays(arrays, names=["key", "topic", "_slot"])
+
+    def look_up(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield from search.batches(files, batch.column(0).to_pylist(), batch.column(1).to_pylist())
+
+    slots = chosen.dropDuplicates().mapInArrow(add_slot, with_slot)
+    ranges = slots.repartitionByRange("_slot") if partitions is None else slots.repartitionByRange(partitions, "_slot")
+    return ranges.sortWithinPartitions("_slot").mapInArrow(look_up, schema)

@@ -1,0 +1,291 @@
+"""Following a growing store with ``spark.readStream.format("rocketmq-store")``.
+
+Owns the offsets of a stream and how much of the log a micro-batch takes.  An offset is ``{"phy_offset": n}``, where n is a
+place at which a scan of the log comes by: a record, a blank record, a damaged stretch, or the end.  What lies between two
+offsets never changes, so a batch that Spark asks for again has the same rows, and with a sink that tells batches apart every
+message arrives once.  It never writes and locks nothing; the store may be a broker's that runs on this host.
+
+PySpark before 4.2 asks for the newest offset without saying where a stream stands and how much it wants: there a batch takes
+all that is new, whatever the limits say.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.types import StructType
+
+from rmqstore import _core
+from rmqstore._core import Verdict
+from rmqstore.commit_log import CommitLog, check_store_root
+from rmqstore.errors import OffsetOutOfRangeError, StoreChangedError, StoreError
+from rmqstore.mapped_file import MappedFilePool
+from rmqstore.spark.options import ReadOptions, store_config
+from rmqstore.spark.plan import LogPlan, Piece, first_offset, known_end, segment_path
+from rmqstore.spark.source import PiecePartition, checked_columns, read_partition
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadMaxBytes,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+
+    LIMITS = True
+except ImportError:  # before PySpark 4.2
+    LIMITS = False
+    SupportsTriggerAvailableNow = object  # type: ignore[assignment, misc]
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["StoreStreamReader"]
+
+logger = logging.getLogger(__name__)
+
+_FAR = 2**62
+
+
+class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Follows a store.
+
+    Parameters
+    ----------
+    options : ReadOptions
+    schema : StructType
+        Only these columns are decoded.
+    raw : mapping of str
+        The options as Spark gives them, for the geometry.
+    """
+
+    def __init__(self, options: ReadOptions, schema: StructType, raw: Any):
+        if options.mode != "commitlog":
+            raise StoreError("a stream follows the log: leave option mode out")
+        # What retention took away is another matter than damage.
+        missing = "fail" if options.fail_on_data_loss else "skip"
+        self.options = replace(options, missing=missing)
+        self.columns = checked_columns(schema)
+        self.root = check_store_root(options.path)
+        self.config = store_config(options.path, raw, index=False)
+        self.log_end = _FAR
+        self._target: int | None = None
+        # Offsets at which records of this log surely begin; what a checkpoint says may be of another one.
+        self._places: deque[int] = deque(maxlen=8)
+        self._log: CommitLog | None = None
+        if not LIMITS and (options.max_bytes_per_trigger or options.max_rows_per_trigger):
+            logger.warning(
+                "this PySpark knows no limits for a batch; max_bytes_per_trigger and max_rows_per_trigger need 4.2"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A task opens what it reads by itself.
+        return {**self.__dict__, "_log": None}
+
+    # ---------------------------------------------------------------------------------------------------- where it is
+
+    def _look(self) -> CommitLog:
+        # The log with the end that it has now.
+        log = self._log
+        if log is not None:
+            try:
+                before = log.max_offset
+                log.refresh()
+                newest = log.queue.offsets[-1] if log.queue.offsets else 0
+                if log.max_offset > before or newest <= before or not _begins_with_a_record(log, newest):
+                    return log
+                # Records follow behind something that is none.
+                log.follow()
+                log.set_end(max(known_end(log), before))
+                return log
+            except (StoreChangedError, OffsetOutOfRangeError) as error:
+                self._lost(f"the store was cut or replaced since the stream began ({error})")
+                self._places.clear()
+                log.close()
+        log = CommitLog(self.root, self.config, MappedFilePool(4), read_only=True)
+        log.load()
+        log.follow()
+        log.set_end(known_end(log))
+        self._log = log
+        return log
+
+    def _lost(self, what: str, phy_offset: int | None = None) -> None:
+        # Messages are gone that the stream has not seen.
+        path, pos = (self.root, None) if phy_offset is None else segment_path(self.root, self.config, phy_offset)
+        if self.options.fail_on_data_loss:
+            raise OffsetOutOfRangeError(
+                f"{what}; option fail_on_data_loss=false goes on with what is there, and a new checkpoint begins anew",
+                path,
+                pos,
+            )
+        logger.warning("%s; going on with what is there [%s]", what, path)
+
+    def _place(self, log: CommitLog, offset: int) -> int:
+        # The first place of a scan at or after an offset of the log that somebody else says is one.
+        if offset in self._places or not log.min_offset < offset < log.max_offset:
+            return max(offset, log.min_offset)
+        place = first_offset(log, Piece(offset, log.max_offset, missing=log.queue.find(offset) is None))
+        if place != offset:
+            self._lost(
+                f"nothing begins at phy offset {offset}, where the stream is: the log was cut or replaced", offset
+            )
+        self._places.append(place)
+        return place
+
+    def _at(self, place: int) -> dict[str, int]:
+        self._places.append(place)
+        return {"phy_offset": place}
+
+    def _place_at_or_after(self, log: CommitLog, begin: int, goal: int) -> int:
+        # The first place of a scan at or after `goal`, coming from the place `begin`.
+        at = begin
+        while at < min(goal, log.max_offset):
+            base = at - at % log.segment_size
+            if goal >= base + log.segment_size:
+                # A scan comes by at the start of every segment.
+                at = max(goal - goal % log.segment_size, base + log.segment_size)
+                continue
+            at = log.step_to(at, goal)
+        return min(at, log.max_offset)
+
+    def _place_before(self, log: CommitLog, begin: int, goal: int) -> int:
+        # The last place of a scan at or before `goal`, but behind `begin`.
+        answer = at = max(begin, goal - goal % log.segment_size)
+        mapped_file = log.queue.find(at)
+        while mapped_file is not None and at < goal:
+            first = mapped_file.file_from_offset
+            pos, verdict, _, last = _core.walk(mapped_file.region, at - first, goal - first, first)
+            if verdict == Verdict.LIMIT:
+                answer = goal if first + pos == goal else first + last
+                break
+            answer = first + pos
+            at = log.step_to(answer, answer + 1)
+            if at > goal:
+                break
+            answer = at
+        return answer if answer > begin else self._place_at_or_after(log, begin, begin + 1)
+
+    def _place_after_records(self, log: CommitLog, begin: int, goal: int, num: int) -> int:
+        # Where `num` records behind `begin` end, `goal` if there are fewer.
+        at = begin
+        while at < goal and num > 0:
+            mapped_file = log.queue.find(at)
+            if mapped_file is None:
+                at = min((base for base in log.queue.offsets if base > at), default=goal)
+                continue
+            first = mapped_file.file_from_offset
+            pos, verdict, passed, _ = _core.walk(mapped_file.region, at - first, goal - first, first, 0, num)
+            at, num = first + pos, num - passed
+            if verdict != Verdict.LIMIT:
+                at = log.step_to(at, at + 1)
+        return min(at, goal)
+
+    # -------------------------------------------------------------------------------------------------- what Spark asks
+
+    def initialOffset(self) -> dict[str, int]:
+        """Where a new stream begins: by options ``starting_offset`` and ``begin_phy_offset``, else at the oldest message."""
+        log = self._look()
+        if self.options.starting_offset == "latest":
+            return self._at(log.max_offset)
+        begin = self.options.begin_phy_offset or 0
+        if begin <= log.min_offset:
+            return self._at(log.min_offset)
+        missing = begin >= log.max_offset or log.queue.find(begin) is None
+        return self._at(min(first_offset(log, Piece(begin, log.max_offset, missing=missing)), log.max_offset))
+
+    def getDefaultReadLimit(self) -> Any:
+        """What options ``max_bytes_per_trigger`` and ``max_rows_per_trigger`` say; with both, both hold."""
+        if not LIMITS:
+            return None
+        if self.options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(self.options.max_bytes_per_trigger)
+        if self.options.max_rows_per_trigger is not None:
+            return ReadMaxRows(self.options.max_rows_per_trigger)
+        return ReadAllAvailable()
+
+    def latestOffset(self, start: dict[str, int] | None = None, limit: Any = None) -> dict[str, int]:
+        """Where the next batch ends; at least one record behind `start`, if there is one, however small the limit."""
+        log = self._look()
+        goal = log.max_offset
+        if self._target is not None:
+            goal = min(goal, self._target)
+        if start is None:
+            return self._at(goal)
+        if start["phy_offset"] > log.max_offset:
+            # `partitions` says that the store is not the one that it was.
+            return {"phy_offset": goal if self._target is None else max(goal, start["phy_offset"])}
+        begin = self._place(log, start["phy_offset"])
+        if self.options.end_phy_offset is not None and self.options.end_phy_offset < goal:
+            goal = self._place_at_or_after(log, begin, self.options.end_phy_offset)
+        if goal <= begin:
+            return {"phy_offset": max(goal, start["phy_offset"])}
+        if LIMITS and limit is not None and not isinstance(limit, ReadAllAvailable):
+            max_bytes, max_rows = self.options.max_bytes_per_trigger, self.options.max_rows_per_trigger
+            if max_rows is not None:
+                goal = self._place_after_records(log, begin, goal, max_rows)
+            if max_bytes is not None and goal - begin > max_bytes:
+                goal = min(goal, self._place_before(log, begin, begin + max_bytes))
+        return self._at(goal)
+
+    def reportLatestOffset(self) -> dict[str, int]:
+        """Where the log ends, for the progress of the stream."""
+        return {"phy_offset": self._look().max_offset}
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Take note of the end: this run goes no further."""
+        self._target = self._look().max_offset
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        """The pieces between two offsets.
+
+        Raises
+        ------
+        OffsetOutOfRangeError
+            Messages between them are not there any more, and ``fail_on_data_loss`` is true.
+        """
+        begin, stop = start["phy_offset"], end["phy_offset"]
+        if begin == stop:
+            return []
+        log = self._look()
+        low, high = log.min_offset, log.max_offset
+        if begin > high or stop > high:
+            self._lost(
+                f"the stream is at phy offset {max(begin, stop)}, but the log ends at {high}: it was cut or replaced",
+                high,
+            )
+            begin, stop = (low if begin > high else begin), min(stop, high)
+        if begin < low:
+            self._lost(
+                f"the messages from phy offset {begin} on are not there any more, the log begins at {low}: keep them longer, "
+                "or let the stream keep up",
+                begin,
+            )
+            begin = low
+        begin = self._place(log, begin)
+        plan = LogPlan(self.root, self.config, log.queue.offsets, low, stop)
+        made: list[InputPartition] = []
+        for piece in plan.pieces(self.options.partition_bytes, begin, stop):
+            if piece.missing:
+                self._lost(f"the segments from phy offset {piece.begin} to {piece.end} are missing", piece.begin)
+            else:
+                made.append(PiecePartition(piece, first=piece.begin == begin))
+        return made
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The record batches of one piece."""
+        return read_partition(self, partition)
+
+    def stop(self) -> None:
+        """Let the store go."""
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+
+
+def _begins_with_a_record(log: CommitLog, base: int) -> bool:
+    return _core.check_record(log.queue.file(base).region, 0, base, 0)[0] == Verdict.RECORD

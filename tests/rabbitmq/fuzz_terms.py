@@ -1,0 +1,136 @@
+"""Fuzzing of terms, tables, messages and tables of a stopped store: any bytes are read or refused, never anything else.
+
+Owns the target that judges bytes in every way that the package can; the tests give it what hypothesis makes.  Run as a
+script it needs the package atheris, and takes libFuzzer's arguments: ``python tests/rabbitmq/fuzz_terms.py
+-max_total_time=20``.  It reads no file of a store and writes nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from typing import Any
+
+import numpy as np
+
+from rmqstore.errors import CorruptionError, UnsupportedFormatError
+from rmqstore.rabbitmq import _term, amqp, dets, ets, term
+from rmqstore.rabbitmq.message import Message
+
+
+def _message(data: bytes) -> tuple[Any, ...] | None:
+    try:
+        message = Message.from_term(data)
+    except CorruptionError:
+        return None
+    parts: list[Any] = [message.exchange, message.routing_keys, message.vhost, message.msg_id, message.persistent]
+    for name in ("body", "properties", "properties_size", "fragment_sizes"):
+        try:
+            parts.append(getattr(message, name))
+        except (CorruptionError, UnsupportedFormatError):
+            parts.append(None)
+    return tuple(parts)
+
+
+def _columns(data: bytes) -> tuple[Any, ...] | None:
+    columns = _term.message_columns(
+        [b"", data], np.zeros(1, np.int64), np.array([len(data)], np.int64), np.array([1], np.int32)
+    )
+    if columns["status"][0] == _term.RowStatus.ROW_DAMAGED:
+        return None
+    lists, offsets, keys, _ = columns["routing_keys"]
+    text = keys.tobytes()
+    ends = offsets[: lists[1] + 1].tolist()
+    names = [text[a:b].decode("utf-8", "surrogateescape") for a, b in itertools.pairwise(ends)]
+    msg_id, valid = columns["msg_id"]
+    body = columns["body"][1].tobytes() if columns["body"][2][0] else None
+    exchange = columns["exchange"][1].tobytes().decode("utf-8", "surrogateescape")
+    return exchange, names, msg_id[0].tobytes() if valid[0] else None, bool(columns["persistent"][0]), body
+
+
+def judge(data: bytes) -> None:
+    """Read bytes as everything that they could be, and compare what reads the same thing in two ways."""
+    extent, fault = _term.extent(data), _term.check(data)
+    try:
+        value, end = term.decode_at(data)
+    except CorruptionError as error:
+        assert error.pos is not None
+        assert (extent, fault is None) in ((-1, False), (extent, True)) or "limit" in error.message, (
+            extent,
+            fault,
+            error,
+        )
+    else:
+        assert extent == end and (fault is None) == (end == len(data)), (extent, end, fault)
+        written = term.encode(value)
+        assert term.encode(term.decode(written)) == written
+        try:
+            text = term.format_term(value)
+        except (TypeError, ValueError):
+            pass
+        else:
+            # A tail that is a list is that list's rest, so the text of what was read may be simpler.
+            again = term.format_term(term.consult(text + ".")[0])
+            assert term.format_term(term.consult(again + ".")[0]) == again
+    message, columns = _message(data), _columns(data)
+    assert (message is None) == (columns is None), (message, columns)
+    if message is not None and columns is not None:
+        assert (message[0], message[1], message[3], message[4]) == columns[:4]
+        assert message[5] == columns[4]
+        assert message[3] is None or data[1] == 80 or _term.message_id_of(data) == message[3]
+    for decode, encode in ((amqp.decode_table, amqp.encode_table), (amqp.decode_properties, amqp.encode_properties)):
+        try:
+            table = decode(data)
+        except CorruptionError:
+            continue
+        # What is not as it would be written comes back as it would be.
+        written = encode(table)
+        assert encode(decode(written)) == written
+    try:
+        term.consult(data)
+    except CorruptionError:
+        pass
+    dets.recovery_terms(dets.parse(data))
+    try:
+        table = ets.parse(data)
+    except CorruptionError:
+        pass
+    else:
+        ets.encode(table)
+
+
+# Where a fuzzer may begin: one of each kind.
+SEEDS = [
+    Message(b"body", properties={"delivery_mode": 2, "headers": {"a": [1, {"b": None}]}}, routing_keys=["k"]).term,
+    Message(b"longer body", routing_keys=["a", "b"], fragment_size=3).term,
+    term.encode((term.Atom("mc"), term.Atom("mc_amqpl"), 1, {term.Atom("id"): bytes(16)})),
+    term.encode([1.5, {1: [2]}, term.ImproperList([1], 2), 2**70, -1, list(b"text")]),
+    amqp.encode_table({"a": 1, "b": {"c": [1.5, "text", b"bytes", amqp.Int8(1)]}}),
+    b"{segment_entry_count, 2048}.\n",
+    dets.encode([(list(b"DIR"), [(term.Atom("next_seq_id"), 1)])]),
+    ets.encode(ets.make_table("t", "set", [(term.Atom("k"), 1)])),
+]
+
+
+def main() -> None:
+    """Fuzz with atheris until it is stopped."""
+    import importlib
+    import os
+    import tempfile
+
+    import atheris
+
+    with tempfile.TemporaryDirectory() as corpus:
+        for number, seed in enumerate(SEEDS):
+            with open(os.path.join(corpus, str(number)), "wb") as file:
+                file.write(seed)
+        # What is compiled goes uninstrumented; what is not is imported again, under the fuzzer's eyes.
+        with atheris.instrument_imports(include=["rmqstore.rabbitmq"]):
+            for module in (term, dets, ets):
+                importlib.reload(module)
+        atheris.Setup([*sys.argv, corpus], atheris.instrument_func(judge))
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

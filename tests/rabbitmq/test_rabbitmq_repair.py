@@ -1,0 +1,104 @@
+"""Repair: every kind of damage of the catalogue, planted in what a real node left, is named and gets out of the way.
+
+Owns the comparison of `verify` and `repair` with the oracle, which computes what can be had back from the undamaged directory, and
+which reads the output as a node does.  The real node itself boots on repaired directories in tests/interop.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import classic_queue_oracle as oracle
+import golden
+import golden_rabbitmq
+import pytest
+from damage import DAMAGES, Damage, Unsuitable
+
+from rmqstore.errors import StoreError
+from rmqstore.rabbitmq import Consequence, Vhost, repair, verify
+
+LARGE = {"06-kill9-multisegment", "20-clean-rdq-roll-16MiB", "30-kill9-default-2048-segments"}
+
+
+def planted(damage: Damage, shared, folder, seed: int = 0):
+    """(path, Expected, before): the first golden vhost that has what this damage needs, with it, and as the oracle read it."""
+    if "user" in damage.needs and os.geteuid() == 0:
+        pytest.skip("nothing is unreadable for root")
+    # Small ones first.
+    for case in sorted(golden_rabbitmq.cases(), key=lambda case: case in LARGE):
+        if damage.state not in case.replace("kill9", "killed"):
+            continue
+        path = Path(shutil.copytree(shared(case), folder / case))
+        try:
+            return path, damage.apply(path, random.Random(f"{damage.name} {seed}")), oracle.read_vhost(shared(case))
+        except Unsuitable:
+            continue
+    pytest.skip(f"no golden vhost has {', '.join(sorted(damage.needs))}; the real node's have, in tests/interop")
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.name)
+def test_damage_is_named_and_repaired(damage, golden_vhost, tmp_path):
+    path, expected, undamaged = planted(damage, golden_vhost, tmp_path)
+    before = golden.tree(path)
+    findings = list(verify(path))
+    consequences = {finding.consequence for finding in findings}
+    if damage.node == "hangs":
+        assert Consequence.HANGS in consequences
+    elif damage.node != "delivers":
+        assert findings
+    report = repair(path, tmp_path / "repaired")
+    assert golden.tree(path) == before
+    after = oracle.read_vhost(tmp_path / "repaired")
+    assert not after.crashes
+    # A message whose number was damaged is known by its id.
+    known = {
+        (directory, entry.msg_id): entry.seq for directory, queue in undamaged.queues.items() for entry in queue.entries
+    }
+    recovered = {
+        directory: {known.get((directory, entry.msg_id), entry.seq) for entry in queue.entries}
+        for directory, queue in after.queues.items()
+    }
+    expected.check(recovered)
+    assert {
+        queue.directory: queue.messages + queue.expired for queue in report.queues if queue.files != "left out"
+    } == {directory: len(seqs) for directory, seqs in recovered.items()}
+    # What is in the output is as good as what a node leaves.
+    assert {f.consequence for f in verify(tmp_path / "repaired")} <= {Consequence.NONE, Consequence.MENDS}
+
+
+@pytest.mark.parametrize("case", golden_rabbitmq.cases())
+def test_repairing_what_is_sound_copies_it(case, golden_vhost, tmp_path):
+    path = golden_vhost(case)
+    report = repair(path, tmp_path / "copy")
+    assert not report.findings and not report.lost and {queue.files for queue in report.queues} <= {"copied"}
+    for file in path.rglob("*"):
+        if file.is_file() and "msg_store_transient" not in file.parts and file.name != ".config":
+            assert (tmp_path / "copy" / file.relative_to(path)).read_bytes() == file.read_bytes(), file
+    with Vhost.open(path) as source, Vhost.open(tmp_path / "copy") as copy:
+        assert copy.is_clean == source.is_clean
+
+
+def test_a_path_that_is_relative(golden_vhost_copy, tmp_path, monkeypatch):
+    path = golden_vhost_copy("02-kill9-segment-plus-journal")
+    (segment,) = path.glob("queues/*/0.idx")
+    with open(segment, "r+b") as file:
+        file.truncate(segment.stat().st_size - 9)
+    monkeypatch.chdir(path.parent)
+    assert {finding.path for finding in verify(path.name)} == {str(segment)}
+    report = repair(path.name, "repaired")
+    assert report.queues[0].files == "rewritten" and list(verify("repaired")) == []
+
+
+def test_what_cannot_be(golden_vhost, tmp_path):
+    path = golden_vhost("11-clean-small")
+    (tmp_path / "there").mkdir()
+    with pytest.raises(StoreError, match="exists"):
+        repair(path, tmp_path / "there")
+    with pytest.raises(StoreError, match="in the source"):
+        repair(path, path / "inside")
+    with pytest.raises(StoreError, match="no such directory"):
+        repair(tmp_path / "none", tmp_path / "new")
+    assert not (tmp_path / "new").exists()

@@ -1,0 +1,185 @@
+"""Whole vhosts: what a real node left is read as the oracle reads it, and a sound directory has no findings.
+
+The oracle (plain struct, nothing of the package) was itself checked against what the real node delivered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import classic_queue_oracle as oracle
+import golden
+import golden_rabbitmq
+import pytest
+
+from rmqstore.errors import StoreError
+from rmqstore.rabbitmq import Vhost, dets, find_vhosts, repair, verify
+from rmqstore.rabbitmq.layout import format_queue_name, parse_queue_name, queue_directory, vhost_directory
+
+
+def by_directory(vhost: Vhost) -> dict[str, list]:
+    """What the node would deliver, by directory: transient messages, which it drops, left out."""
+    found = {}
+    for queue in vhost.queues():
+        for directory in queue.directories:
+            found[directory.name] = [
+                (
+                    entry.seq_id,
+                    entry.msg_id,
+                    entry.size,
+                    hashlib.sha256(message[0].body).hexdigest(),
+                    entry.persistent,
+                    entry.delivered,
+                    message[1] == "store",
+                    entry.expiry,
+                    message[0].exchange,
+                    message[0].routing_keys,
+                )
+                for entry in directory.entries()
+                if entry.persistent and (message := vhost.message_of(entry)) is not None
+            ]
+    return found
+
+
+def by_oracle(vhost: oracle.Vhost) -> dict[str, list]:
+    return {
+        directory: [
+            (
+                entry.seq,
+                entry.msg_id,
+                entry.size,
+                entry.sha256,
+                entry.persistent,
+                entry.redelivered,
+                entry.stored,
+                entry.expiry // 1000 if entry.expiry else None,
+                entry.message.exchange.decode(),
+                [key.decode() for key in entry.message.routing_keys],
+            )
+            for entry in queue.entries
+        ]
+        for directory, queue in vhost.queues.items()
+    }
+
+
+@pytest.mark.parametrize("case", golden_rabbitmq.cases())
+def test_a_vhost_reads_as_the_oracle_reads_it(case, golden_vhost):
+    path = golden_vhost(case)
+    with Vhost.open(path) as vhost:
+        assert by_directory(vhost) == by_oracle(oracle.read_vhost(path))
+        assert vhost.is_clean is ("clean" in case)
+        assert vhost.name == golden_rabbitmq.manifest(case)["vhost"]
+        assert not vhost.problems and not any(queue.problems for queue in vhost.queues())
+
+
+@pytest.mark.parametrize("case", golden_rabbitmq.cases())
+def test_messages_are_those_of_the_manifest(case, golden_vhost):
+    manifest = golden_rabbitmq.manifest(case)
+    with Vhost.open(golden_vhost(case)) as vhost:
+        for name, expected in manifest["queues"].items():
+            if "expect_live_seqs" not in expected or case == "18-clean-priority":
+                continue  # there sequence ids are those of the levels, which the manifest does not tell apart
+            published = golden_rabbitmq.published(case, name)
+            live = golden_rabbitmq.seqs(expected["expect_live_seqs"])
+            found = {message.seq_id: message for message in vhost.queue(name).messages() if message.persistent}
+            assert sorted(found) == [seq for seq in live if published[seq]["persistent"]]
+            for seq, message in found.items():
+                assert len(message.body) == message.size == published[seq]["len"]
+                assert hashlib.sha256(message.body).hexdigest()[:16] == published[seq]["sha256_16"]
+
+
+@pytest.mark.parametrize("case", golden_rabbitmq.cases())
+def test_what_a_node_left_has_no_findings(case, golden_vhost):
+    assert list(verify(golden_vhost(case))) == []
+
+
+def test_priority_queues_are_one_queue(golden_vhost):
+    with Vhost.open(golden_vhost("18-clean-priority")) as vhost:
+        queues = vhost.queues()
+        (queue,) = [each for each in queues if len(each.directories) > 1]
+        levels = [each.queue_name.priority for each in queue.directories]
+        assert levels == sorted(levels) and len(set(levels)) == len(levels)
+        delivered = [message.level for message in queue.messages()]
+        assert delivered == sorted(delivered, reverse=True) and len(delivered) == queue.depth
+
+
+def test_reading_changes_nothing(golden_vhost_copy):
+    for case in ("02-kill9-segment-plus-journal", "13-clean-fanout-refcount", "19-clean-v2"):
+        path = golden_vhost_copy(case)
+        before = golden.tree(path)
+        with Vhost.open(path) as vhost:
+            for queue in vhost.queues():
+                assert len(list(queue.messages())) == queue.depth
+        list(verify(path))
+        assert golden.tree(path) == before
+
+
+def test_a_queue_without_its_stub_is_found_by_its_messages(golden_vhost_copy):
+    path = golden_vhost_copy("11-clean-small")
+    with Vhost.open(path) as vhost:
+        names = [queue.name for queue in vhost.queues()]
+    for folder, _, files in os.walk(path):
+        if ".queue_name" in files:
+            os.unlink(os.path.join(folder, ".queue_name"))
+    with Vhost.open(path) as vhost:
+        assert [queue.name for queue in vhost.queues() if queue.depth] == names
+
+
+def test_names():
+    assert vhost_directory("/") == "628WB79CIFDYO9LJI6DKMI09L"
+    for vhost, queue, level in (("/", "q", None), ("vhost ü", "a\nb", None), ("/", "p", 0), ("/", "p", 255)):
+        assert queue_directory(vhost, queue, level) == oracle.queue_dir(vhost.encode(), queue.encode(), level)
+        found = parse_queue_name(format_queue_name(vhost, queue, level, 2))
+        assert found is not None
+        assert (found.vhost, found.queue, found.priority, found.index_version) == (vhost, queue, level, 2)
+    assert parse_queue_name(b"") is None and parse_queue_name(b"VHOST: /\n") is None
+
+
+def test_what_is_no_vhost(tmp_path, golden_vhost):
+    with pytest.raises(StoreError, match="no such directory"):
+        Vhost.open(tmp_path / "none")
+    with pytest.raises(StoreError, match="no vhost"):
+        Vhost.open(tmp_path)
+    data = tmp_path / "data"
+    inside = data / "msg_stores" / "vhosts" / vhost_directory("c11")
+    shutil.copytree(golden_vhost("11-clean-small"), inside)
+    assert find_vhosts(data) == find_vhosts(data / "msg_stores") == find_vhosts(inside) == [os.fspath(inside)]
+    with pytest.raises(StoreError, match="has 1"):
+        Vhost.open(data)
+    with pytest.raises(ValueError, match="read-only"):
+        Vhost.open(inside, read_only=False)
+    with Vhost.open(inside) as vhost, pytest.raises(StoreError, match="no queue 'nope'"):
+        vhost.queue("nope")
+
+
+def test_the_layout_of_before_3_7(golden_vhost, tmp_path):
+    """All vhosts of a node together, directories named by a term, no stubs, no .config: what is known is in the messages."""
+    source = golden_vhost("12-clean-msgstore")
+    root = Path(shutil.copytree(source, tmp_path / "mnesia"))
+    (root / "schema.DAT").write_bytes(b"")
+    (root / ".config").unlink()
+    name = (root / ".vhost").read_bytes()
+    (root / ".vhost").unlink()
+    objects = []
+    terms = oracle.recovery_terms(oracle.parse_dets((root / "recovery.dets").read_bytes()))
+    for folder in list((root / "queues").iterdir()):
+        stub = oracle.parse_queue_name((folder / ".queue_name").read_bytes())
+        (folder / ".queue_name").unlink()
+        resource = (oracle.Atom("resource"), name, oracle.Atom("queue"), stub.queue)
+        other = oracle.base36(hashlib.md5(oracle.encode(resource)).digest())
+        objects.append(dets.recovery_object(other, dets.recovery_terms(dets.read(root / "recovery.dets"))[folder.name]))
+        folder.rename(folder.with_name(other))
+    assert len(objects) == len(terms)
+    (root / "recovery.dets").write_bytes(dets.encode(objects))
+    with Vhost.open(source) as before, Vhost.open(root) as after:
+        assert after.is_pre_3_7 and after.is_clean and not before.is_pre_3_7
+        told = {message.body: message.delivered for queue in before.queues() for message in queue.messages()}
+        assert {message.body: message.delivered for queue in after.queues() for message in queue.messages()} == told
+        named = {queue.name for queue in after.queues() if queue.depth}
+        assert named == {queue.name for queue in before.queues() if queue.depth}
+    assert [finding.kind for finding in verify(root)] == ["missing_config"]
+    with pytest.raises(StoreError, match=r"before 3\.7"):
+        repair(root, tmp_path / "new")

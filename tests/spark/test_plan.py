@@ -1,0 +1,510 @@
+"""Pieces of a log: together they give what one scan gives, wherever it is cut and whatever stands in bodies.
+
+Needs neither Spark nor Java.  The bodies hold records that are right in every detail, and the cuts lie just before them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+
+import golden
+import pytest
+from stores import SEGMENT, START, look_alike, make_store, messages, overwrite, scanned, small_config
+
+from rmqstore import CorruptionError, GeometryError, Message, MessageStore, StoreConfig, StoreError
+from rmqstore.spark import plan as plan_module
+from rmqstore.spark.batches import piece_batches, queue_piece_batches, spark_arrow_schema
+from rmqstore.spark.options import ReadOptions
+from rmqstore.spark.plan import LogPlan, Piece, first_offset, open_log, queue_pieces
+
+pytest.importorskip("pyarrow")
+
+COLUMNS = ("phy_offset", "size", "topic", "queue_offset", "body")
+# Where the body begins in a record with IPv4 hosts.
+BODY = 88
+
+
+def pieces_of(path, partition_bytes, config=None):
+    plan = LogPlan.of(path, config)
+    return plan, plan.pieces(partition_bytes)
+
+
+def read(path, partition_bytes, columns=COLUMNS, config=None, **options):
+    """The rows of all pieces, one behind the other."""
+    plan, pieces = pieces_of(path, partition_bytes, config)
+    chosen = ReadOptions(str(path), **{"corrupt": "skip", **options})
+    rows = []
+    for piece in pieces:
+        for batch in piece_batches(plan.root, plan.config, piece, chosen, columns, plan.end):
+            rows += batch.to_pylist()
+    return rows
+
+
+@pytest.fixture(params=["near", "queues", "no queues"])
+def way(request, monkeypatch):
+    """How pieces are reached: from the segment's start, by consume queues, and without any."""
+    if request.param != "near":
+        monkeypatch.setattr(plan_module, "_NEAR", 0)
+    return request.param
+
+
+def without_queues(path, way):
+    if way == "no queues":
+        shutil.rmtree(path / "consumequeue", ignore_errors=True)
+    return path
+
+
+@pytest.mark.parametrize("name", [name for name in golden.STORES])
+def test_pieces_of_golden_stores_are_one_scan(golden_store, tmp_path, name, way):
+    path = golden_store(name)
+    if way == "no queues":
+        path = golden.unpack(name, tmp_path)
+        without_queues(path, way)
+    config = StoreConfig(**{key: value for key, value in golden.geometry(name).items()})
+    expected = scanned(path, list(COLUMNS), config=config)
+    segment = config.mapped_file_size_commit_log
+    for size in (segment // 40 + 1, segment // 3, segment, 10 * segment):
+        assert read(path, size, config=config) == expected, size
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    """A store with look-alikes in its bodies, and where they are."""
+    path = tmp_path_factory.mktemp("planted") / "store"
+    places = []
+    with MessageStore.open(path, config=small_config()) as store:
+        for i, (message, queue_id) in enumerate(messages(150)):
+            end = store.commit_log.max_offset
+            if i % 3 == 1 and end % SEGMENT + 1000 < SEGMENT:
+                lead = b"." * (i % 50)
+                size = 200
+                at = end + BODY + len(lead)
+                alike = look_alike(at, size)
+                if i % 2:
+                    # Its end is the end of the record around it: topic and properties belong to both.
+                    body_size = size - 91 - 6
+                    total = 91 + body_size + 6 + 10
+                    alike = look_alike(at, size, total=total)[: 88 + body_size]
+                    message = Message("Orders", lead + alike, tags="look")
+                else:
+                    message = Message("Orders", lead + alike + b".." + look_alike(at + size + 2, 150) + b"...")
+                    places.append(at + size + 2)
+                places.append(at)
+            store.put_message(message, queue_id)
+    return path, places
+
+
+def test_the_look_alikes_look_alike(planted):
+    path, places = planted
+    plan = LogPlan.of(path)
+    assert len(places) > 50
+    ends = {row["phy_offset"] + row["size"] for row in scanned(path, ["phy_offset", "size"])}
+    shared = 0
+    for at in places:
+        log = open_log(plan.root, plan.config, Piece(at, at + 1))
+        region = log.segment(at).region
+        base = at - at % SEGMENT
+        verdict, size, _ = plan_module._core.check_record(region, at - base, base, 1)
+        assert verdict == 1
+        assert plan_module._core.find_record(region, at - base, base) == at - base
+        shared += at + size in ends
+        log.close()
+    assert shared > 10
+
+
+def test_no_piece_begins_at_a_look_alike(planted, tmp_path, way):
+    path, places = planted
+    if way == "no queues":
+        path = without_queues(shutil.copytree(path, tmp_path / "store"), way)
+    plan = LogPlan.of(path)
+    starts = [row["phy_offset"] for row in scanned(path, ["phy_offset"])]
+    for at in places:
+        base = at - at % SEGMENT
+        stops = [start for start in starts if at <= start < base + SEGMENT]
+        log = open_log(plan.root, plan.config, Piece(base, base + SEGMENT))
+        for cut in (at - 1, at, at + 1):
+            found = first_offset(log, Piece(cut, base + SEGMENT))
+            # Behind the last record there is the blank one, which no piece needs.
+            assert found == stops[0] if stops else found > max(start for start in starts if start < at)
+        log.close()
+
+
+def test_pieces_with_look_alikes_are_one_scan(planted, tmp_path, way):
+    path, _ = planted
+    if way == "no queues":
+        path = without_queues(shutil.copytree(path, tmp_path / "store"), way)
+    expected = scanned(path, list(COLUMNS))
+    for size in (333, 1000, 4096, 7001, SEGMENT):
+        assert read(path, size) == expected, size
+
+
+def test_queues_shorten_the_way(planted, monkeypatch):
+    path, _ = planted
+    monkeypatch.setattr(plan_module, "_NEAR", 0)
+    plan = LogPlan.of(path)
+    way = []
+    for piece in plan.pieces(1000):
+        log = open_log(plan.root, plan.config, piece)
+        step_to = log.step_to
+        monkeypatch.setattr(
+            log, "step_to", lambda begin, goal, step_to=step_to: way.append(goal - begin) or step_to(begin, goal)
+        )
+        first_offset(log, piece)
+        log.close()
+    # The largest record is below 1000 bytes, so the way is never longer than one.
+    assert len(way) > 20 and max(way) < 1000
+
+
+def test_every_single_cut(tmp_path, way):
+    path = without_queues(make_store(tmp_path / "store", 45), way)
+    plan = LogPlan.of(path)
+    starts = [row["phy_offset"] for row in scanned(path, ["phy_offset"])]
+    log = open_log(plan.root, plan.config, Piece(0, plan.end))
+    for cut in range(0, min(plan.end, SEGMENT), 7):
+        expected = min((start for start in starts if start >= cut), default=plan.end)
+        assert first_offset(log, Piece(cut, plan.end)) == expected
+    log.close()
+
+
+# ---------------------------------------------------------------------------------------------------------------- damage
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    return make_store(tmp_path_factory.mktemp("sound") / "store", 200)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_pieces_of_a_damaged_log_are_one_scan(sound, tmp_path, way, seed):
+    dice = random.Random(seed)
+    path = without_queues(shutil.copytree(sound, tmp_path / "store"), way)
+    end = LogPlan.of(path).end
+    starts = [row["phy_offset"] for row in scanned(path, ["phy_offset"])]
+    for _ in range(dice.randrange(1, 6)):
+        at = dice.choice(starts) if dice.random() < 0.6 else dice.randrange(end)
+        size = dice.choice((1, 4, 30, 400, 2000))
+        size = min(size, SEGMENT - at % SEGMENT, end - at)
+        overwrite(path, at, dice.choice((bytes(size), dice.randbytes(size), b"\xda" * size)))
+    # A scan does not compute the CRC of these columns, so `corrupt` is asked of neither.
+    columns = ["phy_offset", "size", "topic", "queue_offset"]
+    expected = scanned(path, columns)
+    for size in (500, 2500, SEGMENT):
+        assert read(path, size, tuple(columns)) == expected
+        # What cannot be read is told once, wherever the log is cut.
+        told = read(path, size, ("phy_offset", "size", "_corrupt"), corrupt="report")
+        assert [
+            row["phy_offset"] for row in told if row["phy_offset"] in {each["phy_offset"] for each in expected}
+        ] == [each["phy_offset"] for each in expected]
+        whole = [(row["phy_offset"], row["size"]) for row in told]
+        assert all(at + size <= following for (at, size), (following, _) in itertools.pairwise(whole))
+        assert told == read(path, 10**9, ("phy_offset", "size", "_corrupt"), corrupt="report")
+
+
+def test_behind_damage_a_piece_begins_where_a_scan_goes_on(sound, tmp_path, way):
+    # The header of one record is gone and the next one fails its CRC: a scan passes over both, so a cut between them does.
+    path = without_queues(shutil.copytree(sound, tmp_path / "store"), way)
+    rows = scanned(path, ["phy_offset", "size"])
+    first, second, third = [row["phy_offset"] for row in rows[10:13]]
+    overwrite(path, first, bytes(20))
+    overwrite(path, second + BODY, b"\xff")
+    expected = scanned(path, ["phy_offset"])
+    assert third in [row["phy_offset"] for row in expected] and {"phy_offset": second} not in expected
+    for cut in (first, first + 1, second, second + 1):
+        assert read(path, cut, ("phy_offset",)) == expected
+
+
+def test_a_record_in_the_middle_whose_crc_fails(sound, tmp_path):
+    path = shutil.copytree(sound, tmp_path / "store")
+    row = scanned(path, ["phy_offset", "size", "body"])[50]
+    overwrite(path, row["phy_offset"] + BODY, b"\xff")
+    segment = f"{row['phy_offset'] - row['phy_offset'] % SEGMENT:020d}"
+    place = f"{segment}, position {row['phy_offset'] % SEGMENT}"
+    with pytest.raises(CorruptionError, match=place):
+        read(path, 3000, corrupt="fail")
+    assert len(read(path, 3000, corrupt="skip")) == 199
+    told = [each for each in read(path, 3000, (*COLUMNS, "_corrupt"), corrupt="report") if each["_corrupt"]]
+    assert [(each["phy_offset"], each["topic"]) for each in told] == [
+        (row["phy_offset"], "Stock" if 50 % 3 == 0 else "Orders")
+    ]
+    assert told[0]["_corrupt"].endswith(f"{place}: BAD_BODY_CRC")
+    # Without the body nothing is said of it, and no CRC computed.
+    assert len(read(path, 3000, ("topic",), corrupt="fail")) == 200
+
+
+def test_a_damaged_stretch(sound, tmp_path):
+    path = shutil.copytree(sound, tmp_path / "store")
+    rows = scanned(path, ["phy_offset", "size"])
+    first, after = rows[70], rows[72]
+    overwrite(path, first["phy_offset"], bytes(first["size"] + 40))
+    place = f"{first['phy_offset'] - first['phy_offset'] % SEGMENT:020d}, position {first['phy_offset'] % SEGMENT}"
+    with pytest.raises(CorruptionError, match=place):
+        read(path, 3000, ("topic",), corrupt="fail")
+    assert len(read(path, 3000, corrupt="skip")) == 198
+    (told,) = [each for each in read(path, 300, (*COLUMNS, "_corrupt"), corrupt="report") if each["_corrupt"]]
+    assert place in told["_corrupt"]
+    assert told["phy_offset"] == first["phy_offset"]
+    assert told["size"] == after["phy_offset"] - first["phy_offset"]
+    assert told["topic"] is told["body"] is None
+
+
+def test_damage_in_the_newest_segment_does_not_hide_what_follows(sound, tmp_path):
+    path = shutil.copytree(sound, tmp_path / "store")
+    rows = scanned(path, ["phy_offset", "size"])
+    damaged = rows[-5]
+    assert damaged["phy_offset"] // SEGMENT == rows[-1]["phy_offset"] // SEGMENT
+    overwrite(path, damaged["phy_offset"], b"\0\0\0\1")
+    assert [row["phy_offset"] for row in read(path, 1000)] == [row["phy_offset"] for row in rows if row != damaged]
+    with pytest.raises(CorruptionError, match="BAD_SIZE"):
+        read(path, 1000, corrupt="fail")
+
+
+def test_a_missing_segment(sound, tmp_path):
+    path = shutil.copytree(sound, tmp_path / "store")
+    os.unlink(path / "commitlog" / f"{SEGMENT:020d}")
+    _, pieces = pieces_of(path, 5000)
+    assert [piece for piece in pieces if piece.missing] == [Piece(SEGMENT, 2 * SEGMENT, missing=True)]
+    with pytest.raises(CorruptionError, match=f"missing.*{SEGMENT:020d}, position 0"):
+        read(path, 5000, corrupt="fail")
+    expected = scanned(path, list(COLUMNS))
+    assert read(path, 5000) == expected
+    (told,) = [row for row in read(path, 5000, ("phy_offset", "size", "_corrupt"), corrupt="report") if row["_corrupt"]]
+    assert told == {
+        "phy_offset": SEGMENT,
+        "size": SEGMENT,
+        "_corrupt": f"{path / 'commitlog' / f'{SEGMENT:020d}'}, position 0: MISSING",
+    }
+
+
+def test_a_segment_that_expires_after_the_plan(sound, tmp_path):
+    path = shutil.copytree(sound, tmp_path / "store")
+    plan, pieces = pieces_of(path, 5000)
+    os.unlink(path / "commitlog" / f"{0:020d}")
+
+    def read_piece(piece, corrupt):
+        options = ReadOptions(str(path), corrupt=corrupt)
+        columns = ("phy_offset", "size", "_corrupt")
+        batches = piece_batches(plan.root, plan.config, piece, options, columns, plan.end)
+        return [row for batch in batches for row in batch.to_pylist()]
+
+    for piece in pieces[:2]:
+        assert read_piece(piece, "skip") == []
+        assert [(row["phy_offset"], row["size"]) for row in read_piece(piece, "report")] == [(piece.begin, 5000)]
+        with pytest.raises(CorruptionError, match="missing"):
+            read_piece(piece, "fail")
+
+
+def test_wrong_geometry_and_truncated_files(sound, tmp_path):
+    with pytest.raises(GeometryError, match=r"16384 bytes where the configuration says 8192.*0{20}, position 8192"):
+        LogPlan.of(sound, StoreConfig(mapped_file_size_commit_log=8192))
+    path = shutil.copytree(sound, tmp_path / "store")
+    plan, pieces = pieces_of(path, 5000)
+    last = plan.segments[-1]
+    os.truncate(path / "commitlog" / f"{last:020d}", 5000)
+    with pytest.raises(GeometryError, match=f"{last:020d}"):
+        LogPlan.of(path)
+    # A task that finds it so says the same.
+    with pytest.raises(GeometryError, match=f"5000 bytes.*{last:020d}, position 5000"):
+        list(piece_batches(plan.root, plan.config, pieces[-1], ReadOptions(str(path)), COLUMNS, plan.end))
+    with pytest.raises(StoreError, match="does not exist"):
+        LogPlan.of(tmp_path / "nothing")
+
+
+def test_the_end_is_that_of_the_plan(tmp_path):
+    path = tmp_path / "store"
+    with MessageStore.open(path, config=small_config()) as store:
+        store.put_messages([message for message, _ in messages(20)])
+        plan, pieces = pieces_of(path, 2000)
+        store.put_messages([message for message, _ in messages(20, 20)])
+        numbers = []
+        for piece in pieces:
+            for batch in piece_batches(plan.root, plan.config, piece, ReadOptions(str(path)), ("body",), plan.end):
+                numbers += [int(body[8:14]) for body in batch.column("body").to_pylist()]
+        assert numbers == list(range(20))
+        # A record that is still being written is not there yet.
+        before = LogPlan.of(path)
+    overwrite(path, before.end, struct.pack(">ii", 200, -626843481))
+    assert LogPlan.of(path).end == before.end
+
+
+def test_pieces_cut_at_multiples_within_segments(sound):
+    plan = LogPlan.of(sound)
+    for size in (1, 1000, 5000, SEGMENT - 1, SEGMENT, SEGMENT + 1):
+        pieces = plan.pieces(size) if size > 1 else plan.pieces(1, 0, 100)
+        assert pieces[0].begin == 0
+        assert all(a.end == b.begin for a, b in itertools.pairwise(pieces))
+        assert all(0 < piece.end - piece.begin <= size for piece in pieces)
+        assert all((piece.end - 1) // SEGMENT == piece.begin // SEGMENT for piece in pieces)
+    assert plan.pieces(10**9, 100, 20000) == [Piece(100, SEGMENT), Piece(SEGMENT, 20000)]
+    assert plan.pieces(10**9, 10**9) == plan.pieces(10**9, 50, 50) == []
+    with pytest.raises(ValueError, match="at least 1"):
+        plan.pieces(0)
+
+
+def test_any_range_of_offsets(sound):
+    # A range takes the records that begin in it, also where it does not begin at one.
+    rows = scanned(sound, list(COLUMNS))
+    plan = LogPlan.of(sound)
+    dice = random.Random(1)
+    for _ in range(30):
+        begin, end = sorted((dice.randrange(plan.end), dice.randrange(plan.end)))
+        got = []
+        for piece in plan.pieces(3000, begin, end):
+            for batch in piece_batches(plan.root, plan.config, piece, ReadOptions(str(sound)), COLUMNS, plan.end):
+                got += batch.to_pylist()
+        assert got == [row for row in rows if begin <= row["phy_offset"] < end]
+
+
+# ---------------------------------------------------------------------------------------------------------------- queues
+
+
+def test_pieces_of_queues(sound):
+    plan = LogPlan.of(sound)
+    with MessageStore.open(sound, read_only=True) as store:
+        for size in (1, 3000, 10**9):
+            pieces = list(queue_pieces(plan, None, None, size))
+            rows = {}
+            for piece in pieces:
+                for batch in queue_piece_batches(
+                    plan.root, plan.config, piece, ReadOptions(str(sound)), COLUMNS, plan.end
+                ):
+                    rows.setdefault((piece.topic, piece.queue_id), []).extend(batch.to_pylist())
+            assert sorted(rows) == [(topic, number) for topic in store.topics() for number in store.queue_ids(topic)]
+            for (topic, number), got in rows.items():
+                assert got == store.get_table(topic, number, columns=COLUMNS).to_pylist()
+        assert {piece.topic for piece in queue_pieces(plan, ["Stock"], [1], 3000)} == {"Stock"}
+        assert {piece.queue_id for piece in queue_pieces(plan, ["Stock"], [1], 3000)} == {1}
+
+
+def test_a_unit_whose_record_is_damaged(sound, tmp_path):
+    path = shutil.copytree(sound, tmp_path / "store")
+    row = scanned(path, ["phy_offset", "size"])[4]
+    overwrite(path, row["phy_offset"] + 4, b"\0\0\0\0")
+    plan = LogPlan.of(path)
+    (piece,) = queue_pieces(plan, ["Orders"], [0], 10**9)
+
+    def rows(**options):
+        chosen = ReadOptions(str(path), mode="queue", **options)
+        batches = queue_piece_batches(
+            plan.root, plan.config, piece, chosen, ("phy_offset", "size", "_corrupt"), plan.end
+        )
+        return [each for batch in batches for each in batch.to_pylist()]
+
+    with pytest.raises(CorruptionError, match=f"position {row['phy_offset'] % SEGMENT}"):
+        rows()
+    told = [each for each in rows(corrupt="report") if each["_corrupt"]]
+    assert [(each["phy_offset"], each["size"]) for each in told] == [(row["phy_offset"], row["size"])]
+    assert len(rows(corrupt="skip")) == len(rows(corrupt="report")) - 1
+
+
+def test_what_a_filter_leaves_out_of_a_queue_is_no_damage(sound):
+    plan = LogPlan.of(sound)
+    (piece,) = queue_pieces(plan, ["Orders"], [0], 10**9)
+    for choice in ({}, {"begin_timestamp": START + 100_000}, {"tags": ("US",)}):
+        want = scanned(sound, ["body"], topic="Orders", queue_id=0, **choice)
+        chosen = ReadOptions(str(sound), mode="queue", **choice)
+        batches = queue_piece_batches(plan.root, plan.config, piece, chosen, ("body",), plan.end)
+        assert [row for batch in batches for row in batch.to_pylist()] == want
+        assert 30 < len(want) < 70
+
+
+# --------------------------------------------------------------------------------------------------------------- options
+
+
+def test_options():
+    parsed = ReadOptions.parse(
+        {
+            "path": "file:/store", "topic": "A, B", "queue_id": "0,3", "tags": "X || Y", "partition_bytes": "64m",
+            "begin_timestamp": "2023-11-14T22:13:20Z", "end_timestamp": "1700000000001", "decode_body": "False",
+            "mode": "queue", "corrupt": "REPORT", "columns": "body,_corrupt", "max_bytes_per_trigger": "1g",
+        }
+    )  # fmt: skip
+    assert parsed == ReadOptions(
+        "/store", ("body", "_corrupt"), ("A", "B"), (0, 3), ("X", "Y"), START, START + 1, partition_bytes=64 << 20,
+        decode_body=False, mode="queue", corrupt="report", max_bytes_per_trigger=1 << 30,
+    )  # fmt: skip
+    assert ReadOptions.parse({"path": "file:///store", "tags": "*"}) == ReadOptions("/store")
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"topics": "A"}, "there is no option 'topics'"),
+        ({"partition_bytes": "0"}, "at least 1 byte"),
+        ({"partition_bytes": "big"}, "134217728 or 128m"),
+        ({"queue_id": "-1"}, "0 or more"),
+        ({"corrupt": "ignore"}, "fail, report or skip"),
+        ({"mode": "index"}, "commitlog or queue"),
+        ({"begin_timestamp": "yesterday"}, "ms since the epoch"),
+        ({"begin_timestamp": "2023-11-14T22:13:20"}, "offset from UTC"),
+        ({"decode_body": "1"}, "true or false"),
+        ({"columns": "bodies"}, "there is no column 'bodies'"),
+        ({"path": ""}, "no store is given"),
+        ({"path": "hdfs://node/store"}, "mount what is elsewhere"),
+    ],
+)
+def test_options_that_make_no_sense(options, message):
+    with pytest.raises(StoreError, match=message):
+        ReadOptions.parse({"path": "/store", **options})
+
+
+def test_planning_needs_no_pyspark():
+    statements = (
+        "import sys\n"
+        "sys.modules['pyspark'] = None\n"
+        "import rmqstore.spark, rmqstore.spark.plan, rmqstore.spark.options, rmqstore.spark.batches\n"
+        "try:\n"
+        "    rmqstore.spark.register\n"
+        "except rmqstore.MissingDependencyError as error:\n"
+        "    print(error)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", statements], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "pip install 'rmqstore[spark]'" in ran.stdout
+
+
+def test_the_layout_of_spark():
+    schema = spark_arrow_schema(["keys", "store_timestamp", "_corrupt"])
+    assert str(schema.field("keys").type) == "list<element: string>"
+    assert str(schema.field("store_timestamp").type) == "timestamp[us, tz=UTC]"
+    assert str(schema.field("_corrupt").type) == "string"
+
+
+READ_A_PIECE = """
+import resource, sys
+from rmqstore.spark.batches import piece_batches
+from rmqstore.spark.options import ReadOptions
+from rmqstore.spark.plan import LogPlan
+
+path, partition_bytes = sys.argv[1], int(sys.argv[2])
+plan = LogPlan.of(path)
+piece = plan.pieces(partition_bytes)[-2]
+next(piece_batches(plan.root, plan.config, plan.pieces(4096)[0], ReadOptions(path), ("body",), plan.end), None)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+size = 0
+for batch in piece_batches(plan.root, plan.config, piece, ReadOptions(path), ("topic", "body", "keys"), plan.end):
+    size += batch.nbytes
+print(size, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the peak is in other units elsewhere")
+def test_memory_of_a_task_follows_its_piece_and_not_the_store(tmp_path):
+    peaks = {}
+    for segments in (2, 24):
+        path = tmp_path / str(segments)
+        with MessageStore.open(path, config=small_config(mapped_file_size_commit_log=4 << 20)) as store:
+            batch = [Message("Orders", b"x" * 1000, keys=[f"K{i}"]) for i in range(200)]
+            while len(store.commit_log.queue) < segments:
+                store.put_messages(batch)
+        command = [sys.executable, "-c", READ_A_PIECE, str(path), str(2 << 20)]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        size, peaks[segments] = map(int, said.split())
+        assert size > 1 << 20
+    # The piece's pages, which are mapped, and a few batches; the larger store has ten times as many bytes.
+    assert max(peaks.values()) < 16 << 20 and abs(peaks[24] - peaks[2]) < 8 << 20, peaks

@@ -1,0 +1,79 @@
+"""Messages by key on Spark: what `query_table` finds, for lists and frames of keys, few and many index files."""
+
+from __future__ import annotations
+
+import pytest
+from stores import START, make_store
+
+from rmqstore import MessageStore
+
+pytestmark = [pytest.mark.spark, pytest.mark.java]
+
+COLUMNS = ["phy_offset", "topic", "keys", "tags", "body"]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    # Entries of 400 messages fill several index files of 200; with 50 slots most keys share theirs with foreign ones.
+    return make_store(tmp_path_factory.mktemp("query") / "store", 400)
+
+
+def wanted(path, keys, topic, **choice):
+    with MessageStore.open(path, read_only=True) as store:
+        assert len(store.index_service.names) > 4
+        table = store.query_table(keys, topic, COLUMNS, **choice)
+        return sorted(map(str, table.drop_columns(["key_number"]).to_pylist()))
+
+
+def found(frame):
+    rows = [row.asDict() for row in frame.collect()]
+    return sorted(str({**row, "body": bytes(row["body"])}) for row in rows)
+
+
+def test_few_keys(spark, path):
+    from rmqstore.spark import query
+
+    keys = ["K7", "G3", "K7", "none", "G0", "K398"]
+    once = list(dict.fromkeys(keys))
+    every = [f"G{i}" for i in range(7)]
+    for choice in ({}, {"max_num": 5}, {"begin": START + 60_000, "end": START + 250_000}, {"index_type": "K"}):
+        for partitions in (1, 3):
+            frame = query(spark, path, "Orders", keys, COLUMNS, partitions=partitions, **choice)
+            assert frame.columns == ["key", *COLUMNS]
+            assert found(frame) == wanted(path, once, "Orders", **choice)
+    assert found(query(spark, path, "Stock", ["EU"], COLUMNS, index_type="T", max_num=1000)) == wanted(
+        path, ["EU"], "Stock", index_type="T", max_num=1000
+    )
+    assert len(found(query(spark, path, "Orders", every, COLUMNS, max_num=1000, partitions=2))) > 200
+    assert query(spark, path, "Orders", [], COLUMNS).count() == 0
+    # Without the column by which the newest are chosen.
+    frame = query(spark, path, "Orders", ["G1"], ["body"], max_num=2, partitions=3)
+    assert frame.columns == ["key", "body"] and frame.count() == 2
+
+
+def test_a_frame_of_keys(spark, path):
+    from rmqstore.spark import query
+
+    keys = [f"K{i}" for i in range(0, 450, 3)] + ["G1", "G1"]
+    frame = spark.createDataFrame([(key,) for key in keys], "key string").repartition(2)
+    want = wanted(path, list(dict.fromkeys(keys)), "Stock", max_num=20)
+    assert found(query(spark, path, "Stock", frame, COLUMNS, max_num=20, partitions=3)) == want
+    with_topic = spark.createDataFrame(
+        [("K1", "Orders"), ("K1", "Stock"), ("K3", "Stock"), (None, "Stock")], "key string, topic string"
+    )
+    assert found(query(spark, path, None, with_topic, COLUMNS)) == sorted(
+        wanted(path, ["K1"], "Orders") + wanted(path, ["K3"], "Stock")
+    )
+
+
+def test_questions_that_make_no_sense(spark, path):
+    from rmqstore.spark import query
+
+    with pytest.raises(TypeError, match="key 7 is not text"):
+        query(spark, path, "Orders", [7])
+    with pytest.raises(ValueError, match="index_type is 'X'"):
+        query(spark, path, "Orders", ["K1"], index_type="X")
+    with pytest.raises(ValueError, match="there is no column 'bodies'"):
+        query(spark, path, "Orders", ["K1"], ["bodies"])
+    with pytest.raises(ValueError, match="needs a DataFrame"):
+        query(spark, path, None, ["K1"])

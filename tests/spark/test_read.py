@@ -1,0 +1,309 @@
+"""The batch source: every option, schemas and projection, damage, and stores that are not as they should be."""
+
+from __future__ import annotations
+
+import datetime
+import inspect
+import os
+import shutil
+import zlib
+from functools import reduce
+
+import pytest
+from stores import SEGMENT, START, make_store, messages, overwrite, scanned, small_config
+
+from rmqstore import Message, MessageStore, StoreError
+from rmqstore.columns import DEFAULT_COLUMNS
+from rmqstore.message import SysFlag
+
+pytestmark = [pytest.mark.spark, pytest.mark.java]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return make_store(tmp_path_factory.mktemp("source") / "store")
+
+
+def read(spark, path, schema=None, **options):
+    reader = spark.read.format("rocketmq-store")
+    if schema is not None:
+        reader = reader.schema(schema)
+    return reader.options(**options).load(str(path))
+
+
+def plain(row):
+    """A row of Spark as the dict that a scan gives."""
+    values = row.asDict()
+    for name, value in values.items():
+        if isinstance(value, bytearray):
+            values[name] = bytes(value)
+        elif isinstance(value, datetime.datetime):
+            values[name] = value.astimezone(datetime.timezone.utc)
+    return values
+
+
+def expected(path, columns=None, **choice):
+    rows = scanned(path, columns, **choice)
+    for row in rows:
+        if "properties" in row:
+            row["properties"] = dict(row["properties"])
+    return rows
+
+
+def offsets(frame):
+    return [row.phy_offset for row in frame.select("phy_offset").collect()]
+
+
+def test_a_frame_holds_what_a_scan_gives(spark, path):
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    from rmqstore.spark.batches import spark_arrow_schema
+
+    frame = read(spark, path, partition_bytes="6000")
+    assert frame.columns == list(DEFAULT_COLUMNS)
+    assert [plain(row) for row in frame.collect()] == expected(path)
+    pieces = [6000, 6000, SEGMENT - 12000]
+    with MessageStore.open(path, read_only=True) as store:
+        whole, rest = divmod(store.commit_log.max_offset, SEGMENT)
+    assert frame.rdd.getNumPartitions() == whole * len(pieces) + -(-rest // 6000)
+    # What the reader yields is what Spark expects of this schema.
+    if "timezone" in inspect.signature(to_arrow_schema).parameters:
+        assert spark_arrow_schema(frame.columns).equals(to_arrow_schema(frame.schema, timezone="UTC"))
+
+
+def test_projection(spark, path, monkeypatch):
+    # A schema, or option columns, says what is decoded; none at all still counts.
+    frame = read(spark, path, "tags string, unique_key string, store_timestamp timestamp, body_stored binary")
+    want = expected(path, ["tags", "unique_key", "store_timestamp", "body_stored"])
+    assert [plain(row) for row in frame.collect()] == want
+    frame = read(spark, path, columns="properties, keys")
+    assert [plain(row) for row in frame.collect()] == expected(path, ["properties", "keys"])
+    from pyspark.sql.types import StructType
+
+    from rmqstore.spark import source
+
+    if source._version() >= (4, 3):
+        assert read(spark, path, StructType([]), partition_bytes="5000").count() == 400
+    monkeypatch.setattr(source.pyspark, "__version__", "4.0.1")
+    with pytest.raises(StoreError, match="loses the rows"):
+        source.checked_columns(StructType([]))
+    monkeypatch.undo()
+    assert read(spark, path, "topic string").where("topic = 'Stock'").count() == 134
+
+
+def test_filters(spark, path):
+    # Each option alone and all together; the columns that are compared need not be asked for.
+    some = {
+        "topic": ("Orders", {"topic": "Orders"}),
+        "queue_id": ("1", {"queue_id": 1}),
+        "tags": ("EU || US", {"tags": "EU || US"}),
+        "begin_timestamp": (str(START + 50_000), {"begin_timestamp": START + 50_000}),
+        "end_timestamp": ("2023-11-14T22:18:20+00:00", {"end_timestamp": START + 300_000}),
+        "begin_phy_offset": ("20001", {"begin_phy_offset": None}),
+        "end_phy_offset": ("90001", {"end_phy_offset": None}),
+    }
+    everything = expected(path, ["phy_offset"])
+    frames, wants, names = [], [], []
+    for chosen in [[name] for name in some] + [list(some)]:
+        choice = {}
+        for name in chosen:
+            choice.update({key: value for key, value in some[name][1].items() if value is not None})
+        want = [row["phy_offset"] for row in expected(path, ["phy_offset"], **choice)]
+        if "begin_phy_offset" in chosen:
+            want = [at for at in want if at >= 20001]
+        if "end_phy_offset" in chosen:
+            want = [at for at in want if at < 90001]
+        options = {name: some[name][0] for name in chosen}
+        frames.append(read(spark, path, "phy_offset long", partition_bytes="20000", **options))
+        wants.append(want)
+        names.append(chosen)
+    from pyspark.sql import functions as F
+
+    union = reduce(lambda a, b: a.union(b), [f.withColumn("n", F.lit(i)) for i, f in enumerate(frames)])
+    found = [[] for _ in frames]
+    for row in union.collect():
+        found[row.n].append(row.phy_offset)
+    for name, got, want in zip(names, found, wants, strict=True):
+        assert got == want and 0 < len(want) < len(everything), name
+
+
+def test_bodies_as_they_are_stored(spark, tmp_path):
+    with MessageStore.open(tmp_path / "store", config=small_config()) as store:
+        body = b"compress me " * 40
+        store.put_message(Message("Orders", zlib.compress(body), sys_flag=SysFlag.COMPRESSED))
+        store.put_message(Message("Orders", b"plain"))
+        stored = [bytes(message.body_stored) for message in store.messages()]
+    assert stored[0] != body
+    frame = read(spark, tmp_path / "store", "body binary, body_stored binary", decode_body="false")
+    assert [tuple(map(bytes, row)) for row in frame.collect()] == [(each, each) for each in stored]
+    frame = read(spark, tmp_path / "store", "body binary")
+    assert [bytes(row.body) for row in frame.collect()] == [body, b"plain"]
+
+
+def test_queues(spark, path):
+    frame = read(spark, path, mode="queue", partition_bytes="9000", columns="topic,queue_id,queue_offset,body")
+    rows = [plain(row) for row in frame.collect()]
+    with MessageStore.open(path, read_only=True) as store:
+        columns = ["topic", "queue_id", "queue_offset", "body"]
+        tables = [store.get_table(topic, number, columns=columns) for topic in store.topics() for number in (0, 1)]
+    assert rows == [row for table in tables for row in table.to_pylist()]
+    assert frame.rdd.getNumPartitions() > 4
+    chosen = read(spark, path, mode="queue", topic="Stock", queue_id="1", tags="EU", columns="topic,queue_id,tags")
+    assert {tuple(row) for row in chosen.collect()} == {("Stock", 1, "EU")}
+
+
+# ---------------------------------------------------------------------------------------------------------------- damage
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory, path):
+    """A store with one record that fails its CRC, one stretch that nothing can be read of, and one segment that is gone."""
+    damaged = shutil.copytree(path, tmp_path_factory.mktemp("damaged") / "store")
+    rows = scanned(path, ["phy_offset", "size"])
+    overwrite(damaged, rows[10]["phy_offset"] + 90, b"\xff\xff")
+    overwrite(damaged, rows[20]["phy_offset"], bytes(100))
+    os.unlink(damaged / "commitlog" / f"{3 * SEGMENT:020d}")
+    return damaged, rows
+
+
+def place_of(phy_offset):
+    return f"{phy_offset - phy_offset % SEGMENT:020d}, position {phy_offset % SEGMENT}"
+
+
+def test_damage_fails_a_job(spark, damaged):
+    path, rows = damaged
+    for number, what in ((10, "does not agree with its CRC"), (20, "no whole record begins")):
+        at = rows[number]["phy_offset"]
+        with pytest.raises(Exception) as info:
+            read(spark, path, begin_phy_offset=str(at), end_phy_offset=str(at + 1)).collect()
+        assert what in str(info.value) and place_of(at) in str(info.value)
+    with pytest.raises(Exception, match=f"the segment is missing.*{place_of(3 * SEGMENT)}"):
+        read(spark, path, "phy_offset long", begin_phy_offset=str(2 * SEGMENT)).collect()
+
+
+def test_damage_is_reported_or_passed_over(spark, damaged):
+    path, rows = damaged
+    frame = read(spark, path, corrupt="report", partition_bytes="3000")
+    assert frame.columns == [*DEFAULT_COLUMNS, "_corrupt"]
+    found = frame.select("phy_offset", "size", "topic", "corrupt", "_corrupt").collect()
+    told = [row for row in found if row._corrupt]
+    assert [row._corrupt.rpartition("/")[2] for row in told] == [
+        f"{place_of(rows[10]['phy_offset'])}: BAD_BODY_CRC",
+        f"{place_of(rows[20]['phy_offset'])}: EMPTY",
+        f"{place_of(3 * SEGMENT)}: MISSING",
+    ]
+    assert [row.topic for row in told] == ["Orders", None, None]
+    assert [row.corrupt for row in told] == [True, None, None]
+    assert [row.size for row in told[1:]] == [rows[20]["size"], SEGMENT]
+    gone = [row for row in rows if 3 * SEGMENT <= row["phy_offset"] < 4 * SEGMENT]
+    whole = [row["phy_offset"] for row in rows if row not in [rows[10], rows[20], *gone]]
+    assert [row.phy_offset for row in found if not row._corrupt] == whole
+    assert offsets(read(spark, path, "phy_offset long, body binary", corrupt="skip")) == whole
+
+
+# ------------------------------------------------------------------------------------------- what cannot be, and growth
+
+
+def test_a_store_that_is_being_written(spark, tmp_path):
+    with MessageStore.open(tmp_path / "store", config=small_config()) as store:
+        for message, queue_id in messages(100):
+            store.put_message(message, queue_id)
+        frame = read(spark, tmp_path / "store", "phy_offset long")
+        assert frame.count() == 100
+        for message, queue_id in messages(50, 100):
+            store.put_message(message, queue_id)
+        # Each load sees what was there when it was planned.
+        assert read(spark, tmp_path / "store", "phy_offset long").count() == 150
+
+
+def test_errors_say_what_to_do(spark, path, tmp_path):
+    cut = shutil.copytree(path, tmp_path / "cut")
+    last = sorted(os.listdir(cut / "commitlog"))[-1]
+    os.truncate(cut / "commitlog" / last, 7000)
+    conf = tmp_path / "broker.conf"
+    conf.write_text("mapedFileSizeCommitLog=8192\n")
+    for options, schema, message in (
+        ({"path": str(tmp_path / "none")}, None, "does not exist"),
+        ({"path": str(cut)}, None, f"7000 bytes, 7 others have {SEGMENT}"),
+        ({"path": str(cut), "mapped_file_size_commit_log": str(SEGMENT)}, None, f"{last}, position 7000"),
+        ({"mapped_file_size_commit_log": "8192"}, None, "position 8192"),
+        ({"broker_conf": str(conf)}, None, "position 8192"),
+        ({"topics": "A"}, None, "there is no option 'topics'"),
+        ({}, "body string", "column body is binary, the schema says string"),
+        ({}, "bodies binary", "there is no column 'bodies'"),
+        ({}, "topic string not null", "leave NOT NULL out"),
+    ):
+        with pytest.raises(Exception) as info:
+            read(spark, options.pop("path", str(path)), schema, **options).collect()
+        assert message in str(info.value), options
+    assert read(spark, path, "topic string", mapped_file_size_commit_log=str(SEGMENT)).count() == 400
+    conf.write_text(f"mapedFileSizeCommitLog={SEGMENT}\nmaxHashSlotNum=50\n")
+    assert read(spark, path, "topic string", broker_conf=str(conf)).count() == 400
+
+
+# ------------------------------------------------------------------------------------------------------ filter pushdown
+
+
+@pytest.fixture
+def pushing(spark):
+    import pyspark.sql.datasource
+
+    if not hasattr(pyspark.sql.datasource, "Filter"):
+        pytest.skip("PySpark before 4.1 pushes nothing down")
+    import rmqstore.spark
+    from rmqstore.spark.source import PUSHDOWN
+
+    with pytest.raises(ValueError, match=PUSHDOWN):
+        rmqstore.spark.register(spark, filter_pushdown=True)
+    spark.conf.set(PUSHDOWN, "true")
+    rmqstore.spark.register(spark, filter_pushdown=True)
+    yield spark
+    spark.conf.unset(PUSHDOWN)
+    rmqstore.spark.register(spark)
+
+
+def test_filters_are_pushed_down(pushing, path):
+    from pyspark.sql import functions as F
+
+    columns = "topic string, queue_id int, tags string, store_timestamp timestamp, phy_offset long"
+
+    def load():
+        # A new one for each filter: Spark plans a Python source once for each load.
+        return read(pushing, path, columns, partition_bytes="8000")
+
+    rows = load().collect()
+    moment = "timestamp '2023-11-14 22:15:00.5'"
+    conditions = (
+        "topic = 'Orders' and queue_id = 1 and tags in ('EU', 'US')",
+        f"store_timestamp > {moment}",
+        f"store_timestamp <= {moment}",
+        "store_timestamp = timestamp '2023-11-14 22:15:20'",
+        "phy_offset >= 20001 and phy_offset < 40000",
+        "phy_offset > 20000 and phy_offset <= 40000 and topic in ('Stock')",
+        "topic = 'Orders' and topic = 'Stock'",
+        "queue_id > 0 and tags is null",
+        "topic <> 'Orders'",
+        "tags = 'EU' or queue_id = 1",
+    )
+    here = pushing.createDataFrame(rows, load().schema).coalesce(1)
+
+    def answers(load):
+        parts = [load().where(each).withColumn("n", F.lit(i)) for i, each in enumerate(conditions)]
+        return sorted(tuple(map(str, row)) for row in reduce(lambda a, b: a.union(b), parts).collect())
+
+    assert answers(load) == answers(lambda: here)
+    plan = load().where("topic = 'Orders' and queue_id = 1 and phy_offset > 20000")
+    assert plan.rdd.getNumPartitions() < load().rdd.getNumPartitions()
+    text = plan._jdf.queryExecution().executedPlan().toString()
+    assert "Filter (" not in text, text
+    # A row that tells of damage meets no filter.
+    report = read(pushing, path, columns + ", _corrupt string", corrupt="report").where("topic = 'Stock'")
+    assert report.count() == 134
+
+
+@pytest.mark.xfail(reason="PySpark 4.3 plans a Python source once for each load, with the filters of its first use")
+def test_a_frame_that_is_used_twice(pushing, path):
+    # When this passes, the warning of `register` can go.
+    frame = read(pushing, path, "topic string")
+    assert frame.where("topic = 'Stock'").count() == 134
+    assert frame.count() == 400

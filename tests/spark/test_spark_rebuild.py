@@ -1,0 +1,415 @@
+"""Distributed rebuild: the single-process rebuild's bytes, whatever the pieces, the order of the tasks, the damage and the kills.
+
+All but the last section runs the tasks without Spark, in this process or in several.
+"""
+
+import logging
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import textwrap
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import golden
+import oracle
+import pytest
+
+import rmqstore
+import rmqstore.spark.rebuild
+from rmqstore import CorruptionError, GeometryError, Message, MessageStore, StoreConfig, StoreError, StoreLockedError
+from rmqstore.rebuild import REBUILD_DIRECTORY
+from rmqstore.spark.rebuild import rebuild_with
+
+ROOT = Path(__file__).resolve().parents[2]
+# The package's attribute of this name is the function.
+module = sys.modules["rmqstore.spark.rebuild"]
+
+FOLDERS = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
+SMALL = StoreConfig(
+    mapped_file_size_commit_log=8192, mapped_file_size_consume_queue=200, max_hash_slot_num=16, max_index_num=40
+)
+
+
+def in_order(function, plan, tasks):
+    return [function(plan, task) for task in tasks]
+
+
+def backwards(function, plan, tasks):
+    return [function(plan, task) for task in tasks[::-1]][::-1]
+
+
+def twice(function, plan, tasks):
+    first = [function(plan, task) for task in tasks]
+    again = [function(plan, task) for task in tasks]
+    assert first == again
+    return again
+
+
+MAPPERS = (in_order, backwards, twice)
+
+
+def built(root):
+    return oracle.comparable(oracle.read_files(root), FOLDERS)
+
+
+def config_of(name):
+    return StoreConfig(**golden.geometry(name))
+
+
+@pytest.fixture(autouse=True)
+def small_spans(monkeypatch):
+    """Index files of the small stores here are cut into several spans, and no task is too small for being one."""
+    monkeypatch.setattr(module, "_SMALLEST_SPAN", 3)
+    monkeypatch.setattr(module, "_IDLE", 0)
+    monkeypatch.setattr(module, "_FEW_UNITS", 0)
+
+
+@pytest.mark.parametrize("pieces", [3, 17])
+@pytest.mark.parametrize("number", range(len(golden.STORES)))
+def test_every_byte_is_the_brokers(golden_copy, tmp_path, number, pieces):
+    name = golden.STORES[number]
+    root, config = golden_copy(name), config_of(name)
+    before = built(root)
+    want = rmqstore.rebuild(root, config=config, output=tmp_path / "want")
+    if pieces == 3:
+        # Nothing but the log says where a record begins.
+        for folder in FOLDERS:
+            shutil.rmtree(root / folder, ignore_errors=True)
+    got = rebuild_with(
+        MAPPERS[(number + pieces) % 3],
+        root,
+        config=config,
+        partition_bytes=config.mapped_file_size_commit_log // pieces,
+        parallelism=64,
+    )
+    assert built(root) == before
+    for field in ("what", "records", "units", "index_entries", "damage", "log_bytes"):
+        assert getattr(got, field) == getattr(want, field)
+    assert not (root / REBUILD_DIRECTORY).exists()
+    with MessageStore.open(root, config=config):
+        pass
+
+
+# ------------------------------------------------------------------------------------------------------------ odd stores
+
+
+def odd_config(rnd):
+    further = rnd.random() < 0.3
+    return StoreConfig(
+        mapped_file_size_commit_log=rnd.choice([2048, 8192]),
+        mapped_file_size_consume_queue=rnd.choice([200, 2000]),
+        max_hash_slot_num=rnd.choice([3, 16, 1000]),
+        max_index_num=rnd.choice([2, 7, 40, 1000]),
+        enable_consume_queue_ext=rnd.random() < 0.1,
+        mapped_file_size_consume_queue_ext=1024,
+        enable_lmq=further,
+        enable_multi_dispatch=further,
+        index_tags=rnd.random() < 0.5,
+    )
+
+
+def put_odd_messages(root, rnd, config):
+    """Fill a store with messages with and without keys, tags, transactions, further queues; where their records lie."""
+    places = []
+    with MessageStore.open(root, config=config) as store:
+        for i in range(rnd.choice([0, 1, 5, 60, 120])):
+            properties = {"INNER_MULTI_DISPATCH": "%LMQ%a,%LMQ%b"} if config.enable_lmq and rnd.random() < 0.2 else {}
+            message = Message(
+                f"T{rnd.randrange(3)}",
+                bytes([i % 256]) * rnd.randrange(200),
+                keys=[f"k{rnd.randrange(40)}" for _ in range(rnd.randrange(3))] if rnd.random() < 0.7 else (),
+                tags=f"t{i % 3}" if rnd.random() < 0.4 else None,
+                properties=properties,
+            )
+            if rnd.random() < 0.1:
+                message.sys_flag = rnd.choice([0x4, 0x8, 0xC])
+            put = store.put_message(message, rnd.randrange(2))
+            places.append((put.phy_offset, put.size))
+    return places
+
+
+def damage(root, rnd, segment_size, places):
+    """Change queue offsets, queue ids, flags, bodies, magic, sizes; zero a stretch; take a segment away."""
+    log = Path(root) / "commitlog"
+
+    def edit(at, data):
+        segment = log / f"{at - at % segment_size:020d}"
+        if segment.exists():
+            with open(segment, "r+b") as file:
+                file.seek(at % segment_size)
+                file.write(data[: segment_size - at % segment_size])
+
+    for _ in range(rnd.choice([0, 0, 1, 2, 5]) if places else 0):
+        at, size = rnd.choice(places)
+        kind = rnd.randrange(9)
+        if kind == 0:
+            edit(at + 20, struct.pack(">q", rnd.choice([0, 1, 5, 3000, -1, 2**40])))
+        elif kind == 1:
+            edit(at + 88 + rnd.randrange(3), b"\xaa")
+        elif kind == 2:
+            edit(at + 4, b"\x01\x02")
+        elif kind == 3:
+            edit(at, struct.pack(">i", rnd.choice([0, 5, -3, 100000, size + 4])))
+        elif kind == 4:
+            edit(at + rnd.randrange(size), bytes(rnd.randrange(300)))
+        elif kind == 5:
+            segments = sorted(log.iterdir())
+            if len(segments) > 2:
+                rnd.choice(segments[:-1]).unlink()
+        elif kind == 6:
+            edit(at + 12, struct.pack(">i", rnd.choice([0, 1, 7])))
+        elif kind == 7:
+            edit(at + 36, struct.pack(">i", rnd.choice([0, 4, 8, 12, 0x80])))
+        else:
+            edit(at + 20, struct.pack(">q", rnd.randrange(40)))
+
+
+def outcome(call, output):
+    """What a rebuild reports and wrote, or that it refused."""
+    try:
+        report = call(output)
+    except StoreError as error:
+        return type(error).__name__
+    folders = sorted(os.listdir(output))
+    return (report.records, report.units, report.index_entries, report.damage, report.log_bytes), built(output), folders
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_odd_and_damaged_stores(tmp_path, caplog, seed):
+    caplog.set_level(logging.CRITICAL)
+    rnd = random.Random(seed)
+    config, root = odd_config(rnd), tmp_path / "s"
+    damage(root, rnd, config.mapped_file_size_commit_log, put_odd_messages(root, rnd, config))
+    kinds = rnd.choice([("index", "consumequeue"), ("index",), ("consumequeue",)])
+    if rnd.random() < 0.3:
+        for folder in FOLDERS:
+            shutil.rmtree(root / folder, ignore_errors=True)
+    want = outcome(lambda output: rmqstore.rebuild(root, kinds, config, output), tmp_path / "want")
+    for piece in rnd.sample([60, 91, 200, 777, 2048, 1 << 20], 2):
+        got = outcome(
+            lambda output, piece=piece: rebuild_with(
+                in_order, root, kinds, config, output, partition_bytes=piece, parallelism=rnd.choice([1, 64])
+            ),
+            tmp_path / f"got{piece}",
+        )
+        assert got == want
+
+
+def filled(root, num=200, config=SMALL):
+    with MessageStore.open(root, config=config) as store:
+        return [
+            store.put_message(
+                Message(f"T{i % 3}", bytes([i % 256]) * (i % 90), keys=[f"k{i}"], tags=f"t{i % 3}"), i % 2
+            )
+            for i in range(num)
+        ]
+
+
+def test_an_old_queue_that_shows_a_wrong_way_is_found_out(tmp_path, monkeypatch, caplog):
+    filled(tmp_path / "s")
+    want = built(tmp_path / "s")
+    first_offset = module.first_offset
+    monkeypatch.setattr(
+        module,
+        "first_offset",
+        lambda log, piece, by_queues: first_offset(log, piece, by_queues) + (91 if by_queues and piece.begin else 0),
+    )
+    rebuild_with(in_order, tmp_path / "s", config=SMALL, partition_bytes=1000)
+    assert built(tmp_path / "s") == want
+    assert "shows a wrong way" in caplog.text
+
+
+# ----------------------------------------------------------------------------------------------- kills, turns, processes
+
+
+def test_several_processes_and_every_task_twice_at_once(tmp_path):
+    filled(tmp_path / "s")
+    want = built(tmp_path / "s")
+    with ProcessPoolExecutor(3, multiprocessing.get_context("spawn")) as pool:
+
+        def mapper(function, plan, tasks):
+            work = [(function, plan, task) for task in tasks for _ in range(2)]
+            answers = list(pool.map(module._answer, *zip(*work, strict=True))) if work else []
+            assert all(error is None for error, _ in answers)
+            return [answer for _, answer in answers[1::2]]
+
+        rebuild_with(mapper, tmp_path / "s", config=SMALL, partition_bytes=700, parallelism=64)
+    assert built(tmp_path / "s") == want
+
+
+KILLED = textwrap.dedent(
+    """
+    import os, signal, sys
+    from rmqstore import StoreConfig
+    import rmqstore.spark.rebuild
+    module = sys.modules["rmqstore.spark.rebuild"]
+    module._SMALLEST_SPAN, module._IDLE = 3, 0
+    steps, root = int(sys.argv[1]), sys.argv[2]
+    def counted(call):
+        def step(*args, **kwargs):
+            global steps
+            steps -= 1
+            if steps < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return call(*args, **kwargs)
+        return step
+    # Every change of names and every write into a shared file is a step.
+    os.rename, os.replace, os.pwrite = counted(os.rename), counted(os.replace), counted(os.pwrite)
+    def mapper(function, plan, tasks):
+        return [function(plan, task) for task in tasks]
+    module.rebuild_with(mapper, root, partition_bytes=4096, parallelism=64, config=StoreConfig(
+        mapped_file_size_commit_log=8192, mapped_file_size_consume_queue=2000, max_hash_slot_num=16, max_index_num=40))
+    """
+)
+
+
+@pytest.mark.parametrize("steps", [11, 14, 19, 24])
+def test_killed_again_and_again_and_gone_on_with(tmp_path, steps):
+    config = StoreConfig(
+        mapped_file_size_commit_log=8192, mapped_file_size_consume_queue=2000, max_hash_slot_num=16, max_index_num=40
+    )
+    filled(tmp_path / "whole", 60, config)
+    whole = built(tmp_path / "whole")
+    root = tmp_path / "s"
+    shutil.copytree(tmp_path / "whole", root)
+    shutil.rmtree(root / "index")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    kills = 0
+    while True:
+        # One that is killed behind the swap, while it tidies up, has done its work: the next run begins again.
+        run = subprocess.run(
+            [sys.executable, "-c", KILLED, str(steps + kills), str(root)],
+            capture_output=True,
+            check=False,
+            env=environment,
+        )
+        if run.returncode == 0:
+            break
+        assert run.returncode == -signal.SIGKILL, run.stderr.decode()
+        kills += 1
+        assert kills < 60, "nothing is kept of what was done"
+    assert kills > 0
+    assert built(root) == whole
+    assert not (root / REBUILD_DIRECTORY).exists()
+    assert list(rmqstore.verify(root, config)) == []
+
+
+def test_what_was_done_is_not_done_again(tmp_path, monkeypatch):
+    filled(tmp_path / "s")
+    want = built(tmp_path / "s")
+    scans = []
+    run = module._PieceScan.run
+    monkeypatch.setattr(module._PieceScan, "run", lambda self, piece: (scans.append(piece), run(self, piece))[1])
+
+    def failing(function, plan, tasks):
+        if function is module.check_part:
+            raise OSError("a worker died")
+        return in_order(function, plan, tasks)
+
+    with pytest.raises(OSError, match="a worker died"):
+        rebuild_with(failing, tmp_path / "s", config=SMALL, partition_bytes=1000, parallelism=64)
+    assert built(tmp_path / "s") == want
+    done = len(scans)
+    # Another size of pieces is another plan: what was done is no help to it, and goes.
+    with pytest.raises(OSError, match="a worker died"):
+        rebuild_with(failing, tmp_path / "s", config=SMALL, partition_bytes=2000, parallelism=64)
+    assert len(scans) > done
+    done = len(scans)
+    # With other spans of index files, too.
+    rebuild_with(in_order, tmp_path / "s", config=SMALL, partition_bytes=2000, parallelism=1)
+    assert len(scans) == done
+    assert built(tmp_path / "s") == want
+    # A store that was written to since is another log.
+    with pytest.raises(OSError, match="a worker died"):
+        rebuild_with(failing, tmp_path / "s", config=SMALL, partition_bytes=2000)
+    with MessageStore.open(tmp_path / "s", config=SMALL) as store:
+        store.put_message(Message("T0", b"x", keys=["new"]))
+    want = built(tmp_path / "s")
+    rebuild_with(in_order, tmp_path / "s", config=SMALL, partition_bytes=2000)
+    assert built(tmp_path / "s") == want
+
+
+@pytest.mark.parametrize("part", ["units", "entries"])
+def test_a_wrong_build_is_never_swapped_in(tmp_path, monkeypatch, part):
+    filled(tmp_path / "s")
+    tree = oracle.read_files(tmp_path / "s")
+    if part == "units":
+        units_of = module._units_of
+
+        def wrong(columns, rows):
+            made = units_of(columns, rows)
+            made["tags_code"][-1] += 1
+            return made
+
+        monkeypatch.setattr(module, "_units_of", wrong)
+    else:
+        header = module._header
+        monkeypatch.setattr(module, "_header", lambda begin, *rest: header(begin + 1, *rest))
+    with pytest.raises(CorruptionError, match="nothing was swapped in"):
+        rebuild_with(in_order, tmp_path / "s", config=SMALL, partition_bytes=1000)
+    assert oracle.read_files(tmp_path / "s") == tree
+
+
+def test_what_is_refused(golden_copy, tmp_path):
+    root = golden_copy("broker")
+    with pytest.raises(GeometryError, match="message_delay_level"):
+        rebuild_with(in_order, root)
+    with pytest.raises(ValueError, match="give 'index'"):
+        rebuild_with(in_order, root, what=("commitlog",))
+    with pytest.raises(ValueError, match="at least 1"):
+        rebuild_with(in_order, root, partition_bytes=0)
+    with pytest.raises(StoreError, match="does not exist"):
+        rebuild_with(in_order, tmp_path / "nothing")
+    (tmp_path / "out" / "index").mkdir(parents=True)
+    with pytest.raises(StoreError, match="exists in the output directory"):
+        rebuild_with(in_order, root, config=config_of("broker"), output=tmp_path / "out")
+    with MessageStore.open(root, config=config_of("broker")):
+        with pytest.raises(StoreLockedError):
+            rebuild_with(in_order, root, config=config_of("broker"))
+    assert not (root / REBUILD_DIRECTORY).exists()
+
+
+# -------------------------------------------------------------------------------------------------------------- on Spark
+
+
+@pytest.mark.spark
+@pytest.mark.java
+def test_on_spark(spark, golden_copy, tmp_path):
+    import rmqstore.spark
+
+    root, config = golden_copy("broker"), config_of("broker")
+    before = built(root)
+    want = rmqstore.rebuild(root, config=config, output=tmp_path / "want")
+    got = rmqstore.spark.rebuild(spark, root, config=config, output=tmp_path / "got", partition_bytes=1 << 19)
+    assert built(tmp_path / "got") == built(tmp_path / "want")
+    assert (got.records, got.units, got.index_entries) == (want.records, want.units, want.index_entries)
+    # What a task finds is raised as if it had been found here.
+    with pytest.raises(GeometryError, match="message_delay_level"):
+        rmqstore.spark.rebuild(spark, root, what="consumequeue")
+
+    # The Python worker of a task dies; what the others did is not done again.
+    mapper = module.spark_mapper(spark)
+    mark = tmp_path / "died"
+
+    def dies(plan, task):
+        if task[0] == 1 and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return module.scan_pieces(plan, task)
+
+    def deadly(function, plan, tasks):
+        return mapper(dies if function is module.scan_pieces else function, plan, tasks)
+
+    with pytest.raises(Exception, match=r"crashed|exited|died|lost"):
+        rebuild_with(deadly, root, config=config, partition_bytes=1 << 19, parallelism=64)
+    assert built(root) == before
+    assert (root / REBUILD_DIRECTORY).exists()
+    rmqstore.spark.rebuild(spark, root, config=config, partition_bytes=1 << 19)
+    assert built(root) == before
+    assert not (root / REBUILD_DIRECTORY).exists()
