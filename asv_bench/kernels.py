@@ -221,7 +221,9 @@ def rabbitmq(folder: str) -> Iterator[Kernel]:
     index = QueueIndex.open(os.path.join(folder, "queue"), segment_entry_count=16384, create=True)
 
     def life(n: int) -> None:
+        # Flushed each time, so that every run begins with an empty journal.
         index.ack(index.publish_many(terms[:n], deliver=True))
+        index.flush()
 
     yield Kernel("queue: publish, deliver, ack", STORED, life)
     index.close()

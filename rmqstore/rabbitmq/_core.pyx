@@ -451,7 +451,13 @@ cdef inline int64_t slot_of(Table* table, int64_t seq) noexcept nogil:
     h = (h ^ (h >> 33)) * <uint64_t>0xFF51AFD7ED558CCDu
     h = (h ^ (h >> 33)) * <uint64_t>0xC4CEB9FE1A85EC53u
     h ^= h >> 33
-    cdef int64_t i = <int64_t>((h + (<uint64_t>seq & 63)) & <uint64_t>table.mask)
+    cdef int64_t i = <int64_t>(((h << 6) + (<uint64_t>seq & 63)) & <uint64_t>table.mask)
+    cdef int step
+    # A block that meets another one gives way as a whole.  Where that does not end, every slot is looked at.
+    for step in range(8):
+        if table.seqs[i] == seq or table.seqs[i] == -1:
+            return i
+        i = (i + 64) & table.mask
     while table.seqs[i] != seq and table.seqs[i] != -1:
         i = (i + 1) & table.mask
     return i
