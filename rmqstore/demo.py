@@ -29,7 +29,8 @@ from typing import Any
 
 import click
 
-from rmqstore.cli import CannotOpenError, escape
+from rmqstore.cli.group import CannotOpenError
+from rmqstore.cli.terminal import escape
 from rmqstore.config import StoreConfig
 from rmqstore.describe import describe
 from rmqstore.errors import StoreError

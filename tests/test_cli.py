@@ -26,7 +26,8 @@ import pytest
 from click.testing import CliRunner
 
 from rmqstore import Message, MessageStore, StoreConfig
-from rmqstore.cli import escape, format_size, format_time, main, parse_time
+from rmqstore.cli import main
+from rmqstore.cli.terminal import escape, format_size, format_time, parse_time
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "cli.md"
@@ -499,12 +500,12 @@ def test_ctrl_c_during_a_rebuild_leaves_the_store_whole(golden_copy):
     }
     # The progress callback waits, so that the signal comes while the rebuild is in the middle.
     code = (
-        "import sys, time, rmqstore.cli as cli\n"
-        "class Waiting(cli.Progress):\n"
+        "import sys, time, rmqstore.cli as cli, rmqstore.cli.rebuild as command\n"
+        "class Waiting(command.Progress):\n"
         "    def __call__(self, done, total):\n"
         "        print('building', flush=True)\n"
         "        time.sleep(60)\n"
-        "cli.Progress = Waiting\n"
+        "command.Progress = Waiting\n"
         "cli.main(sys.argv[1:])\n"
     )
     process = subprocess.Popen(
@@ -529,11 +530,11 @@ def test_a_rebuild_that_was_killed_leaves_the_store_whole(golden_copy):
     copy = golden_copy("broker")
     before = {path.relative_to(copy): path.read_bytes() for path in copy.rglob("*") if path.is_file()}
     code = (
-        "import os, signal, sys, rmqstore.cli as cli\n"
-        "class Deadly(cli.Progress):\n"
+        "import os, signal, sys, rmqstore.cli as cli, rmqstore.cli.rebuild as command\n"
+        "class Deadly(command.Progress):\n"
         "    def __call__(self, done, total):\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "cli.Progress = Deadly\n"
+        "command.Progress = Deadly\n"
         "cli.main(sys.argv[1:])\n"
     )
     ran = subprocess.run(
@@ -762,3 +763,15 @@ def test_version():
     from rmqstore import __version__
 
     assert run("--version").stdout.strip() == f"rmqstore, version {__version__}"
+
+
+def test_the_list_of_commands_says_what_each_says_of_itself():
+    import click
+
+    import rmqstore.cli as cli
+
+    context = click.Context(cli.main)
+    for name, (_, _, short) in cli._COMMANDS.items():
+        command = cli.main.get_command(context, name)
+        assert command.name == name
+        assert (command.help or "").split("\n\n")[0].replace("\n", " ").strip() == short

@@ -24,17 +24,17 @@ PACKAGE = ROOT / "rmqstore"
 ORDER = (
     "_version errors _core message config mapped_file store_lock housekeeping mapped_file_queue checkpoint "
     "consumer_offset consumer index_file commit_log consume_queue consume_queue_store index_service populating dispatcher "
-    "recovery retention columns table_rows message_store describe verify rebuild console cli rabbitmq_command demo spark __main__"
+    "recovery retention columns table_rows message_store describe verify rebuild console cli demo spark __main__"
 ).split()
 # What the RabbitMQ side shares with the RocketMQ side; otherwise neither knows the other.
 SHARED_WITH_RABBITMQ = {"_version", "errors", "_core", "mapped_file"}
 # The command line is where both sides meet.
-MAY_IMPORT_RABBITMQ = {"rabbitmq_command", "spark"}
-FACADE_LEAVES_OUT = {"cli", "console", "demo", "rabbitmq", "rabbitmq_command", "spark", "__main__"}
+MAY_IMPORT_RABBITMQ = {"cli", "console", "spark"}
+FACADE_LEAVES_OUT = {"cli", "console", "demo", "rabbitmq", "spark", "__main__"}
 WEB = {"aiohttp", "bottle", "fastapi", "flask", "http", "jinja2", "socketserver", "starlette", "tornado", "uvicorn"}
 
 # Modules that the package cannot be without: a rule over "all modules" is void if they are not found.
-CERTAIN = {"__init__", "_core", "_version", "cli", "commit_log", "errors", "index_file", "message_store", "rebuild"}
+CERTAIN = {"__init__", "_core", "_version", "commit_log", "errors", "index_file", "message_store", "rebuild"}
 
 
 def module_files() -> list[Path]:

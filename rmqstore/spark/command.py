@@ -27,23 +27,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from rmqstore.cli import (
-    FOUND_NOTHING,
-    TIME,
-    CannotOpenError,
-    Given,
-    Printer,
-    StoreGroup,
-    agree_to_replace,
-    escape,
-    format_size,
-    format_time,
-    note,
-    nothing,
-    path_argument,
-    print_rebuild,
-    store_options,
-)
+from rmqstore.cli.group import FOUND_NOTHING, CannotOpenError, StoreGroup, nothing
+from rmqstore.cli.options import Given, path_argument, store_options
+from rmqstore.cli.rebuild import agree_to_replace, print_rebuild
+from rmqstore.cli.terminal import TIME, Printer, escape, format_size, format_time, note
 from rmqstore.commit_log import check_store_root
 from rmqstore.errors import MissingDependencyError
 

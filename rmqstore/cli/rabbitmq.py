@@ -16,18 +16,8 @@ from typing import Any, BinaryIO
 
 import click
 
-from rmqstore.cli import (
-    FOUND_NOTHING,
-    CannotOpenError,
-    Printer,
-    Progress,
-    StoreGroup,
-    escape,
-    format_size,
-    format_time,
-    note,
-    nothing,
-)
+from rmqstore.cli.group import FOUND_NOTHING, CannotOpenError, StoreGroup, nothing
+from rmqstore.cli.terminal import Printer, Progress, escape, format_size, format_time, note
 from rmqstore.errors import InvalidMessageError
 from rmqstore.rabbitmq import Finding, Queue, QueuedMessage, Vhost, find_vhosts, node_process, repair, verify
 from rmqstore.rabbitmq.transfer import FORMATS, export, import_messages, message_object, object_message

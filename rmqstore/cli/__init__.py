@@ -1,0 +1,75 @@
+"""The command line: a diagnostic instrument for a store on disk.
+
+Owns the list of commands; each lies in a module of its own, which is loaded when the command is used.  Every answer comes
+from the package's public functions.  Invariants:
+
+- Only ``rebuild``, ``recover``, ``offsets set`` and ``spark rebuild`` write into a store (and ``demo``, into one of its own);
+  every other command opens read-only.
+- Exit codes: 0 fine, 1 findings or nothing found, 2 wrong usage, 3 the store cannot be opened or read.
+- Text from a store never reaches the terminal raw: control and other invisible characters are escaped.
+- ``--json`` prints one object a line on stdout and nothing else there; notes, progress and errors go to stderr.
+
+A new command is a module here and a line in `_COMMANDS`.
+"""
+
+from __future__ import annotations
+
+import click
+
+from rmqstore._version import __version__
+from rmqstore.cli.group import StoreGroup
+
+__all__ = ["main"]
+
+# By name: module, attribute, and the first sentence of its help (a test holds it equal), so that a list of commands loads none.
+_COMMANDS = {
+    "demo": ("rmqstore.demo", "main", "Run the main job on a real broker's store, with checks and rates."),
+    "dump": ("rmqstore.cli.dump", "dump", "Print a store's structures as they lie on disk, damage included."),
+    "get": ("rmqstore.cli.query", "get", "Read messages of a queue in order."),
+    "info": ("rmqstore.cli.info", "info", "Describe a store: geometry, log, queues, index, checkpoint, consumers."),
+    "offsets": (
+        "rmqstore.cli.offsets",
+        "offsets",
+        "Progress of consumer groups: what is next for each, and how far behind it is.",
+    ),
+    "query": (
+        "rmqstore.cli.query",
+        "query",
+        "Find messages by key in the index, newest first, each checked against its message.",
+    ),
+    "rabbitmq": (
+        "rmqstore.cli.rabbitmq",
+        "main",
+        "Look into RabbitMQ's classic queues on disk, repair them, and carry messages out and in.",
+    ),
+    "rebuild": ("rmqstore.cli.rebuild", "rebuild_command", "Make index and consume queues anew from the commit log."),
+    "recover": (
+        "rmqstore.cli.rebuild",
+        "recover_command",
+        "Do what a start after a crash does, say what it was, and close the store in order.",
+    ),
+    "spark": ("rmqstore.spark.command", "main", "Work on a store with Apache Spark, on this machine or on a cluster."),
+    "verify": (
+        "rmqstore.cli.verify",
+        "verify_command",
+        "Look for everything that is wrong in a store; exit code 1 if anything is.",
+    ),
+}
+
+
+class _MainGroup(StoreGroup):
+    lazy_commands = _COMMANDS
+
+
+@click.group(
+    name="rmqstore", cls=_MainGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
+@click.version_option(__version__, prog_name="rmqstore")
+def main() -> None:
+    """Look into, check and mend the on-disk store of Apache RocketMQ.
+
+    PATH is the store's root (RocketMQ's storePathRootDir, the folder that holds commitlog/). Every command but rebuild
+    opens it read-only, locks nothing and works beside a running broker.
+
+    Exit codes: 0 fine, 1 findings or nothing found, 2 wrong usage, 3 the store cannot be opened.
+    """

@@ -1,0 +1,270 @@
+"""rmqstore dump: structures as they lie on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import sys
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from rmqstore._core import IndexLayout
+from rmqstore.cli.group import nothing
+from rmqstore.cli.options import Given, path_argument, store_options
+from rmqstore.cli.terminal import Printer, Progress, escape, format_time
+from rmqstore.commit_log import Blank, Damage
+from rmqstore.consume_queue import BatchConsumeQueue
+from rmqstore.consume_queue_store import AnyConsumeQueue
+from rmqstore.errors import StoreError
+from rmqstore.index_file import IndexFile
+from rmqstore.message import MessageExt
+from rmqstore.message_store import MessageStore
+
+_PREVIEW = 60
+
+
+@click.command()
+@path_argument
+@click.option("--what", type=click.Choice(["log", "queue", "index"]), default="log", show_default=True)
+@click.option("--from", "begin", type=click.IntRange(min=0), help="Begin with this phy offset.")
+@click.option("--to", "end", type=click.IntRange(min=0), help="Stop before this phy offset.")
+@click.option("--topic", help="Only this topic; a queue dump needs it.")
+@click.option("--queue", "queue_id", type=click.IntRange(min=0), help="Only this queue of the topic.")
+@store_options
+def dump(
+    path: str, what: str, begin: int | None, end: int | None, topic: str | None, queue_id: int | None, given: Given
+) -> None:
+    """Print a store's structures as they lie on disk, damage included.
+
+    log: one line a record, blank or damaged stretch. queue: the units of a topic's queues. index: header, entries and
+    slots (with the lengths of their chains) of every index file.
+    """
+    if what == "queue" and topic is None:
+        raise click.UsageError("a queue dump needs --topic")
+    if what == "index" and topic is not None:
+        raise click.UsageError("the index holds hashes and no topics; leave --topic out")
+    if queue_id is not None and topic is None:
+        raise click.UsageError("--queue needs --topic")
+    printer = Printer(given.as_json)
+    with given.open(path) as store:
+        if what == "log":
+            shown = _dump_log(printer, store, begin, end, topic, queue_id)
+        elif what == "queue":
+            assert topic is not None
+            shown = _dump_queues(printer, store, begin, end, topic, queue_id)
+        else:
+            shown = _dump_index(printer, store, begin, end)
+        if not shown:
+            nothing("there is nothing of that kind to dump")
+
+
+def _dump_progress(printer: Printer, what: str) -> contextlib.AbstractContextManager[Progress | None]:
+    # A bar below scrolling lines on one terminal would only be in the way.
+    return contextlib.nullcontext() if sys.stdout.isatty() else Progress(what)
+
+
+def _dump_log(
+    printer: Printer, store: MessageStore, begin: int | None, end: int | None, topic: str | None, queue_id: int | None
+) -> int:
+    log = store.commit_log
+    first = max(log.min_offset, begin or 0)
+    last = log.max_offset if end is None else min(end, log.max_offset)
+    # Behind damage in the newest segment more records may follow; the store itself stops before it.
+    if end is None or end > log.max_offset:
+        last = log.find_end_behind_damage()
+        log.set_end(last)
+        last = last if end is None else min(end, last)
+    # Begins the walk where a record is known to begin, so that the middle of one is not taken for damage.
+    start = first if log.look_up(first) is not None else max(first - first % log.segment_size, log.min_offset)
+    shown = 0
+    with _dump_progress(printer, "dumping the log") as progress:
+        for number, entry in enumerate(log.entries(start, last)):
+            if progress is not None and number % 512 == 0:
+                progress(entry.phy_offset - start, max(last - start, 1))
+            if entry.phy_offset + (entry.store_size if isinstance(entry, MessageExt) else entry.size) <= first:
+                continue
+            if isinstance(entry, MessageExt):
+                if (topic is not None and entry.topic != topic) or (
+                    queue_id is not None and entry.queue_id != queue_id
+                ):
+                    continue
+            elif topic is not None and isinstance(entry, Blank):
+                continue
+            shown += 1
+            if printer.as_json:
+                printer.json_line(_log_object(entry))
+            else:
+                printer.line(_log_line(entry))
+    return shown
+
+
+def _log_object(entry: MessageExt | Blank | Damage) -> dict[str, Any]:
+    if isinstance(entry, MessageExt):
+        return {"type": "record", **entry.to_dict()}
+    if isinstance(entry, Blank):
+        return {"type": "blank", "phy_offset": entry.phy_offset, "size": entry.size}
+    return {"type": "damage", "phy_offset": entry.phy_offset, "size": entry.size, "verdict": entry.verdict.name}
+
+
+def _log_line(entry: MessageExt | Blank | Damage) -> str:
+    if isinstance(entry, Blank):
+        return f"{entry.phy_offset:>12}  {entry.size:>7}  BLANK to the end of the segment"
+    if isinstance(entry, Damage):
+        return f"{entry.phy_offset:>12}  {entry.size:>7}  DAMAGE {entry.verdict.name}"
+    parts = [
+        f"{entry.phy_offset:>12}  {entry.store_size:>7}",
+        f"{escape(entry.topic)}/{entry.queue_id} #{entry.queue_offset}",
+        format_time(entry.store_timestamp),
+        f"keys={escape(' '.join(entry.keys))}" if entry.keys else "",
+        f"tags={escape(entry.tags)}" if entry.tags else "",
+        "CORRUPT (CRC)" if entry.corrupt else "",
+        _preview(entry),
+    ]
+    return "  ".join(part for part in parts if part)
+
+
+def _preview(message: MessageExt) -> str:
+    try:
+        raw = message.body
+    except StoreError:
+        return f"({len(message.body_stored)} bytes that cannot be decoded)"
+    text = escape(raw[: 4 * _PREVIEW].decode("utf-8", "backslashreplace"))
+    if len(text) <= _PREVIEW and len(raw) <= 4 * _PREVIEW:
+        return text
+    # No half of an escape at the end.
+    cut = re.sub(r"\\(x[0-9a-f]?|u[0-9a-f]{0,3}|U[0-9a-f]{0,7})?$", "", text[:_PREVIEW])
+    return f"{cut}... ({len(raw)} bytes)"
+
+
+def _queues_of(store: MessageStore, topic: str, queue_id: int | None) -> Iterator[AnyConsumeQueue]:
+    for each in store.queue_ids(topic):
+        queue = store.queues.find(topic, each) if queue_id in (None, each) else None
+        if queue is not None:
+            yield queue
+
+
+def _dump_queues(
+    printer: Printer, store: MessageStore, begin: int | None, end: int | None, topic: str, queue_id: int | None
+) -> int:
+    shown = 0
+    for queue in _queues_of(store, topic, queue_id):
+        kind = "BatchCQ" if isinstance(queue, BatchConsumeQueue) else "SimpleCQ"
+        low, high = queue.min_queue_offset(0), queue.max_queue_offset
+        if not printer.as_json:
+            printer.line(f"{escape(queue.topic)}/{queue.queue_id}  {kind}  queue offsets {low} to {high}")
+            printer.line(f"{'queue offset':>14}  {'phy offset':>14}  {'size':>9}  {'tags code':>20}  messages")
+        at = low
+        while at < high:
+            following = at
+            for unit in queue.read(at, 4096):
+                following = unit.queue_offset + max(unit.num, 1)
+                if unit.phy_offset < (begin or 0) or (end is not None and unit.phy_offset >= end):
+                    continue
+                shown += 1
+                if printer.as_json:
+                    printer.json_line(
+                        {"type": "unit", "topic": queue.topic, "queue_id": queue.queue_id, **unit._asdict()}
+                    )
+                else:
+                    printer.line(
+                        f"{unit.queue_offset:>14}  {unit.phy_offset:>14}  {unit.size:>9}  {unit.tags_code:>20}  {unit.num}"
+                    )
+            # Nothing was read where a file is missing, or where only pre-fill units lie.
+            at = following if following > at else max(queue.next_file_offset(at), at + 1)
+    return shown
+
+
+def _dump_index(printer: Printer, store: MessageStore, begin: int | None, end: int | None) -> int:
+    if store.index_service is None:
+        return 0
+    shown = 0
+    for name in store.index_service.names:
+        index = store.index_service.file(name)
+        _dump_index_header(printer, index)
+        with _dump_progress(printer, f"dumping {name}") as progress:
+            depths = _dump_entries(printer, index, begin, end, progress)
+        longest, used = _dump_slots(printer, index, depths)
+        if printer.as_json:
+            printer.json_line(
+                {"type": "index_chains", "file": index.name, "slots_used": used, "longest_chain": longest}
+            )
+        else:
+            printer.line(f"slots used {used} of {index.slot_num}; the longest chain has {longest} entries")
+        shown += 1
+    return shown
+
+
+def _dump_index_header(printer: Printer, index: IndexFile) -> None:
+    header = dataclasses.asdict(index.header)
+    if printer.as_json:
+        printer.json_line(
+            {"type": "index_header", "file": index.name, **header, "slots": index.slot_num, "capacity": index.index_num}
+        )
+        return
+    printer.line(f"index file {escape(index.name)}: {index.slot_num} slots, {index.index_num} entries")
+    for field, value in header.items():
+        printer.line(f"  {field:<18} {value}" + (f"  {format_time(value)}" if field.endswith("timestamp") else ""))
+
+
+def _dump_entries(
+    printer: Printer, index: IndexFile, begin: int | None, end: int | None, progress: Progress | None
+) -> array[int]:
+    """Print the entries; the number of entries in the chain from each one down, -1 where it does not decrease."""
+    count = min(index.index_count, index.index_num)
+    depths = array("i", bytes(4 * max(count, 1)))
+    start = index.header.begin_timestamp
+    if not printer.as_json:
+        printer.line(f"{'entry':>10}  {'slot':>10}  {'hash':>11}  {'phy offset':>14}  {'seconds':>8}  {'previous':>10}")
+    for number in range(1, count):
+        key_hash, phy_offset, seconds, previous = index.read_entry(number)
+        if 0 < previous < number:
+            depths[number] = depths[previous] + 1 if depths[previous] > 0 else -1
+        else:
+            # RocketMQ ends a chain at 0; anything else that does not lead down is damage.
+            depths[number] = 1 if previous == 0 else -1
+        if progress is not None and number % 4096 == 0:
+            progress(number, count)
+        if phy_offset < (begin or 0) or (end is not None and phy_offset >= end):
+            continue
+        slot = key_hash % index.slot_num
+        if printer.as_json:
+            printer.json_line(
+                {
+                    "type": "index_entry", "file": index.name, "index": number, "pos": index.entry_pos(number), "slot": slot,
+                    "key_hash": key_hash, "phy_offset": phy_offset, "seconds": seconds,
+                    "timestamp": start + 1000 * seconds, "previous": previous,
+                }
+            )  # fmt: skip
+        else:
+            damage = "  DAMAGE: the chain does not lead down" if depths[number] < 0 else ""
+            printer.line(
+                f"{number:>10}  {slot:>10}  {key_hash:>11}  {phy_offset:>14}  {seconds:>8}  {previous:>10}{damage}"
+            )
+    return depths
+
+
+def _dump_slots(printer: Printer, index: IndexFile, depths: array[int]) -> tuple[int, int]:
+    """Print the used slots with their newest entry and the length of the chain; (longest chain, used slots)."""
+    longest = used = 0
+    if not printer.as_json:
+        printer.line(f"{'slot':>10}  {'newest entry':>12}  {'chain':>6}")
+    for slot in range(index.slot_num):
+        newest = index.read_slot(slot)
+        if newest == 0:
+            continue
+        used += 1
+        chain = depths[newest] if 0 < newest < len(depths) else -1
+        longest = max(longest, chain)
+        if printer.as_json:
+            pos = int(IndexLayout.INDEX_HEADER_SIZE) + slot * int(IndexLayout.SLOT_SIZE)
+            printer.json_line(
+                {"type": "index_slot", "file": index.name, "slot": slot, "pos": pos, "newest": newest, "chain": chain}
+            )
+        else:
+            damage = "  DAMAGE: leads to no entry" if chain < 0 else ""
+            printer.line(f"{slot:>10}  {newest:>12}  {chain:>6}{damage}")
+    return longest, used

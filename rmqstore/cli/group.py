@@ -1,0 +1,108 @@
+"""Groups of commands: exit codes, what an error says at the command line, commands that are loaded when they are used.
+
+Exit codes: 0 fine, 1 findings or nothing found, 2 wrong usage, 3 the store cannot be opened or read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from rmqstore.cli.terminal import escape, note
+from rmqstore.errors import GeometryError, StoreError
+
+FOUND_NOTHING = 1
+WRONG_USAGE = 2
+CANNOT_OPEN = 3
+# As a shell reports a program that these signals ended.
+INTERRUPTED = 128 + 2
+READER_GONE = 128 + 13
+
+
+class CannotOpenError(click.ClickException):
+    """Shown without a traceback, `hint` on a line of its own; exit code 3."""
+
+    exit_code = CANNOT_OPEN
+
+    def __init__(self, message: str, hint: str = ""):
+        super().__init__(message)
+        self.hint = hint
+
+    def show(self, file: Any = None) -> None:
+        # What was printed before it comes first where both streams go to one place.
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        super().show(file)
+
+    def format_message(self) -> str:
+        return escape(self.message) + (f"\n{self.hint}" if self.hint else "")
+
+
+def of_error(error: Exception) -> CannotOpenError:
+    """CannotOpenError: what an error of the store or of the system says, with what to do at the command line."""
+    if isinstance(error, GeometryError):
+        return CannotOpenError(
+            str(error), "Here an option is given as -o NAME=VALUE, or all with --config broker.conf."
+        )
+    if isinstance(error, OSError) and error.filename is not None:
+        return CannotOpenError(f"{error.strerror or type(error).__name__} [{os.fsdecode(error.filename)}]")
+    return CannotOpenError(str(error))
+
+
+class StoreGroup(click.Group):
+    """Maps what goes wrong to exit codes, and loads commands of `lazy_commands` when they are used."""
+
+    # By name: module, attribute, short help.
+    lazy_commands: dict[str, tuple[str, str, str]] = {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*super().list_commands(ctx), *self.lazy_commands})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self.lazy_commands:
+            module, attribute, _ = self.lazy_commands[cmd_name]
+            return getattr(importlib.import_module(module), attribute)
+        return super().get_command(ctx, cmd_name)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        rows = []
+        for name in self.list_commands(ctx):
+            if name in self.lazy_commands:
+                rows.append((name, self.lazy_commands[name][2]))
+            else:
+                command = self.get_command(ctx, name)
+                assert command is not None
+                rows.append((name, command.get_short_help_str(90)))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            # What the terminal's encoding lacks is escaped instead of failing half-way.
+            with contextlib.suppress(AttributeError, ValueError):
+                stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except BrokenPipeError:
+            # The reader (head, a pager) has seen enough; what is buffered must not fail once more at exit.
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            ctx.exit(READER_GONE)
+        except KeyboardInterrupt:
+            note("interrupted")
+            ctx.exit(INTERRUPTED)
+        except (StoreError, OSError) as error:
+            raise of_error(error) from None
+
+
+def nothing(text: str) -> NoReturn:
+    """Say so on stderr and end with the exit code of findings, or of nothing found."""
+    note(text)
+    click.get_current_context().exit(FOUND_NOTHING)

@@ -1,0 +1,128 @@
+"""rmqstore info."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import click
+
+from rmqstore.cli.options import Given, path_argument, store_options
+from rmqstore.cli.terminal import Printer, format_size, format_time
+from rmqstore.config import StoreConfig
+from rmqstore.describe import StoreDescription, describe
+
+
+@click.command()
+@path_argument
+@store_options
+def info(path: str, given: Given) -> None:
+    """Describe a store: geometry, log, queues, index, checkpoint, consumers."""
+    description = describe(path, given.config(path))
+    printer = Printer(given.as_json)
+    if given.as_json:
+        printer.json_line(_info_object(description))
+    else:
+        _print_info(printer, description)
+
+
+def _config_object(config: StoreConfig) -> dict[str, Any]:
+    left_out = ("clock", "assumed", "unknown")
+    return {item.name: getattr(config, item.name) for item in dataclasses.fields(config) if item.name not in left_out}
+
+
+def _progress_rows(description: StoreDescription) -> list[tuple[str, str, int, int, int | None]]:
+    """(group, topic, queue id, offset, messages that are left or None for a queue that is not there)."""
+    ends = {(queue.topic, queue.queue_id): queue.max_queue_offset for queue in description.queues}
+    rows: list[tuple[str, str, int, int, int | None]] = []
+    for (group, topic), queues in sorted(description.consumer_offsets.items()):
+        for queue_id, offset in sorted(queues.items()):
+            end = ends.get((topic, queue_id))
+            rows.append((group, topic, queue_id, offset, None if end is None else end - offset))
+    return rows
+
+
+def _info_object(description: StoreDescription) -> dict[str, Any]:
+    log = description.commit_log
+    return {
+        "path": description.path,
+        "clean": description.clean,
+        "config": _config_object(description.config),
+        "assumed": list(description.config.assumed),
+        "commit_log": {**dataclasses.asdict(log), "size": log.max_offset - log.min_offset},
+        "topics": list(description.topics),
+        "queues": [
+            {**dataclasses.asdict(queue), "messages": queue.max_queue_offset - queue.min_queue_offset}
+            for queue in description.queues
+        ],
+        "index_files": [dataclasses.asdict(index) for index in description.index_files],
+        "checkpoint": dataclasses.asdict(description.checkpoint),
+        "consumer_offsets": [
+            dict(zip(("group", "topic", "queue_id", "offset", "lag"), row)) for row in _progress_rows(description)
+        ],
+    }
+
+
+def _print_info(printer: Printer, description: StoreDescription) -> None:
+    log, config, point = description.commit_log, description.config, description.checkpoint
+    printer.fields(
+        [
+            ("store", description.path),
+            ("state", "clean" if description.clean else "in use, or not closed in order (there is an abort file)"),
+            ("commit log", f"{log.max_offset - log.min_offset} bytes ({format_size(log.max_offset - log.min_offset)})"),
+            ("  phy offsets", f"{log.min_offset} to {log.max_offset}"),
+            ("  segments", f"{log.segments} of {log.segment_size} bytes ({format_size(log.segment_size)})"),
+            ("  first stored", format_time(log.first_store_timestamp)),
+            ("  last stored", format_time(log.last_store_timestamp)),
+            ("queue files", f"{config.consume_queue_file_size} bytes, {config.consume_queue_file_size // 20} units"),
+            ("index files", f"{config.index_file_size} bytes, {config.max_hash_slot_num} slots, {config.max_index_num} entries"),
+            ("index of tags", "yes" if config.index_tags else "no"),
+            ("store host", config.store_host),
+            ("assumed", ", ".join(config.assumed) or "nothing"),
+        ]
+    )  # fmt: skip
+    printer.table(
+        "queues",
+        ("topic", "kind", "queue", "min", "max", "messages", "files"),
+        [
+            (
+                queue.topic, queue.kind, queue.queue_id, queue.min_queue_offset, queue.max_queue_offset,
+                queue.max_queue_offset - queue.min_queue_offset, queue.files,
+            )
+            for queue in description.queues
+        ],
+        left=2,
+    )  # fmt: skip
+    printer.table(
+        "index files",
+        ("name", "first entry", "last entry", "entries", "full", "slots used"),
+        [
+            (
+                index.name, format_time(index.begin_timestamp), format_time(index.end_timestamp), index.entries,
+                f"{100 * index.entries / max(index.capacity, 1):.1f} %", index.used_slots,
+            )
+            for index in description.index_files
+        ],
+        left=3,
+    )  # fmt: skip
+    printer.table(
+        "checkpoint",
+        ("field", "value"),
+        [
+            (item.name, _checkpoint_value(item.name, getattr(point, item.name)))
+            for item in dataclasses.fields(point)
+        ],
+        left=2,
+    )  # fmt: skip
+    rows = _progress_rows(description)
+    if rows:
+        printer.table(
+            "consumer progress",
+            ("group", "topic", "queue", "offset", "lag"),
+            [(*row[:4], "no queue" if row[4] is None else row[4]) for row in rows],
+            left=2,
+        )
+
+
+def _checkpoint_value(name: str, value: int) -> str:
+    return format_time(value) if name.endswith("timestamp") and value else str(value)

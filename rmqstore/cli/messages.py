@@ -1,0 +1,63 @@
+"""A message as a line, as text and as a JSON object."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from rmqstore.cli.terminal import Printer, escape, format_time
+from rmqstore.errors import StoreError
+from rmqstore.message import MessageExt
+
+_BODY_SHOWN = 1024
+
+
+body_option = click.option(
+    "--body", type=click.Choice(["text", "hex", "none"]), default="text", show_default=True, help="How to show bodies."
+)
+
+
+def message_object(message: MessageExt, body: str) -> dict[str, Any]:
+    value = message.to_dict()
+    if body == "none":
+        del value["body"], value["body_encoding"]
+    elif body == "hex":
+        raw = message.body_stored if "body_error" in value else message.body
+        value |= {"body": raw.hex(), "body_encoding": "hex"}
+    return value
+
+
+def message_line(message: MessageExt) -> str:
+    """What identifies a message, on one line."""
+    parts = [
+        format_time(message.store_timestamp),
+        f"phy {message.phy_offset:>12}",
+        f"{message.store_size:>6} B",
+        f"{escape(message.topic)}/{message.queue_id} #{message.queue_offset}",
+    ]
+    if message.tags:
+        parts.append(f"tags={escape(message.tags)}")
+    if message.keys:
+        parts.append(f"keys={escape(' '.join(message.keys))}")
+    if message.corrupt:
+        parts.append("CORRUPT (CRC)")
+    return "  ".join(parts)
+
+
+def print_message(printer: Printer, message: MessageExt, body: str) -> None:
+    if printer.as_json:
+        printer.json_line(message_object(message, body))
+        return
+    printer.line(message_line(message))
+    if body == "none":
+        return
+    try:
+        raw = message.body
+    except StoreError as error:
+        printer.line(f"    the body cannot be decoded: {escape(error.message)}")
+        raw = message.body_stored
+    rest = len(raw) - _BODY_SHOWN
+    shown = raw[:_BODY_SHOWN]
+    text = shown.hex(" ") if body == "hex" else escape(shown.decode("utf-8", "backslashreplace"))
+    printer.line(f"    {text}" + (f" ... {rest} bytes more, --json shows all" if rest > 0 else ""))

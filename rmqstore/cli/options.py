@@ -1,0 +1,135 @@
+"""The options that every command on a store has, and the config that they give."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import click
+
+from rmqstore.cli.terminal import escape, note
+from rmqstore.config import StoreConfig, parse_java_properties
+from rmqstore.errors import StoreError
+from rmqstore.message_store import MessageStore
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+# mappedFileSizeCommitLog, mapedFileSizeCommitLog (4.x) and mapped_file_size_commit_log are one option.
+_OPTIONS = {
+    _plain(item.name): item
+    for item in dataclasses.fields(StoreConfig)
+    if item.name not in ("clock", "assumed", "unknown")
+}
+_OPTIONS |= {
+    name.replace("mapped", "maped", 1): item for name, item in _OPTIONS.items() if name.startswith("mappedfile")
+}
+
+
+def _option_value(name: str, text: str) -> tuple[str, Any]:
+    """(field of StoreConfig, value) of a name in either spelling."""
+    item = _OPTIONS.get(_plain(name))
+    if item is None:
+        raise click.BadParameter(
+            f"there is no option {name!r}; see the fields of rmqstore.StoreConfig", param_hint="-o"
+        )
+    text = text.strip()
+    if item.type == "bool":
+        if text.lower() not in ("true", "false"):
+            raise click.BadParameter(f"{name} is {text!r}: write true or false", param_hint="-o")
+        return item.name, text.lower() == "true"
+    if item.type == "int":
+        if not re.fullmatch("[+-]?[0-9]{1,19}", text):
+            raise click.BadParameter(f"{name} is {text!r}: write a whole number", param_hint="-o")
+        return item.name, int(text)
+    return item.name, text
+
+
+def _overrides(config_file: str | None, options: Sequence[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    if config_file is not None:
+        with open(config_file, encoding="iso-8859-1", newline="") as file:
+            names = {name for name, _, _ in parse_java_properties(file.read(), config_file)}
+        config = StoreConfig.from_properties(config_file)
+        for name in names:
+            item = _OPTIONS.get(_plain(name))
+            if item is not None and name not in config.unknown:
+                values[item.name] = getattr(config, item.name)
+        if names & {"brokerIP1", "listenPort"}:
+            values["store_host"] = config.store_host
+    for option in options:
+        name, separator, text = option.partition("=")
+        if not separator:
+            raise click.BadParameter(f"{option!r} has no '=': write NAME=VALUE", param_hint="-o")
+        field, value = _option_value(name.strip(), text)
+        values[field] = value
+    return values
+
+
+def _config(path: str, config_file: str | None, options: Sequence[str]) -> StoreConfig:
+    """The store's config: what its files say, overridden by the broker.conf and then by the options."""
+    try:
+        config = StoreConfig.infer(path, **_overrides(config_file, options))
+    except StoreError:
+        raise
+    except ValueError as error:
+        raise click.UsageError(escape(str(error))) from None
+    if config_file is not None:
+        # An option that neither the files nor its broker.conf tell has RocketMQ's default: a broker takes it too.
+        rocketmq = StoreConfig.from_properties({})
+        known = {name: getattr(rocketmq, name) for name in config.assumed if name != "index_tags"}
+        config = config.replace(**known)
+    return config
+
+
+def note_assumed(config: StoreConfig, names: Iterable[str]) -> None:
+    for name in names:
+        if name in config.assumed:
+            note(f"note: the store does not tell {name}; {getattr(config, name)!r} is assumed (give -o {name}=...)")
+
+
+@dataclasses.dataclass
+class Given:
+    """The options that every command on a store has."""
+
+    config_file: str | None
+    options: tuple[str, ...]
+    as_json: bool
+
+    def overrides(self) -> dict[str, Any]:
+        """dict: the fields of StoreConfig that the options say, of the broker.conf and of each ``-o``."""
+        return _overrides(self.config_file, self.options)
+
+    def config(self, path: str) -> StoreConfig:
+        """StoreConfig: that of the store in `path`."""
+        return _config(path, self.config_file, self.options)
+
+    def open(self, path: str) -> MessageStore:
+        return MessageStore.open(path, config=self.config(path), read_only=True)
+
+
+def store_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--config``, ``-o`` and ``--json``; the command gets them as one argument `given`."""
+
+    def wrapped(config_file: str | None, options: tuple[str, ...], as_json: bool, **others: Any) -> Any:
+        return function(given=Given(config_file, options, as_json), **others)
+
+    wrapped.__doc__ = function.__doc__
+    wrapped.__name__ = function.__name__
+    wrapped.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
+    name_help = "An option of the store, spelled as in StoreConfig or in RocketMQ; repeatable."
+    conf_type = click.Path(exists=True, dir_okay=False)
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="One JSON object a line."),
+        click.option("-o", "options", multiple=True, metavar="NAME=VALUE", help=name_help),
+        click.option("--config", "config_file", type=conf_type, help="The broker's broker.conf."),
+    ):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+path_argument = click.argument("path", type=click.Path())

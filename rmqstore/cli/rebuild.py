@@ -1,0 +1,142 @@
+"""rmqstore rebuild and recover: the commands that mend a store."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+
+import click
+
+from rmqstore.cli.group import FOUND_NOTHING, nothing, of_error
+from rmqstore.cli.options import Given, path_argument, store_options
+from rmqstore.cli.terminal import Printer, Progress, escape, format_size, note
+from rmqstore.errors import CorruptionError, StoreError
+from rmqstore.message_store import MessageStore
+from rmqstore.rebuild import REBUILD_DIRECTORY, RebuildReport, rebuild
+from rmqstore.recovery import RECOVERY_MODES
+
+
+@click.command(name="rebuild")
+@path_argument
+@click.option(
+    "--what", multiple=True, type=click.Choice(["index", "consumequeue"]), help="What to make anew; by default both."
+)
+@click.option("--output", type=click.Path(), help="Build into this directory and leave the store as it is.")
+@click.option("--yes", is_flag=True, help="Replace without asking.")
+@store_options
+def rebuild_command(path: str, what: tuple[str, ...], output: str | None, yes: bool, given: Given) -> None:
+    """Make index and consume queues anew from the commit log.
+
+    THIS COMMAND WRITES. Without --output it replaces index/ and consumequeue/ of the store, after the new files are
+    complete and checked against the log; the commit log is never touched and the broker must not run. An interrupted
+    rebuild leaves the store as it was: run it again.
+    """
+    kinds = what or ("index", "consumequeue")
+    config = given.config(path)
+    agree_to_replace(path, kinds, output, yes)
+    try:
+        with Progress("rebuilding") as progress:
+            report = rebuild(path, kinds, config, output, progress)
+    except KeyboardInterrupt:
+        if output is not None:
+            note(f"The store is as it was, and nothing was built in {output}.")
+        elif os.path.isdir(os.path.join(path, REBUILD_DIRECTORY)):
+            note(
+                "The new files are complete, their exchange with the old ones is not: run the same command again, which ends it."
+            )
+        else:
+            note("The store is as it was.")
+        raise
+    except CorruptionError as error:
+        nothing(str(error))
+    print_rebuild(report, output or path, given)
+
+
+def agree_to_replace(path: str, kinds: tuple[str, ...], output: str | None, yes: bool) -> None:
+    """Ask whether a rebuild shall replace files of the store, unless that was answered before; a No ends the command."""
+    if output is not None or yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError(
+            "this replaces files of the store; without a terminal to ask on give --yes (or --output DIR)"
+        )
+    note(f"{' and '.join(kinds)} of {path} will be replaced by what the commit log says.")
+    if not click.confirm("Go on?", err=True):
+        nothing("nothing was changed")
+
+
+def print_rebuild(report: RebuildReport, target: str, given: Given) -> None:
+    """Say what a rebuild into `target` did; damage in the log makes the exit code that of something found."""
+    printer = Printer(given.as_json)
+    if given.as_json:
+        value = dataclasses.asdict(report)
+        value["damage"] = [dict(zip(("phy_offset", "size", "verdict"), each)) for each in report.damage]
+        printer.json_line({"type": "rebuild", **value})
+    else:
+        for offset, size, verdict in report.damage:
+            printer.line(f"nothing was built of {size} bytes at phy offset {offset}: {verdict}")
+        if report.resumed:
+            printer.line(f"finished the swap of an earlier rebuild: {' and '.join(report.what)} in {escape(target)}")
+        else:
+            printer.line(f"rebuilt {' and '.join(report.what)} in {escape(target)}")
+            printer.line(
+                f"{report.records} records, {report.units} queue units, {report.index_entries} index entries from "
+                f"{format_size(report.log_bytes)} of log"
+            )
+            if printer.terminal:
+                printer.line(f"{report.seconds:.2f} s")
+    if report.damage:
+        click.get_current_context().exit(FOUND_NOTHING)
+
+
+@click.command(name="recover")
+@path_argument
+@click.option(
+    "--mode",
+    type=click.Choice(RECOVERY_MODES),
+    default="strict",
+    show_default=True,
+    help="Where the log is damaged in front of whole records: refuse; cut it there as RocketMQ does, which deletes "
+    "everything behind; or keep what is whole on both sides.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask before --mode truncate deletes.")
+@store_options
+def recover_command(path: str, mode: str, yes: bool, given: Given) -> None:
+    """Do what a start after a crash does, say what it was, and close the store in order.
+
+    THIS COMMAND WRITES. The log is judged first; with --mode strict a store with damage in the middle of its log is
+    left exactly as it is. What a crash left torn behind the last whole record is cut; queues and index are brought into
+    line with the log. The broker must not run.
+    """
+    if not os.path.isdir(os.path.join(path, "commitlog")):
+        raise of_error(StoreError("there is no store here; give the folder that holds commitlog/", path))
+    config = given.config(path)
+    if mode == "truncate" and not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(
+                "this may delete whole records behind damage; without a terminal to ask on give --yes"
+            )
+        note(f"If the log of {path} is damaged, everything behind the damage will be deleted, whole or not.")
+        if not click.confirm("Go on?", err=True):
+            nothing("nothing was changed")
+    with MessageStore.open(path, config=config, recovery=mode) as store:
+        report = store.recovery_report
+    assert report is not None
+    printer = Printer(given.as_json)
+    if given.as_json:
+        printer.json_line({"type": "recovery", "path": path, **report.as_dict()})
+    else:
+        printer.line(f"{'closed in order' if report.clean else 'not closed in order'} before")
+        printer.line(f"scanned      {report.records} records, phy offsets {report.began_at} to {report.end}")
+        printer.line(f"cut          {format_size(report.bytes_cut)}, {report.segments_deleted} segments of the log")
+        printer.line(
+            f"queues       {report.units_cut} units cut, {report.units_written} written, {report.units_mended} mended"
+        )
+        printer.line(f"index        {report.index_entries_cut} entries cut, {report.index_entries_written} written")
+        for offset, size, verdict in report.damage:
+            printer.line(f"left damaged {size} bytes at phy offset {offset}: {verdict}")
+        if printer.terminal:
+            printer.line(f"{report.seconds:.2f} s")
+    if report.damage:
+        click.get_current_context().exit(FOUND_NOTHING)

@@ -1,0 +1,208 @@
+"""What the command line prints and reads: escaped text, sizes, times, tables, JSON lines, progress.
+
+Owns the look of an answer, never an answer.  Text from a store never reaches the terminal raw: control and other
+invisible characters are escaped.  Answers go to stdout; notes and progress go to stderr.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import shutil
+import sys
+import textwrap
+import time
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_AGO = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|sec|m|min|h|d|w)\s+ago\s*")
+_AGO_UNITS = {
+    "ms": 1,
+    "s": 1000,
+    "sec": 1000,
+    "m": 60_000,
+    "min": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+    "w": 604_800_000,
+}
+
+
+def escape(text: str) -> str:
+    """str: `text` on one line, with what a terminal could obey or hide (control, format, surrogates) as \\x.. or \\u...."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or unicodedata.category(char) == "Zs" else _escaped(char) for char in text
+    )
+
+
+def _escaped(char: str) -> str:
+    code = ord(char)
+    short = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(char)
+    return short or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
+
+
+def format_time(timestamp: int | None) -> str:
+    """str: ms since epoch as ISO 8601 in the local zone; the bare number where no calendar reaches."""
+    if timestamp is None:
+        return "-"
+    try:
+        moment = (_EPOCH + datetime.timedelta(milliseconds=timestamp)).astimezone()
+    except (OverflowError, ValueError, OSError):
+        return f"{timestamp} ms"
+    return moment.isoformat(timespec="milliseconds")
+
+
+def format_size(size: int) -> str:
+    """str: bytes for people, in units of 1024."""
+    number = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(number) < 1024 or unit == "TiB":
+            return f"{size} B" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    raise AssertionError
+
+
+def parse_time(text: str) -> int:
+    """int: ms since epoch of an ISO time (local zone unless it names one), of ms since epoch, or of ``2h ago``.
+
+    Raises
+    ------
+    ValueError
+        It is none of them.
+    """
+    text = text.strip()
+    if re.fullmatch("-?[0-9]{1,19}", text):
+        return int(text)
+    if text == "now":
+        return time.time_ns() // 1_000_000
+    ago = _AGO.fullmatch(text)
+    if ago:
+        return time.time_ns() // 1_000_000 - round(float(ago[1]) * _AGO_UNITS[ago[2]])
+    # Python 3.10 knows neither Z nor fractions of other than 3 or 6 digits.
+    fraction = re.compile(r"\.([0-9]{1,9})(?=$|[-+zZ])")
+    iso = fraction.sub(lambda match: "." + match[1].ljust(6, "0")[:6], re.sub("[zZ]$", "+00:00", text))
+    try:
+        moment = datetime.datetime.fromisoformat(iso)
+        return (moment.astimezone(datetime.timezone.utc) - _EPOCH) // datetime.timedelta(milliseconds=1)
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(
+            f"{text!r} is no time: write 2026-11-21T05:32:39.596+00:00 (local zone without one), ms since epoch, or '2h ago'"
+        ) from None
+
+
+class _TimeType(click.ParamType):
+    name = "TIME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_time(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+TIME = _TimeType()
+# What JSON leaves raw although a terminal may obey or hide it; inside a JSON string \u.... means the same.
+_RAW_IN_JSON = re.compile(
+    "[\x7f-\xa0\xad\u0600-\u0605\u061c\u06dd\u070f\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]"
+)
+
+
+class Printer:
+    """Prints answers on stdout: tables and lines for people, or one JSON object a line."""
+
+    def __init__(self, as_json: bool):
+        self.as_json = as_json
+        self.terminal = not as_json and sys.stdout.isatty()
+        self._ascii = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "") != "utf8"
+
+    def line(self, text: str = "") -> None:
+        """One line, which the caller has escaped."""
+        sys.stdout.write(text + "\n")
+
+    def json_line(self, value: dict[str, Any]) -> None:
+        """One JSON object."""
+        text = json.dumps(value, ensure_ascii=self._ascii, separators=(",", ":"))
+        sys.stdout.write(_RAW_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text) + "\n")
+
+    def fields(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """Names and values, one a line."""
+        rows = list(pairs)
+        width = max(len(name) for name, _ in rows)
+        for name, value in rows:
+            text = f"{name:<{width}}  {escape(value)}".rstrip()
+            if self.terminal:
+                columns = max(shutil.get_terminal_size().columns, width + 20)
+                text = textwrap.fill(text, columns, subsequent_indent=" " * (width + 2), drop_whitespace=False)
+            self.line(text)
+
+    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], left: int = 1) -> None:
+        """A table; all columns but the first `left` hold numbers.  Sized to a terminal, plain columns elsewhere."""
+        cells = [[escape(str(cell)) for cell in row] for row in rows]
+        if self.terminal:
+            from rich import box
+            from rich.console import Console
+            from rich.table import Table
+            from rich.text import Text
+
+            shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+            for number, column in enumerate(columns):
+                shown.add_column(column, justify="left" if number < left else "right", overflow="fold")
+            for row in cells:
+                # Text, so that nothing in a store is taken for markup.
+                shown.add_row(*(Text(cell) for cell in row))
+            Console(file=sys.stdout, highlight=False).print(shown)
+            return
+        widths = [max([len(column), *(len(row[number]) for row in cells)]) for number, column in enumerate(columns)]
+        self.line(f"\n{title}")
+        for row in [list(columns), *cells]:
+            parts = (
+                f"{cell:<{width}}" if i < left else f"{cell:>{width}}"
+                for i, (cell, width) in enumerate(zip(row, widths))
+            )
+            self.line(("  " + "  ".join(parts)).rstrip())
+
+
+def note(text: str) -> None:
+    """A line for people on stderr, after all that stdout has got so far."""
+    sys.stdout.flush()
+    click.echo(escape(text), err=True)
+
+
+class Progress:
+    """A bar on stderr, drawn only if that is a terminal; until it is called it shows that something goes on."""
+
+    def __init__(self, what: str):
+        self.what = what
+        self._bar: Any = None
+        self._task: Any = None
+
+    def __enter__(self) -> Progress:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+            self._bar = Progress(
+                TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
+                console=Console(file=sys.stderr), transient=True, redirect_stdout=sys.stdout.isatty(), redirect_stderr=False,
+            )  # fmt: skip
+            self._bar.start()
+            self._task = self._bar.add_task(self.what, total=None)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def __call__(self, done: int, total: int) -> None:
+        """So much of `total` is done."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done, total=total)

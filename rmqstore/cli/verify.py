@@ -1,0 +1,52 @@
+"""rmqstore verify."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections import Counter
+
+import click
+
+from rmqstore.cli.group import FOUND_NOTHING
+from rmqstore.cli.options import Given, note_assumed, path_argument, store_options
+from rmqstore.cli.terminal import Printer, Progress, escape
+from rmqstore.config import StoreConfig
+from rmqstore.errors import GeometryError
+from rmqstore.verify import verify
+
+
+@click.command(name="verify")
+@path_argument
+@store_options
+def verify_command(path: str, given: Given) -> None:
+    """Look for everything that is wrong in a store; exit code 1 if anything is.
+
+    Compares the log with itself (lengths, offsets, CRCs) and queues, index, checkpoint and config files with the log.
+    """
+    config: StoreConfig | None
+    try:
+        config = given.config(path)
+        note_assumed(config, ("message_delay_level", "index_tags"))
+    except GeometryError:
+        if given.options or given.config_file is not None:
+            raise
+        config = None  # That the geometry cannot be told is a finding.
+    printer = Printer(given.as_json)
+    kinds: Counter[str] = Counter()
+    with Progress("verifying") as progress:
+        for finding in verify(path, config, progress):
+            kinds[finding.kind] += 1
+            if given.as_json:
+                printer.json_line({"type": "finding", **dataclasses.asdict(finding)})
+            else:
+                printer.line(f"{escape(finding.path)}:{finding.pos}: {finding.kind}: {escape(finding.detail)}")
+            sys.stdout.flush()
+    if given.as_json:
+        printer.json_line({"type": "summary", "findings": kinds.total(), "kinds": dict(sorted(kinds.items()))})
+    elif not kinds:
+        printer.line("nothing is wrong")
+    else:
+        printer.table(f"{kinds.total()} findings", ("kind", "number"), sorted(kinds.items()))
+    if kinds:
+        click.get_current_context().exit(FOUND_NOTHING)
