@@ -63,6 +63,17 @@ def listed(chosen: Iterable[rounds.Row]) -> str:
     return "; ".join(f"{work}: {', '.join(who)}" for work, who in by_work.items()) or "nothing"
 
 
+def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether figures of two machines may stand in one table: another build of the kernel makes no other machine."""
+
+    def essence(machine: Mapping[str, Any]) -> tuple[object, ...]:
+        kernel = ".".join(machine["system"].split(".")[:2])
+        python = ".".join(machine["python"].split(".")[:2])
+        return machine["processor"], machine["cores"], round(machine["memory"] / 2**30), kernel, python
+
+    return essence(one) == essence(other)
+
+
 def write(result: Mapping[str, Any]) -> None:
     """Put the table into the document and the result beside it; parts that were not run stay as they are.
 
@@ -76,7 +87,7 @@ def write(result: Mapping[str, Any]) -> None:
     if RESULT.exists():
         before = json.loads(RESULT.read_text(encoding="utf-8"))
         kept = [each for each in before["results"] if each["part"] not in {new["part"] for new in results}]
-        if kept and before["machine"] != result["machine"]:
+        if kept and not alike(before["machine"], result["machine"]):
             raise ValueError(f"{RESULT} is of another machine ({before['machine']}); run all parts, or delete it first")
         results = sorted(kept + results, key=lambda each: ORDER.index(each["part"]))
     result = {**{name: result[name] for name in ("machine", "versions")}, "results": results}
