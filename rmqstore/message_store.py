@@ -93,8 +93,8 @@ logger = logging.getLogger(__name__)
 
 _INT64_MAX = 2**63 - 1
 _UNIT_SIZE = int(_core.UnitLayout.UNIT_SIZE)
-# RocketMQ 5.5.0 examines at most so many bytes of units in one get (MessageStoreConfig.maxFilterMessageSize).
-_MAX_FILTER_MESSAGE_SIZE = 16000
+# RocketMQ 5.5.0 examines at most 16000 bytes of units in one get (MessageStoreConfig.maxFilterMessageSize).
+_EXAMINED = 16000 // 20
 _MAX_PULL_BYTES = 128 * 1024 * 1024
 _MIN_PULL_BYTES = 100
 # What a record may take beside its body (RocketMQ: maxMessageSize + 64 KiB).
@@ -919,7 +919,7 @@ class MessageStore:
             return
         now = time.monotonic()
         try:
-            up_to_date = bool(index_service.names) and index_service.fill < 1
+            up_to_date = index_service.has_room()
             if up_to_date and now - self._index_looked_at >= _LOOK_INTERVAL:
                 up_to_date = not index_service.was_replaced()
                 self._index_looked_at = now
@@ -1601,8 +1601,35 @@ class MessageStore:
         """
         if self._closed:
             self._check_open()
+        if tags is None and max_bytes is None:
+            found = self._recently_read(topic, queue_id, queue_offset, max_num)
+            if found is not None:
+                return GetMessageResult(GetMessageStatus.FOUND, *found)
         wanted = None if tags is None else _subscription(tags)
         return self._settled(self._get_message, topic, queue_id, queue_offset, max_num, max_bytes, wanted)
+
+    def _recently_read(
+        self, topic: str, queue_id: int, queue_offset: int, max_num: int
+    ) -> tuple[list[MessageExt], int, int, int] | None:
+        # What `_read_queued` gives, where the files that were asked for last have it.
+        queue = self.queues.find(topic, queue_id)
+        if type(queue) is not ConsumeQueue or queue.min_for is None:
+            return None
+        units = queue.queue
+        if self.read_only and (
+            units.wrote_where < (queue_offset + max_num) * _UNIT_SIZE
+            or time.monotonic() - queue.refreshed_at >= _LOOK_INTERVAL
+        ):
+            return None
+        log = self.commit_log
+        try:
+            return units.read_recent_queued(
+                log.queue, queue.min_for, queue_offset, max(_EXAMINED, max_num), max_num, _MAX_PULL_BYTES, MessageExt,
+                log.crc_check,
+            )  # fmt: skip
+        except OffsetOutOfRangeError:
+            # A file is leaving just now.
+            return None
 
     def _settled(self, ask: Callable[..., _T], *arguments: Any) -> _T:
         # A file may go while it is being read: retention.  What is there then gives the answer.
@@ -1656,7 +1683,7 @@ class MessageStore:
         max_num = min(max(max_num, 0), _INT64_MAX)
         limit = _MAX_PULL_BYTES if max_bytes is None else min(max(max_bytes, _MIN_PULL_BYTES), _MAX_PULL_BYTES)
         log, messages = self.commit_log, []  # type: ignore[var-annotated]
-        found = queue.region_of(queue_offset, max(_MAX_FILTER_MESSAGE_SIZE, max_num * 20) // 20)
+        found = queue.region_of(queue_offset, max(_EXAMINED, max_num))
         codes = tags = None
         if wanted is not None:
             codes, tags = frozenset(wanted), frozenset().union(*wanted.values())
@@ -1710,7 +1737,7 @@ class MessageStore:
         high: int,
     ) -> GetMessageResult:
         limit = _MAX_PULL_BYTES if max_bytes is None else min(max(max_bytes, _MIN_PULL_BYTES), _MAX_PULL_BYTES)
-        examine = max(_MAX_FILTER_MESSAGE_SIZE, max_num * 20) // 20
+        examine = max(_EXAMINED, max_num)
         messages: list[MessageExt] = []
         taken = size = 0
         status = GetMessageStatus.NO_MATCHED_MESSAGE
