@@ -81,6 +81,7 @@ from rmqstore.message import (
 from rmqstore.populating import PopulateAhead
 from rmqstore.recovery import RECOVERY_MODES, RecoveryReport, recover
 from rmqstore.retention import DiskSpace, RetentionReport, delete_expired_files, used_ratio
+from rmqstore.stats import StoreStats, take_stats
 from rmqstore.store_lock import StoreLock
 from rmqstore.table_rows import TablePart, table_parts
 
@@ -927,6 +928,46 @@ class MessageStore:
             up_to_date = False
         if not up_to_date:
             index_service.load()
+
+    def stats(self) -> StoreStats:
+        """Plain numbers of this store: sizes, bounds, queues, index files, consumer progress, how much is not flushed.
+
+        They are read from the files when they are asked for; nothing is counted on the way of a message.  The cost grows with
+        the number of queues (each is opened, and the header of one record read), not with that of messages.  A read-only
+        store takes in first what another process did, as by `refresh`.
+
+        Returns
+        -------
+        StoreStats
+            What is put while it is taken may be in some of its numbers.
+
+        Raises
+        ------
+        StoreChangedError
+            As of `refresh`.
+        OSError
+            The store is gone.
+        """
+        self._check_open()
+        self.refresh()
+
+        def ask() -> StoreStats:
+            own = not self.read_only
+            return take_stats(
+                self.path,
+                self.commit_log,
+                self.queues,
+                self.index_service,
+                Checkpoint.load(self.checkpoint.path, read_only=True) if self.read_only else self.checkpoint,
+                self.consumer_offsets.list(),
+                timestamp=self.config.clock(),
+                writable=own and self._poison is None,
+                disk_full=self._disk_full,
+                last_store_timestamp=self._last_store_timestamp or None if own else None,
+                flushed_where=max(self._flushed_where, self.commit_log.min_offset) if own else None,
+            )
+
+        return self._settled(ask)
 
     @property
     def consumer_offsets(self) -> ConsumerOffsets:
