@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import click
 
+from rmqstore.cli.completion import complete_queue
 from rmqstore.cli.group import nothing
 from rmqstore.cli.messages import body_option, print_message
-from rmqstore.cli.options import Given, note_assumed, path_argument, store_options
+from rmqstore.cli.options import (
+    Given,
+    note_assumed,
+    optional_topic_argument,
+    path_argument,
+    store_options,
+    topic_argument,
+)
 from rmqstore.cli.terminal import TIME, Printer, escape, note
 from rmqstore.errors import CorruptionError, OffsetOutOfRangeError
 from rmqstore.message import MessageExt
@@ -17,7 +25,7 @@ _INDEX_TYPES = {None: None, "key": "K", "unique": "U", "tag": "T"}
 
 @click.command()
 @path_argument
-@click.argument("topic", required=False)
+@optional_topic_argument
 @click.argument("key", required=False)
 @click.option(
     "--type",
@@ -89,8 +97,8 @@ def _message_at(store: MessageStore, msg_id: str | None, phy_offset: int | None)
 
 @click.command()
 @path_argument
-@click.argument("topic")
-@click.argument("queue_id", metavar="QUEUE", type=click.IntRange(min=0))
+@topic_argument
+@click.argument("queue_id", metavar="QUEUE", type=click.IntRange(min=0), shell_complete=complete_queue)
 @click.option("--from", "queue_offset", type=int, help="Queue offset to begin with; by default the first there is.")
 @click.option("--time", "timestamp", type=TIME, help="Begin with the first message stored at or after this time.")
 @click.option("--max-num", type=click.IntRange(min=1), default=32, show_default=True, help="At most so many.")

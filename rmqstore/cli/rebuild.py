@@ -36,7 +36,7 @@ def rebuild_command(path: str, what: tuple[str, ...], output: str | None, yes: b
     config = given.config(path)
     agree_to_replace(path, kinds, output, yes)
     try:
-        with Progress("rebuilding") as progress:
+        with Progress("rebuilding", "bytes") as progress:
             report = rebuild(path, kinds, config, output, progress)
     except KeyboardInterrupt:
         if output is not None:
