@@ -49,7 +49,9 @@ def contents(wheel: str) -> None:
     if metadata["License-Expression"] != "Apache-2.0" or metadata.get_all("License-File") != ["LICENSE"]:
         faults.append("does not state its licence as PEP 639 has it")
     here = os.fsencode(ROOT)
-    faults += [f"names the folder it was built in, in {name}" for name in sorted(compiled) if here in archive.read(name)]
+    faults += [
+        f"names the folder it was built in, in {name}" for name in sorted(compiled) if here in archive.read(name)
+    ]
     if faults:
         sys.exit("the wheel " + "; it ".join(faults))
     print(f"{len(names)} files in the wheel, {sum(info.file_size for info in archive.infolist())} bytes")
@@ -63,7 +65,10 @@ def main_calls() -> None:
     from rmqstore.rabbitmq import QueueIndex
 
     config = StoreConfig(
-        mapped_file_size_commit_log=1 << 16, mapped_file_size_consume_queue=2000, max_hash_slot_num=64, max_index_num=256
+        mapped_file_size_commit_log=1 << 16,
+        mapped_file_size_consume_queue=2000,
+        max_hash_slot_num=64,
+        max_index_num=256,
     )
     with MessageStore.open("wheel-orders", config=config) as store:
         put = store.put_message(Message("Orders", b"paid", keys=["A-1001"], tags="EU"), queue_id=0)
