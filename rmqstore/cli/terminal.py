@@ -111,7 +111,7 @@ def parse_time(text: str) -> int:
         ) from None
 
 
-class _TimeType(click.ParamType):
+class _TimeType(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
     name = "TIME"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
