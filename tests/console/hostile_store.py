@@ -94,7 +94,10 @@ BODIES: dict[str, tuple[bytes, int]] = {
     "body-huge-html": ((_PAGE * (HUGE // len(_PAGE) + 1))[:HUGE], 0),
     "body-huge-line": (b"A" * (3 << 20), 0),
     "body-empty": (b"", 0),
-    "body-json-script": (json.dumps({"</script>": "<script>window.pwned=1</script>", "__proto__": {"a": 1}}).encode(), 0),
+    "body-json-script": (
+        json.dumps({"</script>": "<script>window.pwned=1</script>", "__proto__": {"a": 1}}).encode(),
+        0,
+    ),
     "body-json-deep": (b"[" * 200_000 + b"]" * 200_000, 0),
     "body-json-deep-objects": (b'{"a":' * 50_000 + b"1" + b"}" * 50_000, 0),
     "body-json-long-number": (b'{"n": ' + b"9" * 100_000 + b"}", 0),

@@ -78,7 +78,7 @@ def test_every_hostile_topic_has_its_queue(hostile, hostile_console):
         assert answer.status == 200, (topic, answer.status, answer.body[:300])
         assert not answer_faults(answer), topic
         found = hostile_console.get("/api/messages?" + urlencode({"topic": topic}))
-        assert found.status == 200 and topic in found.text or "\\u" in found.text, topic
+        assert (found.status == 200 and topic in found.text) or "\\u" in found.text, topic
         # What can be seen is shown as it is.
         if not invisible(topic) and len(topic) < 60:
             assert topic in shown.text, topic
@@ -178,7 +178,9 @@ def test_a_verify_of_the_hostile_store_shows_its_findings_as_text(hostile, hosti
 def test_the_log_of_the_server_stays_printable(hostile, hostile_console):
     for text in (*hostile_store.INVISIBLE, *hostile_store.SCRIPTS):
         hostile_console.get("/" + quoted(text))
-        hostile_console.get("/messages?topic=" + quoted(text), headers={"User-Agent": "\x1b[31m\x9b", "Referer": "\x1b]0;x\x07"})
+        hostile_console.get(
+            "/messages?topic=" + quoted(text), headers={"User-Agent": "\x1b[31m\x9b", "Referer": "\x1b]0;x\x07"}
+        )
     time.sleep(0.2)
     odd = [line for line in hostile_console.log if invisible(line)]
     assert not odd, odd[:3]
@@ -213,7 +215,10 @@ def test_no_script_of_the_store_runs_in_a_browser(hostile, hostile_console, open
         watched.open(target)
         assert page.evaluate("window.pwned === undefined"), f"{name}: a script ran"
         # An element that the store made: none has these attributes in our own pages.
-        assert page.locator("main [onerror], main [onload], main iframe, main script, main style, main [style]").count() == 0, name
+        assert (
+            page.locator("main [onerror], main [onload], main iframe, main script, main style, main [style]").count()
+            == 0
+        ), name
         assert page.title() != "stolen"
         watched.check()
     watched.open(f"/message/{hostile.offsets['body-html']}")
