@@ -125,7 +125,8 @@ def test_every_page_fits_a_small_phone_and_large_type(console, open_page):
 def focused(page):
     return page.evaluate(
         """() => { const e = document.activeElement; const s = getComputedStyle(e);
-            return {tag: e.tagName, text: (e.innerText || e.value || e.name || '').trim().slice(0, 60), href: e.getAttribute('href'),
+            return {tag: e.tagName,
+            text: (e.innerText || e.value || e.name || '').trim().slice(0, 60), href: e.getAttribute('href'),
                     name: e.getAttribute('name'), id: e.id,
                     visible: (s.outlineStyle !== 'none' && parseFloat(s.outlineWidth) > 0) || s.boxShadow !== 'none',
                     box: e.getBoundingClientRect().toJSON()}; }"""
