@@ -558,6 +558,7 @@ class StoredMessage(MessageFields):
     def prepared_transaction_offset(self) -> int: ...
 
 _M = TypeVar("_M", bound=StoredMessage)
+_L = TypeVar("_L", bound=list[Any])
 
 def read_message(region: Region, pos: int, base_offset: int, kind: type[_M], check_crc: int = 1) -> _M | Verdict: ...
 def read_queued(
@@ -577,6 +578,22 @@ def read_queued(
     tags_codes: frozenset[int] | None = None,
     tags: frozenset[str] | None = None,
 ) -> tuple[int, int, int, bool, bool]: ...
+
+def find_messages(
+    indexes: Iterable[IndexRegion],
+    region_of: Callable[[int], tuple[Region, int, int, int] | None],
+    topic: str,
+    key: str,
+    key_kind: int,
+    begin: int,
+    end: int,
+    max_num: int,
+    result_kind: type[_L],
+    kind: type[_M],
+    check_crc: int,
+    encode: Callable[[str], bytes],
+    log: FileStream | None = None,
+) -> _L | None: ...
 
 class KeySearch:
     def __init__(

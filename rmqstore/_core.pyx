@@ -4820,6 +4820,10 @@ cdef class KeySearch:
 
     def __init__(self, str topic not None, str key not None, int key_kind, int64_t begin, int64_t end, int64_t max_num,
                  messages not None, type kind not None, int check_crc, encode, FileStream log=None):
+        self.prepare(topic, key, key_kind, begin, end, max_num, messages, kind, check_crc, encode, log)
+
+    cdef int prepare(self, str topic, str key, int key_kind, int64_t begin, int64_t end, int64_t max_num, messages, type kind,
+                     int check_crc, encode, FileStream log) except -1:
         if not isinstance(messages, list):
             raise TypeError(f"messages is {type(messages).__name__}, not a list")
         cdef uint32_t h = hash_str(0, topic) * 31u + 35u
@@ -4838,7 +4842,7 @@ cdef class KeySearch:
         self.descending = True
         self.lowest = INT64_MAX
 
-    def walk(self, IndexRegion index not None, int64_t at, region_of not None):
+    cpdef int64_t walk(self, IndexRegion index, int64_t at, region_of) except -1:
         """Take the messages of an index file's chain.
 
         Parameters
@@ -4855,6 +4859,8 @@ cdef class KeySearch:
             The entry to go on with, as a long chain is walked in parts, so that it does not keep others waiting; 0 when
             the chain is at its end, or `truncated`.
         """
+        if index is None or region_of is None:
+            raise TypeError("index and region_of must not be None")
         if self.messages is None or at >= index.index_num:
             raise OffsetOutOfRangeError(f"entry {at} of {index.index_num}")
         cdef Region region = index.region
@@ -4930,6 +4936,40 @@ cdef class KeySearch:
         if phy < self.lowest:
             self.lowest = phy
         return 0
+
+
+def find_messages(indexes, region_of not None, str topic not None, str key not None, int key_kind, int64_t begin, int64_t end,
+                  int64_t max_num, type result_kind not None, type kind not None, int check_crc, encode, FileStream log=None):
+    """The messages with one key, as `KeySearch` finds them in the index files `indexes`, newest first.
+
+    Parameters
+    ----------
+    indexes : iterable of IndexRegion
+    result_kind : type
+        A kind of list whose instances have an attribute `truncated`.
+    others
+        As of `KeySearch` and its `walk`.
+
+    Returns
+    -------
+    result_kind or None
+        None where the chain of a file is long, or its offsets do not fall: the caller goes on with a `KeySearch` of its own.
+    """
+    if not issubclass(result_kind, list):
+        raise TypeError(f"{result_kind!r} is no kind of list")
+    cdef object found = (<PyTypeObject*>result_kind).tp_new(result_kind, <PyObject*>NO_ARGUMENTS, NULL)
+    cdef KeySearch search = KeySearch.__new__(KeySearch)
+    cdef IndexRegion index
+    search.prepare(topic, key, key_kind, begin, end, max_num, found, kind, check_crc, encode, log)
+    for index in indexes:
+        if search.walk(index, -1, region_of) != 0:
+            return None
+        if search.truncated:
+            break
+    if not search.descending:
+        return None
+    found.truncated = search.truncated
+    return found
 
 
 # --------------------------------------------------------------------------------------------------- Arrow columns

@@ -2235,11 +2235,19 @@ class MessageStore:
         if "\ufffd" in topic or "\ufffd" in key:
             # Text that was replaced while it was decoded cannot be compared as bytes.
             return self._query_by_text(topic, key, text, max_num, low, high, index_type)
+        if max_num > _INT64_MAX:
+            max_num = _INT64_MAX
         log = self.commit_log
-        result = QueryResult.__new__(QueryResult)
+        found = _core.find_messages(
+            index_service.newest_first(), log.region_of, topic, key, _KEY_KINDS[index_type], low, high, max_num,
+            QueryResult, MessageExt, log.crc_check, encode_java_utf8, log.queue,
+        )  # fmt: skip
+        if found is not None:
+            return found
+        result = QueryResult()
         search = KeySearch(
-            topic, key, _KEY_KINDS[index_type], low, high, max_num if max_num < _INT64_MAX else _INT64_MAX,
-            result, MessageExt, log.crc_check, encode_java_utf8, log.queue,
+            topic, key, _KEY_KINDS[index_type], low, high, max_num, result, MessageExt, log.crc_check, encode_java_utf8,
+            log.queue,
         )  # fmt: skip
         for index in index_service.newest_first():
             at = -1
