@@ -322,10 +322,18 @@ class _Source:
 
     def _scanned(self, begin: int, end: int) -> Iterator[np.ndarray]:
         out = ArrowColumns(["phy_offset"], capacity=_BATCH_ROWS)
-        for _ in self.fill(out, begin, end, self.damage.stretch):
+        stretches: list[tuple[int, int, Verdict | None]] = []
+        for _ in self.fill(out, begin, end, lambda *stretch: stretches.append(stretch)):
             num, parts = out.take()
-            if num:
-                yield np.frombuffer(parts["phy_offset"][0], np.int64)[:num].copy()
+            phy_offsets = np.frombuffer(parts["phy_offset"][0], np.int64)[:num].copy()
+            # What lies in front of damage is judged first, so that the first damage is the one that is told.
+            for stretch in stretches:
+                before = int(np.searchsorted(phy_offsets, stretch[0]))
+                yield phy_offsets[:before]
+                self.damage.stretch(*stretch)
+                phy_offsets = phy_offsets[before:]
+            stretches.clear()
+            yield phy_offsets
 
     def offsets(self) -> Iterator[np.ndarray]:
         """The phy offsets of messages among which the chosen ones are, in ascending order."""

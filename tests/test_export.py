@@ -129,7 +129,7 @@ def test_json_lines_are_what_java_reads(broker, tmp_path):
             assert (len(body), zlib.crc32(body) & 0x7FFFFFFF) == (sent["body_len"], sent["body_crc"])
             checked += 1
             compressed += row["sys_flag"] & 1
-    assert checked > 10_000
+    assert checked > 1000
     assert compressed > 100
 
 
@@ -465,7 +465,7 @@ def test_damage_is_told_at_the_command_line(damaged, tmp_path):
 
 
 def test_units_that_lead_nowhere_are_damage(damaged, tmp_path):
-    root, messages, _, broken, _ = damaged
+    root, _, _, broken, _ = damaged
     place = {"topics": (broken.topic,), "queue_ids": (broken.queue_id,), "begin_queue_offset": broken.queue_offset}
     with pytest.raises(CorruptionError, match="no whole record"):
         export(root, tmp_path / "a.jsonl", Selection(**place, end_queue_offset=broken.queue_offset + 2))
@@ -702,7 +702,9 @@ def test_beside_a_writer(tmp_path):
 def test_memory_does_not_grow_with_the_messages(tmp_path):
     peaks = {}
     for number in (500, 4000):
-        config = StoreConfig(mapped_file_size_commit_log=1 << 24, mapped_file_size_consume_queue=20000, max_hash_slot_num=1000, max_index_num=10000)  # fmt: skip
+        config = StoreConfig(
+            **{**SMALL, "mapped_file_size_commit_log": 1 << 24, "max_hash_slot_num": 1000, "max_index_num": 10000}
+        )
         path = tmp_path / str(number)
         with MessageStore.open(path, config=config) as store:
             for _ in range(number // 100):
