@@ -311,19 +311,29 @@ class _Source:
                 end = min(end, base)
         return begin, max(end, begin)
 
-    def fill(self, out: ArrowColumns, begin: int, end: int) -> Iterator[int]:
+    def fill(
+        self, out: ArrowColumns, begin: int, end: int, on_damage: Callable[[int, int, Verdict | None], None]
+    ) -> Iterator[int]:
         """Fill `out` with what the core chooses between two places."""
         self.chosen.choose(out)
-        for at in self.log.fill(out, begin, end, self.damage.stretch):
+        for at in self.log.fill(out, begin, end, on_damage):
             yield at
             self.tell(at)
 
     def _scanned(self, begin: int, end: int) -> Iterator[np.ndarray]:
         out = ArrowColumns(["phy_offset"], capacity=_BATCH_ROWS)
-        for _ in self.fill(out, begin, end):
+        stretches: list[tuple[int, int, Verdict | None]] = []
+        for _ in self.fill(out, begin, end, lambda *stretch: stretches.append(stretch)):
             num, parts = out.take()
-            if num:
-                yield np.frombuffer(parts["phy_offset"][0], np.int64)[:num].copy()
+            phy_offsets = np.frombuffer(parts["phy_offset"][0], np.int64)[:num].copy()
+            # What lies in front of damage is judged first, so that the first damage is the one that is told.
+            for stretch in stretches:
+                before = int(np.searchsorted(phy_offsets, stretch[0]))
+                yield phy_offsets[:before]
+                self.damage.stretch(*stretch)
+                phy_offsets = phy_offsets[before:]
+            stretches.clear()
+            yield phy_offsets
 
     def offsets(self) -> Iterator[np.ndarray]:
         """The phy offsets of messages among which the chosen ones are, in ascending order."""
@@ -433,9 +443,21 @@ def _batches(source: _Source, columns: tuple[str, ...]) -> Iterator[pa.RecordBat
     extra = [name for name in ("corrupt", "phy_offset") if judged and name not in columns]
     made = Columns([*columns, *extra], _BATCH_ROWS, source.log.crc_check, _BATCH_BYTES)
     if source.is_scan:
-        for _ in source.fill(made.out, source.begin, source.end):
+        ready: list[pa.RecordBatch] = []
+
+        def take() -> None:
             if made.out.count:
-                yield _sound_rows(made.take(), columns, source.damage, judged)
+                ready.append(_sound_rows(made.take(), columns, source.damage, judged))
+
+        def on_damage(begin: int, end: int, verdict: Verdict | None) -> None:
+            # What lies in front of it is judged first, so that the first damage is the one that is told.
+            take()
+            source.damage.stretch(begin, end, verdict)
+
+        for _ in source.fill(made.out, source.begin, source.end, on_damage):
+            take()
+            yield from ready
+            ready.clear()
         return
     source.chosen.choose(made.out)
     for phy_offsets in source.offsets():
@@ -935,6 +957,10 @@ def export(
                 f"the name {target!r} does not tell the format; give one of {', '.join(FORMATS)}, or a name that ends with "
                 ".jsonl, .csv, .arrow or .parquet"
             )
+    if told_compression is not None and format not in ("jsonl", "csv"):
+        raise ValueError(
+            f"a {format} file is compressed inside: leave .gz and .zst out of its name, and give --compress"
+        )
     names, form, compression = _checked(format, columns, body, corrupt, compression or told_compression)
     if format in ("arrow", "parquet"):
         import_pyarrow()

@@ -1109,28 +1109,10 @@ class MessageStore:
             pyarrow is not installed.
         """
         self._check_writable()
-        literals = {
-            "topic": topic, "queue_id": queue_id, "keys": keys, "tags": tags, "properties": properties, "flag": flag,
-            "born_timestamp": born_timestamp,
-        }  # fmt: skip
-        if keys is not None and not isinstance(keys, str):
-            literals["keys"] = list(keys)
-        parts = table_parts(table, literals, keep_timestamps=keep_timestamps, max_rows=_TABLE_ROWS)
+        parts = _table_parts(table, keep_timestamps, topic, queue_id, keys, tags, properties, flag, born_timestamp)
         # Other writers come between the parts, unless the times of the table say what came before.
         with self._lock if keep_timestamps else contextlib.nullcontext():
-            first = 0
-            last = self._last_store_timestamp
-            for part in parts:
-                times = part.store_timestamps()
-                if len(times) and (times[0] < last or (times[1:] < times[:-1]).any()):
-                    raise InvalidMessageError(
-                        f"store timestamps fall among rows {first} to {first + part.num}, or lie before the store's last "
-                        f"message ({last}); sort the table by store_timestamp"
-                    )
-                last = int(times[-1]) if len(times) else last
-                if len(parts) > 1 or self._rows is None:
-                    self._check_part(part, first)
-                first += part.num
+            self._check_parts(parts, len(parts) > 1 or self._rows is None)
             columns: list[tuple[np.ndarray, ...]] = [(np.empty(0, np.int64),) * 4]
             first = 0
             for part in parts:
@@ -1141,6 +1123,58 @@ class MessageStore:
             if self._waiting or self._sync_flush:
                 self._after_put(int(result.phy_offset[-1] + result.size[-1]), (Message("any"),))
         return result
+
+    def check_table(
+        self,
+        table: Any,
+        *,
+        topic: str | None = None,
+        queue_id: int | None = None,
+        keys: Iterable[str] | str | None = None,
+        tags: str | None = None,
+        properties: Mapping[str, str | None] | None = None,
+        flag: int | None = None,
+        born_timestamp: int | None = None,
+        keep_timestamps: bool = False,
+    ) -> int:
+        """Look whether `put_table` would take this table now, and write nothing.
+
+        Parameters
+        ----------
+        table, topic, queue_id, keys, tags, properties, flag, born_timestamp, keep_timestamps
+            As of `put_table`.
+
+        Returns
+        -------
+        int
+            Rows of the table, all of which can be stored.
+
+        Raises
+        ------
+        InvalidMessageError, TypeError, MissingDependencyError
+            As of `put_table`.
+        """
+        self._check_writable()
+        parts = _table_parts(table, keep_timestamps, topic, queue_id, keys, tags, properties, flag, born_timestamp)
+        with self._lock if keep_timestamps else contextlib.nullcontext():
+            self._check_parts(parts, True)
+        return sum(part.num for part in parts)
+
+    def _check_parts(self, parts: list[TablePart], rows: bool) -> None:
+        # Raises for what cannot be put; the rows are looked at one by one unless putting them does that.
+        first = 0
+        last = self._last_store_timestamp
+        for part in parts:
+            times = part.store_timestamps()
+            if len(times) and (times[0] < last or (times[1:] < times[:-1]).any()):
+                raise InvalidMessageError(
+                    f"store timestamps fall among rows {first} to {first + part.num}, or lie before the store's last "
+                    f"message ({last}); sort the table by store_timestamp"
+                )
+            last = int(times[-1]) if len(times) else last
+            if rows:
+                self._check_part(part, first)
+            first += part.num
 
     def _check_part(self, part: TablePart, first: int) -> None:
         # Raises for the first row that cannot be put, and notes whether the core takes them all.
@@ -2339,6 +2373,26 @@ def _as_new(message: MessageExt) -> Message:
         reconsume_times=message.reconsume_times,
         prepared_transaction_offset=message.prepared_transaction_offset,
     )
+
+
+def _table_parts(
+    table: Any,
+    keep_timestamps: bool,
+    topic: str | None,
+    queue_id: int | None,
+    keys: Iterable[str] | str | None,
+    tags: str | None,
+    properties: Mapping[str, str | None] | None,
+    flag: int | None,
+    born_timestamp: int | None,
+) -> list[TablePart]:
+    literals = {
+        "topic": topic, "queue_id": queue_id, "keys": keys, "tags": tags, "properties": properties, "flag": flag,
+        "born_timestamp": born_timestamp,
+    }  # fmt: skip
+    if keys is not None and not isinstance(keys, str):
+        literals["keys"] = list(keys)
+    return table_parts(table, literals, keep_timestamps=keep_timestamps, max_rows=_TABLE_ROWS)
 
 
 def _subscription(tags: str | Iterable[str] | None) -> dict[int, set[str]] | None:
