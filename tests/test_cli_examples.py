@@ -84,8 +84,8 @@ def place(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("line", lines_to_run())
-def test_every_example_runs(line, place, tmp_path):
+@pytest.mark.parametrize("line", list(lines_to_run()))
+def test_every_example_runs(line, place, tmp_path, monkeypatch):
     for name in ("store", "vhost"):
         shutil.copytree(place / name, tmp_path / name)
     # A demo of a million messages is a test of its own.
@@ -97,6 +97,12 @@ def test_every_example_runs(line, place, tmp_path):
     elif words[:2] == ["rmqstore", "bench"]:
         line = line.replace("/tmp", str(tmp_path)) + " --messages 1000 --seconds 0.1 -o mappedFileSizeCommitLog=4194304"
     endless = "-f" in words or words[1] == "serve"
+    if words[0] == "rmqstore" and not endless and not re.search(r"[|;&><$]", line.replace("||", "")):
+        # In this process, which is quicker.
+        monkeypatch.chdir(tmp_path)
+        result = run(*shlex.split(line)[1:])
+        assert result.exit_code == 0 and result.output and "Error" not in result.stderr, result.output
+        return
     functions = f'rmqstore() {{ "{sys.executable}" -m rmqstore "$@"; }}\npython3() {{ "{sys.executable}" "$@"; }}\n'
     if endless:
         # The shell gives its place to the program, which then gets the signal.
@@ -106,16 +112,18 @@ def test_every_example_runs(line, place, tmp_path):
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
+    first = ""
     try:
         if endless:
             first = process.stdout.readline() if words[1] == "tail" else process.stderr.readline()
             assert first.strip()
             process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=120)
+        output = first + output
     finally:
         process.kill()
         process.wait()
     assert "Traceback" not in errors and "Usage:" not in errors and "Error" not in errors, errors
-    # Every example finds what it looks for; a verify finds what it cannot know without the broker's delay levels.
+    # Every example finds what it looks for.
     assert process.returncode in ((0, 130) if endless else (0,)), (process.returncode, errors)
     assert output or errors or words[0] == "eval", "it said nothing"

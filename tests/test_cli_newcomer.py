@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 from test_cli import HOSTILE, assert_harmless, environment, run, utc  # noqa: F401
+
+from rmqstore.cli import main
 
 RABBIT = Path(__file__).resolve().parent / "rabbitmq"
 
@@ -48,8 +51,6 @@ def test_without_arguments_it_shows_the_first_steps(tmp_path, monkeypatch, golde
 
 def test_the_first_steps_name_commands_that_exist(tmp_path, monkeypatch):
     import click
-
-    from rmqstore.cli import main
 
     monkeypatch.chdir(tmp_path)
     page = run().stdout
@@ -136,22 +137,49 @@ def test_words_that_are_no_command(broker, tmp_path, monkeypatch):
         assert_harmless(result.stderr)
 
 
+def test_a_topic_that_is_not_there_is_said_with_those_that_are(broker):
+    for arguments in (
+        ["get", broker, "Oders", "0"], ["query", broker, "Oders", "k"], ["tail", broker, "Oders"], ["queues", broker, "Oders"],
+    ):  # fmt: skip
+        result = run(*arguments)
+        assert (result.exit_code, result.stdout) == (1, "") and "did you mean Orders?" in result.stderr, arguments
+    assert "the topic has: 0, 1, 2, 3" in run("get", broker, "Orders", 7).stderr
+    assert "did you mean" not in run("query", broker, "Orders", "k").stderr
+
+
+def test_warnings_of_the_package_are_harmless_notes(golden_copy):
+    copy = golden_copy("base")
+    code = (
+        "import logging, sys\n"
+        "import rmqstore.describe, rmqstore.cli.info as info\n"
+        "def describe(path, config):\n"
+        "    logging.getLogger('rmqstore.test').warning('about %s', 'T\\x1b[2J\\u202e')\n"
+        "    return rmqstore.describe.describe(path, config)\n"
+        "info.describe = describe\n"
+        "from rmqstore.cli import main\n"
+        "main(['info', sys.argv[1]])\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code, str(copy)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ran.stderr == "about T\\x1b[2J\\u202e\n"
+    assert_harmless(ran.stdout)
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Completion
 
 
 def completed(*words):
-    """What bash would be offered for the last word."""
-    words = ["rmqstore", *map(str, words)]
-    ran = subprocess.run(
-        [sys.executable, "-m", "rmqstore"],
-        env=environment(
-            _RMQSTORE_COMPLETE="bash_complete", COMP_WORDS=" ".join(words), COMP_CWORD=str(len(words) - 1)
-        ),
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    assert ran.stderr == ""
-    return [tuple(line.split(",", 1)) for line in ran.stdout.splitlines() if line]
+    """What a shell would be offered for the last word: (kind, text) each."""
+    *before, last = map(str, words)
+    items = ShellComplete(main, {}, "rmqstore", "_RMQSTORE_COMPLETE").get_completions(before, last)
+    return [(item.type, item.value) for item in items]
 
 
 def test_completion_of_commands_options_and_what_a_store_holds(broker, tmp_path):

@@ -24,7 +24,7 @@ import click
 
 from rmqstore.cli.completion import complete_queue
 from rmqstore.cli.group import INTERRUPTED, CannotOpenError, nothing
-from rmqstore.cli.messages import body_option, print_message
+from rmqstore.cli.messages import about_topic, body_option, print_message
 from rmqstore.cli.options import Given, optional_topic_argument, path_argument, store_options
 from rmqstore.cli.terminal import Printer, Progress, note
 from rmqstore.commit_log import Blank, Damage
@@ -120,7 +120,7 @@ def tail(
                 show(message)
             if not follow:
                 if not shown and max_num:
-                    nothing(f"there is no message {wanted}")
+                    nothing(f"there is no message {wanted}" + ("" if topic is None else about_topic(store, topic)))
                 return
             if topic is not None and topic not in store.topics():
                 note(f"topic {topic} has no queue yet; waiting for its first message")

@@ -19,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 import rmqstore
-from rmqstore import cli
+from rmqstore.cli import group as cli
 from rmqstore.rabbitmq import Vhost, dets, layout
 from rmqstore.rabbitmq.term import Atom
 
