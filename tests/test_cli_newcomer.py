@@ -151,10 +151,10 @@ def test_warnings_of_the_package_are_harmless_notes(golden_copy):
     copy = golden_copy("base")
     code = (
         "import logging, sys\n"
-        "import rmqstore.describe, rmqstore.cli.info as info\n"
+        "import rmqstore, rmqstore.cli.info as info\n"
         "def describe(path, config):\n"
         "    logging.getLogger('rmqstore.test').warning('about %s', 'T\\x1b[2J\\u202e')\n"
-        "    return rmqstore.describe.describe(path, config)\n"
+        "    return rmqstore.describe(path, config)\n"
         "info.describe = describe\n"
         "from rmqstore.cli import main\n"
         "main(['info', sys.argv[1]])\n"
