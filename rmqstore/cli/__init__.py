@@ -97,6 +97,7 @@ class _MainGroup(StoreGroup):
     name="rmqstore",
     cls=_MainGroup,
     invoke_without_command=True,
+    subcommand_metavar="COMMAND [ARGS]...",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(__version__, prog_name="rmqstore")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 
 import click
@@ -52,9 +51,17 @@ def _items(names: set[str], incomplete: str) -> list[CompletionItem]:
     return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete) and name.isprintable()]
 
 
+def _argument(ctx: click.Context, name: str, place: int) -> str | None:
+    # Behind an option that still lacks its value click has not given out the arguments.
+    value = ctx.params.get(name)
+    if not value and place < len(ctx.args):
+        value = ctx.args[place]
+    return value
+
+
 def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The topics that have queues in the store of ``PATH``."""
-    path = ctx.params.get("path")
+    path = _argument(ctx, "path", 0)
     if not path:
         return []
     return _items(
@@ -65,7 +72,7 @@ def complete_topic(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 def complete_queue(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The queue ids of ``TOPIC`` in the store of ``PATH``."""
-    path, topic = ctx.params.get("path"), ctx.params.get("topic")
+    path, topic = _argument(ctx, "path", 0), _argument(ctx, "topic", 1)
     if not path or not topic or os.sep in topic:
         return []
     found = {
@@ -79,16 +86,16 @@ def complete_queue(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 def complete_group(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The consumer groups that have progress in the store of ``PATH``."""
-    path = ctx.params.get("path")
+    path = _argument(ctx, "path", 0)
     if not path:
         return []
-    groups: set[str] = set()
-    with contextlib.suppress(OSError, ValueError, AttributeError, RecursionError):
-        with open(os.path.join(path, "config", "consumerOffset.json"), encoding="utf-8") as file:
-            table = json.load(file).get("offsetTable") or {}
-        # A line is topic@group; neither may hold another @.
-        groups = {key.partition("@")[2] for key in table if isinstance(key, str) and "@" in key}
-    return _items(groups, incomplete)
+    from rmqstore.consumer_offset import ConsumerOffsets
+    from rmqstore.errors import StoreError
+
+    with contextlib.suppress(OSError, ValueError, StoreError):
+        table = ConsumerOffsets.load(os.path.join(path, "config", "consumerOffset.json"), read_only=True).list()
+        return _items({group for group, _ in table}, incomplete)
+    return []
 
 
 def complete_option(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import logging
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import click
@@ -123,7 +125,8 @@ class StoreGroup(click.Group):
             with contextlib.suppress(AttributeError, ValueError):
                 stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         try:
-            result = super().invoke(ctx)
+            with _logging_escaped():
+                result = super().invoke(ctx)
             sys.stdout.flush()
             return result
         except BrokenPipeError:
@@ -136,6 +139,30 @@ class StoreGroup(click.Group):
             ctx.exit(INTERRUPTED)
         except (StoreError, OSError) as error:
             raise of_error(error) from None
+
+
+class _NoteHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            note(record.getMessage())
+        except Exception:
+            self.handleError(record)
+
+
+@contextlib.contextmanager
+def _logging_escaped() -> Iterator[None]:
+    """Warnings of the package become notes: Python's own way out would write names from a store to the terminal raw."""
+    log = logging.getLogger("rmqstore")
+    if log.hasHandlers():
+        # Somebody who runs a command inside of a program has set up logging; or this is a group in a group.
+        yield
+        return
+    handler = _NoteHandler(logging.WARNING)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 def nothing(text: str) -> NoReturn:

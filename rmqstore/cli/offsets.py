@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 
 from rmqstore.cli.completion import complete_group, complete_queue, complete_topic
 from rmqstore.cli.group import StoreGroup, nothing
+from rmqstore.cli.messages import about_topic
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.terminal import TIME, Printer, escape, note
 from rmqstore.consumer_offset import ConsumerOffsets
@@ -124,6 +127,21 @@ def offsets_reset(
     _set(path, group, topic, queue_ids, None, timestamp, earliest, given)
 
 
+@contextlib.contextmanager
+def _quiet_about_going_back() -> Iterator[None]:
+    # Going back is what was asked for; each change is shown with what was before.
+    log = logging.getLogger("rmqstore.consumer_offset")
+    log.addFilter(_nothing_at_all)
+    try:
+        yield
+    finally:
+        log.removeFilter(_nothing_at_all)
+
+
+def _nothing_at_all(record: logging.LogRecord) -> bool:
+    return False
+
+
 def _set(
     path: str,
     group: str,
@@ -141,10 +159,7 @@ def _set(
         progress = ConsumerOffsets.load(store.consumer_offsets.path, read_only=False)
         chosen = list(dict.fromkeys(queue_ids)) or store.queue_ids(topic)
         if not chosen:
-            known = ", ".join(store.topics()[:20])
-            nothing(
-                f"topic {topic} has no queues here; give --queue, or one of the topics that have: {known or 'none'}"
-            )
+            nothing(f"which queues {topic} has is not known; give them with --queue{about_topic(store, topic)}")
         changes = []
         for each in chosen:
             low, high = store.min_queue_offset(topic, each), store.max_queue_offset(topic, each)
@@ -157,8 +172,9 @@ def _set(
             else:
                 after = low if earliest else high
             changes.append((each, progress.get(group, topic, each), after))
-        for each, _, after in changes:
-            progress.commit(group, topic, each, after)
+        with _quiet_about_going_back():
+            for each, _, after in changes:
+                progress.commit(group, topic, each, after)
         progress.persist()
     for each, before, after in changes:
         if given.as_json:

@@ -6,7 +6,7 @@ import click
 
 from rmqstore.cli.completion import complete_queue
 from rmqstore.cli.group import nothing
-from rmqstore.cli.messages import body_option, print_message
+from rmqstore.cli.messages import about_topic, body_option, print_message
 from rmqstore.cli.options import (
     Given,
     note_assumed,
@@ -76,7 +76,7 @@ def query(
         for message in found:
             print_message(printer, message, body)
         if not found:
-            nothing(f"no message of topic {topic} has {key_type or 'key'} {key}")
+            nothing(f"no message of topic {topic} has {key_type or 'key'} {key}{about_topic(store, topic)}")
         if found.truncated:
             note(f"there are more than {max_num}; give --max-num or a time range")
 
@@ -136,6 +136,12 @@ def get(
                 break
             queue_offset = result.next_queue_offset
         if left == max_num:
+            known = store.queue_ids(topic)
+            if queue_id not in known:
+                nothing(
+                    f"there is no queue {topic}/{queue_id}"
+                    + (f"; the topic has: {', '.join(map(str, known[:20]))}" if known else about_topic(store, topic))
+                )
             nothing(
                 f"{result.status.name}: nothing at queue offset {queue_offset} of {topic}/{queue_id}, which holds "
                 f"{result.min_queue_offset} to {result.max_queue_offset}"

@@ -24,7 +24,7 @@ import click
 
 from rmqstore.cli.completion import complete_queue
 from rmqstore.cli.group import INTERRUPTED, CannotOpenError, nothing
-from rmqstore.cli.messages import body_option, print_message
+from rmqstore.cli.messages import about_topic, body_option, print_message
 from rmqstore.cli.options import Given, optional_topic_argument, path_argument, store_options
 from rmqstore.cli.terminal import Printer, Progress, note
 from rmqstore.commit_log import Blank, Damage
@@ -37,6 +37,7 @@ from rmqstore.message_store import MessageStore
 _UNIT_BLOCK = 256
 # How many of the last records are remembered, to go on behind the newest that a writer's recovery left.
 _REMEMBERED = 4096
+_REMEMBERED_AT_FIRST = 256
 # Polls without progress before damage is looked for in front of a newer segment.
 _PATIENCE = 3
 
@@ -114,17 +115,16 @@ def tail(
                 newest: Iterable[MessageExt] = _from_offset(store, begin, end, wanted)
             else:
                 newest = _newest(store, max_num, end, wanted)
-            last: MessageExt | None = None
             for message in newest:
                 shown += 1
-                show(last := message)
+                show(message)
             if not follow:
                 if not shown and max_num:
-                    nothing(f"there is no message {wanted}")
+                    nothing(f"there is no message {wanted}" + ("" if topic is None else about_topic(store, topic)))
                 return
             if topic is not None and topic not in store.topics():
                 note(f"topic {topic} has no queue yet; waiting for its first message")
-            _Follower(path, given, store, stack, end, last).run(wanted, show, poll_interval)
+            _Follower(path, given, store, stack, end).run(wanted, show, poll_interval)
     except KeyboardInterrupt:
         # The usual end of following, of which nothing needs to be said.
         sys.stdout.flush()
@@ -156,10 +156,6 @@ class _Wanted:
             and (self.tags is None or message.tags in self.tags)
             and (self.key is None or message.unique_key == self.key or self.key in message.keys)
         )
-
-    @property
-    def all(self) -> bool:
-        return self.topic is None and self.tags is None and self.key is None
 
     def __str__(self) -> str:
         parts = [
@@ -293,7 +289,6 @@ class _Follower:
     store: MessageStore
     stack: contextlib.ExitStack
     position: int
-    last: MessageExt | None
     # (phy offset, size, store time) of records that were passed, the newest last.
     passed: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     idle: int = 0
@@ -301,8 +296,9 @@ class _Follower:
 
     def run(self, wanted: _Wanted, show: Callable[[MessageExt], None], interval: float) -> None:
         """Show what comes, for ever."""
-        if self.last is not None:
-            self._remember(self.last)
+        every = _Wanted(None, frozenset(), None, None)
+        for message in _newest_of_log(self.store, _REMEMBERED_AT_FIRST, self.position, every):
+            self._remember(message)
         pause = _Pause()
         while True:
             try:

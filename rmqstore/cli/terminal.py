@@ -69,20 +69,6 @@ def format_size(size: int) -> str:
     raise AssertionError
 
 
-def format_rate(per_second: float | None, unit: str) -> str:
-    """str: so many of `unit` a second; "" where it is not known yet."""
-    if per_second is None:
-        return ""
-    if unit == "bytes":
-        return f"{format_size(round(per_second))}/s"
-    return f"{format_number(round(per_second))} {unit}/s"
-
-
-def format_number(number: int) -> str:
-    """str: `number` for people, its digits in groups of three."""
-    return f"{number:,}".replace(",", " ")
-
-
 def parse_time(text: str) -> int:
     """int: ms since epoch of an ISO time (local zone unless it names one), of ms since epoch, or of ``2h ago``.
 
@@ -189,6 +175,20 @@ def note(text: str) -> None:
     """A line for people on stderr, after all that stdout has got so far."""
     sys.stdout.flush()
     click.echo(escape(text), err=True)
+
+
+def format_rate(per_second: float | None, unit: str) -> str:
+    """str: so many of `unit` a second; "" where it is not known yet."""
+    if per_second is None:
+        return ""
+    if unit == "bytes":
+        return f"{format_size(round(per_second))}/s"
+    return f"{format_number(round(per_second))} {unit}/s"
+
+
+def format_number(number: int) -> str:
+    """str: `number` for people, its digits in groups of three."""
+    return f"{number:,}".replace(",", " ")
 
 
 class Progress:

@@ -8,6 +8,7 @@ import click
 
 from rmqstore._core import PRE_FILL_SIZE
 from rmqstore.cli.group import nothing
+from rmqstore.cli.messages import about_topic
 from rmqstore.cli.options import Given, optional_topic_argument, path_argument, store_options
 from rmqstore.cli.terminal import Printer, Progress, format_size, format_time
 from rmqstore.consume_queue import ConsumeQueue
@@ -81,13 +82,11 @@ def queues(path: str, topic: str | None, with_bytes: bool, given: Given) -> None
     printer = Printer(given.as_json)
     with given.open(path) as store:
         rows = _queue_objects(store, topic, with_bytes)
-        known = store.topics()
+        advice = "" if topic is None else about_topic(store, topic)
     if not rows:
         if topic is None:
             nothing("the store has no queues (rebuild makes them anew from the commit log)")
-        nothing(
-            f"topic {topic} has no queue here; there are: {', '.join(known[:20]) or 'none'}{', …' * (len(known) > 20)}"
-        )
+        nothing(f"there is no queue of topic {topic}{advice}")
     if given.as_json:
         for row in rows:
             printer.json_line({"type": "queue", **row})
