@@ -1,7 +1,8 @@
 """Hooks of mkdocs.yml: documents that lie beside docs/ are pages too, and links work in the site as they do in the tree.
 
-Owns the list of these documents.  A link that leads to something in the tree which is no page (a test, a data file) becomes its text, because
-a site has nothing there; every other link is left to `mkdocs build --strict`, which fails on one that leads nowhere.
+Owns the list of these documents.  A link that leads to something in the tree which is no page (a test, a data file) becomes
+its text, because a site has nothing there; every other link is left to `mkdocs build --strict`, which fails on one that
+leads nowhere.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Looks at a wheel that was built: what is in it, and whether it works where it is installed.
 
 ``wheel.py contents WHEEL`` compares its files with those of the tree that git knows, and reads its metadata.
-``wheel.py use [README.md]`` runs with the Python into whose environment the wheel was installed: the main calls of both sides of the
-package, and then every session (``pycon`` block) of the document.  It reads the document only; all files lie in a folder that
-is removed again.  It needs nothing but the wheel's own requirements, so cibuildwheel runs it on every platform.
+``wheel.py use [README.md]`` runs with the Python into whose environment the wheel was installed: the main calls of both
+sides of the package, and then every session (``pycon`` block) of the document.  It reads the document only; all files lie
+in a folder that is removed again.  It needs nothing but the wheel's own requirements, so cibuildwheel runs it on every platform.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -101,7 +102,6 @@ def use(document: Path | None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         import rmqstore
-        from importlib.metadata import version
 
         if ROOT in Path(rmqstore.__file__).resolve().parents:
             sys.exit(f"{rmqstore.__file__} is the tree, not an installed wheel")

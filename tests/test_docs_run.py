@@ -5,9 +5,9 @@ Owns the running of ``console`` blocks (commands with their output), ``sh`` bloc
 and so is one that is marked as not run without being in `NOT_RUN`.  ``pycon`` blocks are run by tests/test_docs.py; blocks
 whose info string ends with ``spark`` by tests/spark/test_spark_docs.py.
 
-A page's blocks run in order in one folder, where lie `store`, the store of a real broker, and `vhost`, that of a real
-RabbitMQ node that was killed.  ``python tests/test_docs_run.py PAGE…`` writes the outputs that commands have now into pages,
-for a writer to read over.
+A page's blocks run in order in one folder, where lie `store`, the store of a real broker, `vhost`, that of a real RabbitMQ
+node that was killed, and the `examples` of the project.  Run as a program it
+writes the outputs that commands have now into the pages that it is given, for a writer to read over.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pathlib import Path
 
 import golden
 import pytest
-from documents import ROOT, fences_of, markdown_files, run_python, run_shell, split_fences
+from documents import ROOT, fences_of, markdown_files, run_python, run_shell
 
 sys.path.append(str(ROOT / "tests" / "rabbitmq"))
-import golden_rabbitmq  # noqa: E402
-from test_cli import run_document  # noqa: E402
+import golden_rabbitmq
+from test_cli import run_document
 
 # Blocks that show something to read.
 NOT_CODE = {"text", "hexdump", "json", "yaml", "toml", "ini", "promql", "properties"}
@@ -40,8 +40,24 @@ ELSEWHERE = {
     ): "tests/rabbitmq/test_rabbitmq_docs.py::test_documented_commands_answer_as_shown",
     ("docs/cli.md", "console spark"): "tests/spark/test_command.py::test_documented_commands_answer_as_shown",
 }
-# Every block that is marked as not run: its document, its first line, and the reason it gives.
-NOT_RUN: dict[tuple[str, str], str] = {}
+# Every block that is marked as not run: its document, the beginning of its first line, and the reason it gives.
+NOT_RUN = {
+    ("CONTRIBUTING.md", "make venv"): "continuous integration runs these as steps of their own (ci/run.sh)",
+    ("README.md", "make demo"): "continuous integration runs both as steps of their own (ci/run.sh)",
+    ("docs/start.md", "python -m venv"): (
+        "the package is on no index yet; ci/checks.sh builds the wheel, installs it without a compiler and runs the README's session"
+    ),
+    ("docs/tasks/spark-cluster.md", "python -m venv"): (
+        "it fetches the published package and a cluster's archive; tests/spark/test_cluster.py does it with the wheel of this tree"
+    ),
+    ("docs/cli.md", "spark-submit"): "tests/spark/test_command.py gives the same file to spark-submit",
+    ("docs/spark.md", "COMMAND="): "tests/spark/test_command.py gives the same file to spark-submit",
+    ("docs/spark.md", "python -m venv"): (
+        "it fetches the published package and needs a cluster; tests/spark/test_cluster.py does it with the wheel of this tree"
+    ),
+    ("docs/spark.md", "spark-submit --master yarn"): "it needs a YARN cluster; untested, as the text says",
+    ("docs/spark.md", "spark-submit --master k8s://"): "it needs a Kubernetes cluster; untested, as the text says",
+}
 
 
 def name_of(path: Path) -> str:
@@ -76,6 +92,7 @@ def prepare(folder: Path) -> None:
     (folder / "unpacked").rmdir()
     # The same vhost where a node has it.
     shutil.copytree(folder / "vhost", folder / "node" / "msg_stores" / "vhosts" / "628WB79CIFDYO9LJI6DKMI09L")
+    (folder / "examples").symlink_to(ROOT / "examples")
     (folder / "data").mkdir()
     (folder / "tmp").mkdir()
 
@@ -132,7 +149,7 @@ def test_a_block_that_is_wrong_fails(tmp_path, monkeypatch):
     assert [fence.not_run for fence in dealt["not run"]] == ["no reason"]
     with pytest.raises(AssertionError) as caught:
         run_python(page, dealt["here"], tmp_path, {})
-    assert caught.traceback[-1].lineno == 7
+    assert caught.traceback[-1].lineno == 8  # counted from 0
     assert run_shell(dealt["not run"][0].text + "echo unreached", tmp_path).stdout == ""
     page.write_text("```\nx\n```\n```rust\nx\n```\n", encoding="utf-8")
     assert [fence.info for fence in account(page)["fault"]] == ["", "rust"]
