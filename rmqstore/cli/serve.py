@@ -102,7 +102,7 @@ def serve(
     server = uvicorn.Server(
         uvicorn.Config(
             application, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
-            date_header=True, timeout_graceful_shutdown=5, timeout_keep_alive=15, backlog=2048, ws="none",
+            date_header=True, timeout_graceful_shutdown=5, timeout_keep_alive=15, backlog=2048, ws="none", http="h11",
         )
     )  # fmt: skip
     server.run(sockets=[listening])
@@ -114,8 +114,8 @@ def _token(token: str | None, token_file: str | None) -> str | None:
     if token_file is not None:
         with open(token_file, encoding="utf-8", errors="surrogateescape") as file:
             token = file.readline(4097).strip()
-    if token is not None and not token.strip():
-        raise click.UsageError("the token is empty; give one that is hard to guess")
+    if token is not None and len(token.strip()) < 8:
+        raise click.UsageError("the token has fewer than 8 characters; give one that is hard to guess")
     return token
 
 

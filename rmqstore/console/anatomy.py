@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import struct
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,16 @@ from rmqstore.index_file import IndexFile
 from rmqstore.message import MessageExt, host_from_bytes
 from rmqstore.message_store import MessageStore
 
-__all__ = ["Field", "file_name", "hex_lines", "index_entries", "queue_units", "record_fields", "record_place"]
+__all__ = [
+    "Field",
+    "body_crc",
+    "file_name",
+    "hex_lines",
+    "index_entries",
+    "queue_units",
+    "record_fields",
+    "record_place",
+]
 
 # Steps along one chain, and entries of one record, that are looked at.
 _CHAIN_STEPS = 20_000
@@ -49,73 +58,74 @@ class Field:
     meaning: str = ""
 
 
-def record_fields(data: bytes) -> list[Field]:
+def record_fields(read: Callable[[int, int], bytes], size: int, body_crc: int) -> list[Field]:
     """The fields of a whole record, in the order of its bytes, without gaps.
 
     Parameters
     ----------
-    data : bytes
-        The record, as `record_place` gives it: sound in its lengths.
+    read : callable
+        ``read(pos, size)`` gives bytes of the record; it is never asked for the body, which may be large.
+    size : int
+        Of the record, in bytes.
+    body_crc : int
+        What the CRC of the body should be.
 
     Raises
     ------
     StoreError
-        The lengths do not fit `data`.
+        The lengths do not fit `size`.
     """
     fields: list[Field] = []
     pos = 0
 
-    def take(name: str, form: str, meaning: str = "") -> int:
-        nonlocal pos
-        size = struct.calcsize(form)
-        (value,) = struct.unpack_from(form, data, pos)
-        fields.append(Field(name, pos, size, str(value), meaning))
-        pos += size
-        return value
+    def part(name: str, length: int) -> bytes:
+        if length < 0 or pos + length > size:
+            raise StoreError(f"{name} of {length} bytes does not fit a record of {size} bytes")
+        return read(pos, length) if length else b""
 
-    def take_bytes(name: str, size: int, value: str, meaning: str = "") -> None:
+    def add(name: str, length: int, value: object, meaning: str = "") -> None:
         nonlocal pos
-        if size < 0 or pos + size > len(data):
-            raise StoreError(f"{name} of {size} bytes does not fit a record of {len(data)} bytes")
-        fields.append(Field(name, pos, size, value, meaning))
-        pos += size
+        fields.append(Field(name, pos, length, str(value), meaning))
+        pos += length
 
-    try:
-        take("total size", ">i")
-        magic = take("magic", ">i")
-        fields[-1] = Field(
-            "magic", 4, 4, f"0x{magic & 0xFFFFFFFF:08X}", "version 2" if magic == MAGIC_V2 else "version 1"
-        )
-        crc = take("body CRC", ">i")
-        take("queue id", ">i")
-        take("flag", ">i")
-        take("queue offset", ">q")
-        take("phy offset", ">q")
-        sys_flag = take("sysFlag", ">i")
-        fields[-1] = Field("sysFlag", fields[-1].pos, 4, f"0x{sys_flag & 0xFFFFFFFF:X}")
-        take("born timestamp", ">q", "time")
-        for name, flag in (("born host", _V6_FLAGS[0]), ("store host", _V6_FLAGS[1])):
-            if name == "store host":
-                take("store timestamp", ">q", "time")
-            size = 20 if sys_flag & flag else 8
-            take_bytes(name, size, host_from_bytes(data[pos : pos + size]))
-        take("reconsume times", ">i")
-        take("prepared transaction offset", ">q")
-        body_size = take("body length", ">i")
-        body_pos = pos
-        take_bytes("body", body_size, f"{body_size} bytes")
-        stored = crc32(data[body_pos : body_pos + body_size]) & 0x7FFFFFFF if body_size else 0
-        fields[2] = Field(
-            "body CRC", 8, 4, str(crc), "agrees with the body" if stored == crc else f"the body's is {stored}"
-        )
-        topic_size = take("topic length", ">h" if magic == MAGIC_V2 else ">b")
-        take_bytes("topic", topic_size, data[pos : pos + max(topic_size, 0)].decode("utf-8", "replace"))
-        properties_size = take("properties length", ">h")
-        take_bytes("properties", properties_size, f"{properties_size} bytes")
-    except struct.error:
-        raise StoreError(f"the record of {len(data)} bytes ends inside a field") from None
-    if pos < len(data):
-        take_bytes("not part of any field", len(data) - pos, f"{len(data) - pos} bytes")
+    def number(name: str, form: str, meaning: str = "") -> int:
+        length = struct.calcsize(form)
+        (value,) = struct.unpack(form, part(name, length))
+        add(name, length, value, meaning)
+        return int(value)
+
+    def host(name: str, flag: int) -> None:
+        length = 20 if sys_flag & flag else 8
+        add(name, length, host_from_bytes(part(name, length)))
+
+    number("total size", ">i")
+    (magic,) = struct.unpack(">i", part("magic", 4))
+    add("magic", 4, f"0x{magic & 0xFFFFFFFF:08X}", "version 2" if magic == MAGIC_V2 else "version 1")
+    (crc,) = struct.unpack(">i", part("body CRC", 4))
+    add("body CRC", 4, crc, "agrees with the body" if crc == body_crc else f"the body's is {body_crc}")
+    number("queue id", ">i")
+    number("flag", ">i")
+    number("queue offset", ">q")
+    number("phy offset", ">q")
+    (sys_flag,) = struct.unpack(">i", part("sysFlag", 4))
+    add("sysFlag", 4, f"0x{sys_flag & 0xFFFFFFFF:X}")
+    number("born timestamp", ">q", "time")
+    host("born host", _V6_FLAGS[0])
+    number("store timestamp", ">q", "time")
+    host("store host", _V6_FLAGS[1])
+    number("reconsume times", ">i")
+    number("prepared transaction offset", ">q")
+    body_size = number("body length", ">i")
+    if body_size < 0 or pos + body_size > size:
+        raise StoreError(f"a body of {body_size} bytes does not fit a record of {size} bytes")
+    add("body", body_size, f"{body_size} bytes")
+    topic_size = number("topic length", ">h" if magic == MAGIC_V2 else ">b")
+    add("topic", topic_size, part("topic", topic_size).decode("utf-8", "replace"))
+    properties_size = number("properties length", ">h")
+    part("properties", properties_size)
+    add("properties", properties_size, f"{properties_size} bytes")
+    if pos < size:
+        add("not part of any field", size - pos, f"{size - pos} bytes")
     return fields
 
 
@@ -126,8 +136,8 @@ def hex_lines(data: bytes, first: int = 0, width: int = 16) -> Iterator[tuple[in
         yield first + at, part.hex(" "), "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in part)
 
 
-def record_place(store: MessageStore, message: MessageExt) -> tuple[str, int, bytes]:
-    """(file, position in it, the record's bytes) of a message that was just read.
+def record_place(store: MessageStore, message: MessageExt) -> tuple[str, int, Callable[[int, int], bytes]]:
+    """(file, position in it, ``read(pos, size)`` for bytes of the record) of a message that was just read.
 
     Raises
     ------
@@ -136,7 +146,14 @@ def record_place(store: MessageStore, message: MessageExt) -> tuple[str, int, by
     """
     segment = store.commit_log.segment(message.phy_offset)
     pos = message.phy_offset - segment.file_from_offset
-    return segment.path, pos, segment.region.read(pos, message.store_size)
+    region = segment.region
+    return segment.path, pos, lambda at, size: region.read(pos + at, size)
+
+
+def body_crc(message: MessageExt) -> int:
+    """int: what a record states as the CRC of this body; the top bit is clear, as RocketMQ keeps it."""
+    stored = message.body_stored
+    return crc32(stored) & 0x7FFFFFFF if stored else 0
 
 
 def queue_units(store: MessageStore, message: MessageExt) -> list[dict[str, Any]]:

@@ -6,34 +6,53 @@ since epoch, sizes bytes.  It only reads; what is not there raises `NotFoundErro
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
+import re
 import shutil
 import threading
 import time
 from collections import OrderedDict, deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from rmqstore._version import __version__
 from rmqstore.config import StoreConfig
-from rmqstore.console.anatomy import Field, file_name, index_entries, queue_units, record_fields, record_place
+from rmqstore.console.anatomy import (
+    Field,
+    body_crc,
+    file_name,
+    index_entries,
+    queue_units,
+    record_fields,
+    record_place,
+)
 from rmqstore.console.paging import BadCursorError, Page, key_page, queue_page, time_page
 from rmqstore.consume_queue import ConsumeQueue
 from rmqstore.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import CorruptionError, InvalidMessageError, OffsetOutOfRangeError, StoreError
 from rmqstore.index_file import IndexFile
-from rmqstore.message import MessageExt, parse_message_id
+from rmqstore.message import MessageExt, decompress_body, parse_message_id
 from rmqstore.message_store import MessageStore
 from rmqstore.retention import used_ratio
 
 __all__ = ["Answers", "BadQueryError", "NotFoundError"]
 
 _PREVIEW = 120
-# A body that takes more than this on disk is not decompressed for a list.
-_PREVIEW_STORED = 64 * 1024
+# What is unpacked of a body for a list: bytes on disk, and bytes that they stand for.
+_PREVIEW_STORED = 16 * 1024
+_PREVIEW_UNPACKED = 64 * 1024
+# Bodies above this are read by few requests at one time, and those above the second one never unpacked.
+LARGE_BODY = 1024 * 1024
+_LARGE_STORED = 4096
+_UNPACKED_LIMIT = 64 * 1024 * 1024
+_LARGE_AT_ONCE = 2
+_LARGE_PATIENCE = 20.0
+_KEYS_SHOWN = 200
 _OVERVIEW_KEPT = 1.0
 _SAMPLES = 120
 _RATE_SPAN = 300.0
@@ -55,14 +74,24 @@ class BadQueryError(ValueError):
 
 def _preview(message: MessageExt) -> dict[str, Any]:
     stored = message.body_stored
-    if len(stored) > _PREVIEW_STORED and message.sys_flag & 1:
-        return {"body_size": None, "preview": None}
-    try:
-        body = message.body
-    except StoreError as error:
-        return {"body_size": len(stored), "preview": None, "body_error": error.message}
+    compressed = bool(message.sys_flag & 1)
+    if not compressed:
+        size, body = len(stored), stored
+    elif len(stored) > _PREVIEW_STORED:
+        return {"body_size": None, "preview": None, "body_error": "compressed, and too large for a list"}
+    else:
+        try:
+            # A few bytes may stand for gigabytes; a list never unpacks more than this.
+            body = decompress_body(stored, message.sys_flag, _PREVIEW_UNPACKED)
+        except StoreError as error:
+            return {"body_size": None, "preview": None, "body_error": error.message}
+        size = len(body)
     text = body[: 4 * _PREVIEW].decode("utf-8", "backslashreplace")
-    return {"body_size": len(body), "preview": text[:_PREVIEW], "preview_whole": len(body) == len(text) <= _PREVIEW}
+    return {
+        "body_size": size,
+        "preview": text[:_PREVIEW],
+        "preview_whole": size <= 4 * _PREVIEW and len(text) <= _PREVIEW,
+    }
 
 
 def message_row(message: MessageExt) -> dict[str, Any]:
@@ -120,6 +149,7 @@ class Answers:
         self._overview: tuple[float, int, dict[str, Any]] | None = None
         self._samples: deque[_Sample] = deque(maxlen=_SAMPLES)
         self._histogram_lock = threading.Lock()
+        self._large = threading.BoundedSemaphore(_LARGE_AT_ONCE)
         self._histograms: OrderedDict[tuple[Any, ...], dict[str, Any]] = OrderedDict()
 
     # ---------------------------------------------------------------------------------------------------------- overview
@@ -409,11 +439,11 @@ class Answers:
     def message(self, store: MessageStore, phy_offset: int) -> dict[str, Any]:
         """All of a message but its body: properties, record, queue units, index entries, neighbours."""
         message = self._look_up(store, phy_offset)
-        path, pos, data = record_place(store, message)
+        path, pos, read = record_place(store, message)
         try:
-            fields = record_fields(data)
+            fields = record_fields(read, message.store_size, body_crc(message))
         except StoreError as error:
-            fields = [Field("record", 0, len(data), error.message)]
+            fields = [Field("record", 0, message.store_size, error.message)]
         return {
             **message_row(message),
             "version": message.version,
@@ -435,7 +465,7 @@ class Answers:
                     {
                         **dataclasses.asdict(field),
                         "phy_offset": phy_offset + field.pos,
-                        "bytes": data[field.pos : field.pos + min(field.size, _STEP_LIMIT)].hex(" "),
+                        "bytes": read(field.pos, min(field.size, _STEP_LIMIT)).hex(" ") if field.size else "",
                         "bytes_cut": field.size > _STEP_LIMIT,
                     }
                     for field in fields
@@ -448,18 +478,40 @@ class Answers:
             "next_record": self._next_record(store, message),
         }
 
-    def record(self, store: MessageStore, phy_offset: int) -> tuple[bytes, int]:
-        """(the record's bytes, the size of its body as it is stored)."""
+    def record(self, store: MessageStore, phy_offset: int) -> bytes:
+        """The record's bytes."""
         message = self._look_up(store, phy_offset)
-        return record_place(store, message)[2], len(message.body_stored)
+        return record_place(store, message)[2](0, message.store_size)
 
     def body(self, store: MessageStore, phy_offset: int) -> tuple[bytes, str | None]:
-        """(body, None), decompressed; (body as stored, what is wrong) where it cannot be."""
+        """(body, None), unpacked; (body as stored, what is wrong) where it cannot be."""
         message = self._look_up(store, phy_offset)
         try:
-            return message.body, None
+            return decompress_body(message.body_stored, message.sys_flag, _UNPACKED_LIMIT), None
         except StoreError as error:
             return message.body_stored, error.message
+
+    @contextlib.contextmanager
+    def few_at_once(self, store: MessageStore, phy_offset: int) -> Iterator[None]:
+        """Wait for a turn where a body is or may be large, so that many requests do not fill the memory together.
+
+        Raises
+        ------
+        StoreError
+            No turn came in time.
+        """
+        message = self._look_up(store, phy_offset)
+        size, compressed = message.store_size, bool(message.sys_flag & 1)
+        del message
+        if size <= (_LARGE_STORED if compressed else LARGE_BODY):
+            yield
+            return
+        if not self._large.acquire(timeout=_LARGE_PATIENCE):
+            raise StoreError("many large messages are being read at this moment; ask again")
+        try:
+            yield
+        finally:
+            self._large.release()
 
     def _neighbour(self, store: MessageStore, message: MessageExt, step: int) -> int | None:
         try:
@@ -650,9 +702,47 @@ def _chain_lengths(index: IndexFile, count: int) -> dict[str, Any]:
     }
 
 
-def json_text(body: bytes) -> str | None:
-    """str: a body that is JSON, indented; None where it is none."""
+# Everything that a JSON document is made of; it was parsed before, so that nothing else occurs.
+_JSON_TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+)', re.DOTALL)
+_INDENT_DEPTH = 40
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")
+
+
+def json_text(body: bytes, limit: int) -> str | None:
+    """str: a body that is JSON, indented, each of its values spelled as it was; None where it is none.
+
+    Parameters
+    ----------
+    limit : int
+        About how many characters to give at most; an ellipsis stands for the rest.
+    """
     try:
-        return json.dumps(json.loads(body), ensure_ascii=False, indent=2)
+        text = body.decode("utf-8")
+        json.loads(text, parse_constant=_no_constant, parse_int=str, parse_float=str)
     except (ValueError, RecursionError):
         return None
+    out: list[str] = []
+    size = depth = 0
+    before = ""
+    for match in _JSON_TOKEN.finditer(text):
+        token = match[1]
+        if token in "]}":
+            depth -= 1
+        broken = before and (
+            (before in "[{," and not (before in "[{" and token in "]}")) or (token in "]}" and before not in "[{")
+        )
+        if broken:
+            out.append("\n" + "  " * min(depth, _INDENT_DEPTH))
+            size += len(out[-1])
+        out.append(token + " " if token == ":" else token)
+        size += len(token)
+        if token in "[{":
+            depth += 1
+        before = token
+        if size > limit:
+            out.append("\n…")
+            break
+    return "".join(out)

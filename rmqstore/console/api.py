@@ -34,6 +34,8 @@ __all__ = ["Api"]
 
 _MAX_NUM = 1000
 _INT64_MAX = 2**63 - 1
+# A larger body is no JSON string that anybody wants.
+_BODY_GIVEN = 4 * 1024 * 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -278,9 +280,9 @@ class Api:
         """(path of the route, method of this class, HTTP method) of every operation."""
         paths = {
             "/api/queues/{topic}/{queue_id}": "/api/queues/{place:path}",
-            "/api/message/{phy_offset}": "/api/message/{phy_offset:int}",
-            "/api/rabbitmq/{number}": "/api/rabbitmq/{number:int}",
-            "/api/rabbitmq/{number}/queues/{name}": "/api/rabbitmq/{number:int}/queues/{name:path}",
+            "/api/message/{phy_offset}": "/api/message/{phy_offset:place}",
+            "/api/rabbitmq/{number}": "/api/rabbitmq/{number:place}",
+            "/api/rabbitmq/{number}/queues/{name}": "/api/rabbitmq/{number:place}/queues/{name:path}",
         }
         return [(paths.get(each.path, each.path), each.name, each.method) for each in _OPERATIONS]
 
@@ -327,13 +329,14 @@ class Api:
         phy_offset = place_of(request)
         mode = choice(request, "body", ("text", "none", "base64", "hex"))
         with self._console.store.use() as store:
-            value = self._answers.message(store, phy_offset)
-            if mode != "none":
-                body, error = self._answers.body(store, phy_offset)
-                value |= _body(body, mode)
-                if error is not None:
-                    value["body_error"] = error
-        return _json(value)
+            with self._answers.few_at_once(store, phy_offset):
+                value = self._answers.message(store, phy_offset)
+                if mode != "none":
+                    body, error = self._answers.body(store, phy_offset)
+                    value |= _body(body, mode)
+                    if error is not None:
+                        value["body_error"] = error
+                return _json(value)
 
     @answering
     def index(self, request: Request) -> Response:
@@ -406,6 +409,9 @@ def _page(page: Page) -> Response:
 
 
 def _body(body: bytes, mode: str) -> dict[str, Any]:
+    if len(body) > _BODY_GIVEN:
+        error = f"the body has {len(body)} bytes: take it from /message/<phy offset>/body"
+        return {"body": None, "body_encoding": None, "body_error": error}
     if mode == "text":
         try:
             return {"body": body.decode("utf-8"), "body_encoding": "utf-8"}

@@ -10,6 +10,7 @@ import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 
 from starlette.applications import Starlette
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.middleware import Middleware
 from starlette.routing import BaseRoute, Mount, Route
 
@@ -19,6 +20,23 @@ from rmqstore.console.gate import LOOPBACK_NAMES, Gate
 from rmqstore.console.pages import Console, Entrance, Pages, error_page
 
 __all__ = ["app"]
+
+_SHORTEST_TOKEN = 8
+
+
+class _PlaceConvertor(Convertor[int]):
+    """A whole number of at most 19 digits; Starlette's own takes so many that Python refuses them."""
+
+    regex = "[0-9]{1,19}"
+
+    def convert(self, value: str) -> int:
+        return int(value)
+
+    def to_string(self, value: int) -> str:
+        return str(value)
+
+
+register_url_convertor("place", _PlaceConvertor())
 
 
 def app(
@@ -54,7 +72,7 @@ def app(
     Raises
     ------
     ValueError
-        No path, or an empty token.
+        No path, or a token of fewer than 8 characters.
 
     Notes
     -----
@@ -63,8 +81,10 @@ def app(
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     if not paths:
         raise ValueError("give the path of a store")
-    if token is not None and not token.strip():
-        raise ValueError("the token is empty; give one that is hard to guess, or None")
+    if token is not None and len(token.strip()) < _SHORTEST_TOKEN:
+        raise ValueError(
+            f"the token has fewer than {_SHORTEST_TOKEN} characters; give one that is hard to guess, or None"
+        )
     places = [os.fspath(each) for each in rabbitmq]
     consoles = [Console(os.fspath(each), config, places) for each in paths]
     entrance = Entrance([console.path for console in consoles])
@@ -117,9 +137,9 @@ def _routes(console: Console) -> list[BaseRoute]:
         Route("/queues", pages.queues),
         Route("/queues/{place:path}", pages.queue),
         Route("/messages", pages.messages),
-        Route("/message/{phy_offset:int}", pages.message),
-        Route("/message/{phy_offset:int}/body", pages.body),
-        Route("/message/{phy_offset:int}/record", pages.record),
+        Route("/message/{phy_offset:place}", pages.message),
+        Route("/message/{phy_offset:place}/body", pages.body),
+        Route("/message/{phy_offset:place}/record", pages.record),
         Route("/index", pages.index),
         Route("/index/{name}", pages.index_file),
         Route("/consumers", pages.consumers),
@@ -127,8 +147,8 @@ def _routes(console: Console) -> list[BaseRoute]:
         Route("/verify/start", pages.verify_start, methods=["POST"]),
         Route("/verify/stop", pages.verify_stop, methods=["POST"]),
         Route("/rabbitmq", pages.rabbitmq),
-        Route("/rabbitmq/{number:int}", pages.rabbitmq_vhost),
-        Route("/rabbitmq/{number:int}/queues/{name:path}", pages.rabbitmq_queue),
+        Route("/rabbitmq/{number:place}", pages.rabbitmq_vhost),
+        Route("/rabbitmq/{number:place}/queues/{name:path}", pages.rabbitmq_queue),
         Route("/metrics", pages.metrics),
         *(Route(path, getattr(api, name), methods=[method]) for path, name, method in api.addresses()),
     ]

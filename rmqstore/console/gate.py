@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import logging
 import urllib.parse
 from collections.abc import Iterable
 from typing import Any
@@ -18,7 +19,11 @@ from starlette.requests import cookie_parser
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from rmqstore.texts import escape
+
 __all__ = ["Gate", "is_loopback"]
+
+logger = logging.getLogger(__name__)
 
 HEADERS = {
     "Content-Security-Policy": (
@@ -36,7 +41,7 @@ HEADERS = {
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _COOKIE_AGE = 7 * 24 * 3600
 # What is answered without a token: what a page of refusal needs, and whether the server lives.
-_OPEN = ("/static/", "/healthz", "/login")
+_OPEN = ("/healthz", "/login")
 
 
 def is_loopback(host: str) -> bool:
@@ -103,8 +108,12 @@ class Gate:
                 await self._app(scope, receive, send)
             return
 
+        begun = False
+
         async def send_guarded(message: Message) -> None:
+            nonlocal begun
             if message["type"] == "http.response.start":
+                begun = True
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers[name] = value
@@ -114,13 +123,20 @@ class Gate:
         response = self._refusal(scope)
         if response is not None:
             await response(scope, receive, send_guarded)
-        else:
+            return
+        try:
             await self._app(scope, receive, send_guarded)
+        except Exception:
+            logger.exception("an error at %s", escape(scope["path"]))
+            if begun:
+                raise
+            await _plain("This is an error in rmqstore; the server's log has it.", 500)(scope, receive, send_guarded)
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         path: str = scope["path"]
-        host = _host_name(headers.get("host", ""))
+        hosts = headers.getlist("host")
+        host = _host_name(hosts[0]) if len(hosts) == 1 else None
         if host is None or not self._is_allowed(host):
             return _plain("This console does not answer to that host name; give it with --allowed-host.", 400)
         if scope["method"] not in ("GET", "HEAD", "POST"):
@@ -131,14 +147,15 @@ class Gate:
                 return _plain("A request from another site was refused.", 403)
         elif site in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
             return _plain("A request from another site was refused.", 403)
-        if self._token is None or path.startswith(_OPEN):
+        if self._token is None or path in _OPEN or path.startswith("/static/"):
             return None
         query = urllib.parse.parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = [value for name, value in query if name == "token"]
         if given and self.is_token(given[-1]) and scope["method"] in ("GET", "HEAD"):
             # Once in the address, then in a cookie: an address is kept in histories and sent to others.
             rest = urllib.parse.urlencode([each for each in query if each[0] != "token"])
-            target = urllib.parse.quote(path, safe="/%:@!$&'()*+,;=~") + (f"?{rest}" if rest else "")
+            raw: bytes = scope.get("raw_path") or urllib.parse.quote(path).encode()
+            target = raw.decode("latin-1").partition("?")[0].replace("\\", "%5C") + (f"?{rest}" if rest else "")
             # A path that begins with two slashes would name another host.
             response: Response = RedirectResponse("/" + target.lstrip("/"), 303)
             self.let_in(response, secure=scope.get("scheme") == "https")
@@ -175,7 +192,9 @@ class Gate:
 
     def _bearer(self, headers: Headers) -> bool:
         kind, _, value = headers.get("authorization", "").partition(" ")
-        return kind.lower() == "bearer" and self.is_token(value.strip())
+        # Headers are bytes, which Starlette gives as Latin-1.
+        given = value.strip().encode("latin-1", "replace")
+        return kind.lower() == "bearer" and hmac.compare_digest(given, self._secret)
 
     def _knows_token(self, headers: Headers) -> bool:
         cookie = cookie_parser(headers.get("cookie", "")).get(self.cookie, "")

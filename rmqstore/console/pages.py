@@ -6,6 +6,7 @@ gets into a page only through a template that escapes it, with control and bidir
 
 from __future__ import annotations
 
+import codecs
 import importlib
 import json
 import logging
@@ -24,12 +25,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.types import Scope
+from starlette.types import Receive, Scope, Send
 
 from rmqstore._version import __version__
 from rmqstore.config import StoreConfig
 from rmqstore.console.anatomy import hex_lines
-from rmqstore.console.answers import Answers, BadQueryError, NotFoundError, json_text
+from rmqstore.console.answers import LARGE_BODY, Answers, BadQueryError, NotFoundError, json_text
 from rmqstore.console.followed_store import FollowedStore, StoreGoneError
 from rmqstore.console.gate import Gate
 from rmqstore.console.rabbitmq_answers import RabbitmqAnswers
@@ -43,9 +44,10 @@ logger = logging.getLogger(__name__)
 
 _INT64_MAX = 2**63 - 1
 _BODY_SHOWN = 64 * 1024
-_JSON_SHOWN = 1024 * 1024
+_JSON_SHOWN = 512 * 1024
 _LIST_SHOWN = 200
 _LARGEST_LOGIN = 4096
+_DOWNLOADS_AT_ONCE = 4
 KEY_TYPES = {"": None, "any": None, "unique": "U", "key": "K", "tag": "T"}
 _STATIC_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 
@@ -241,6 +243,21 @@ class Console:
         self.verify_run = VerifyRun(path, config)
         self.rabbitmq = RabbitmqAnswers(rabbitmq)
         self._metrics_lock = threading.Lock()
+        self._downloads = threading.BoundedSemaphore(_DOWNLOADS_AT_ONCE)
+
+    def download(self, data: bytes, name: str) -> Response:
+        """Response: bytes as a file.  A slow reader keeps large ones in memory, so that only some go out at one time.
+
+        Raises
+        ------
+        StoreError
+            As many as may are being sent.
+        """
+        if len(data) <= LARGE_BODY:
+            return _Download(data, name, None)
+        if not self._downloads.acquire(blocking=False):
+            raise StoreError("many large messages are being sent at this moment; ask again")
+        return _Download(data, name, self._downloads.release)
 
     def metrics(self) -> bytes:
         """bytes: the store's metrics as Prometheus reads them; one at a time."""
@@ -394,25 +411,30 @@ class Pages:
         mode = choice(request, "body", ("", "text", "json", "hex"))
         start = some_number(request, "from", 0, 0, _INT64_MAX)
         with self._console.store.use() as store:
-            value = self._answers.message(store, phy_offset)
-            body, body_error = self._answers.body(store, phy_offset)
-        return self._page(request, "message.html", value=value, body_error=body_error, **_body_view(body, mode, start))
+            with self._answers.few_at_once(store, phy_offset):
+                value = self._answers.message(store, phy_offset)
+                body, body_error = self._answers.body(store, phy_offset)
+                view = _body_view(body, mode, start)
+                del body
+        return self._page(request, "message.html", value=value, body_error=body_error, **view)
 
     @answering
     def body(self, request: Request) -> Response:
         """The body as a file, never as something that a browser shows."""
         phy_offset = place_of(request)
         with self._console.store.use() as store:
-            body, _ = self._answers.body(store, phy_offset)
-        return download(body, f"body-{phy_offset}.bin")
+            with self._answers.few_at_once(store, phy_offset):
+                body, _ = self._answers.body(store, phy_offset)
+                return self._console.download(body, f"body-{phy_offset}.bin")
 
     @answering
     def record(self, request: Request) -> Response:
         """The record's bytes as a file, or as a hex dump."""
         phy_offset = place_of(request)
         with self._console.store.use() as store:
-            data, _ = self._answers.record(store, phy_offset)
-        return download(data, f"record-{phy_offset}.bin")
+            with self._answers.few_at_once(store, phy_offset):
+                data = self._answers.record(store, phy_offset)
+                return self._console.download(data, f"record-{phy_offset}.bin")
 
     @answering
     def index(self, request: Request) -> Response:
@@ -538,34 +560,49 @@ def name_of(request: Request, before: str) -> str:
     return _raw_path(request).partition(before)[2]
 
 
-def download(data: bytes, name: str) -> Response:
-    """Response: bytes that a browser stores and does not show."""
-    return Response(
-        data,
-        media_type="application/octet-stream",
-        headers={"Content-Disposition": f'attachment; filename="{name}"'},
-    )
+class _Download(Response):
+    """Bytes that a browser stores and does not show; `done` is called when they are sent, or cannot be."""
+
+    def __init__(self, data: bytes, name: str, done: Callable[[], None] | None):
+        super().__init__(
+            data,
+            media_type="application/octet-stream",
+            headers={"Content-Disposition": f'attachment; filename="{name}"'},
+        )
+        self._done = done
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.body = b""
+            if self._done is not None:
+                self._done()
+
+
+def _is_text(part: bytes) -> bool:
+    try:
+        # A character may be cut at the end of the part.
+        codecs.getincrementaldecoder("utf-8")().decode(part)
+        return True
+    except UnicodeDecodeError:
+        return False
 
 
 def _body_view(body: bytes, mode: str, start: int) -> dict[str, Any]:
     """What a page shows of a body: in the mode that was asked for, or in the one that fits."""
-    document = json_text(body) if len(body) <= _JSON_SHOWN and mode in ("", "json") else None
-    if not mode:
-        looks_like_json = document is not None and body.lstrip()[:1] in (b"{", b"[")
-        try:
-            body.decode("utf-8")
-            mode = "json" if looks_like_json else "text"
-        except UnicodeDecodeError:
-            mode = "hex"
-    note = ""
-    if mode == "json" and document is None:
-        note = "The body is no JSON, or too long to be shown as such; this is its text."
-        mode = "text"
     start = min(start, max(len(body) - 1, 0))
     part = body[start : start + _BODY_SHOWN]
+    note, document = "", None
+    if mode == "json" or (not mode and start == 0 and body[:64].lstrip()[:1] in (b"{", b"[")):
+        document = json_text(body, _JSON_SHOWN) if len(body) <= _JSON_SHOWN else None
+        if document is None and mode == "json":
+            note, mode = "The body is no JSON, or too long to be laid out; this is its text.", "text"
+    if not mode:
+        mode = "json" if document is not None else "text" if _is_text(part) else "hex"
     if mode == "json":
         assert document is not None
-        shown, start, part = _lines(document[:_JSON_SHOWN]), 0, body
+        shown, start, part = _lines(document), 0, body
     elif mode == "text":
         shown = _lines(part.decode("utf-8", "backslashreplace"))
     else:
