@@ -52,7 +52,6 @@ _LARGE_STORED = 4096
 _UNPACKED_LIMIT = 64 * 1024 * 1024
 _LARGE_AT_ONCE = 2
 _LARGE_PATIENCE = 20.0
-_KEYS_SHOWN = 200
 _OVERVIEW_KEPT = 1.0
 _SAMPLES = 120
 _RATE_SPAN = 300.0
@@ -465,8 +464,8 @@ class Answers:
                     {
                         **dataclasses.asdict(field),
                         "phy_offset": phy_offset + field.pos,
-                        "bytes": read(field.pos, min(field.size, _STEP_LIMIT)).hex(" ") if field.size else "",
-                        "bytes_cut": field.size > _STEP_LIMIT,
+                        "bytes": read(field.pos, min(field.size, _shown(field))).hex(" ") if field.size else "",
+                        "bytes_cut": field.size > _shown(field),
                     }
                     for field in fields
                 ],
@@ -627,6 +626,11 @@ def _unreadable_queue(topic: str, queue_id: int, error: Exception) -> dict[str, 
         "size": 0,
         "error": str(error),
     }
+
+
+def _shown(field: Field) -> int:
+    # The body has a view of its own, in parts.
+    return 64 if field.name == "body" else 1024
 
 
 def _with_file(value: dict[str, Any], name: str, root: str) -> dict[str, Any]:
