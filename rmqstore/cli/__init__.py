@@ -48,6 +48,7 @@ _COMMANDS = {
         "recover_command",
         "Do what a start after a crash does, say what it was, and close the store in order.",
     ),
+    "serve": ("rmqstore.cli.serve", "serve", "Serve a web console over a store: pages, a JSON API and metrics; read-only."),
     "spark": ("rmqstore.spark.command", "main", "Work on a store with Apache Spark, on this machine or on a cluster."),
     "verify": (
         "rmqstore.cli.verify",
