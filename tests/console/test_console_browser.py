@@ -363,7 +363,7 @@ def test_another_site_cannot_frame_or_post(console, open_page, start_console, br
 
     evil = (
         f"<!doctype html><html lang=en><title>x</title><body><iframe id=f src='{console.url}/'></iframe>"
-        f"<form id=p method=post action='{console.url}/verify'></form></body>"
+        f"<form id=p method=post action='{console.url}/verify/start'></form></body>"
     ).encode()
 
     class Evil(http.server.BaseHTTPRequestHandler):

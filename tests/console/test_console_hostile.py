@@ -164,7 +164,7 @@ def test_the_metrics_of_hostile_names_can_be_parsed(hostile_console):
 
 def test_a_verify_of_the_hostile_store_shows_its_findings_as_text(hostile, hostile_console):
     started = hostile_console.get(
-        "/verify", method="POST", body=b"",
+        "/verify/start", method="POST", body=b"",
         headers={"Origin": hostile_console.url, "Sec-Fetch-Site": "same-origin",
                  "Content-Type": "application/x-www-form-urlencoded"},
     )  # fmt: skip
