@@ -25,12 +25,14 @@ import golden
 import pytest
 from click.testing import CliRunner
 
-from rmqstore import Message, MessageStore, StoreConfig
+from rmqstore import Message, MessageStore, StoreConfig, cli
 from rmqstore.cli import main
 from rmqstore.cli.terminal import escape, format_size, format_time, parse_time
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENT = ROOT / "docs" / "cli.md"
+# These have a page of their own, whose blocks tests/test_docs.py runs.
+DOCUMENTED_ELSEWHERE = {"export", "import", "metrics", "serve"}
 DELAYS = ["-o", "messageDelayLevel=1s 2s 30m 1h"]
 
 
@@ -105,19 +107,9 @@ def test_documented_commands_answer_as_shown(tmp_path, monkeypatch):
     golden.unpack("broker", tmp_path)
     text = DOCUMENT.read_text(encoding="utf-8")
     commands = re.findall(r"(?m)^\$ rmqstore (\w+)", text)
-    # Those of Spark are run by tests/spark/test_command.py, RabbitMQ's by tests/rabbitmq/test_rabbitmq_docs.py.
-    assert {*commands} == {
-        "info",
-        "verify",
-        "query",
-        "get",
-        "dump",
-        "rebuild",
-        "recover",
-        "offsets",
-        "rabbitmq",
-        "spark",
-    }
+    # Those of Spark are run by tests/spark/test_command.py, RabbitMQ's by tests/rabbitmq/test_rabbitmq_docs.py; `completion`
+    # and `demo` print what is too long for a document.
+    assert {*commands} >= {*cli._COMMANDS} - {"completion", "demo"} - DOCUMENTED_ELSEWHERE
     assert run_document(text, tmp_path) == text
 
 
@@ -129,9 +121,7 @@ def test_a_document_that_is_wrong_is_noticed(tmp_path):
 def test_every_command_has_a_section_and_help():
     text = DOCUMENT.read_text(encoding="utf-8")
     listed = re.findall(r"(?m)^  (\w+) {2,}\S", run("--help").stdout.partition("Commands:")[2])
-    assert listed == [
-        "demo", "dump", "get", "info", "offsets", "query", "rabbitmq", "rebuild", "recover", "spark", "verify"
-    ]  # fmt: skip
+    assert listed == sorted(cli._COMMANDS) and len(listed) >= 16
     for name in listed:
         assert f"\n## {name}\n" in text
         result = run(name, "--help")
@@ -394,7 +384,7 @@ def test_wrong_usage_is_2(broker, tmp_path):
 def test_cannot_open_is_3_and_names_the_file(broker, golden_copy, tmp_path):
     file = tmp_path / "file"
     file.write_bytes(b"")
-    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "commitlog").mkdir(parents=True)
     for command in (["info"], ["verify"], ["dump"], ["query", "--offset", "0"], ["rebuild", "--yes"]):
         for path in (tmp_path / "missing", file):
             result = run(command[0], path, *command[1:])
@@ -767,8 +757,6 @@ def test_version():
 
 def test_the_list_of_commands_says_what_each_says_of_itself():
     import click
-
-    import rmqstore.cli as cli
 
     context = click.Context(cli.main)
     for name, (_, _, short) in cli._COMMANDS.items():
