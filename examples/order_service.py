@@ -162,12 +162,17 @@ def run(directory: Path, count: int, kills: int, moments: random.Random) -> None
     }
     everything = set(open_orders)
     for kill in range(kills + 1):
-        last = kill == kills
-        kill_after = None if last else moments.randint(1, max(1, len(open_orders) // 2))
-        answered = send(directory, list(open_orders.values()), kill_after)
+        last = kill == kills or not open_orders
+        orders, kill_after = list(open_orders.values()), None
+        if not last:
+            kill_after = moments.randint(1, max(1, len(orders) // (kills + 2)))
+            orders = orders[: kill_after + 20]  # some are on their way when it dies
+        answered = send(directory, orders, kill_after)
         for number in answered:
             open_orders.pop(number, None)
         print(f"{len(answered):6} orders answered, then {'the end' if last else 'kill -9'}")
+        if last:
+            break
 
     assert not open_orders
     with MessageStore.open(directory / "store", read_only=True) as store:
@@ -181,7 +186,7 @@ def run(directory: Path, count: int, kills: int, moments: random.Random) -> None
         done = whole_lines(book_of(directory, group))
         assert sorted(done) == sorted(everything), f"{group} missed an order or did one twice"
     assert list(verify(directory / "store")) == []
-    print(f"{count} orders stored once, billed once and shipped once, after {kills} kills; nothing is wrong on disk")
+    print(f"{count} orders stored once, billed once and shipped once, after {kill} kills; nothing is wrong on disk")
 
 
 if __name__ == "__main__":

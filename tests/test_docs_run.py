@@ -44,6 +44,7 @@ ELSEWHERE = {
 NOT_RUN = {
     ("CONTRIBUTING.md", "make venv"): "continuous integration runs these as steps of their own (ci/run.sh)",
     ("README.md", "make demo"): "continuous integration runs both as steps of their own (ci/run.sh)",
+    ("tests/interop/rocketmq/README.md", "bash ci/java.sh"): "ci/setup.sh runs the first, `make test` the second",
     ("docs/start.md", "python -m venv"): (
         "the package is on no index yet; ci/checks.sh builds the wheel, installs it without a compiler and runs the README's session"
     ),

@@ -14,6 +14,7 @@ from rmqstore.cli.options import Given, store_options
 from rmqstore.cli.terminal import Printer, escape, note
 from rmqstore.commit_log import check_store_root
 from rmqstore.errors import MissingDependencyError
+from rmqstore.rabbitmq import find_vhosts
 
 
 @click.command()
@@ -81,6 +82,8 @@ def serve(
         )
     for path in paths:
         check_store_root(path)
+    for path in rabbitmq:
+        find_vhosts(path)
     # Options that were given hold for the whole run; otherwise the files tell anew whenever a store is opened.
     config = given.config(paths[0]) if given.options or given.config_file is not None else None
     names = {*LOOPBACK_NAMES, *allowed_hosts, host.strip("[]").lower()}
