@@ -207,6 +207,21 @@ class CommitLog:
             end = base + (region.size if verdict == Verdict.BLANK else pos)
         return end
 
+    def known_end(self) -> int:
+        """int: the end for a reader that wants everything: behind damage in the newest segment if records follow it there.
+
+        After `follow`; beside a writer it is the end that `follow` or `refresh` found.
+        """
+        end, reached = self.max_offset, self.find_end()
+        behind = self.find_end_behind_damage()
+        mapped_file = self.queue.find(reached)
+        if behind <= reached or mapped_file is None:
+            return end
+        base = mapped_file.file_from_offset
+        # A writer that went on meanwhile left a whole record here, before it wrote the next one.
+        now = _core.check_record(mapped_file.region, reached - base, base, 0)[0]
+        return end if now in (Verdict.RECORD, Verdict.BLANK) else behind
+
     def _newest_before(self, end: int) -> int:
         # Store time of the last record in front of `end` in its segment, 0 if there is none.
         mapped_file = self.queue.find(end)

@@ -81,6 +81,7 @@ from rmqstore.message import (
 from rmqstore.populating import PopulateAhead
 from rmqstore.recovery import RECOVERY_MODES, RecoveryReport, recover
 from rmqstore.retention import DiskSpace, RetentionReport, delete_expired_files, used_ratio
+from rmqstore.stats import StoreStats, take_stats
 from rmqstore.store_lock import StoreLock
 from rmqstore.table_rows import TablePart, table_parts
 
@@ -928,6 +929,46 @@ class MessageStore:
         if not up_to_date:
             index_service.load()
 
+    def stats(self) -> StoreStats:
+        """Plain numbers of this store: sizes, bounds, queues, index files, consumer progress, how much is not flushed.
+
+        They are read from the files when they are asked for; nothing is counted on the way of a message.  The cost grows with
+        the number of queues (each is opened, and the header of one record read), not with that of messages.  A read-only
+        store takes in first what another process did, as by `refresh`.
+
+        Returns
+        -------
+        StoreStats
+            What is put while it is taken may be in some of its numbers.
+
+        Raises
+        ------
+        StoreChangedError
+            As of `refresh`.
+        OSError
+            The store is gone.
+        """
+        self._check_open()
+        self.refresh()
+
+        def ask() -> StoreStats:
+            own = not self.read_only
+            return take_stats(
+                self.path,
+                self.commit_log,
+                self.queues,
+                self.index_service,
+                Checkpoint.load(self.checkpoint.path, read_only=True) if self.read_only else self.checkpoint,
+                self.consumer_offsets.list(),
+                timestamp=self.config.clock(),
+                writable=own and self._poison is None,
+                disk_full=self._disk_full,
+                last_store_timestamp=self._last_store_timestamp or None if own else None,
+                flushed_where=max(self._flushed_where, self.commit_log.min_offset) if own else None,
+            )
+
+        return self._settled(ask)
+
     @property
     def consumer_offsets(self) -> ConsumerOffsets:
         """ConsumerOffsets: the progress of consumer groups, read when it is first asked for.
@@ -1068,28 +1109,10 @@ class MessageStore:
             pyarrow is not installed.
         """
         self._check_writable()
-        literals = {
-            "topic": topic, "queue_id": queue_id, "keys": keys, "tags": tags, "properties": properties, "flag": flag,
-            "born_timestamp": born_timestamp,
-        }  # fmt: skip
-        if keys is not None and not isinstance(keys, str):
-            literals["keys"] = list(keys)
-        parts = table_parts(table, literals, keep_timestamps=keep_timestamps, max_rows=_TABLE_ROWS)
+        parts = _table_parts(table, keep_timestamps, topic, queue_id, keys, tags, properties, flag, born_timestamp)
         # Other writers come between the parts, unless the times of the table say what came before.
         with self._lock if keep_timestamps else contextlib.nullcontext():
-            first = 0
-            last = self._last_store_timestamp
-            for part in parts:
-                times = part.store_timestamps()
-                if len(times) and (times[0] < last or (times[1:] < times[:-1]).any()):
-                    raise InvalidMessageError(
-                        f"store timestamps fall among rows {first} to {first + part.num}, or lie before the store's last "
-                        f"message ({last}); sort the table by store_timestamp"
-                    )
-                last = int(times[-1]) if len(times) else last
-                if len(parts) > 1 or self._rows is None:
-                    self._check_part(part, first)
-                first += part.num
+            self._check_parts(parts, len(parts) > 1 or self._rows is None)
             columns: list[tuple[np.ndarray, ...]] = [(np.empty(0, np.int64),) * 4]
             first = 0
             for part in parts:
@@ -1100,6 +1123,58 @@ class MessageStore:
             if self._waiting or self._sync_flush:
                 self._after_put(int(result.phy_offset[-1] + result.size[-1]), (Message("any"),))
         return result
+
+    def check_table(
+        self,
+        table: Any,
+        *,
+        topic: str | None = None,
+        queue_id: int | None = None,
+        keys: Iterable[str] | str | None = None,
+        tags: str | None = None,
+        properties: Mapping[str, str | None] | None = None,
+        flag: int | None = None,
+        born_timestamp: int | None = None,
+        keep_timestamps: bool = False,
+    ) -> int:
+        """Look whether `put_table` would take this table now, and write nothing.
+
+        Parameters
+        ----------
+        table, topic, queue_id, keys, tags, properties, flag, born_timestamp, keep_timestamps
+            As of `put_table`.
+
+        Returns
+        -------
+        int
+            Rows of the table, all of which can be stored.
+
+        Raises
+        ------
+        InvalidMessageError, TypeError, MissingDependencyError
+            As of `put_table`.
+        """
+        self._check_writable()
+        parts = _table_parts(table, keep_timestamps, topic, queue_id, keys, tags, properties, flag, born_timestamp)
+        with self._lock if keep_timestamps else contextlib.nullcontext():
+            self._check_parts(parts, True)
+        return sum(part.num for part in parts)
+
+    def _check_parts(self, parts: list[TablePart], rows: bool) -> None:
+        # Raises for what cannot be put; the rows are looked at one by one unless putting them does that.
+        first = 0
+        last = self._last_store_timestamp
+        for part in parts:
+            times = part.store_timestamps()
+            if len(times) and (times[0] < last or (times[1:] < times[:-1]).any()):
+                raise InvalidMessageError(
+                    f"store timestamps fall among rows {first} to {first + part.num}, or lie before the store's last "
+                    f"message ({last}); sort the table by store_timestamp"
+                )
+            last = int(times[-1]) if len(times) else last
+            if rows:
+                self._check_part(part, first)
+            first += part.num
 
     def _check_part(self, part: TablePart, first: int) -> None:
         # Raises for the first row that cannot be put, and notes whether the core takes them all.
@@ -2263,6 +2338,26 @@ def _as_new(message: MessageExt) -> Message:
         reconsume_times=message.reconsume_times,
         prepared_transaction_offset=message.prepared_transaction_offset,
     )
+
+
+def _table_parts(
+    table: Any,
+    keep_timestamps: bool,
+    topic: str | None,
+    queue_id: int | None,
+    keys: Iterable[str] | str | None,
+    tags: str | None,
+    properties: Mapping[str, str | None] | None,
+    flag: int | None,
+    born_timestamp: int | None,
+) -> list[TablePart]:
+    literals = {
+        "topic": topic, "queue_id": queue_id, "keys": keys, "tags": tags, "properties": properties, "flag": flag,
+        "born_timestamp": born_timestamp,
+    }  # fmt: skip
+    if keys is not None and not isinstance(keys, str):
+        literals["keys"] = list(keys)
+    return table_parts(table, literals, keep_timestamps=keep_timestamps, max_rows=_TABLE_ROWS)
 
 
 def _subscription(tags: str | Iterable[str] | None) -> dict[int, set[str]] | None:

@@ -31,8 +31,23 @@ _COMMANDS = {
     ),
     "demo": ("rmqstore.demo", "main", "Run the main job on a real broker's store, with checks and rates."),
     "dump": ("rmqstore.cli.dump", "dump", "Print a store's structures as they lie on disk, damage included."),
+    "export": (
+        "rmqstore.cli.transfer",
+        "export_command",
+        "Write messages to a file: JSON lines, CSV, Arrow, Parquet, or a file for each body.",
+    ),
     "get": ("rmqstore.cli.query", "get", "Read messages of a queue in order."),
+    "import": (
+        "rmqstore.cli.transfer",
+        "import_command",
+        "Put the messages of files into a store, behind those that are there; a new store is made.",
+    ),
     "info": ("rmqstore.cli.info", "info", "Describe a store: geometry, log, queues, index, checkpoint, consumers."),
+    "metrics": (
+        "rmqstore.cli.metrics",
+        "metrics_command",
+        "Print the metrics of stores for Prometheus: queues, consumer lag, disk, index, checkpoint.",
+    ),
     "offsets": (
         "rmqstore.cli.offsets",
         "offsets",
