@@ -71,7 +71,7 @@ class StoreGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in self.lazy_commands:
             module, attribute, _ = self.lazy_commands[cmd_name]
-            command = getattr(importlib.import_module(module), attribute)
+            command: click.Command | None = getattr(importlib.import_module(module), attribute)
         else:
             command = super().get_command(ctx, cmd_name)
         if command is not None and not command.epilog:

@@ -21,7 +21,7 @@ from rmqstore.texts import escape, format_size, format_time, parse_time
 __all__ = ["TIME", "Printer", "Progress", "escape", "format_size", "format_time", "note", "parse_time"]
 
 
-class _TimeType(click.ParamType):
+class _TimeType(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
     name = "TIME"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
