@@ -35,7 +35,7 @@ from rmqstore.console.followed_store import FollowedStore, StoreGoneError
 from rmqstore.console.gate import Gate
 from rmqstore.console.rabbitmq_answers import RabbitmqAnswers
 from rmqstore.console.verify_run import VerifyRun
-from rmqstore.errors import StoreError
+from rmqstore.errors import GeometryError, StoreError
 from rmqstore.texts import escape, format_size, format_time, parse_time
 
 __all__ = ["Console", "Entrance", "Pages", "error_page", "refused_page"]
@@ -160,7 +160,10 @@ def answering(endpoint: _Endpoint) -> _Endpoint:
             response.headers["Retry-After"] = "5"
             return response
         except (StoreError, OSError) as error:
-            response = _error(scope, 503, "The store cannot be read now", str(error))
+            text = str(error)
+            if isinstance(error, GeometryError):
+                text += ". Options are given to rmqstore serve as -o NAME=VALUE, or with --config broker.conf."
+            response = _error(scope, 503, "The store cannot be read now", text)
             response.headers["Retry-After"] = "2"
             return response
         except Exception:
