@@ -725,11 +725,26 @@ def test_several_stores_on_one_server(broker, base):
     assert response.headers["location"] == "/stores/0/message/484"
 
 
-def test_metrics_are_those_of_the_command(asker):
+def test_metrics_are_those_of_the_store_and_of_its_last_run(broker):
     parser = pytest.importorskip("prometheus_client.parser")
-    response = asker.get("/metrics")
-    assert response.status_code == 200 and response.headers["content-type"].startswith("text/plain")
-    assert list(parser.text_string_to_metric_families(response.text))
+
+    def samples():
+        response = asker.get("/metrics")
+        assert response.status_code == 200 and response.headers["content-type"].startswith("text/plain")
+        families = parser.text_string_to_metric_families(response.text)
+        return {(each.name, *sorted(each.labels.items())): each.value for family in families for each in family.samples}
+
+    asker = Asker(console.app(broker))
+    first = samples()
+    offsets = {name: value for name, value in first.items() if name[0] == "rmqstore_consumer_queue_offset"}
+    wanted = asker.json("/api/consumers")["consumers"]
+    assert sorted(offsets.values()) == sorted(row["offset"] for row in wanted)
+    assert not any("finding" in name[0] for name in first)
+    asker.ask("POST", "/verify/start", ORIGIN)
+    assert wait_for_run(asker)["state"] == "finished"
+    deadline = time.monotonic() + 20
+    while not any("finding" in name[0] for name in samples()):
+        assert time.monotonic() < deadline
 
 
 def test_a_reading_console_leaves_no_trace(golden_copy):
