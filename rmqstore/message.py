@@ -765,10 +765,12 @@ class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of 
 
     @property
     def born_host(self) -> str:
+        """The producer's address, "ip:port" or "[v6]:port"."""
         return host_from_bytes(self._born_host_stored)
 
     @property
     def store_host(self) -> str:
+        """The address of the broker that stored it, "ip:port" or "[v6]:port"."""
         return host_from_bytes(self._store_host_stored)
 
     @property

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 import click
 
@@ -136,7 +137,7 @@ def _listen(host: str, port: int) -> socket.socket:
         ) from None
 
 
-def _addresses(host: str, port: int) -> Iterable[tuple]:
+def _addresses(host: str, port: int) -> Iterable[tuple[Any, ...]]:
     return socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
 
 

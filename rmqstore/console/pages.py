@@ -51,7 +51,7 @@ _DOWNLOADS_AT_ONCE = 4
 KEY_TYPES = {"": None, "any": None, "unique": "U", "key": "K", "tag": "T"}
 _STATIC_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 
-_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
+_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Response])
 
 
 # ------------------------------------------------------------------------------------------------------------- templates
