@@ -131,6 +131,17 @@ def test_what_no_queue_has_is_read_from_the_log(golden_copy):
     assert json_lines(run("tail", copy, "-n", 50, "--json")) == of_log
 
 
+def test_a_key_without_an_index_is_looked_for_in_the_log(golden_copy):
+    copy = golden_copy("broker")
+    for topic in (["Orders"], []):
+        wanted = json_lines(run("tail", copy, *topic, "--key", "CUST-1", "--json"))
+        assert len(wanted) == 7
+        (copy / "index").rename(copy / "away")
+        options = ["-o", "max_hash_slot_num=1000", "-o", "max_index_num=8000"]
+        assert json_lines(run("tail", copy, *topic, "--key", "CUST-1", "--json", *options)) == wanted
+        (copy / "away").rename(copy / "index")
+
+
 def test_nothing_is_1_and_wrong_usage_2(broker):
     for arguments in (["NoSuchTopic"], ["Orders", "--key", "none"], ["Orders", "--tags", "none"], ["--key", "none"]):
         result = run("tail", broker, *arguments)

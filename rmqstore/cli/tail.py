@@ -31,7 +31,7 @@ from rmqstore.commit_log import Blank, Damage
 from rmqstore.consume_queue import ConsumeQueue, Unit
 from rmqstore.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError, StoreChangedError
-from rmqstore.message import MessageExt
+from rmqstore.message import MessageExt, tags_code
 from rmqstore.message_store import MessageStore
 
 _UNIT_BLOCK = 256
@@ -170,8 +170,12 @@ class _Wanted:
 # ----------------------------------------------------------------------------------------------------------- the newest
 
 
-def _messages(store: MessageStore, begin: int, end: int, wanted: _Wanted) -> Iterator[MessageExt]:
-    for entry in store.commit_log.entries(begin, end):
+def _messages(
+    store: MessageStore, begin: int, end: int, wanted: _Wanted, progress: Progress | None = None
+) -> Iterator[MessageExt]:
+    for number, entry in enumerate(store.commit_log.entries(begin, end)):
+        if progress is not None and number % 4096 == 0:
+            progress(entry.phy_offset - begin, end - begin)
         if isinstance(entry, MessageExt) and wanted(entry):
             yield entry
 
@@ -188,20 +192,17 @@ def _newest(store: MessageStore, max_num: int, end: int, wanted: _Wanted) -> lis
     """The newest `max_num` that are wanted and begin before `end`, oldest first."""
     if max_num == 0:
         return []
-    if wanted.topic is None:
+    by_key = wanted.key is not None and _has_index(store)
+    if wanted.topic is None and not by_key:
         return _newest_of_log(store, max_num, end, wanted)
     log = store.commit_log
     last_units = (queue.last_record() for queue in store.queues)
     # What no queue has yet (a broker dispatches a little later, a lost queue never) is read from the log.
     dispatched = max((unit.phy_offset + unit.size for unit in last_units if unit is not None), default=log.min_offset)
     dispatched = min(max(dispatched, log.min_offset), end)
-    undispatched: deque[MessageExt] = deque(maxlen=max_num)
     with Progress("reading the log", "bytes") as progress:
-        for number, message in enumerate(_messages(store, dispatched, end, wanted)):
-            undispatched.append(message)
-            if number % 4096 == 0:
-                progress(message.phy_offset - dispatched, end - dispatched)
-    older = _by_key(store, max_num, wanted) if wanted.key is not None else _by_queue(store, wanted)
+        undispatched = deque(_messages(store, dispatched, end, wanted, progress), maxlen=max_num)
+    older = _by_key(store, max_num, wanted) if by_key else _by_queue(store, wanted)
     found = list(undispatched)[::-1]
     for message in older:
         if len(found) >= max_num:
@@ -216,16 +217,23 @@ def _newest_of_log(store: MessageStore, max_num: int, end: int, wanted: _Wanted)
     log = store.commit_log
     units = _units(store, None, frozenset())
     begins, ahead = end, max_num
-    while True:
-        more = [unit.phy_offset for unit, _ in itertools.islice(units, ahead)]
-        begins = max(min([begins, *more]), log.min_offset)
-        if not more:
-            # The queues hold no more; what is older, or all where they are lost, is in the log alone.
-            begins = max((base for base in log.queue.offsets if base < begins), default=log.min_offset)
-        found = deque(_messages(store, begins, end, wanted), maxlen=max_num)
-        if len(found) == max_num or begins <= log.min_offset:
-            return list(found)
-        ahead *= 8
+    found: list[MessageExt] = []
+    with Progress("looking back", "bytes") as progress:
+        while len(found) < max_num and begins > log.min_offset:
+            stop = begins
+            more = [unit.phy_offset for unit, _ in itertools.islice(units, ahead)]
+            begins = max(min([begins, *more]), log.min_offset)
+            if not more:
+                # The queues hold no more; what is older, or all where they are lost, is in the log alone.
+                begins = max((base for base in log.queue.offsets if base < begins), default=log.min_offset)
+            progress(end - stop, end - log.min_offset)
+            found[:0] = deque(_messages(store, begins, stop, wanted), maxlen=max_num - len(found))
+            ahead *= 8
+    return found
+
+
+def _has_index(store: MessageStore) -> bool:
+    return store.index_service is not None and bool(store.index_service.names)
 
 
 def _units(store: MessageStore, topic: str | None, queue_ids: frozenset[int]) -> Iterator[tuple[Unit, AnyConsumeQueue]]:
@@ -257,24 +265,35 @@ def _newest_units(queue: AnyConsumeQueue, min_phy_offset: int) -> Iterator[tuple
 
 
 def _by_queue(store: MessageStore, wanted: _Wanted) -> Iterator[MessageExt]:
+    codes = None if wanted.tags is None else {tags_code(each) & 0xFFFFFFFF for each in wanted.tags}
     before = -1
-    for unit, _ in _units(store, wanted.topic, wanted.queue_ids):
+    for unit, queue in _units(store, wanted.topic, wanted.queue_ids):
         if unit.phy_offset == before:
             continue
         before = unit.phy_offset
+        # As of a get: the low 32 bits of the code, and a code that cannot be read lets pass.
+        code = None if codes is None else queue.tags_code(unit)
+        if codes is not None and code is not None and code & 0xFFFFFFFF not in codes:
+            continue
         message = store.commit_log.look_up(unit.phy_offset, unit.size)
         if message is not None and wanted(message):
             yield message
 
 
 def _by_key(store: MessageStore, max_num: int, wanted: _Wanted) -> list[MessageExt]:
-    assert wanted.topic is not None and wanted.key is not None
-    while True:
-        found = store.query_message(wanted.topic, wanted.key, max_num)
-        chosen = [message for message in found if wanted(message)]
-        if len(chosen) >= max_num or not found.truncated:
-            return chosen
-        max_num *= 8
+    """The newest with a key, by the index, newest first; of all topics if none is wanted."""
+    assert wanted.key is not None
+    found = []
+    for topic in store.topics() if wanted.topic is None else [wanted.topic]:
+        ask = max_num
+        while True:
+            hits = store.query_message(topic, wanted.key, ask)
+            chosen = [message for message in hits if wanted(message)]
+            if len(chosen) >= max_num or not hits.truncated:
+                found += chosen
+                break
+            ask *= 8
+    return sorted(found, key=lambda message: -message.phy_offset)
 
 
 # ------------------------------------------------------------------------------------------------------------ following
