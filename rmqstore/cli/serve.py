@@ -57,12 +57,6 @@ def serve(
 
     PATH is the store's root; of several, each has its pages below /stores/. The store may grow, be rebuilt or vanish
     meanwhile. Without a token only this machine can ask.
-
-    \b
-    Examples:
-      rmqstore serve /data/rocketmq/store
-      rmqstore serve /data/rocketmq/store --port 0
-      rmqstore serve /data/rocketmq/store --host 0.0.0.0 --token-file token.txt
     """
     try:
         import uvicorn
