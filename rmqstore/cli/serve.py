@@ -15,6 +15,9 @@ from rmqstore.commit_log import check_store_root
 from rmqstore.errors import MissingDependencyError
 from rmqstore.rabbitmq import find_vhosts
 
+# Connections that wait for the server.
+_WAITING = 2048
+
 
 @click.command()
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path())
@@ -98,7 +101,7 @@ def serve(
     server = uvicorn.Server(
         uvicorn.Config(
             application, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
-            date_header=True, timeout_graceful_shutdown=5, timeout_keep_alive=15, backlog=2048, ws="none", http="h11",
+            date_header=True, timeout_graceful_shutdown=5, timeout_keep_alive=15, backlog=_WAITING, ws="none", http="h11",
         )
     )  # fmt: skip
     server.run(sockets=[listening])
@@ -125,6 +128,8 @@ def _listen(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
+        # From here on who comes waits for the server instead of being refused: the address is printed next.
+        listening.listen(_WAITING)
         return listening
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
