@@ -14,6 +14,7 @@ import math
 import os
 import re
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
@@ -35,7 +36,7 @@ from rmqstore.console.followed_store import FollowedStore, StoreGoneError
 from rmqstore.console.gate import Gate
 from rmqstore.console.rabbitmq_answers import RabbitmqAnswers
 from rmqstore.console.verify_run import VerifyRun
-from rmqstore.errors import StoreError
+from rmqstore.errors import GeometryError, StoreError
 from rmqstore.texts import escape, format_size, format_time, parse_time
 
 __all__ = ["Console", "Entrance", "Pages", "error_page", "refused_page"]
@@ -48,6 +49,7 @@ _JSON_SHOWN = 512 * 1024
 _LIST_SHOWN = 200
 _LARGEST_LOGIN = 4096
 _DOWNLOADS_AT_ONCE = 4
+_METRICS_KEPT = 1.0
 KEY_TYPES = {"": None, "any": None, "unique": "U", "key": "K", "tag": "T"}
 _STATIC_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 
@@ -160,7 +162,10 @@ def answering(endpoint: _Endpoint) -> _Endpoint:
             response.headers["Retry-After"] = "5"
             return response
         except (StoreError, OSError) as error:
-            response = _error(scope, 503, "The store cannot be read now", str(error))
+            text = str(error)
+            if isinstance(error, GeometryError):
+                text += ". Options are given to rmqstore serve as -o NAME=VALUE, or with --config broker.conf."
+            response = _error(scope, 503, "The store cannot be read now", text)
             response.headers["Retry-After"] = "2"
             return response
         except Exception:
@@ -232,6 +237,22 @@ def place_of(request: Request) -> int:
 # ------------------------------------------------------------------------------------------------------------- the pages
 
 
+def metrics_text(path: str, config: StoreConfig | None, run: VerifyRun) -> bytes:
+    """bytes: the metrics of the store at `path`; those of findings if a run was finished.
+
+    Raises
+    ------
+    StoreError
+        A library is missing, or the store cannot be read.
+    """
+    # Loaded when it is asked for: the other pages do without its library.
+    metrics = importlib.import_module("rmqstore.metrics")
+    last = run.last_finished()
+    findings = None if last is None else metrics.Findings(last[0], last[1])
+    text: bytes = metrics.text(path, config, findings=findings)
+    return text
+
+
 class Console:
     """What pages and API of one store share."""
 
@@ -243,6 +264,7 @@ class Console:
         self.verify_run = VerifyRun(path, config)
         self.rabbitmq = RabbitmqAnswers(rabbitmq)
         self._metrics_lock = threading.Lock()
+        self._metrics: tuple[float, bytes] | None = None
         self._downloads = threading.BoundedSemaphore(_DOWNLOADS_AT_ONCE)
 
     def download(self, data: bytes, name: str) -> Response:
@@ -260,14 +282,14 @@ class Console:
         return _Download(data, name, self._downloads.release)
 
     def metrics(self) -> bytes:
-        """bytes: the store's metrics as Prometheus reads them; one at a time."""
-        try:
-            metrics = importlib.import_module("rmqstore.metrics")
-        except ImportError as error:
-            raise StoreError(f"metrics need {error.name}: install it with pip install 'rmqstore[console]'") from None
+        """bytes: the store's metrics as Prometheus reads them, with what the last verify run found."""
+        # One at a time, and what was just made serves those that waited.
         with self._metrics_lock:
-            text: bytes = metrics.text(self.path, self.config)
-            return text
+            made = self._metrics
+            if made is None or time.monotonic() - made[0] > _METRICS_KEPT:
+                made = time.monotonic(), metrics_text(self.path, self.config, self.verify_run)
+                self._metrics = made
+            return made[1]
 
     def close(self) -> None:
         """End a verify run and let the store go."""
@@ -529,7 +551,7 @@ class Pages:
         """Prometheus's text format."""
         with self._console.store.use():
             text = self._console.metrics()
-        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(text, media_type=importlib.import_module("rmqstore.metrics").content_type())
 
 
 def now_ms() -> int:
