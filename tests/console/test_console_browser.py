@@ -66,6 +66,16 @@ def serious(page) -> list[str]:
     return found
 
 
+def sticking_out(page) -> list[str]:
+    """Texts that are wider than the box which they stand in, and would lie over what is beside it."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll('main dd, main dt, main td, main th, main li, main p, main div, main time')]
+            .filter(e => getComputedStyle(e).overflowX === 'visible' && getComputedStyle(e).display !== 'inline'
+                         && e.clientWidth > 0 && e.scrollWidth > e.clientWidth + 1)
+            .map(e => `<${e.tagName} ${e.className}> ${e.scrollWidth} > ${e.clientWidth}: ${e.innerText.slice(0, 60)}`)"""
+    )
+
+
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize(("name", "target", "words"), PAGES, ids=[page[0] for page in PAGES])
 def test_a_page(console, open_page, name, target, words, look):
@@ -90,6 +100,7 @@ def test_a_page(console, open_page, name, target, words, look):
     width = page.viewport_size["width"]
     wide = page.evaluate("document.scrollingElement.scrollWidth")
     assert wide <= width, f"the page is {wide} px wide on {width} px"
+    assert not sticking_out(page)
     watched.shoot(f"{name}-{look}")
 
 
