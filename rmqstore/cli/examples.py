@@ -16,12 +16,26 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "rmqstore dump store --what queue --topic Payments --queue 1",
         "rmqstore dump store --what index | grep longest",
     ),
+    "export": (
+        "rmqstore export store --topic Orders -O orders.parquet",
+        "rmqstore export store --topic Orders --tags 'paid || shipped' --begin 2026-11-21T05:32:45Z -O orders.csv.gz",
+        "rmqstore export store --topic Payments --columns keys,store_timestamp,body | head -n 2",
+        "rmqstore export store --topic Documents --format files -O bodies",
+    ),
     "get": (
         "rmqstore get store Orders 3",
         "rmqstore get store Orders 3 --time 2026-11-21T05:32:45Z --tags 'paid || shipped'",
         "rmqstore get store Orders 3 --from 7 --max-num 100 --json --body none",
     ),
+    "import": (
+        "rmqstore export store --topic Payments -O payments.jsonl && rmqstore import new payments.jsonl",
+        "rmqstore export store -O all.parquet && rmqstore import copy all.parquet --keep-timestamps",
+    ),
     "info": ("rmqstore info store", "rmqstore info store --json | python3 -m json.tool | less"),
+    "metrics": (
+        "rmqstore metrics store | grep rocketmq_group_diff",
+        "rmqstore metrics store -O rmqstore.prom --cluster DefaultCluster --broker broker-a",
+    ),
     "offsets": ("rmqstore offsets show store",),
     "offsets reset": (
         "rmqstore offsets reset store --group G-billing --topic Orders --time 2026-11-21T05:33:00Z",
@@ -55,6 +69,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "rmqstore recover store -o messageDelayLevel='1s 2s 30m 1h'",
         "rmqstore recover store --mode skip -o messageDelayLevel='1s 2s 30m 1h'",
     ),
+    "serve": ("rmqstore serve store --port 0", "rmqstore serve store --port 0 --rabbitmq vhost"),
     "spark": ("rmqstore spark count store",),
     "spark count": ("rmqstore spark count store --by topic --by day --topic Orders --topic Payments --tag paid",),
     "spark export": ("rmqstore spark export store payments --format json --topic Payments --partition-by day",),

@@ -15,6 +15,9 @@ from rmqstore.commit_log import check_store_root
 from rmqstore.errors import MissingDependencyError
 from rmqstore.rabbitmq import find_vhosts
 
+# Connections that wait for the server.
+_WAITING = 2048
+
 
 @click.command()
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path())
@@ -57,12 +60,6 @@ def serve(
 
     PATH is the store's root; of several, each has its pages below /stores/. The store may grow, be rebuilt or vanish
     meanwhile. Without a token only this machine can ask.
-
-    \b
-    Examples:
-      rmqstore serve /data/rocketmq/store
-      rmqstore serve /data/rocketmq/store --port 0
-      rmqstore serve /data/rocketmq/store --host 0.0.0.0 --token-file token.txt
     """
     try:
         import uvicorn
@@ -104,7 +101,7 @@ def serve(
     server = uvicorn.Server(
         uvicorn.Config(
             application, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
-            date_header=True, timeout_graceful_shutdown=5, timeout_keep_alive=15, backlog=2048, ws="none", http="h11",
+            date_header=True, timeout_graceful_shutdown=5, timeout_keep_alive=15, backlog=_WAITING, ws="none", http="h11",
         )
     )  # fmt: skip
     server.run(sockets=[listening])
@@ -131,6 +128,8 @@ def _listen(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, kind, protocol)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
+        # From here on who comes waits for the server instead of being refused: the address is printed next.
+        listening.listen(_WAITING)
         return listening
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)

@@ -53,7 +53,7 @@ _METRICS_KEPT = 1.0
 KEY_TYPES = {"": None, "any": None, "unique": "U", "key": "K", "tag": "T"}
 _STATIC_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 
-_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
+_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Response])
 
 
 # ------------------------------------------------------------------------------------------------------------- templates
@@ -122,7 +122,11 @@ def _error(scope: Scope, status: int, title: str, text: str) -> Response:
     path = scope["path"].removeprefix(scope.get("root_path", ""))
     if path.startswith(("/api/", "/metrics", "/healthz")):
         return JSONResponse({"error": text, "status": status}, status)
-    return _render(scope, "error.html", status, title=title, text=text)
+    shown: dict[str, Any] = {"title": title, "text": text}
+    known = getattr(scope["app"].state, "stores", {}).get(scope.get("root_path", ""))
+    if known is not None:
+        shown |= {"store_path": known[0], "with_rabbitmq": known[1]}
+    return _render(scope, "error.html", status, **shown)
 
 
 def refused_page(scope: Scope, path: str) -> Response:

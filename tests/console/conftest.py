@@ -73,7 +73,7 @@ def console(broker, rabbitmq_vhost):
         broker, "-o", "messageDelayLevel=1s 2s 30m 1h", "--rabbitmq", rabbitmq_vhost
     ) as server:  # fmt: skip
         yield server
-        assert not server.tracebacks(), "\n".join(server.log)
+        server.check()
     assert golden.tree(rabbitmq_vhost) == before, "the console wrote into a vhost"
 
 
@@ -92,7 +92,7 @@ def hostile_console(hostile):
     need_web()
     with ConsoleServer(hostile.root) as server:
         yield server
-        assert not server.tracebacks(), "\n".join(server.log)
+        server.check()
 
 
 @pytest.fixture
@@ -106,10 +106,12 @@ def start_console():
         return servers[-1]
 
     yield start
-    for server in servers:
-        server.stop()
-    for server in servers:
-        assert not server.tracebacks(), "\n".join(server.log)
+    try:
+        for server in servers:
+            server.check()
+    finally:
+        for server in servers:
+            server.stop()
 
 
 # Of a module and not of the session: Playwright keeps an event loop in this thread as long as it runs, which other tests' loops

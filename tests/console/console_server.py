@@ -163,6 +163,12 @@ class ConsoleServer:
         words = ("Traceback (most recent", "Exception in ASGI", "Task exception was never retrieved")
         return [line for line in self.log if any(word in line for word in words)]
 
+    def check(self) -> None:
+        """Fail if the server has ended, or wrote of an error that nobody caught."""
+        code = self.process.poll()
+        assert code is None, f"the console ended with {code}: " + "\n".join(self.log)
+        assert not self.tracebacks(), "\n".join(self.log)
+
     def stop(self) -> int:
         """End the process as Ctrl-C does and return its exit code."""
         if self.process.poll() is None:

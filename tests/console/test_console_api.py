@@ -144,7 +144,7 @@ def test_a_queue_is_read_in_order_from_end_to_end(asker, broker):
 
 def test_names_that_an_address_could_misread(tmp_path):
     # A broker's retry topics hold %, and a directory may hold anything but a slash.
-    names = ["%RETRY%G-1", "a b?c#d&e=f", "..%2f..", "+", "ü\u202e"]
+    names = ["%RETRY%G-1", "a b?c#d&e=f", "..%2f..", "+", "ü\u202e", "two\nlines"]
     path = tmp_path / "store"
     with MessageStore.open(path, config=TINY) as store:
         store.put_message(Message("Plain", b"x", keys=["k1&2#3%"]))

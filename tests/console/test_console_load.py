@@ -105,7 +105,7 @@ def test_readers_that_leave_in_the_middle(small, start_console):
     server = start_console(small)
     server.get("/messages?topic=Orders&size=500")
     files = server.open_files()
-    for number in range(100):
+    for number in range(40):
         link = connection(server.host, server.port)
         link.putrequest("GET", f"/messages?topic=Orders&size=500&n={number}")
         link.endheaders()

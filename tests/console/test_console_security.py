@@ -33,7 +33,7 @@ def guarded(broker, tmp_path_factory):
     path.chmod(0o600)
     with ConsoleServer(broker, "--token-file", path) as server:
         yield server
-        assert not server.tracebacks(), "\n".join(server.log)
+        server.check()
 
 
 def serve(*arguments, limit=30, **environment):
@@ -281,7 +281,11 @@ def test_pages_are_only_for_reading(console, method):
                    "/consumers", "/static/nothing"):  # fmt: skip
         answer = console.get(target, method=method)
         # A POST that says nothing of where it comes from is refused before anybody looks at its address.
-        assert answer.status in (400, 404, 405, 501) + ((403,) if method == "POST" else ()), (method, target, answer.status)
+        assert answer.status in (400, 404, 405, 501) + ((403,) if method == "POST" else ()), (
+            method,
+            target,
+            answer.status,
+        )
         if method == "POST":
             answer = console.get(target, method=method, headers={"Origin": console.url})
             assert answer.status in (404, 405), (target, answer.status)
