@@ -137,6 +137,14 @@ class StoreGroup(click.Group):
         except KeyboardInterrupt:
             note("interrupted")
             ctx.exit(INTERRUPTED)
+        except click.Abort as error:
+            # A question that was answered by Ctrl-C, or by nothing: the end of the input.
+            if isinstance(error.__context__, KeyboardInterrupt):
+                click.echo(err=True)
+                note("interrupted")
+                ctx.exit(INTERRUPTED)
+            click.echo(err=True)
+            nothing("nothing was changed")
         except (StoreError, OSError) as error:
             raise of_error(error) from None
 
