@@ -312,7 +312,9 @@ def test_what_is_no_such_file(tmp_path, small):
     export(small, tmp_path / "a.jsonl.gz")
     for name in ("a.parquet", "a.arrow", "a.jsonl.gz"):
         data = (tmp_path / name).read_bytes()
-        for damaged in (data[: len(data) // 2], data[:10], b"", data[:60] + bytes(200) + data[260:]):
+        # Arrow has no sums over its bytes, so only its lengths and offsets can tell.
+        holed = [] if name == "a.arrow" else [data[:60] + bytes(200) + data[260:]]
+        for damaged in (data[: len(data) // 2], data[:10], b"", *holed):
             (tmp_path / ("bad-" + name)).write_bytes(damaged)
             try:
                 report = import_files(tmp_path / "new", [tmp_path / ("bad-" + name)], config=config())
