@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -296,7 +296,7 @@ class CommitLog:
 
     # ------------------------------------------------------------------------------------------------------ writing
 
-    def append(self, rows: list[tuple], *, together: bool = False) -> list[tuple[int, int]]:
+    def append(self, rows: list[tuple[Any, ...]], *, together: bool = False) -> list[tuple[int, int]]:
         """Append records.
 
         Parameters
@@ -779,7 +779,7 @@ def _is_unfinished(region: _core.Region, pos: int) -> bool:
     return message.topic.endswith("\0") or message.properties_stored.endswith(b"\0")
 
 
-def record_size_of(row: tuple, prop_crc: bool) -> int:
+def record_size_of(row: tuple[Any, ...], prop_crc: bool) -> int:
     """int: size in bytes of the record that `row` makes."""
     topic, body, properties, born_host, store_host = row[:5]
     properties_size = len(properties)

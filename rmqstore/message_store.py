@@ -1026,7 +1026,7 @@ class MessageStore:
         if appender is not None:
             with self._lock:
                 try:
-                    put = appender.put(message, queue_id) if self._appender is appender else None
+                    put: PutResult | None = appender.put(message, queue_id) if self._appender is appender else None
                 except BaseException as error:
                     if appender.writing:
                         self._fail(error)
@@ -1562,7 +1562,7 @@ class MessageStore:
         number = id(self) >> 4 & 0xFFFFFFFF
         return f"{address}{os.getpid() & 0xFFFF:04X}{number:08X}{since:08X}{self._unique_key_counter:04X}"
 
-    def _place(self, prepared: list[_Prepared], now: int) -> tuple[list[tuple], list[int]]:
+    def _place(self, prepared: list[_Prepared], now: int) -> tuple[list[tuple[Any, ...]], list[int]]:
         # Gives every message its queue offset; nothing is written yet.
         following: dict[tuple[str, int], int] = {}
 

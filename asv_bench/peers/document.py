@@ -1,4 +1,4 @@
-"""The table in docs/performance.md, made of a result: ``python -m asv_bench.peers.document [result.json]``.
+"""The tables in docs/performance.md and docs/why-not.md, made of a result: ``python -m asv_bench.peers.document [result.json]``.
 
 Owns its text, all of which follows from the result that is kept beside it (docs/peers.json); nobody edits it.
 """
@@ -18,6 +18,13 @@ NAME = "peers"
 # Of the tables.
 ORDER = ("index", "append", "get", "query", "scan", "rebuild", "recovery", "kv", "spark", "rabbitmq")
 RESULT = document.PERFORMANCE.parent / "peers.json"
+WHY_NOT = document.PERFORMANCE.parent / "why-not.md"
+KEY_STORES = "key-stores"
+# How docs/why-not.md calls the contenders of the part "kv" that are ours.
+OURS = {
+    "put_messages, query_message": "rmqstore, messages",
+    "put_table, query_table": "rmqstore, Arrow tables",
+}
 
 
 def markdown(result: Mapping[str, Any]) -> str:
@@ -54,6 +61,31 @@ def markdown(result: Mapping[str, Any]) -> str:
     return "\n".join(line.replace("  ", " ").rstrip() for line in lines)
 
 
+def key_stores(result: Mapping[str, Any]) -> str:
+    """The part beside key stores in one table: who, rate of puts, rate of gets, each with its spread."""
+    rates: dict[str, list[str]] = {}
+    for row in rounds.rows(each for each in result["results"] if each["part"] == "kv"):
+        _, who, rate, spread, *_ = rounds.cells(row)
+        rates.setdefault(OURS.get(who, who), []).append(f"{rate} ({spread})")
+    machine = result["machine"]
+    (run,) = {each["run"]["date"] for each in result["results"] if each["part"] == "kv"}
+    lines = [
+        "| | put, median (lowest – highest) | get, median (lowest – highest) |",
+        "|---|---|---|",
+        *(f"| {who} | {' | '.join(both)} |" for who, both in rates.items()),
+        "",
+        f"On {run}, {machine['processor']}, {machine['cores']} cores. How it was measured, and the rest: "
+        "[performance](performance.md#beside-the-peers-in-one-run).",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_documents(result: Mapping[str, Any]) -> None:
+    """Put the tables of `result` into the documents."""
+    document.write_block(NAME, markdown(result))
+    document.write_block(KEY_STORES, key_stores(result), WHY_NOT)
+
+
 def listed(chosen: Iterable[rounds.Row]) -> str:
     """Rows in one sentence, by work."""
     by_work: dict[str, list[str]] = {}
@@ -81,11 +113,11 @@ def write(result: Mapping[str, Any]) -> None:
         results = sorted(kept + results, key=lambda each: ORDER.index(each["part"]))
     result = {**{name: result[name] for name in ("machine", "versions")}, "results": results}
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    document.write_block(NAME, markdown(result))
+    write_documents(result)
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         write(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     else:
-        document.write_block(NAME, markdown(json.loads(RESULT.read_text(encoding="utf-8"))))
+        write_documents(json.loads(RESULT.read_text(encoding="utf-8")))

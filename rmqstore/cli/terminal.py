@@ -6,98 +6,22 @@ invisible characters are escaped.  Answers go to stdout; notes and progress go t
 
 from __future__ import annotations
 
-import datetime
 import json
 import re
 import shutil
 import sys
 import textwrap
-import time
-import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
 
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
-_AGO = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|sec|m|min|h|d|w)\s+ago\s*")
-_AGO_UNITS = {
-    "ms": 1,
-    "s": 1000,
-    "sec": 1000,
-    "m": 60_000,
-    "min": 60_000,
-    "h": 3_600_000,
-    "d": 86_400_000,
-    "w": 604_800_000,
-}
+from rmqstore.texts import escape, format_size, format_time, parse_time
+
+__all__ = ["TIME", "Printer", "Progress", "escape", "format_size", "format_time", "note", "parse_time"]
 
 
-def escape(text: str) -> str:
-    """str: `text` on one line, with what a terminal could obey or hide (control, format, surrogates) as \\x.. or \\u...."""
-    if text.isprintable():
-        return text
-    return "".join(
-        char if char.isprintable() or unicodedata.category(char) == "Zs" else _escaped(char) for char in text
-    )
-
-
-def _escaped(char: str) -> str:
-    code = ord(char)
-    short = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(char)
-    return short or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
-
-
-def format_time(timestamp: int | None) -> str:
-    """str: ms since epoch as ISO 8601 in the local zone; the bare number where no calendar reaches."""
-    if timestamp is None:
-        return "-"
-    try:
-        moment = (_EPOCH + datetime.timedelta(milliseconds=timestamp)).astimezone()
-    except (OverflowError, ValueError, OSError):
-        return f"{timestamp} ms"
-    return moment.isoformat(timespec="milliseconds")
-
-
-def format_size(size: int) -> str:
-    """str: bytes for people, in units of 1024."""
-    number = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(number) < 1024 or unit == "TiB":
-            return f"{size} B" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    raise AssertionError
-
-
-def parse_time(text: str) -> int:
-    """int: ms since epoch of an ISO time (local zone unless it names one), of ms since epoch, or of ``2h ago``.
-
-    Raises
-    ------
-    ValueError
-        It is none of them.
-    """
-    text = text.strip()
-    if re.fullmatch("-?[0-9]{1,19}", text):
-        return int(text)
-    if text == "now":
-        return time.time_ns() // 1_000_000
-    ago = _AGO.fullmatch(text)
-    if ago:
-        return time.time_ns() // 1_000_000 - round(float(ago[1]) * _AGO_UNITS[ago[2]])
-    # Python 3.10 knows neither Z nor fractions of other than 3 or 6 digits.
-    fraction = re.compile(r"\.([0-9]{1,9})(?=$|[-+zZ])")
-    iso = fraction.sub(lambda match: "." + match[1].ljust(6, "0")[:6], re.sub("[zZ]$", "+00:00", text))
-    try:
-        moment = datetime.datetime.fromisoformat(iso)
-        return (moment.astimezone(datetime.timezone.utc) - _EPOCH) // datetime.timedelta(milliseconds=1)
-    except (ValueError, OverflowError, OSError):
-        raise ValueError(
-            f"{text!r} is no time: write 2026-11-21T05:32:39.596+00:00 (local zone without one), ms since epoch, or '2h ago'"
-        ) from None
-
-
-class _TimeType(click.ParamType):
+class _TimeType(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
     name = "TIME"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
@@ -177,25 +101,65 @@ def note(text: str) -> None:
     click.echo(escape(text), err=True)
 
 
-class Progress:
-    """A bar on stderr, drawn only if that is a terminal; until it is called it shows that something goes on."""
+def format_rate(per_second: float | None, unit: str) -> str:
+    """str: so many of `unit` a second; "" where it is not known yet."""
+    if per_second is None:
+        return ""
+    if unit == "bytes":
+        return f"{format_size(round(per_second))}/s"
+    return f"{format_number(round(per_second))} {unit}/s"
 
-    def __init__(self, what: str):
+
+def format_number(number: int) -> str:
+    """str: `number` for people, its digits in groups of three."""
+    return f"{number:,}".replace(",", " ")
+
+
+class Progress:
+    """A bar on stderr, drawn only if that is a terminal; until it is called it shows that something goes on.
+
+    Parameters
+    ----------
+    what : str
+        What is being done.
+    unit : str
+        What `done` and `total` count: "bytes" shows a rate in sizes a second, another word in that many a second, "" none.
+    """
+
+    def __init__(self, what: str, unit: str = ""):
         self.what = what
+        self.unit = unit
         self._bar: Any = None
         self._task: Any = None
 
     def __enter__(self) -> Progress:
         if sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import BarColumn, Progress, Task, TaskProgressColumn, TextColumn, TimeRemainingColumn
+            from rich.table import Column
 
+            class RateColumn(TextColumn):
+                def render(self, task: Task) -> Any:
+                    task.fields["rate"] = format_rate(task.finished_speed or task.speed, unit)
+                    return super().render(task)
+
+            unit = self.unit
+            columns = [
+                TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+                # The bar gives way where the terminal is narrow; the figures do not.
+                BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4, max_width=40)),
+                TaskProgressColumn(table_column=Column(no_wrap=True)),
+            ]
+            if unit and Console(file=sys.stderr).width >= 60:
+                columns.append(RateColumn("{task.fields[rate]}", table_column=Column(no_wrap=True)))
+            # Time left while it is at work, time taken where that is not known yet.
+            columns.append(TimeRemainingColumn(compact=True, elapsed_when_finished=True))
             self._bar = Progress(
-                TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
-                console=Console(file=sys.stderr), transient=True, redirect_stdout=sys.stdout.isatty(), redirect_stderr=False,
+                *columns, console=Console(file=sys.stderr), transient=True, redirect_stdout=sys.stdout.isatty(),
+                redirect_stderr=False, expand=True,
             )  # fmt: skip
             self._bar.start()
-            self._task = self._bar.add_task(self.what, total=None)
+            self._task = self._bar.add_task(self.what, total=None, rate="")
         return self
 
     def __exit__(self, *exc_info: object) -> None:

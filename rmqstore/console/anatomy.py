@@ -1,0 +1,313 @@
+"""Where a message lies, down to the bytes: its record, its queue units, its index entries.
+
+Owns the map from the bytes of one record to named fields, and the search for what refers to it.  It only reads, and
+every walk has a bound, so that a hostile chain costs no more than a long one.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rmqstore._core import (
+    MAGIC_V2,
+    BatchUnitLayout,
+    IndexLayout,
+    UnitLayout,
+    crc32,
+    index_key_hash,
+)
+from rmqstore.consume_queue import BatchConsumeQueue
+from rmqstore.dispatcher import multi_dispatch_places
+from rmqstore.errors import OffsetOutOfRangeError, StoreError
+from rmqstore.index_file import IndexFile
+from rmqstore.message import MessageExt, host_from_bytes
+from rmqstore.message_store import MessageStore
+
+__all__ = [
+    "Field",
+    "body_crc",
+    "file_name",
+    "hex_lines",
+    "index_entries",
+    "queue_units",
+    "record_fields",
+    "record_place",
+]
+
+# Steps along one chain, and entries of one record, that are looked at.
+_CHAIN_STEPS = 20_000
+_ENTRIES_SHOWN = 200
+_NEIGHBOURS_SHOWN = 8
+_V6_FLAGS = (0x10, 0x20)
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A field of a record: `pos` and `size` in bytes from the start of the record, its value as text."""
+
+    name: str
+    pos: int
+    size: int
+    value: str
+    # What people want to know beside the value: a time, an address.
+    meaning: str = ""
+
+
+def record_fields(read: Callable[[int, int], bytes], size: int, body_crc: int) -> list[Field]:
+    """The fields of a whole record, in the order of its bytes, without gaps.
+
+    Parameters
+    ----------
+    read : callable
+        ``read(pos, size)`` gives bytes of the record; it is never asked for the body, which may be large.
+    size : int
+        Of the record, in bytes.
+    body_crc : int
+        What the CRC of the body should be.
+
+    Raises
+    ------
+    StoreError
+        The lengths do not fit `size`.
+    """
+    fields: list[Field] = []
+    pos = 0
+
+    def part(name: str, length: int) -> bytes:
+        if length < 0 or pos + length > size:
+            raise StoreError(f"{name} of {length} bytes does not fit a record of {size} bytes")
+        return read(pos, length) if length else b""
+
+    def add(name: str, length: int, value: object, meaning: str = "") -> None:
+        nonlocal pos
+        fields.append(Field(name, pos, length, str(value), meaning))
+        pos += length
+
+    def number(name: str, form: str, meaning: str = "") -> int:
+        length = struct.calcsize(form)
+        (value,) = struct.unpack(form, part(name, length))
+        add(name, length, value, meaning)
+        return int(value)
+
+    def host(name: str, flag: int) -> None:
+        length = 20 if sys_flag & flag else 8
+        add(name, length, host_from_bytes(part(name, length)))
+
+    number("total size", ">i")
+    (magic,) = struct.unpack(">i", part("magic", 4))
+    add("magic", 4, f"0x{magic & 0xFFFFFFFF:08X}", "version 2" if magic == MAGIC_V2 else "version 1")
+    (crc,) = struct.unpack(">i", part("body CRC", 4))
+    add("body CRC", 4, crc, "agrees with the body" if crc == body_crc else f"the body's is {body_crc}")
+    number("queue id", ">i")
+    number("flag", ">i")
+    number("queue offset", ">q")
+    number("phy offset", ">q")
+    (sys_flag,) = struct.unpack(">i", part("sysFlag", 4))
+    add("sysFlag", 4, f"0x{sys_flag & 0xFFFFFFFF:X}")
+    number("born timestamp", ">q", "time")
+    host("born host", _V6_FLAGS[0])
+    number("store timestamp", ">q", "time")
+    host("store host", _V6_FLAGS[1])
+    number("reconsume times", ">i")
+    number("prepared transaction offset", ">q")
+    body_size = number("body length", ">i")
+    if body_size < 0 or pos + body_size > size:
+        raise StoreError(f"a body of {body_size} bytes does not fit a record of {size} bytes")
+    add("body", body_size, f"{body_size} bytes")
+    topic_size = number("topic length", ">h" if magic == MAGIC_V2 else ">b")
+    add("topic", topic_size, part("topic", topic_size).decode("utf-8", "replace"))
+    properties_size = number("properties length", ">h")
+    part("properties", properties_size)
+    add("properties", properties_size, f"{properties_size} bytes")
+    if pos < size:
+        add("not part of any field", size - pos, f"{size - pos} bytes")
+    return fields
+
+
+def hex_lines(data: bytes, first: int = 0, width: int = 16) -> Iterator[tuple[int, str, str]]:
+    """(position of the first byte, bytes in hexadecimal, the same as ASCII with dots) for every `width` bytes."""
+    for at in range(0, len(data), width):
+        part = data[at : at + width]
+        yield first + at, part.hex(" "), "".join(chr(byte) if 0x20 <= byte < 0x7F else "." for byte in part)
+
+
+def record_place(store: MessageStore, message: MessageExt) -> tuple[str, int, Callable[[int, int], bytes]]:
+    """(file, position in it, ``read(pos, size)`` for bytes of the record) of a message that was just read.
+
+    Raises
+    ------
+    OffsetOutOfRangeError
+        The segment was deleted meanwhile.
+    """
+    segment = store.commit_log.segment(message.phy_offset)
+    pos = message.phy_offset - segment.file_from_offset
+    region = segment.region
+    return segment.path, pos, lambda at, size: region.read(pos + at, size)
+
+
+def body_crc(message: MessageExt) -> int:
+    """int: what a record states as the CRC of this body; the top bit is clear, as RocketMQ keeps it."""
+    stored = message.body_stored
+    return crc32(stored) & 0x7FFFFFFF if stored else 0
+
+
+def queue_units(store: MessageStore, message: MessageExt) -> list[dict[str, Any]]:
+    """The units that a message should have, one a queue: where each lies, and whether it leads to the message.
+
+    A prepared or rolled-back half of a transaction, which has none, gives an empty list.
+    """
+    if message.sys_flag & 0xC in (0x4, 0xC):
+        return []
+    places = [(message.topic, message.queue_id, message.queue_offset)]
+    places += [(topic, 0, offset) for topic, offset in multi_dispatch_places(message, store.config)]
+    found = []
+    for topic, queue_id, queue_offset in places:
+        unit: dict[str, Any] = {"topic": topic, "queue_id": queue_id, "queue_offset": queue_offset}
+        try:
+            unit |= _unit(store, message, topic, queue_id, queue_offset)
+        except (StoreError, OSError) as error:
+            unit |= {"state": "unreadable", "detail": str(error)}
+        found.append(unit)
+    return found
+
+
+def _unit(store: MessageStore, message: MessageExt, topic: str, queue_id: int, queue_offset: int) -> dict[str, Any]:
+    queue = store.queues.find(topic, queue_id)
+    if queue is None:
+        return {"state": "missing", "detail": "there is no such queue"}
+    if isinstance(queue, BatchConsumeQueue):
+        base = message.properties.get("INNER_BASE", "")
+        number = queue._number_of(int(base) if base.isascii() and base.isdigit() and len(base) < 19 else queue_offset)
+        size = int(BatchUnitLayout.BATCH_UNIT_SIZE)
+    else:
+        number, size = queue_offset, int(UnitLayout.UNIT_SIZE)
+        if not queue.first_unit <= number < queue.unit_num:
+            number = None
+    mapped_file = None if number is None else queue.queue.find(number * size)
+    if number is None or mapped_file is None:
+        return {"state": "missing", "detail": "the queue has no unit of this queue offset"}
+    pos = number * size - mapped_file.file_from_offset
+    data = mapped_file.region.read(pos, size)
+    phy_offset, record_size, code = struct.unpack_from(">qiq", data)
+    agrees = (phy_offset, record_size) == (message.phy_offset, message.store_size)
+    return {
+        "state": "agrees" if agrees else "differs",
+        "detail": "it leads to this record" if agrees else f"it says phy offset {phy_offset} and {record_size} bytes",
+        "file": mapped_file.path,
+        "pos": pos,
+        "size": size,
+        "bytes": data.hex(" "),
+        "phy_offset": phy_offset,
+        "record_size": record_size,
+        "tags_code": code,
+    }
+
+
+class _EntryOffsets:
+    """The phy offsets of an index file's entries as a sequence, for a binary search; entries are numbered from 1."""
+
+    def __init__(self, index: IndexFile, count: int):
+        self._index, self._count = index, count
+
+    def __len__(self) -> int:
+        return max(self._count - 1, 0)
+
+    def __getitem__(self, at: int) -> int:
+        return self._index.read_entry(at + 1)[1]
+
+
+def index_entries(store: MessageStore, message: MessageExt) -> list[dict[str, Any]]:
+    """What the index has for each key of a message: the entry's place, bytes and chain, or that there is none.
+
+    Entries are in the order of their records, so one is found by a binary search and not along its chain.
+    """
+    service = store.index_service
+    if service is None:
+        return []
+    texts = [] if message.unique_key is None else [("unique key", message.unique_key, message.unique_key)]
+    texts += [("key", key, key) for key in message.keys if key]
+    if message.tags and store.config.index_tags:
+        texts.append(("tag", message.tags, "T#" + message.tags))
+    wanted = [(kind, key, index_key_hash(message.topic, text)) for kind, key, text in texts[:_ENTRIES_SHOWN]]
+    by_hash: dict[int, list[dict[str, Any]]] = {}
+    for name in reversed(service.names):
+        try:
+            index = service.file(name)
+        except (FileNotFoundError, OffsetOutOfRangeError):
+            continue
+        header = index.header
+        if not header.begin_phy_offset <= message.phy_offset <= header.end_phy_offset:
+            continue
+        for entry in _entries_of(index, message.phy_offset):
+            by_hash.setdefault(entry["hash"], []).append(entry)
+    found = []
+    for kind, key, key_hash in wanted:
+        entries = by_hash.get(key_hash, [])
+        # A key that a message has twice has two entries.
+        found_entry = entries.pop(0) if len(entries) > 1 else entries[0] if entries else None
+        row: dict[str, Any] = {
+            "kind": kind,
+            "key": key,
+            "hash": key_hash,
+            "state": "found" if found_entry else "missing",
+        }
+        found.append(row | (found_entry or {}))
+    return found
+
+
+def _entries_of(index: IndexFile, phy_offset: int) -> Iterator[dict[str, Any]]:
+    count = min(index.index_count, index.index_num)
+    number = bisect_left(_EntryOffsets(index, count), phy_offset) + 1
+    for at in range(number, min(count, number + _ENTRIES_SHOWN)):
+        key_hash, phy, seconds, previous = index.read_entry(at)
+        if phy != phy_offset:
+            break
+        slot = key_hash % index.slot_num
+        pos = index.entry_pos(at)
+        yield {
+            "file": index.name,
+            "path": index.path,
+            "entry": at,
+            "pos": pos,
+            "size": int(IndexLayout.ENTRY_SIZE),
+            "bytes": index.region.read(pos, int(IndexLayout.ENTRY_SIZE)).hex(" "),
+            "hash": key_hash,
+            "seconds": seconds,
+            "previous": previous,
+            "slot": slot,
+            "slot_pos": int(IndexLayout.INDEX_HEADER_SIZE) + slot * int(IndexLayout.SLOT_SIZE),
+            "head": index.read_slot(slot),
+            **_chain(index, at, slot, previous),
+        }
+
+
+def _chain(index: IndexFile, entry: int, slot: int, previous: int) -> dict[str, Any]:
+    # Newer entries of the slot lead here; a chain strictly decreases, so that a step past the entry means damage.
+    newer: int | None = 0
+    at = index.read_slot(slot)
+    for step in range(_CHAIN_STEPS):
+        if at <= entry:
+            newer = step if at == entry else None
+            break
+        following = index.read_entry(at)[3] if 0 < at < index.index_num else 0
+        at = following if following < at else 0
+    else:
+        newer = None
+    state = "reached" if newer is not None else "unreached" if at < entry else "long"
+    older: list[dict[str, int]] = []
+    below, at = entry, previous
+    while 0 < at < below and at < index.index_num and len(older) < _NEIGHBOURS_SHOWN:
+        key_hash, phy_offset, seconds, following = index.read_entry(at)
+        older.append({"entry": at, "hash": key_hash, "phy_offset": phy_offset, "seconds": seconds})
+        below, at = at, following
+    return {"newer_in_chain": newer, "chain": state, "older": older, "older_more": 0 < at < below}
+
+
+def file_name(path: str, root: str) -> str:
+    """str: `path` as seen from the store's root."""
+    return os.path.relpath(path, root)

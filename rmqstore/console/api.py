@@ -1,0 +1,421 @@
+"""The JSON API: the answers of the pages for programs, and the OpenAPI document that describes it.
+
+Owns the table of operations, from which both the routes and the document are made: an operation that is there is
+described.  Errors are JSON too: ``{"error": sentence, "status": number}``.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import json
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rmqstore._version import __version__
+from rmqstore.console.answers import message_row
+from rmqstore.console.pages import (
+    KEY_TYPES,
+    Console,
+    answering,
+    choice,
+    name_of,
+    place_of,
+    queue_of,
+    some_number,
+    time_of,
+    whole_number,
+)
+from rmqstore.console.paging import Page
+
+__all__ = ["Api"]
+
+_MAX_NUM = 1000
+_INT64_MAX = 2**63 - 1
+# A larger body is no JSON string that anybody wants.
+_BODY_GIVEN = 4 * 1024 * 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class _Parameter:
+    name: str
+    text: str
+    schema: dict[str, Any]
+    where: str = "query"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Operation:
+    path: str
+    name: str
+    summary: str
+    answer: str
+    parameters: tuple[_Parameter, ...] = ()
+    method: str = "GET"
+
+
+def _integer(name: str, text: str, low: int = 0, high: int = _INT64_MAX, default: int | None = None) -> _Parameter:
+    schema: dict[str, Any] = {"type": "integer", "format": "int64", "minimum": low, "maximum": high}
+    return _Parameter(name, text, schema if default is None else {**schema, "default": default})
+
+
+def _text(name: str, text: str, *choices: str) -> _Parameter:
+    return _Parameter(name, text, {"type": "string", "enum": list(choices)} if choices else {"type": "string"})
+
+
+def _in_path(parameter: _Parameter) -> _Parameter:
+    return dataclasses.replace(parameter, where="path")
+
+
+_TIME = "ISO 8601 (the server's zone if it names none), ms since epoch, or as '2h ago'"
+_TOPIC = _text("topic", "Only this topic")
+_NUM = _integer("max_num", "At most so many", 1, _MAX_NUM, 50)
+_PHY_OFFSET = _in_path(_integer("phy_offset", "Where the record begins in the commit log, in bytes"))
+_VHOST = _in_path(_integer("number", "The vhost's number in the list", 0, 2**31 - 1))
+_FIRST = _integer("first", "Pass over so many", default=0)
+_BODY = _text("body", "How bodies are given; text is UTF-8 where it is, else base64", "none", "text", "base64", "hex")
+
+_OPERATIONS = (
+    _Operation("/api/overview", "overview", "The store as a whole: log, topics, health, rates", "Overview"),
+    _Operation("/api/queues", "queues", "Queues", "Queues", (_TOPIC,)),
+    _Operation(
+        "/api/queues/{topic}/{queue_id}",
+        "queue",
+        "A queue and its messages in order; by default the newest",
+        "Queue",
+        (
+            _in_path(_text("topic", "The topic, percent-encoded")),
+            _in_path(_integer("queue_id", "The queue's number", -(2**31), 2**31 - 1)),
+            _integer("from", "Queue offset to begin with"),
+            _NUM,
+        ),
+    ),
+    _Operation(
+        "/api/messages",
+        "messages",
+        "Messages by key, by id or by store time, a page at a time; follow next_cursor for the others",
+        "Messages",
+        (
+            _TOPIC,
+            _text("key", "With topic: a key, a unique key, or a tag"),
+            _text("type", "What key is; any is key or unique key", "any", "unique", "key", "tag"),
+            _text("id", "Instead: an offset message id or a producer's unique key"),
+            _text("begin", f"Stored at or after: {_TIME}"),
+            _text("end", f"Stored at or before: {_TIME}"),
+            _text("order", "Without key or id: which come first", "newest", "oldest"),
+            _text("cursor", "next_cursor of the page before"),
+            _NUM,
+        ),
+    ),
+    _Operation(
+        "/api/message/{phy_offset}",
+        "message",
+        "A message: properties, body, and where it lies: record, queue units, index entries and their chains",
+        "Message",
+        (_PHY_OFFSET, _BODY),
+    ),
+    _Operation("/api/index", "index", "The index files, oldest first", "IndexFiles"),
+    _Operation(
+        "/api/index/{name}",
+        "index_file",
+        "An index file: header, fill, lengths of its chains",
+        "IndexFile",
+        (_in_path(_text("name", "The file's name")),),
+    ),
+    _Operation("/api/consumers", "consumers", "Progress and lag of the consumer groups", "Consumers"),
+    _Operation(
+        "/api/verify",
+        "verify",
+        "The verify run: state, progress, findings",
+        "VerifyRun",
+        (_FIRST, _NUM),
+    ),
+    _Operation(
+        "/api/verify/start", "verify_start", "Begin a verify run; there is one at a time", "VerifyRun", method="POST"
+    ),
+    _Operation("/api/verify/stop", "verify_stop", "End the verify run", "VerifyRun", method="POST"),
+    _Operation("/api/rabbitmq", "rabbitmq", "The vhosts of RabbitMQ that the server was given", "Vhosts"),
+    _Operation("/api/rabbitmq/{number}", "rabbitmq_vhost", "A vhost and its queues", "Vhost", (_VHOST,)),
+    _Operation(
+        "/api/rabbitmq/{number}/queues/{name}",
+        "rabbitmq_queue",
+        "A queue of a vhost and its messages, oldest first",
+        "RabbitmqQueue",
+        (_VHOST, _in_path(_text("name", "The queue's name, percent-encoded")), _FIRST, _NUM),
+    ),
+    _Operation("/api/openapi.json", "openapi", "This document", "OpenApi"),
+)
+
+
+def _object(text: str, *required: str, **more: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "description": text,
+        "required": list(required),
+        "properties": {
+            name: more.get(name, {}) for name in (*required, *(each for each in more if each not in required))
+        },
+    }
+
+
+_WHOLE = {"type": "integer", "format": "int64"}
+_ROWS = {"type": "array", "items": {"$ref": "#/components/schemas/MessageRow"}}
+_LIST = {"type": "array", "items": {"type": "object"}}
+_SCHEMAS: dict[str, dict[str, Any]] = {
+    "Error": _object("What went wrong", "error", "status", error={"type": "string"}, status=_WHOLE),
+    "MessageRow": _object(
+        "What a list shows of a message; times in ms since epoch",
+        "topic", "queue_id", "queue_offset", "phy_offset", "store_size", "msg_id", "keys", "store_timestamp", "corrupt",
+        topic={"type": "string"}, queue_id=_WHOLE, queue_offset=_WHOLE, phy_offset=_WHOLE, store_size=_WHOLE,
+        msg_id={"type": "string"}, keys={"type": "array", "items": {"type": "string"}}, store_timestamp=_WHOLE,
+        corrupt={"type": "boolean"}, tags={"type": ["string", "null"]}, unique_key={"type": ["string", "null"]},
+        preview={"type": ["string", "null"]},
+    ),
+    "Overview": _object(
+        "The store", "path", "clean", "commit_log", "topics", "messages", "index", "checkpoint", "rates", "health",
+        path={"type": "string"}, clean={"type": "boolean"}, topics=_LIST, health=_LIST, messages=_WHOLE,
+    ),
+    "Queues": _object("Queues", "queues", queues=_LIST),
+    "Queue": _object(
+        "A queue", "topic", "queue_id", "min_queue_offset", "max_queue_offset", "start", "rows",
+        topic={"type": "string"}, queue_id=_WHOLE, min_queue_offset=_WHOLE, max_queue_offset=_WHOLE, start=_WHOLE, rows=_LIST,
+    ),
+    "Messages": _object(
+        "A page of messages; `stopped` says that the search paused before the page was full",
+        "messages", "next_cursor", "stopped",
+        messages=_ROWS, next_cursor={"type": ["string", "null"]}, stopped={"type": "boolean"},
+    ),
+    "Message": {
+        "allOf": [
+            {"$ref": "#/components/schemas/MessageRow"},
+            _object("More of it", "properties", "record", "units", "entries",
+                    properties={"type": "object", "additionalProperties": {"type": "string"}},
+                    record={"type": "object"}, units=_LIST, entries=_LIST),
+        ]
+    },
+    "IndexFiles": _object("Index files", "files", files=_LIST),
+    "IndexFile": _object("An index file", "name", "entries", "capacity", "slots", "chains", chains={"type": "object"}),
+    "Consumers": _object("Rows of group, topic and queue", "consumers", consumers=_LIST),
+    "VerifyRun": _object(
+        "The run", "state", "done", "total", "number", "kinds", "findings",
+        state={"type": "string", "enum": ["idle", "running", "finished", "stopped", "failed"]},
+        done=_WHOLE, total=_WHOLE, number=_WHOLE, kinds={"type": "object"}, findings=_LIST,
+    ),
+    "Vhosts": _object("Vhosts", "vhosts", vhosts=_LIST),
+    "Vhost": _object("A vhost", "number", "name", "queue_list", queue_list=_LIST),
+    "RabbitmqQueue": _object("A queue", "name", "depth", "rows", rows=_LIST),
+    "OpenApi": {"type": "object"},
+}  # fmt: skip
+
+
+def openapi_document(root: str = "") -> dict[str, Any]:
+    """dict: the OpenAPI 3.1 document of the API.
+
+    Parameters
+    ----------
+    root : str
+        Where the console lies on its server.
+    """
+    paths: dict[str, Any] = {}
+    for operation in _OPERATIONS:
+        problem = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+        paths.setdefault(operation.path, {})[operation.method.lower()] = {
+            "operationId": operation.name,
+            "summary": operation.summary,
+            "parameters": [
+                {
+                    "name": each.name,
+                    "in": each.where,
+                    "required": each.where == "path",
+                    "description": each.text,
+                    "schema": each.schema,
+                }
+                for each in operation.parameters
+            ],
+            "responses": {
+                "200" if operation.method == "GET" else "202": {
+                    "description": operation.summary,
+                    "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{operation.answer}"}}},
+                },
+                "400": {"description": "That cannot be asked", "content": problem},
+                "401": {"description": "The token is missing", "content": problem},
+                "404": {"description": "There is no such thing in this store", "content": problem},
+                "503": {"description": "The store is gone or cannot be read now", "content": problem},
+            },
+        }
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "rmqstore console",
+            "version": __version__,
+            "description": "A RocketMQ store on disk, read-only. Times are ms since epoch, sizes bytes.",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": root or "/"}],
+        "paths": paths,
+        "components": {
+            "schemas": _SCHEMAS,
+            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"token": []}],
+    }
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    # ASCII only: whatever a text of a store holds, stray bytes included, is a JSON escape.
+    return Response(json.dumps(value, separators=(",", ":")), status, media_type="application/json")
+
+
+class Api:
+    """The API of one store; every method is an endpoint, run in a thread."""
+
+    def __init__(self, console: Console):
+        self._console = console
+        self._answers = console.answers
+
+    @staticmethod
+    def addresses() -> list[tuple[str, str, str]]:
+        """(path of the route, method of this class, HTTP method) of every operation."""
+        paths = {
+            "/api/queues/{topic}/{queue_id}": "/api/queues/{place:path}",
+            "/api/message/{phy_offset}": "/api/message/{phy_offset:place}",
+            "/api/rabbitmq/{number}": "/api/rabbitmq/{number:place}",
+            "/api/rabbitmq/{number}/queues/{name}": "/api/rabbitmq/{number:place}/queues/{name:path}",
+        }
+        return [(paths.get(each.path, each.path), each.name, each.method) for each in _OPERATIONS]
+
+    @answering
+    def overview(self, request: Request) -> Response:
+        """The store as a whole."""
+        with self._console.store.use() as store:
+            return _json(self._answers.overview(store))
+
+    @answering
+    def queues(self, request: Request) -> Response:
+        """Queues of a topic, or all."""
+        with self._console.store.use() as store:
+            return _json({"queues": self._answers.queues(store, request.query_params.get("topic") or None)})
+
+    @answering
+    def queue(self, request: Request) -> Response:
+        """One queue."""
+        topic, queue_id = queue_of(request)
+        start = whole_number(request, "from", None)
+        with self._console.store.use() as store:
+            return _json(self._answers.queue(store, topic, queue_id, start, _max_num(request)))
+
+    @answering
+    def messages(self, request: Request) -> Response:
+        """Messages by key, id or time."""
+        query = request.query_params
+        topic, key = query.get("topic", ""), query.get("key", "")
+        begin, end = time_of(request, "begin"), time_of(request, "end")
+        order = choice(request, "order", ("newest", "oldest"))
+        kind = choice(request, "type", tuple(KEY_TYPES))
+        cursor, size = query.get("cursor") or None, _max_num(request)
+        with self._console.store.use() as store:
+            if query.get("id", "").strip():
+                place = self._answers.place_of_id(store, query["id"], topic or None)
+                return _page(Page([message_row(store.message_at(place))], None))
+            if key or not topic:
+                return _page(self._answers.by_key(store, topic, key, KEY_TYPES[kind], begin, end, cursor, size))
+            return _page(self._answers.by_time(store, topic, begin, end, order == "newest", cursor, size))
+
+    @answering
+    def message(self, request: Request) -> Response:
+        """One message."""
+        phy_offset = place_of(request)
+        mode = choice(request, "body", ("text", "none", "base64", "hex"))
+        with self._console.store.use() as store:
+            with self._answers.few_at_once(store, phy_offset):
+                value = self._answers.message(store, phy_offset)
+                if mode != "none":
+                    body, error = self._answers.body(store, phy_offset)
+                    value |= _body(body, mode)
+                    if error is not None:
+                        value["body_error"] = error
+                return _json(value)
+
+    @answering
+    def index(self, request: Request) -> Response:
+        """The index files."""
+        with self._console.store.use() as store:
+            return _json({"files": self._answers.index(store)})
+
+    @answering
+    def index_file(self, request: Request) -> Response:
+        """One index file."""
+        with self._console.store.use() as store:
+            return _json(self._answers.index_file(store, request.path_params["name"]))
+
+    @answering
+    def consumers(self, request: Request) -> Response:
+        """Progress of the groups."""
+        with self._console.store.use() as store:
+            return _json({"consumers": self._answers.consumers(store)})
+
+    @answering
+    def verify(self, request: Request) -> Response:
+        """The verify run."""
+        return _json(
+            self._console.verify_run.status(some_number(request, "first", 0, 0, 10_000_000), _max_num(request))
+        )
+
+    @answering
+    def verify_start(self, request: Request) -> Response:
+        """Begin one."""
+        with self._console.store.use():
+            self._console.verify_run.start()
+        return _json(self._console.verify_run.status(), 202)
+
+    @answering
+    def verify_stop(self, request: Request) -> Response:
+        """End it."""
+        self._console.verify_run.stop(timeout=2)
+        return _json(self._console.verify_run.status(), 202)
+
+    @answering
+    def rabbitmq(self, request: Request) -> Response:
+        """The vhosts."""
+        places = self._console.rabbitmq
+        return _json({"vhosts": places.vhosts() if places.paths else []})
+
+    @answering
+    def rabbitmq_vhost(self, request: Request) -> Response:
+        """One vhost."""
+        return _json(self._console.rabbitmq.vhost(request.path_params["number"]))
+
+    @answering
+    def rabbitmq_queue(self, request: Request) -> Response:
+        """One queue of a vhost."""
+        first = some_number(request, "first", 0, 0, _INT64_MAX)
+        number = request.path_params["number"]
+        return _json(self._console.rabbitmq.queue(number, name_of(request, "/queues/"), first, _max_num(request)))
+
+    @answering
+    def openapi(self, request: Request) -> Response:
+        """The document."""
+        return _json(openapi_document(request.scope.get("root_path", "")))
+
+
+def _max_num(request: Request) -> int:
+    return some_number(request, "max_num", 50, 1, _MAX_NUM)
+
+
+def _page(page: Page) -> Response:
+    return _json({"messages": page.rows, "next_cursor": page.following, "stopped": page.stopped})
+
+
+def _body(body: bytes, mode: str) -> dict[str, Any]:
+    if len(body) > _BODY_GIVEN:
+        error = f"the body has {len(body)} bytes: take it from /message/<phy offset>/body"
+        return {"body": None, "body_encoding": None, "body_error": error}
+    if mode == "text":
+        try:
+            return {"body": body.decode("utf-8"), "body_encoding": "utf-8"}
+        except UnicodeDecodeError:
+            mode = "base64"
+    text = body.hex() if mode == "hex" else base64.b64encode(body).decode("ascii")
+    return {"body": text, "body_encoding": mode}

@@ -1,0 +1,295 @@
+"""Messages a page at a time: of a key, of a topic's time range, of a queue.
+
+Owns the cursors that lead from one page to the next.  A page costs about what it shows, however much lies before it or
+behind it; a search that finds little ends after a bounded number of steps and can be gone on with.  Bodies are let go
+one by one, so that a page of large messages needs the memory of one.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rmqstore import _core
+from rmqstore._core import index_key_hash
+from rmqstore.consume_queue import BatchConsumeQueue, Unit
+from rmqstore.consume_queue_store import AnyConsumeQueue
+from rmqstore.errors import OffsetOutOfRangeError
+from rmqstore.message import MessageExt, encode_java_utf8
+from rmqstore.message_store import MessageStore
+
+__all__ = ["BadCursorError", "Page", "key_page", "queue_page", "time_page"]
+
+# Index entries, or units, that one page looks at before it hands on.
+_STEPS = 100_000
+_CHAIN_READ = 128
+_UNITS_READ = 64
+
+Row = dict[str, Any]
+MakeRow = Callable[[MessageExt], Row]
+
+
+class BadCursorError(ValueError):
+    """A cursor that no page gave out, or that the store has outlived."""
+
+
+@dataclass(slots=True)
+class Page:
+    """Rows, and the cursor of what follows; None at the end.  `stopped`: the search paused before the page was full."""
+
+    rows: list[Row]
+    following: str | None
+    stopped: bool = False
+
+
+# ---------------------------------------------------------------------------------------------------------------- by key
+
+
+def key_page(
+    store: MessageStore,
+    topic: str,
+    key: str,
+    kind: str | None,
+    begin: int | None,
+    end: int | None,
+    cursor: str | None,
+    size: int,
+    make_row: MakeRow,
+) -> Page:
+    """Messages of a key, newest first, each once and each compared with its message.
+
+    Parameters
+    ----------
+    kind : {None, "U", "K", "T"}
+        As `index_type` of `MessageStore.query_message`.
+    begin, end : int or None
+        Store time range in ms since epoch, both inclusive.
+    cursor : str or None
+        `Page.following` of the page before.
+    size : int
+        Rows at most.
+
+    Raises
+    ------
+    BadCursorError
+        The cursor is none, or leads to an index file that is gone.
+    """
+    service = store.index_service
+    if service is None:
+        return Page([], None)
+    store._follow_index()
+    key_hash = index_key_hash(topic, "T#" + key if kind == "T" else key)
+    name, at, last = _key_cursor(cursor)
+    names = list(reversed(service.names))
+    if name is not None:
+        if name not in names:
+            raise BadCursorError("the index file of this page is gone; start the search again")
+        names = names[names.index(name) :]
+    rows: list[Row] = []
+    seen = {last}
+    left = _STEPS
+    matches = _key_matcher(store, topic, key, kind, begin, end)
+    for each in names:
+        try:
+            index = service.file(each)
+        except (FileNotFoundError, OffsetOutOfRangeError):
+            continue
+        at = at if each == name else -1
+        while at:
+            start = at
+            try:
+                page, at = index.select_chain(key_hash, start, _CHAIN_READ)
+            except OffsetOutOfRangeError:
+                raise BadCursorError("the cursor leads to no entry; start the search again") from None
+            left -= max(len(page), 1)
+            for number, phy_offset in enumerate(page):
+                if phy_offset in seen:
+                    continue
+                message = matches(phy_offset)
+                if message is None:
+                    continue
+                if len(rows) == size:
+                    # The next page begins with this entry: everything before it on this stretch was looked at.
+                    after = index.select_chain(key_hash, start, number)[1] if number else start
+                    return Page(rows, _key_text(each, after, last))
+                rows.append(make_row(message))
+                seen.add(phy_offset)
+                last = phy_offset
+            if left <= 0:
+                following = _key_text(each, at, last) if at else _key_text_after(names, each, last)
+                return Page(rows, following, stopped=following is not None)
+    return Page(rows, None)
+
+
+def _key_matcher(
+    store: MessageStore, topic: str, key: str, kind: str | None, begin: int | None, end: int | None
+) -> Callable[[int], MessageExt | None]:
+    log = store.commit_log
+    wanted_topic, wanted_key = encode_java_utf8(topic), encode_java_utf8(key)
+    # Text that was replaced while it was decoded cannot be compared as bytes.
+    by_text = "\ufffd" in topic or "\ufffd" in key
+
+    def in_time(timestamp: int) -> bool:
+        return (begin is None or timestamp >= begin) and (end is None or timestamp <= end)
+
+    def matches(phy_offset: int) -> MessageExt | None:
+        if not by_text:
+            found = log.region_of(phy_offset)
+            if found is None:
+                return None
+            region, base, low, high = found
+            if not low <= phy_offset < high:
+                return None
+            same, timestamp = _core.record_matches(
+                region, phy_offset - base, phy_offset, wanted_topic, wanted_key, kind == "T"
+            )
+            if not same or not in_time(timestamp):
+                return None
+        message = log.look_up(phy_offset)
+        if message is None or not in_time(message.store_timestamp):
+            return None
+        if by_text and message.topic != topic:
+            return None
+        if kind == "T":
+            return message if message.tags == key else None
+        unique = kind != "K" and message.unique_key == key
+        return message if unique or (kind != "U" and key in message.keys) else None
+
+    return matches
+
+
+def _key_cursor(cursor: str | None) -> tuple[str | None, int, int]:
+    # File, entry to go on with (-1: its newest), phy offset of the last row.
+    if not cursor:
+        return None, -1, -1
+    match = re.fullmatch(r"([0-9]{1,19})\.(-1|[0-9]{1,10})\.(-1|[0-9]{1,19})", cursor)
+    if match is None:
+        raise BadCursorError(f"{cursor!r} is no cursor; start the search again")
+    return match[1], int(match[2]), int(match[3])
+
+
+def _key_text(name: str, entry: int, last: int) -> str:
+    return f"{name}.{entry}.{last}"
+
+
+def _key_text_after(names: list[str], name: str, last: int) -> str | None:
+    number = names.index(name) + 1
+    return _key_text(names[number], -1, last) if number < len(names) else None
+
+
+# --------------------------------------------------------------------------------------------------------------- by time
+
+
+def time_page(
+    store: MessageStore,
+    topic: str,
+    begin: int | None,
+    end: int | None,
+    newest_first: bool,
+    cursor: str | None,
+    size: int,
+    make_row: MakeRow,
+) -> Page:
+    """Messages of all queues of a topic within a time range, in the order of the log or against it.
+
+    Parameters as of `key_page`; the cursor is a phy offset.
+    """
+    behind: int | None = None
+    if cursor:
+        if not re.fullmatch("[0-9]{1,19}", cursor):
+            raise BadCursorError(f"{cursor!r} is no cursor; start the search again")
+        behind = int(cursor)
+    parts = []
+    for queue_id in store.queue_ids(topic):
+        queue = store.queues.find(topic, queue_id)
+        if queue is None:
+            continue
+        low, high = store.min_queue_offset(topic, queue_id), store.max_queue_offset(topic, queue_id)
+        if begin is not None:
+            low = max(low, store.offset_by_time(topic, queue_id, begin))
+        if end is not None:
+            high = min(high, store.offset_by_time(topic, queue_id, end, "upper") + _width(queue))
+        if newest_first:
+            high = high if behind is None else min(high, _first_at(queue, low, high, behind))
+            parts.append(_descending(queue, low, high))
+        else:
+            low = low if behind is None else max(low, _first_at(queue, low, high, behind + 1))
+            parts.append(_ascending(queue, low, high))
+    units = heapq.merge(*parts, key=lambda unit: unit.phy_offset, reverse=newest_first)
+    rows: list[Row] = []
+    last = -1
+    for number, unit in enumerate(units):
+        phy_offset = unit.phy_offset
+        if phy_offset == last or (
+            behind is not None and (phy_offset >= behind if newest_first else phy_offset <= behind)
+        ):
+            continue
+        if len(rows) == size or number >= _STEPS:
+            return Page(rows, str(last) if last >= 0 else None, stopped=len(rows) < size)
+        last = phy_offset
+        message = store.commit_log.look_up(phy_offset)
+        if message is None:
+            continue
+        if (begin is None or message.store_timestamp >= begin) and (end is None or message.store_timestamp <= end):
+            rows.append(make_row(message))
+    return Page(rows, None)
+
+
+def _width(queue: AnyConsumeQueue) -> int:
+    # An inner batch is found by its first offset; what follows belongs to it.
+    return 0x8000 if isinstance(queue, BatchConsumeQueue) else 1
+
+
+def _first_at(queue: AnyConsumeQueue, low: int, high: int, phy_offset: int) -> int:
+    """int: the first queue offset from `low` on whose record lies at or behind `phy_offset`."""
+    while low < high:
+        middle = (low + high) // 2
+        unit = queue.unit(middle)
+        # What has no unit lies before the first one.
+        if unit is None or unit.phy_offset < phy_offset:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _ascending(queue: AnyConsumeQueue, low: int, high: int) -> Iterator[Unit]:
+    at = low
+    while at < high:
+        following = at
+        for unit in queue.read(at, _UNITS_READ):
+            following = unit.queue_offset + max(unit.num, 1)
+            if unit.queue_offset >= high:
+                return
+            yield unit
+        at = following if following > at else max(queue.next_file_offset(at), at + 1)
+
+
+def _descending(queue: AnyConsumeQueue, low: int, high: int) -> Iterator[Unit]:
+    while low < high:
+        start = max(low, high - _UNITS_READ)
+        units = [unit for unit in _ascending(queue, start, high) if start <= unit.queue_offset]
+        yield from reversed(units)
+        high = start
+
+
+# -------------------------------------------------------------------------------------------------------------- by queue
+
+
+def queue_page(store: MessageStore, topic: str, queue_id: int, start: int, size: int, make_row: MakeRow) -> list[Row]:
+    """The units of a queue from `start` on, in order, each with its message where there is one."""
+    queue = store.queues.find(topic, queue_id)
+    if queue is None:
+        return []
+    rows: list[Row] = []
+    high = queue.max_queue_offset
+    for unit in _ascending(queue, max(start, 0), high):
+        if len(rows) == size:
+            break
+        message = store.commit_log.look_up(unit.phy_offset, unit.size)
+        row: Row = {"unit": unit._asdict(), "message": None if message is None else make_row(message)}
+        rows.append(row)
+    return rows

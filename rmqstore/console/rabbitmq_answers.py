@@ -1,0 +1,143 @@
+"""What the console knows of RabbitMQ's classic queues, as plain values.
+
+Owns the shape of these answers and which vhosts there are.  It only reads: a vhost is opened for each answer and closed
+after it, so that a node which starts meanwhile finds nothing held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from rmqstore.console.answers import NotFoundError
+from rmqstore.errors import StoreError
+from rmqstore.rabbitmq import Queue, QueuedMessage, Vhost, find_vhosts, node_process
+from rmqstore.rabbitmq.transfer import message_object
+
+__all__ = ["RabbitmqAnswers"]
+
+_PREVIEW = 120
+# Vhosts that are read at one time: each takes memory of its own.
+_AT_ONCE = 2
+
+
+class RabbitmqAnswers:
+    """The answers about the vhosts at or below some paths."""
+
+    def __init__(self, paths: Sequence[str]):
+        self.paths = tuple(paths)
+        self._turn = threading.BoundedSemaphore(_AT_ONCE)
+
+    def _places(self) -> list[str]:
+        return [place for path in self.paths for place in find_vhosts(path)]
+
+    @contextlib.contextmanager
+    def _vhost(self, number: int) -> Iterator[Vhost]:
+        places = self._places()
+        if not 0 <= number < len(places):
+            raise NotFoundError("there is no vhost of that number")
+        with self._turn, Vhost.open(places[number]) as vhost:
+            yield vhost
+
+    def vhosts(self) -> list[dict[str, Any]]:
+        """Every vhost: name, state, queues, messages, stores; one that cannot be read with the reason."""
+        found = []
+        for number, place in enumerate(self._places()):
+            try:
+                with self._turn, Vhost.open(place) as vhost:
+                    found.append({"number": number, **_vhost_object(vhost), "error": None})
+            except (StoreError, OSError) as error:
+                found.append({"number": number, "name": place, "path": place, "error": str(error)})
+        return found
+
+    def vhost(self, number: int) -> dict[str, Any]:
+        """One vhost and its queues."""
+        with self._vhost(number) as vhost:
+            queues = vhost.queues()
+            return {
+                "number": number,
+                **_vhost_object(vhost),
+                "queue_list": [_queue_object(vhost, queue) for queue in queues],
+                "problems": [{"path": each.path, "detail": each.detail} for each in vhost.problems],
+            }
+
+    def queue(self, number: int, name: str, first: int, size: int) -> dict[str, Any]:
+        """One queue of a vhost and its messages from the `first` on, oldest first."""
+        with self._vhost(number) as vhost:
+            queue = next((each for each in vhost.queues() if each.name == name), None)
+            if queue is None:
+                raise NotFoundError("this vhost has no queue of that name on disk")
+            rows = [_message_row(message) for message in islice(queue.messages(), first, first + size)]
+            return {
+                "number": number,
+                "vhost": vhost.name,
+                **_queue_object(vhost, queue),
+                "first": first,
+                "rows": rows,
+                "older": max(0, first - size) if first else None,
+                "newer": first + size if first + len(rows) < queue.depth and len(rows) == size else None,
+            }
+
+    def message(self, number: int, name: str, place: int) -> dict[str, Any]:
+        """One message, by its place in the queue."""
+        with self._vhost(number) as vhost:
+            queue = next((each for each in vhost.queues() if each.name == name), None)
+            message = None if queue is None or place < 0 else next(islice(queue.messages(), place, place + 1), None)
+            if queue is None or message is None:
+                raise NotFoundError("this queue has no message at that place")
+            return {"number": number, "place": place, **message_object(queue, message)}
+
+
+def _vhost_object(vhost: Vhost) -> dict[str, Any]:
+    queues = vhost.queues()
+    return {
+        "name": vhost.name,
+        "path": vhost.path,
+        "layout": "pre-3.7" if vhost.is_pre_3_7 else "3.7",
+        "clean": vhost.is_clean,
+        "running_process": node_process(vhost.path),
+        "segment_entry_count": vhost.segment_entry_count,
+        "queues": len(queues),
+        "messages": sum(queue.depth for queue in queues),
+        "persistent_store": _store_object(vhost, True),
+        "transient_store": _store_object(vhost, False),
+    }
+
+
+def _store_object(vhost: Vhost, persistent: bool) -> dict[str, Any] | None:
+    store = vhost.store(persistent)
+    if store is None:
+        return None
+    return {"files": len(store.files), "size": store.file_size, "valid_size": store.valid_size, "clean": store.clean}
+
+
+def _queue_object(vhost: Vhost, queue: Queue) -> dict[str, Any]:
+    return {
+        "name": queue.name,
+        "index_version": queue.index_version,
+        "directories": [each.name for each in queue.directories],
+        "depth": queue.depth,
+        "size": queue.size,
+        "declared": None if vhost.definitions is None else queue.definition is not None,
+        "queue_problems": [{"path": each.path, "detail": each.detail} for each in queue.problems],
+    }
+
+
+def _message_row(message: QueuedMessage) -> dict[str, Any]:
+    text = message.body[: 4 * _PREVIEW].decode("utf-8", "backslashreplace")
+    return {
+        "seq_id": message.seq_id,
+        "level": message.level,
+        "exchange": message.exchange,
+        "routing_keys": list(message.routing_keys),
+        "size": message.size,
+        "location": message.location,
+        "persistent": message.persistent,
+        "delivered": message.delivered,
+        "expiry": message.expiry,
+        "preview": text[:_PREVIEW],
+        "preview_whole": len(message.body) == len(text) <= _PREVIEW,
+    }

@@ -1,0 +1,95 @@
+"""Text, times and sizes for people, as the command line and the console show them; times as people write them.
+
+Owns how a text from a store is made safe to look at (`escape`), how times and sizes are written, and what counts as a
+time.  It knows no store, no terminal and no page.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+import time
+import unicodedata
+
+__all__ = ["escape", "format_size", "format_time", "parse_time"]
+
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_AGO_UNITS = {
+    1: ("ms", "millisecond", "milliseconds"),
+    1000: ("s", "sec", "secs", "second", "seconds"),
+    60_000: ("m", "min", "mins", "minute", "minutes"),
+    3_600_000: ("h", "hour", "hours"),
+    86_400_000: ("d", "day", "days"),
+    604_800_000: ("w", "week", "weeks"),
+}
+_AGO_SIZES = {name: size for size, names in _AGO_UNITS.items() for name in names}
+_AGO = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s+ago\s*")
+# Seconds since the epoch, and a date without its hyphens: as ms since the epoch both would be times in 1970.
+_NOT_MS = re.compile("[12][0-9]{9}|(?:19|20)[0-9]{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12][0-9]|3[01])")
+
+
+def escape(text: str) -> str:
+    """str: `text` on one line, with what a terminal could obey or hide (control, format, surrogates) as \\x.. or \\u...."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or unicodedata.category(char) == "Zs" else _escaped(char) for char in text
+    )
+
+
+def _escaped(char: str) -> str:
+    code = ord(char)
+    short = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(char)
+    return short or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}")
+
+
+def format_time(timestamp: int | None) -> str:
+    """str: ms since epoch as ISO 8601 in the local zone; the bare number where no calendar reaches."""
+    if timestamp is None:
+        return "-"
+    try:
+        moment = (_EPOCH + datetime.timedelta(milliseconds=timestamp)).astimezone()
+    except (OverflowError, ValueError, OSError):
+        return f"{timestamp} ms"
+    return moment.isoformat(timespec="milliseconds")
+
+
+def format_size(size: int) -> str:
+    """str: bytes for people, in units of 1024."""
+    number = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(number) < 1024 or unit == "TiB":
+            return f"{size} B" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    raise AssertionError
+
+
+def parse_time(text: str) -> int:
+    """int: ms since epoch of an ISO time (local zone unless it names one), of ms since epoch, or of ``2h ago``.
+
+    Raises
+    ------
+    ValueError
+        It is none of them.
+    """
+    text = text.strip()
+    if _NOT_MS.fullmatch(text):
+        what = "seconds: write ms since epoch, 13 digits" if len(text) == 10 else "a date: write it with hyphens"
+        raise ValueError(f"{text!r} is no time: it looks like {what}")
+    if re.fullmatch("-?[0-9]{1,19}", text):
+        return int(text)
+    if text == "now":
+        return time.time_ns() // 1_000_000
+    ago = _AGO.fullmatch(text)
+    if ago and ago[2] in _AGO_SIZES:
+        return time.time_ns() // 1_000_000 - round(float(ago[1]) * _AGO_SIZES[ago[2]])
+    # Python 3.10 knows neither Z nor fractions of other than 3 or 6 digits.
+    fraction = re.compile(r"\.([0-9]{1,9})(?=$|[-+zZ])")
+    iso = fraction.sub(lambda match: "." + match[1].ljust(6, "0")[:6], re.sub("[zZ]$", "+00:00", text))
+    try:
+        moment = datetime.datetime.fromisoformat(iso)
+        return (moment.astimezone(datetime.timezone.utc) - _EPOCH) // datetime.timedelta(milliseconds=1)
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(
+            f"{text!r} is no time: write 2026-11-21T05:32:39.596+00:00 (local zone without one), ms since epoch, or '2h ago'"
+        ) from None
