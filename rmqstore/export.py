@@ -18,6 +18,7 @@ import datetime
 import fcntl
 import gzip
 import heapq
+import io
 import json
 import os
 import shutil
@@ -787,6 +788,22 @@ class _Files:
         self.manifest.close()
 
 
+class _Sink(io.RawIOBase):
+    """What pyarrow writes to.  Its writers end a file properly even when they are thrown away; then nothing goes on."""
+
+    def __init__(self, file: IO[bytes]):
+        self.file: IO[bytes] | None = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return len(memoryview(data).cast("B")) if self.file is None else self.file.write(data)
+
+    def abandon(self) -> None:
+        self.file = None
+
+
 class _ArrowFile:
     """Record batches into an Arrow or Parquet file; Parquet's row groups are gathered."""
 
@@ -992,7 +1009,9 @@ def export(
             elif format == "csv":
                 writer = _Csv(packed, names, form, shown)
             else:
-                writer = _ArrowFile(packed, format, names, form, compression, is_path and file.seekable())
+                sink = _Sink(packed)
+                stack.callback(sink.abandon)
+                writer = _ArrowFile(sink, format, names, form, compression, is_path and file.seekable())
         number = 0
         if format in ("arrow", "parquet"):
             for batch in _batches(source, names):
