@@ -74,7 +74,11 @@ _COMMANDS = {
         "recover_command",
         "Do what a start after a crash does, say what it was, and close the store in order.",
     ),
-    "serve": ("rmqstore.cli.serve", "serve", "Serve a web console over a store: pages, a JSON API and metrics; read-only."),
+    "serve": (
+        "rmqstore.cli.serve",
+        "serve",
+        "Serve a web console over a store: pages, a JSON API and metrics; read-only.",
+    ),
     "spark": ("rmqstore.spark.command", "main", "Work on a store with Apache Spark, on this machine or on a cluster."),
     "tail": ("rmqstore.cli.tail", "tail", "Show the newest messages, oldest first, and with -f those that come."),
     "topics": (

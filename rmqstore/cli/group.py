@@ -84,7 +84,7 @@ class StoreGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if not ctx.resilient_parsing and not name.startswith("-") and name not in self.list_commands(ctx):
-            near = difflib.get_close_matches(name, self.list_commands(ctx), n=3, cutoff=0.5)
+            near = difflib.get_close_matches(name, self.list_commands(ctx), n=3, cutoff=0.6)
             if near:
                 advice = f"Did you mean {' or '.join(near)}?"
             elif os.path.exists(name):
@@ -137,6 +137,14 @@ class StoreGroup(click.Group):
         except KeyboardInterrupt:
             note("interrupted")
             ctx.exit(INTERRUPTED)
+        except click.Abort as error:
+            # A question that was answered by Ctrl-C, or by nothing: the end of the input.
+            if isinstance(error.__context__, KeyboardInterrupt):
+                click.echo(err=True)
+                note("interrupted")
+                ctx.exit(INTERRUPTED)
+            click.echo(err=True)
+            nothing("nothing was changed")
         except (StoreError, OSError) as error:
             raise of_error(error) from None
 
