@@ -137,6 +137,11 @@ def app(
         ],
         exception_handlers={404: error_page, 405: error_page},
     )
+    # For the pages of errors, which no store's page answers.
+    made.state.stores = {
+        f"/stores/{number}" if len(consoles) > 1 else "": (console.path, bool(places))
+        for number, console in enumerate(consoles)
+    }
     entrance.gate = Gate(
         made, token=token, allowed_hosts=(), realm="\n".join(os.path.abspath(console.path) for console in consoles)
     )

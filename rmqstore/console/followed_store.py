@@ -20,6 +20,7 @@ __all__ = ["FollowedStore", "StoreGoneError"]
 
 # So often (seconds) an open store takes in what its writer did.
 _REFRESH_INTERVAL = 0.5
+_REFRESH_SHARE = 10
 _PARTS = ("commitlog", "consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
 
 _Identity = tuple[tuple[int, int] | None, ...]
@@ -37,7 +38,7 @@ class _Held:
         self.identity = identity
         self.users = 0
         self.retired = False
-        self.looked_at = time.monotonic()
+        self.look_again_at = time.monotonic() + _REFRESH_INTERVAL
 
 
 class FollowedStore:
@@ -98,11 +99,14 @@ class FollowedStore:
         identity = self._identity()
         held = self._held
         if held is not None and held.identity == identity:
-            if time.monotonic() - held.looked_at < _REFRESH_INTERVAL:
+            begun = time.monotonic()
+            if begun < held.look_again_at:
                 return held
             try:
                 held.store.refresh()
-                held.looked_at = time.monotonic()
+                ended = time.monotonic()
+                # Tens of thousands of queues take a while to look at; most of the time is for answers.
+                held.look_again_at = ended + max(_REFRESH_INTERVAL, _REFRESH_SHARE * (ended - begun))
                 return held
             except (StoreChangedError, StoreClosedError, OffsetOutOfRangeError, FileNotFoundError):
                 # Its writer cut or replaced files: what is known of it stands no longer.

@@ -122,7 +122,11 @@ def _error(scope: Scope, status: int, title: str, text: str) -> Response:
     path = scope["path"].removeprefix(scope.get("root_path", ""))
     if path.startswith(("/api/", "/metrics", "/healthz")):
         return JSONResponse({"error": text, "status": status}, status)
-    return _render(scope, "error.html", status, title=title, text=text)
+    shown: dict[str, Any] = {"title": title, "text": text}
+    known = getattr(scope["app"].state, "stores", {}).get(scope.get("root_path", ""))
+    if known is not None:
+        shown |= {"store_path": known[0], "with_rabbitmq": known[1]}
+    return _render(scope, "error.html", status, **shown)
 
 
 def refused_page(scope: Scope, path: str) -> Response:
