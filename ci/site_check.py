@@ -60,7 +60,9 @@ def faults_of(folder: Path) -> list[str]:
             target = target / "index.html" if target.is_dir() else target
             if not target.exists():
                 faults.append(f"{here} leads to {address}, which is not there")
-            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors | {"__skip"}:
+            elif (
+                parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].anchors | {"__skip"}
+            ):
                 faults.append(f"{here} leads to {address}, and that page has no such place")
     return faults
 

@@ -98,6 +98,8 @@ _COMPRESSED_ENDINGS = {".gz": "gzip", ".zst": "zstd"}
 _BODIES = ("body", "body_stored")
 # A CRC covers the body, so it is looked at where a body or a word about it is asked for.
 _JUDGED = frozenset({*_BODIES, "corrupt"})
+# Columns whose name differs from that of a message's attribute.
+_ATTRIBUTES = {"size": "store_size"}
 # SysFlag.COMPRESSED and the bits of the kinds of compression.
 _COMPRESSION_BITS = 0x701
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
@@ -110,6 +112,7 @@ _GROUP_BYTES = 64 << 20
 # Files in one folder of single bodies.
 _FOLDER_FILES = 10_000
 _HOUR = 3_600_000
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 # What a clock may have gone back by, in ms, where segments are passed over because of their times.
 _CLOCK_STEP = _HOUR
 _INT64_MAX = 2**63 - 1
@@ -672,12 +675,8 @@ def message_row(message: MessageExt, columns: Sequence[str], form: str) -> dict[
         if name in _BODIES:
             raw = _body(message, name)
             row[name], row[f"{name}_encoding"] = (None, None) if raw is None else _coded(raw, form)
-        elif name == "size":
-            row[name] = message.store_size
-        elif name == "properties":
-            row[name] = dict(message.properties)
         else:
-            row[name] = getattr(message, name)
+            row[name] = getattr(message, _ATTRIBUTES.get(name, name))
     return row
 
 
@@ -695,7 +694,7 @@ def _visible(text: str) -> str:
 
 
 def _json_bytes(row: dict[str, Any], shown: bool = False) -> bytes:
-    text = json.dumps(row, ensure_ascii=False, separators=(",", ":"))
+    text = _encode(row)
     return (_visible(text) if shown else text).encode("utf-8", "backslashreplace") + b"\n"
 
 
@@ -746,12 +745,14 @@ class _Csv:
 
 
 def _cell(name: str, value: Any) -> str:
+    if type(value) is str:
+        return value
     if value is None:
         return ""
     if name == "keys":
         return " ".join(value)
     if name == "properties":
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return _encode(value)
     if name in _TIMES:
         return iso_time(value)
     if isinstance(value, bool):

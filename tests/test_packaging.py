@@ -1,4 +1,4 @@
-"""What the package says of itself: metadata, extras, what a wheel and a source distribution hold, for which platforms they are built.
+"""What the package says of itself: metadata, extras, what a wheel and a source distribution hold, for which platforms.
 
 Owns the quick half: it reads pyproject.toml, MANIFEST.in, the workflow and what git knows, and builds nothing.  ci/checks.sh
 builds a wheel twice, compares the bytes, and uses it without a compiler (ci/wheel.py).
@@ -63,8 +63,8 @@ def test_the_version_is_stated_once():
     assert PROJECT["tool"]["setuptools"]["dynamic"] == {"version": {"attr": "rmqstore._version.__version__"}}
     (stated,) = re.findall(r'(?m)^__version__ = "([^"]+)"$', (ROOT / "rmqstore" / "_version.py").read_text("utf-8"))
     assert stated == rmqstore.__version__
-    assigned = [name for name in tracked("rmqstore") if name.endswith(".py") and re.search(r"(?m)^__version__ *=", (ROOT / name).read_text("utf-8"))]  # fmt: skip
-    assert assigned == ["rmqstore/_version.py"]
+    texts = {name: (ROOT / name).read_text("utf-8") for name in tracked("rmqstore") if name.endswith(".py")}
+    assert [name for name, text in texts.items() if re.search(r"(?m)^__version__ *=", text)] == ["rmqstore/_version.py"]
 
 
 def test_the_licence_is_stated_as_pep_639_has_it():
@@ -191,8 +191,12 @@ def test_the_workflow_builds_on_each_architecture():
     (path,) = (ROOT / ".github" / "workflows").glob("wheels.yml")
     workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
     machines = workflow["jobs"]["wheels"]["strategy"]["matrix"]["os"]
-    kinds = {("macos" if each.startswith("macos") else "linux", "arm" in each or ("macos" in each and "intel" not in each)) for each in machines}  # fmt: skip
-    assert kinds == {(system, arm) for system in ("linux", "macos") for arm in (False, True)}
+    # Hosted macOS machines are arm64 unless their name says otherwise, the others x86-64.
+    systems = {each: "macos" if each.startswith("macos") else "linux" for each in machines}
+    arms = {each: "intel" not in each if systems[each] == "macos" else "arm" in each for each in machines}
+    assert {(systems[each], arms[each]) for each in machines} == {
+        (system, arm) for system in ("linux", "macos") for arm in (False, True)
+    }
     commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
     assert any("cibuildwheel" in each for each in commands) and any("SOURCE_DATE_EPOCH=" in each for each in commands)
     for script in re.findall(r"\bci/\S+\.py", "\n".join(commands)):

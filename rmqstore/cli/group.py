@@ -84,7 +84,7 @@ class StoreGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if not ctx.resilient_parsing and not name.startswith("-") and name not in self.list_commands(ctx):
-            near = difflib.get_close_matches(name, self.list_commands(ctx), n=3, cutoff=0.5)
+            near = difflib.get_close_matches(name, self.list_commands(ctx), n=3, cutoff=0.6)
             if near:
                 advice = f"Did you mean {' or '.join(near)}?"
             elif os.path.exists(name):

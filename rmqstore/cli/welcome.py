@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 
 import click
 
@@ -24,6 +25,7 @@ def welcome(context: click.Context) -> str:
     if here and not all(char.isalnum() or char in "._-/" for char in here):
         here = ""
     path = here or "PATH"
+    names = context.command.list_commands(context) if isinstance(context.command, click.Group) else []
     lines = [
         f"rmqstore {__version__}: look into, check and mend the on-disk store of Apache RocketMQ.",
         "",
@@ -37,11 +39,12 @@ def welcome(context: click.Context) -> str:
         f"  rmqstore tail -f {path:<19} the newest messages, and those that come",
         f"  rmqstore query {path} TOPIC KEY{'':<{max(11 - len(path), 1)}} messages by key",
         f"  rmqstore verify {path:<20} what is wrong with it",
+        f"  rmqstore serve {path:<21} all of it in a browser",
         f"  rmqstore rabbitmq info {'PATH':<13} the same for RabbitMQ's classic queues",
         f"  rmqstore demo {'':<22} no store at hand? This brings one along",
         "",
         "Commands:",
-        "  " + " ".join(context.command.list_commands(context)) if isinstance(context.command, click.Group) else "",
+        textwrap.fill(" ".join(names), 100, initial_indent="  ", subsequent_indent="  "),
         "",
         "rmqstore --help says more about them, rmqstore COMMAND --help everything about one, with examples.",
     ]
