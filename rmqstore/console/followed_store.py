@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 
 from rmqstore.config import StoreConfig
-from rmqstore.errors import OffsetOutOfRangeError, StoreChangedError, StoreClosedError, StoreError
+from rmqstore.errors import GeometryError, StoreChangedError, StoreClosedError, StoreError
 from rmqstore.message_store import MessageStore
 
 __all__ = ["FollowedStore", "StoreGoneError"]
@@ -90,6 +90,12 @@ class FollowedStore:
             held.users += 1
         try:
             yield held.store
+        except (GeometryError, StoreChangedError, StoreClosedError):
+            # What was taken for its geometry may have been that of a store in the making; the next request opens it anew.
+            with self._lock:
+                if self._held is held:
+                    self._retire()
+            raise
         finally:
             with self._lock:
                 held.users -= 1
@@ -108,8 +114,8 @@ class FollowedStore:
                 # Tens of thousands of queues take a while to look at; most of the time is for answers.
                 held.look_again_at = ended + max(_REFRESH_INTERVAL, _REFRESH_SHARE * (ended - begun))
                 return held
-            except (StoreChangedError, StoreClosedError, OffsetOutOfRangeError, FileNotFoundError):
-                # Its writer cut or replaced files: what is known of it stands no longer.
+            except (StoreError, OSError):
+                # Its writer cut or replaced files, or was still making them: what is known of it stands no longer.
                 identity = self._identity()
         if held is not None and held.identity[1] is not None and identity[1] is None:
             raise StoreGoneError(

@@ -492,6 +492,29 @@ def test_a_store_that_is_rebuilt_vanishes_and_comes_back(golden_copy):
     assert asker.get("/").status_code == 503
 
 
+def test_a_store_in_the_making_is_shown_when_it_is_made(golden_copy, tmp_path):
+    made, path = golden_copy("broker"), tmp_path / "store"
+    path.mkdir()
+    asker = Asker(console.app(path))
+    assert asker.get("/").status_code in (200, 503)
+    for name in ("commitlog", "consumequeue", "index", "config"):
+        (path / name).mkdir()
+        assert asker.get("/").status_code in (200, 503)
+    # The log first, which does not tell the sizes of the others; the folders stay the same ones.
+    for name in ("commitlog", "config", "consumequeue", "index"):
+        for each in sorted((made / name).iterdir()):
+            if each.is_dir():
+                shutil.copytree(each, path / name / each.name)
+            else:
+                shutil.copyfile(each, path / name / each.name)
+            assert asker.get("/").status_code in (200, 503)
+            assert asker.get("/messages?topic=Orders&key=CUST-1").status_code in (200, 503)
+    deadline = time.monotonic() + 20
+    while asker.get("/").status_code != 200 or asker.json("/api/overview")["commit_log"]["max_offset"] != 5069798:
+        assert time.monotonic() < deadline
+    assert asker.json("/api/messages?topic=Orders&key=CUST-1")["messages"]
+
+
 def test_files_that_do_not_fit_are_said_and_not_thrown(golden_copy):
     root = golden_copy("broker")
     for queue_file in (root / "consumequeue" / "Orders" / "1").iterdir():
