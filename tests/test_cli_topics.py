@@ -34,9 +34,12 @@ def test_queues_are_what_java_read(broker):
     assert values.keys() >= units.keys() and len(units) > 20
     for key, messages in units.items():
         value = values[key]
-        assert (value["messages"], value["bytes"]) == (len(messages), sum(size for _, size in messages)), key
+        assert (value["messages"], value["size"]) == (len(messages), sum(size for _, size in messages)), key
         if messages:
-            assert (value["first_stored"], value["last_stored"]) == (messages[0][0]["store"], messages[-1][0]["store"])
+            assert (value["first_store_timestamp"], value["last_store_timestamp"]) == (
+                messages[0][0]["store"],
+                messages[-1][0]["store"],
+            )
             assert value["max_queue_offset"] - value["min_queue_offset"] == value["messages"]
 
 
@@ -50,10 +53,10 @@ def test_topics_are_the_sums_of_their_queues(golden_store):
         for topic, value in topics.items():
             its = [each for each in queues if each["topic"] == topic]
             assert value["queues"] == len(its)
-            for field in ("messages", "bytes"):
+            for field in ("messages", "size"):
                 assert value[field] == sum(each[field] for each in its)
-            times = [each["first_stored"] for each in its if each["first_stored"] is not None]
-            assert value["first_stored"] == min(times, default=None)
+            times = [each["first_store_timestamp"] for each in its if each["first_store_timestamp"] is not None]
+            assert value["first_store_timestamp"] == min(times, default=None)
 
 
 def test_queues_of_a_topic(broker):

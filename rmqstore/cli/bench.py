@@ -44,13 +44,13 @@ _AROUND = 250
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One line: how often something was done, in how many seconds, over how many bytes, and how long one took (seconds)."""
+    """One line: how often something was done, in how many seconds, over how many bytes (size), and how long one took (seconds)."""
 
     name: str
     unit: str
     count: int
     seconds: float
-    bytes: int = 0
+    size: int = 0
     median: float | None = None
     p99: float | None = None
     longest: float | None = None
@@ -364,7 +364,7 @@ def _machine(config: StoreConfig) -> dict[str, Any]:
 def _step_object(step: Step) -> dict[str, Any]:
     value: dict[str, Any] = {
         "type": "step", "name": step.name, "unit": step.unit, "count": step.count, "seconds": round(step.seconds, 6),
-        "per_second": round(step.rate, 1), "bytes": step.bytes,
+        "per_second": round(step.rate, 1), "size": step.size,
     }  # fmt: skip
     for name in ("median", "p99", "longest"):
         seconds = getattr(step, name)
@@ -389,7 +389,7 @@ def _print(printer: Printer, directory: str, config: StoreConfig, steps: list[St
                 format_number(step.count),
                 f"{step.seconds:.2f}",
                 format_number(round(step.rate)),
-                f"{format_size(round(step.bytes / step.seconds))}" if step.bytes and step.seconds else "",
+                f"{format_size(round(step.size / step.seconds))}" if step.size and step.seconds else "",
                 _duration(step.median),
                 _duration(step.p99),
                 _duration(step.longest),

@@ -38,14 +38,20 @@ def topics(path: str, with_bytes: bool, given: Given) -> None:
     for row in rows:
         topic = merged.setdefault(
             row["topic"],
-            {"topic": row["topic"], "queues": 0, "messages": 0, "first_stored": None, "last_stored": None}
-            | ({"bytes": 0} if with_bytes else {}),
+            {
+                "topic": row["topic"],
+                "queues": 0,
+                "messages": 0,
+                "first_store_timestamp": None,
+                "last_store_timestamp": None,
+            }
+            | ({"size": 0} if with_bytes else {}),
         )
         topic["queues"] += 1
         topic["messages"] += row["messages"]
         if with_bytes:
-            topic["bytes"] += row["bytes"]
-        for name, choose in (("first_stored", min), ("last_stored", max)):
+            topic["size"] += row["size"]
+        for name, choose in (("first_store_timestamp", min), ("last_store_timestamp", max)):
             times = [each for each in (topic[name], row[name]) if each is not None]
             topic[name] = choose(times) if times else None
     if not merged:
@@ -60,11 +66,11 @@ def topics(path: str, with_bytes: bool, given: Given) -> None:
         [
             (
                 topic["topic"],
-                format_time(topic["first_stored"]),
-                format_time(topic["last_stored"]),
+                format_time(topic["first_store_timestamp"]),
+                format_time(topic["last_store_timestamp"]),
                 topic["queues"],
                 topic["messages"],
-                *([format_size(topic["bytes"])] if with_bytes else []),
+                *([format_size(topic["size"])] if with_bytes else []),
             )
             for topic in merged.values()
         ],
@@ -99,14 +105,14 @@ def queues(path: str, topic: str | None, with_bytes: bool, given: Given) -> None
             (
                 row["topic"],
                 row["kind"],
-                format_time(row["first_stored"]),
-                format_time(row["last_stored"]),
+                format_time(row["first_store_timestamp"]),
+                format_time(row["last_store_timestamp"]),
                 row["queue_id"],
                 row["min_queue_offset"],
                 row["max_queue_offset"],
                 row["messages"],
                 row["files"],
-                *([format_size(row["bytes"])] if with_bytes else []),
+                *([format_size(row["size"])] if with_bytes else []),
             )
             for row in rows
         ],
@@ -146,11 +152,11 @@ def _queue_object(store: MessageStore, queue: AnyConsumeQueue, with_bytes: bool)
         "max_queue_offset": high,
         "messages": high - low,
         "files": len(queue.queue),
-        "first_stored": None if first is None else _time_at(store, first.phy_offset),
-        "last_stored": None if last is None else _time_at(store, last.phy_offset),
+        "first_store_timestamp": None if first is None else _time_at(store, first.phy_offset),
+        "last_store_timestamp": None if last is None else _time_at(store, last.phy_offset),
     }
     if with_bytes:
-        value["bytes"] = _bytes(queue, low, high)
+        value["size"] = _bytes(queue, low, high)
     return value
 
 

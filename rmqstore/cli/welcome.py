@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import textwrap
 
 import click
 
 from rmqstore._version import __version__
-from rmqstore.cli.paths import is_store
 
 
 def welcome(context: click.Context) -> str:
     """str: a page for somebody who knows no command yet."""
     here = "."
     if not os.path.isdir("commitlog"):
-        below = sorted(
-            name
-            for name in ("store", *os.listdir("."))
-            if is_store(name) and os.path.isdir(os.path.join(name, "commitlog"))
-        )
+        # The name that a broker's own store has comes first.
+        names: list[str] = []
+        with contextlib.suppress(OSError):
+            names = sorted(os.listdir("."), key=lambda name: (name != "store", name))
+        below = [name for name in names if os.path.isdir(os.path.join(name, "commitlog"))]
         here = below[0] if below else ""
     # A name that a shell would take apart stands for itself in no line that is to be copied.
     if here and not all(char.isalnum() or char in "._-/" for char in here):
         here = ""
     path = here or "PATH"
-    names = context.command.list_commands(context) if isinstance(context.command, click.Group) else []
+    commands = context.command.list_commands(context) if isinstance(context.command, click.Group) else []
     lines = [
         f"rmqstore {__version__}: look into, check and mend the on-disk store of Apache RocketMQ.",
         "",
@@ -44,7 +44,7 @@ def welcome(context: click.Context) -> str:
         f"  rmqstore demo {'':<22} no store at hand? This brings one along",
         "",
         "Commands:",
-        textwrap.fill(" ".join(names), 100, initial_indent="  ", subsequent_indent="  "),
+        textwrap.fill(" ".join(commands), 100, initial_indent="  ", subsequent_indent="  "),
         "",
         "rmqstore --help says more about them, rmqstore COMMAND --help everything about one, with examples.",
     ]

@@ -1,4 +1,4 @@
-"""`rmqstore tail -f` beside a real broker: every message it acknowledges is shown once, through a kill -9 and the start after it."""
+"""`rmqstore tail -f` beside a real broker: each acknowledged message is shown once, through a kill -9 and a new start."""
 
 from __future__ import annotations
 
