@@ -64,6 +64,7 @@ __all__ = [
     "ExportReport",
     "OutputFile",
     "Selection",
+    "check_outside",
     "export",
     "format_of",
 ]
@@ -197,11 +198,17 @@ class _Chosen:
             and self.low <= message.store_timestamp <= self.high
             and (selection.begin_phy_offset is None or message.phy_offset >= selection.begin_phy_offset)
             and (selection.end_phy_offset is None or message.phy_offset < selection.end_phy_offset)
-            and (selection.begin_queue_offset is None or message.queue_offset >= selection.begin_queue_offset)
+            and (selection.begin_queue_offset is None or _queue_end(message) > selection.begin_queue_offset)
             and (selection.end_queue_offset is None or message.queue_offset < selection.end_queue_offset)
             and (self.tags is None or message.tags in self.tags)
             and (not self.keys or message.unique_key in self.keys or not self.keys.isdisjoint(message.keys))
         )
+
+
+def _queue_end(message: MessageExt) -> int:
+    # An inner batch has the places of all its messages.
+    text = message.properties.get("INNER_NUM", "") if message.is_inner_batch else ""
+    return message.queue_offset + (max(int(text), 1) if text.isascii() and text.isdigit() and len(text) < 10 else 1)
 
 
 # ------------------------------------------------------------------------------------------------------------------ damage
@@ -576,6 +583,19 @@ class OutputFile:
     def _discard(self, file: IO[bytes]) -> None:
         with contextlib.suppress(OSError):
             os.unlink(self._part)
+
+
+def check_outside(output: str | os.PathLike[str], root: str | os.PathLike[str]) -> None:
+    """Refuse an output that lies in a store: whoever only reads one leaves nothing in it.
+
+    Raises
+    ------
+    StoreError
+        It does.
+    """
+    inside, store = os.path.realpath(os.fspath(output)), os.path.realpath(os.fspath(root))
+    if os.path.commonpath([inside, store]) == store:
+        raise StoreError("the output lies in the store; give a place outside of it", os.fspath(output))
 
 
 class _Folder:
@@ -982,6 +1002,8 @@ def export(
     names, form, compression = _checked(format, columns, body, corrupt, compression or told_compression)
     if format in ("arrow", "parquet"):
         import_pyarrow()
+    if is_path:
+        check_outside(target, path)
     with contextlib.ExitStack() as stack:
         # That the output cannot be written is said before anything is read.
         folder = None
