@@ -78,7 +78,7 @@ def test_every_hostile_topic_has_its_queue(hostile, hostile_console):
         assert answer.status == 200, (topic, answer.status, answer.body[:300])
         assert not answer_faults(answer), topic
         found = hostile_console.get("/api/messages?" + urlencode({"topic": topic}))
-        assert (found.status == 200 and topic in found.text) or "\\u" in found.text, topic
+        assert found.status == 200 and topic in {row["topic"] for row in found.json()["messages"]}, topic
         # What can be seen is shown as it is.
         if topic.isprintable() and len(topic) < 60:
             assert topic in shown.text, topic
@@ -119,7 +119,6 @@ def test_no_body_is_changed_by_a_download(hostile, hostile_console):
 
 def test_huge_bodies_cost_a_bounded_amount(hostile, hostile_console):
     names = ("body-huge-html", "body-huge-line", "body-bomb", "body-json-deep")
-    before = hostile_console.anonymous_memory()
     failures: list[str] = []
 
     def look(name: str) -> None:
@@ -131,17 +130,23 @@ def test_huge_bodies_cost_a_bounded_amount(hostile, hostile_console):
             ask(link, "/messages?topic=Bodies")
         link.close()
 
-    with MemoryWatch(hostile_console) as memory:
-        threads = [threading.Thread(target=look, args=(name,)) for name in names * 4]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
-            assert not thread.is_alive()
+    def peak() -> int:
+        with MemoryWatch(hostile_console) as memory:
+            threads = [threading.Thread(target=look, args=(name,)) for name in names * 4]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(120)
+                assert not thread.is_alive()
+        return max(memory.samples)
+
+    before = hostile_console.anonymous_memory()
+    first = peak()
+    again = peak()
     assert not failures, failures
-    assert max(memory.samples) - before < 400 << 20
-    # And what was needed is given back, but for what an allocator keeps.
-    assert memory.samples[-1] - before < 200 << 20
+    assert first - before < 400 << 20, [number >> 20 for number in (before, first, again)]
+    # An allocator keeps what it had; asking again must not take as much once more.
+    assert again - first < 100 << 20, [number >> 20 for number in (before, first, again)]
 
 
 def test_consumer_groups_are_text(hostile_console):
@@ -192,9 +197,8 @@ def test_the_log_of_the_server_stays_printable(hostile, hostile_console):
 
 def hostile_targets(hostile) -> list[tuple[str, str]]:
     names = (
-        "body-html", "body-huge-html", "body-huge-line", "body-bomb", "body-json-script", "body-json-surrogate", "body-control",
-        "body-not-text", "body-not-compressed", "number-born-max", "number-born-min", "text-0", "text-1", "text-2", "text-7",
-        "text-9", "many-properties", "long-property",
+        "body-html", "body-huge-html", "body-huge-line", "body-json-script", "body-json-surrogate", "body-control",
+        "body-not-compressed", "number-born-max", "text-0", "text-1", "text-2", "text-7", "many-properties", "long-property",
     )  # fmt: skip
     targets = [(name, f"/message/{hostile.offsets[name]}") for name in names]
     targets += [(f"topic {topic}", f"/queues/{quoted(topic)}/0") for topic in hostile_store.SCRIPTS[:5]]
@@ -431,6 +435,24 @@ def test_another_geometry_at_the_same_place(living, start_console):
     with MessageStore.open(living, config=other) as store:
         put(store, 5000, 100)
     eventually(lambda: server.get(key_page(5042)), has(5042))
+    _, faults = walk(server, limit=60)
+    assert not faults, faults[:5]
+
+
+def test_a_store_that_is_looked_at_while_it_is_made(living, start_console):
+    """Its folders are there before its files, which then do not have the sizes that were assumed."""
+    young = living.with_name("young")
+    for folder in ("commitlog", "consumequeue", "index"):
+        (young / folder).mkdir(parents=True)
+    server = start_console(young)
+    for target in ("/", key_page(5), "/messages?topic=Orders", "/index", "/queues/Orders/0"):
+        assert server.get(target).status in (200, 404, 503)
+    for folder in ("commitlog", "consumequeue", "index"):
+        for path in sorted((living / folder).iterdir()):
+            path.rename(young / folder / path.name)
+            server.get("/")
+            server.get(key_page(5))
+    eventually(lambda: server.get(key_page(5)), has(5))
     _, faults = walk(server, limit=60)
     assert not faults, faults[:5]
 
