@@ -18,6 +18,7 @@ import datetime
 import fcntl
 import gzip
 import heapq
+import io
 import json
 import os
 import shutil
@@ -63,6 +64,7 @@ __all__ = [
     "ExportReport",
     "OutputFile",
     "Selection",
+    "check_outside",
     "export",
     "format_of",
 ]
@@ -97,6 +99,8 @@ _COMPRESSED_ENDINGS = {".gz": "gzip", ".zst": "zstd"}
 _BODIES = ("body", "body_stored")
 # A CRC covers the body, so it is looked at where a body or a word about it is asked for.
 _JUDGED = frozenset({*_BODIES, "corrupt"})
+# Columns whose name differs from that of a message's attribute.
+_ATTRIBUTES = {"size": "store_size"}
 # SysFlag.COMPRESSED and the bits of the kinds of compression.
 _COMPRESSION_BITS = 0x701
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
@@ -109,6 +113,7 @@ _GROUP_BYTES = 64 << 20
 # Files in one folder of single bodies.
 _FOLDER_FILES = 10_000
 _HOUR = 3_600_000
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 # What a clock may have gone back by, in ms, where segments are passed over because of their times.
 _CLOCK_STEP = _HOUR
 _INT64_MAX = 2**63 - 1
@@ -193,11 +198,17 @@ class _Chosen:
             and self.low <= message.store_timestamp <= self.high
             and (selection.begin_phy_offset is None or message.phy_offset >= selection.begin_phy_offset)
             and (selection.end_phy_offset is None or message.phy_offset < selection.end_phy_offset)
-            and (selection.begin_queue_offset is None or message.queue_offset >= selection.begin_queue_offset)
+            and (selection.begin_queue_offset is None or _queue_end(message) > selection.begin_queue_offset)
             and (selection.end_queue_offset is None or message.queue_offset < selection.end_queue_offset)
             and (self.tags is None or message.tags in self.tags)
             and (not self.keys or message.unique_key in self.keys or not self.keys.isdisjoint(message.keys))
         )
+
+
+def _queue_end(message: MessageExt) -> int:
+    # An inner batch has the places of all its messages.
+    text = message.properties.get("INNER_NUM", "") if message.is_inner_batch else ""
+    return message.queue_offset + (max(int(text), 1) if text.isascii() and text.isdigit() and len(text) < 10 else 1)
 
 
 # ------------------------------------------------------------------------------------------------------------------ damage
@@ -574,6 +585,19 @@ class OutputFile:
             os.unlink(self._part)
 
 
+def check_outside(output: str | os.PathLike[str], root: str | os.PathLike[str]) -> None:
+    """Refuse an output that lies in a store: whoever only reads one leaves nothing in it.
+
+    Raises
+    ------
+    StoreError
+        It does.
+    """
+    inside, store = os.path.realpath(os.fspath(output)), os.path.realpath(os.fspath(root))
+    if os.path.commonpath([inside, store]) == store:
+        raise StoreError("the output lies in the store; give a place outside of it", os.fspath(output))
+
+
 class _Folder:
     """A folder that has its name only when it is complete, as `OutputFile`; never replaced."""
 
@@ -671,12 +695,8 @@ def message_row(message: MessageExt, columns: Sequence[str], form: str) -> dict[
         if name in _BODIES:
             raw = _body(message, name)
             row[name], row[f"{name}_encoding"] = (None, None) if raw is None else _coded(raw, form)
-        elif name == "size":
-            row[name] = message.store_size
-        elif name == "properties":
-            row[name] = dict(message.properties)
         else:
-            row[name] = getattr(message, name)
+            row[name] = getattr(message, _ATTRIBUTES.get(name, name))
     return row
 
 
@@ -694,7 +714,7 @@ def _visible(text: str) -> str:
 
 
 def _json_bytes(row: dict[str, Any], shown: bool = False) -> bytes:
-    text = json.dumps(row, ensure_ascii=False, separators=(",", ":"))
+    text = _encode(row)
     return (_visible(text) if shown else text).encode("utf-8", "backslashreplace") + b"\n"
 
 
@@ -745,12 +765,14 @@ class _Csv:
 
 
 def _cell(name: str, value: Any) -> str:
+    if type(value) is str:
+        return value
     if value is None:
         return ""
     if name == "keys":
         return " ".join(value)
     if name == "properties":
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+        return _encode(value)
     if name in _TIMES:
         return iso_time(value)
     if isinstance(value, bool):
@@ -785,6 +807,22 @@ class _Files:
         self.manifest.flush()
         os.fsync(self.manifest.fileno())
         self.manifest.close()
+
+
+class _Sink(io.RawIOBase):
+    """What pyarrow writes to.  Its writers end a file properly even when they are thrown away; then nothing goes on."""
+
+    def __init__(self, file: IO[bytes]):
+        self.file: IO[bytes] | None = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return len(memoryview(data).cast("B")) if self.file is None else self.file.write(data)
+
+    def abandon(self) -> None:
+        self.file = None
 
 
 class _ArrowFile:
@@ -964,6 +1002,8 @@ def export(
     names, form, compression = _checked(format, columns, body, corrupt, compression or told_compression)
     if format in ("arrow", "parquet"):
         import_pyarrow()
+    if is_path:
+        check_outside(target, path)
     with contextlib.ExitStack() as stack:
         # That the output cannot be written is said before anything is read.
         folder = None
@@ -992,7 +1032,9 @@ def export(
             elif format == "csv":
                 writer = _Csv(packed, names, form, shown)
             else:
-                writer = _ArrowFile(packed, format, names, form, compression, is_path and file.seekable())
+                sink = _Sink(packed)
+                stack.callback(sink.abandon)
+                writer = _ArrowFile(sink, format, names, form, compression, is_path and file.seekable())
         number = 0
         if format in ("arrow", "parquet"):
             for batch in _batches(source, names):

@@ -61,7 +61,7 @@ _TIMES = ("born_timestamp", "store_timestamp")
 _NUMBERS = ("queue_id", "flag", "sys_flag", "reconsume_times", "prepared_transaction_offset")
 # Which property holds a column.
 _PROPERTIES = {"keys": "KEYS", "tags": "TAGS"}
-_ROW = re.compile(r"row ([0-9]+): (.*)", re.DOTALL)
+_ROW = re.compile(r"row ([0-9]+):? (.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -457,10 +457,12 @@ def _arrow_chunks(input: _Input) -> Iterator[_Chunk]:
                 numbers = range(first + start, first + start + part.num_rows)
                 yield _Chunk(pa.Table.from_batches([part]), input.name, "row", numbers)
             first += batch.num_rows
-    except pa.ArrowException as error:
-        raise StoreError(
-            f"this cannot be read as a file of {input.format}: {str(error).splitlines()[0]}", input.name
-        ) from None
+    except (pa.ArrowException, OSError) as error:
+        # Arrow says of damage what it says of a disk; only the system has numbers for its errors.
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        what = (str(error).splitlines() or [type(error).__name__])[0]
+        raise StoreError(f"this cannot be read as a file of {input.format}: {what}", input.name) from None
 
 
 def _arrow_batches(pa: Any, input: _Input) -> Iterator[pa.RecordBatch]:
@@ -672,8 +674,8 @@ class _Import:
 
     def into_new(self, root: str, config: StoreConfig) -> ImportReport:
         """Into a store that is not there: all or nothing, in one pass."""
-        root = os.path.realpath(root)
-        where, name = os.path.split(root)
+        target = os.path.realpath(root)
+        where, name = os.path.split(target)
         os.makedirs(where, exist_ok=True)
         part = tempfile.mkdtemp(".part", name + ".", where)
         try:
@@ -685,7 +687,7 @@ class _Import:
                     self.put += len(self.each(chunk, store.put_table))
                 first, end = store.commit_log.min_offset, store.commit_log.max_offset
             # An empty folder may be replaced, nothing else is.
-            os.rename(part, root)
+            os.rename(part, target)
             fsync_directory(where)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)

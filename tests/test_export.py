@@ -543,6 +543,34 @@ def test_a_link_stays_and_a_directory_is_refused(tmp_path):
     assert run(tmp_path / "s", "-O", tmp_path / "no" / "such" / "a.jsonl").exit_code == 3
 
 
+def test_nothing_is_written_into_the_store(golden_copy, tmp_path):
+    root = golden_copy("broker")
+    before = golden.tree(root)
+    os.symlink(root / "config", tmp_path / "link")
+    for output in (root / "a.jsonl", root / "commitlog" / "a.jsonl", tmp_path / "link" / "a.jsonl", root):
+        result = run(root, "-O", output, "--format", "jsonl")
+        assert (result.exit_code, "lies in the store" in result.stderr) == (3, True)
+    assert run(root, "-O", root / "bodies", "--format", "files").exit_code == 3
+    pytest.importorskip("prometheus_client")
+    assert CliRunner().invoke(main, ["metrics", str(root), "-O", str(root / "a.prom")]).exit_code == 3
+    assert golden.tree(root) == before
+
+
+def test_a_range_of_queue_offsets_within_a_batch(tmp_path):
+    config = StoreConfig(**SMALL)
+    with MessageStore.open(tmp_path / "s", config=config) as store:
+        for number in (3, 5):
+            inner = Message("B", b"x" * 10, keys=["K"], properties={"INNER_NUM": str(number)}, sys_flag=0x80)
+            store.put_message(inner)
+    for begin, end, want in [(0, 1, [0]), (2, 3, [0]), (3, 4, [3]), (2, 4, [0, 3]), (7, 99, [3]), (8, 9, [])]:
+        for name in ("a.jsonl", "a.arrow"):
+            selection = Selection(topics=("B",), begin_queue_offset=begin, end_queue_offset=end)
+            export(tmp_path / "s", tmp_path / name, selection, columns=["queue_offset"], config=config, force=True)
+        assert [row["queue_offset"] for row in rows_of(tmp_path / "a.jsonl")] == want
+        table = pa.ipc.open_file(tmp_path / "a.arrow").read_all()
+        assert table.column("queue_offset").to_pylist() == want
+
+
 def test_two_writers_of_one_output(tmp_path):
     with OutputFile(tmp_path / "a") as file:
         file.write(b"first")

@@ -13,7 +13,7 @@ from rmqstore.cli.options import Given, store_options
 from rmqstore.cli.terminal import Printer, note
 from rmqstore.config import parse_java_properties
 from rmqstore.errors import StoreError
-from rmqstore.export import OutputFile
+from rmqstore.export import OutputFile, check_outside
 from rmqstore.metrics import Findings, text
 
 
@@ -49,6 +49,8 @@ def metrics_command(
     """
     if findings_file is not None and len(paths) > 1:
         raise click.UsageError("--findings belongs to one store: give one PATH")
+    for path in paths if output != "-" else ():
+        check_outside(output, path)
     names = _names_of(given.config_file)
     labels = {
         "cluster": names.get("brokerClusterName", "") if cluster is None else cluster,

@@ -123,7 +123,7 @@ def export_command(
             topics, queue_ids, tags, keys, begin, end, from_offset, to_offset, from_queue_offset, to_queue_offset
         )
         # The bar would stand among the lines.
-        with Progress("exporting") if not shown else _NoProgress() as progress:
+        with Progress("exporting", "bytes") if not shown else _NoProgress() as progress:
             report = export(
                 path,
                 sys.stdout.buffer if to_stdout else output,
@@ -240,7 +240,7 @@ def import_command(
             note(f"the first {number} messages, up to {place}, are in the store")
 
     try:
-        with Progress("importing") as progress:
+        with Progress("importing", "bytes") as progress:
             report = import_files(
                 path,
                 files,
