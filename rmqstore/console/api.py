@@ -279,10 +279,10 @@ class Api:
     def addresses() -> list[tuple[str, str, str]]:
         """(path of the route, method of this class, HTTP method) of every operation."""
         paths = {
-            "/api/queues/{topic}/{queue_id}": "/api/queues/{place:path}",
+            "/api/queues/{topic}/{queue_id}": "/api/queues/{place:rest}",
             "/api/message/{phy_offset}": "/api/message/{phy_offset:place}",
             "/api/rabbitmq/{number}": "/api/rabbitmq/{number:place}",
-            "/api/rabbitmq/{number}/queues/{name}": "/api/rabbitmq/{number:place}/queues/{name:path}",
+            "/api/rabbitmq/{number}/queues/{name}": "/api/rabbitmq/{number:place}/queues/{name:rest}",
         }
         return [(paths.get(each.path, each.path), each.name, each.method) for each in _OPERATIONS]
 

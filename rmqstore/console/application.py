@@ -36,7 +36,20 @@ class _PlaceConvertor(Convertor[int]):
         return str(value)
 
 
+class _RestConvertor(Convertor[str]):
+    """The rest of the address, whatever is in it: a folder's name may hold a line break."""
+
+    regex = r"[\s\S]+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
 register_url_convertor("place", _PlaceConvertor())
+register_url_convertor("rest", _RestConvertor())
 
 
 def app(
@@ -124,6 +137,11 @@ def app(
         ],
         exception_handlers={404: error_page, 405: error_page},
     )
+    # For the pages of errors, which no store's page answers.
+    made.state.stores = {
+        f"/stores/{number}" if len(consoles) > 1 else "": (console.path, bool(places))
+        for number, console in enumerate(consoles)
+    }
     entrance.gate = Gate(
         made, token=token, allowed_hosts=(), realm="\n".join(os.path.abspath(console.path) for console in consoles)
     )
@@ -135,7 +153,7 @@ def _routes(console: Console) -> list[BaseRoute]:
     return [
         Route("/", pages.overview),
         Route("/queues", pages.queues),
-        Route("/queues/{place:path}", pages.queue),
+        Route("/queues/{place:rest}", pages.queue),
         Route("/messages", pages.messages),
         Route("/message/{phy_offset:place}", pages.message),
         Route("/message/{phy_offset:place}/body", pages.body),
@@ -148,7 +166,7 @@ def _routes(console: Console) -> list[BaseRoute]:
         Route("/verify/stop", pages.verify_stop, methods=["POST"]),
         Route("/rabbitmq", pages.rabbitmq),
         Route("/rabbitmq/{number:place}", pages.rabbitmq_vhost),
-        Route("/rabbitmq/{number:place}/queues/{name:path}", pages.rabbitmq_queue),
+        Route("/rabbitmq/{number:place}/queues/{name:rest}", pages.rabbitmq_queue),
         Route("/metrics", pages.metrics),
         *(Route(path, getattr(api, name), methods=[method]) for path, name, method in api.addresses()),
     ]

@@ -13,13 +13,14 @@ import time
 from collections.abc import Iterator
 
 from rmqstore.config import StoreConfig
-from rmqstore.errors import OffsetOutOfRangeError, StoreChangedError, StoreClosedError, StoreError
+from rmqstore.errors import GeometryError, StoreChangedError, StoreClosedError, StoreError
 from rmqstore.message_store import MessageStore
 
 __all__ = ["FollowedStore", "StoreGoneError"]
 
 # So often (seconds) an open store takes in what its writer did.
 _REFRESH_INTERVAL = 0.5
+_REFRESH_SHARE = 10
 _PARTS = ("commitlog", "consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
 
 _Identity = tuple[tuple[int, int] | None, ...]
@@ -37,7 +38,7 @@ class _Held:
         self.identity = identity
         self.users = 0
         self.retired = False
-        self.looked_at = time.monotonic()
+        self.look_again_at = time.monotonic() + _REFRESH_INTERVAL
 
 
 class FollowedStore:
@@ -89,6 +90,12 @@ class FollowedStore:
             held.users += 1
         try:
             yield held.store
+        except (GeometryError, StoreChangedError, StoreClosedError):
+            # What was taken for its geometry may have been that of a store in the making; the next request opens it anew.
+            with self._lock:
+                if self._held is held:
+                    self._retire()
+            raise
         finally:
             with self._lock:
                 held.users -= 1
@@ -98,14 +105,17 @@ class FollowedStore:
         identity = self._identity()
         held = self._held
         if held is not None and held.identity == identity:
-            if time.monotonic() - held.looked_at < _REFRESH_INTERVAL:
+            begun = time.monotonic()
+            if begun < held.look_again_at:
                 return held
             try:
                 held.store.refresh()
-                held.looked_at = time.monotonic()
+                ended = time.monotonic()
+                # Tens of thousands of queues take a while to look at; most of the time is for answers.
+                held.look_again_at = ended + max(_REFRESH_INTERVAL, _REFRESH_SHARE * (ended - begun))
                 return held
-            except (StoreChangedError, StoreClosedError, OffsetOutOfRangeError, FileNotFoundError):
-                # Its writer cut or replaced files: what is known of it stands no longer.
+            except (StoreError, OSError):
+                # Its writer cut or replaced files, or was still making them: what is known of it stands no longer.
                 identity = self._identity()
         if held is not None and held.identity[1] is not None and identity[1] is None:
             raise StoreGoneError(

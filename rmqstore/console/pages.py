@@ -7,6 +7,7 @@ gets into a page only through a template that escapes it, with control and bidir
 from __future__ import annotations
 
 import codecs
+import contextlib
 import importlib
 import json
 import logging
@@ -14,6 +15,7 @@ import math
 import os
 import re
 import threading
+import time
 import urllib.parse
 from collections.abc import Callable, Sequence
 from functools import cache, wraps
@@ -29,13 +31,13 @@ from starlette.types import Receive, Scope, Send
 
 from rmqstore._version import __version__
 from rmqstore.config import StoreConfig
-from rmqstore.console.anatomy import hex_lines
+from rmqstore.console.anatomy import file_name, hex_lines
 from rmqstore.console.answers import LARGE_BODY, Answers, BadQueryError, NotFoundError, json_text
 from rmqstore.console.followed_store import FollowedStore, StoreGoneError
 from rmqstore.console.gate import Gate
 from rmqstore.console.rabbitmq_answers import RabbitmqAnswers
 from rmqstore.console.verify_run import VerifyRun
-from rmqstore.errors import StoreError
+from rmqstore.errors import GeometryError, StoreError
 from rmqstore.texts import escape, format_size, format_time, parse_time
 
 __all__ = ["Console", "Entrance", "Pages", "error_page", "refused_page"]
@@ -48,6 +50,9 @@ _JSON_SHOWN = 512 * 1024
 _LIST_SHOWN = 200
 _LARGEST_LOGIN = 4096
 _DOWNLOADS_AT_ONCE = 4
+_METRICS_KEPT = 1.0
+# What a verify run goes by and the files do not always tell; the command line notes the same.
+_TOLD_BY_NO_FILE = ("message_delay_level", "index_tags")
 KEY_TYPES = {"": None, "any": None, "unique": "U", "key": "K", "tag": "T"}
 _STATIC_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 
@@ -120,7 +125,11 @@ def _error(scope: Scope, status: int, title: str, text: str) -> Response:
     path = scope["path"].removeprefix(scope.get("root_path", ""))
     if path.startswith(("/api/", "/metrics", "/healthz")):
         return JSONResponse({"error": text, "status": status}, status)
-    return _render(scope, "error.html", status, title=title, text=text)
+    shown: dict[str, Any] = {"title": title, "text": text}
+    known = getattr(scope["app"].state, "stores", {}).get(scope.get("root_path", ""))
+    if known is not None:
+        shown |= {"store_path": known[0], "with_rabbitmq": known[1]}
+    return _render(scope, "error.html", status, **shown)
 
 
 def refused_page(scope: Scope, path: str) -> Response:
@@ -160,7 +169,10 @@ def answering(endpoint: _Endpoint) -> _Endpoint:
             response.headers["Retry-After"] = "5"
             return response
         except (StoreError, OSError) as error:
-            response = _error(scope, 503, "The store cannot be read now", str(error))
+            text = str(error)
+            if isinstance(error, GeometryError):
+                text += ". Options are given to rmqstore serve as -o NAME=VALUE, or with --config broker.conf."
+            response = _error(scope, 503, "The store cannot be read now", text)
             response.headers["Retry-After"] = "2"
             return response
         except Exception:
@@ -232,6 +244,22 @@ def place_of(request: Request) -> int:
 # ------------------------------------------------------------------------------------------------------------- the pages
 
 
+def metrics_text(path: str, config: StoreConfig | None, run: VerifyRun) -> bytes:
+    """bytes: the metrics of the store at `path`; those of findings if a run was finished.
+
+    Raises
+    ------
+    StoreError
+        A library is missing, or the store cannot be read.
+    """
+    # Loaded when it is asked for: the other pages do without its library.
+    metrics = importlib.import_module("rmqstore.metrics")
+    last = run.last_finished()
+    findings = None if last is None else metrics.Findings(last[0], last[1])
+    text: bytes = metrics.text(path, config, findings=findings)
+    return text
+
+
 class Console:
     """What pages and API of one store share."""
 
@@ -243,6 +271,7 @@ class Console:
         self.verify_run = VerifyRun(path, config)
         self.rabbitmq = RabbitmqAnswers(rabbitmq)
         self._metrics_lock = threading.Lock()
+        self._metrics: tuple[float, bytes] | None = None
         self._downloads = threading.BoundedSemaphore(_DOWNLOADS_AT_ONCE)
 
     def download(self, data: bytes, name: str) -> Response:
@@ -260,14 +289,14 @@ class Console:
         return _Download(data, name, self._downloads.release)
 
     def metrics(self) -> bytes:
-        """bytes: the store's metrics as Prometheus reads them; one at a time."""
-        try:
-            metrics = importlib.import_module("rmqstore.metrics")
-        except ImportError as error:
-            raise StoreError(f"metrics need {error.name}: install it with pip install 'rmqstore[console]'") from None
+        """bytes: the store's metrics as Prometheus reads them, with what the last verify run found."""
+        # One at a time, and what was just made serves those that waited.
         with self._metrics_lock:
-            text: bytes = metrics.text(self.path, self.config)
-            return text
+            made = self._metrics
+            if made is None or time.monotonic() - made[0] > _METRICS_KEPT:
+                made = time.monotonic(), metrics_text(self.path, self.config, self.verify_run)
+                self._metrics = made
+            return made[1]
 
     def close(self) -> None:
         """End a verify run and let the store go."""
@@ -480,9 +509,14 @@ class Pages:
     def verify(self, request: Request) -> Response:
         """The verify run and its findings."""
         first = some_number(request, "first", 0, 0, 10_000_000)
-        return self._page(
-            request, "verify.html", value=self._console.verify_run.status(first, _LIST_SHOWN), step=_LIST_SHOWN
-        )
+        status = self._console.verify_run.status(first, _LIST_SHOWN)
+        for finding in status["findings"]:
+            finding["path"] = file_name(finding["path"], self._console.path)
+        assumed: dict[str, Any] = {}
+        # A run goes on, and its findings stay, also while the store cannot be opened.
+        with contextlib.suppress(StoreError, OSError), self._console.store.use() as store:
+            assumed = {name: getattr(store.config, name) for name in _TOLD_BY_NO_FILE if name in store.config.assumed}
+        return self._page(request, "verify.html", value=status, step=_LIST_SHOWN, assumed=assumed)
 
     @answering
     def verify_start(self, request: Request) -> Response:
@@ -529,7 +563,7 @@ class Pages:
         """Prometheus's text format."""
         with self._console.store.use():
             text = self._console.metrics()
-        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(text, media_type=importlib.import_module("rmqstore.metrics").content_type())
 
 
 def now_ms() -> int:

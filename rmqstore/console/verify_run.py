@@ -47,6 +47,7 @@ class VerifyRun:
         self._ended: float | None = None
         self._findings: list[Finding] = []
         self._kinds: Counter[str] = Counter()
+        self._finished: tuple[dict[str, int], int] | None = None
 
     def start(self) -> bool:
         """Begin a run; False if one is going on."""
@@ -98,6 +99,13 @@ class VerifyRun:
         finally:
             with self._lock:
                 self._state, self._error, self._ended = state, error, time.time()
+                if state == "finished":
+                    self._finished = dict(self._kinds), int(self._ended * 1000)
+
+    def last_finished(self) -> tuple[dict[str, int], int] | None:
+        """(findings by kind, ms since epoch of the end) of the last run that went to its end; None if there was none."""
+        with self._lock:
+            return self._finished
 
     def status(self, first: int = 0, size: int = 200) -> dict[str, Any]:
         """dict: state ("idle", "running", "finished", "stopped", "failed"), progress in bytes of log, and findings."""

@@ -3,7 +3,16 @@
 
 (() => {
   const run = document.getElementById("run");
-  if (!run || run.dataset.state !== "running") {
+  if (!run) {
+    return;
+  }
+  const kept = "rmqstore-verify-focus";
+  if (window.sessionStorage.getItem(kept)) {
+    // Who stood on the button before the page was loaded anew stands there again.
+    window.sessionStorage.removeItem(kept);
+    run.querySelector("button")?.focus();
+  }
+  if (run.dataset.state !== "running") {
     return;
   }
   const size = (number) => {
@@ -32,6 +41,9 @@
       const status = await response.json();
       misses = 0;
       if (status.state !== "running") {
+        if (run.contains(document.activeElement)) {
+          window.sessionStorage.setItem(kept, "1");
+        }
         window.location.reload();
         return;
       }
