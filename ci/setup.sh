@@ -8,5 +8,6 @@ echo "compiler: $(${CC:-cc} --version | head -n 1)"
 make venv
 bash ci/java.sh
 bash ci/rabbitmq.sh
+bash ci/browser.sh
 .venv/bin/python --version
 .venv/bin/python -m pip list --format=freeze

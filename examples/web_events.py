@@ -240,7 +240,7 @@ def run(directory: Path, count: int) -> None:
     with MessageStore.open(directory, read_only=True) as store:
         assert store.message_by_id(ids[-1]).topic == TOPIC
     print(
-        f"{count} events in {len(answers)} requests and {state['batches']} batches, {count / seconds:,.0f} events/s over HTTP; all found"
+        f"{count} events, {len(answers)} requests, {state['batches']} batches, {count / seconds:,.0f} events/s over HTTP; all found"
     )
 
 

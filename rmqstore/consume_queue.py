@@ -516,11 +516,13 @@ class ConsumeQueue(_UnitQueue):
             self.ext = ConsumeQueueExt(root, topic, queue_id, config, pool, read_only=read_only)
 
     def load(self) -> None:
+        """As every queue does; the extension's files too."""
         super().load()
         if self.ext is not None:
             self.ext.load()
 
     def tidy(self) -> None:
+        """As every queue does; the extension's files too."""
         super().tidy()
         if self.ext is None:
             return
@@ -848,22 +850,26 @@ class ConsumeQueue(_UnitQueue):
         return low if boundary == "lower" else max(low - 1, start)
 
     def make_room(self, count: int) -> None:
+        """As every queue does, in the extension too."""
         super().make_room(count)
         if self.ext is not None and self.config.enable_consume_queue_ext:
             self.ext.make_room(count)
 
     def forget_prepared(self) -> None:
+        """As every queue does, in the extension too."""
         super().forget_prepared()
         if self.ext is not None:
             self.ext.queue.forget_prepared()
 
     def files(self) -> Iterator[MappedFile]:
+        """The queue's files, then those of the extension."""
         yield from super().files()
         if self.ext is not None:
             for base in self.ext.queue.offsets:
                 yield self.ext.queue.file(base)
 
     def delete_before(self, min_phy_offset: int) -> int:
+        """As every queue does; the extension goes as far as the units that point into it."""
         deleted = super().delete_before(min_phy_offset)
         if deleted and self.ext is not None:
             # The extension goes with the units that point into it.
@@ -874,10 +880,12 @@ class ConsumeQueue(_UnitQueue):
         return deleted
 
     def take_dirty(self, least_pages: int = 0) -> list[MappedFile]:
+        """As every queue does; the extension's files too."""
         files = super().take_dirty(least_pages)
         return files if self.ext is None else files + self.ext.queue.take_dirty()
 
     def close(self) -> None:
+        """As every queue does; the extension too."""
         super().close()
         if self.ext is not None:
             self.ext.queue.close()

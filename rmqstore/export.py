@@ -829,7 +829,7 @@ class _ArrowFile:
     """Record batches into an Arrow or Parquet file; Parquet's row groups are gathered."""
 
     def __init__(
-        self, file: IO[bytes], format: str, columns: Sequence[str], form: str, compression: str, seekable: bool
+        self, file: IO[bytes] | _Sink, format: str, columns: Sequence[str], form: str, compression: str, seekable: bool
     ):
         pa = self.pa = import_pyarrow()
         self.form = form

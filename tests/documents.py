@@ -15,6 +15,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,17 +103,24 @@ def with_paths_below(text: str, folder: Path) -> str:
 
 def run_shell(script: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a script in `folder`, stopping at the first command that fails; `rmqstore` and `python` are those under test."""
-    shell = f'rmqstore() {{ "{sys.executable}" -m rmqstore "$@"; }}\npython() {{ "{sys.executable}" "$@"; }}\nset -eo pipefail\n'
-    return subprocess.run(
-        ["bash", "-c", shell + with_paths_below(script, folder)],
-        cwd=folder,
-        env={**os.environ, "TZ": "UTC", "PYTHONIOENCODING": "utf-8", "COLUMNS": "200", **environment},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
+    with tempfile.TemporaryDirectory() as programs:
+        # Programs, not functions of the shell: what a script starts in the background is then what it kills.
+        for name, arguments in (("rmqstore", "-m rmqstore"), ("python", "")):
+            program = Path(programs, name)
+            program.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n', encoding="utf-8")
+            program.chmod(0o755)
+        path = programs + os.pathsep + os.environ.get("PATH", os.defpath)
+        return subprocess.run(
+            ["bash", "-eo", "pipefail", "-c", with_paths_below(script, folder)],
+            cwd=folder,
+            env={**os.environ, "TZ": "UTC", "PYTHONIOENCODING": "utf-8", "COLUMNS": "200", **environment, "PATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=240,
+            check=False,
+        )
 
 
 def run_python(path: Path, fences: list[Fence], folder: Path, names: dict[str, object]) -> dict[str, object]:

@@ -33,6 +33,7 @@ def about_topic(store: MessageStore, topic: str) -> str:
 
 
 def message_object(message: MessageExt, body: str) -> dict[str, Any]:
+    """What ``--json`` prints of a message; `body` is "text", "hex" or "none"."""
     value = message.to_dict()
     if body == "none":
         del value["body"], value["body_encoding"]
@@ -60,6 +61,7 @@ def message_line(message: MessageExt) -> str:
 
 
 def print_message(printer: Printer, message: MessageExt, body: str) -> None:
+    """Print a message as a line with its body below, or as an object."""
     if printer.as_json:
         printer.json_line(message_object(message, body))
         return

@@ -93,6 +93,7 @@ def _config(path: str, config_file: str | None, options: Sequence[str]) -> Store
 
 
 def note_assumed(config: StoreConfig, names: Iterable[str]) -> None:
+    """Say on stderr which of the options `names` the store does not tell."""
     for name in names:
         if name in config.assumed:
             note(f"note: the store does not tell {name}; {getattr(config, name)!r} is assumed (give -o {name}=...)")
@@ -115,7 +116,7 @@ class Given:
         return _config(path, self.config_file, self.options)
 
     def open(self, path: str) -> MessageStore:
-        """MessageStore: that in `path`, read-only."""
+        """Open the store at `path` read-only with these options."""
         for _ in range(_TRIES):
             try:
                 return MessageStore.open(path, config=self.config(path), read_only=True)
