@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import importlib
 import logging
 import os
@@ -56,6 +57,9 @@ def of_error(error: Exception) -> CannotOpenError:
         )
     if isinstance(error, OSError) and error.filename is not None:
         return CannotOpenError(f"{error.strerror or type(error).__name__} [{os.fsdecode(error.filename)}]")
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        # Without a name it is most likely what the command prints.
+        return CannotOpenError("there is no space left for the output", "Make room, or send the output elsewhere.")
     return CannotOpenError(str(error))
 
 
@@ -120,6 +124,10 @@ class StoreGroup(click.Group):
             formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> Any:
+        for name in ("stdin", "stdout", "stderr"):
+            # A shell closed it (>&-). The descriptor is taken before a file of a store could get it.
+            if getattr(sys, name) is None:
+                setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))
         for stream in (sys.stdout, sys.stderr):
             # What the terminal's encoding lacks is escaped instead of failing half-way.
             with contextlib.suppress(AttributeError, ValueError):

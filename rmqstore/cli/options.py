@@ -16,6 +16,8 @@ from rmqstore.config import StoreConfig, parse_java_properties
 from rmqstore.errors import StoreError
 from rmqstore.message_store import MessageStore
 
+_TRIES = 3
+
 
 def _plain(name: str) -> str:
     return name.replace("_", "").lower()
@@ -115,6 +117,12 @@ class Given:
 
     def open(self, path: str) -> MessageStore:
         """Open the store at `path` read-only with these options."""
+        for _ in range(_TRIES):
+            try:
+                return MessageStore.open(path, config=self.config(path), read_only=True)
+            except FileNotFoundError:
+                # A broker deleted a file that was listed just before: retention.
+                continue
         return MessageStore.open(path, config=self.config(path), read_only=True)
 
 

@@ -40,6 +40,8 @@ _REMEMBERED = 4096
 _REMEMBERED_AT_FIRST = 256
 # Polls without progress before damage is looked for in front of a newer segment.
 _PATIENCE = 3
+# How often a file may be deleted under a read before that is an error.
+_TRIES = 3
 
 
 @click.command()
@@ -111,10 +113,13 @@ def tail(
             store = stack.enter_context(given.open(path))
             end = store.commit_log.max_offset
             shown = 0
+            # Read before anything is shown: what was shown is known to have been there then.
+            every = _Wanted(None, frozenset(), None, None)
+            before = _newest_of_moment(store, _REMEMBERED_AT_FIRST, end, every) if follow else []
             if begin is not None:
                 newest: Iterable[MessageExt] = _from_offset(store, begin, end, wanted)
             else:
-                newest = _newest(store, max_num, end, wanted)
+                newest = _newest_of_moment(store, max_num, end, wanted)
             for message in newest:
                 shown += 1
                 show(message)
@@ -124,7 +129,7 @@ def tail(
                 return
             if topic is not None and topic not in store.topics():
                 note(f"topic {topic} has no queue yet; waiting for its first message")
-            _Follower(path, given, store, stack, end).run(wanted, show, poll_interval)
+            _Follower(path, given, store, stack, end).run(before, wanted, show, poll_interval)
     except KeyboardInterrupt:
         # The usual end of following, of which nothing needs to be said.
         sys.stdout.flush()
@@ -186,6 +191,16 @@ def _from_offset(store: MessageStore, begin: int, end: int, wanted: _Wanted) -> 
     # Begins where a record is known to begin, so that the middle of one is not taken for damage.
     start = first if log.look_up(first) is not None else max(first - first % log.segment_size, log.min_offset)
     return (message for message in _messages(store, start, end, wanted) if message.phy_offset >= begin)
+
+
+def _newest_of_moment(store: MessageStore, max_num: int, end: int, wanted: _Wanted) -> list[MessageExt]:
+    """As `_newest`, also where retention deletes a file while it is being read."""
+    for _ in range(_TRIES):
+        try:
+            return _newest(store, max_num, end, wanted)
+        except (OffsetOutOfRangeError, FileNotFoundError):
+            store.refresh()
+    return _newest(store, max_num, end, wanted)
 
 
 def _newest(store: MessageStore, max_num: int, end: int, wanted: _Wanted) -> list[MessageExt]:
@@ -311,12 +326,12 @@ class _Follower:
     # (phy offset, size, store time) of records that were passed, the newest last.
     passed: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
     idle: int = 0
-    looked_behind: int = -1
 
-    def run(self, wanted: _Wanted, show: Callable[[MessageExt], None], interval: float) -> None:
-        """Show what comes, for ever."""
-        every = _Wanted(None, frozenset(), None, None)
-        for message in _newest_of_log(self.store, _REMEMBERED_AT_FIRST, self.position, every):
+    def run(
+        self, before: list[MessageExt], wanted: _Wanted, show: Callable[[MessageExt], None], interval: float
+    ) -> None:
+        """Show what comes behind the messages `before`, for ever."""
+        for message in before:
             self._remember(message)
         pause = _Pause()
         while True:
@@ -325,6 +340,10 @@ class _Follower:
             except StoreChangedError:
                 self._begin_anew()
                 continue
+            except (OffsetOutOfRangeError, FileNotFoundError):
+                # A file was deleted while it was looked at; the next look has the new list of files.
+                if not os.path.isdir(os.path.join(self.path, "commitlog")):
+                    self._say_gone()
             sys.stdout.flush()
             pause(interval)
 
@@ -333,11 +352,7 @@ class _Follower:
 
     def _look(self, wanted: _Wanted, show: Callable[[MessageExt], None]) -> None:
         log = self.store.commit_log
-        try:
-            log.refresh()
-        except OffsetOutOfRangeError:
-            # A file was deleted while it was looked at; the next look has the new list.
-            return
+        log.refresh()
         if not log.queue.offsets and (self.position or not os.path.isdir(os.path.join(self.path, "commitlog"))):
             self._say_gone()
         end = log.max_offset
@@ -367,15 +382,10 @@ class _Follower:
     def _look_behind_damage(self) -> None:
         # A writer that leaves a damaged stretch goes on in the next segment, which the end of the log does not reach.
         log = self.store.commit_log
-        newest = log.queue.offsets[-1] if log.queue.offsets else 0
-        if self.idle < _PATIENCE or newest <= self.position or newest == self.looked_behind:
-            return
-        end = log.find_end()
-        if end > log.max_offset:
-            log.set_end(end)
-            return
-        # The file that was made ready for what comes.
-        self.looked_behind = newest if self.idle > 50 * _PATIENCE else -1
+        newer = [base for base in log.queue.offsets if base > self.position]
+        # The file that was made ready for what comes is empty, and the end is looked for only where one is not.
+        if self.idle >= _PATIENCE and any(any(log.queue.file(base).region.read(0, 8)) for base in newer):
+            log.set_end(max(log.find_end(), log.max_offset))
 
     def _begin_anew(self) -> None:
         """Open the store again and go on behind the newest record that is still the one that was shown."""
@@ -387,18 +397,25 @@ class _Follower:
         position = None
         while self.passed and position is None:
             phy_offset, size, timestamp = self.passed[-1]
-            now = log.look_up(phy_offset) if log.min_offset <= phy_offset < log.max_offset else None
+            if phy_offset < log.min_offset:
+                break
+            now = log.look_up(phy_offset) if phy_offset < log.max_offset else None
             if now is not None and (now.store_size, now.store_timestamp) == (size, timestamp):
                 position = phy_offset + size
             else:
                 self.passed.pop()
-        if position is None:
+        if position is not None:
+            if position < self.position:
+                note(f"the log was cut at or behind phy offset {position} (its writer recovered it); going on there")
+        elif self.passed:
+            # The files of all that was shown are gone.
+            position = log.min_offset
+            note(f"phy offsets {self.position} to {position} were deleted before they were shown (retention)")
+        else:
             position = log.min_offset
             note(f"the store was replaced; going on with its first message, at phy offset {position}")
-        else:
-            note(f"the log was cut at or behind phy offset {position} (its writer recovered it); going on there")
         self.position = position
-        self.looked_behind, self.idle = -1, 0
+        self.idle = 0
 
     def _say_gone(self) -> None:
         raise CannotOpenError(
