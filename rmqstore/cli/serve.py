@@ -10,8 +10,8 @@ import click
 
 from rmqstore.cli.group import CannotOpenError
 from rmqstore.cli.options import Given, store_options
+from rmqstore.cli.paths import check_store_path
 from rmqstore.cli.terminal import Printer, escape, note
-from rmqstore.commit_log import check_store_root
 from rmqstore.errors import MissingDependencyError
 from rmqstore.rabbitmq import find_vhosts
 
@@ -77,7 +77,7 @@ def serve(
             f"--host {escape(host)} lets other machines in: give --token-file FILE (or --token), or leave --host at 127.0.0.1"
         )
     for path in paths:
-        check_store_root(path)
+        check_store_path(path)
     for path in rabbitmq:
         find_vhosts(path)
     # Options that were given hold for the whole run; otherwise the files tell anew whenever a store is opened.
