@@ -156,7 +156,7 @@ def test_output_that_cannot_be_written(broker, command):
     ran = subprocess.run(
         ["bash", "-c", shell], env=environment(), capture_output=True, text=True, timeout=60, check=True
     )
-    assert ran.stdout == "3\n" and "no space left for the output" in ran.stderr
+    assert ran.stdout == "3\n" and "No space left on device, where the output goes" in ran.stderr
     assert "Traceback" not in ran.stderr and "Exception ignored" not in ran.stderr
 
 

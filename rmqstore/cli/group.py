@@ -59,7 +59,7 @@ def of_error(error: Exception) -> CannotOpenError:
         return CannotOpenError(f"{error.strerror or type(error).__name__} [{os.fsdecode(error.filename)}]")
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         # Without a name it is most likely what the command prints.
-        return CannotOpenError("there is no space left for the output", "Make room, or send the output elsewhere.")
+        return CannotOpenError(f"{error.strerror}, where the output goes", "Make room, or send the output elsewhere.")
     return CannotOpenError(str(error))
 
 
