@@ -238,7 +238,8 @@ class _Damage:
         if self.mode == "fail":
             what = "the segment is missing" if verdict is None else f"no whole record begins here ({verdict.name})"
             raise CorruptionError(
-                f"{what}, phy offset {begin}; --corrupt skip passes over it, and rmqstore verify lists all that is wrong",
+                f"{what}, phy offset {begin}; corrupt='skip' (--corrupt skip) passes over it, and rmqstore verify lists "
+                "all that is wrong",
                 *self.where(begin),
             )
         self.stretches += 1
@@ -250,7 +251,8 @@ class _Damage:
             what = "does not agree with its CRC" if is_crc else "has a body that cannot be decompressed"
             kind = ChecksumError if is_crc else CorruptionError
             raise kind(
-                f"the record at phy offset {phy_offset} {what}; --corrupt skip leaves it out, --corrupt mark writes it as it is",
+                f"the record at phy offset {phy_offset} {what}; corrupt='skip' (--corrupt skip) leaves it out, 'mark' writes it "
+                "as it is",
                 *self.where(phy_offset),
             )
         self.records += 1
@@ -828,9 +830,7 @@ class _Sink(io.RawIOBase):
 class _ArrowFile:
     """Record batches into an Arrow or Parquet file; Parquet's row groups are gathered."""
 
-    def __init__(
-        self, file: IO[bytes] | _Sink, format: str, columns: Sequence[str], form: str, compression: str, seekable: bool
-    ):
+    def __init__(self, file: _Sink, format: str, columns: Sequence[str], form: str, compression: str, seekable: bool):
         pa = self.pa = import_pyarrow()
         self.form = form
         self.schema = _arrow_schema(pa, columns, form)
