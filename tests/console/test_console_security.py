@@ -48,7 +48,7 @@ def raw(server, request: bytes, limit=20) -> bytes:
     """Send bytes and return all that comes back until the server closes, or nothing more comes."""
     with socket.create_connection((server.host, server.port), timeout=limit) as link:
         link.sendall(request)
-        link.settimeout(3)
+        link.settimeout(1)
         received = b""
         try:
             while part := link.recv(65536):
