@@ -7,6 +7,7 @@ gets into a page only through a template that escapes it, with control and bidir
 from __future__ import annotations
 
 import codecs
+import contextlib
 import importlib
 import json
 import logging
@@ -30,7 +31,7 @@ from starlette.types import Receive, Scope, Send
 
 from rmqstore._version import __version__
 from rmqstore.config import StoreConfig
-from rmqstore.console.anatomy import hex_lines
+from rmqstore.console.anatomy import file_name, hex_lines
 from rmqstore.console.answers import LARGE_BODY, Answers, BadQueryError, NotFoundError, json_text
 from rmqstore.console.followed_store import FollowedStore, StoreGoneError
 from rmqstore.console.gate import Gate
@@ -50,6 +51,8 @@ _LIST_SHOWN = 200
 _LARGEST_LOGIN = 4096
 _DOWNLOADS_AT_ONCE = 4
 _METRICS_KEPT = 1.0
+# What a verify run goes by and the files do not always tell; the command line notes the same.
+_TOLD_BY_NO_FILE = ("message_delay_level", "index_tags")
 KEY_TYPES = {"": None, "any": None, "unique": "U", "key": "K", "tag": "T"}
 _STATIC_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 
@@ -506,9 +509,14 @@ class Pages:
     def verify(self, request: Request) -> Response:
         """The verify run and its findings."""
         first = some_number(request, "first", 0, 0, 10_000_000)
-        return self._page(
-            request, "verify.html", value=self._console.verify_run.status(first, _LIST_SHOWN), step=_LIST_SHOWN
-        )
+        status = self._console.verify_run.status(first, _LIST_SHOWN)
+        for finding in status["findings"]:
+            finding["path"] = file_name(finding["path"], self._console.path)
+        assumed: dict[str, Any] = {}
+        # A run goes on, and its findings stay, also while the store cannot be opened.
+        with contextlib.suppress(StoreError, OSError), self._console.store.use() as store:
+            assumed = {name: getattr(store.config, name) for name in _TOLD_BY_NO_FILE if name in store.config.assumed}
+        return self._page(request, "verify.html", value=status, step=_LIST_SHOWN, assumed=assumed)
 
     @answering
     def verify_start(self, request: Request) -> Response:

@@ -564,7 +564,9 @@ def test_a_verify_run_finds_what_verify_finds(golden_copy):
         (each.path, each.pos, each.kind) for each in wanted
     ]
     assert status["number"] == len(wanted) > 0
-    assert "bad_body_crc" in asker.page("/verify")
+    page = asker.page("/verify")
+    assert "bad_body_crc" in page and f"<code>commitlog/{'0' * 20}</code>" in page
+    assert "message_delay_level" in page, "what was assumed is said, as the command line does"
     assert asker.ask("POST", "/api/verify/stop", ORIGIN).status_code == 202
 
 
