@@ -21,7 +21,7 @@ ASV_MACHINE := $(BIN)/asv machine --yes --config asv_bench/asv.conf.json >/dev/n
 ASV_RUN := cd asv_bench && ../$(BIN)/asv run --python=same
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build demo test soak debug-test check lint typecheck fuzz instructions bench bench-full bench-peers bench-growth clean distclean
+.PHONY: help venv build demo docs test soak debug-test check lint typecheck fuzz instructions bench bench-full bench-peers bench-growth clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -70,6 +70,9 @@ typecheck: build ## mypy over the package
 
 check: lint typecheck ## ruff, mypy, and the tests that hold sources, stub and documents together
 	$(BIN)/python -m pytest tests/test_source.py tests/test_stub.py $(wildcard tests/test_*docs*.py tests/test_*readme*.py)
+
+docs: build ## the documents as a site, in build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 instructions: build ## machine instructions of the pinned kernels, compared with those committed; fails on 10 % more
 	bash ci/valgrind.sh

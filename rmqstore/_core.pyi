@@ -186,6 +186,8 @@ class IndexRegion:
     ) -> tuple[_Int64s, _Int64s]: ...
     def select_chain(self, key_hash: int, index: int = -1, max_num: int = 128) -> tuple[list[int], int]: ...
     def read_header(self) -> tuple[int, int, int, int, int, int]: ...
+    @property
+    def is_full(self) -> bool: ...
     def write_header(
         self,
         begin_timestamp: int,
@@ -363,6 +365,17 @@ class FileStream:
     def remember(self, region: Region, base: int, offsets: list[int]) -> None: ...
     def recent(self, offset: int) -> tuple[Region, int, int, int] | None: ...
     def read_recent(self, phy_offset: int, kind: type[_M], check_crc: int) -> _M | None: ...
+    def read_recent_queued(
+        self,
+        log: FileStream,
+        known: tuple[int, int],
+        queue_offset: int,
+        num: int,
+        max_num: int,
+        max_bytes: int,
+        kind: type[_M],
+        check_crc: int,
+    ) -> tuple[list[_M], int, int, int] | None: ...
 
 class TextColumn:
     def __init__(self, offsets: Any = None, data: Any = None, validity: Any = None, first: int = 0) -> None: ...
@@ -545,6 +558,7 @@ class StoredMessage(MessageFields):
     def prepared_transaction_offset(self) -> int: ...
 
 _M = TypeVar("_M", bound=StoredMessage)
+_L = TypeVar("_L", bound=list[Any])
 
 def read_message(region: Region, pos: int, base_offset: int, kind: type[_M], check_crc: int = 1) -> _M | Verdict: ...
 def read_queued(
@@ -564,6 +578,22 @@ def read_queued(
     tags_codes: frozenset[int] | None = None,
     tags: frozenset[str] | None = None,
 ) -> tuple[int, int, int, bool, bool]: ...
+
+def find_messages(
+    indexes: Iterable[IndexRegion],
+    region_of: Callable[[int], tuple[Region, int, int, int] | None],
+    topic: str,
+    key: str,
+    key_kind: int,
+    begin: int,
+    end: int,
+    max_num: int,
+    result_kind: type[_L],
+    kind: type[_M],
+    check_crc: int,
+    encode: Callable[[str], bytes],
+    log: FileStream | None = None,
+) -> _L | None: ...
 
 class KeySearch:
     def __init__(

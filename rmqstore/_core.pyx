@@ -1325,6 +1325,15 @@ cdef class IndexRegion:
         finally:
             region.unpin()
 
+    @property
+    def is_full(self):
+        """bool: no further entry fits."""
+        cdef Region region = self.region
+        cdef unsigned char* p = region.pin(0, INDEX_HEADER_SIZE)
+        cdef int32_t count = get_i32(p + INDEX_COUNT)
+        region.unpin()
+        return (count if count > 1 else 1) >= self.index_num
+
     def write_header(self, int64_t begin_timestamp, int64_t end_timestamp, int64_t begin_phy_offset,
                      int64_t end_phy_offset, int32_t hash_slot_count, int32_t index_count):
         """Write the six header fields, the count last."""
@@ -2970,6 +2979,65 @@ cdef class FileStream:
         finally:
             region.unpin()
 
+    def read_recent_queued(self, FileStream log not None, tuple known not None, queue_offset, num, max_num, int64_t max_bytes,
+                           type kind not None, int check_crc):
+        """As `read_queued`, of the file of units (this stream) and the segment that were asked for last: what most gets come to.
+
+        Parameters
+        ----------
+        log : FileStream
+            The segments.
+        known : tuple of (int, int)
+            A first phy offset of the log, and the first queue offset that goes with it.
+        queue_offset, num : int
+            Of the first unit; at most so many are looked at.
+
+        Returns
+        -------
+        (list, int, int, int) or None
+            Messages, at least one; the queue offset to go on with; the queue's bounds.  None where another file is needed, where
+            nothing is found, or where `known` is not of the log as it is: the caller goes the long way.
+        """
+        cdef int64_t first = clamped(queue_offset), count = clamped(num), wanted = clamped(max_num), low, high, pos, room, min_phy
+        message_type(kind)
+        if first < 0 or first > INT64_MAX // UNIT_SIZE or wanted < 0 or not log.file_offsets:
+            return None
+        min_phy, low = known
+        high = self.wrote_where // UNIT_SIZE
+        if (<int64_t>log.file_offsets[0] if <int64_t>log.file_offsets[0] > 0 else 0) != min_phy or not low <= first < high:
+            return None
+        cdef Region region = self.around(first * UNIT_SIZE), segment
+        if region is None:
+            return None
+        pos = first * UNIT_SIZE - self.found_base
+        room = (region.size - pos) // UNIT_SIZE
+        if room > high - first:
+            room = high - first
+        if count > room:
+            count = room
+        if count <= 0:
+            return None
+        cdef list out = []
+        cdef Pull at
+        at.done, at.last, at.size, at.taken, at.full, at.missing = 0, -1, 0, 0, False, False
+        cdef unsigned char* first_unit = region.pin(pos, UNIT_SIZE * count)
+        cdef unsigned char* base
+        try:
+            segment = log.around(get_i64(first_unit))
+            if segment is None:
+                return None
+            base = segment.pin(0, segment.size)
+            try:
+                pull(&at, first_unit, count, base, segment.size, log.found_base, log.found_base, log.wrote_where, kind, out,
+                     wanted, max_bytes, check_crc, None, None)
+            finally:
+                segment.unpin()
+        finally:
+            region.unpin()
+        if at.taken == 0 or (at.done < count and not at.full):
+            return None
+        return out, first + at.last + 1, low, high
+
 
 cdef enum:
     # What taking a row comes to; below zero it cannot be taken this way, and the caller goes the long way, which has the
@@ -4587,6 +4655,64 @@ def read_message(Region region not None, int64_t pos, int64_t base_offset, type 
         region.unpin()
 
 
+cdef struct Pull:
+    # How far a get has come: units that were dealt with, the last that was no pre-fill unit, bytes and number of messages.
+    int64_t done, last, size, taken
+    bint full, missing
+
+
+cdef int pull(Pull* at, const unsigned char* units, int64_t num, const unsigned char* base, int64_t segment_size,
+              int64_t base_offset, int64_t low, int64_t high, type kind, list out, int64_t max_num, int64_t max_bytes,
+              int check_crc, frozenset tags_codes, frozenset tags) except -1:
+    # The caller holds pins on both.
+    cdef int64_t phy, following, tags_code
+    cdef int32_t unit_size
+    cdef StoredMessage message
+    cdef const unsigned char* unit
+    cdef const unsigned char* record
+    cdef RecordView r
+    if low < base_offset:
+        low = base_offset
+    if high > base_offset + segment_size:
+        high = base_offset + segment_size
+    while at.done < num:
+        unit = units + UNIT_SIZE * at.done
+        unit_size = get_i32(unit + UNIT_RECORD_SIZE)
+        acquire_fence()
+        phy = get_i64(unit)
+        if phy == 0 and unit_size == 0x7FFFFFFF:
+            at.done += 1
+            continue
+        if at.taken and (at.taken >= max_num or at.size + unit_size > max_bytes):
+            at.full = True
+            break
+        if tags_codes is not None:
+            tags_code = get_i64(unit + UNIT_TAGS_CODE)
+            if tags_code > MAX_EXT_ADDRESS and (tags_code & 0xFFFFFFFF) not in tags_codes:
+                at.last = at.done
+                at.done += 1
+                continue
+        if not low <= phy < high:
+            break
+        if at.done + TAIL_AHEAD < num:
+            following = get_i64(unit + UNIT_SIZE * TAIL_AHEAD)
+            if low <= following < high:
+                prefetch_head(base + (following - base_offset), segment_size - (following - base_offset))
+        record = base + (phy - base_offset)
+        if (judge_record(record, segment_size - (phy - base_offset), phy, 0, &r) != RECORD
+                or r.total_size != unit_size):
+            at.missing |= at.taken == 0
+        else:
+            message = message_of(kind, record, &r, check_crc)
+            if tags is None or message.property_of(b"TAGS", 4) in tags:
+                PyList_Append(out, message)
+                at.taken += 1
+                at.size += unit_size
+        at.last = at.done
+        at.done += 1
+    return 0
+
+
 def read_queued(Region units not None, int64_t pos, int64_t num, Region segment not None, int64_t base_offset,
                 int64_t low, int64_t high, type kind not None, list out not None, int64_t size, int64_t max_num,
                 int64_t max_bytes, int check_crc=1, frozenset tags_codes=None, frozenset tags=None):
@@ -4629,63 +4755,20 @@ def read_queued(Region units not None, int64_t pos, int64_t num, Region segment 
     message_type(kind)
     if num < 0 or num > INT64_MAX // UNIT_SIZE:
         raise OffsetOutOfRangeError(f"{num} units", pos=pos)
-    cdef int64_t i = 0, last = -1, phy, following, taken = len(out)
-    cdef int32_t unit_size
-    cdef int64_t tags_code
-    cdef StoredMessage message
-    cdef bint full = False, missing = False
-    cdef const unsigned char* unit
-    cdef const unsigned char* record
-    cdef RecordView r
+    cdef Pull at
+    at.done, at.last, at.size, at.taken, at.full, at.missing = 0, -1, size, len(out), False, False
     cdef unsigned char* first_unit = units.pin(pos, UNIT_SIZE * num)
     cdef unsigned char* base
     try:
         base = segment.pin(0, segment.size)
         try:
-            if low < base_offset:
-                low = base_offset
-            if high > base_offset + segment.size:
-                high = base_offset + segment.size
-            while i < num:
-                unit = first_unit + UNIT_SIZE * i
-                unit_size = get_i32(unit + UNIT_RECORD_SIZE)
-                acquire_fence()
-                phy = get_i64(unit)
-                if phy == 0 and unit_size == 0x7FFFFFFF:
-                    i += 1
-                    continue
-                if taken and (taken >= max_num or size + unit_size > max_bytes):
-                    full = True
-                    break
-                if tags_codes is not None:
-                    tags_code = get_i64(unit + UNIT_TAGS_CODE)
-                    if tags_code > MAX_EXT_ADDRESS and (tags_code & 0xFFFFFFFF) not in tags_codes:
-                        last = i
-                        i += 1
-                        continue
-                if not low <= phy < high:
-                    break
-                if i + TAIL_AHEAD < num:
-                    following = get_i64(unit + UNIT_SIZE * TAIL_AHEAD)
-                    if low <= following < high:
-                        prefetch_head(base + (following - base_offset), segment.size - (following - base_offset))
-                record = base + (phy - base_offset)
-                if (judge_record(record, segment.size - (phy - base_offset), phy, 0, &r) != RECORD
-                        or r.total_size != unit_size):
-                    missing |= taken == 0
-                else:
-                    message = message_of(kind, record, &r, check_crc)
-                    if tags is None or message.property_of(b"TAGS", 4) in tags:
-                        out.append(message)
-                        taken += 1
-                        size += unit_size
-                last = i
-                i += 1
-            return i, last, size, full, missing
+            pull(&at, first_unit, num, base, segment.size, base_offset, low, high, kind, out, max_num, max_bytes, check_crc,
+                 tags_codes, tags)
         finally:
             segment.unpin()
     finally:
         units.unpin()
+    return at.done, at.last, at.size, at.full, at.missing
 
 
 cdef bytes stored_text(str text, object encode):
@@ -4737,6 +4820,10 @@ cdef class KeySearch:
 
     def __init__(self, str topic not None, str key not None, int key_kind, int64_t begin, int64_t end, int64_t max_num,
                  messages not None, type kind not None, int check_crc, encode, FileStream log=None):
+        self.prepare(topic, key, key_kind, begin, end, max_num, messages, kind, check_crc, encode, log)
+
+    cdef int prepare(self, str topic, str key, int key_kind, int64_t begin, int64_t end, int64_t max_num, messages, type kind,
+                     int check_crc, encode, FileStream log) except -1:
         if not isinstance(messages, list):
             raise TypeError(f"messages is {type(messages).__name__}, not a list")
         cdef uint32_t h = hash_str(0, topic) * 31u + 35u
@@ -4755,7 +4842,7 @@ cdef class KeySearch:
         self.descending = True
         self.lowest = INT64_MAX
 
-    def walk(self, IndexRegion index not None, int64_t at, region_of not None):
+    cpdef int64_t walk(self, IndexRegion index, int64_t at, region_of) except -1:
         """Take the messages of an index file's chain.
 
         Parameters
@@ -4772,6 +4859,8 @@ cdef class KeySearch:
             The entry to go on with, as a long chain is walked in parts, so that it does not keep others waiting; 0 when
             the chain is at its end, or `truncated`.
         """
+        if index is None or region_of is None:
+            raise TypeError("index and region_of must not be None")
         if self.messages is None or at >= index.index_num:
             raise OffsetOutOfRangeError(f"entry {at} of {index.index_num}")
         cdef Region region = index.region
@@ -4847,6 +4936,40 @@ cdef class KeySearch:
         if phy < self.lowest:
             self.lowest = phy
         return 0
+
+
+def find_messages(indexes, region_of not None, str topic not None, str key not None, int key_kind, int64_t begin, int64_t end,
+                  int64_t max_num, type result_kind not None, type kind not None, int check_crc, encode, FileStream log=None):
+    """The messages with one key, as `KeySearch` finds them in the index files `indexes`, newest first.
+
+    Parameters
+    ----------
+    indexes : iterable of IndexRegion
+    result_kind : type
+        A kind of list whose instances have an attribute `truncated`.
+    others
+        As of `KeySearch` and its `walk`.
+
+    Returns
+    -------
+    result_kind or None
+        None where the chain of a file is long, or its offsets do not fall: the caller goes on with a `KeySearch` of its own.
+    """
+    if not issubclass(result_kind, list):
+        raise TypeError(f"{result_kind!r} is no kind of list")
+    cdef object found = (<PyTypeObject*>result_kind).tp_new(result_kind, <PyObject*>NO_ARGUMENTS, NULL)
+    cdef KeySearch search = KeySearch.__new__(KeySearch)
+    cdef IndexRegion index
+    search.prepare(topic, key, key_kind, begin, end, max_num, found, kind, check_crc, encode, log)
+    for index in indexes:
+        if search.walk(index, -1, region_of) != 0:
+            return None
+        if search.truncated:
+            break
+    if not search.descending:
+        return None
+    found.truncated = search.truncated
+    return found
 
 
 # --------------------------------------------------------------------------------------------------- Arrow columns

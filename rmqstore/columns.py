@@ -240,10 +240,10 @@ def _located(log: CommitLog, phy_offsets: np.ndarray) -> Iterator[tuple[slice, l
         yield part, regions, np.array(bases, np.int64), numbers[places.reshape(-1)]
 
 
-def _rows_at(
+def rows_at(
     log: CommitLog, columns: Columns, phy_offsets: np.ndarray, sizes: np.ndarray | None = None
 ) -> tuple[list[pa.RecordBatch], np.ndarray]:
-    # The chosen records at these places as batches, and the numbers of the places that became rows.
+    """(list of pyarrow.RecordBatch, array): the chosen records at these places, and the numbers of those that became rows."""
     batches = []
     taken = np.zeros(len(phy_offsets), np.uint8)
     nowhere = np.empty(0, np.int32)
@@ -266,10 +266,10 @@ def _rows_at(
     return batches, np.flatnonzero(taken)
 
 
-def _places(
+def queue_places(
     queue: AnyConsumeQueue, queue_offset: int, end: int = _INT64_MAX
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    # Phy offsets, sizes and tags codes of the units from `queue_offset` to before `end`, some at a time.
+    """(arrays): phy offsets, sizes and tags codes of the units from `queue_offset` to before `end`, some at a time."""
     if isinstance(queue, BatchConsumeQueue):
         while queue_offset < end and (units := list(queue.read(queue_offset, _QUEUE_STEP))):
             units = [unit for unit in units if unit.queue_offset < end]
@@ -303,7 +303,7 @@ def queue_table(
     limit = _INT64_MAX if max_num is None else max_num
     wanted = None if tags is None else {tags_code(text) & 0xFFFFFFFF for text in tags}
     codes = None if wanted is None else np.array(sorted(wanted), np.int64)
-    for phy_offsets, sizes, unit_codes in () if queue is None else _places(queue, queue_offset):
+    for phy_offsets, sizes, unit_codes in () if queue is None else queue_places(queue, queue_offset):
         if wanted is not None and codes is not None:
             # The low 32 bits, as RocketMQ compares them; an address that leads nowhere in the extension lets pass.
             kept = np.isin(unit_codes & 0xFFFFFFFF, codes)
@@ -314,7 +314,7 @@ def queue_table(
             phy_offsets, sizes = phy_offsets[kept], sizes[kept]
         else:
             phy_offsets, sizes = phy_offsets[: limit - num], sizes[: limit - num]
-        found, rows = _rows_at(log, columns, phy_offsets, sizes)
+        found, rows = rows_at(log, columns, phy_offsets, sizes)
         batches += found
         num += len(rows)
         if num >= limit:
@@ -347,7 +347,7 @@ def queue_batches(
         Only records that begin at or after the first and before the second.
     """
     codes = None if tags is None else np.array(sorted({tags_code(text) & 0xFFFFFFFF for text in tags}), np.int64)
-    for phy_offsets, sizes, unit_codes in _places(queue, begin, end):
+    for phy_offsets, sizes, unit_codes in queue_places(queue, begin, end):
         # What a queue was filled up with leads nowhere.
         kept = (phy_offsets != 0) | (sizes != PRE_FILL_SIZE)
         if begin_phy_offset is not None:
@@ -357,7 +357,7 @@ def queue_batches(
         if codes is not None:
             kept &= np.isin(unit_codes & 0xFFFFFFFF, codes) | (unit_codes <= EXT_ADDRESS_MAX)
         phy_offsets, sizes = phy_offsets[kept], sizes[kept]
-        batches, rows = _rows_at(log, columns, phy_offsets, sizes)
+        batches, rows = rows_at(log, columns, phy_offsets, sizes)
         if on_damage is not None and len(rows) < len(phy_offsets):
             for place in np.setdiff1d(np.arange(len(phy_offsets)), rows).tolist():
                 phy_offset, size = int(phy_offsets[place]), int(sizes[place])
@@ -461,7 +461,7 @@ def key_table(
         order = np.lexsort((-phy_offsets, numbers))
         numbers, phy_offsets = numbers[order], phy_offsets[order]
     made = Columns(columns, min(max(len(numbers), 1), _QUEUE_STEP), log.crc_check)
-    batches, rows = _rows_at(log, made, phy_offsets)
+    batches, rows = rows_at(log, made, phy_offsets)
     table = pa.Table.from_batches(batches, schema=made.schema)
     key_numbers = pa.array(numbers[rows], pa.int32())
     return pa.table([key_column.take(key_numbers), key_numbers, *table.columns], schema=schema)

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -207,6 +207,21 @@ class CommitLog:
             end = base + (region.size if verdict == Verdict.BLANK else pos)
         return end
 
+    def known_end(self) -> int:
+        """int: the end for a reader that wants everything: behind damage in the newest segment if records follow it there.
+
+        After `follow`; beside a writer it is the end that `follow` or `refresh` found.
+        """
+        end, reached = self.max_offset, self.find_end()
+        behind = self.find_end_behind_damage()
+        mapped_file = self.queue.find(reached)
+        if behind <= reached or mapped_file is None:
+            return end
+        base = mapped_file.file_from_offset
+        # A writer that went on meanwhile left a whole record here, before it wrote the next one.
+        now = _core.check_record(mapped_file.region, reached - base, base, 0)[0]
+        return end if now in (Verdict.RECORD, Verdict.BLANK) else behind
+
     def _newest_before(self, end: int) -> int:
         # Store time of the last record in front of `end` in its segment, 0 if there is none.
         mapped_file = self.queue.find(end)
@@ -281,7 +296,7 @@ class CommitLog:
 
     # ------------------------------------------------------------------------------------------------------ writing
 
-    def append(self, rows: list[tuple], *, together: bool = False) -> list[tuple[int, int]]:
+    def append(self, rows: list[tuple[Any, ...]], *, together: bool = False) -> list[tuple[int, int]]:
         """Append records.
 
         Parameters
@@ -764,7 +779,7 @@ def _is_unfinished(region: _core.Region, pos: int) -> bool:
     return message.topic.endswith("\0") or message.properties_stored.endswith(b"\0")
 
 
-def record_size_of(row: tuple, prop_crc: bool) -> int:
+def record_size_of(row: tuple[Any, ...], prop_crc: bool) -> int:
     """int: size in bytes of the record that `row` makes."""
     topic, body, properties, born_host, store_host = row[:5]
     properties_size = len(properties)

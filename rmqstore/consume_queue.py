@@ -213,9 +213,8 @@ class _UnitQueue:
         self.units_per_file = file_size // self.unit_size
         # When a reader beside a writer looked last (`time.monotonic`).
         self.refreshed_at = -1.0
-        self._min_for: tuple[int, int] | None = (
-            None  # (commit log's min offset, number of the first unit at or after it)
-        )
+        # What `bounds` found last: the commit log's min offset, and the number of the first unit at or after it.
+        self.min_for: tuple[int, int] | None = None
 
     def load(self) -> None:
         """Find the files and the end: the first unit that was never written.  Nothing is changed.
@@ -249,7 +248,7 @@ class _UnitQueue:
             if self.queue.was_replaced():
                 # The queue was made anew: nothing that was known of it stands.
                 self.queue.forget_files()
-                self._min_for = None
+                self.min_for = None
                 self.queue.relist()
                 self.queue.wrote_where = self._end()
                 return
@@ -278,7 +277,7 @@ class _UnitQueue:
 
     def first_unit_at_or_after(self, min_phy_offset: int) -> int:
         """int: number of the first unit whose record is at or after `min_phy_offset`; pre-fill units do not count."""
-        known = self._min_for
+        known = self.min_for
         if known is not None and known[0] == min_phy_offset:
             return known[1]
         # Pre-fill units have phy offset 0 and lie at the start only, so asking for 1 more passes over them.
@@ -297,7 +296,7 @@ class _UnitQueue:
                 number = first + at
                 break
         if number < self.unit_num:
-            self._min_for = (min_phy_offset, number)
+            self.min_for = (min_phy_offset, number)
         return number
 
     def cut(self, end_phy_offset: int) -> int:
@@ -313,7 +312,7 @@ class _UnitQueue:
             if keep == count:
                 break
             dropped += count - keep
-            self._min_for = None
+            self.min_for = None
             self.queue.truncate((first + keep) * self.unit_size)
             self.queue.wrote_where = (first + keep) * self.unit_size
             if keep or first == self.first_unit:
@@ -329,7 +328,7 @@ class _UnitQueue:
     def truncate(self, number: int) -> int:
         """Drop the units from `number` on; how many there were."""
         dropped = self.unit_num - number
-        self._min_for = None
+        self.min_for = None
         self.queue.truncate(number * self.unit_size)
         self.queue.wrote_where = number * self.unit_size
         self.tidy()
@@ -343,7 +342,7 @@ class _UnitQueue:
             if region.get_i64((self.units_per_file - 1) * self.unit_size) >= min_phy_offset:
                 break
             self.queue.delete_before(self.queue.offsets[0] + self.queue.mapped_file_size)
-            self._min_for = None
+            self.min_for = None
             deleted += 1
         return deleted
 
@@ -516,11 +515,13 @@ class ConsumeQueue(_UnitQueue):
             self.ext = ConsumeQueueExt(root, topic, queue_id, config, pool, read_only=read_only)
 
     def load(self) -> None:
+        """As every queue does; the extension's files too."""
         super().load()
         if self.ext is not None:
             self.ext.load()
 
     def tidy(self) -> None:
+        """As every queue does; the extension's files too."""
         super().tidy()
         if self.ext is None:
             return
@@ -641,7 +642,7 @@ class ConsumeQueue(_UnitQueue):
 
     def bounds(self, min_phy_offset: int) -> tuple[int, int]:
         """(int, int): `min_queue_offset`, which is never above the second, and `max_queue_offset`."""
-        known = self._min_for
+        known = self.min_for
         high = self.queue.wrote_where // _UNIT_SIZE
         if known is not None and known[0] == min_phy_offset:
             low = known[1]
@@ -655,12 +656,15 @@ class ConsumeQueue(_UnitQueue):
         None where there is no file.
         """
         queue = self.queue
+        offsets = queue.file_offsets
         mapped_file = queue.find(queue_offset * _UNIT_SIZE)
         room = queue.wrote_where // _UNIT_SIZE - queue_offset
         if mapped_file is None or room <= 0:
             return None
-        pos = queue_offset * _UNIT_SIZE - mapped_file.file_from_offset
-        return mapped_file.region, pos, min(count, room, self.units_per_file - pos // _UNIT_SIZE)
+        region, base = mapped_file.region, mapped_file.file_from_offset
+        queue.remember(region, base, offsets)
+        pos = queue_offset * _UNIT_SIZE - base
+        return region, pos, min(count, room, self.units_per_file - pos // _UNIT_SIZE)
 
     def read(self, queue_offset: int, count: int) -> Iterator[Unit]:
         """The units of `units` one by one, pre-fill units left out."""
@@ -848,22 +852,26 @@ class ConsumeQueue(_UnitQueue):
         return low if boundary == "lower" else max(low - 1, start)
 
     def make_room(self, count: int) -> None:
+        """As every queue does, in the extension too."""
         super().make_room(count)
         if self.ext is not None and self.config.enable_consume_queue_ext:
             self.ext.make_room(count)
 
     def forget_prepared(self) -> None:
+        """As every queue does, in the extension too."""
         super().forget_prepared()
         if self.ext is not None:
             self.ext.queue.forget_prepared()
 
     def files(self) -> Iterator[MappedFile]:
+        """The queue's files, then those of the extension."""
         yield from super().files()
         if self.ext is not None:
             for base in self.ext.queue.offsets:
                 yield self.ext.queue.file(base)
 
     def delete_before(self, min_phy_offset: int) -> int:
+        """As every queue does; the extension goes as far as the units that point into it."""
         deleted = super().delete_before(min_phy_offset)
         if deleted and self.ext is not None:
             # The extension goes with the units that point into it.
@@ -874,10 +882,12 @@ class ConsumeQueue(_UnitQueue):
         return deleted
 
     def take_dirty(self, least_pages: int = 0) -> list[MappedFile]:
+        """As every queue does; the extension's files too."""
         files = super().take_dirty(least_pages)
         return files if self.ext is None else files + self.ext.queue.take_dirty()
 
     def close(self) -> None:
+        """As every queue does; the extension too."""
         super().close()
         if self.ext is not None:
             self.ext.queue.close()

@@ -239,7 +239,8 @@ class CommitLogDispatcher:
             simple = queued
         for row in np.flatnonzero(queued & (columns.multi_dispatch[:n] != 0)).tolist():
             self._dispatch_multi(columns, row)
-        return simple.view(np.uint8)
+        as_bytes: np.ndarray = simple.view(np.uint8)
+        return as_bytes
 
     def _topics_of(self, columns: RecordColumns) -> list[str]:
         # The text of every topic in the table; it grows from scan to scan.
@@ -288,7 +289,8 @@ class CommitLogDispatcher:
                 queue.queue_id,
             )
             self.counts.misplaced.append((int(columns.phy_offset[row]), int(columns.size[row]), "BAD_QUEUE_OFFSET"))
-        return rows[~bad]
+        good: np.ndarray = rows[~bad]
+        return good
 
     def _put_run(
         self,

@@ -32,6 +32,8 @@ __all__ = [
 class StoreError(Exception):
     """Root of every error that rmqstore raises about a store.
 
+    `str()` of the error ends with the path and the position when they are known.
+
     Parameters
     ----------
     message : str
@@ -40,8 +42,6 @@ class StoreError(Exception):
         The file or directory that it is about.
     pos : int, optional
         The position in bytes inside `path`.
-
-    `str()` of the error ends with the path and the position when they are known.
     """
 
     def __init__(self, message: str, path: str | os.PathLike[str] | None = None, pos: int | None = None):

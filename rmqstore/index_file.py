@@ -140,11 +140,6 @@ class IndexFile(IndexRegion):
         """int: number of the next entry, from 1 on."""
         return max(self.read_header()[5], 1)
 
-    @property
-    def is_full(self) -> bool:
-        """bool: no further entry fits."""
-        return self.index_count >= self.index_num
-
     def follow(self, previous: IndexFile) -> None:
         """Give this new file the beginning that RocketMQ gives one that follows a full one: its end time and offset."""
         header = previous.header

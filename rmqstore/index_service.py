@@ -312,6 +312,11 @@ class IndexService:
             with contextlib.suppress(OSError):
                 MappedFile.populate_allocated(prepared, size, self.config.index_file_size)
 
+    def has_room(self) -> bool:
+        """bool: there is a newest file, and it is not full."""
+        names = self._names
+        return bool(names) and not self.file(names[-1]).is_full
+
     def was_replaced(self) -> bool:
         """bool: the newest file is not the one that bears its name now (read-only use)."""
         return bool(self._names) and not self.file(self._names[-1]).mapped_file.is_current()

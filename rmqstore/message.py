@@ -610,12 +610,14 @@ class Message(MessageFields):
     @property
     def tags(self) -> str | None:
         """The TAGS property, None when there is none."""
-        return self.properties.get("TAGS")
+        tags: str | None = self.properties.get("TAGS")
+        return tags
 
     @property
     def unique_key(self) -> str | None:
         """The producer's id (property UNIQ_KEY), None when there is none."""
-        return self.properties.get("UNIQ_KEY")
+        unique_key: str | None = self.properties.get("UNIQ_KEY")
+        return unique_key
 
     @property
     def delay_level(self) -> int:
@@ -724,15 +726,14 @@ Record = tuple[
 class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of Message are not.
     """A message that was read from a store.  It cannot be changed.
 
-    Parameters
-    ----------
-    record : tuple
-        The 18 fields of `_core.decode_record`: total_size, version (1 or 2), body_crc, queue_id, flag, queue_offset,
-        phy_offset, sys_flag, born_timestamp, born_host (8 or 20 bytes), store_timestamp, store_host (8 or 20 bytes),
-        reconsume_times, prepared_transaction_offset, body (as stored), topic, properties (bytes), crc_ok.
-
     Sizes are in bytes, timestamps in milliseconds since the epoch.  The fields, and `keys`, `tags` and `unique_key`, are
     those of the compiled `_core.StoredMessage`.
+
+    Notes
+    -----
+    It is made from a tuple, the 18 fields of `_core.decode_record`: total_size, version (1 or 2), body_crc, queue_id, flag,
+    queue_offset, phy_offset, sys_flag, born_timestamp, born_host (8 or 20 bytes), store_timestamp, store_host (8 or 20
+    bytes), reconsume_times, prepared_transaction_offset, body (as stored), topic, properties (bytes), crc_ok.
     """
 
     __slots__ = ()
@@ -763,10 +764,12 @@ class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of 
 
     @property
     def born_host(self) -> str:
+        """The producer's address, "ip:port" or "[v6]:port"."""
         return host_from_bytes(self._born_host_stored)
 
     @property
     def store_host(self) -> str:
+        """The address of the broker that stored it, "ip:port" or "[v6]:port"."""
         return host_from_bytes(self._store_host_stored)
 
     @property

@@ -81,6 +81,7 @@ from rmqstore.message import (
 from rmqstore.populating import PopulateAhead
 from rmqstore.recovery import RECOVERY_MODES, RecoveryReport, recover
 from rmqstore.retention import DiskSpace, RetentionReport, delete_expired_files, used_ratio
+from rmqstore.stats import StoreStats, take_stats
 from rmqstore.store_lock import StoreLock
 from rmqstore.table_rows import TablePart, table_parts
 
@@ -93,8 +94,8 @@ logger = logging.getLogger(__name__)
 
 _INT64_MAX = 2**63 - 1
 _UNIT_SIZE = int(_core.UnitLayout.UNIT_SIZE)
-# RocketMQ 5.5.0 examines at most so many bytes of units in one get (MessageStoreConfig.maxFilterMessageSize).
-_MAX_FILTER_MESSAGE_SIZE = 16000
+# RocketMQ 5.5.0 examines at most 16000 bytes of units in one get (MessageStoreConfig.maxFilterMessageSize).
+_EXAMINED = 16000 // 20
 _MAX_PULL_BYTES = 128 * 1024 * 1024
 _MIN_PULL_BYTES = 100
 # What a record may take beside its body (RocketMQ: maxMessageSize + 64 KiB).
@@ -919,7 +920,7 @@ class MessageStore:
             return
         now = time.monotonic()
         try:
-            up_to_date = bool(index_service.names) and index_service.fill < 1
+            up_to_date = index_service.has_room()
             if up_to_date and now - self._index_looked_at >= _LOOK_INTERVAL:
                 up_to_date = not index_service.was_replaced()
                 self._index_looked_at = now
@@ -927,6 +928,46 @@ class MessageStore:
             up_to_date = False
         if not up_to_date:
             index_service.load()
+
+    def stats(self) -> StoreStats:
+        """Plain numbers of this store: sizes, bounds, queues, index files, consumer progress, how much is not flushed.
+
+        They are read from the files when they are asked for; nothing is counted on the way of a message.  The cost grows with
+        the number of queues (each is opened, and the header of one record read), not with that of messages.  A read-only
+        store takes in first what another process did, as by `refresh`.
+
+        Returns
+        -------
+        StoreStats
+            What is put while it is taken may be in some of its numbers.
+
+        Raises
+        ------
+        StoreChangedError
+            As of `refresh`.
+        OSError
+            The store is gone.
+        """
+        self._check_open()
+        self.refresh()
+
+        def ask() -> StoreStats:
+            own = not self.read_only
+            return take_stats(
+                self.path,
+                self.commit_log,
+                self.queues,
+                self.index_service,
+                Checkpoint.load(self.checkpoint.path, read_only=True) if self.read_only else self.checkpoint,
+                self.consumer_offsets.list(),
+                timestamp=self.config.clock(),
+                writable=own and self._poison is None,
+                disk_full=self._disk_full,
+                last_store_timestamp=self._last_store_timestamp or None if own else None,
+                flushed_where=max(self._flushed_where, self.commit_log.min_offset) if own else None,
+            )
+
+        return self._settled(ask)
 
     @property
     def consumer_offsets(self) -> ConsumerOffsets:
@@ -985,7 +1026,7 @@ class MessageStore:
         if appender is not None:
             with self._lock:
                 try:
-                    put = appender.put(message, queue_id) if self._appender is appender else None
+                    put: PutResult | None = appender.put(message, queue_id) if self._appender is appender else None
                 except BaseException as error:
                     if appender.writing:
                         self._fail(error)
@@ -1068,28 +1109,10 @@ class MessageStore:
             pyarrow is not installed.
         """
         self._check_writable()
-        literals = {
-            "topic": topic, "queue_id": queue_id, "keys": keys, "tags": tags, "properties": properties, "flag": flag,
-            "born_timestamp": born_timestamp,
-        }  # fmt: skip
-        if keys is not None and not isinstance(keys, str):
-            literals["keys"] = list(keys)
-        parts = table_parts(table, literals, keep_timestamps=keep_timestamps, max_rows=_TABLE_ROWS)
+        parts = _table_parts(table, keep_timestamps, topic, queue_id, keys, tags, properties, flag, born_timestamp)
         # Other writers come between the parts, unless the times of the table say what came before.
         with self._lock if keep_timestamps else contextlib.nullcontext():
-            first = 0
-            last = self._last_store_timestamp
-            for part in parts:
-                times = part.store_timestamps()
-                if len(times) and (times[0] < last or (times[1:] < times[:-1]).any()):
-                    raise InvalidMessageError(
-                        f"store timestamps fall among rows {first} to {first + part.num}, or lie before the store's last "
-                        f"message ({last}); sort the table by store_timestamp"
-                    )
-                last = int(times[-1]) if len(times) else last
-                if len(parts) > 1 or self._rows is None:
-                    self._check_part(part, first)
-                first += part.num
+            self._check_parts(parts, len(parts) > 1 or self._rows is None)
             columns: list[tuple[np.ndarray, ...]] = [(np.empty(0, np.int64),) * 4]
             first = 0
             for part in parts:
@@ -1100,6 +1123,58 @@ class MessageStore:
             if self._waiting or self._sync_flush:
                 self._after_put(int(result.phy_offset[-1] + result.size[-1]), (Message("any"),))
         return result
+
+    def check_table(
+        self,
+        table: Any,
+        *,
+        topic: str | None = None,
+        queue_id: int | None = None,
+        keys: Iterable[str] | str | None = None,
+        tags: str | None = None,
+        properties: Mapping[str, str | None] | None = None,
+        flag: int | None = None,
+        born_timestamp: int | None = None,
+        keep_timestamps: bool = False,
+    ) -> int:
+        """Look whether `put_table` would take this table now, and write nothing.
+
+        Parameters
+        ----------
+        table, topic, queue_id, keys, tags, properties, flag, born_timestamp, keep_timestamps
+            As of `put_table`.
+
+        Returns
+        -------
+        int
+            Rows of the table, all of which can be stored.
+
+        Raises
+        ------
+        InvalidMessageError, TypeError, MissingDependencyError
+            As of `put_table`.
+        """
+        self._check_writable()
+        parts = _table_parts(table, keep_timestamps, topic, queue_id, keys, tags, properties, flag, born_timestamp)
+        with self._lock if keep_timestamps else contextlib.nullcontext():
+            self._check_parts(parts, True)
+        return sum(part.num for part in parts)
+
+    def _check_parts(self, parts: list[TablePart], rows: bool) -> None:
+        # Raises for what cannot be put; the rows are looked at one by one unless putting them does that.
+        first = 0
+        last = self._last_store_timestamp
+        for part in parts:
+            times = part.store_timestamps()
+            if len(times) and (times[0] < last or (times[1:] < times[:-1]).any()):
+                raise InvalidMessageError(
+                    f"store timestamps fall among rows {first} to {first + part.num}, or lie before the store's last "
+                    f"message ({last}); sort the table by store_timestamp"
+                )
+            last = int(times[-1]) if len(times) else last
+            if rows:
+                self._check_part(part, first)
+            first += part.num
 
     def _check_part(self, part: TablePart, first: int) -> None:
         # Raises for the first row that cannot be put, and notes whether the core takes them all.
@@ -1487,7 +1562,7 @@ class MessageStore:
         number = id(self) >> 4 & 0xFFFFFFFF
         return f"{address}{os.getpid() & 0xFFFF:04X}{number:08X}{since:08X}{self._unique_key_counter:04X}"
 
-    def _place(self, prepared: list[_Prepared], now: int) -> tuple[list[tuple], list[int]]:
+    def _place(self, prepared: list[_Prepared], now: int) -> tuple[list[tuple[Any, ...]], list[int]]:
         # Gives every message its queue offset; nothing is written yet.
         following: dict[tuple[str, int], int] = {}
 
@@ -1601,8 +1676,35 @@ class MessageStore:
         """
         if self._closed:
             self._check_open()
+        if tags is None and max_bytes is None:
+            found = self._recently_read(topic, queue_id, queue_offset, max_num)
+            if found is not None:
+                return GetMessageResult(GetMessageStatus.FOUND, *found)
         wanted = None if tags is None else _subscription(tags)
         return self._settled(self._get_message, topic, queue_id, queue_offset, max_num, max_bytes, wanted)
+
+    def _recently_read(
+        self, topic: str, queue_id: int, queue_offset: int, max_num: int
+    ) -> tuple[list[MessageExt], int, int, int] | None:
+        # What `_read_queued` gives, where the files that were asked for last have it.
+        queue = self.queues.find(topic, queue_id)
+        if type(queue) is not ConsumeQueue or queue.min_for is None:
+            return None
+        units = queue.queue
+        if self.read_only and (
+            units.wrote_where < (queue_offset + max_num) * _UNIT_SIZE
+            or time.monotonic() - queue.refreshed_at >= _LOOK_INTERVAL
+        ):
+            return None
+        log = self.commit_log
+        try:
+            return units.read_recent_queued(
+                log.queue, queue.min_for, queue_offset, max(_EXAMINED, max_num), max_num, _MAX_PULL_BYTES, MessageExt,
+                log.crc_check,
+            )  # fmt: skip
+        except OffsetOutOfRangeError:
+            # A file is leaving just now.
+            return None
 
     def _settled(self, ask: Callable[..., _T], *arguments: Any) -> _T:
         # A file may go while it is being read: retention.  What is there then gives the answer.
@@ -1656,7 +1758,7 @@ class MessageStore:
         max_num = min(max(max_num, 0), _INT64_MAX)
         limit = _MAX_PULL_BYTES if max_bytes is None else min(max(max_bytes, _MIN_PULL_BYTES), _MAX_PULL_BYTES)
         log, messages = self.commit_log, []  # type: ignore[var-annotated]
-        found = queue.region_of(queue_offset, max(_MAX_FILTER_MESSAGE_SIZE, max_num * 20) // 20)
+        found = queue.region_of(queue_offset, max(_EXAMINED, max_num))
         codes = tags = None
         if wanted is not None:
             codes, tags = frozenset(wanted), frozenset().union(*wanted.values())
@@ -1710,7 +1812,7 @@ class MessageStore:
         high: int,
     ) -> GetMessageResult:
         limit = _MAX_PULL_BYTES if max_bytes is None else min(max(max_bytes, _MIN_PULL_BYTES), _MAX_PULL_BYTES)
-        examine = max(_MAX_FILTER_MESSAGE_SIZE, max_num * 20) // 20
+        examine = max(_EXAMINED, max_num)
         messages: list[MessageExt] = []
         taken = size = 0
         status = GetMessageStatus.NO_MATCHED_MESSAGE
@@ -2167,11 +2269,19 @@ class MessageStore:
         if "\ufffd" in topic or "\ufffd" in key:
             # Text that was replaced while it was decoded cannot be compared as bytes.
             return self._query_by_text(topic, key, text, max_num, low, high, index_type)
+        if max_num > _INT64_MAX:
+            max_num = _INT64_MAX
         log = self.commit_log
-        result = QueryResult.__new__(QueryResult)
+        found = _core.find_messages(
+            index_service.newest_first(), log.region_of, topic, key, _KEY_KINDS[index_type], low, high, max_num,
+            QueryResult, MessageExt, log.crc_check, encode_java_utf8, log.queue,
+        )  # fmt: skip
+        if found is not None:
+            return found
+        result = QueryResult()
         search = KeySearch(
-            topic, key, _KEY_KINDS[index_type], low, high, max_num if max_num < _INT64_MAX else _INT64_MAX,
-            result, MessageExt, log.crc_check, encode_java_utf8, log.queue,
+            topic, key, _KEY_KINDS[index_type], low, high, max_num, result, MessageExt, log.crc_check, encode_java_utf8,
+            log.queue,
         )  # fmt: skip
         for index in index_service.newest_first():
             at = -1
@@ -2263,6 +2373,26 @@ def _as_new(message: MessageExt) -> Message:
         reconsume_times=message.reconsume_times,
         prepared_transaction_offset=message.prepared_transaction_offset,
     )
+
+
+def _table_parts(
+    table: Any,
+    keep_timestamps: bool,
+    topic: str | None,
+    queue_id: int | None,
+    keys: Iterable[str] | str | None,
+    tags: str | None,
+    properties: Mapping[str, str | None] | None,
+    flag: int | None,
+    born_timestamp: int | None,
+) -> list[TablePart]:
+    literals = {
+        "topic": topic, "queue_id": queue_id, "keys": keys, "tags": tags, "properties": properties, "flag": flag,
+        "born_timestamp": born_timestamp,
+    }  # fmt: skip
+    if keys is not None and not isinstance(keys, str):
+        literals["keys"] = list(keys)
+    return table_parts(table, literals, keep_timestamps=keep_timestamps, max_rows=_TABLE_ROWS)
 
 
 def _subscription(tags: str | Iterable[str] | None) -> dict[int, set[str]] | None:

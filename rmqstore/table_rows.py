@@ -136,7 +136,7 @@ def _typed(pa: Any, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
             return column.cast(pa.large_string())
 
     def is_text(each: pa.DataType) -> bool:
-        return types.is_string(each) or types.is_large_string(each)
+        return bool(types.is_string(each) or types.is_large_string(each))
 
     if name == "keys" and fits(types.is_list, types.is_large_list) and is_text(kind.value_type):
         return column
@@ -160,7 +160,7 @@ def _typed(pa: Any, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
 def _first_true(column: pa.ChunkedArray) -> int:
     import pyarrow.compute as pc
 
-    return pc.index(column.cast("bool"), True).as_py()
+    return int(pc.index(column.cast("bool"), True).as_py())
 
 
 def _list_of_view(pa: Any, chunk: pa.Array) -> pa.Array:

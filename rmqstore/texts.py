@@ -14,17 +14,18 @@ import unicodedata
 __all__ = ["escape", "format_size", "format_time", "parse_time"]
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
-_AGO = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|sec|m|min|h|d|w)\s+ago\s*")
 _AGO_UNITS = {
-    "ms": 1,
-    "s": 1000,
-    "sec": 1000,
-    "m": 60_000,
-    "min": 60_000,
-    "h": 3_600_000,
-    "d": 86_400_000,
-    "w": 604_800_000,
+    1: ("ms", "millisecond", "milliseconds"),
+    1000: ("s", "sec", "secs", "second", "seconds"),
+    60_000: ("m", "min", "mins", "minute", "minutes"),
+    3_600_000: ("h", "hour", "hours"),
+    86_400_000: ("d", "day", "days"),
+    604_800_000: ("w", "week", "weeks"),
 }
+_AGO_SIZES = {name: size for size, names in _AGO_UNITS.items() for name in names}
+_AGO = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s+ago\s*")
+# Seconds since the epoch, and a date without its hyphens: as ms since the epoch both would be times in 1970.
+_NOT_MS = re.compile("[12][0-9]{9}|(?:19|20)[0-9]{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12][0-9]|3[01])")
 
 
 def escape(text: str) -> str:
@@ -72,13 +73,16 @@ def parse_time(text: str) -> int:
         It is none of them.
     """
     text = text.strip()
+    if _NOT_MS.fullmatch(text):
+        what = "seconds: write ms since epoch, 13 digits" if len(text) == 10 else "a date: write it with hyphens"
+        raise ValueError(f"{text!r} is no time: it looks like {what}")
     if re.fullmatch("-?[0-9]{1,19}", text):
         return int(text)
     if text == "now":
         return time.time_ns() // 1_000_000
     ago = _AGO.fullmatch(text)
-    if ago:
-        return time.time_ns() // 1_000_000 - round(float(ago[1]) * _AGO_UNITS[ago[2]])
+    if ago and ago[2] in _AGO_SIZES:
+        return time.time_ns() // 1_000_000 - round(float(ago[1]) * _AGO_SIZES[ago[2]])
     # Python 3.10 knows neither Z nor fractions of other than 3 or 6 digits.
     fraction = re.compile(r"\.([0-9]{1,9})(?=$|[-+zZ])")
     iso = fraction.sub(lambda match: "." + match[1].ljust(6, "0")[:6], re.sub("[zZ]$", "+00:00", text))

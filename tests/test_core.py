@@ -27,6 +27,7 @@ import rmqstore.message  # noqa: F401  (registers the error handler by which top
 from rmqstore import _core
 from rmqstore._core import IndexRegion, RecordColumns, Region, TopicTable, Verdict
 from rmqstore.errors import OffsetOutOfRangeError, ReadOnlyError, StoreClosedError, StoreError
+from rmqstore.message_store import QueryResult
 
 MAX_I64 = 2**63 - 1
 MIN_I64 = -(2**63)
@@ -2307,6 +2308,9 @@ def reading_calls(region: Region, index: IndexRegion):
         "read_message": lambda: _core.read_message(region, 0, 0, _core.StoredMessage),
         "read_queued": lambda: _core.read_queued(region, 0, 1, region, 0, 0, 9, _core.StoredMessage, [], 0, 1, 1),
         "KeySearch.walk": lambda: key_search().walk(index, -1, lambda phy_offset: None),
+        "find_messages": lambda: _core.find_messages(
+            [index], lambda phy_offset: None, "T", "k", 0, 0, 1, 1, QueryResult, _core.StoredMessage, 1, str.encode
+        ),
         "match_records": lambda: _core.match_records(
             [region], zeros, zeros.astype(np.int32), zeros, zeros.astype(np.int32), key_texts(), 1, 0, 1
         ),

@@ -1,8 +1,9 @@
 """The documents against the code: layout tables, numbers, hex dumps, links, and the sessions that they show.
 
 Owns the little grammars by which docs/formats.md can be read by a program (tables by their header row, fences by their
-info string).  A document that lacks what a check is about fails it, so none passes over nothing.  It never writes below
-the project; sessions run in a temporary directory.
+info string), and the running of sessions (``pycon`` blocks); every other block is run by tests/test_docs_run.py.  A document
+that lacks what a check is about fails it, so none passes over nothing.  It never writes below the project; sessions run in
+a temporary directory.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import oracle
 import pytest
+from documents import Fence, markdown_files, split_fences
 
 from rmqstore import _core
 from rmqstore._core import IndexRegion, Region
@@ -24,61 +26,14 @@ from rmqstore.message import SysFlag, host_from_bytes, parse_properties
 
 ROOT = Path(__file__).resolve().parent.parent
 FORMATS = ROOT / "docs" / "formats.md"
-# Only the project's own documents: no environments, builds, caches or results.
-LEAVES_OUT = {"build", "dist", "env", "results", "html", "node_modules"}
 # An image, or a link when the leading "!" is missing; an image within a link's text is taken out first.
 LINK = re.compile(r"(?<!\\)\[[^\]\[]*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
 IMAGE = re.compile("!" + LINK.pattern.removeprefix(r"(?<!\\)"))
 REFERENCE = re.compile(r"^ {0,3}\[[^\]]+\]:\s*<?(\S+?)>?(?:\s+.*)?$", re.MULTILINE)
-FENCE = re.compile(r"^(?P<indent> *)(?P<mark>`{3,}|~{3,}) *(?P<info>[^`\n]*)$")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Reading Markdown
-
-
-def markdown_files() -> list[Path]:
-    files = [
-        path
-        for path in sorted(ROOT.rglob("*.md"))
-        if not any(
-            part.startswith(".") or part in LEAVES_OUT or part.endswith(".egg-info")
-            for part in path.relative_to(ROOT).parts
-        )
-    ]
-    assert FORMATS in files
-    return files
-
-
-@dataclasses.dataclass(frozen=True)
-class Fence:
-    """A fenced block: its info string, its lines, and the 1-based number of the first of them."""
-
-    info: str
-    lines: tuple[str, ...]
-    number: int
-
-
-def split_fences(text: str) -> tuple[str, list[Fence]]:
-    """The text with every fenced block emptied (line numbers stay), and the blocks."""
-    outside, fences = [], []
-    mark, info, lines, first = "", "", [], 0
-    for number, line in enumerate(text.splitlines(), 1):
-        found = FENCE.match(line)
-        if not mark and found:
-            mark, info, lines, first = found["mark"], found["info"].strip(), [], number + 1
-            outside.append("")
-        elif mark:
-            outside.append("")
-            if found and found["mark"].startswith(mark) and not found["info"].strip():
-                fences.append(Fence(info, tuple(lines), first))
-                mark = ""
-            else:
-                lines.append(line)
-        else:
-            outside.append(line)
-    assert not mark, f"the fence that begins at line {first - 1} is never closed"
-    return "\n".join(outside), fences
 
 
 def tables(text: str, *header: str) -> list[list[list[str]]]:
@@ -520,11 +475,11 @@ def run_session(test: doctest.DocTest) -> tuple[int, str]:
 
 def documents_with_sessions() -> list[Path]:
     # README.md always: without a session it fails.
-    docs = sorted((ROOT / "docs").glob("*.md"))
+    docs = sorted((ROOT / "docs").rglob("*.md"))
     return [ROOT / "README.md", *(path for path in docs if fences_with(path.read_text(encoding="utf-8"), "pycon"))]
 
 
-@pytest.mark.parametrize("path", documents_with_sessions(), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", documents_with_sessions(), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_session_runs_as_shown(path, tmp_path, monkeypatch):
     assert path.is_file(), f"{path.name} is missing"
     test = session_of(path)

@@ -155,6 +155,16 @@ def test_the_documented_table_is_the_one_of_its_result():
     assert block == peers.markdown(result)
 
 
+def test_the_documented_key_stores_are_those_of_its_result():
+    from asv_bench import document
+    from asv_bench.peers import document as peers
+
+    block = document.block_of(peers.WHY_NOT.read_text(encoding="utf-8"), peers.KEY_STORES)
+    result = json.loads(peers.RESULT.read_text(encoding="utf-8"))
+    assert block == peers.key_stores(result)
+    assert {"LMDB", "rocksdict", "SQLite"} < {line.split("|")[1].strip() for line in block.splitlines() if "/s" in line}
+
+
 def test_the_documented_growth_is_that_of_its_result():
     from asv_bench import document, growth
 

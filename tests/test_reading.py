@@ -26,7 +26,7 @@ from rmqstore.commit_log import Blank, Damage
 from rmqstore.consume_queue import ConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError, StoreClosedError, StoreError
 from rmqstore.message import MessageExt, encode_java_utf8, parse_properties, tags_code
-from rmqstore.message_store import _subscription
+from rmqstore.message_store import GetMessageResult, GetMessageStatus, QueryResult, _subscription
 
 FIELDS = (1, 1, 0, 2, 3, 4, 5, 0, 7, b"\x7f\0\0\1\0\0\0\1", 8, b"\x7f\0\0\1\0\0\0\2", 9, 10, b"body", "T", b"", True)
 TEXTS = st.lists(
@@ -143,7 +143,22 @@ def same_pages(store: MessageStore, rng: random.Random, rounds: int) -> int:
                             wanted,
                         )
                         count += len(page)
+                        if wanted is None and max_bytes is None:
+                            # Everything lies where the page before was, or the answer is to go the long way.
+                            queue.refreshed_at = float("inf")
+                            recent = store._recently_read(topic, queue_id, at, max_num)
+                            assert recent is None or GetMessageResult(GetMessageStatus.FOUND, *recent) == page
+                            # A reader looks for more where it would come to the end.
+                            seen = not store.read_only or at + max_num <= high
+                            assert recent is not None or not seen or crosses_files(store, queue, at, page), (topic, at)
+                            queue.refreshed_at = -1.0
     return count
+
+
+def crosses_files(store: MessageStore, queue: ConsumeQueue, at: int, page: GetMessageResult) -> bool:
+    """Whether a page needs more than one file of units or of the log, or holds nothing."""
+    phy_offsets = {unit.phy_offset // store.commit_log.segment_size for unit in queue.read(at, 800)}
+    return not page.messages or len(phy_offsets) > 1
 
 
 def same_answers(store: MessageStore, rng: random.Random, rounds: int) -> int:
@@ -230,6 +245,10 @@ def test_what_is_no_record_gives_the_verdict(golden_store, stores):
             _core.read_queued(region, 0, 1, region, 0, 0, size, kind, [], 0, 1, 1)
         with pytest.raises(TypeError):
             _core.KeySearch("T", "k", 0, 0, 1, 1, [], kind, 1, str.encode)
+        with pytest.raises(TypeError):
+            _core.find_messages([], lambda _: None, "T", "k", 0, 0, 1, 1, QueryResult, kind, 1, str.encode)
+        with pytest.raises(TypeError):
+            _core.find_messages([], lambda _: None, "T", "k", 0, 0, 1, 1, kind, MessageExt, 1, str.encode)
     for pos, num in ((-1, 1), (0, -1), (size, 1), (0, 2**61), (0, size)):
         with pytest.raises(StoreError):
             _core.read_queued(region, pos, num, region, 0, 0, size, MessageExt, [], 0, 1, 1)
@@ -280,6 +299,11 @@ def test_a_long_chain_is_walked_in_parts(tmp_path):
         assert steps == 4 and [message.body for message in found] == [b"%d" % i for i in range(3999, 0, -2)]
         assert search.descending and not search.truncated
         assert store.query_message("T", "often", 3000) == found
+        # What is short needs no parts.
+        assert _core.find_messages(
+            [index], store.commit_log.region_of, "T", "often", 0, 0, 2**63 - 1, 3000, QueryResult, MessageExt, 1, str.encode
+        ) is None  # fmt: skip
+        assert store.query_message("T", "often", 5) == found[:5]
 
 
 def test_a_closed_store_says_so(tmp_path):

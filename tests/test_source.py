@@ -24,7 +24,8 @@ PACKAGE = ROOT / "rmqstore"
 ORDER = (
     "_version errors texts _core message config mapped_file store_lock housekeeping mapped_file_queue checkpoint "
     "consumer_offset consumer index_file commit_log consume_queue consume_queue_store index_service populating dispatcher "
-    "recovery retention columns table_rows message_store describe verify rebuild console cli demo spark __main__"
+    "recovery retention stats columns table_rows message_store describe verify rebuild "
+    "export importing metrics console cli demo spark __main__"
 ).split()
 # What the RabbitMQ side shares with the RocketMQ side; otherwise neither knows the other.
 SHARED_WITH_RABBITMQ = {"_version", "errors", "_core", "mapped_file"}

@@ -1,4 +1,4 @@
-"""The table in docs/performance.md, made of a result: ``python -m asv_bench.peers.document [result.json]``.
+"""The tables in docs/performance.md and docs/why-not.md, made of a result: ``python -m asv_bench.peers.document [result.json]``.
 
 Owns its text, all of which follows from the result that is kept beside it (docs/peers.json); nobody edits it.
 """
@@ -18,6 +18,13 @@ NAME = "peers"
 # Of the tables.
 ORDER = ("index", "append", "get", "query", "scan", "rebuild", "recovery", "kv", "spark", "rabbitmq")
 RESULT = document.PERFORMANCE.parent / "peers.json"
+WHY_NOT = document.PERFORMANCE.parent / "why-not.md"
+KEY_STORES = "key-stores"
+# How docs/why-not.md calls the contenders of the part "kv" that are ours.
+OURS = {
+    "put_messages, query_message": "rmqstore, messages",
+    "put_table, query_table": "rmqstore, Arrow tables",
+}
 
 
 def markdown(result: Mapping[str, Any]) -> str:
@@ -54,6 +61,31 @@ def markdown(result: Mapping[str, Any]) -> str:
     return "\n".join(line.replace("  ", " ").rstrip() for line in lines)
 
 
+def key_stores(result: Mapping[str, Any]) -> str:
+    """The part beside key stores in one table: who, rate of puts, rate of gets, each with its spread."""
+    rates: dict[str, list[str]] = {}
+    for row in rounds.rows(each for each in result["results"] if each["part"] == "kv"):
+        _, who, rate, spread, *_ = rounds.cells(row)
+        rates.setdefault(OURS.get(who, who), []).append(f"{rate} ({spread})")
+    machine = result["machine"]
+    (run,) = {each["run"]["date"] for each in result["results"] if each["part"] == "kv"}
+    lines = [
+        "| | put, median (lowest – highest) | get, median (lowest – highest) |",
+        "|---|---|---|",
+        *(f"| {who} | {' | '.join(both)} |" for who, both in rates.items()),
+        "",
+        f"On {run}, {machine['processor']}, {machine['cores']} cores. How it was measured, and the rest: "
+        "[performance](performance.md#beside-the-peers-in-one-run).",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def write_documents(result: Mapping[str, Any]) -> None:
+    """Put the tables of `result` into the documents."""
+    document.write_block(NAME, markdown(result))
+    document.write_block(KEY_STORES, key_stores(result), WHY_NOT)
+
+
 def listed(chosen: Iterable[rounds.Row]) -> str:
     """Rows in one sentence, by work."""
     by_work: dict[str, list[str]] = {}
@@ -61,6 +93,17 @@ def listed(chosen: Iterable[rounds.Row]) -> str:
         ratio = rounds.digits(row.ratio.median) if row.ratio else "?"
         by_work.setdefault(f"{row.part}, {row.work}", []).append(f"{row.who} ({ratio})")
     return "; ".join(f"{work}: {', '.join(who)}" for work, who in by_work.items()) or "nothing"
+
+
+def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether figures of two machines may stand in one table: another build of the kernel makes no other machine."""
+
+    def essence(machine: Mapping[str, Any]) -> tuple[object, ...]:
+        kernel = ".".join(machine["system"].split(".")[:2])
+        python = ".".join(machine["python"].split(".")[:2])
+        return machine["processor"], machine["cores"], round(machine["memory"] / 2**30), kernel, python
+
+    return essence(one) == essence(other)
 
 
 def write(result: Mapping[str, Any]) -> None:
@@ -76,16 +119,16 @@ def write(result: Mapping[str, Any]) -> None:
     if RESULT.exists():
         before = json.loads(RESULT.read_text(encoding="utf-8"))
         kept = [each for each in before["results"] if each["part"] not in {new["part"] for new in results}]
-        if kept and before["machine"] != result["machine"]:
+        if kept and not alike(before["machine"], result["machine"]):
             raise ValueError(f"{RESULT} is of another machine ({before['machine']}); run all parts, or delete it first")
         results = sorted(kept + results, key=lambda each: ORDER.index(each["part"]))
     result = {**{name: result[name] for name in ("machine", "versions")}, "results": results}
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    document.write_block(NAME, markdown(result))
+    write_documents(result)
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         write(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     else:
-        document.write_block(NAME, markdown(json.loads(RESULT.read_text(encoding="utf-8"))))
+        write_documents(json.loads(RESULT.read_text(encoding="utf-8")))

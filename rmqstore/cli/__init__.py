@@ -3,8 +3,8 @@
 Owns the list of commands; each lies in a module of its own, which is loaded when the command is used.  Every answer comes
 from the package's public functions.  Invariants:
 
-- Only ``rebuild``, ``recover``, ``offsets set`` and ``spark rebuild`` write into a store (and ``demo``, into one of its own);
-  every other command opens read-only.
+- Only ``rebuild``, ``recover``, ``offsets set``, ``offsets reset`` and ``spark rebuild`` write into a store (and ``demo`` and
+  ``bench``, into one of their own); every other command opens read-only.
 - Exit codes: 0 fine, 1 findings or nothing found, 2 wrong usage, 3 the store cannot be opened or read.
 - Text from a store never reaches the terminal raw: control and other invisible characters are escaped.
 - ``--json`` prints one object a line on stdout and nothing else there; notes, progress and errors go to stderr.
@@ -23,10 +23,31 @@ __all__ = ["main"]
 
 # By name: module, attribute, and the first sentence of its help (a test holds it equal), so that a list of commands loads none.
 _COMMANDS = {
+    "bench": ("rmqstore.cli.bench", "bench", "Measure what this machine and the disk of DIR do with a store."),
+    "completion": (
+        "rmqstore.cli.completion",
+        "completion",
+        "Print the script that makes a shell complete commands, options, paths and topics.",
+    ),
     "demo": ("rmqstore.demo", "main", "Run the main job on a real broker's store, with checks and rates."),
     "dump": ("rmqstore.cli.dump", "dump", "Print a store's structures as they lie on disk, damage included."),
+    "export": (
+        "rmqstore.cli.transfer",
+        "export_command",
+        "Write messages to a file: JSON lines, CSV, Arrow, Parquet, or a file for each body.",
+    ),
     "get": ("rmqstore.cli.query", "get", "Read messages of a queue in order."),
+    "import": (
+        "rmqstore.cli.transfer",
+        "import_command",
+        "Put the messages of files into a store, behind those that are there; a new store is made.",
+    ),
     "info": ("rmqstore.cli.info", "info", "Describe a store: geometry, log, queues, index, checkpoint, consumers."),
+    "metrics": (
+        "rmqstore.cli.metrics",
+        "metrics_command",
+        "Print the metrics of stores for Prometheus: queues, consumer lag, disk, index, checkpoint.",
+    ),
     "offsets": (
         "rmqstore.cli.offsets",
         "offsets",
@@ -36,6 +57,11 @@ _COMMANDS = {
         "rmqstore.cli.query",
         "query",
         "Find messages by key in the index, newest first, each checked against its message.",
+    ),
+    "queues": (
+        "rmqstore.cli.topics",
+        "queues",
+        "List the queues: queue offsets, messages, files, and the store times of the first and the last.",
     ),
     "rabbitmq": (
         "rmqstore.cli.rabbitmq",
@@ -48,8 +74,18 @@ _COMMANDS = {
         "recover_command",
         "Do what a start after a crash does, say what it was, and close the store in order.",
     ),
-    "serve": ("rmqstore.cli.serve", "serve", "Serve a web console over a store: pages, a JSON API and metrics; read-only."),
+    "serve": (
+        "rmqstore.cli.serve",
+        "serve",
+        "Serve a web console over a store: pages, a JSON API and metrics; read-only.",
+    ),
     "spark": ("rmqstore.spark.command", "main", "Work on a store with Apache Spark, on this machine or on a cluster."),
+    "tail": ("rmqstore.cli.tail", "tail", "Show the newest messages, oldest first, and with -f those that come."),
+    "topics": (
+        "rmqstore.cli.topics",
+        "topics",
+        "List the topics: queues, messages, and the store times of the first and the last.",
+    ),
     "verify": (
         "rmqstore.cli.verify",
         "verify_command",
@@ -63,14 +99,23 @@ class _MainGroup(StoreGroup):
 
 
 @click.group(
-    name="rmqstore", cls=_MainGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+    name="rmqstore",
+    cls=_MainGroup,
+    invoke_without_command=True,
+    subcommand_metavar="COMMAND [ARGS]...",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(__version__, prog_name="rmqstore")
-def main() -> None:
+@click.pass_context
+def main(context: click.Context) -> None:
     """Look into, check and mend the on-disk store of Apache RocketMQ.
 
-    PATH is the store's root (RocketMQ's storePathRootDir, the folder that holds commitlog/). Every command but rebuild
-    opens it read-only, locks nothing and works beside a running broker.
+    PATH is the store's root (RocketMQ's storePathRootDir, the folder that holds commitlog/). A command that writes into
+    a store says so in its help; every other opens it read-only, locks nothing and works beside a running broker.
 
     Exit codes: 0 fine, 1 findings or nothing found, 2 wrong usage, 3 the store cannot be opened.
     """
+    if context.invoked_subcommand is None:
+        from rmqstore.cli.welcome import welcome
+
+        click.echo(welcome(context))

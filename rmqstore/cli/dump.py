@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from rmqstore._core import IndexLayout
+from rmqstore.cli.completion import complete_topic
 from rmqstore.cli.group import nothing
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.terminal import Printer, Progress, escape, format_time
@@ -32,7 +33,7 @@ _PREVIEW = 60
 @click.option("--what", type=click.Choice(["log", "queue", "index"]), default="log", show_default=True)
 @click.option("--from", "begin", type=click.IntRange(min=0), help="Begin with this phy offset.")
 @click.option("--to", "end", type=click.IntRange(min=0), help="Stop before this phy offset.")
-@click.option("--topic", help="Only this topic; a queue dump needs it.")
+@click.option("--topic", help="Only this topic; a queue dump needs it.", shell_complete=complete_topic)
 @click.option("--queue", "queue_id", type=click.IntRange(min=0), help="Only this queue of the topic.")
 @store_options
 def dump(
@@ -62,9 +63,9 @@ def dump(
             nothing("there is nothing of that kind to dump")
 
 
-def _dump_progress(printer: Printer, what: str) -> contextlib.AbstractContextManager[Progress | None]:
+def _dump_progress(printer: Printer, what: str, unit: str) -> contextlib.AbstractContextManager[Progress | None]:
     # A bar below scrolling lines on one terminal would only be in the way.
-    return contextlib.nullcontext() if sys.stdout.isatty() else Progress(what)
+    return contextlib.nullcontext() if sys.stdout.isatty() else Progress(what, unit)
 
 
 def _dump_log(
@@ -81,7 +82,7 @@ def _dump_log(
     # Begins the walk where a record is known to begin, so that the middle of one is not taken for damage.
     start = first if log.look_up(first) is not None else max(first - first % log.segment_size, log.min_offset)
     shown = 0
-    with _dump_progress(printer, "dumping the log") as progress:
+    with _dump_progress(printer, "dumping the log", "bytes") as progress:
         for number, entry in enumerate(log.entries(start, last)):
             if progress is not None and number % 512 == 0:
                 progress(entry.phy_offset - start, max(last - start, 1))
@@ -185,7 +186,7 @@ def _dump_index(printer: Printer, store: MessageStore, begin: int | None, end: i
     for name in store.index_service.names:
         index = store.index_service.file(name)
         _dump_index_header(printer, index)
-        with _dump_progress(printer, f"dumping {name}") as progress:
+        with _dump_progress(printer, f"dumping {name}", "entries") as progress:
             depths = _dump_entries(printer, index, begin, end, progress)
         longest, used = _dump_slots(printer, index, depths)
         if printer.as_json:

@@ -6,13 +6,19 @@ Exit codes: 0 fine, 1 findings or nothing found, 2 wrong usage, 3 the store cann
 from __future__ import annotations
 
 import contextlib
+import difflib
+import errno
 import importlib
+import logging
 import os
 import sys
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
+from rmqstore.cli.examples import epilog_of
 from rmqstore.cli.terminal import escape, note
 from rmqstore.errors import GeometryError, StoreError
 
@@ -51,6 +57,9 @@ def of_error(error: Exception) -> CannotOpenError:
         )
     if isinstance(error, OSError) and error.filename is not None:
         return CannotOpenError(f"{error.strerror or type(error).__name__} [{os.fsdecode(error.filename)}]")
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        # Without a name it is most likely what the command prints.
+        return CannotOpenError("there is no space left for the output", "Make room, or send the output elsewhere.")
     return CannotOpenError(str(error))
 
 
@@ -66,8 +75,41 @@ class StoreGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in self.lazy_commands:
             module, attribute, _ = self.lazy_commands[cmd_name]
-            return getattr(importlib.import_module(module), attribute)
-        return super().get_command(ctx, cmd_name)
+            command: click.Command | None = getattr(importlib.import_module(module), attribute)
+        else:
+            command = super().get_command(ctx, cmd_name)
+        if command is not None and not command.epilog:
+            # The first word is the program, under whatever name it was started.
+            command.epilog = epilog_of(" ".join([*ctx.command_path.split()[1:], cmd_name]))
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not ctx.resilient_parsing and not name.startswith("-") and name not in self.list_commands(ctx):
+            near = difflib.get_close_matches(name, self.list_commands(ctx), n=3, cutoff=0.6)
+            if near:
+                advice = f"Did you mean {' or '.join(near)}?"
+            elif os.path.exists(name):
+                advice = f"A path comes after the command: {ctx.command_path} COMMAND {name}"
+            else:
+                advice = f"See {ctx.command_path} --help."
+            raise click.UsageError(escape(f"there is no command {name!r}. {advice}"), ctx)
+        return super().resolve_command(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        # The names of commands load none of them.
+        items = []
+        for name in self.list_commands(ctx):
+            if name.startswith(incomplete):
+                if name in self.lazy_commands:
+                    short = self.lazy_commands[name][2]
+                else:
+                    command = self.get_command(ctx, name)
+                    short = "" if command is None else command.get_short_help_str(90)
+                items.append(CompletionItem(name, help=short))
+        return items + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         rows = []
@@ -82,12 +124,17 @@ class StoreGroup(click.Group):
             formatter.write_dl(rows)
 
     def invoke(self, ctx: click.Context) -> Any:
+        for name in ("stdin", "stdout", "stderr"):
+            # A shell closed it (>&-). The descriptor is taken before a file of a store could get it.
+            if getattr(sys, name) is None:
+                setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))
         for stream in (sys.stdout, sys.stderr):
             # What the terminal's encoding lacks is escaped instead of failing half-way.
             with contextlib.suppress(AttributeError, ValueError):
                 stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         try:
-            result = super().invoke(ctx)
+            with _logging_escaped():
+                result = super().invoke(ctx)
             sys.stdout.flush()
             return result
         except BrokenPipeError:
@@ -98,8 +145,40 @@ class StoreGroup(click.Group):
         except KeyboardInterrupt:
             note("interrupted")
             ctx.exit(INTERRUPTED)
+        except click.Abort as error:
+            # A question that was answered by Ctrl-C, or by nothing: the end of the input.
+            if isinstance(error.__context__, KeyboardInterrupt):
+                click.echo(err=True)
+                note("interrupted")
+                ctx.exit(INTERRUPTED)
+            click.echo(err=True)
+            nothing("nothing was changed")
         except (StoreError, OSError) as error:
             raise of_error(error) from None
+
+
+class _NoteHandler(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            note(record.getMessage())
+        except Exception:
+            self.handleError(record)
+
+
+@contextlib.contextmanager
+def _logging_escaped() -> Iterator[None]:
+    """Warnings of the package become notes: Python's own way out would write names from a store to the terminal raw."""
+    log = logging.getLogger("rmqstore")
+    if log.hasHandlers():
+        # Somebody who runs a command inside of a program has set up logging; or this is a group in a group.
+        yield
+        return
+    handler = _NoteHandler(logging.WARNING)
+    log.addHandler(handler)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
 
 
 def nothing(text: str) -> NoReturn:

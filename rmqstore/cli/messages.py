@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 import click
@@ -9,6 +10,7 @@ import click
 from rmqstore.cli.terminal import Printer, escape, format_time
 from rmqstore.errors import StoreError
 from rmqstore.message import MessageExt
+from rmqstore.message_store import MessageStore
 
 _BODY_SHOWN = 1024
 
@@ -18,7 +20,20 @@ body_option = click.option(
 )
 
 
+def about_topic(store: MessageStore, topic: str) -> str:
+    """str: what to say behind "nothing found" where the store has no queue of `topic`: which it has; else nothing."""
+    known = store.topics()
+    if topic in known:
+        return ""
+    near = difflib.get_close_matches(topic, known, n=3, cutoff=0.6)
+    if near:
+        return f"; the store has no topic {topic}: did you mean {' or '.join(near)}?"
+    rest = f" and {len(known) - 10} more" if len(known) > 10 else ""
+    return f"; the store has no topic {topic}, it has: {', '.join(known[:10]) or 'none'}{rest}"
+
+
 def message_object(message: MessageExt, body: str) -> dict[str, Any]:
+    """What ``--json`` prints of a message; `body` is "text", "hex" or "none"."""
     value = message.to_dict()
     if body == "none":
         del value["body"], value["body_encoding"]
@@ -46,6 +61,7 @@ def message_line(message: MessageExt) -> str:
 
 
 def print_message(printer: Printer, message: MessageExt, body: str) -> None:
+    """Print a message as a line with its body below, or as an object."""
     if printer.as_json:
         printer.json_line(message_object(message, body))
         return

@@ -2,118 +2,185 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
 import click
 
-from rmqstore.cli.group import nothing
+from rmqstore.cli.completion import complete_group, complete_queue, complete_topic
+from rmqstore.cli.group import StoreGroup, nothing
+from rmqstore.cli.messages import about_topic
 from rmqstore.cli.options import Given, path_argument, store_options
-from rmqstore.cli.terminal import TIME, Printer, escape
+from rmqstore.cli.terminal import TIME, Printer, escape, note
 from rmqstore.consumer_offset import ConsumerOffsets
 from rmqstore.message_store import MessageStore
 from rmqstore.store_lock import StoreLock
 
 
-@click.group()
+@click.group(cls=StoreGroup)
 def offsets() -> None:
     """Progress of consumer groups: what is next for each, and how far behind it is."""
 
 
 @offsets.command(name="show")
 @path_argument
-@click.option("--group", help="Only this consumer group.")
-@click.option("--topic", help="Only this topic.")
+@click.option("--group", help="Only this consumer group.", shell_complete=complete_group)
+@click.option("--topic", help="Only this topic.", shell_complete=complete_topic)
 @store_options
 def offsets_show(path: str, group: str | None, topic: str | None, given: Given) -> None:
     """Show the progress of every group."""
     printer = Printer(given.as_json)
-    found = 0
-    with MessageStore.open(path, config=given.config(path), read_only=True) as store:
+    with given.open(path) as store:
         table = store.consumer_offsets.list()
-        if not given.as_json and table:
-            printer.line(
-                f"{'group':<24}  {'topic':<24}  {'queue':>5}  {'offset':>12}  {'max offset':>12}  {'behind':>10}"
-            )
+        rows = []
         for (name, its_topic), queues in sorted(table.items()):
             if group not in (None, name) or topic not in (None, its_topic):
                 continue
             for queue_id, queue_offset in sorted(queues.items()):
-                found += 1
                 newest = store.max_queue_offset(its_topic, queue_id)
-                behind = max(newest - queue_offset, 0)
-                if given.as_json:
-                    printer.json_line(
-                        {
-                            "type": "progress", "group": name, "topic": its_topic, "queue_id": queue_id,
-                            "queue_offset": queue_offset, "max_queue_offset": newest, "behind": behind,
-                        }
-                    )  # fmt: skip
-                else:
-                    printer.line(
-                        f"{escape(name):<24}  {escape(its_topic):<24}  {queue_id:>5}  {queue_offset:>12}  {newest:>12}  "
-                        f"{behind:>10}"
-                    )
-    if not found:
-        nothing("no progress is known")
+                rows.append((name, its_topic, queue_id, queue_offset, newest, max(newest - queue_offset, 0)))
+    if given.as_json:
+        names = ("group", "topic", "queue_id", "queue_offset", "max_queue_offset", "behind")
+        for row in rows:
+            printer.json_line({"type": "progress", **dict(zip(names, row))})
+    elif rows:
+        printer.table("consumer progress", ("group", "topic", "queue", "offset", "max offset", "behind"), rows, left=2)
+    if not rows:
+        known = sorted({name for name, _ in table})
+        nothing(
+            f"no progress of that is known; groups that have any: {', '.join(known[:20])}"
+            if known
+            else "no consumer group has progress in this store"
+        )
+
+
+def _where(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what `set` and `reset` have in common."""
+    for option in (
+        click.option("--latest", is_flag=True, help="Behind the newest message."),
+        click.option("--earliest", is_flag=True, help="The oldest message that is there."),
+        click.option("--time", "timestamp", type=TIME, help="The first message stored at or after this time."),
+        click.option(
+            "--queue",
+            "queue_ids",
+            type=click.IntRange(min=0),
+            multiple=True,
+            help="A queue; repeatable, by default all.",
+            shell_complete=complete_queue,
+        ),
+        click.option("--topic", required=True, help="The topic.", shell_complete=complete_topic),
+        click.option("--group", required=True, help="The consumer group.", shell_complete=complete_group),
+    ):
+        function = option(function)
+    return function
 
 
 @offsets.command(name="set")
 @path_argument
-@click.option("--group", required=True, help="The consumer group.")
-@click.option("--topic", required=True, help="The topic.")
-@click.option(
-    "--queue", "queue_id", type=click.IntRange(min=0), multiple=True, help="A queue; repeatable, by default all."
-)
+@_where
 @click.option("--to", "queue_offset", type=click.IntRange(min=0), help="This queue offset.")
-@click.option("--time", "timestamp", type=TIME, help="The first message stored at or after this time.")
-@click.option("--earliest", is_flag=True, help="The oldest message that is there.")
-@click.option("--latest", is_flag=True, help="Behind the newest message.")
 @store_options
 def offsets_set(
     path: str,
     group: str,
     topic: str,
-    queue_id: tuple[int, ...],
+    queue_ids: tuple[int, ...],
     queue_offset: int | None,
     timestamp: int | None,
     earliest: bool,
     latest: bool,
     given: Given,
 ) -> None:
-    """Set the progress of a group in a topic, or reset it by time.
+    """Set the progress of a group in a topic to an offset, a time, or an end.
 
     THIS COMMAND WRITES config/consumerOffset.json (the one before stays as .bak) and nothing else. The broker must not
     run: it keeps progress in memory and would overwrite the file.
     """
-    ways = [queue_offset is not None, timestamp is not None, earliest, latest]
-    if sum(ways) != 1:
+    if sum([queue_offset is not None, timestamp is not None, earliest, latest]) != 1:
         raise click.UsageError("give one of --to, --time, --earliest and --latest")
+    _set(path, group, topic, queue_ids, queue_offset, timestamp, earliest, given)
+
+
+@offsets.command(name="reset")
+@path_argument
+@_where
+@store_options
+def offsets_reset(
+    path: str,
+    group: str,
+    topic: str,
+    queue_ids: tuple[int, ...],
+    timestamp: int | None,
+    earliest: bool,
+    latest: bool,
+    given: Given,
+) -> None:
+    """Reset the progress of a group in a topic to a time, or to an end.
+
+    THIS COMMAND WRITES, as offsets set does: config/consumerOffset.json (the one before stays as .bak) and nothing else.
+    The broker must not run.
+    """
+    if sum([timestamp is not None, earliest, latest]) != 1:
+        raise click.UsageError("give one of --time, --earliest and --latest")
+    _set(path, group, topic, queue_ids, None, timestamp, earliest, given)
+
+
+@contextlib.contextmanager
+def _quiet_about_going_back() -> Iterator[None]:
+    # Going back is what was asked for; each change is shown with what was before.
+    log = logging.getLogger("rmqstore.consumer_offset")
+    log.addFilter(_nothing_at_all)
+    try:
+        yield
+    finally:
+        log.removeFilter(_nothing_at_all)
+
+
+def _nothing_at_all(record: logging.LogRecord) -> bool:
+    return False
+
+
+def _set(
+    path: str,
+    group: str,
+    topic: str,
+    queue_ids: tuple[int, ...],
+    queue_offset: int | None,
+    timestamp: int | None,
+    earliest: bool,
+    given: Given,
+) -> None:
+    """Set the progress in all the queues at once: a Ctrl-C before the end has changed nothing."""
     printer = Printer(given.as_json)
     config = given.config(path)
     with MessageStore.open(path, config=config, read_only=True) as store, StoreLock(path):
         progress = ConsumerOffsets.load(store.consumer_offsets.path, read_only=False)
-        for each in queue_id or store.queue_ids(topic):
-            before = progress.get(group, topic, each)
+        chosen = list(dict.fromkeys(queue_ids)) or store.queue_ids(topic)
+        if not chosen:
+            nothing(f"which queues {topic} has is not known; give them with --queue{about_topic(store, topic)}")
+        changes = []
+        for each in chosen:
+            low, high = store.min_queue_offset(topic, each), store.max_queue_offset(topic, each)
             if timestamp is not None:
                 after = store.offset_by_time(topic, each, timestamp)
             elif queue_offset is not None:
                 after = queue_offset
+                if not low <= after <= high:
+                    note(f"note: queue {each} of {topic} holds the queue offsets {low} to {high}, and not {after}")
             else:
-                after = store.min_queue_offset(topic, each) if earliest else store.max_queue_offset(topic, each)
-            progress.commit(group, topic, each, after)
-            if given.as_json:
-                printer.json_line(
-                    {
-                        "type": "progress_set",
-                        "group": group,
-                        "topic": topic,
-                        "queue_id": each,
-                        "before": before,
-                        "queue_offset": after,
-                    }
-                )
-            else:
-                printer.line(
-                    f"{escape(group)} in {escape(topic)}/{each}: {after} (before: {before if before >= 0 else 'unknown'})"
-                )
-        if not (queue_id or store.queue_ids(topic)):
-            nothing(f"topic {escape(topic)} has no queues; name them with --queue")
+                after = low if earliest else high
+            changes.append((each, progress.get(group, topic, each), after))
+        with _quiet_about_going_back():
+            for each, _, after in changes:
+                progress.commit(group, topic, each, after)
         progress.persist()
+    for each, before, after in changes:
+        if given.as_json:
+            value = {"group": group, "topic": topic, "queue_id": each, "before": before, "queue_offset": after}
+            printer.json_line({"type": "progress_set", **value})
+        else:
+            printer.line(
+                f"{escape(group)} in {escape(topic)}/{each}: {after} (before: {before if before >= 0 else 'unknown'})"
+            )

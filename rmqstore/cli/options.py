@@ -9,10 +9,14 @@ from typing import Any
 
 import click
 
+from rmqstore.cli.completion import complete_option, complete_path, complete_topic
+from rmqstore.cli.paths import check_store_path
 from rmqstore.cli.terminal import escape, note
 from rmqstore.config import StoreConfig, parse_java_properties
 from rmqstore.errors import StoreError
 from rmqstore.message_store import MessageStore
+
+_TRIES = 3
 
 
 def _plain(name: str) -> str:
@@ -72,8 +76,10 @@ def _overrides(config_file: str | None, options: Sequence[str]) -> dict[str, Any
 
 def _config(path: str, config_file: str | None, options: Sequence[str]) -> StoreConfig:
     """The store's config: what its files say, overridden by the broker.conf and then by the options."""
+    overrides = _overrides(config_file, options)
+    check_store_path(path)
     try:
-        config = StoreConfig.infer(path, **_overrides(config_file, options))
+        config = StoreConfig.infer(path, **overrides)
     except StoreError:
         raise
     except ValueError as error:
@@ -87,6 +93,7 @@ def _config(path: str, config_file: str | None, options: Sequence[str]) -> Store
 
 
 def note_assumed(config: StoreConfig, names: Iterable[str]) -> None:
+    """Say on stderr which of the options `names` the store does not tell."""
     for name in names:
         if name in config.assumed:
             note(f"note: the store does not tell {name}; {getattr(config, name)!r} is assumed (give -o {name}=...)")
@@ -109,6 +116,13 @@ class Given:
         return _config(path, self.config_file, self.options)
 
     def open(self, path: str) -> MessageStore:
+        """Open the store at `path` read-only with these options."""
+        for _ in range(_TRIES):
+            try:
+                return MessageStore.open(path, config=self.config(path), read_only=True)
+            except FileNotFoundError:
+                # A broker deleted a file that was listed just before: retention.
+                continue
         return MessageStore.open(path, config=self.config(path), read_only=True)
 
 
@@ -125,11 +139,15 @@ def store_options(function: Callable[..., Any]) -> Callable[..., Any]:
     conf_type = click.Path(exists=True, dir_okay=False)
     for option in (
         click.option("--json", "as_json", is_flag=True, help="One JSON object a line."),
-        click.option("-o", "options", multiple=True, metavar="NAME=VALUE", help=name_help),
+        click.option(
+            "-o", "options", multiple=True, metavar="NAME=VALUE", help=name_help, shell_complete=complete_option
+        ),
         click.option("--config", "config_file", type=conf_type, help="The broker's broker.conf."),
     ):
         wrapped = option(wrapped)
     return wrapped
 
 
-path_argument = click.argument("path", type=click.Path())
+path_argument = click.argument("path", type=click.Path(), shell_complete=complete_path)
+topic_argument = click.argument("topic", shell_complete=complete_topic)
+optional_topic_argument = click.argument("topic", required=False, shell_complete=complete_topic)

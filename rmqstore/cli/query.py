@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import click
 
+from rmqstore.cli.completion import complete_queue
 from rmqstore.cli.group import nothing
-from rmqstore.cli.messages import body_option, print_message
-from rmqstore.cli.options import Given, note_assumed, path_argument, store_options
+from rmqstore.cli.messages import about_topic, body_option, print_message
+from rmqstore.cli.options import (
+    Given,
+    note_assumed,
+    optional_topic_argument,
+    path_argument,
+    store_options,
+    topic_argument,
+)
 from rmqstore.cli.terminal import TIME, Printer, escape, note
 from rmqstore.errors import CorruptionError, OffsetOutOfRangeError
 from rmqstore.message import MessageExt
@@ -17,7 +25,7 @@ _INDEX_TYPES = {None: None, "key": "K", "unique": "U", "tag": "T"}
 
 @click.command()
 @path_argument
-@click.argument("topic", required=False)
+@optional_topic_argument
 @click.argument("key", required=False)
 @click.option(
     "--type",
@@ -68,7 +76,7 @@ def query(
         for message in found:
             print_message(printer, message, body)
         if not found:
-            nothing(f"no message of topic {topic} has {key_type or 'key'} {key}")
+            nothing(f"no message of topic {topic} has {key_type or 'key'} {key}{about_topic(store, topic)}")
         if found.truncated:
             note(f"there are more than {max_num}; give --max-num or a time range")
 
@@ -89,8 +97,8 @@ def _message_at(store: MessageStore, msg_id: str | None, phy_offset: int | None)
 
 @click.command()
 @path_argument
-@click.argument("topic")
-@click.argument("queue_id", metavar="QUEUE", type=click.IntRange(min=0))
+@topic_argument
+@click.argument("queue_id", metavar="QUEUE", type=click.IntRange(min=0), shell_complete=complete_queue)
 @click.option("--from", "queue_offset", type=int, help="Queue offset to begin with; by default the first there is.")
 @click.option("--time", "timestamp", type=TIME, help="Begin with the first message stored at or after this time.")
 @click.option("--max-num", type=click.IntRange(min=1), default=32, show_default=True, help="At most so many.")
@@ -128,6 +136,12 @@ def get(
                 break
             queue_offset = result.next_queue_offset
         if left == max_num:
+            known = store.queue_ids(topic)
+            if queue_id not in known:
+                nothing(
+                    f"there is no queue {topic}/{queue_id}"
+                    + (f"; the topic has: {', '.join(map(str, known[:20]))}" if known else about_topic(store, topic))
+                )
             nothing(
                 f"{result.status.name}: nothing at queue offset {queue_offset} of {topic}/{queue_id}, which holds "
                 f"{result.min_queue_offset} to {result.max_queue_offset}"

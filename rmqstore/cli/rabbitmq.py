@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import click
 
 from rmqstore.cli.group import FOUND_NOTHING, CannotOpenError, StoreGroup, nothing
+from rmqstore.cli.paths import check_vhost_path
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, format_time, note
 from rmqstore.errors import InvalidMessageError
 from rmqstore.rabbitmq import Finding, Queue, QueuedMessage, Vhost, find_vhosts, node_process, repair, verify
@@ -51,6 +52,7 @@ def _note_running(path: str) -> None:
 
 
 def _vhosts(path: str, segment_entry_count: int | None) -> Iterator[Vhost]:
+    check_vhost_path(path)
     _note_running(path)
     for each in find_vhosts(path):
         with Vhost.open(each, segment_entry_count=segment_entry_count) as vhost:
@@ -58,6 +60,7 @@ def _vhosts(path: str, segment_entry_count: int | None) -> Iterator[Vhost]:
 
 
 def _one_vhost(path: str, segment_entry_count: int | None, name: str | None) -> Vhost:
+    check_vhost_path(path)
     paths = find_vhosts(path)
     found = [Vhost.open(each, segment_entry_count=segment_entry_count) for each in paths]
     matching = [vhost for vhost in found if name is None or vhost.name == name]
@@ -282,8 +285,9 @@ def verify_command(path: str, as_json: bool, segment_entry_count: int | None) ->
     """Look for everything that is wrong, and say what the real node would do; exit code 1 if anything is wrong."""
     printer = Printer(as_json)
     kinds: Counter[tuple[str, str]] = Counter()
+    check_vhost_path(path)
     _note_running(path)
-    with Progress("verifying") as progress:
+    with Progress("verifying", "queues") as progress:
         for finding in verify(path, segment_entry_count=segment_entry_count, progress=progress):
             kinds[finding.kind, finding.consequence.sentence] += 1
             if as_json:
@@ -323,7 +327,7 @@ def repair_command(
     pid = node_process(source)
     if pid is not None:
         raise CannotOpenError(f"process {pid} has files of this directory open; stop the node first")
-    with Progress("repairing") as progress:
+    with Progress("repairing", "queues") as progress:
         report = repair(source, output, segment_entry_count=segment_entry_count, progress=progress)
     if as_json:
         for queue in report.queues:
@@ -385,7 +389,7 @@ def export_command(
     """Write the live messages to one file: JSON lines, Arrow or Parquet; '-' is standard output."""
     _note_running(path)
     with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
-        with Progress("exporting") as progress:
+        with Progress("exporting", "messages") as progress:
             number = export(
                 vhost, sys.stdout.buffer if output == "-" else output, queues=queue_names or None, format=kind, progress=progress
             )  # fmt: skip

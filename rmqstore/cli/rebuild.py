@@ -10,6 +10,7 @@ import click
 
 from rmqstore.cli.group import FOUND_NOTHING, nothing, of_error
 from rmqstore.cli.options import Given, path_argument, store_options
+from rmqstore.cli.paths import check_store_path
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, note
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.message_store import MessageStore
@@ -36,7 +37,7 @@ def rebuild_command(path: str, what: tuple[str, ...], output: str | None, yes: b
     config = given.config(path)
     agree_to_replace(path, kinds, output, yes)
     try:
-        with Progress("rebuilding") as progress:
+        with Progress("rebuilding", "bytes") as progress:
             report = rebuild(path, kinds, config, output, progress)
     except KeyboardInterrupt:
         if output is not None:
@@ -109,8 +110,9 @@ def recover_command(path: str, mode: str, yes: bool, given: Given) -> None:
     left exactly as it is. What a crash left torn behind the last whole record is cut; queues and index are brought into
     line with the log. The broker must not run.
     """
+    check_store_path(path)
     if not os.path.isdir(os.path.join(path, "commitlog")):
-        raise of_error(StoreError("there is no store here; give the folder that holds commitlog/", path))
+        raise of_error(StoreError("there is no commit log here, which recovery begins with; put commitlog/ back", path))
     config = given.config(path)
     if mode == "truncate" and not yes:
         if not sys.stdin.isatty():

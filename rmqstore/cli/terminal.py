@@ -21,7 +21,7 @@ from rmqstore.texts import escape, format_size, format_time, parse_time
 __all__ = ["TIME", "Printer", "Progress", "escape", "format_size", "format_time", "note", "parse_time"]
 
 
-class _TimeType(click.ParamType):
+class _TimeType(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
     name = "TIME"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
@@ -101,25 +101,65 @@ def note(text: str) -> None:
     click.echo(escape(text), err=True)
 
 
-class Progress:
-    """A bar on stderr, drawn only if that is a terminal; until it is called it shows that something goes on."""
+def format_rate(per_second: float | None, unit: str) -> str:
+    """str: so many of `unit` a second; "" where it is not known yet."""
+    if per_second is None:
+        return ""
+    if unit == "bytes":
+        return f"{format_size(round(per_second))}/s"
+    return f"{format_number(round(per_second))} {unit}/s"
 
-    def __init__(self, what: str):
+
+def format_number(number: int) -> str:
+    """str: `number` for people, its digits in groups of three."""
+    return f"{number:,}".replace(",", " ")
+
+
+class Progress:
+    """A bar on stderr, drawn only if that is a terminal; until it is called it shows that something goes on.
+
+    Parameters
+    ----------
+    what : str
+        What is being done.
+    unit : str
+        What `done` and `total` count: "bytes" shows a rate in sizes a second, another word in that many a second, "" none.
+    """
+
+    def __init__(self, what: str, unit: str = ""):
         self.what = what
+        self.unit = unit
         self._bar: Any = None
         self._task: Any = None
 
     def __enter__(self) -> Progress:
         if sys.stderr.isatty():
             from rich.console import Console
-            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import BarColumn, Progress, Task, TaskProgressColumn, TextColumn, TimeRemainingColumn
+            from rich.table import Column
 
+            class RateColumn(TextColumn):
+                def render(self, task: Task) -> Any:
+                    task.fields["rate"] = format_rate(task.finished_speed or task.speed, unit)
+                    return super().render(task)
+
+            unit = self.unit
+            columns = [
+                TextColumn("{task.description}", table_column=Column(no_wrap=True)),
+                # The bar gives way where the terminal is narrow; the figures do not.
+                BarColumn(bar_width=None, table_column=Column(ratio=1, min_width=4, max_width=40)),
+                TaskProgressColumn(table_column=Column(no_wrap=True)),
+            ]
+            if unit and Console(file=sys.stderr).width >= 60:
+                columns.append(RateColumn("{task.fields[rate]}", table_column=Column(no_wrap=True)))
+            # Time left while it is at work, time taken where that is not known yet.
+            columns.append(TimeRemainingColumn(compact=True, elapsed_when_finished=True))
             self._bar = Progress(
-                TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(),
-                console=Console(file=sys.stderr), transient=True, redirect_stdout=sys.stdout.isatty(), redirect_stderr=False,
+                *columns, console=Console(file=sys.stderr), transient=True, redirect_stdout=sys.stdout.isatty(),
+                redirect_stderr=False, expand=True,
             )  # fmt: skip
             self._bar.start()
-            self._task = self._bar.add_task(self.what, total=None)
+            self._task = self._bar.add_task(self.what, total=None, rate="")
         return self
 
     def __exit__(self, *exc_info: object) -> None:

@@ -34,7 +34,7 @@ def verify_command(path: str, given: Given) -> None:
         config = None  # That the geometry cannot be told is a finding.
     printer = Printer(given.as_json)
     kinds: Counter[str] = Counter()
-    with Progress("verifying") as progress:
+    with Progress("verifying", "bytes") as progress:
         for finding in verify(path, config, progress):
             kinds[finding.kind] += 1
             if given.as_json:

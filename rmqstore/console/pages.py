@@ -56,7 +56,7 @@ _TOLD_BY_NO_FILE = ("message_delay_level", "index_tags")
 KEY_TYPES = {"": None, "any": None, "unique": "U", "key": "K", "tag": "T"}
 _STATIC_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".svg": "image/svg+xml"}
 
-_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Any])
+_Endpoint = TypeVar("_Endpoint", bound=Callable[..., Response])
 
 
 # ------------------------------------------------------------------------------------------------------------- templates

@@ -102,7 +102,10 @@ def parse_queue_name(data: bytes) -> QueueName | None:
     if len(name) >= 2 and name[-2] == 0:
         name, priority = name[:-2], name[-1]
     version = int(match[3]) if match[3] else 1
-    decode = lambda part: part.decode("utf-8", "surrogateescape")  # noqa: E731
+
+    def decode(part: bytes) -> str:
+        return part.decode("utf-8", "surrogateescape")
+
     return QueueName(decode(match[1]), decode(name), priority, version)
 
 

@@ -225,26 +225,32 @@ class QueuedMessage:
 
     @property
     def body(self) -> bytes:
+        """The body, as a publisher sent it."""
         return self.message.body
 
     @property
     def properties(self) -> dict[str, Any]:
+        """The AMQP properties that are present, by name."""
         return self.message.properties
 
     @property
     def exchange(self) -> str:
+        """The exchange it was published to; empty for the default one."""
         return self.message.exchange
 
     @property
     def routing_keys(self) -> list[str]:
+        """Its routing keys, those of CC and BCC included."""
         return self.message.routing_keys
 
     @property
     def vhost(self) -> str:
+        """The vhost that the message's own term names."""
         return self.message.vhost or ""
 
     @property
     def term(self) -> bytes:
+        """The message as a term of Erlang's external format."""
         return self.message.term
 
 

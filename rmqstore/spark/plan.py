@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from rmqstore import _core
-from rmqstore._core import UnitLayout, Verdict
+from rmqstore._core import UnitLayout
 from rmqstore.commit_log import CommitLog, check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.consume_queue import ConsumeQueue, queue_directories
@@ -172,15 +172,7 @@ class LogPlan:
 
 def known_end(log: CommitLog) -> int:
     """int: the end of a log that was opened with `CommitLog.follow`, behind damage in its newest segment if records follow."""
-    end, reached = log.max_offset, log.find_end()
-    behind = log.find_end_behind_damage()
-    mapped_file = log.queue.find(reached)
-    if behind <= reached or mapped_file is None:
-        return end
-    base = mapped_file.file_from_offset
-    # A writer that went on meanwhile left a whole record here, before it wrote the next one.
-    now = _core.check_record(mapped_file.region, reached - base, base, 0)[0]
-    return end if now in (Verdict.RECORD, Verdict.BLANK) else behind
+    return log.known_end()
 
 
 def segment_path(root: str, config: StoreConfig, phy_offset: int) -> tuple[str, int]:

@@ -62,11 +62,9 @@ def volumes(batch: pa.RecordBatch) -> pa.RecordBatch:
     import pyarrow.compute as pc
 
     def numbers(array: Any, kind: Any = np.int64) -> np.ndarray:
-        return (
-            pc.fill_null(array, False if pa.types.is_boolean(array.type) else 0)
-            .to_numpy(zero_copy_only=False)
-            .astype(kind, copy=False)
-        )
+        filled = pc.fill_null(array, False if pa.types.is_boolean(array.type) else 0)
+        values: np.ndarray = filled.to_numpy(zero_copy_only=False).astype(kind, copy=False)
+        return values
 
     times = batch.column("store_timestamp")
     moments = numbers(times.cast(pa.timestamp("us", "UTC")).cast(pa.int64()))

@@ -20,6 +20,7 @@ from click.testing import CliRunner
 
 import rmqstore
 from rmqstore import cli
+from rmqstore.cli import group
 from rmqstore.rabbitmq import Vhost, dets, layout
 from rmqstore.rabbitmq.term import Atom
 
@@ -310,7 +311,7 @@ def test_a_reader_that_goes_and_a_disk_that_is_full(golden_vhost, tmp_path):
         process.stdout.read(1)
         process.stdout.close()
         assert b"Traceback" not in process.stderr.read()
-    assert process.returncode == cli.READER_GONE
+    assert process.returncode == group.READER_GONE
     if os.path.exists("/dev/full"):
         for output, kind in (("/dev/full", "jsonl"), ("/dev/full", "parquet"), ("-", "jsonl")):
             with (
@@ -341,7 +342,7 @@ def test_ctrl_c_while_an_import_reads(golden_vhost_copy):
         process.send_signal(signal.SIGINT)
         assert b"Traceback" not in process.stderr.read()
         process.stdin.close()
-    assert process.returncode == cli.INTERRUPTED
+    assert process.returncode == group.INTERRUPTED
     assert golden.tree(path) == before
 
 

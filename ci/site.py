@@ -1,0 +1,58 @@
+"""Hooks of mkdocs.yml: documents that lie beside docs/ are pages too, and links work in the site as they do in the tree.
+
+Owns the list of these documents.  A link that leads to something in the tree which is no page (a test, a data file) becomes
+its text, because a site has nothing there; every other link is left to `mkdocs build --strict`, which fails on one that
+leads nowhere.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+# Documents of the project's root, which become pages of the site's root.
+BESIDE = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
+LINK = re.compile(r"(?<![\\!])\[(?P<text>[^\]\[]*)\]\((?P<target>[^)\s]+)\)")
+# Fences whose info string has a second word for the tests ("console spark") or names no language.
+INFO = re.compile(r"^(?P<mark>`{3,})(?P<language>\w+) [\w ]+$", re.MULTILINE)
+
+
+def on_files(files: Files, *, config: Any) -> Files:
+    """Add the documents that lie beside docs/."""
+    for name in BESIDE:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        if name == "LICENSE":
+            name, text = "LICENSE.md", f"# Licence\n\n```text\n{text.rstrip()}\n```\n"
+        files.append(File.generated(config, name, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> str:
+    """Point links at the site's pages; take the tests' words out of fences."""
+    source = page.file.src_uri
+    # Where the document lies in the tree, seen from the project's root.
+    folder = "" if source in BESIDE or source == "LICENSE.md" else posixpath.join("docs", posixpath.dirname(source))
+
+    def linked(found: re.Match[str]) -> str:
+        text, target = found["text"], found["target"]
+        name, mark, anchor = target.partition("#")
+        if not name or re.match(r"[a-zA-Z][\w+.-]*:", name):
+            return found[0]
+        path = posixpath.normpath(posixpath.join(folder, name))
+        if path == "README.md":
+            path = "docs/index.md"
+        if path == "LICENSE":
+            path = "LICENSE.md"
+        page_name = path.removeprefix("docs/")
+        if files.get_file_from_path(page_name) is None:
+            return text if (ROOT / path).exists() else found[0]
+        return f"[{text}]({posixpath.relpath(page_name, posixpath.dirname(source) or '.')}{mark}{anchor})"
+
+    parts = re.split(r"(^ *`{3,}.*?^ *`{3,}$)", markdown, flags=re.MULTILINE | re.DOTALL)
+    parts[::2] = [LINK.sub(linked, part) for part in parts[::2]]
+    return INFO.sub(r"\g<mark>\g<language>", "".join(parts))

@@ -1,0 +1,102 @@
+"""rmqstore metrics: the numbers of stores as text for Prometheus."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import click
+
+from rmqstore.cli.options import Given, store_options
+from rmqstore.cli.terminal import Printer, note
+from rmqstore.config import parse_java_properties
+from rmqstore.errors import StoreError
+from rmqstore.export import OutputFile, check_outside
+from rmqstore.metrics import Findings, text
+
+
+@click.command(name="metrics")
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path())
+@click.option(
+    "-O",
+    "--output",
+    default="-",
+    metavar="FILE",
+    help="Replace this file, at once and as a whole, as node_exporter's textfile collector wants it; - is standard output.",
+)
+@click.option("--cluster", help="The label cluster; by default brokerClusterName of --config.")
+@click.option("--broker", help="The label broker; by default brokerName of --config.")
+@click.option(
+    "--findings",
+    "findings_file",
+    type=click.Path(exists=True, dir_okay=False),
+    help="What 'rmqstore verify --json' printed of this store; its findings become metrics.",
+)
+@store_options
+def metrics_command(
+    paths: tuple[str, ...],
+    output: str,
+    cluster: str | None,
+    broker: str | None,
+    findings_file: str | None,
+    given: Given,
+) -> None:
+    """Print the metrics of stores for Prometheus: queues, consumer lag, disk, index, checkpoint.
+
+    The names are those of rocketmq-exporter where the meaning is the same. With several PATHs each series has the label store.
+    """
+    if findings_file is not None and len(paths) > 1:
+        raise click.UsageError("--findings belongs to one store: give one PATH")
+    for path in paths if output != "-" else ():
+        check_outside(output, path)
+    names = _names_of(given.config_file)
+    labels = {
+        "cluster": names.get("brokerClusterName", "") if cluster is None else cluster,
+        "broker": names.get("brokerName", "") if broker is None else broker,
+    }
+    findings = None if findings_file is None else _findings(findings_file)
+    config = given.config(paths[0]) if len(paths) == 1 else None
+    if config is None and (given.options or given.config_file is not None):
+        raise click.UsageError("-o and --config belong to one store: give one PATH")
+    found = text(paths[0] if len(paths) == 1 else list(paths), config, findings=findings, **labels)
+    if output == "-":
+        sys.stdout.flush()
+        sys.stdout.buffer.write(found)
+        return
+    with OutputFile(output, force=True) as file:
+        file.write(found)
+        # The collector runs as another user.
+        os.fchmod(file.fileno(), 0o644)
+    series = sum(1 for line in found.splitlines() if line and not line.startswith(b"#"))
+    if given.as_json:
+        Printer(True).json_line({"type": "metrics", "output": output, "series": series})
+    elif sys.stderr.isatty():
+        note(f"{series} series in {output}")
+
+
+def _names_of(config_file: str | None) -> dict[str, str]:
+    if config_file is None:
+        return {}
+    with open(config_file, encoding="iso-8859-1", newline="") as file:
+        return {name: value for name, value, _ in parse_java_properties(file.read(), config_file)}
+
+
+def _findings(path: str) -> Findings:
+    summary: Any = None
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                value = json.loads(line)
+            except ValueError:
+                value = None
+            if isinstance(value, dict) and value.get("type") == "summary":
+                summary = value
+        when = os.fstat(file.fileno()).st_mtime
+    kinds = summary.get("kinds") if summary is not None else None
+    if not isinstance(kinds, dict) or not all(type(number) is int for number in kinds.values()):
+        raise StoreError(
+            "this is no whole output of 'rmqstore verify --json': its last line, the summary, is missing", path
+        )
+    return Findings(kinds, round(when * 1000))

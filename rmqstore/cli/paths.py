@@ -1,0 +1,126 @@
+"""What a wrong PATH is, and what to give instead.
+
+Owns the sentences for a newcomer who gave a file, an empty folder, a part of a store, or the other system's directory.
+It looks at names only, and only after a command found that it cannot work there; it never opens a store.
+"""
+
+from __future__ import annotations
+
+import os
+
+from rmqstore.cli.group import CannotOpenError
+
+# What the root of a store holds; one of them is enough for a command to have something to look at.
+_PARTS = ("commitlog", "consumequeue", "batchconsumequeue", "index")
+
+
+def is_store(path: str) -> bool:
+    """bool: `path` is a directory with parts of a RocketMQ store."""
+    return any(os.path.isdir(os.path.join(path, name)) for name in _PARTS)
+
+
+def is_vhost(path: str) -> bool:
+    """bool: `path` is a directory of RabbitMQ's classic queues, or holds one where a node has it."""
+    from rmqstore.errors import StoreError
+    from rmqstore.rabbitmq import find_vhosts
+
+    try:
+        return bool(find_vhosts(path))
+    except (StoreError, OSError):
+        return False
+
+
+def check_store_path(path: str) -> None:
+    """Nothing, if `path` is a directory with parts of a RocketMQ store.
+
+    Raises
+    ------
+    CannotOpenError
+        It is something else; the error says what, and which path to give.
+    """
+    if is_store(path):
+        return
+    if not os.path.lexists(path):
+        raise CannotOpenError(f"there is no such directory [{path}]", _missing_hint(path))
+    root = _store_above(path)
+    if root is not None:
+        kind = "a part" if os.path.isdir(path) else "a file"
+        raise CannotOpenError(f"this is {kind} of a store [{path}]", f"Give the store's root: {_shown(root)}")
+    if not os.path.isdir(path):
+        raise CannotOpenError(
+            f"this is a file and no directory [{path}]", "Give the store's root, the folder that holds commitlog/."
+        )
+    if is_vhost(path):
+        raise CannotOpenError(
+            f"these are RabbitMQ's queues and no RocketMQ store [{path}]",
+            f"Try: rmqstore rabbitmq info {_shown(path)}",
+        )
+    below = _stores_below(path)
+    if below:
+        raise CannotOpenError(
+            f"this directory is no store, but one lies below it [{path}]",
+            f"Give the store's root: {' or '.join(_shown(each) for each in below)}",
+        )
+    empty = not any(os.scandir(path))
+    raise CannotOpenError(
+        f"this directory is {'empty' if empty else 'no RocketMQ store: it has no commitlog/'} [{path}]",
+        "Give the store's root (storePathRootDir of the broker.conf, by default ~/store), the folder that holds commitlog/.",
+    )
+
+
+def check_vhost_path(path: str) -> None:
+    """Nothing, unless `path` is plainly a RocketMQ store.
+
+    Raises
+    ------
+    CannotOpenError
+        It is one.
+    """
+    if is_store(path) and not is_vhost(path):
+        raise CannotOpenError(
+            f"this is a RocketMQ store and no RabbitMQ directory [{path}]", f"Try: rmqstore info {_shown(path)}"
+        )
+
+
+def _shown(path: str) -> str:
+    import shlex
+
+    from rmqstore.cli.terminal import escape
+
+    return escape(shlex.quote(path))
+
+
+def _missing_hint(path: str) -> str:
+    # How far the path is right.
+    at = os.path.abspath(path)
+    while not os.path.isdir(at) and os.path.dirname(at) != at:
+        at = os.path.dirname(at)
+    return f"{_shown(at)} is there, what follows is not. Give the store's root, the folder that holds commitlog/."
+
+
+def _store_above(path: str) -> str | None:
+    # commitlog/ and index/ are one below the root, a queue's directory and its files are up to four.
+    at = os.path.abspath(path)
+    below = ""
+    for _ in range(5):
+        at, name = os.path.split(at)
+        below = name
+        if below in (*_PARTS, "config") and is_store(at):
+            relative = os.path.relpath(at)
+            return at if os.path.isabs(path) or len(relative) > len(at) else relative
+    return None
+
+
+def _stores_below(path: str) -> list[str]:
+    found = []
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                # Only what a store has for certain: many programs have folders of the name "index".
+                if entry.is_dir() and os.path.isdir(os.path.join(entry.path, "commitlog")):
+                    found.append(entry.path)
+                    if len(found) == 3:
+                        break
+    except OSError:
+        pass
+    return sorted(found)

@@ -1,0 +1,441 @@
+"""rmqstore tail: the newest messages, and those that come.
+
+Owns the position up to which messages were shown.  It only reads, and keeps no lock.  Invariants:
+
+- What is shown is in the order of the log, each message once; what could not be shown (deleted by retention before it was
+  read, or damaged) is said on stderr with its place.
+- The end of the log is fixed before the newest messages are looked for, so that following begins exactly behind them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import os
+import select
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+import click
+
+from rmqstore.cli.completion import complete_queue
+from rmqstore.cli.group import INTERRUPTED, CannotOpenError, nothing
+from rmqstore.cli.messages import about_topic, body_option, print_message
+from rmqstore.cli.options import Given, optional_topic_argument, path_argument, store_options
+from rmqstore.cli.terminal import Printer, Progress, note
+from rmqstore.commit_log import Blank, Damage
+from rmqstore.consume_queue import ConsumeQueue, Unit
+from rmqstore.consume_queue_store import AnyConsumeQueue
+from rmqstore.errors import OffsetOutOfRangeError, StoreChangedError
+from rmqstore.message import MessageExt, tags_code
+from rmqstore.message_store import MessageStore
+
+_UNIT_BLOCK = 256
+# How many of the last records are remembered, to go on behind the newest that a writer's recovery left.
+_REMEMBERED = 4096
+_REMEMBERED_AT_FIRST = 256
+# Polls without progress before damage is looked for in front of a newer segment.
+_PATIENCE = 3
+# How often a file may be deleted under a read before that is an error.
+_TRIES = 3
+
+
+@click.command()
+@path_argument
+@optional_topic_argument
+@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option(
+    "--queue",
+    "queue_ids",
+    type=click.IntRange(min=0),
+    multiple=True,
+    help="Only this queue; repeatable.",
+    shell_complete=complete_queue,
+)
+@click.option("--tags", help="Only these tags: 'a || b'.")
+@click.option("--key", help="Only messages with this key or unique key.")
+@click.option(
+    "-n",
+    "--max-num",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    help="Begin with so many of the newest.",
+)
+@click.option(
+    "--from-offset",
+    "begin",
+    type=click.IntRange(min=0),
+    help="Begin with this phy offset instead, and show all from there.",
+)
+@click.option(
+    "--poll-interval",
+    type=click.FloatRange(min=0.001, max=3600),
+    default=0.2,
+    show_default=True,
+    metavar="SECONDS",
+    help="How often --follow looks.",
+)
+@body_option
+@store_options
+def tail(
+    path: str,
+    topic: str | None,
+    follow: bool,
+    queue_ids: tuple[int, ...],
+    tags: str | None,
+    key: str | None,
+    max_num: int,
+    begin: int | None,
+    poll_interval: float,
+    body: str,
+    given: Given,
+) -> None:
+    """Show the newest messages, oldest first, and with -f those that come.
+
+    Works on a store that a broker or another process is writing to, and takes part in nothing: no lock, no consumer
+    progress. Files that retention deletes, a log that recovery cuts and a store that is replaced are said and followed.
+    """
+    if topic is None and queue_ids:
+        raise click.UsageError("--queue needs TOPIC")
+    wanted = _Wanted(topic, frozenset(queue_ids), _tag_texts(tags), key)
+    printer = Printer(given.as_json)
+
+    def show(message: MessageExt) -> None:
+        print_message(printer, message, body)
+
+    try:
+        with contextlib.ExitStack() as stack:
+            store = stack.enter_context(given.open(path))
+            end = store.commit_log.max_offset
+            shown = 0
+            # Read before anything is shown: what was shown is known to have been there then.
+            every = _Wanted(None, frozenset(), None, None)
+            before = _newest_of_moment(store, _REMEMBERED_AT_FIRST, end, every) if follow else []
+            if begin is not None:
+                newest: Iterable[MessageExt] = _from_offset(store, begin, end, wanted)
+            else:
+                newest = _newest_of_moment(store, max_num, end, wanted)
+            for message in newest:
+                shown += 1
+                show(message)
+            if not follow:
+                if not shown and max_num:
+                    nothing(f"there is no message {wanted}" + ("" if topic is None else about_topic(store, topic)))
+                return
+            if topic is not None and topic not in store.topics():
+                note(f"topic {topic} has no queue yet; waiting for its first message")
+            _Follower(path, given, store, stack, end).run(before, wanted, show, poll_interval)
+    except KeyboardInterrupt:
+        # The usual end of following, of which nothing needs to be said.
+        sys.stdout.flush()
+        click.get_current_context().exit(INTERRUPTED)
+
+
+# ------------------------------------------------------------------------------------------------------------- choosing
+
+
+def _tag_texts(tags: str | None) -> frozenset[str] | None:
+    # As of `MessageStore.get_message`: None, "" and "*" keep all.
+    names = frozenset(part.strip() for part in (tags or "").split("||")) - {""}
+    return None if not names or "*" in names else names
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """Which messages are shown."""
+
+    topic: str | None
+    queue_ids: frozenset[int]
+    tags: frozenset[str] | None
+    key: str | None
+
+    def __call__(self, message: MessageExt) -> bool:
+        return (
+            (self.topic is None or message.topic == self.topic)
+            and (not self.queue_ids or message.queue_id in self.queue_ids)
+            and (self.tags is None or message.tags in self.tags)
+            and (self.key is None or message.unique_key == self.key or self.key in message.keys)
+        )
+
+    def __str__(self) -> str:
+        parts = [
+            f"of topic {self.topic}" if self.topic is not None else "",
+            f"in queue {', '.join(map(str, sorted(self.queue_ids)))}" if self.queue_ids else "",
+            f"with tags {' || '.join(sorted(self.tags))}" if self.tags is not None else "",
+            f"with key {self.key}" if self.key is not None else "",
+        ]
+        return " ".join(part for part in parts if part) or "in the log"
+
+
+# ----------------------------------------------------------------------------------------------------------- the newest
+
+
+def _messages(
+    store: MessageStore, begin: int, end: int, wanted: _Wanted, progress: Progress | None = None
+) -> Iterator[MessageExt]:
+    for number, entry in enumerate(store.commit_log.entries(begin, end)):
+        if progress is not None and number % 4096 == 0:
+            progress(entry.phy_offset - begin, end - begin)
+        if isinstance(entry, MessageExt) and wanted(entry):
+            yield entry
+
+
+def _from_offset(store: MessageStore, begin: int, end: int, wanted: _Wanted) -> Iterator[MessageExt]:
+    log = store.commit_log
+    first = max(begin, log.min_offset)
+    # Begins where a record is known to begin, so that the middle of one is not taken for damage.
+    start = first if log.look_up(first) is not None else max(first - first % log.segment_size, log.min_offset)
+    return (message for message in _messages(store, start, end, wanted) if message.phy_offset >= begin)
+
+
+def _newest_of_moment(store: MessageStore, max_num: int, end: int, wanted: _Wanted) -> list[MessageExt]:
+    """As `_newest`, also where retention deletes a file while it is being read."""
+    for _ in range(_TRIES):
+        try:
+            return _newest(store, max_num, end, wanted)
+        except (OffsetOutOfRangeError, FileNotFoundError):
+            store.refresh()
+    return _newest(store, max_num, end, wanted)
+
+
+def _newest(store: MessageStore, max_num: int, end: int, wanted: _Wanted) -> list[MessageExt]:
+    """The newest `max_num` that are wanted and begin before `end`, oldest first."""
+    if max_num == 0:
+        return []
+    by_key = wanted.key is not None and _has_index(store)
+    if wanted.topic is None and not by_key:
+        return _newest_of_log(store, max_num, end, wanted)
+    log = store.commit_log
+    last_units = (queue.last_record() for queue in store.queues)
+    # What no queue has yet (a broker dispatches a little later, a lost queue never) is read from the log.
+    dispatched = max((unit.phy_offset + unit.size for unit in last_units if unit is not None), default=log.min_offset)
+    dispatched = min(max(dispatched, log.min_offset), end)
+    with Progress("reading the log", "bytes") as progress:
+        undispatched = deque(_messages(store, dispatched, end, wanted, progress), maxlen=max_num)
+    older = _by_key(store, max_num, wanted) if by_key else _by_queue(store, wanted)
+    found = list(undispatched)[::-1]
+    for message in older:
+        if len(found) >= max_num:
+            break
+        if message.phy_offset < dispatched:
+            found.append(message)
+    return found[::-1]
+
+
+def _newest_of_log(store: MessageStore, max_num: int, end: int, wanted: _Wanted) -> list[MessageExt]:
+    # The queues say where the newest messages begin; from there on the log itself is read, which has all of them.
+    log = store.commit_log
+    units = _units(store, None, frozenset())
+    begins, ahead = end, max_num
+    found: list[MessageExt] = []
+    with Progress("looking back", "bytes") as progress:
+        while len(found) < max_num and begins > log.min_offset:
+            stop = begins
+            more = [unit.phy_offset for unit, _ in itertools.islice(units, ahead)]
+            begins = max(min([begins, *more]), log.min_offset)
+            if not more:
+                # The queues hold no more; what is older, or all where they are lost, is in the log alone.
+                begins = max((base for base in log.queue.offsets if base < begins), default=log.min_offset)
+            progress(end - stop, end - log.min_offset)
+            found[:0] = deque(_messages(store, begins, stop, wanted), maxlen=max_num - len(found))
+            ahead *= 8
+    return found
+
+
+def _has_index(store: MessageStore) -> bool:
+    return store.index_service is not None and bool(store.index_service.names)
+
+
+def _units(store: MessageStore, topic: str | None, queue_ids: frozenset[int]) -> Iterator[tuple[Unit, AnyConsumeQueue]]:
+    """The units of the queues, those of the newest records first; one record may have several."""
+    chosen = []
+    for name, queue_id in store.queues.keys():
+        if topic in (None, name) and (not queue_ids or queue_id in queue_ids):
+            queue = store.queues.find(name, queue_id)
+            if queue is not None:
+                chosen.append(_newest_units(queue, store.commit_log.min_offset))
+    return heapq.merge(*chosen, key=lambda each: -each[0].phy_offset)
+
+
+def _newest_units(queue: AnyConsumeQueue, min_phy_offset: int) -> Iterator[tuple[Unit, AnyConsumeQueue]]:
+    low, high = queue.min_queue_offset(min_phy_offset), queue.max_queue_offset
+    while high > low:
+        if isinstance(queue, ConsumeQueue):
+            file_begin = high - 1 - (high - 1) % queue.units_per_file
+            block = max(low, high - _UNIT_BLOCK, file_begin)
+            for unit in reversed(list(queue.read(block, high - block))):
+                yield unit, queue
+            high = block
+        else:
+            found = queue.unit(high - 1)
+            if found is None:
+                return
+            yield found, queue
+            high = min(found.queue_offset, high - 1)
+
+
+def _by_queue(store: MessageStore, wanted: _Wanted) -> Iterator[MessageExt]:
+    codes = None if wanted.tags is None else {tags_code(each) & 0xFFFFFFFF for each in wanted.tags}
+    before = -1
+    for unit, queue in _units(store, wanted.topic, wanted.queue_ids):
+        if unit.phy_offset == before:
+            continue
+        before = unit.phy_offset
+        # As of a get: the low 32 bits of the code, and a code that cannot be read lets pass.
+        code = None if codes is None else queue.tags_code(unit)
+        if codes is not None and code is not None and code & 0xFFFFFFFF not in codes:
+            continue
+        message = store.commit_log.look_up(unit.phy_offset, unit.size)
+        if message is not None and wanted(message):
+            yield message
+
+
+def _by_key(store: MessageStore, max_num: int, wanted: _Wanted) -> list[MessageExt]:
+    """The newest with a key, by the index, newest first; of all topics if none is wanted."""
+    assert wanted.key is not None
+    found = []
+    for topic in store.topics() if wanted.topic is None else [wanted.topic]:
+        ask = max_num
+        while True:
+            hits = store.query_message(topic, wanted.key, ask)
+            chosen = [message for message in hits if wanted(message)]
+            if len(chosen) >= max_num or not hits.truncated:
+                found += chosen
+                break
+            ask *= 8
+    return sorted(found, key=lambda message: -message.phy_offset)
+
+
+# ------------------------------------------------------------------------------------------------------------ following
+
+
+@dataclass(slots=True)
+class _Follower:
+    """What was shown of a log that grows, and what comes next."""
+
+    path: str
+    given: Given
+    store: MessageStore
+    stack: contextlib.ExitStack
+    position: int
+    # (phy offset, size, store time) of records that were passed, the newest last.
+    passed: deque[tuple[int, int, int]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED))
+    idle: int = 0
+
+    def run(
+        self, before: list[MessageExt], wanted: _Wanted, show: Callable[[MessageExt], None], interval: float
+    ) -> None:
+        """Show what comes behind the messages `before`, for ever."""
+        for message in before:
+            self._remember(message)
+        pause = _Pause()
+        while True:
+            try:
+                self._look(wanted, show)
+            except StoreChangedError:
+                self._begin_anew()
+                continue
+            except (OffsetOutOfRangeError, FileNotFoundError):
+                # A file was deleted while it was looked at; the next look has the new list of files.
+                if not os.path.isdir(os.path.join(self.path, "commitlog")):
+                    self._say_gone()
+            sys.stdout.flush()
+            pause(interval)
+
+    def _remember(self, message: MessageExt) -> None:
+        self.passed.append((message.phy_offset, message.store_size, message.store_timestamp))
+
+    def _look(self, wanted: _Wanted, show: Callable[[MessageExt], None]) -> None:
+        log = self.store.commit_log
+        log.refresh()
+        if not log.queue.offsets and (self.position or not os.path.isdir(os.path.join(self.path, "commitlog"))):
+            self._say_gone()
+        end = log.max_offset
+        if end <= self.position:
+            self.idle += 1
+            self._look_behind_damage()
+            return
+        self.idle = 0
+        for entry in log.entries(self.position, end):
+            if entry.phy_offset > self.position:
+                note(
+                    f"phy offsets {self.position} to {entry.phy_offset} were deleted before they were shown (retention)"
+                )
+            if isinstance(entry, Damage):
+                note(
+                    f"{entry.size} bytes at phy offset {entry.phy_offset} are damaged ({entry.verdict.name}); going on behind"
+                )
+            elif not isinstance(entry, Blank):
+                self._remember(entry)
+                if wanted(entry):
+                    show(entry)
+            self.position = entry.phy_offset + (entry.store_size if isinstance(entry, MessageExt) else entry.size)
+        if self.position < log.min_offset:
+            note(f"phy offsets {self.position} to {log.min_offset} were deleted before they were shown (retention)")
+        self.position = max(self.position, end)
+
+    def _look_behind_damage(self) -> None:
+        # A writer that leaves a damaged stretch goes on in the next segment, which the end of the log does not reach.
+        log = self.store.commit_log
+        newer = [base for base in log.queue.offsets if base > self.position]
+        # The file that was made ready for what comes is empty, and the end is looked for only where one is not.
+        if self.idle >= _PATIENCE and any(any(log.queue.file(base).region.read(0, 8)) for base in newer):
+            log.set_end(max(log.find_end(), log.max_offset))
+
+    def _begin_anew(self) -> None:
+        """Open the store again and go on behind the newest record that is still the one that was shown."""
+        if not os.path.isdir(os.path.join(self.path, "commitlog")):
+            self._say_gone()
+        self.stack.close()
+        self.store = self.stack.enter_context(self.given.open(self.path))
+        log = self.store.commit_log
+        position = None
+        while self.passed and position is None:
+            phy_offset, size, timestamp = self.passed[-1]
+            if phy_offset < log.min_offset:
+                break
+            now = log.look_up(phy_offset) if phy_offset < log.max_offset else None
+            if now is not None and (now.store_size, now.store_timestamp) == (size, timestamp):
+                position = phy_offset + size
+            else:
+                self.passed.pop()
+        if position is not None:
+            if position < self.position:
+                note(f"the log was cut at or behind phy offset {position} (its writer recovered it); going on there")
+        elif self.passed:
+            # The files of all that was shown are gone.
+            position = log.min_offset
+            note(f"phy offsets {self.position} to {position} were deleted before they were shown (retention)")
+        else:
+            position = log.min_offset
+            note(f"the store was replaced; going on with its first message, at phy offset {position}")
+        self.position = position
+        self.idle = 0
+
+    def _say_gone(self) -> None:
+        raise CannotOpenError(
+            f"the store is gone: its commit log was deleted or moved away [{self.path}]",
+            "Where it comes back, or lies elsewhere now, run the command again with that path.",
+        )
+
+
+class _Pause:
+    """Waits, and ends the command when the reader of a pipe is gone, which a silent writer would not notice."""
+
+    def __init__(self) -> None:
+        self._poll: select.poll | None = None
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            descriptor = sys.stdout.fileno()
+            self._poll = select.poll()
+            self._poll.register(descriptor, 0)
+
+    def __call__(self, seconds: float) -> None:
+        if self._poll is None:
+            time.sleep(seconds)
+        elif self._poll.poll(max(round(seconds * 1000), 1)):
+            raise BrokenPipeError

@@ -1,0 +1,268 @@
+"""rmqstore export and import: messages out of a store into files, and from files into a store."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+
+import click
+
+from rmqstore.cli.group import FOUND_NOTHING, of_error
+from rmqstore.cli.options import Given, note_assumed, path_argument, store_options
+from rmqstore.cli.terminal import TIME, Printer, Progress, escape, format_size, note
+from rmqstore.config import StoreConfig
+from rmqstore.errors import StoreError
+from rmqstore.export import (
+    BODY_FORMS,
+    COMPRESSIONS,
+    CORRUPT_MODES,
+    FORMATS,
+    ExportReport,
+    Selection,
+    export,
+    format_of,
+)
+from rmqstore.importing import IMPORT_FORMATS, import_files
+
+_COMPRESSION_NAMES = sorted({name for names in COMPRESSIONS.values() for name in names})
+# Offsets and times of a store have 64 bits.
+_OFFSET = click.IntRange(min=0, max=2**63 - 1)
+
+
+@click.command(name="export")
+@path_argument
+@click.option(
+    "-O",
+    "--output",
+    default="-",
+    metavar="FILE",
+    help="The file (with --format files the folder) to make; - is standard output, as by default.",
+)
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(FORMATS),
+    help="By default what FILE's ending says, jsonl for standard output.",
+)
+@click.option("--topic", "topics", multiple=True, help="Only this topic; repeatable.")
+@click.option(
+    "--queue",
+    "queue_ids",
+    type=click.IntRange(min=0, max=2**31 - 1),
+    multiple=True,
+    help="Only this queue; repeatable.",
+)
+@click.option("--tags", help="Only these tags: 'a || b'.")
+@click.option("--key", "keys", multiple=True, help="Only messages with this key or unique key; repeatable.")
+@click.option("--begin", type=TIME, help="Stored at or after: ISO time, ms since epoch, or '2h ago'.")
+@click.option("--end", type=TIME, help="Stored at or before.")
+@click.option("--from-offset", type=_OFFSET, help="Records that begin at or after this phy offset.")
+@click.option("--to-offset", type=_OFFSET, help="Records that begin before this phy offset.")
+@click.option(
+    "--from-queue-offset", type=_OFFSET, help="Messages at or after this place in their queue; needs --topic."
+)
+@click.option("--to-queue-offset", type=_OFFSET, help="Messages before this place in their queue; needs --topic.")
+@click.option("--columns", metavar="A,B", help="Only these columns, in this order; by default all.")
+@click.option(
+    "--body",
+    type=click.Choice(BODY_FORMS),
+    help="How bodies are written. text: base64 where a body is not UTF-8; raw, for arrow, parquet and files: bytes.",
+)
+@click.option(
+    "--corrupt",
+    type=click.Choice(CORRUPT_MODES),
+    default="fail",
+    show_default=True,
+    help="What damage does: end the export, be left out, or be written with corrupt=true.",
+)
+@click.option(
+    "--compress",
+    type=click.Choice(_COMPRESSION_NAMES),
+    help="By default what FILE's ending says (.gz, .zst), zstd for parquet.",
+)
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@store_options
+def export_command(
+    path: str,
+    output: str,
+    kind: str | None,
+    topics: tuple[str, ...],
+    queue_ids: tuple[int, ...],
+    tags: str | None,
+    keys: tuple[str, ...],
+    begin: int | None,
+    end: int | None,
+    from_offset: int | None,
+    to_offset: int | None,
+    from_queue_offset: int | None,
+    to_queue_offset: int | None,
+    columns: str | None,
+    body: str | None,
+    corrupt: str,
+    compress: str | None,
+    force: bool,
+    given: Given,
+) -> None:
+    """Write messages to a file: JSON lines, CSV, Arrow, Parquet, or a file for each body.
+
+    All conditions must hold. The messages come in the order of the log, bodies are decompressed. FILE has its name only
+    when all is written. The store is only read, and a broker may be running on it.
+    """
+    to_stdout = output == "-"
+    kind = kind or ("jsonl" if to_stdout else format_of(output)[0])
+    shown = to_stdout and sys.stdout.isatty()
+    if to_stdout and kind == "files":
+        raise click.UsageError("--format files makes a folder: give its name with --output")
+    if shown and (kind in ("arrow", "parquet") or compress not in (None, "none")):
+        raise click.UsageError("this is nothing for a terminal: give --output FILE, or send it on with | or >")
+    names = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
+    config = given.config(path)
+    try:
+        selection = Selection(
+            topics, queue_ids, tags, keys, begin, end, from_offset, to_offset, from_queue_offset, to_queue_offset
+        )
+        # The bar would stand among the lines.
+        with Progress("exporting", "bytes") if not shown else _NoProgress() as progress:
+            report = export(
+                path,
+                sys.stdout.buffer if to_stdout else output,
+                selection,
+                config=config,
+                format=kind,
+                columns=names,
+                body=body,
+                corrupt=corrupt,
+                compression=compress,
+                force=force,
+                shown=shown,
+                progress=progress,
+            )
+    except StoreError:
+        raise
+    except ValueError as error:
+        raise click.UsageError(escape(str(error))) from None
+    _tell_export(report, to_stdout, given)
+    if not report.messages:
+        click.get_current_context().exit(FOUND_NOTHING)
+
+
+class _NoProgress:
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *exc_info: object) -> None:
+        pass
+
+
+def _tell_export(report: ExportReport, to_stdout: bool, given: Given) -> None:
+    if given.as_json and not to_stdout:
+        value = dataclasses.asdict(report)
+        Printer(True).json_line({"type": "export", **value, "size": _size_of(report.output)})
+        return
+    if report.damaged_stretches:
+        note(
+            f"{report.damaged_stretches} damaged stretches of the log were passed over ({format_size(report.damaged_size)}); "
+            "rmqstore verify lists them"
+        )
+    if report.corrupt_records:
+        note(
+            f"{report.corrupt_records} corrupt messages; they are among the {report.messages} only with --corrupt mark"
+        )
+    if not report.messages:
+        note("no message matches")
+    elif to_stdout:
+        note(f"{report.messages} messages")
+    else:
+        note(f"{report.messages} messages in {report.output} ({format_size(_size_of(report.output))})")
+
+
+def _size_of(path: str) -> int:
+    try:
+        if not os.path.isdir(path):
+            return os.path.getsize(path)
+        return sum(
+            os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names
+        )  # fmt: skip
+    except OSError:
+        return 0
+
+
+@click.command(name="import")
+@path_argument
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=click.Path())
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(IMPORT_FORMATS),
+    help="Of every FILE; by default what its ending says, or else its content.",
+)
+@click.option("--topic", help="The topic of all messages, whatever the files say.")
+@click.option("--queue", "queue_id", type=click.IntRange(min=0, max=2**31 - 1), help="The queue of all messages.")
+@click.option("--tags", help="The tag of all messages.")
+@click.option("--key", "keys", multiple=True, help="The keys of all messages; repeatable.")
+@click.option(
+    "--keep-timestamps", is_flag=True, help="Take store times from the files, where they must not fall, instead of now."
+)
+@store_options
+def import_command(
+    path: str,
+    files: tuple[str, ...],
+    kind: str | None,
+    topic: str | None,
+    queue_id: int | None,
+    tags: str | None,
+    keys: tuple[str, ...],
+    keep_timestamps: bool,
+    given: Given,
+) -> None:
+    """Put the messages of files into a store, behind those that are there; a new store is made.
+
+    THIS COMMAND WRITES, and no broker may run on the store. FILE is JSON lines, CSV, Arrow or Parquet as export writes them,
+    or the folder of single bodies; - is standard input. Everything is read and checked before the first message is put.
+    """
+    printer = Printer(given.as_json)
+    if os.path.isdir(os.path.join(path, "commitlog")):
+        config = given.config(path)
+        note_assumed(
+            config, ("max_hash_slot_num", "max_index_num", "mapped_file_size_consume_queue", "message_delay_level")
+        )
+    else:
+        try:
+            config = StoreConfig(**given.overrides())
+        except StoreError:
+            raise
+        except ValueError as error:
+            raise click.UsageError(escape(str(error))) from None
+
+    def on_stop(number: int, place: str) -> None:
+        if number:
+            note(f"the first {number} messages, up to {place}, are in the store")
+
+    try:
+        with Progress("importing", "bytes") as progress:
+            report = import_files(
+                path,
+                files,
+                config=config,
+                format=kind,
+                topic=topic,
+                queue_id=queue_id,
+                tags=tags,
+                keys=keys or None,
+                keep_timestamps=keep_timestamps,
+                progress=progress,
+                on_stop=on_stop,
+            )
+    except StoreError as error:
+        raise of_error(error) from None
+    if given.as_json:
+        printer.json_line({"type": "import", **dataclasses.asdict(report)})
+    else:
+        where = "the new store" if report.created else "the store"
+        printer.line(
+            f"{report.messages} messages put into {where} {escape(report.path)}, phy offsets {report.first_phy_offset} to "
+            f"{report.end_phy_offset}"
+        )
+    if not report.messages:
+        click.get_current_context().exit(FOUND_NOTHING)

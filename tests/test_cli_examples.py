@@ -1,0 +1,131 @@
+"""The examples in every command's ``--help``: there are some for each, and every line of them runs on a real store."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import golden
+import pytest
+from test_cli import DOCUMENT, environment, run, utc  # noqa: F401
+
+from rmqstore.cli import main
+from rmqstore.cli.examples import EXAMPLES
+
+RABBIT = Path(__file__).resolve().parent / "rabbitmq"
+
+
+def commands(group=main, words=()):
+    """Every command by the words that lead to it; groups among them."""
+    context = click.Context(group, info_name=" ".join(["rmqstore", *words]))
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        yield (*words, name), command
+        if isinstance(command, click.Group):
+            yield from commands(command, (*words, name))
+
+
+COMMANDS = {" ".join(words): command for words, command in commands()}
+
+
+def shown(command):
+    """The lines under ``Examples:`` in the help of a command."""
+    result = run(*command.split(), "--help")
+    assert result.exit_code == 0
+    section = re.search(r"\n  Examples:\n((?:    .*\n)+)", result.stdout)
+    assert section is not None, f"the help of {command} has no examples: add them to rmqstore/cli/examples.py"
+    return [line.strip() for line in section[1].splitlines()]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_help_ends_with_examples_of_the_command(command):
+    lines = shown(command)
+    assert all(f"rmqstore {command}" in line for line in lines), lines
+    assert max(map(len, lines)) <= 132
+
+
+def test_there_are_no_examples_of_commands_that_are_not():
+    assert EXAMPLES.keys() <= COMMANDS.keys()
+
+
+def lines_to_run():
+    for command in COMMANDS:
+        # Spark takes half a minute to start; its examples are lines of docs/cli.md, which tests/spark/test_command.py runs.
+        if command.split()[0] != "spark":
+            for line in EXAMPLES.get(command, ()):
+                yield pytest.param(line, id=line.replace("/", "|"))
+
+
+def test_the_examples_of_spark_are_in_the_document():
+    (session,) = re.findall(r"```console spark\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
+    documented = re.findall(r"(?m)^\$ (rmqstore spark .*)$", session)
+    for command in COMMANDS:
+        if command.split()[0] == "spark":
+            assert {*EXAMPLES[command]} <= {*documented}, command
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with ``store``, ``vhost`` and the programs that examples name, and the store's bounds; made anew for writers."""
+    sys.path.append(str(RABBIT))
+    try:
+        import golden_rabbitmq
+    finally:
+        sys.path.remove(str(RABBIT))
+    root = tmp_path_factory.mktemp("examples")
+    golden.unpack("broker", root)
+    golden_rabbitmq.unpack("02-kill9-segment-plus-journal", root / "unpacked").rename(root / "vhost")
+    return root
+
+
+@pytest.mark.parametrize("line", list(lines_to_run()))
+def test_every_example_runs(line, place, tmp_path, monkeypatch):
+    for name in ("store", "vhost"):
+        shutil.copytree(place / name, tmp_path / name)
+    # A demo of a million messages is a test of its own.
+    words = shlex.split(line)
+    if words == ["rmqstore", "demo"]:
+        line += " --messages 2000"
+    elif words[:2] == ["rmqstore", "demo"]:
+        line = f"rmqstore demo --messages 2000 --dir {tmp_path}"
+    elif words[:2] == ["rmqstore", "bench"]:
+        line = line.replace("/tmp", str(tmp_path)) + " --messages 1000 --seconds 0.1 -o mappedFileSizeCommitLog=4194304"
+    endless = "-f" in words or words[1] == "serve"
+    if words[0] == "rmqstore" and not endless and not re.search(r"[|;&><$]", line.replace("||", "")):
+        # In this process, which is quicker.
+        monkeypatch.chdir(tmp_path)
+        result = run(*shlex.split(line)[1:])
+        assert result.exit_code == 0 and "Error" not in result.stderr, result.output
+        # It says something, or makes a file.
+        assert result.output or len(list(tmp_path.iterdir())) > 2
+        return
+    functions = f'rmqstore() {{ "{sys.executable}" -m rmqstore "$@"; }}\npython3() {{ "{sys.executable}" "$@"; }}\n'
+    if endless:
+        # The shell gives its place to the program, which then gets the signal.
+        functions, line = "", f'exec "{sys.executable}" -m ' + line
+    process = subprocess.Popen(
+        ["bash", "-c", f"set -o pipefail\n{functions}{line}"], cwd=tmp_path, env=environment(),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    first = ""
+    try:
+        if endless:
+            first = process.stdout.readline()
+            assert first.strip()
+            process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=120)
+        output = first + output
+    finally:
+        process.kill()
+        process.wait()
+    assert "Traceback" not in errors and "Usage:" not in errors and "Error" not in errors, errors
+    # Every example finds what it looks for.
+    assert process.returncode in ((0, 130) if endless else (0,)), (process.returncode, errors)
+    assert output or errors or words[0] == "eval", "it said nothing"

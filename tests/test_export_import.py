@@ -1,0 +1,500 @@
+"""Imports: what an export wrote goes into a new store with the same bytes, and what cannot be taken changes nothing.
+
+The strongest case is a real broker's log, byte for byte, by way of every format.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import golden
+import pytest
+from click.testing import CliRunner
+
+from rmqstore import InvalidMessageError, Message, MessageStore, StoreConfig, StoreError, StoreLockedError, verify
+from rmqstore.cli import main
+from rmqstore.columns import DEFAULT_COLUMNS
+from rmqstore.export import export
+from rmqstore.importing import IMPORT_FORMATS, import_files
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+T0 = 1_700_000_000_000
+SMALL = {
+    "mapped_file_size_commit_log": 4096,
+    "mapped_file_size_consume_queue": 200,
+    "max_hash_slot_num": 10,
+    "max_index_num": 20,
+    "clean_resource_interval": 0,
+}
+FILES = {"jsonl": "a.jsonl", "csv": "a.csv", "arrow": "a.arrow", "parquet": "a.parquet", "files": "folder"}
+BODIES = [b"", b"plain", b"zero\0byte", b"\xff\xfe", b'"q",\n;\r\n', "鍵 😀".encode(), bytes(range(256)) * 4]
+
+
+def config(**options):
+    return StoreConfig(**{**SMALL, "clock": lambda: T0, **options})
+
+
+def run(*arguments, **options):
+    result = CliRunner().invoke(main, ["import", *map(str, arguments)], **options)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def log_bytes(root):
+    return {path.name: path.read_bytes() for path in sorted((root / "commitlog").iterdir())}
+
+
+def contents(root):
+    """Every message as what it says of itself, its place included."""
+    with MessageStore.open(root, read_only=True) as store:
+        return [message.to_dict() for message in store.messages()]
+
+
+@pytest.fixture
+def small(tmp_path):
+    with MessageStore.open(tmp_path / "small", config=config()) as store:
+        for i, body in enumerate(BODIES):
+            store.put_message(
+                Message(
+                    f"T{i % 2}", body, keys=[f"K{i}", "ALL"], tags="t" if i % 3 else None, properties={"n": str(i)}
+                ),
+                queue_id=i % 2,
+            )
+    return tmp_path / "small"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# There and back
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_brokers_log_comes_back_byte_for_byte(broker, tmp_path, kind):
+    target = tmp_path / FILES[kind]
+    # Bodies as the records hold them, so that compressed ones stay as they were.
+    names = [name for name in DEFAULT_COLUMNS if name != "body"] + ["body_stored"]
+    export(broker, target, format=kind, columns=names)
+    if kind == "files":
+        # Single bodies are plain; their flags would say that some are compressed.
+        names = ["phy_offset", "topic", "queue_id", "body", "properties", "born_timestamp", "store_timestamp"]
+        export(broker, tmp_path / "a.jsonl", columns=names)
+        export(broker, tmp_path / "plain", format="files", columns=names)
+        import_files(
+            tmp_path / "new",
+            [tmp_path / "plain"],
+            config=StoreConfig(**golden.geometry("broker")),
+            keep_timestamps=True,
+        )
+        export(tmp_path / "new", tmp_path / "b.jsonl", columns=[name for name in names if name != "phy_offset"])
+        first = [json.loads(line) for line in open(tmp_path / "a.jsonl", encoding="utf-8")]
+        again = [json.loads(line) for line in open(tmp_path / "b.jsonl", encoding="utf-8")]
+        assert [{name: each for name, each in row.items() if name != "phy_offset"} for row in first] == again
+        return
+    told = []
+    report = import_files(
+        tmp_path / "new",
+        [target],
+        config=StoreConfig(**golden.geometry("broker")),
+        keep_timestamps=True,
+        progress=lambda done, total: told.append((done, total)),
+    )
+    assert (report.created, report.messages) == (True, 11013)
+    assert log_bytes(tmp_path / "new") == log_bytes(broker)
+    assert list(verify(tmp_path / "new", StoreConfig(**golden.geometry("broker")))) == []
+    again = tmp_path / ("again." + kind)
+    export(tmp_path / "new", again, columns=names)
+    assert again.read_bytes() == target.read_bytes()
+    assert told[-1][0] == told[-1][1] == target.stat().st_size
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+@pytest.mark.parametrize("form", ["text", "hex", "base64"])
+@pytest.mark.parametrize("kind", IMPORT_FORMATS)
+def test_every_form_of_bodies_comes_back(small, tmp_path, kind, form):
+    export(small, tmp_path / f"a.{kind}", body=form)
+    import_files(tmp_path / "new", [tmp_path / f"a.{kind}"], config=config(), keep_timestamps=True)
+    assert contents(tmp_path / "new") == contents(small)
+
+
+def test_several_files_packed_and_without_endings(small, tmp_path, monkeypatch):
+    for kind in IMPORT_FORMATS:
+        export(small, tmp_path / f"a.{kind}")
+        os.rename(tmp_path / f"a.{kind}", tmp_path / kind)
+    export(small, tmp_path / "packed.jsonl.gz")
+    export(small, tmp_path / "packed.csv.zst")
+    os.rename(tmp_path / "packed.jsonl.gz", tmp_path / "gzipped")
+    files = [tmp_path / name for name in (*IMPORT_FORMATS, "gzipped", "packed.csv.zst")]
+    report = import_files(tmp_path / "new", files, config=config())
+    assert report.messages == 6 * len(BODIES)
+    with MessageStore.open(tmp_path / "new", read_only=True) as store:
+        bodies = [message.body for message in store.messages()]
+    assert bodies == BODIES * 6
+    # The arrow stream that goes through a pipe, and standard input of any format.
+    for kind in (*IMPORT_FORMATS, "gzip"):
+        data = io.BytesIO()
+        if kind == "gzip":
+            export(small, data, compression="gzip")
+        else:
+            export(small, data, format=kind)
+        done = subprocess.run(
+            [sys.executable, "-m", "rmqstore", "import", str(tmp_path / "new"), "-", "--json"],
+            input=data.getvalue(), capture_output=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["messages"] == len(BODIES)
+
+
+def test_what_query_prints_can_be_imported(broker, tmp_path):
+    result = CliRunner().invoke(main, ["query", str(broker), "Orders", "ORD-100000", "--json"])
+    (tmp_path / "found.jsonl").write_text(result.stdout)
+    assert run(tmp_path / "new", tmp_path / "found.jsonl").exit_code == 0
+    with MessageStore.open(tmp_path / "new", read_only=True) as store:
+        assert [message.keys for message in store.messages()] == [
+            json.loads(line)["keys"] for line in result.stdout.splitlines()
+        ]
+
+
+def test_literals_stand_for_all_rows(small, tmp_path):
+    for kind in ("jsonl", "parquet"):
+        export(small, tmp_path / f"a.{kind}")
+        target = tmp_path / f"new-{kind}"
+        result = run(
+            target,
+            tmp_path / f"a.{kind}",
+            "--topic",
+            "Other",
+            "--queue",
+            3,
+            "--tags",
+            "new",
+            "--key",
+            "A",
+            "--key",
+            "B",
+        )
+        assert result.exit_code == 0, result.output
+        with MessageStore.open(target, read_only=True) as store:
+            messages = list(store.messages())
+        assert len(messages) == len(BODIES)
+        for message in messages:
+            assert (message.topic, message.queue_id, message.tags, message.keys) == ("Other", 3, "new", ["A", "B"])
+        assert messages[3].properties["n"] == "3"
+        # Without --keep-timestamps they are stored now.
+        assert messages[0].store_timestamp > T0
+
+
+def test_rows_written_by_hand(tmp_path):
+    (tmp_path / "a.jsonl").write_text(
+        '\ufeff{"topic": "A", "body": "x", "keys": "one two", "properties": {"p": "v"}, '
+        '"born_timestamp": "2026-11-21T05:32:39.596Z"}\n'
+        "\n"
+        '{"topic": "A", "queue_id": 2, "keys": ["k"], "body": "ff00", "body_encoding": "hex"}\r\n'
+        '{"topic": "A"}'
+    )
+    (tmp_path / "b.csv").write_text(
+        'topic,keys,properties,body\r\nB,"k l","{""p"":""v""}","two\r\nlines"\r\nB,,,\r\n', newline=""
+    )
+    assert import_files(tmp_path / "new", [tmp_path / "a.jsonl", tmp_path / "b.csv"], config=config()).messages == 5
+    with MessageStore.open(tmp_path / "new", config=config(), read_only=True) as store:
+        messages = list(store.messages())
+    assert [message.body for message in messages] == [b"x", b"\xff\0", b"", b"two\r\nlines", b""]
+    assert [message.keys for message in messages] == [["one", "two"], ["k"], [], ["k", "l"], []]
+    assert messages[0].born_timestamp == 1795239159596
+    assert messages[3].properties["p"] == "v"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What cannot be taken
+
+WRONG = {
+    "jsonl": [
+        ('{"topic":"A"}\n{"topic":"A"\n', "line 2: this is no JSON"),
+        ('{"topic":"A"}\n\n[1]\n', "line 3: a message is a JSON object, not list"),
+        ('{"topic":"A"}\n{"body":"x"}\n', "line 2: topic None"),
+        ('{"topic":5}\n', "line 1: topic is 5, not a text"),
+        ('{"topic":"A","bdy":"x"}\n', "line 1: there is no column 'bdy'"),
+        ('{"topic":"A","queue_id":"1"}\n', "line 1: queue_id is '1', not a whole number"),
+        ('{"topic":"A","queue_id":true}\n', "line 1: queue_id is True"),
+        ('{"topic":"A","queue_id":-1}\n', "line 1: queue_id is -1"),
+        ('{"topic":"A","flag":1e400}\n', "line 1: flag is inf"),
+        ('{"topic":"A","flag":99999999999999999999}\n', "line 1: flag is 9999"),
+        ('{"topic":"A","keys":[1]}\n', "line 1: a key is 1, not a text"),
+        ('{"topic":"A","keys":{"a":1}}\n', "line 1: keys are"),
+        ('{"topic":"A","properties":{"a":1}}\n', "line 1: property 'a' is 1"),
+        ('{"topic":"A","properties":["a"]}\n', "line 1: properties are"),
+        ('{"topic":"A","properties":{"a":"\\u0001"}}\n', "line 1: property"),
+        ('{"topic":"A","tags":"\\ud800"}\n', "line 1: tags is .*, which UTF-8 cannot hold"),
+        ('{"topic":"A","body":"zz","body_encoding":"hex"}\n', "line 1: non-hexadecimal"),
+        ('{"topic":"A","body":"!","body_encoding":"base64"}\n', "line 1: body is no base64"),
+        ('{"topic":"A","body":"x","body_encoding":"rot13"}\n', "line 1: body_encoding is 'rot13'"),
+        ('{"topic":"A","body":null,"body_encoding":null}\n', "line 1: its body could not be decompressed"),
+        ('{"topic":"A","corrupt":true}\n', "line 1: is marked as corrupt"),
+        ('{"topic":"A","born_timestamp":"yesterday"}\n', "line 1: born_timestamp is 'yesterday'"),
+        ('{"topic":"A","born_timestamp":"2026-11-21T05:32:39"}\n', "line 1: born_timestamp .* without a zone"),
+        ('{"topic":"A","store_host":"nowhere"}\n', "store_host|nowhere"),
+        ('{"topic":"A b"}\n', "line 1: .*topic"),
+        ('{"topic":"A","body_file":"../../secret"}\n', "line 1: body_file is .*leads out"),
+        ('{"topic":"A","body_file":"/etc/passwd"}\n', "line 1: body_file is .*leads out"),
+        ('{"topic":"A","body_file":"link"}\n', "line 1: body_file is .*leads out"),
+        ('{"topic":"A","body_file":"pipe"}\n', "line 1: body_file is .*no file"),
+        ('{"topic":"A","body_file":"missing"}\n', "line 1: No such file"),
+        ('{"topic":"A","body":"x","body_file":"a"}\n', "line 1: there are both"),
+        ("[" * 100_000 + "\n", "line 1: this is no JSON"),
+    ],
+    "csv": [
+        ("topic,body\nA,x\nA\n", "line 3: there are 1 fields"),
+        ("topic,nonsense\nA,x\n", "line 1: .*no column 'nonsense'"),
+        ("topic,topic\nA,x\n", "line 1: column 'topic' is named twice"),
+        ('topic,body\nA,"two\nlines"\nA,"open\n', "line 4: this is no CSV"),
+        ("topic,flag\nA,x\n", "line 2: flag is 'x', not a whole number"),
+        ("topic,properties\nA,{\n", "line 2: properties are no JSON"),
+        ("topic,corrupt\nA,maybe\n", "line 2: corrupt is 'maybe'"),
+        (b"topic,body\nA,\xff\xfe\n", "is no CSV in UTF-8"),
+        ("topic,body\n,x\n", "line 2: topic None"),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind, text, message", [(kind, *each) for kind, cases in WRONG.items() for each in cases])
+def test_bad_rows_name_their_line_and_nothing_is_put(tmp_path, kind, text, message):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (tmp_path / "secret").write_text("secret")
+    os.symlink(tmp_path / "secret", folder / "link")
+    os.mkfifo(folder / "pipe")
+    file = folder / f"a.{kind}"
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(InvalidMessageError, match=message) as caught:
+        import_files(tmp_path / "new", [file], config=config())
+    assert str(file) in str(caught.value)
+    assert sorted(os.listdir(tmp_path)) == ["in", "secret"]
+    # Into a store that is there, behind good rows: they are not put either.
+    with MessageStore.open(tmp_path / "there", config=config()) as store:
+        store.put_message(Message("A", b"first", keys=["K"]))
+    before = log_bytes(tmp_path / "there")
+    (folder / "good.jsonl").write_text('{"topic":"A","body":"good"}\n' * 5000)
+    with pytest.raises(InvalidMessageError, match=message):
+        import_files(tmp_path / "there", [folder / "good.jsonl", file], config=config())
+    assert log_bytes(tmp_path / "there") == before
+    assert len(contents(tmp_path / "there")) == 1
+
+
+def test_a_bad_row_far_in_a_table_is_named(tmp_path):
+    for name, write in (("a.parquet", pq.write_table), ("a.arrow", None)):
+        rows = [{"topic": "A", "body": b"x"} for _ in range(5000)]
+        rows[4321]["topic"] = "no good"
+        table = pa.Table.from_pylist(rows)
+        if write is not None:
+            write(table, tmp_path / name)
+        else:
+            with pa.ipc.new_file(tmp_path / name, table.schema) as writer:
+                writer.write_table(table)
+        with pytest.raises(InvalidMessageError, match=f"{name}, row 4322: "):
+            import_files(tmp_path / "new", [tmp_path / name], config=config())
+        assert not (tmp_path / "new").exists()
+
+
+def test_what_is_no_such_file(tmp_path, small):
+    export(small, tmp_path / "a.parquet")
+    export(small, tmp_path / "a.arrow")
+    export(small, tmp_path / "a.jsonl.gz")
+    for name in ("a.parquet", "a.arrow", "a.jsonl.gz"):
+        data = (tmp_path / name).read_bytes()
+        # Arrow has no sums over its bytes, so only its lengths and offsets can tell.
+        holed = [] if name == "a.arrow" else [data[:60] + bytes(200) + data[260:]]
+        for damaged in (data[: len(data) // 2], data[:10], b"", *holed):
+            (tmp_path / ("bad-" + name)).write_bytes(damaged)
+            try:
+                report = import_files(tmp_path / "new", [tmp_path / ("bad-" + name)], config=config())
+            except StoreError as error:
+                assert "bad-" + name in str(error)
+                assert not (tmp_path / "new").exists()
+            else:
+                # An empty file of packed lines has no row.
+                assert (name, damaged, report.messages) == ("a.jsonl.gz", b"", 0)
+                subprocess.run(["rm", "-r", tmp_path / "new"], check=True)
+    (tmp_path / "noise").write_bytes(b"\x80\x81\x82" * 50)
+    assert run(tmp_path / "new", tmp_path / "noise").exit_code == 3
+    assert run(tmp_path / "new", tmp_path / "missing.jsonl").exit_code == 3
+    assert run(tmp_path / "new", tmp_path).exit_code == 3
+    assert run(tmp_path / "new").exit_code == 2
+
+
+def test_marked_and_unreadable_rows_of_a_table_are_refused(tmp_path):
+    table = pa.table({"topic": ["A", "A"], "body": pa.array([b"x", None]), "corrupt": [False, False]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(InvalidMessageError, match="row 2: its body could not be decompressed"):
+        import_files(tmp_path / "new", [tmp_path / "a.parquet"], config=config())
+    pq.write_table(table.set_column(2, "corrupt", pa.array([False, True])), tmp_path / "a.parquet")
+    with pytest.raises(InvalidMessageError, match="row 2: is marked as corrupt"):
+        import_files(tmp_path / "new", [tmp_path / "a.parquet"], config=config())
+
+
+def test_times_that_fall_are_refused(tmp_path, small):
+    export(small, tmp_path / "a.jsonl")
+    rows = [json.loads(line) for line in open(tmp_path / "a.jsonl", encoding="utf-8")]
+    many = [{**rows[1], "store_timestamp": T0 + i} for i in range(3000)]
+    many[2500]["store_timestamp"] = T0 - 5
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, many)))
+    for target in ("new", "small"):
+        with pytest.raises(InvalidMessageError, match="lines 2049 to 3000: store timestamps fall"):
+            import_files(tmp_path / target, [tmp_path / "b.jsonl"], config=config(), keep_timestamps=True)
+    assert len(contents(small)) == len(BODIES)
+    # Between two parts it shows only there.
+    many[2500]["store_timestamp"] = T0 + 2500
+    many[2047]["store_timestamp"] = T0 + 5000
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, many)))
+    with pytest.raises(InvalidMessageError, match="line 2049: the store timestamp is before"):
+        import_files(small, [tmp_path / "b.jsonl"], config=config(), keep_timestamps=True)
+    assert len(contents(small)) == len(BODIES)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Stores
+
+
+def test_where_no_store_may_come_into_being(tmp_path, small):
+    export(small, tmp_path / "a.jsonl")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "diary").write_text("dear diary")
+    result = run(tmp_path / "home", tmp_path / "a.jsonl")
+    assert result.exit_code == 3 and "not empty" in result.stderr
+    assert os.listdir(tmp_path / "home") == ["diary"]
+    result = run(tmp_path / "a.jsonl", tmp_path / "a.jsonl")
+    assert result.exit_code == 3
+    (tmp_path / "empty").mkdir()
+    assert run(tmp_path / "empty", tmp_path / "a.jsonl", "-o", "max_index_num=nonsense").exit_code == 2
+    options = [part for name, value in SMALL.items() for part in ("-o", f"{name}={value}")]
+    assert run(tmp_path / "empty", tmp_path / "a.jsonl", *options).exit_code == 0
+    assert run(tmp_path / "deep" / "er" / "new", tmp_path / "a.jsonl", *options).exit_code == 0
+    assert len(contents(tmp_path / "deep" / "er" / "new")) == len(contents(tmp_path / "empty")) == len(BODIES)
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(".part")]
+
+
+def test_a_store_that_is_written_by_another(small, tmp_path):
+    export(small, tmp_path / "a.jsonl")
+    with MessageStore.open(small, config=config()):
+        with pytest.raises(StoreLockedError):
+            import_files(small, [tmp_path / "a.jsonl"], config=config())
+    assert len(contents(small)) == len(BODIES)
+
+
+def test_an_import_is_appended(golden_copy, tmp_path):
+    root = golden_copy("broker")
+    before = contents(root)
+    export(root, tmp_path / "a.parquet")
+    result = run(root, tmp_path / "a.parquet", "--json", "-o", "messageDelayLevel=1s 2s 30m 1h")
+    value = json.loads(result.stdout)
+    assert (value["created"], value["messages"], value["first_phy_offset"]) == (False, 11013, 5069798)
+    after = contents(root)
+    assert after[: len(before)] == before
+    assert [each["body"] for each in after[len(before) :]] == [each["body"] for each in before]
+    with MessageStore.open(root, read_only=True) as store:
+        assert len(store.query_message("Orders", "ORD-100000")) == 8
+        assert store.max_queue_offset("Payments", 0) == 10
+    assert list(verify(root, StoreConfig(**golden.geometry("broker")))) == []
+
+
+class Stop(Exception):
+    pass
+
+
+def test_an_import_that_is_stopped_says_what_is_in_the_store(small, tmp_path):
+    (tmp_path / "b.jsonl").write_text("".join(f'{{"topic":"A","body":"{i}"}}\n' for i in range(9000)))
+    size = (tmp_path / "b.jsonl").stat().st_size
+    told = []
+
+    def stop_at(limit):
+        def progress(done, total):
+            if done > limit:
+                raise Stop
+
+        return progress
+
+    # While it is checked nothing is put.
+    with pytest.raises(Stop):
+        import_files(
+            small,
+            [tmp_path / "b.jsonl"],
+            config=config(),
+            progress=stop_at(size // 2),
+            on_stop=lambda *each: told.append(each),
+        )
+    assert (told, len(contents(small))) == ([], len(BODIES))
+    with pytest.raises(Stop):
+        import_files(
+            small,
+            [tmp_path / "b.jsonl"],
+            config=config(),
+            progress=stop_at(size + size // 2),
+            on_stop=lambda *each: told.append(each),
+        )
+    ((number, place),) = told
+    assert 0 < number < 9000
+    assert place == f"{tmp_path / 'b.jsonl'}, line {number}"
+    assert [each["body"] for each in contents(small)[len(BODIES) :]] == [str(i) for i in range(number)]
+    # A new store is there as a whole or not at all.
+    with pytest.raises(Stop):
+        import_files(tmp_path / "new", [tmp_path / "b.jsonl"], config=config(), progress=stop_at(size // 2))
+    assert sorted(os.listdir(tmp_path)) == ["b.jsonl", "small"]
+
+
+def test_a_kill_leaves_no_half_store(tmp_path):
+    (tmp_path / "b.jsonl").write_text('{"topic":"A","keys":["K"],"body":"x"}\n' * 9000)
+    program = (
+        "import sys, time\n"
+        "import rmqstore.importing as engine\n"
+        "from rmqstore.cli import main\n"
+        "each, calls = engine._Import.each, []\n"
+        "def stop(self, chunk, call):\n"
+        "    calls.append(each(self, chunk, call))\n"
+        "    if len(calls) == 3:\n"
+        "        print('stopped', file=sys.stderr, flush=True)\n"
+        "        time.sleep(60)\n"
+        "    return calls[-1]\n"
+        "engine._Import.each = stop\n"
+        "main(['import', *sys.argv[1:]])\n"
+    )
+    options = [part for name, value in SMALL.items() for part in ("-o", f"{name}={value}")]
+    for number in (signal.SIGKILL, signal.SIGINT):
+        child = subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path / "new"), str(tmp_path / "b.jsonl"), *options],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert child.stderr.readline() == "stopped\n"
+        child.send_signal(number)
+        code = child.wait(60)
+        child.stderr.close()
+        assert code == (130 if number == signal.SIGINT else -signal.SIGKILL)
+        assert not (tmp_path / "new").exists()
+    assert run(tmp_path / "new", tmp_path / "b.jsonl", *options).exit_code == 0
+    assert len(contents(tmp_path / "new")) == 9000
+
+
+def test_readers_see_an_import_grow(small, tmp_path):
+    (tmp_path / "b.jsonl").write_text('{"topic":"A","body":"x"}\n' * 5000)
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(import_files(small, [tmp_path / "b.jsonl"], config=config())))
+    thread.start()
+    with MessageStore.open(small, config=config(), read_only=True) as reader:
+        thread.join(60)
+        reader.refresh()
+        assert reader.max_queue_offset("A") == 5000
+    assert seen[0].messages == 5000
+
+
+def test_without_pyarrow_it_says_what_to_install(small, tmp_path, monkeypatch):
+    export(small, tmp_path / "a.jsonl")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    result = run(tmp_path / "new", tmp_path / "a.jsonl")
+    assert result.exit_code == 3
+    assert "rmqstore[arrow]" in result.stderr

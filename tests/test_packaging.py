@@ -1,0 +1,204 @@
+"""What the package says of itself: metadata, extras, what a wheel and a source distribution hold, for which platforms.
+
+Owns the quick half: it reads pyproject.toml, MANIFEST.in, the workflow and what git knows, and builds nothing.  ci/checks.sh
+builds a wheel twice, compares the bytes, and uses it without a compiler (ci/wheel.py).
+"""
+
+from __future__ import annotations
+
+import ast
+import fnmatch
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+
+import rmqstore
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomllib", reason="TOML is read from Python 3.11 on")
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+META = PROJECT["project"]
+EXTRAS = META["optional-dependencies"]
+# Extras that users ask for; the others are for working on the package.
+FOR_USERS = {"arrow", "compression", "console", "metrics", "spark"}
+# Names of distributions whose module has another name.
+MODULE_OF = {"pyarrow": "pyarrow", "prometheus-client": "prometheus_client", "zstandard": "zstandard"}
+# Modules that come with a distribution that is required: py4j with pyspark; pyspark and a cluster's cloudpickle likewise.
+COMES_ALONG = {"py4j"}
+# What only a checkout has: the rest of git's files are in the source distribution.
+CHECKOUT_ONLY: set[str] = set()
+
+
+def tracked(*paths: str) -> list[str]:
+    done = subprocess.run(["git", "ls-files", "-z", *paths], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip("this is no checkout")
+    return [name for name in done.stdout.split("\0") if name and (ROOT / name).exists()]
+
+
+def requirements(extra: str) -> list[Requirement]:
+    """The requirements of an extra, those of the extras that it names included."""
+    found = []
+    for text in EXTRAS[extra]:
+        requirement = Requirement(text)
+        if requirement.name == "rmqstore":
+            for other in requirement.extras:
+                found += requirements(other)
+        else:
+            found.append(requirement)
+    return found
+
+
+def test_the_version_is_stated_once():
+    assert META["dynamic"] == ["version"]
+    assert PROJECT["tool"]["setuptools"]["dynamic"] == {"version": {"attr": "rmqstore._version.__version__"}}
+    (stated,) = re.findall(r'(?m)^__version__ = "([^"]+)"$', (ROOT / "rmqstore" / "_version.py").read_text("utf-8"))
+    assert stated == rmqstore.__version__
+    texts = {name: (ROOT / name).read_text("utf-8") for name in tracked("rmqstore") if name.endswith(".py")}
+    assert [name for name, text in texts.items() if re.search(r"(?m)^__version__ *=", text)] == ["rmqstore/_version.py"]
+
+
+def test_the_licence_is_stated_as_pep_639_has_it():
+    assert META["license"] == "Apache-2.0" and META["license-files"] == ["LICENSE"]
+    assert not [line for line in META["classifiers"] if line.startswith("License ::")]
+    assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
+
+
+def test_only_lower_bounds():
+    every = [
+        *META["dependencies"],
+        *(text for texts in EXTRAS.values() for text in texts),
+        *PROJECT["build-system"]["requires"],
+    ]
+    for text in every:
+        requirement = Requirement(text)
+        if requirement.name != "rmqstore":
+            assert [each.operator for each in requirement.specifier] == [">="], text
+
+
+def test_the_extra_all_is_every_extra_for_users_but_spark():
+    (named,) = (Requirement(text).extras for text in EXTRAS["all"])
+    assert named == FOR_USERS - {"spark"}
+    assert FOR_USERS <= set(EXTRAS)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    listed = set(
+        re.findall(r"(?m)^\| ((?:`\w+`(?:, )?)+) \| ", text.partition("| extra | for |")[2].partition("\n\n")[0])
+    )
+    assert {name for row in listed for name in re.findall(r"\w+", row)} == FOR_USERS | {"all"}
+
+
+def test_every_library_that_the_package_imports_is_required():
+    known = {MODULE_OF.get(each.name, each.name) for each in map(Requirement, META["dependencies"])}
+    known |= {MODULE_OF.get(each.name, each.name) for extra in FOR_USERS for each in requirements(extra)}
+    found = set()
+    for name in tracked("rmqstore"):
+        if name.endswith(".py"):
+            tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))
+            for block in [node for node in ast.walk(tree) if isinstance(node, ast.If)]:
+                if "TYPE_CHECKING" in ast.dump(block.test):
+                    block.body = []  # what only a type checker reads
+            for node in ast.walk(tree):
+                if isinstance(node, ast.Import):
+                    found |= {alias.name.partition(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and not node.level:
+                    found.add((node.module or "").partition(".")[0])
+    assert {"numpy", "click", "rich", "pyarrow", "pyspark"} <= found
+    strangers = found - known - set(sys.stdlib_module_names) - COMES_ALONG - {"rmqstore"}
+    assert strangers == set()
+
+
+def test_every_file_of_the_package_goes_into_a_wheel():
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]
+    for name in tracked("rmqstore"):
+        if name.endswith((".py", ".pyx", ".h", ".c")):
+            continue
+        path = Path(name)
+        matches = any(fnmatch.fnmatch(path.name, pattern) for pattern in patterns["*"])
+        for package, globs in patterns.items():
+            folder = package.replace(".", "/") + "/"
+            if package != "*" and name.startswith(folder):
+                matches |= any(fnmatch.fnmatch(name.removeprefix(folder), pattern) for pattern in globs)
+        assert matches, f"{name} is in no wheel: [tool.setuptools.package-data] does not name it"
+
+
+def test_the_source_distribution_holds_what_git_knows(monkeypatch):
+    from setuptools.command.egg_info import FileList
+
+    monkeypatch.chdir(ROOT)
+    files = FileList()
+    files.findall()
+    for line in (ROOT / "MANIFEST.in").read_text(encoding="utf-8").splitlines():
+        if line.strip() and not line.startswith("#"):
+            files.process_template_line(line)
+    # Setuptools adds these by itself.
+    there = {Path(name).as_posix() for name in files.files} | {"pyproject.toml", "MANIFEST.in"}
+    there |= {name for name in tracked("rmqstore") if name.endswith(".py")}
+    assert set(tracked()) - there == CHECKOUT_ONLY
+
+
+def test_wheels_are_built_for_the_pythons_that_are_named():
+    config = PROJECT["tool"]["cibuildwheel"]
+    versions = [re.fullmatch(r"cp3(\d+)-\*", each)[1] for each in config["build"]]
+    assert [f"Programming Language :: Python :: 3.{minor}" for minor in versions] == [
+        line for line in META["classifiers"] if re.fullmatch(r"Programming Language :: Python :: 3\.\d+", line)
+    ]
+    allowed = SpecifierSet(META["requires-python"])
+    assert f"3.{versions[0]}" in allowed and f"3.{int(versions[0]) - 1}" not in allowed
+    for word in config["test-command"].split()[1:]:
+        if word.startswith("{project}/"):
+            assert (ROOT / word.removeprefix("{project}/")).is_file()
+
+
+@pytest.mark.parametrize(
+    ("platform", "arch", "expected"),
+    [
+        ("linux", "x86_64", {"manylinux_x86_64", "musllinux_x86_64"}),
+        ("linux", "aarch64", {"manylinux_aarch64", "musllinux_aarch64"}),
+        ("macos", "arm64", {"macosx_arm64"}),
+        ("macos", "x86_64", {"macosx_x86_64"}),
+    ],
+)
+def test_cibuildwheel_reads_the_configuration(platform, arch, expected):
+    pytest.importorskip("cibuildwheel")
+    command = [
+        sys.executable,
+        "-m",
+        "cibuildwheel",
+        "--platform",
+        platform,
+        "--archs",
+        arch,
+        "--print-build-identifiers",
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    built = {tuple(line.split("-", 1)) for line in done.stdout.split()}
+    pythons = [each.removesuffix("-*") for each in PROJECT["tool"]["cibuildwheel"]["build"]]
+    assert built == {(python, system) for python in pythons for system in expected}
+
+
+def test_the_workflow_builds_on_each_architecture():
+    yaml = pytest.importorskip("yaml")
+    (path,) = (ROOT / ".github" / "workflows").glob("wheels.yml")
+    workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    machines = workflow["jobs"]["wheels"]["strategy"]["matrix"]["os"]
+    # Hosted macOS machines are arm64 unless their name says otherwise, the others x86-64.
+    systems = {each: "macos" if each.startswith("macos") else "linux" for each in machines}
+    arms = {each: "intel" not in each if systems[each] == "macos" else "arm" in each for each in machines}
+    assert {(systems[each], arms[each]) for each in machines} == {
+        (system, arm) for system in ("linux", "macos") for arm in (False, True)
+    }
+    commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    assert any("cibuildwheel" in each for each in commands) and any("SOURCE_DATE_EPOCH=" in each for each in commands)
+    for script in re.findall(r"\bci/\S+\.py", "\n".join(commands)):
+        assert (ROOT / script).is_file()
+    assert workflow["permissions"] == {"contents": "read"}
