@@ -546,7 +546,7 @@ def test_an_html_entity_is_shown_as_it_was_written(hostile, hostile_console):
     assert html.escape(text, quote=False) in answer.text or html.escape(text) in answer.text
 
 
-def test_the_helper_for_queries_matches_what_the_pages_offer(living, start_console):
+def test_the_address_of_a_query_by_key(living, start_console):
     server = start_console(living)
     answer = server.get(message_query("K7"))
     assert answer.status == 200 and "body 7 " in answer.text

@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import golden
 import hostile_store
@@ -48,7 +48,7 @@ def raw(server, request: bytes, limit=20) -> bytes:
     """Send bytes and return all that comes back until the server closes, or nothing more comes."""
     with socket.create_connection((server.host, server.port), timeout=limit) as link:
         link.sendall(request)
-        link.settimeout(3)
+        link.settimeout(1)
         received = b""
         try:
             while part := link.recv(65536):
@@ -183,6 +183,42 @@ def test_a_token_in_a_post_is_no_pass(guarded):
     answer = guarded.get("/verify/start", method="POST", body=f"token={TOKEN}".encode(),
                          headers={"Content-Type": "application/x-www-form-urlencoded"})  # fmt: skip
     assert answer.status in (401, 403, 405)
+
+
+def test_the_form_takes_only_the_token_and_leads_only_back(guarded):
+    def post(token, way, **headers):
+        return guarded.get(
+            "/login",
+            method="POST",
+            body=urlencode({"token": token, "next": way}).encode(),
+            headers={"Content-Type": "application/x-www-form-urlencoded", "Origin": guarded.url, **headers},
+        )
+
+    for token in (
+        "",
+        "wrong",
+        TOKEN[:-1],
+        TOKEN + "x",
+        "\u202e",
+        "\udcff".encode("utf-8", "surrogateescape").decode("latin-1"),
+    ):
+        refused = post(token, "/")
+        assert refused.status == 401 and refused.header("set-cookie") is None, token
+        assert not answer_faults(refused)
+    assert post(TOKEN, "/", Origin=f"http://{EVIL}").status == 403
+    for way in (
+        "/consumers",
+        "//evil.example/",
+        "/\\evil.example",
+        "\\\\evil.example",
+        "http://evil.example/",
+        "\r\nX: y",
+        "javascript:1",
+    ):
+        answer = post(TOKEN, way)
+        assert answer.status == 303, way
+        assert re.match(r"/(?![/\\])[!-~]*$", answer.header("location")), (way, answer.header("location"))
+        assert answer.header("x") is None and "HttpOnly" in answer.header("set-cookie")
 
 
 def test_the_token_appears_nowhere(guarded):
