@@ -457,7 +457,7 @@ def _arrow_chunks(input: _Input) -> Iterator[_Chunk]:
                 numbers = range(first + start, first + start + part.num_rows)
                 yield _Chunk(pa.Table.from_batches([part]), input.name, "row", numbers)
             first += batch.num_rows
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         # Arrow says of damage what it says of a disk; only the system has numbers for its errors.
         if isinstance(error, OSError) and error.errno is not None:
             raise

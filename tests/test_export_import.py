@@ -321,6 +321,13 @@ def test_what_is_no_such_file(tmp_path, small):
                 # An empty file of packed lines has no row.
                 assert (name, damaged, report.messages) == ("a.jsonl.gz", b"", 0)
                 subprocess.run(["rm", "-r", tmp_path / "new"], check=True)
+    # A name of a column that is no text.
+    data = bytearray((tmp_path / "a.arrow").read_bytes())
+    while (place := data.find(b"born_host")) >= 0:
+        data[place] = 0xF5
+    (tmp_path / "bad-name.arrow").write_bytes(data)
+    with pytest.raises(StoreError, match="cannot be read as a file of arrow"):
+        import_files(tmp_path / "new", [tmp_path / "bad-name.arrow"], config=config())
     (tmp_path / "noise").write_bytes(b"\x80\x81\x82" * 50)
     assert run(tmp_path / "new", tmp_path / "noise").exit_code == 3
     assert run(tmp_path / "new", tmp_path / "missing.jsonl").exit_code == 3
