@@ -515,8 +515,16 @@ def test_ctrl_c_at_the_question_is_130(golden_copy):
     while b"[y/N]" not in output:
         assert select.select([parent], [], [], 60)[0], output
         output += os.read(parent, 65536)
-    os.write(parent, b"\x03")
-    assert process.wait(timeout=60) == 130
+    # Python's readline may miss a signal that comes just before it waits; then a person presses the keys again.
+    for _ in range(300):
+        os.write(parent, b"\x03")
+        try:
+            assert process.wait(timeout=0.2) == 130
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    else:
+        pytest.fail("Ctrl-C does not end it")
     os.close(parent)
     assert golden.tree(copy) == before
 
