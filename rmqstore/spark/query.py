@@ -18,6 +18,7 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 from rmqstore._core import KeyTexts
 from rmqstore.columns import DEFAULT_COLUMNS, chosen_columns, import_pyarrow, key_table, text_buffers, time_range
 from rmqstore.config import StoreConfig
+from rmqstore.errors import StoreChangedError
 from rmqstore.index_service import IndexService
 from rmqstore.spark.batches import in_spark_layout, spark_arrow_schema
 from rmqstore.spark.plan import LogPlan
@@ -40,9 +41,16 @@ class _KeySearch:
     # What a task needs to look keys up; pickled with the function that it runs.
 
     def __init__(
-        self, plan: LogPlan, columns: tuple[str, ...], max_num: int, times: tuple[int, int], index_type: str | None
+        self,
+        plan: LogPlan,
+        files: list[str],
+        columns: tuple[str, ...],
+        max_num: int,
+        times: tuple[int, int],
+        index_type: str | None,
     ):
-        self.plan, self.columns, self.max_num, self.times, self.index_type = plan, columns, max_num, times, index_type
+        self.plan, self.files, self.columns, self.max_num = plan, files, columns, max_num
+        self.times, self.index_type = times, index_type
         self.schema = spark_arrow_schema(columns)
 
     def batches(self, names: list[str], keys: list[str], topics: list[str]) -> Iterator[pa.RecordBatch]:
@@ -50,7 +58,14 @@ class _KeySearch:
         log = self.plan.open()
         index_service = IndexService(self.plan.root, self.plan.config, read_only=True)
         try:
-            index_service.take(names)
+            index_service.load()
+            # A frame is read whenever somebody asks for its rows.  Retention takes the oldest files; nothing else may.
+            left = [name for name in self.files if name in index_service.names]
+            if self.files and (not left or left != self.files[-len(left) :]):
+                raise StoreChangedError(
+                    "the index files were replaced since the query was made; make the query anew", index_service.path
+                )
+            index_service.take([name for name in names if name in left])
             for first in range(0, len(keys), _KEYS_AT_ONCE):
                 part = slice(first, first + _KEYS_AT_ONCE)
                 table = key_table(
@@ -121,6 +136,11 @@ def query(
         Keys that are not text, a column that does not exist, an index type that does not exist.
     StoreError
         There is no such store, or its geometry is unclear.
+
+    Notes
+    -----
+    The frame looks into the index files that were there when it was made.  Reading it after they were replaced (`rebuild`)
+    fails with `StoreChangedError`.
     """
     if index_type not in _INDEX_TYPES:
         raise ValueError(f"index_type is {index_type!r}; give None, 'U' (unique key), 'K' (key) or 'T' (tag)")
@@ -132,7 +152,7 @@ def query(
     schema = StructType([StructField("key", StringType()), *spark_schema(names).fields])
     times = time_range(begin, end)
     if isinstance(keys, DataFrame):
-        search = _KeySearch(plan, names, max_num, times, index_type)
+        search = _KeySearch(plan, files, names, max_num, times, index_type)
         return _by_slot(keys, topic, search, files, schema, partitions)
     if topic is None:
         raise ValueError("topic is None, which needs a DataFrame of keys with a column topic")
@@ -142,11 +162,11 @@ def query(
             raise TypeError(f"key {key!r} is not text: give str")
     tasks = min(partitions or -(-len(files) // _FILES_OF_A_TASK), len(files)) if chosen else 0
     if tasks < 2:
-        search = _KeySearch(plan, names, max_num, times, index_type)
+        search = _KeySearch(plan, files, names, max_num, times, index_type)
         return _by_file(spark, search, [files], chosen, topic, schema)
     # A key's newest messages lie in the files of several tasks; a record that was indexed twice may do so too.
     wanted = names if "phy_offset" in names else (*names, "phy_offset")
-    search = _KeySearch(plan, wanted, max_num, times, index_type)
+    search = _KeySearch(plan, files, wanted, max_num, times, index_type)
     groups = [files[len(files) * i // tasks : len(files) * (i + 1) // tasks] for i in range(tasks)]
     whole = StructType([StructField("key", StringType()), *spark_schema(wanted).fields])
     found = _by_file(spark, search, groups, chosen, topic, whole)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 from stores import START, make_store
 
@@ -64,6 +66,29 @@ def test_a_frame_of_keys(spark, path):
     assert found(query(spark, path, None, with_topic, COLUMNS)) == sorted(
         wanted(path, ["K1"], "Orders") + wanted(path, ["K3"], "Stock")
     )
+
+
+def test_index_files_that_go_meanwhile(spark, path, tmp_path):
+    from rmqstore.spark import query
+
+    copy = tmp_path / "store"
+    shutil.copytree(path, copy)
+    frames = [query(spark, copy, "Orders", ["K7", "G1"], COLUMNS, max_num=1000, partitions=n) for n in (1, 3)]
+    whole = found(frames[0])
+    files = sorted((copy / "index").iterdir())
+    # Retention takes the oldest.
+    files[0].unlink()
+    assert {len(found(frame)) for frame in frames} == {
+        len(found(query(spark, copy, "Orders", ["K7", "G1"], COLUMNS, max_num=1000)))
+    }
+    assert 0 < len(found(frames[0])) < len(whole)
+    # A rebuild replaces all.  Spark keeps what it has shuffled of a frame, so that others are asked.
+    frames = [query(spark, copy, "Orders", ["K7", "G1"], COLUMNS, partitions=n) for n in (1, 3)]
+    for file in files[1:]:
+        file.rename(file.with_name(str(int(file.name) + 10**9)))
+    for frame in frames:
+        with pytest.raises(Exception, match="replaced since the query was made"):
+            frame.collect()
 
 
 def test_questions_that_make_no_sense(spark, path):
