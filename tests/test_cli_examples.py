@@ -127,5 +127,7 @@ def test_every_example_runs(line, place, tmp_path, monkeypatch):
         process.wait()
     assert "Traceback" not in errors and "Usage:" not in errors and "Error" not in errors, errors
     # Every example finds what it looks for.
-    assert process.returncode in ((0, 130) if endless else (0,)), (process.returncode, errors)
+    # `head` may be gone before the program has written all.
+    codes = (0, 130) if endless else (0, 141) if "| head" in line else (0,)
+    assert process.returncode in codes, (process.returncode, errors)
     assert output or errors or words[0] == "eval", "it said nothing"

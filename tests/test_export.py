@@ -611,8 +611,10 @@ def slow_export(store, target, *more):
         "main(['export', *sys.argv[1:]])\n"
     )
     child = subprocess.Popen(
-        [sys.executable, "-c", program, str(store), "-O", str(target), *more], stderr=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-c", program, str(store), "-O", str(target), *more], stderr=subprocess.PIPE, text=True,
+        # A run in the background of a shell inherits that the signal is ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
     assert child.stderr.readline() == "stopped\n"
     return child
 

@@ -476,6 +476,8 @@ def test_a_kill_leaves_no_half_store(tmp_path):
             [sys.executable, "-c", program, str(tmp_path / "new"), str(tmp_path / "b.jsonl"), *options],
             stderr=subprocess.PIPE,
             text=True,
+            # A run in the background of a shell inherits that the signal is ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         assert child.stderr.readline() == "stopped\n"
         child.send_signal(number)

@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import rmqstore
@@ -472,3 +473,9 @@ def test_the_tests_run_on_the_build_that_was_asked_for():
     expected = Path(os.environ.get("RMQSTORE_EXPECTED_BUILD", ROOT)).resolve()
     for module in (rmqstore, _core):
         assert Path(module.__file__).resolve().parent.parent == expected, module.__file__
+
+
+def test_no_two_test_files_have_one_name():
+    # Pytest imports test files by their names alone, and reads only one of two.
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, number in names.items() if number > 1] == []
