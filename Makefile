@@ -54,13 +54,16 @@ build/debug/.stamp: $(VENV)/.stamp-venv pyproject.toml $(CORE_SOURCES)
 	RMQSTORE_DEBUG=1 $(BIN)/python setup.py --quiet build_ext --build-lib $(DEBUG_LIB) --build-temp build/debug/temp
 	@touch $@
 
+# Tests of pages, documents and packages, which reach the compiled modules by ways that other tests go too.
+NO_CORE_TESTS := tests/console tests/test_docs_run.py tests/test_examples.py tests/test_packaging.py tests/test_cli_examples.py
+
 # The Python modules are copied anew each time, so that none that was removed or changed is left from before.  The tests
 # run through bin/pytest and with a safe path, so that the working directory (the other build) is not the first to be searched.
 debug-test: build build/debug/.stamp ## the suite without slow tests on a debug build: bounds checks, asserts, checked malloc
 	find $(DEBUG_LIB) -name '*.py' -delete
 	RMQSTORE_DEBUG=1 $(BIN)/python setup.py --quiet build_py --build-lib $(DEBUG_LIB)
 	PYTHONPATH=$(CURDIR)/$(DEBUG_LIB) RMQSTORE_EXPECTED_BUILD=$(CURDIR)/$(DEBUG_LIB) PYTHONSAFEPATH=1 PYTHONMALLOC=debug \
-		$(BIN)/pytest $(PARALLEL) -m "not slow and not java and not rabbitmq" $(PYTEST_ARGS)
+		$(BIN)/pytest $(PARALLEL) -m "not slow and not java and not rabbitmq" $(NO_CORE_TESTS:%=--ignore=%) $(PYTEST_ARGS)
 
 lint: build ## ruff
 	$(BIN)/ruff check .
