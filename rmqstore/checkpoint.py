@@ -198,6 +198,10 @@ class Checkpoint:
             fsync_directory(os.path.dirname(self.path) or ".")
         self._written = content
 
+    def as_dict(self) -> dict[str, int]:
+        """dict of str to int: RocketMQ's six fields by name."""
+        return {name: getattr(self, name) for name in _NAMES}
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Checkpoint):
             return NotImplemented

@@ -212,6 +212,11 @@ class StoreConfig:
         """Delays in milliseconds; level n is item n - 1."""
         return _parse_delay_levels(self.message_delay_level)
 
+    def as_dict(self) -> dict[str, Any]:
+        """dict: the options by name, without `clock`, `assumed` and `unknown`."""
+        left_out = ("clock", "assumed", "unknown")
+        return {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name not in left_out}
+
     def replace(self, **changes: Any) -> StoreConfig:
         """A copy with some fields changed; what is given is no longer `assumed`."""
         if "assumed" not in changes:

@@ -168,16 +168,6 @@ class StoreStats:
     sizes: dict[str, int] = field(default_factory=dict)
 
 
-_CHECKPOINT_FIELDS = (
-    "physic_msg_timestamp",
-    "logics_msg_timestamp",
-    "index_msg_timestamp",
-    "master_flushed_offset",
-    "confirm_phy_offset",
-    "logics_physical_offset",
-)
-
-
 def take_stats(
     path: str,
     commit_log: CommitLog,
@@ -246,7 +236,7 @@ def take_stats(
         last_store_timestamp=newest,
         dispatched_phy_offset=dispatched,
         unflushed_size=None if flushed_where is None else max(high - flushed_where, 0),
-        checkpoint={name: getattr(checkpoint, name) for name in _CHECKPOINT_FIELDS},
+        checkpoint=checkpoint.as_dict(),
         queues=tuple(queue_stats),
         index_files=tuple(index_files),
         consumers=tuple(_consumers(commit_log, queue_stats, found, consumer_offsets)),

@@ -3,8 +3,8 @@
 Owns the list of commands; each lies in a module of its own, which is loaded when the command is used.  Every answer comes
 from the package's public functions.  Invariants:
 
-- Only ``rebuild``, ``recover``, ``offsets set``, ``offsets reset`` and ``spark rebuild`` write into a store (and ``demo`` and
-  ``bench``, into one of their own); every other command opens read-only.
+- Only ``import``, ``rebuild``, ``recover``, ``offsets set``, ``offsets reset``, ``spark rebuild`` and ``rabbitmq import`` write
+  into a store (and ``demo`` and ``bench``, into one of their own); every other command opens read-only.
 - Exit codes: 0 fine, 1 findings or nothing found, 2 wrong usage, 3 the store cannot be opened or read.
 - Text from a store never reaches the terminal raw: control and other invisible characters are escaped.
 - ``--json`` prints one object a line on stdout and nothing else there; notes, progress and errors go to stderr.

@@ -9,7 +9,6 @@ import click
 
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.terminal import Printer, format_size, format_time
-from rmqstore.config import StoreConfig
 from rmqstore.describe import StoreDescription, describe
 
 
@@ -24,11 +23,6 @@ def info(path: str, given: Given) -> None:
         printer.json_line(_info_object(description))
     else:
         _print_info(printer, description)
-
-
-def _config_object(config: StoreConfig) -> dict[str, Any]:
-    left_out = ("clock", "assumed", "unknown")
-    return {item.name: getattr(config, item.name) for item in dataclasses.fields(config) if item.name not in left_out}
 
 
 def _progress_rows(description: StoreDescription) -> list[tuple[str, str, int, int, int | None]]:
@@ -47,7 +41,7 @@ def _info_object(description: StoreDescription) -> dict[str, Any]:
     return {
         "path": description.path,
         "clean": description.clean,
-        "config": _config_object(description.config),
+        "config": description.config.as_dict(),
         "assumed": list(description.config.assumed),
         "commit_log": {**dataclasses.asdict(log), "size": log.max_offset - log.min_offset},
         "topics": list(description.topics),

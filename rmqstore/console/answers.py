@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from rmqstore._version import __version__
-from rmqstore.config import StoreConfig
 from rmqstore.console.anatomy import (
     Field,
     body_crc,
@@ -208,11 +207,11 @@ class Answers:
             "queues": sum(topic["queues"] for topic in topics.values()),
             "messages": sum(topic["messages"] for topic in topics.values()),
             "index": self._index_summary(store),
-            "checkpoint": _checkpoint(store),
+            "checkpoint": store.checkpoint.as_dict(),
             "rates": rates,
             "health": self._health(store, last, errors),
             "disk": _disk(store.path),
-            "config": _config(store.config),
+            "config": store.config.as_dict(),
             "assumed": list(store.config.assumed),
         }
 
@@ -643,20 +642,6 @@ def _disk(path: str) -> dict[str, Any] | None:
         return {"total": usage.total, "free": usage.free, "used_ratio": used_ratio(path)}
     except OSError:
         return None
-
-
-def _config(config: StoreConfig) -> dict[str, Any]:
-    left_out = ("clock", "assumed", "unknown")
-    return {item.name: getattr(config, item.name) for item in dataclasses.fields(config) if item.name not in left_out}
-
-
-def _checkpoint(store: MessageStore) -> dict[str, int]:
-    point = store.checkpoint
-    names = (
-        "physic_msg_timestamp", "logics_msg_timestamp", "index_msg_timestamp",
-        "master_flushed_offset", "confirm_phy_offset", "logics_physical_offset",
-    )  # fmt: skip
-    return {name: getattr(point, name) for name in names}
 
 
 def _index_row(index: IndexFile) -> dict[str, Any]:
