@@ -704,8 +704,14 @@ cdef object take_value(Reader* r, int depth):
                 items.append(take_value(r, depth + 1))
             at = r.pos
             tail = take_value(r, depth + 1)
-            # An empty list of elements with a tail is not written by Erlang; it is the tail, but stays what it was.
-            return items if inside > 1 and p[at] == TAG_NIL else ImproperList(items, tail)
+            if p[at] == TAG_NIL:
+                return items
+            # Erlang writes neither a tail that is a list nor a tail after no elements, but reads both: [a | [b]] is [a, b].
+            if isinstance(tail, ImproperList):
+                return ImproperList(items + list(tail), tail.tail)
+            if isinstance(tail, list):
+                return items + tail
+            return ImproperList(items, tail) if items else tail
         items = []
         for i in range(inside // 2):
             value = take_value(r, depth + 1)

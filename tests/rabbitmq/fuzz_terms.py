@@ -69,7 +69,6 @@ def judge(data: bytes) -> None:
         except (TypeError, ValueError):
             pass
         else:
-            # A tail that is a list is that list's rest, so the text of what was read may be simpler.
             again = term.format_term(term.consult(text + ".")[0])
             assert term.format_term(term.consult(again + ".")[0]) == again
     message, columns = _message(data), _columns(data)

@@ -114,6 +114,27 @@ EVERY_TAG = [
     ("63" + (b"1.50000000000000000000e+00".ljust(31, b"\0")).hex(), 1.5),
 ]
 
+# What Erlang/OTP 25 reads but never writes: lists whose tail is a list, or that have nothing before their tail.
+OTHER_FORMS = [
+    ("6c00000000 6101", 1),
+    ("6c00000000 6a", []),
+    ("6c00000000 6b0000", []),
+    ("6b0000", []),
+    ("6c00000001 6101 6b0000", [1]),
+    ("6c00000001 6101 6b00020203", [1, 2, 3]),
+    ("6c00000001 6101 6c00000001 6102 6103", ImproperList([1, 2], 3)),
+    ("6c00000001 6101 6c00000001 6200000101 6a", [1, 257]),
+    ("6c00000001 6101 6c00000000 6102", ImproperList([1], 2)),
+]
+
+
+@pytest.mark.parametrize(("text", "value"), OTHER_FORMS)
+def test_lists_in_other_forms_are_the_lists_that_erlang_reads(text, value):
+    data = bytes.fromhex("83" + text)
+    assert decode(data) == value and type(decode(data)) is type(value)
+    assert decode(encode(value)) == value
+    assert _term.extent(data) == len(data) and _term.check(data) is None
+
 
 @pytest.mark.parametrize(("text", "value"), EVERY_TAG, ids=lambda part: repr(part)[:24])
 def test_every_tag_is_read_and_written_again(text, value):
@@ -135,7 +156,8 @@ def test_every_tag_is_read_and_written_again(text, value):
 
 @pytest.mark.skipif(shutil.which("escript") is None, reason="needs Erlang")
 def test_erlang_itself_writes_the_same_terms(tmp_path):
-    terms = [bytes.fromhex("83" + text) for text, value in EVERY_TAG if type(value) is not MapPairs] + [SOME, MESSAGE]
+    terms = [bytes.fromhex("83" + text) for text, value in EVERY_TAG + OTHER_FORMS if type(value) is not MapPairs]
+    terms += [SOME, MESSAGE]
     terms += [
         encode(value) for value in (2**2040, -(2**64), [1] * 65535, [1] * 65536, tuple(range(256)), Atom("\u4e2d"))
     ]
