@@ -1,9 +1,9 @@
 """Messages of a store as files that other tools read: JSON lines, CSV, Arrow, Parquet, or a file for each body.
 
-Owns which messages a selection means, the order in which they come (that of the log), what damage does, and the making of
-output files.  It opens stores read-only and never changes one.  Invariants:
+Owns which messages a selection means, the order in which they come (that of the log), and what damage does.  It opens stores
+read-only and never changes one.  Invariants:
 
-- An output has its name only when it is complete: it is written beside it and renamed at the end.
+- An output has its name only when it is complete (`output_file`).
 - Memory does not grow with the number of messages: what is held is a batch, and for a look-up by key 8 bytes for each hit.
 - A message that is chosen is written or reported; where the index does not reach, the log itself is searched.
 - JSON lines, CSV and single files need no library; Arrow and Parquet need pyarrow.  All formats give the same rows.
@@ -15,14 +15,11 @@ import base64
 import contextlib
 import csv
 import datetime
-import fcntl
 import gzip
 import heapq
 import io
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, Protocol
@@ -46,12 +43,12 @@ from rmqstore.errors import (
     CorruptionError,
     MissingDependencyError,
     OffsetOutOfRangeError,
-    StoreError,
     UnsupportedFormatError,
 )
-from rmqstore.mapped_file import fsync_directory, name_of_offset
+from rmqstore.mapped_file import name_of_offset
 from rmqstore.message import MessageExt, encode_java_utf8, tags_code
 from rmqstore.message_store import MessageStore
+from rmqstore.output_file import OutputFile, OutputFolder, check_outside
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,9 +59,7 @@ __all__ = [
     "CORRUPT_MODES",
     "FORMATS",
     "ExportReport",
-    "OutputFile",
     "Selection",
-    "check_outside",
     "export",
     "format_of",
 ]
@@ -75,7 +70,7 @@ FORMATS = ("jsonl", "csv", "arrow", "parquet", "files")
 BODY_FORMS = ("text", "hex", "base64", "raw", "none")
 """How bodies are written: text where they are UTF-8 (else base64), hexadecimal, base64, bytes as they are, or not at all."""
 
-CORRUPT_MODES = ("fail", "skip", "mark")
+CORRUPT_MODES = ("fail", "report", "skip")
 """What damage does: end the export, be passed over and counted, or be written with ``corrupt`` set."""
 
 COMPRESSIONS = {
@@ -251,12 +246,12 @@ class _Damage:
             what = "does not agree with its CRC" if is_crc else "has a body that cannot be decompressed"
             kind = ChecksumError if is_crc else CorruptionError
             raise kind(
-                f"the record at phy offset {phy_offset} {what}; corrupt='skip' (--corrupt skip) leaves it out, 'mark' writes it "
+                f"the record at phy offset {phy_offset} {what}; corrupt='skip' (--corrupt skip) leaves it out, 'report' writes it "
                 "as it is",
                 *self.where(phy_offset),
             )
         self.records += 1
-        return self.mode == "mark"
+        return self.mode == "report"
 
     def is_sound(self, message: MessageExt, names: Sequence[str]) -> bool:
         """bool: write these columns of this message."""
@@ -497,138 +492,6 @@ def _sound_rows(batch: pa.RecordBatch, columns: tuple[str, ...], damage: _Damage
             keep[place] = damage.record(batch.column("phy_offset")[place].as_py(), bool(bad[place]))
         batch = batch.filter(import_pyarrow().array(keep))
     return batch.select(list(columns))
-
-
-# ------------------------------------------------------------------------------------------------------------ output files
-
-
-class OutputFile:
-    """A file that has its name only when it is complete; used in a ``with`` statement, which gives the open file.
-
-    It is written as ``<path>.part`` beside its place, forced to the disk and renamed at the end; an error, Ctrl-C included,
-    removes that file, and a kill leaves nothing but it.  A device or pipe is written to as it is.
-
-    Parameters
-    ----------
-    path : path
-    force : bool
-        Replace a file that is there.
-
-    Raises
-    ------
-    StoreError
-        There is such a file and `force` is not set, `path` is a directory, or another process is writing the same output.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], *, force: bool = False):
-        # A link stays one; what it leads to is replaced.
-        self.path = os.path.realpath(os.fspath(path))
-        self.force = force
-        self._part = self.path + ".part"
-        self._file: IO[bytes] | None = None
-        self._in_place = False
-        self._check()
-
-    def _check(self) -> None:
-        if os.path.isdir(self.path):
-            raise StoreError("the output is a directory; give the name of a file in it", self.path)
-        self._in_place = os.path.exists(self.path) and not os.path.isfile(self.path)
-        if os.path.isfile(self.path) and not self.force:
-            raise StoreError("the output exists; give another name, or --force to replace it", self.path)
-
-    def __enter__(self) -> IO[bytes]:
-        if self._in_place:
-            self._file = open(self.path, "wb")
-            return self._file
-        # What an interrupted export left is taken over, unless somebody is still writing it.
-        file = open(os.open(self._part, os.O_RDWR | os.O_CREAT, 0o666), "wb")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(file.fileno()), os.stat(self._part)):
-                raise BlockingIOError
-            file.truncate(0)
-        except (BlockingIOError, FileNotFoundError):
-            file.close()
-            raise StoreError(
-                "another process is writing this output; wait for it, or give another name", self.path
-            ) from None
-        except BaseException:
-            file.close()
-            raise
-        self._file = file
-        return file
-
-    def __exit__(self, kind: object, *exc_info: object) -> None:
-        file = self._file
-        assert file is not None
-        if self._in_place:
-            file.close()
-            return
-        try:
-            if kind is None:
-                file.flush()
-                os.fsync(file.fileno())
-                # Somebody else may have made it meanwhile.
-                self._check()
-                os.replace(self._part, self.path)
-                fsync_directory(os.path.dirname(self.path))
-                return
-        except BaseException:
-            self._discard(file)
-            raise
-        finally:
-            # What is still buffered after an error would only fail again.
-            with contextlib.suppress(OSError, ValueError):
-                file.close()
-        self._discard(file)
-
-    def _discard(self, file: IO[bytes]) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(self._part)
-
-
-def check_outside(output: str | os.PathLike[str], root: str | os.PathLike[str]) -> None:
-    """Refuse an output that lies in a store: whoever only reads one leaves nothing in it.
-
-    Raises
-    ------
-    StoreError
-        It does.
-    """
-    inside, store = os.path.realpath(os.fspath(output)), os.path.realpath(os.fspath(root))
-    if os.path.commonpath([inside, store]) == store:
-        raise StoreError("the output lies in the store; give a place outside of it", os.fspath(output))
-
-
-class _Folder:
-    """A folder that has its name only when it is complete, as `OutputFile`; never replaced."""
-
-    def __init__(self, path: str | os.PathLike[str]):
-        self.path = os.path.realpath(os.fspath(path))
-        self.part = ""
-        self._check()
-
-    def _check(self) -> None:
-        if os.path.lexists(self.path) and not (os.path.isdir(self.path) and not os.listdir(self.path)):
-            raise StoreError("the output exists and is no empty folder; give the name of a new one", self.path)
-
-    def __enter__(self) -> str:
-        # A name of its own: a folder is not to be emptied because of how it is called.
-        where, name = os.path.split(self.path)
-        self.part = tempfile.mkdtemp(".part", name + ".", where)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(self.part, 0o777 & ~umask)
-        return self.part
-
-    def __exit__(self, kind: object, *exc_info: object) -> None:
-        try:
-            if kind is None:
-                self._check()
-                os.rename(self.part, self.path)
-                fsync_directory(os.path.dirname(self.path))
-        finally:
-            shutil.rmtree(self.part, ignore_errors=True)
 
 
 def format_of(path: str | os.PathLike[str]) -> tuple[str | None, str | None]:
@@ -909,7 +772,7 @@ class ExportReport:
     messages : int
         Rows written.
     corrupt_records : int
-        Messages whose CRC is wrong or whose body cannot be decompressed: left out with ``skip``, among `messages` with ``mark``.
+        Messages whose CRC is wrong or whose body cannot be decompressed: left out with ``skip``, among `messages` with ``report``.
     damaged_stretches, damaged_size : int
         Parts of the log, and their bytes, that hold no record; nothing can be written of them.
     columns : tuple of str
@@ -959,7 +822,7 @@ def export(
     body : {"text", "hex", "base64", "raw", "none"}, optional
         How bodies are written.  By default ``raw`` for Arrow, Parquet and single files, ``text`` otherwise: bodies that are not
         UTF-8 become base64, and ``body_encoding`` says so.
-    corrupt : {"fail", "skip", "mark"}
+    corrupt : {"fail", "report", "skip"}
         What damage does.  Without ``body`` and ``corrupt`` among the columns CRCs are not looked at.
     compression : str, optional
         One of `COMPRESSIONS`; by default what the ending says (``.gz``, ``.zst``), zstd for Parquet.
@@ -1011,7 +874,7 @@ def export(
         if format == "files":
             if not is_path:
                 raise ValueError("the format files makes a folder; give its name")
-            folder = _Folder(target)
+            folder = OutputFolder(target)
         elif is_path:
             opened = OutputFile(target, force=force)
         store = stack.enter_context(MessageStore.open(path, config=config, read_only=True))

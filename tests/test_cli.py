@@ -243,13 +243,13 @@ def test_query_compat_is_ascending_and_by_place_equals_by_key(broker):
         value["phy_offset"] for value in json_lines(run("query", broker, "Orders", "ORD-100000", "--compat", "--json"))
     ]
     assert compat == sorted(offsets) and len(compat) == 4
-    (by_offset,) = json_lines(run("query", broker, "--offset", offsets[0], "--json"))
+    (by_offset,) = json_lines(run("query", broker, "--phy-offset", offsets[0], "--json"))
     (by_id,) = json_lines(run("query", broker, "--id", by_offset["msg_id"], "--json"))
     assert by_id == by_offset
 
 
 def test_query_types(broker):
-    (value,) = json_lines(run("query", broker, "--offset", 0, "--json"))
+    (value,) = json_lines(run("query", broker, "--phy-offset", 0, "--json"))
     assert json_lines(run("query", broker, "Orders", value["unique_key"], "--type", "unique", "--json")) == [value]
     assert run("query", broker, "Orders", value["unique_key"], "--type", "key").exit_code == 1
     assert run("query", broker, "Orders", "ORD-100000", "--type", "unique").exit_code == 1
@@ -258,10 +258,10 @@ def test_query_types(broker):
 
 
 def test_bodies(broker):
-    (text,) = json_lines(run("query", broker, "--offset", 1348, "--json"))
-    (raw,) = json_lines(run("query", broker, "--offset", 1348, "--json", "--body", "hex"))
+    (text,) = json_lines(run("query", broker, "--phy-offset", 1348, "--json"))
+    (raw,) = json_lines(run("query", broker, "--phy-offset", 1348, "--json", "--body", "hex"))
     assert raw["body_encoding"] == "hex" and len(bytes.fromhex(raw["body"])) == raw["body_size"] == text["body_size"]
-    shown = run("query", broker, "--offset", 1348, "--body", "hex").stdout.splitlines()[1]
+    shown = run("query", broker, "--phy-offset", 1348, "--body", "hex").stdout.splitlines()[1]
     assert bytes.fromhex(shown) == bytes.fromhex(raw["body"])
     large = run("query", broker, "Orders", "大键").stdout.splitlines()[1]
     assert large.endswith(f"... {200_000 - 1024} bytes more, --json shows all")
@@ -359,10 +359,10 @@ def test_sizes():
 def test_nothing_found_is_1(broker):
     for arguments in (
         ["query", broker, "Orders", "no-such-key"],
-        ["query", broker, "--offset", 7],
-        ["query", broker, "--offset", 2**62],
+        ["query", broker, "--phy-offset", 7],
+        ["query", broker, "--phy-offset", 2**62],
         ["get", broker, "Orders", 99],
-        ["get", broker, "Orders", 0, "--from", 2500],
+        ["get", broker, "Orders", 0, "--begin-queue-offset", 2500],
         ["dump", broker, "--what", "queue", "--topic", "NoSuchTopic"],
     ):
         result = run(*arguments)
@@ -377,7 +377,7 @@ def test_wrong_usage_is_2(broker, tmp_path):
         ["query", broker, "Orders", "k", "--id", "00"],
         ["query", broker, "--id", "no-hex"],
         ["query", broker, "Orders", "k", "--begin", "yesterday"],
-        ["get", broker, "Orders", "0", "--from", 1, "--time", 1],
+        ["get", broker, "Orders", "0", "--begin-queue-offset", 1, "--time", 1],
         ["dump", broker, "--what", "queue"],
         ["dump", broker, "--what", "index", "--topic", "Orders"],
         ["info", broker, "-o", "noSuchOption=1"],
@@ -397,7 +397,7 @@ def test_cannot_open_is_3_and_names_the_file(broker, golden_copy, tmp_path):
     file = tmp_path / "file"
     file.write_bytes(b"")
     (tmp_path / "empty" / "commitlog").mkdir(parents=True)
-    for command in (["info"], ["verify"], ["dump"], ["query", "--offset", "0"], ["rebuild", "--yes"]):
+    for command in (["info"], ["verify"], ["dump"], ["query", "--phy-offset", "0"], ["rebuild", "--yes"]):
         for path in (tmp_path / "missing", file):
             result = run(command[0], path, *command[1:])
             assert result.exit_code == 3 and str(path) in result.stderr and not result.stdout, (command, path)
@@ -434,7 +434,7 @@ def test_findings_are_1(golden_copy):
     assert result.exit_code == 1
     assert [(finding["kind"], finding["pos"]) for finding in findings] == [("bad_body_crc", 894)]
     assert summary == {"type": "summary", "findings": 1, "kinds": {"bad_body_crc": 1}}
-    shown = run("query", copy, "--offset", 894)
+    shown = run("query", copy, "--phy-offset", 894)
     assert shown.exit_code == 1 and "CORRUPT" in shown.stdout
 
 
@@ -449,7 +449,7 @@ def test_a_geometry_that_cannot_be_told_is_a_finding_for_verify(golden_copy):
 def test_every_command_but_rebuild_leaves_no_trace(golden_copy):
     copy = golden_copy("broker.killed")
     before = golden.tree(copy)
-    run("info", copy), run("verify", copy), run("dump", copy, "--to", 5000), run("get", copy, "Orders", 0)
+    run("info", copy), run("verify", copy), run("dump", copy, "--end-phy-offset", 5000), run("get", copy, "Orders", 0)
     run("dump", copy, "--what", "index"), run("query", copy, "Orders", "ORD-100000"), run("rebuild", copy)
     assert golden.tree(copy) == before
 
@@ -719,7 +719,7 @@ def test_damage_anywhere_ends_in_an_answer_or_an_error_of_ours(golden_copy):
         path.write_bytes(content[:at] + bytes([content[at] ^ bit]) + content[at + 1 :])
         for arguments in (
             ["info"], ["verify"], ["dump"], ["dump", "--what", "index"], ["dump", "--what", "queue", "--topic", "TopicTest"],
-            ["get", "TopicTest", "0"], ["query", "BatchTopic", "ib"], ["query", "--offset", "0"],
+            ["get", "TopicTest", "0"], ["query", "BatchTopic", "ib"], ["query", "--phy-offset", "0"],
         ):  # fmt: skip
             for options in (geometry, ["--json"]):
                 # Anything but an orderly exit is raised by `run`.

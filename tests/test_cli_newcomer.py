@@ -66,7 +66,7 @@ def test_the_first_steps_name_commands_that_exist(tmp_path, monkeypatch):
 
 
 COMMANDS = [
-    ["info"], ["verify"], ["dump"], ["query", "--offset", "0"], ["get", "T", "0"], ["tail"], ["topics"], ["queues"],
+    ["info"], ["verify"], ["dump"], ["query", "--phy-offset", "0"], ["get", "T", "0"], ["tail"], ["topics"], ["queues"],
     ["rebuild", "--yes"], ["recover"], ["offsets", "show"], ["export"], ["metrics"], ["serve", "--port", "0"],
 ]  # fmt: skip
 

@@ -117,9 +117,9 @@ def test_from_an_offset(broker):
     wanted = [line["offset"] for line in by_place(golden.lines("broker", "msg"))]
     # 484 begins a record, 485 lies in one; at 2**40 there is nothing.
     for begin in (484, 485):
-        shown = json_lines(run("tail", broker, "--from-offset", begin, "--json", "--body", "none"))
+        shown = json_lines(run("tail", broker, "--begin-phy-offset", begin, "--json", "--body", "none"))
         assert [message["phy_offset"] for message in shown] == [offset for offset in wanted if offset >= begin]
-    assert run("tail", broker, "--from-offset", 2**40).exit_code == 1
+    assert run("tail", broker, "--begin-phy-offset", 2**40).exit_code == 1
 
 
 def test_what_no_queue_has_is_read_from_the_log(golden_copy):

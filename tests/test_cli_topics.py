@@ -125,7 +125,7 @@ def test_reset_by_time_and_to_the_ends(golden_copy):
 
 def test_set_outside_of_a_queue_is_said(golden_copy):
     copy = golden_copy("broker")
-    result = run("offsets", "set", copy, "--group", "g", "--topic", "Orders", "--queue", 1, "--to", 5000)
+    result = run("offsets", "set", copy, "--group", "g", "--topic", "Orders", "--queue", 1, "--queue-offset", 5000)
     assert result.exit_code == 0 and "holds the queue offsets 0 to 2501, and not 5000" in result.stderr
 
 

@@ -315,7 +315,7 @@ def test_selections_are_those_of_a_plain_loop(broker, broker_messages, tmp_path,
 def test_a_range_of_queue_offsets_needs_a_topic(broker):
     with pytest.raises(ValueError, match="needs a topic"):
         Selection(begin_queue_offset=1)
-    assert run(broker, "--from-queue-offset", 1).exit_code == 2
+    assert run(broker, "--begin-queue-offset", 1).exit_code == 2
 
 
 @pytest.mark.parametrize("lost", ["newest", "oldest", "one in the middle", "all", "two"])
@@ -433,7 +433,7 @@ def test_damage_ends_an_export_and_says_where(damaged, tmp_path):
     assert "--corrupt skip" in result.stderr
 
 
-@pytest.mark.parametrize("mode", ["skip", "mark"])
+@pytest.mark.parametrize("mode", ["skip", "report"])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.arrow", "a.parquet"])
 def test_damage_is_passed_over_and_counted(damaged, tmp_path, mode, name):
     root, messages, flipped, broken, newest = damaged
@@ -450,7 +450,7 @@ def test_damage_is_passed_over_and_counted(damaged, tmp_path, mode, name):
     assert (report.corrupt_records, report.damaged_stretches) == (1, 2)
     assert report.damaged_size == broken.store_size + newest.store_size
     marked = [int(row["phy_offset"]) for row in rows if row["corrupt"] in (True, "true")]
-    assert marked == ([flipped.phy_offset] if mode == "mark" else [])
+    assert marked == ([flipped.phy_offset] if mode == "report" else [])
 
 
 def test_damage_is_told_at_the_command_line(damaged, tmp_path):
@@ -486,7 +486,7 @@ def test_bodies_that_cannot_be_decompressed(tmp_path, name):
     with pytest.raises(CorruptionError, match="cannot be decompressed"):
         export(tmp_path / "s", tmp_path / name, format=kind)
     assert export(tmp_path / "s", tmp_path / ("1" + name), format=kind, corrupt="skip").messages == 2
-    report = export(tmp_path / "s", tmp_path / ("2" + name), format=kind, corrupt="mark")
+    report = export(tmp_path / "s", tmp_path / ("2" + name), format=kind, corrupt="report")
     assert (report.messages, report.corrupt_records) == (3, 1)
     if name == "a.parquet":
         assert pq.read_table(tmp_path / "2a.parquet").column("body").to_pylist() == [b"sound" * 9, None, b"plain"]

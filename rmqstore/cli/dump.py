@@ -31,8 +31,8 @@ _PREVIEW = 60
 @click.command()
 @path_argument
 @click.option("--what", type=click.Choice(["log", "queue", "index"]), default="log", show_default=True)
-@click.option("--from", "begin", type=click.IntRange(min=0), help="Begin with this phy offset.")
-@click.option("--to", "end", type=click.IntRange(min=0), help="Stop before this phy offset.")
+@click.option("--begin-phy-offset", "begin", type=click.IntRange(min=0), help="Begin with this phy offset.")
+@click.option("--end-phy-offset", "end", type=click.IntRange(min=0), help="Stop before this phy offset.")
 @click.option("--topic", help="Only this topic; a queue dump needs it.", shell_complete=complete_topic)
 @click.option("--queue", "queue_id", type=click.IntRange(min=0), help="Only this queue of the topic.")
 @store_options

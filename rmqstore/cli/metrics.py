@@ -13,8 +13,8 @@ from rmqstore.cli.options import Given, store_options
 from rmqstore.cli.terminal import Printer, note
 from rmqstore.config import parse_java_properties
 from rmqstore.errors import StoreError
-from rmqstore.export import OutputFile, check_outside
 from rmqstore.metrics import Findings, text
+from rmqstore.output_file import OutputFile, check_outside
 
 
 @click.command(name="metrics")

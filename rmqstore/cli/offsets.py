@@ -80,7 +80,7 @@ def _where(function: Callable[..., Any]) -> Callable[..., Any]:
 @offsets.command(name="set")
 @path_argument
 @_where
-@click.option("--to", "queue_offset", type=click.IntRange(min=0), help="This queue offset.")
+@click.option("--queue-offset", "queue_offset", type=click.IntRange(min=0), help="This queue offset.")
 @store_options
 def offsets_set(
     path: str,
@@ -99,7 +99,7 @@ def offsets_set(
     run: it keeps progress in memory and would overwrite the file.
     """
     if sum([queue_offset is not None, timestamp is not None, earliest, latest]) != 1:
-        raise click.UsageError("give one of --to, --time, --earliest and --latest")
+        raise click.UsageError("give one of --queue-offset, --time, --earliest and --latest")
     _set(path, group, topic, queue_ids, queue_offset, timestamp, earliest, given)
 
 

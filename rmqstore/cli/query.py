@@ -38,7 +38,7 @@ _INDEX_TYPES = {None: None, "key": "K", "unique": "U", "tag": "T"}
 @click.option("--max-num", type=click.IntRange(min=1), default=64, show_default=True, help="At most so many.")
 @click.option("--compat", is_flag=True, help="Answer as RocketMQ's queryMessage does, quirks included.")
 @click.option("--id", "msg_id", help="Instead of TOPIC and KEY: an offset message id.")
-@click.option("--offset", "phy_offset", type=int, help="Instead of TOPIC and KEY: a phy offset.")
+@click.option("--phy-offset", "phy_offset", type=int, help="Instead of TOPIC and KEY: a phy offset.")
 @body_option
 @store_options
 def query(
@@ -58,7 +58,7 @@ def query(
     """Find messages by key in the index, newest first, each checked against its message."""
     by_place = (msg_id is not None) + (phy_offset is not None)
     if by_place + (topic is not None) != 1 or (topic is not None and key is None):
-        raise click.UsageError("give TOPIC and KEY, or --id, or --offset")
+        raise click.UsageError("give TOPIC and KEY, or --id, or --phy-offset")
     printer = Printer(given.as_json)
     with given.open(path) as store:
         if by_place:
@@ -99,7 +99,9 @@ def _message_at(store: MessageStore, msg_id: str | None, phy_offset: int | None)
 @path_argument
 @topic_argument
 @click.argument("queue_id", metavar="QUEUE", type=click.IntRange(min=0), shell_complete=complete_queue)
-@click.option("--from", "queue_offset", type=int, help="Queue offset to begin with; by default the first there is.")
+@click.option(
+    "--begin-queue-offset", "queue_offset", type=int, help="Queue offset to begin with; by default the first there is."
+)
 @click.option("--time", "timestamp", type=TIME, help="Begin with the first message stored at or after this time.")
 @click.option("--max-num", type=click.IntRange(min=1), default=32, show_default=True, help="At most so many.")
 @click.option("--tags", help="Only these tags: 'a || b'.")
@@ -118,7 +120,7 @@ def get(
 ) -> None:
     """Read messages of a queue in order."""
     if queue_offset is not None and timestamp is not None:
-        raise click.UsageError("give --from or --time, not both")
+        raise click.UsageError("give --begin-queue-offset or --time, not both")
     printer = Printer(given.as_json)
     with given.open(path) as store:
         if timestamp is not None:
@@ -147,4 +149,4 @@ def get(
                 f"{result.min_queue_offset} to {result.max_queue_offset}"
             )
         if result.next_queue_offset < result.max_queue_offset:
-            note(f"there are more: go on with --from {result.next_queue_offset}")
+            note(f"there are more: go on with --begin-queue-offset {result.next_queue_offset}")

@@ -372,10 +372,13 @@ def repair_command(
 
 @main.command(name="export")
 @_path
-@click.argument("output", type=click.Path())
+@click.option(
+    "-O", "--output", default="-", metavar="FILE", help="The file to make; - is standard output, as by default."
+)
 @click.option("--queue", "queue_names", multiple=True, help="Only this queue; repeatable.")
 @_vhost_option
-@click.option("--format", "kind", type=click.Choice(FORMATS), help="By default what OUTPUT's ending says, else jsonl.")
+@click.option("--format", "kind", type=click.Choice(FORMATS), help="By default what FILE's ending says, else jsonl.")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @_options
 def export_command(
     path: str,
@@ -383,16 +386,22 @@ def export_command(
     queue_names: tuple[str, ...],
     vhost_name: str | None,
     kind: str | None,
+    force: bool,
     as_json: bool,
     segment_entry_count: int | None,
 ) -> None:
-    """Write the live messages to one file: JSON lines, Arrow or Parquet; '-' is standard output."""
+    """Write the live messages to one file: JSON lines, Arrow or Parquet."""
     _note_running(path)
     with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
         with Progress("exporting", "messages") as progress:
             number = export(
-                vhost, sys.stdout.buffer if output == "-" else output, queues=queue_names or None, format=kind, progress=progress
-            )  # fmt: skip
+                vhost,
+                sys.stdout.buffer if output == "-" else output,
+                queues=queue_names or None,
+                format=kind,
+                force=force,
+                progress=progress,
+            )
     if as_json and output != "-":
         Printer(True).json_line({"type": "export", "output": output, "messages": number})
     else:

@@ -23,7 +23,7 @@ from rmqstore.recovery import RECOVERY_MODES
 @click.option(
     "--what", multiple=True, type=click.Choice(["index", "consumequeue"]), help="What to make anew; by default both."
 )
-@click.option("--output", type=click.Path(), help="Build into this directory and leave the store as it is.")
+@click.option("-O", "--output", type=click.Path(), help="Build into this directory and leave the store as it is.")
 @click.option("--yes", is_flag=True, help="Replace without asking.")
 @store_options
 def rebuild_command(path: str, what: tuple[str, ...], output: str | None, yes: bool, given: Given) -> None:

@@ -67,7 +67,7 @@ _TRIES = 3
     help="Begin with so many of the newest.",
 )
 @click.option(
-    "--from-offset",
+    "--begin-phy-offset",
     "begin",
     type=click.IntRange(min=0),
     help="Begin with this phy offset instead, and show all from there.",

@@ -57,12 +57,12 @@ _OFFSET = click.IntRange(min=0, max=2**63 - 1)
 @click.option("--key", "keys", multiple=True, help="Only messages with this key or unique key; repeatable.")
 @click.option("--begin", type=TIME, help="Stored at or after: ISO time, ms since epoch, or '2h ago'.")
 @click.option("--end", type=TIME, help="Stored at or before.")
-@click.option("--from-offset", type=_OFFSET, help="Records that begin at or after this phy offset.")
-@click.option("--to-offset", type=_OFFSET, help="Records that begin before this phy offset.")
+@click.option("--begin-phy-offset", type=_OFFSET, help="Records that begin at or after this phy offset.")
+@click.option("--end-phy-offset", type=_OFFSET, help="Records that begin before this phy offset.")
 @click.option(
-    "--from-queue-offset", type=_OFFSET, help="Messages at or after this place in their queue; needs --topic."
+    "--begin-queue-offset", type=_OFFSET, help="Messages at or after this place in their queue; needs --topic."
 )
-@click.option("--to-queue-offset", type=_OFFSET, help="Messages before this place in their queue; needs --topic.")
+@click.option("--end-queue-offset", type=_OFFSET, help="Messages before this place in their queue; needs --topic.")
 @click.option("--columns", metavar="A,B", help="Only these columns, in this order; by default all.")
 @click.option(
     "--body",
@@ -93,10 +93,10 @@ def export_command(
     keys: tuple[str, ...],
     begin: int | None,
     end: int | None,
-    from_offset: int | None,
-    to_offset: int | None,
-    from_queue_offset: int | None,
-    to_queue_offset: int | None,
+    begin_phy_offset: int | None,
+    end_phy_offset: int | None,
+    begin_queue_offset: int | None,
+    end_queue_offset: int | None,
     columns: str | None,
     body: str | None,
     corrupt: str,
@@ -120,7 +120,16 @@ def export_command(
     config = given.config(path)
     try:
         selection = Selection(
-            topics, queue_ids, tags, keys, begin, end, from_offset, to_offset, from_queue_offset, to_queue_offset
+            topics,
+            queue_ids,
+            tags,
+            keys,
+            begin,
+            end,
+            begin_phy_offset,
+            end_phy_offset,
+            begin_queue_offset,
+            end_queue_offset,
         )
         # The bar would stand among the lines.
         with Progress("exporting", "bytes") if not shown else _NoProgress() as progress:
@@ -167,7 +176,7 @@ def _tell_export(report: ExportReport, to_stdout: bool, given: Given) -> None:
         )
     if report.corrupt_records:
         note(
-            f"{report.corrupt_records} corrupt messages; they are among the {report.messages} only with --corrupt mark"
+            f"{report.corrupt_records} corrupt messages; they are among the {report.messages} only with --corrupt report"
         )
     if not report.messages:
         note("no message matches")

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from rmqstore.errors import CorruptionError, InvalidMessageError, StoreError, StoreLockedError
+from rmqstore.output_file import OutputFile, check_outside
 from rmqstore.rabbitmq import layout
 from rmqstore.rabbitmq.amqp import Float32, Table, Timestamp
 from rmqstore.rabbitmq.batches import BATCH_ROWS, NUMBERS, json_value, schema
@@ -153,6 +154,7 @@ def export(
     *,
     queues: Iterable[str] | None = None,
     format: str | None = None,
+    force: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> int:
     """Write the live messages of a vhost to a file.
@@ -161,12 +163,14 @@ def export(
     ----------
     vhost : Vhost or path
     output : path or binary file
-        A file that exists is replaced when all is written.
+        A file has its name only when all is written.
     queues : iterable of str, optional
         Only these; by default all, by name.
     format : {"jsonl", "arrow", "parquet"}, optional
         By default what the name's ending says, else ``"jsonl"``: one object a line, as `message_object` makes it.  ``"arrow"`` is
         an Arrow IPC file (Feather).
+    force : bool
+        Replace a file that exists.
     progress : callable, optional
         Called with (messages done, messages in all).
 
@@ -178,13 +182,13 @@ def export(
     Raises
     ------
     StoreError
-        There is no such vhost or queue.
+        There is no such vhost or queue; or the output exists, or lies in the vhost.
     MissingDependencyError
         Arrow and Parquet need pyarrow.
     """
     if not isinstance(vhost, Vhost):
         with Vhost.open(vhost) as opened:
-            return export(opened, output, queues=queues, format=format, progress=progress)
+            return export(opened, output, queues=queues, format=format, force=force, progress=progress)
     if isinstance(queues, str):
         queues = [queues]
     chosen = vhost.queues() if queues is None else [vhost.queue(name) for name in dict.fromkeys(queues)]
@@ -196,26 +200,9 @@ def export(
     if format is None:
         ending = os.path.splitext(path)[1].lower()
         format = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow"}.get(ending, "jsonl")
-    # A link stays one; what it leads to is replaced.
-    path = os.path.realpath(path)
-    if os.path.isdir(path):
-        raise StoreError("the output is a directory; give a file", path)
-    if os.path.exists(path) and not os.path.isfile(path):
-        # A device or a pipe is written to, and never replaced.
-        with open(path, "wb") as file:
-            return _write(file, chosen, format, progress)
-    unfinished = path + ".unfinished"
-    try:
-        with open(unfinished, "wb") as file:
-            number = _write(file, chosen, format, progress)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(unfinished)
-        raise
-    return number
+    check_outside(path, vhost.path)
+    with OutputFile(path, force=force) as file:
+        return _write(file, chosen, format, progress)
 
 
 def _told(queues: list[Queue], progress: Callable[[int, int], None] | None) -> Iterator[tuple[Queue, QueuedMessage]]:

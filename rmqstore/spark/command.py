@@ -171,11 +171,18 @@ def read_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
         click.option("--corrupt", type=click.Choice(["fail", "report", "skip"]), help="What damage in the log does."),
         click.option("--partition-bytes", help="Bytes of log for one task, as 134217728 or 128m (the default)."),
-        click.option("--to", "end_phy_offset", type=click.IntRange(min=0), help="Records before this phy offset."),
-        click.option("--from", "begin_phy_offset", type=click.IntRange(min=0), help="Records from this phy offset on."),
+        click.option(
+            "--end-phy-offset", "end_phy_offset", type=click.IntRange(min=0), help="Records before this phy offset."
+        ),
+        click.option(
+            "--begin-phy-offset",
+            "begin_phy_offset",
+            type=click.IntRange(min=0),
+            help="Records from this phy offset on.",
+        ),
         click.option("--end", "end_timestamp", type=TIME, help="Stored at or before."),
         click.option("--begin", "begin_timestamp", type=TIME, help="Stored at or after: ISO time, ms, or '2h ago'."),
-        click.option("--tag", "tags", multiple=True, help="Only messages with this tag; repeatable."),
+        click.option("--tags", help="Only these tags: 'a || b'."),
         click.option(
             "--queue", "queue_id", multiple=True, type=click.IntRange(min=0), help="Only this queue; repeatable."
         ),
@@ -257,7 +264,7 @@ def count_command(path: str, by: tuple[str, ...], selection: Selection, session:
     show_default=True,
     help="A level of folders; repeatable, the outermost first. none: one folder.",
 )
-@click.option("--column", "columns", multiple=True, help="Only this column; repeatable.")
+@click.option("--columns", metavar="A,B", help="Only these columns; by default all.")
 @click.option("--stored-bodies", is_flag=True, help="Leave compressed bodies as they are.")
 @click.option("--mode", type=click.Choice(["errorifexists", "overwrite", "append"]), default="errorifexists",
               show_default=True, help="What happens if OUTPUT is there.")  # fmt: skip
@@ -269,7 +276,7 @@ def export_command(
     output: str,
     format_name: str,
     partition_by: tuple[str, ...],
-    columns: tuple[str, ...],
+    columns: str | None,
     stored_bodies: bool,
     mode: str,
     selection: Selection,
@@ -279,7 +286,7 @@ def export_command(
     """Write messages into files at OUTPUT, a folder or any address that Spark can write to."""
     folders = () if "none" in partition_by else partition_by
     options = selection.options(path, given)
-    if columns:
+    if columns is not None:
         options["columns"] = columns
     if stored_bodies:
         options["decode_body"] = False
@@ -348,7 +355,7 @@ def profile_command(
 @click.option("--begin", type=TIME, help="Stored at or after: ISO time, ms since epoch, or '2h ago'.")
 @click.option("--end", type=TIME, help="Stored at or before.")
 @click.option("--max-num", type=click.IntRange(min=1), default=64, show_default=True, help="At most so many for a key.")
-@click.option("--output", help="Write the messages into this folder, as Parquet, and print none.")
+@click.option("-O", "--output", help="Write the messages into this folder, as Parquet, and print none.")
 @spark_options
 @store_options
 def query_command(
@@ -426,7 +433,7 @@ def query_command(
 @click.option(
     "--what", multiple=True, type=click.Choice(["index", "consumequeue"]), help="What to make anew; by default both."
 )
-@click.option("--output", type=click.Path(), help="Build into this directory and leave the store as it is.")
+@click.option("-O", "--output", type=click.Path(), help="Build into this directory and leave the store as it is.")
 @click.option("--partition-bytes", type=click.IntRange(min=1), help="Bytes of log for one task.")
 @click.option("--yes", is_flag=True, help="Replace without asking.")
 @spark_options

@@ -49,7 +49,7 @@ def look(path: Path, tmp_path: Path, among: tuple[int, ...] = (OK, FOUND)) -> di
                 for line in answer.stdout.splitlines():
                     json.loads(line)
     for kind in ("jsonl", "arrow", "parquet"):
-        assert run("export", path, tmp_path / f"all.{kind}").exit_code in among
+        assert run("export", path, "-O", tmp_path / f"all.{kind}", "--force").exit_code in among
     shutil.rmtree(tmp_path / "repaired", ignore_errors=True)
     assert run("repair", path, tmp_path / "repaired").exit_code == OK
     assert run("verify", tmp_path / "repaired").exit_code == OK
@@ -75,8 +75,7 @@ def test_wrong_arguments(tmp_path, golden_vhost):
         (("info", path, "--segment-entry-count", "0"), USAGE),
         (("info", path, "--segment-entry-count", "x"), USAGE),
         (("dump", path, "--max-num", "0"), USAGE),
-        (("export", path), USAGE),
-        (("export", path, tmp_path / "x", "--format", "csv"), USAGE),
+        (("export", path, "-O", tmp_path / "x", "--format", "csv"), USAGE),
         (("import", path, "q", tmp_path / "nope"), USAGE),
         (("import", path, "q", tmp_path / "file", "--level", "256"), USAGE),
         (("info", tmp_path / "nope"), CANNOT_OPEN),
@@ -84,10 +83,12 @@ def test_wrong_arguments(tmp_path, golden_vhost):
         (("info", tmp_path / "empty"), CANNOT_OPEN),
         (("dump", path, "--queue", "nope\x1b[31m"), CANNOT_OPEN),
         (("dump", path, "--vhost", "nope\x1b[31m"), CANNOT_OPEN),
-        (("export", path, tmp_path / "x", "--queue", "nope"), CANNOT_OPEN),
-        (("export", path, tmp_path), CANNOT_OPEN),
-        (("export", path, tmp_path / "file" / "x"), CANNOT_OPEN),
-        (("export", path, tmp_path / "no" / "x"), CANNOT_OPEN),
+        (("export", path, "-O", tmp_path / "x", "--queue", "nope"), CANNOT_OPEN),
+        (("export", path, "-O", tmp_path), CANNOT_OPEN),
+        (("export", path, "-O", tmp_path / "file" / "x"), CANNOT_OPEN),
+        (("export", path, "-O", tmp_path / "no" / "x"), CANNOT_OPEN),
+        (("export", path, "-O", tmp_path / "file"), CANNOT_OPEN),
+        (("export", path, "-O", path / "inside"), CANNOT_OPEN),
         (("repair", path, tmp_path), CANNOT_OPEN),
         (("repair", path, tmp_path / "file" / "x"), CANNOT_OPEN),
         (("repair", path, path / "inside"), CANNOT_OPEN),
@@ -156,7 +157,7 @@ def test_hostile_queue_names(name, golden_vhost_copy, tmp_path):
         given = b'{"body": "x"}\n'
         answer = run("import", path, text, "-", "--declared", given=given)
         assert answer.exit_code == OK and "\x1b" not in answer.output, answer.output
-        lines = run("export", path, "-", "--queue", text).stdout_bytes.splitlines()
+        lines = run("export", path, "--queue", text).stdout_bytes.splitlines()
         assert len(lines) == depth + 1 and json.loads(lines[-1])["queue"] == text
 
 
@@ -246,8 +247,8 @@ def test_a_store_that_cannot_be_read(name, golden_vhost_copy, tmp_path):
     assert answer.exit_code == FOUND and name in answer.output
     if "unreadable_store" in answer.output:
         # Nobody is to take what is left for all that there is.
-        for command in ("repair", "export"):
-            assert run(command, path, tmp_path / "out").exit_code == CANNOT_OPEN
+        assert run("repair", path, tmp_path / "out").exit_code == CANNOT_OPEN
+        assert run("export", path, "-O", tmp_path / "out").exit_code == CANNOT_OPEN
         assert not [each for each in os.listdir(tmp_path) if each.startswith("out")]
 
 
@@ -307,7 +308,7 @@ def start(*arguments, **options) -> subprocess.Popen:
 
 def test_a_reader_that_goes_and_a_disk_that_is_full(golden_vhost, tmp_path):
     path = golden_vhost("20-clean-rdq-roll-16MiB")
-    with start("export", path, "-", stdout=subprocess.PIPE) as process:
+    with start("export", path, stdout=subprocess.PIPE) as process:
         process.stdout.read(1)
         process.stdout.close()
         assert b"Traceback" not in process.stderr.read()
@@ -316,7 +317,7 @@ def test_a_reader_that_goes_and_a_disk_that_is_full(golden_vhost, tmp_path):
         for output, kind in (("/dev/full", "jsonl"), ("/dev/full", "parquet"), ("-", "jsonl")):
             with (
                 open("/dev/full", "wb") as full,
-                start("export", path, output, "--format", kind, stdout=full) as process,
+                start("export", path, "-O", output, "--format", kind, stdout=full) as process,
             ):
                 assert b"No space" in process.stderr.read()
             assert process.returncode == CANNOT_OPEN

@@ -427,9 +427,12 @@ def test_an_export_never_replaces_what_is_no_file(golden_vhost, tmp_path):
     assert stat.S_ISFIFO(os.stat(tmp_path / "pipe").st_mode)
     (tmp_path / "real.jsonl").write_bytes(b"old")
     os.symlink("real.jsonl", tmp_path / "link.jsonl")
-    export(source, tmp_path / "link.jsonl")
+    with pytest.raises(StoreError, match="exists"):
+        export(source, tmp_path / "link.jsonl")
+    assert (tmp_path / "real.jsonl").read_bytes() == b"old"
+    export(source, tmp_path / "link.jsonl", force=True)
     assert os.path.islink(tmp_path / "link.jsonl") and (tmp_path / "real.jsonl").read_bytes() == read[0]
     if os.path.exists("/dev/full"):
         with pytest.raises(OSError, match="space"):
             export(source, "/dev/full")
-        assert stat.S_ISCHR(os.stat("/dev/full").st_mode) and not os.path.exists("/dev/full.unfinished")
+        assert stat.S_ISCHR(os.stat("/dev/full").st_mode) and not os.path.exists("/dev/full.part")

@@ -65,7 +65,7 @@ def path(tmp_path_factory):
 @pytest.mark.java
 def test_counting(spark, path):
     assert run("count", path).stdout == "400\n"
-    by_topic = answers("count", path, "--by", "topic", "--by", "day", "--tag", "EU")
+    by_topic = answers("count", path, "--by", "topic", "--by", "day", "--tags", "EU")
     assert [each["topic"] for each in by_topic] == ["Stock"] and by_topic[0]["day"] == "2023-11-14"
     table = run("count", path, "--by", "topic", "--topic", "Orders", "--partition-bytes", "8k")
     assert re.search(r"(?m)^  Orders +266$", table.stdout)
@@ -77,13 +77,13 @@ def test_counting(spark, path):
 @pytest.mark.spark
 @pytest.mark.java
 def test_exporting_and_profiling(spark, path, tmp_path):
-    done = run("export", path, tmp_path / "json", "--format", "json", "--partition-by", "none", "--column", "body")
+    done = run("export", path, tmp_path / "json", "--format", "json", "--partition-by", "none", "--columns", "body")
     assert done.stdout == f"wrote 400 messages as json into {tmp_path / 'json'}\n"
     lines = [line for file in (tmp_path / "json").glob("*.json") for line in file.read_text().splitlines()]
     assert sorted(json.loads(line)["body"].encode() for line in lines) == sorted(row["body"] for row in scanned(path))
     again = run("export", path, tmp_path / "json", "--format", "json")
     assert again.exit_code == 3 and "already exists" in again.stderr and "Exception" not in again.stderr
-    assert run("export", path, tmp_path / "out", "--column", "none").exit_code == 3
+    assert run("export", path, tmp_path / "out", "--columns", "none").exit_code == 3
     (said,) = answers("profile", path, tmp_path / "profile", "--top-keys", "0")
     assert said["messages"] == 400 and said["topics"] == 2 and os.path.getsize(said["report"]) > 5000
     again = run("profile", path, tmp_path / "profile")
