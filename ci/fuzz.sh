@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fuzzes the readers of RabbitMQ's terms with atheris for so many seconds (default 20).  Where atheris has no wheel it says so and
+# Fuzzes the readers of RabbitMQ's terms with atheris for so many seconds (default 20); more arguments are libFuzzer's.  Where atheris has no wheel it says so and
 # ends well, except when CI is true.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -16,4 +16,4 @@ if ! "$python" -c 'import atheris' 2>/dev/null; then
     exit 0
 fi
 cd "$(mktemp -d)"
-"$OLDPWD/$python" "$OLDPWD/tests/rabbitmq/fuzz_terms.py" "-max_total_time=$seconds"
+"$OLDPWD/$python" "$OLDPWD/tests/rabbitmq/fuzz_terms.py" "-max_total_time=$seconds" "${@:2}"

@@ -69,8 +69,7 @@ def judge(data: bytes) -> None:
         except (TypeError, ValueError):
             pass
         else:
-            again = term.format_term(term.consult(text + ".")[0])
-            assert term.format_term(term.consult(again + ".")[0]) == again
+            assert term.format_term(term.consult(text + ".")[0]) == text
     message, columns = _message(data), _columns(data)
     assert (message is None) == (columns is None), (message, columns)
     if message is not None and columns is not None:
