@@ -561,6 +561,16 @@ _M = TypeVar("_M", bound=StoredMessage)
 _L = TypeVar("_L", bound=list[Any])
 
 def read_message(region: Region, pos: int, base_offset: int, kind: type[_M], check_crc: int = 1) -> _M | Verdict: ...
+def read_messages(
+    region: Region,
+    pos: int,
+    limit: int,
+    base_offset: int,
+    kind: type[_M],
+    max_num: int,
+    max_bytes: int,
+    check_crc: int = 1,
+) -> tuple[list[_M], int]: ...
 def read_queued(
     units: Region,
     pos: int,

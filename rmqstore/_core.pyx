@@ -4655,6 +4655,46 @@ def read_message(Region region not None, int64_t pos, int64_t base_offset, type 
         region.unpin()
 
 
+def read_messages(Region region not None, int64_t pos, int64_t limit, int64_t base_offset, type kind not None,
+                  int64_t max_num, int64_t max_bytes, int check_crc=1):
+    """Decode the records that lie one behind the other from `pos` on.
+
+    Parameters
+    ----------
+    limit : int
+        Records that begin before this position.
+    base_offset, kind, check_crc
+        As of `read_message`.
+    max_num, max_bytes : int
+        At most so many; reading stops behind the record with which there are so many bytes of records.
+
+    Returns
+    -------
+    (list, int)
+        Messages, none where no whole record begins at `pos`; the position behind the last of them.
+    """
+    message_type(kind)
+    cdef RecordView r
+    cdef list out = []
+    cdef int64_t size = region.size, begin = pos
+    cdef unsigned char* base = region.pin(0, size)
+    try:
+        if pos < 0 or pos > size:
+            raise OffsetOutOfRangeError(f"position {pos} is outside the segment", pos=pos)
+        if limit > size:
+            limit = size
+        while pos < limit and max_num > 0 and pos - begin < max_bytes:
+            if judge_record(base + pos, size - pos, base_offset + pos, 0, &r) != RECORD:
+                break
+            prefetch_head(base + pos + r.total_size, size - pos - r.total_size)
+            PyList_Append(out, message_of(kind, base + pos, &r, check_crc))
+            pos += r.total_size
+            max_num -= 1
+        return out, pos
+    finally:
+        region.unpin()
+
+
 cdef struct Pull:
     # How far a get has come: units that were dealt with, the last that was no pre-fill unit, bytes and number of messages.
     int64_t done, last, size, taken

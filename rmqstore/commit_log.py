@@ -35,6 +35,9 @@ __all__ = ["Blank", "CommitLog", "Damage", "Stretch"]
 
 # A scan keeps at most so many bytes of the log behind itself in memory.
 _SCAN_WINDOW = 32 * 1024 * 1024
+# How far `entries` reads ahead of its caller: messages, and bytes of records.
+_READ_AHEAD_NUM = 64
+_READ_AHEAD_SIZE = 1024 * 1024
 _BLANK_SIZE = int(_core.RecordLayout.BLANK_SIZE)
 # Sizes, magic, CRC, queue, offsets, flags and times: no two records of a log agree in these.
 _HEAD_SIZE = 64
@@ -628,7 +631,7 @@ class CommitLog:
         """Everything in the log in order: messages, blanks, and stretches in which nothing could be read.
 
         A damaged stretch ends at the next whole record, which is recognised by magic, lengths, its own offset and CRC.
-        A message whose CRC fails is yielded with `corrupt` set.
+        A message whose CRC fails is yielded with `corrupt` set.  Up to 64 messages, or 1 MiB of records, are read ahead.
 
         Parameters
         ----------
@@ -638,6 +641,8 @@ class CommitLog:
         at = self.min_offset if begin is None else max(begin, self.min_offset)
         stop = self.max_offset if end is None else min(end, self.max_offset)
         passed = _ScanProgress(self.queue)
+        # Whoever wants the first message only is not to wait for many.
+        num = 1
         while at < stop:
             passed.reach(at)
             mapped_file = self.queue.find(at)
@@ -654,15 +659,22 @@ class CommitLog:
                 # It expired meanwhile, and so did what is older.
                 at = max(base + self.segment_size, self.min_offset)
                 continue
-            entry = _core.read_message(region, at - base, base, MessageExt, self.crc_check)
-            if not isinstance(entry, Verdict):
-                yield entry
-                at += entry.store_size
-            elif entry is Verdict.BLANK:
+            messages, pos = _core.read_messages(
+                region, at - base, stop - base, base, MessageExt, num, _READ_AHEAD_SIZE, self.crc_check
+            )
+            if messages:
+                yield from messages
+                at = base + pos
+                num = min(2 * num, _READ_AHEAD_NUM)
+                continue
+            verdict = _core.check_record(region, at - base, base, 0)[0]
+            if verdict is Verdict.RECORD:
+                # Its writer made it whole just now.
+                continue
+            if verdict is Verdict.BLANK:
                 yield Blank(at, base + self.segment_size - at)
                 at = base + self.segment_size
             else:
-                verdict = entry
                 found = _core.find_record(region, at - base + 1, base)
                 until = min(base + (found if found >= 0 else self.segment_size), stop)
                 yield Damage(at, until - at, verdict)

@@ -33,7 +33,7 @@ from rmqstore import _core
 from rmqstore._core import Appender, FileEnd, KeyKind, KeySearch, RecordColumns, RowBatch
 from rmqstore.checkpoint import Checkpoint
 from rmqstore.columns import Columns, key_table, queue_table, record_batches, time_range
-from rmqstore.commit_log import Blank, CommitLog, Damage, check_store_root
+from rmqstore.commit_log import CommitLog, check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue, Unit
 from rmqstore.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
@@ -2022,8 +2022,11 @@ class MessageStore:
         """Every message of the log in order; damaged stretches are passed over (`verify` reports them)."""
         self._check_open()
         for entry in self.commit_log.entries(begin_phy_offset, end_phy_offset):
-            if not isinstance(entry, (Blank, Damage)):
+            if type(entry) is MessageExt:
                 yield entry
+                # The log reads ahead, and what it has read must not outlive the store.
+                if self._closed:
+                    self._check_open()
 
     # ------------------------------------------------------------------------------------------------------- columns
 

@@ -2306,6 +2306,7 @@ def reading_calls(region: Region, index: IndexRegion):
         "find_record": lambda: _core.find_record(region, 0, 0),
         "record_matches": lambda: _core.record_matches(region, 0, 0, b"T", b"k"),
         "read_message": lambda: _core.read_message(region, 0, 0, _core.StoredMessage),
+        "read_messages": lambda: _core.read_messages(region, 0, 9, 0, _core.StoredMessage, 1, 9),
         "read_queued": lambda: _core.read_queued(region, 0, 1, region, 0, 0, 9, _core.StoredMessage, [], 0, 1, 1),
         "KeySearch.walk": lambda: key_search().walk(index, -1, lambda phy_offset: None),
         "find_messages": lambda: _core.find_messages(

@@ -224,6 +224,28 @@ def test_the_same_with_changed_bytes(golden_copy, name, part):
                 assert found is None or found.phy_offset == phy_offset, round_number
 
 
+def test_records_one_behind_the_other(stores):
+    region = stores("base").commit_log.queue.file(0).region
+    one_by_one, pos = [], 0
+    while isinstance(message := _core.read_message(region, pos, 0, MessageExt), MessageExt):
+        one_by_one.append(message)
+        pos += message.store_size
+    assert len(one_by_one) > 12
+    ends = [message.phy_offset + message.store_size for message in one_by_one]
+
+    def read(begin, limit=2**62, max_num=2**62, max_bytes=2**62):
+        messages, end = _core.read_messages(region, begin, limit, 0, MessageExt, max_num, max_bytes)
+        assert end == (messages[-1].phy_offset + messages[-1].store_size if messages else begin)
+        return messages
+
+    assert read(0) == one_by_one and read(ends[3]) == one_by_one[4:]
+    assert read(0, max_num=7) == one_by_one[:7] and read(0, max_num=0) == read(0, max_bytes=0) == read(0, limit=0) == []
+    for number in (0, 1, 9):
+        assert read(0, limit=ends[number]) == read(0, limit=ends[number] - 1) == one_by_one[: number + 1]
+        assert read(0, max_bytes=ends[number]) == one_by_one[: number + 1]
+        assert read(0, limit=ends[number] + 1) == read(0, max_bytes=ends[number] + 1) == one_by_one[: number + 2]
+
+
 def test_what_is_no_record_gives_the_verdict(golden_store, stores):
     store = stores("base")
     region = store.commit_log.queue.file(0).region
@@ -235,12 +257,18 @@ def test_what_is_no_record_gives_the_verdict(golden_store, stores):
             assert message._record == record if record[6] == pos else message is Verdict.BAD_PHY_OFFSET
         else:
             assert message is record
+        messages, end = _core.read_messages(region, pos, pos + 1, 0, MessageExt, 9, size)
+        assert (messages, end) == (([message], pos + message.store_size) if isinstance(message, MessageExt) else ([], pos))
     for pos in (-1, size + 1, 2**62):
         with pytest.raises(OffsetOutOfRangeError):
             _core.read_message(region, pos, 0, MessageExt)
+        with pytest.raises(OffsetOutOfRangeError):
+            _core.read_messages(region, pos, size, 0, MessageExt, 1, size)
     for kind in (object, Message, int):
         with pytest.raises(TypeError):
             _core.read_message(region, 0, 0, kind)
+        with pytest.raises(TypeError):
+            _core.read_messages(region, 0, size, 0, kind, 1, size)
         with pytest.raises(TypeError):
             _core.read_queued(region, 0, 1, region, 0, 0, size, kind, [], 0, 1, 1)
         with pytest.raises(TypeError):
