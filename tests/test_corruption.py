@@ -6,7 +6,7 @@ with an error, a message that is marked corrupt, or a finding of `verify`.  What
 without the property CRC is named here, field by field; with it nothing in the log may escape.
 
 One process, files in memory, flip and flip back.  Without `--slow` every third byte gets one flip (the bit by a fixed seed);
-with it every byte all eight.  No field but a few of one byte is shorter, and those stand in many records at other places.
+with it every byte all eight.  That meets each field of three bytes and more in every record, and a shorter one in some.
 """
 
 from __future__ import annotations
