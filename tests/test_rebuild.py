@@ -164,7 +164,11 @@ def killed_at(steps, root):
             return step
 
         # Every change of names in the swap, and every piece of the build, is a step.
-        os.rename, os.link, module.fsync_directory = counted(os.rename), counted(os.link), counted(module.fsync_directory)
+        os.rename, os.link, module.fsync_directory = (
+            counted(os.rename),
+            counted(os.link),
+            counted(module.fsync_directory),
+        )
         shutil.rmtree = counted(shutil.rmtree)
         rmqstore.rebuild(root, config=SMALL)
         os._exit(0)
