@@ -123,9 +123,16 @@ def lines(name: str, *types: str) -> Iterator[dict[str, Any]]:
     Types: `store` (bounds), `msg`, `blank`, `queue` (units as `queueOffset:phyOffset:size:tagsCode`; a batch queue
     gives its unit once for every queue offset in it) and `query` (offsets, newest first).
     """
-    for line in _json_lines(_LINES[name]):
-        if not types or line["type"] in types:
-            yield line
+    # Every call gives dicts of its own, which tests take apart.
+    for kind, text in _lines_and_types(name):
+        if not types or kind in types:
+            yield json.loads(text)
+
+
+@functools.cache
+def _lines_and_types(name: str) -> list[tuple[str, str]]:
+    """Each line's type and text: most who ask want few of the lines, and the whole file is unpacked and parsed once."""
+    return [(line["type"], json.dumps(line)) for line in _json_lines(_LINES[name])]
 
 
 def sent() -> Iterator[dict[str, Any]]:

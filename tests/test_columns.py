@@ -569,11 +569,12 @@ def odd_copy(odd, tmp_path_factory):
     return target
 
 
-def test_flipped_bits_are_flagged_or_passed_over(odd_copy, tmp_path):
+@pytest.mark.parametrize("rounds", [12, pytest.param(60, marks=pytest.mark.slow)])
+def test_flipped_bits_are_flagged_or_passed_over(odd_copy, tmp_path, rounds):
     rng = random.Random(7)
     with MessageStore.open(odd_copy, read_only=True) as store:
         messages = list(store.messages())
-    for number in range(25):
+    for number in range(rounds):
         flips = []
         for _ in range(rng.randrange(1, 12)):
             message = rng.choice(messages)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import signal
 import struct
 import subprocess
 import sys
@@ -2261,17 +2262,74 @@ for thing in (region(), region().view(0, 4).obj, index, _core.TopicTable()):
 }
 
 
+# One fresh interpreter for all cases, which forks for each: a crash is the end of that child alone.
+MISUSE_SERVER = """
+import os, sys, traceback
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        try:
+            names = dict(globals())
+            exec(compile(bytes.fromhex(line).decode(), "<misuse>", "exec"), names)
+            # As at the end of an interpreter, what is left goes away too.
+            names.clear()
+            gc.collect()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            os._exit(1)
+    print("exit status", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def misuse(tmp_path_factory):
+    """A function that runs a program in a child; (exit status, what it wrote to its error output)."""
+    written = tmp_path_factory.mktemp("misuse") / "errors"
+    with (
+        open(written, "w+b") as errors,
+        # It imports what this process imports: a debug build lies elsewhere than the working directory.
+        subprocess.Popen(
+            [sys.executable, "-X", "faulthandler", "-c", PRELUDE + MISUSE_SERVER],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+        ) as server,
+    ):
+
+        def run(program: str) -> tuple[int, str]:
+            before = written.stat().st_size
+            server.stdin.write(program.encode().hex() + "\n")
+            server.stdin.flush()
+            answer = ""
+            while not answer.startswith("exit status "):
+                answer = server.stdout.readline()
+                assert answer, written.read_text()[-2000:]
+            return int(answer.split()[-1]), written.read_text()[before:][-2000:]
+
+        yield run
+        server.stdin.close()
+        assert server.wait(timeout=30) == 0
+
+
 @pytest.mark.parametrize("name", MISUSE)
-def test_misuse_is_refused_and_never_crashes(name):
-    # It imports what this process imports: a debug build lies elsewhere than the working directory.
-    run = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", PRELUDE + MISUSE[name]],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
-    )
-    assert run.returncode == 0, f"exit status {run.returncode}\n{run.stderr[-2000:]}"
+def test_misuse_is_refused_and_never_crashes(misuse, name):
+    status, errors = misuse(MISUSE[name])
+    assert status == 0, f"exit status {status}\n{errors}"
+
+
+def test_a_misuse_that_is_not_refused_would_be_seen(misuse):
+    assert misuse("os.abort()")[0] == -signal.SIGABRT
+    status, errors = misuse("refused(len, [])")
+    assert status == 1
+    assert "was not refused" in errors
+    assert misuse("pass")[0] == 0
 
 
 # ---------------------------------------------------------------------------------------------------------------

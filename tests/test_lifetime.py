@@ -190,7 +190,7 @@ class ClosesInItsFinalizer:
 
 
 @pytest.mark.parametrize("name", ["put_messages", "get_message", "query_message", "messages"])
-def test_close_in_a_finalizer(root, name):
+def test_close_in_a_finalizer(root, name, request):
     # With a threshold of 1 the collector runs inside nearly every allocation of the call.
     operation = {
         "put_messages": lambda store: store.put_messages([Message("Orders", b"x" * 50, keys=["k"])] * 20),
@@ -199,11 +199,14 @@ def test_close_in_a_finalizer(root, name):
         "messages": lambda store: [message.body for message in store.messages()],
     }[name]
     before = gc.get_threshold()
+    request.addfinalizer(gc.unfreeze)
+    gc.collect()
     for delay in range(0, 400, 29):
+        # What is there already is of no interest, and the collector would go over all of it at every allocation.
+        gc.freeze()
         shutil.rmtree(root, ignore_errors=True)
         store = filled(root, 20)
         gc.collect()
-        # What is there already is of no interest, and the collector would go over all of it at every allocation.
         gc.freeze()
         garbage = ClosesInItsFinalizer(store)
         gc.set_threshold(delay + 1, 1, 1)
@@ -215,7 +218,6 @@ def test_close_in_a_finalizer(root, name):
             assert store.closed, error
         finally:
             gc.set_threshold(*before)
-            gc.unfreeze()
             gc.collect()
         assert store.closed
         # Whatever was acknowledged or not: what is there is whole.

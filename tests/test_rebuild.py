@@ -3,9 +3,8 @@
 import os
 import shutil
 import signal
-import subprocess
 import sys
-import textwrap
+import traceback
 
 import golden
 import oracle
@@ -145,27 +144,38 @@ def test_a_wrong_build_is_never_swapped_in(tmp_path, monkeypatch):
     assert oracle.read_files(tmp_path / "s") == tree
 
 
-KILLED = textwrap.dedent(
-    """
-    import os, shutil, signal, sys
-    from rmqstore import StoreConfig, rebuild
-    module = sys.modules["rmqstore.rebuild"]
-    steps, root = int(sys.argv[1]), sys.argv[2]
-    def counted(call):
-        def step(*args, **kwargs):
-            global steps
-            steps -= 1
-            if steps < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return call(*args, **kwargs)
-        return step
-    # Every change of names in the swap, and every piece of the build, is a step.
-    os.rename, os.link, module.fsync_directory = counted(os.rename), counted(os.link), counted(module.fsync_directory)
-    shutil.rmtree = counted(shutil.rmtree)
-    rebuild(root, config=StoreConfig(mapped_file_size_commit_log=8192, mapped_file_size_consume_queue=200,
-                                     max_hash_slot_num=16, max_index_num=40))
-    """
-)
+def killed_at(steps, root):
+    """Rebuild in a forked child that is killed after so many steps; its status, as `subprocess` gives it."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    # Nothing of the parent's may run here: only the rebuild, then death.
+    try:
+        module = sys.modules["rmqstore.rebuild"]
+
+        def counted(call):
+            def step(*args, **kwargs):
+                nonlocal steps
+                steps -= 1
+                if steps < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return call(*args, **kwargs)
+
+            return step
+
+        # Every change of names in the swap, and every piece of the build, is a step.
+        os.rename, os.link, module.fsync_directory = (
+            counted(os.rename),
+            counted(os.link),
+            counted(module.fsync_directory),
+        )
+        shutil.rmtree = counted(shutil.rmtree)
+        rmqstore.rebuild(root, config=SMALL)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(1)
 
 
 def test_killed_at_every_step_and_started_again(tmp_path):
@@ -176,11 +186,11 @@ def test_killed_at_every_step_and_started_again(tmp_path):
         root = tmp_path / f"s{steps}"
         shutil.copytree(tmp_path / "whole", root)
         shutil.rmtree(root / "index")
-        run = subprocess.run([sys.executable, "-c", KILLED, str(steps), str(root)], capture_output=True, check=False)
-        if run.returncode == 0:
+        status = killed_at(steps, root)
+        if status == 0:
             ended = True
             break
-        assert run.returncode == -signal.SIGKILL, run.stderr.decode()
+        assert status == -signal.SIGKILL
         if (root / REBUILD_DIRECTORY / "complete").exists():
             with pytest.raises(StoreError, match="run the same rebuild again"):
                 MessageStore.open(root, config=SMALL)
