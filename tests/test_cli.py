@@ -137,7 +137,7 @@ def test_a_document_that_is_wrong_is_noticed(tmp_path):
     assert run_document(text, tmp_path) == text.replace("other", "wrong")
     text = (
         '```console\n$ rmqstore --version | cut -c 1-9\nrmqstore,\n$ rmqstore info none; echo "exit code $?"\n'
-        "Error: wrong\nexit code 0\n$ rmqstore info none 2>/dev/null; echo \"exit code $?\"\nexit code 3\n"
+        'Error: wrong\nexit code 0\n$ rmqstore info none 2>/dev/null; echo "exit code $?"\nexit code 3\n'
         "$ rmqstore info none 2>&1 | grep -c Error\n1\n$ rmqstore info none 2>/dev/null | wc -c\n0\n```\n"
     )
     wrong = "Error: wrong\nexit code 0"
