@@ -73,10 +73,19 @@ def json_lines(result):
 # docs/cli.md
 
 
+# A command whose own words have no shell syntax, and what is done with its answer.  What `recover` has to tell it logs, which
+# goes to stderr only where no program has set up logging, as pytest has.
+IN_THIS_PROCESS = re.compile(
+    r"""(?P<command>rmqstore (?!recover)(?:'[^']*'|[^|;&><$'"`*])+?)(?: (?P<errors>2>&1|2>/dev/null))?"""
+    r"""(?: ?\| (?P<filter>(?:(?!rmqstore|PIPESTATUS|\$\?).)+)|; echo "exit code \$\?")"""
+)
+
+
 def run_document(text: str, directory: Path) -> str:
     """The document with the outputs that its commands have now, run in order in `directory`, the current one.
 
-    A command without shell syntax runs in this process, which is quicker; all others run in a shell.
+    A command runs in this process, which is quicker than another Python: one without shell syntax, one whose answer is only
+    filtered, and one after which only its exit code is shown.  All others run in a shell.
     """
     shell = f'rmqstore() {{ "{sys.executable}" -m rmqstore "$@"; }}\npython() {{ "{sys.executable}" "$@"; }}\n'
 
@@ -87,16 +96,26 @@ def run_document(text: str, directory: Path) -> str:
             if words[0] == "rmqstore" and not re.search(r"[|;&><$]", command.replace("||", "")):
                 lines.append(f"$ {command}\n{run(*words[1:]).output}")
                 continue
+            script, given, shown = command, None, ""
+            if parts := IN_THIS_PROCESS.fullmatch(command):
+                result = run(*shlex.split(parts["command"])[1:])
+                if parts["filter"] is None:
+                    said = result.stdout if parts["errors"] == "2>/dev/null" else result.output
+                    lines.append(f"$ {command}\n{said}exit code {result.exit_code}\n")
+                    continue
+                script = parts["filter"]
+                given = (result.output if parts["errors"] == "2>&1" else result.stdout).encode()
+                shown = "" if parts["errors"] else result.stderr
             ran = subprocess.run(
-                ["bash", "-c", shell + command],
+                ["bash", "-c", shell + script],
                 cwd=directory,
                 env=environment(),
-                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 check=False,
+                **({"stdin": subprocess.DEVNULL} if given is None else {"input": given}),
             )
-            lines.append(f"$ {command}\n{ran.stdout.decode()}")
+            lines.append(f"$ {command}\n{shown}{ran.stdout.decode()}")
         return f"```console\n{''.join(lines)}```"
 
     return re.sub(r"```console\n(.*?)```", run_block, text, flags=re.DOTALL)
@@ -116,6 +135,15 @@ def test_documented_commands_answer_as_shown(tmp_path, monkeypatch):
 def test_a_document_that_is_wrong_is_noticed(tmp_path):
     text = "```console\n$ echo right\nright\n$ echo wrong\nother\n```\n"
     assert run_document(text, tmp_path) == text.replace("other", "wrong")
+    text = (
+        '```console\n$ rmqstore --version | cut -c 1-9\nrmqstore,\n$ rmqstore info none; echo "exit code $?"\n'
+        'Error: wrong\nexit code 0\n$ rmqstore info none 2>/dev/null; echo "exit code $?"\nexit code 3\n'
+        "$ rmqstore info none 2>&1 | grep -c Error\n1\n$ rmqstore info none 2>/dev/null | wc -c\n0\n```\n"
+    )
+    wrong = "Error: wrong\nexit code 0"
+    assert re.fullmatch(
+        re.escape(text).replace(re.escape(wrong), r"Error: (?s:.+)\nexit code 3"), run_document(text, tmp_path)
+    )
 
 
 def test_every_command_has_a_section_and_help():
@@ -515,16 +543,19 @@ def test_ctrl_c_at_the_question_is_130(golden_copy):
     while b"[y/N]" not in output:
         assert select.select([parent], [], [], 60)[0], output
         output += os.read(parent, 65536)
-    # Python's readline may miss a signal that comes just before it waits; then a person presses the keys again.
+    # Python's readline may miss a signal that comes just before it waits; then a person presses the keys again, but not once
+    # the command has said that it ends: after that Python itself may be stopped by a signal while it goes.
     for _ in range(300):
         os.write(parent, b"\x03")
-        try:
-            assert process.wait(timeout=0.2) == 130
+        said = b""
+        while not said.strip() and select.select([parent], [], [], 0.2)[0]:
+            try:
+                said += os.read(parent, 65536).replace(b"^C", b"")
+            except OSError:  # Linux says EIO when the other end is closed.
+                break
+        if said.strip() or process.poll() is not None:
             break
-        except subprocess.TimeoutExpired:
-            continue
-    else:
-        pytest.fail("Ctrl-C does not end it")
+    assert process.wait(timeout=60) == 130, said
     os.close(parent)
     assert golden.tree(copy) == before
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import golden
 import pytest
-from test_cli import DOCUMENT, environment, run, utc  # noqa: F401
+from test_cli import DOCUMENT, IN_THIS_PROCESS, environment, run, utc  # noqa: F401
 
 from rmqstore.cli import main
 from rmqstore.cli.examples import EXAMPLES
@@ -97,13 +97,27 @@ def test_every_example_runs(line, place, tmp_path, monkeypatch):
     elif words[:2] == ["rmqstore", "bench"]:
         line = line.replace("/tmp", str(tmp_path)) + " --messages 1000 --seconds 0.1 -o mappedFileSizeCommitLog=4194304"
     endless = "-f" in words or words[1] == "serve"
-    if words[0] == "rmqstore" and not endless and not re.search(r"[|;&><$]", line.replace("||", "")):
+    each = line.split(" && ")
+    if not endless and not any(re.search(r"^(?!rmqstore )|[|;&><$]", part.replace("||", "")) for part in each):
         # In this process, which is quicker.
         monkeypatch.chdir(tmp_path)
-        result = run(*shlex.split(line)[1:])
-        assert result.exit_code == 0 and "Error" not in result.stderr, result.output
+        for part in each:
+            result = run(*shlex.split(part)[1:])
+            assert result.exit_code == 0 and "Error" not in result.stderr, result.output
         # It says something, or makes a file.
         assert result.output or len(list(tmp_path.iterdir())) > 2
+        return
+    parts = IN_THIS_PROCESS.fullmatch(line)
+    if not endless and "| head" not in line and parts and parts["filter"] and not parts["errors"]:
+        # Only what is filtered, and the filter, which does not leave before the end.
+        monkeypatch.chdir(tmp_path)
+        result = run(*shlex.split(parts["command"])[1:])
+        assert result.exit_code == 0 and "Error" not in result.stderr, result.output
+        filtered = subprocess.run(
+            ["bash", "-c", f"set -o pipefail\npython3() {{ '{sys.executable}' \"$@\"; }}\n{parts['filter']}"],
+            input=result.stdout, capture_output=True, text=True, env=environment(), timeout=120, check=True,
+        )  # fmt: skip
+        assert filtered.stdout and not filtered.stderr
         return
     functions = f'rmqstore() {{ "{sys.executable}" -m rmqstore "$@"; }}\npython3() {{ "{sys.executable}" "$@"; }}\n'
     if endless:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 import shutil
 import sys
 import time
@@ -21,14 +22,16 @@ from pathlib import Path
 
 import golden
 import pytest
-from documents import ROOT, fences_of, markdown_files, run_python, run_shell
+from documents import ROOT, fences_of, markdown_files, run_python, run_shell, with_paths_below
 
 sys.path.append(str(ROOT / "tests" / "rabbitmq"))
 import golden_rabbitmq
-from test_cli import run_document
+from test_cli import run, run_document
 
 # Blocks that show something to read.
 NOT_CODE = {"text", "hexdump", "json", "yaml", "toml", "ini", "promql", "properties", "crontab"}
+# A command without shell syntax, a remark behind it: it runs in this process, which is quicker than another Python.
+PLAIN = re.compile(r"rmqstore [^|;&><$'\"`*\\#]+(?:#.*)?")
 # Where blocks are run that this file leaves to others, by document ("" for any) and info string.
 ELSEWHERE = {
     ("", "pycon"): "tests/test_docs.py::test_session_runs_as_shown",
@@ -150,6 +153,10 @@ def test_blocks_run_as_shown(path, folder):
         if fence.info == "console":
             block = f"```console\n{fence.text}```"
             assert run_document(block, folder) == block, where
+        elif fence.info == "sh" and all(PLAIN.fullmatch(line) for line in fence.lines):
+            for line in with_paths_below(fence.text, folder).splitlines():
+                done = run(*shlex.split(line, comments=True)[1:])
+                assert done.exit_code == 0, f"{where}: exit code {done.exit_code}\n{line}\n{done.output}"
         elif fence.info == "sh":
             done = run_shell(fence.text, folder)
             assert done.returncode == 0, f"{where}: exit code {done.returncode}\n{done.stdout}"

@@ -5,6 +5,7 @@ The strongest case is a real broker's log, byte for byte, by way of every format
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
@@ -33,6 +34,14 @@ SMALL = {
     "max_hash_slot_num": 10,
     "max_index_num": 20,
     "clean_resource_interval": 0,
+}
+# For thousands of messages: what is checked is not the rolling of files, and a file costs more than the messages in it.
+ROOMY = {
+    **SMALL,
+    "mapped_file_size_commit_log": 1 << 20,
+    "mapped_file_size_consume_queue": 1 << 16,
+    "max_hash_slot_num": 1000,
+    "max_index_num": 10_000,
 }
 FILES = {"jsonl": "a.jsonl", "csv": "a.csv", "arrow": "a.arrow", "parquet": "a.parquet", "files": "folder"}
 BODIES = [b"", b"plain", b"zero\0byte", b"\xff\xfe", b'"q",\n;\r\n', "鍵 😀".encode(), bytes(range(256)) * 4]
@@ -144,12 +153,21 @@ def test_several_files_packed_and_without_endings(small, tmp_path, monkeypatch):
             export(small, data, compression="gzip")
         else:
             export(small, data, format=kind)
-        done = subprocess.run(
-            [sys.executable, "-m", "rmqstore", "import", str(tmp_path / "new"), "-", "--json"],
-            input=data.getvalue(), capture_output=True, timeout=60,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
+        # A pipe, which has no positions; what is written fits into it.
+        reading, writing = os.pipe()
+        assert len(data.getvalue()) <= fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ)
+        os.write(writing, data.getvalue())
+        os.close(writing)
+        with open(reading, "rb") as pipe:
+            done = run(tmp_path / "new", "-", "--json", input=pipe)
+        assert done.exit_code == 0, done.stderr
         assert json.loads(done.stdout)["messages"] == len(BODIES)
+    done = subprocess.run(
+        [sys.executable, "-m", "rmqstore", "import", str(tmp_path / "new"), "-", "--json"],
+        input=data.getvalue(), capture_output=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["messages"] == len(BODIES)
 
 
 def test_what_query_prints_can_be_imported(broker, tmp_path):
@@ -470,7 +488,7 @@ def test_a_kill_leaves_no_half_store(tmp_path):
         "engine._Import.each = stop\n"
         "main(['import', *sys.argv[1:]])\n"
     )
-    options = [part for name, value in SMALL.items() for part in ("-o", f"{name}={value}")]
+    options = [part for name, value in ROOMY.items() for part in ("-o", f"{name}={value}")]
     for number in (signal.SIGKILL, signal.SIGINT):
         child = subprocess.Popen(
             [sys.executable, "-c", program, str(tmp_path / "new"), str(tmp_path / "b.jsonl"), *options],

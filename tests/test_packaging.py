@@ -161,10 +161,12 @@ def test_wheels_are_built_for_the_pythons_that_are_named():
 @pytest.mark.parametrize(
     ("platform", "arch", "expected"),
     [
-        ("linux", "x86_64", {"manylinux_x86_64", "musllinux_x86_64"}),
-        ("linux", "aarch64", {"manylinux_aarch64", "musllinux_aarch64"}),
-        ("macos", "arm64", {"macosx_arm64"}),
-        ("macos", "x86_64", {"macosx_x86_64"}),
+        (
+            "linux",
+            "x86_64,aarch64",
+            {"manylinux_x86_64", "musllinux_x86_64", "manylinux_aarch64", "musllinux_aarch64"},
+        ),
+        ("macos", "arm64,x86_64", {"macosx_arm64", "macosx_x86_64"}),
     ],
 )
 def test_cibuildwheel_reads_the_configuration(platform, arch, expected):

@@ -103,6 +103,7 @@ def start_console():
 
     def start(*arguments: Any, **options: Any) -> ConsoleServer:
         servers.append(ConsoleServer(*arguments, **options))
+        servers[-1].ends_with_test = True
         return servers[-1]
 
     yield start
@@ -211,21 +212,37 @@ class Watched:
         self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 
 
+@pytest.fixture(scope="module")
+def windows(browser) -> Iterator[dict[Any, Watched]]:
+    """Contexts by server and options: one that is there already shows a page for a third of what a new one costs."""
+    kept: dict[Any, Watched] = {}
+    yield kept
+    for watched in kept.values():
+        watched.context.close()
+
+
 @pytest.fixture
-def open_page(browser) -> Iterator[Any]:
-    """A function `open_page(server, **context options) -> Watched`; what a page complained of fails the test at its end."""
-    opened: list[Watched] = []
+def open_page(browser, windows) -> Iterator[Any]:
+    """A function `open_page(server, **context options) -> Watched`; what a page complained of fails the test at its end.
+
+    A context that had nothing to complain of is used again, with its page, unless its server ends with the test.
+    """
+    opened: dict[Any, Watched] = {}
 
     def opener(server: ConsoleServer, **options: Any) -> Watched:
-        context = browser.new_context(**options)
-        context.set_default_timeout(20_000)
-        opened.append(Watched(context, server))
-        return opened[-1]
+        key = (server.url, repr(sorted(options.items())))
+        if key not in opened:
+            opened[key] = windows.pop(key, None) or Watched(browser.new_context(**options), server)
+            opened[key].context.set_default_timeout(20_000)
+        return opened[key]
 
     yield opener
     try:
-        for watched in opened:
+        for key, watched in list(opened.items()):
             watched.check()
+            if not watched.server.ends_with_test and not watched.expected and watched.context.pages == [watched.page]:
+                watched.complaints.clear()
+                windows[key] = opened.pop(key)
     finally:
-        for watched in opened:
+        for watched in opened.values():
             watched.context.close()

@@ -90,6 +90,8 @@ class ConsoleServer:
     process : subprocess.Popen
     log : list of str
         The lines that it wrote to stdout and stderr so far.
+    ends_with_test : bool
+        No other test asks it.
     """
 
     def __init__(self, *arguments: Any, port: int = 0, environment: Mapping[str, str] | None = None):
@@ -100,6 +102,7 @@ class ConsoleServer:
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
         )
         self.log: list[str] = []
+        self.ends_with_test = False
         lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, args=(lines,), daemon=True)
         self._reader.start()
