@@ -23,6 +23,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -34,8 +35,6 @@ ROOT = Path(__file__).resolve().parents[2]
 LOOPBACK = "127.0.0.1"
 # What the Python of a task needs beside the wheel; pyspark itself comes with the executor.
 PACKAGES = ("numpy", "pyarrow")
-# Libraries of pyarrow for other networks, a third of its size; nothing here loads them.
-LEFT_OUT = ("flight", "_s3", "s3fs")
 # Seconds until a daemon has started on a machine that is busy.
 PATIENCE = 120
 # The switch of Linux by which a process gets a signal when its parent is gone.
@@ -213,12 +212,15 @@ def build_wheel(folder: Path) -> Path:
     """The wheel of this project, with the compiled core that these tests import, made in `folder`."""
     import rmqstore._core
 
-    core = Path(rmqstore._core.__file__)
+    package = Path(rmqstore._core.__file__).parent
     base = folder / "build"
-    # A build finds the compiled core where it would put it, newer than its sources, and does not compile it once more.
-    library = base / "lib" / "rmqstore"
-    library.mkdir(parents=True)
-    shutil.copyfile(core, library / core.name)
+    # A build finds each compiled module where it would put it, newer than its sources, and compiles none once more.
+    for source in (ROOT / "rmqstore").rglob("*.pyx"):
+        inside = source.parent.relative_to(ROOT / "rmqstore")
+        (module,) = (package / inside).glob(source.stem + sysconfig.get_config_var("EXT_SUFFIX"))
+        library = base / "lib" / "rmqstore" / inside
+        library.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(module, library / module.name)
     subprocess.run(
         [
             sys.executable, "setup.py", "-q", "build", "--build-base", str(base), "--build-lib", str(base / "lib"),
@@ -233,33 +235,23 @@ def build_wheel(folder: Path) -> Path:
     return wheel
 
 
-def copy_package(name: str, target: Path) -> None:
-    """Copy the files of an installed package into a folder of packages: what is installed here, without a network."""
-    for file in importlib.metadata.distribution(name).files or ():
-        parts = file.parts
-        if any(word in file.name for word in LEFT_OUT):
-            continue
-        # Scripts, tests, headers and link-time files: nothing of them is imported.
-        if (
-            parts[0] == ".."
-            or {"tests", "include", "__pycache__"} & set(parts)
-            or file.suffix in (".pxd", ".pyx", ".a")
-        ):
-            continue
-        to = target / file
-        to.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file.locate(), to)
+def link_package(name: str, target: Path) -> None:
+    """Put an installed package into a folder of packages, by links to its folders: executors run on this machine."""
+    files = importlib.metadata.distribution(name).files or ()
+    # Scripts lie above the folder of packages.
+    for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
+        (target / top).symlink_to(importlib.metadata.distribution(name).locate_file(top))
 
 
 def make_environment(folder: Path, packages: Iterable[str] = PACKAGES) -> Path:
-    """An archive of a virtual environment with the wheel and what it needs, for ``spark.archives``."""
+    """An archive of a virtual environment with the wheel, and with links to what it needs, for ``spark.archives``."""
     import venv_pack
 
     environment = folder / "environment"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(environment)], check=True)
     (site_packages,) = environment.glob("lib/python*/site-packages")
     for name in packages:
-        copy_package(name, site_packages)
+        link_package(name, site_packages)
     wheel = build_wheel(folder)
     subprocess.run(
         [

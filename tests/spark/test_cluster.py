@@ -69,7 +69,10 @@ def path(tmp_path_factory):
     return root
 
 
-def wait_for_executors(driver, num):
+def wait_for_executors(cluster, driver, num):
+    # In place of those that a test before killed.
+    while len(cluster.workers) < num:
+        cluster.start_worker()
     until = time.monotonic() + PATIENCE
     while driver.run("executors")["executors"] != num:
         assert time.monotonic() < until, f"there are not {num} executors"
@@ -94,7 +97,7 @@ def tree(path):
 
 
 def test_executors_run_the_wheel_of_the_archive_and_share_the_work(cluster, driver, path):
-    wait_for_executors(driver, 2)
+    wait_for_executors(cluster, driver, 2)
     answer = driver.run("batch", path=str(path), partition_bytes=2**18)
     expected = [
         [row["phy_offset"], row["topic"], row["queue_offset"], row["body"].hex()]
@@ -116,7 +119,7 @@ def test_executors_run_the_wheel_of_the_archive_and_share_the_work(cluster, driv
 
 
 def test_the_other_jobs_come_to_the_results_of_one_process(cluster, driver, path, tmp_path):
-    wait_for_executors(driver, 2)
+    wait_for_executors(cluster, driver, 2)
     keys = ["K1", "K7500", "G3", "nobody's"]
     answer = driver.run("others", path=str(path), folder=str(tmp_path), keys=keys, geometry=GEOMETRY)
     with MessageStore.open(path, read_only=True) as store:
@@ -141,7 +144,7 @@ def test_the_other_jobs_come_to_the_results_of_one_process(cluster, driver, path
 
 
 def test_a_worker_that_is_killed_in_the_middle_of_a_stream_changes_nothing(cluster, driver, path, tmp_path):
-    wait_for_executors(driver, 2)
+    wait_for_executors(cluster, driver, 2)
     driver.send(
         "stream",
         path=str(path),
@@ -163,11 +166,10 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_stream_changes_nothing(clust
     assert said["batches"] > seen[0] + 2
     expected = [[row["phy_offset"], row["body"].hex()] for row in scanned(path, ["phy_offset", "body"])]
     assert said["rows"] == expected
-    cluster.start_worker()
 
 
 def test_a_worker_that_is_killed_in_the_middle_of_a_rebuild_changes_nothing(cluster, driver, path, tmp_path):
-    wait_for_executors(driver, 2)
+    wait_for_executors(cluster, driver, 2)
     output = tmp_path / "output"
     driver.send("rebuild", path=str(path), output=str(output), partition_bytes=2**15)
     until = time.monotonic() + PATIENCE
@@ -182,4 +184,3 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_rebuild_changes_nothing(clus
     report = rebuild(path, output=single)
     assert answer == {"records": report.records, "units": report.units, "index_entries": report.index_entries}
     assert tree(output) == tree(single)
-    cluster.start_worker()
