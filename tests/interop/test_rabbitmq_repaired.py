@@ -34,11 +34,11 @@ class Repaired:
 
 
 @pytest.fixture(scope="module")
-def repaired(rabbitmq_node, rabbitmq_base, tmp_path_factory) -> dict[str, Repaired | str]:
+def repaired(rabbitmq_node, rabbitmq_base, rabbitmq_home) -> dict[str, Repaired | str]:
     """By name of the damage; a text where there was nothing to break in that way."""
     node = rabbitmq_node
     found: dict[str, Repaired | str] = {}
-    folder = tmp_path_factory.mktemp("repaired")
+    folder = rabbitmq_home / "repaired"
     left = list(DAMAGES)
     while left:
         node.restore(rabbitmq_base.killed)
