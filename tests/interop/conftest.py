@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,15 +41,29 @@ def java_broker(java_store) -> type[JavaBroker]:
     return JavaBroker
 
 
+# Nodes and their images take a third of it.
+ROOM = 1 << 30
+
+
 @pytest.fixture(scope="session")
-def rabbitmq_home(tmp_path_factory) -> Path:
-    """A folder for nodes and their images.  Without a server a test is skipped; with CI=true it fails."""
+def rabbitmq_home(tmp_path_factory) -> Iterator[Path]:
+    """A folder for nodes and their images.  Without a server a test is skipped; with CI=true it fails.
+
+    In memory where there is room: a node forces what it confirms to the disk, and nothing here depends on that, since a killed
+    process leaves what the system has in its cache.
+    """
     reason = nodes.unavailable_reason()
     if reason is not None:
         if os.environ.get("CI") == "true":
             pytest.fail(f"{reason} (required when CI=true)")
         pytest.skip(reason)
-    return tmp_path_factory.mktemp("rabbitmq")
+    memory = Path("/dev/shm")
+    if not (os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > ROOM):
+        yield tmp_path_factory.mktemp("rabbitmq")
+        return
+    home = Path(tempfile.mkdtemp(prefix="rmqstore-rabbitmq-", dir=memory))
+    yield home
+    shutil.rmtree(home)
 
 
 @pytest.fixture(scope="session")

@@ -131,7 +131,7 @@ def build(
     _for_each(images.vhosts, lambda vhost: fill(node, vhost))
     for vhost, queues in (more or {}).items():
         declare(node, vhost, queues)
-    node.stop()
+    node.rest()
     node.save(images.clean)
     node.start()
     stay_awake(node)
@@ -150,8 +150,9 @@ def _for_each(vhosts: Iterable[str], work: Callable[[str], None]) -> None:
 def stay_awake(node: Node) -> None:
     """Keep the queues from hibernating, which would move journals into segments whenever the machine is slow."""
     node.eval(
-        "spawn(fun Ask() -> [catch rabbit_amqqueue:stat(Q) || Q <- rabbit_amqqueue:list()], "
-        "timer:sleep(300), Ask() end), ok."
+        "spawn(fun Ask() -> case catch rabbit_amqqueue:list() of "
+        "Queues when is_list(Queues) -> [catch rabbit_amqqueue:stat(Q) || Q <- Queues], timer:sleep(300), Ask(); "
+        "_ -> stopped end end), ok"
     )
 
 

@@ -145,7 +145,8 @@ def written(rabbitmq_node, rabbitmq_base):
     assert not [finding for finding in verify(path) if finding.consequence.value != "none"]
     node.start()
     yield node, expected, (exact, flags, levels, one)
-    node.kill9()
+    if node.running:
+        node.rest()
 
 
 def test_what_was_published_acked_and_flushed(written, rabbitmq_base):
@@ -179,7 +180,7 @@ def test_the_node_goes_on_and_what_it_leaves_is_read(written, rabbitmq_base, tmp
     node, _, (exact, flags, _, _) = written
     later = [Outgoing(b"later-%d" % number, {}, "", "big") for number in range(5)]
     node.publish(exact, later)
-    node.stop()
+    node.rest()
     path = node.vhost_path(exact)
     assert list(verify(path)) == []
     with Vhost.open(path) as vhost:
@@ -222,7 +223,7 @@ def test_a_queue_that_the_node_does_not_know_is_refused(rabbitmq_node, rabbitmq_
     assert [each.body for each in node.get_all(rabbitmq_base.vhosts[0], "unused")] == [b"from a file"]
     with pytest.raises(StoreLockedError, match="stop the node"):
         import_messages(path, "unused", some)
-    node.kill9()
+    node.rest()
 
 
 def test_sizes_of_the_settings():

@@ -93,12 +93,13 @@ def booted(rabbitmq_node, rabbitmq_base, golden_vhosts) -> Iterator[Booted]:
         each = damage.by_name(name)
         path = replace(node, vhost, rabbitmq_base.clean) if each.state == "clean" else node.vhost_path(vhost)
         result.note(vhost, path)
-        result.planted[vhost] = each, each.apply(path, random.Random(surveys.SEED))
+        result.planted[vhost] = each, each.apply(path, random.Random(surveys.SEED), result.before[vhost])
     result.seconds = node.start()
     try:
         yield result
     finally:
-        node.kill9()
+        if node.running:
+            node.rest()
 
 
 def replace(node: Node, vhost: str, image: Path) -> Path:
@@ -233,7 +234,7 @@ def test_what_the_node_wrote_after_the_boot_is_read(booted, rabbitmq_node):
     queue = booted.before[vhost].queue(b"small")
     with node.channel(vhost) as channel:
         send(channel, (Outgoing(b"later-%d" % i, {}, "", "small") for i in range(5)))
-    node.stop()
+    node.rest()
     after = oracle.read_vhost(node.vhost_path(vhost)).queues[queue.directory]
     assert after.clean and not after.crashes
     assert [one.message.body for one in after.entries] == [
@@ -248,7 +249,8 @@ def test_what_the_node_wrote_after_the_boot_is_read(booted, rabbitmq_node):
 def test_a_malformed_journal_hangs_the_boot(rabbitmq_node, rabbitmq_base):
     each = damage.by_name("journal_lone_deliver")
     assert each.node == "hangs"
-    rabbitmq_node.kill9()
+    if rabbitmq_node.running:
+        rabbitmq_node.rest()
     rabbitmq_node.restore(rabbitmq_base.killed)
     each.apply(rabbitmq_node.vhost_path(KILLED), random.Random(surveys.SEED))
     with pytest.raises(NodeHungError, match=r"\[error\]"):

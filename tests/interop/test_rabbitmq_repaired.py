@@ -34,11 +34,11 @@ class Repaired:
 
 
 @pytest.fixture(scope="module")
-def repaired(rabbitmq_node, rabbitmq_base, tmp_path_factory) -> dict[str, Repaired | str]:
+def repaired(rabbitmq_node, rabbitmq_base, rabbitmq_home) -> dict[str, Repaired | str]:
     """By name of the damage; a text where there was nothing to break in that way."""
     node = rabbitmq_node
     found: dict[str, Repaired | str] = {}
-    folder = tmp_path_factory.mktemp("repaired")
+    folder = rabbitmq_home / "repaired"
     left = list(DAMAGES)
     while left:
         node.restore(rabbitmq_base.killed)
@@ -52,7 +52,7 @@ def repaired(rabbitmq_node, rabbitmq_base, tmp_path_factory) -> dict[str, Repair
                 found[each.name] = "nothing is unreadable for root"
                 continue
             try:
-                expected = each.apply(path, random.Random(surveys.SEED))
+                expected = each.apply(path, random.Random(surveys.SEED), before)
             except Unsuitable as reason:
                 found[each.name] = str(reason)
                 continue
@@ -62,7 +62,7 @@ def repaired(rabbitmq_node, rabbitmq_base, tmp_path_factory) -> dict[str, Repair
         node.start()
         for vhost, each, before, known, expected, report in planted:
             found[each.name] = Repaired(before, expected, report, surveys.ask(node, vhost, known))
-        node.kill9()
+        node.rest()
         left = left[len(rabbitmq_base.vhosts) :]
     return found
 

@@ -111,15 +111,17 @@ class Damage:
         """How the node must have ended: "killed" or "clean"."""
         return "clean" if "clean" in self.needs else "killed"
 
-    def apply(self, vhost_path: str | os.PathLike[str], rng: random.Random) -> Expected:
-        """Plant it.
+    def apply(
+        self, vhost_path: str | os.PathLike[str], rng: random.Random, before: oracle.Vhost | None = None
+    ) -> Expected:
+        """Plant it; `before` is what the oracle reads of the undamaged vhost, where that is known already.
 
         Raises
         ------
         Unsuitable
             There is nothing to break in that way; nothing was changed.
         """
-        planting = Planting(Path(vhost_path), rng)
+        planting = Planting(Path(vhost_path), rng, before)
         note = self.plant(planting) or ""
         return planting.expected(note)
 
@@ -143,10 +145,10 @@ class Content:
 class Planting:
     """A vhost while something is planted in it; keeps what was destroyed, at best and at worst."""
 
-    def __init__(self, path: Path, rng: random.Random):
+    def __init__(self, path: Path, rng: random.Random, before: oracle.Vhost | None = None):
         self.path = path
         self.rng = rng
-        self.before = oracle.read_vhost(path)
+        self.before = oracle.read_vhost(path) if before is None else before
         self.count = self.before.segment_entry_count
         self.contents: dict[str, Content] = {}
         for directory, queue in self.before.queues.items():
