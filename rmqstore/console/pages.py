@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import jinja2
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -34,7 +34,7 @@ from rmqstore.config import StoreConfig
 from rmqstore.console.anatomy import file_name, hex_lines
 from rmqstore.console.answers import LARGE_BODY, Answers, BadQueryError, NotFoundError, json_text
 from rmqstore.console.followed_store import FollowedStore, StoreGoneError
-from rmqstore.console.gate import Gate
+from rmqstore.console.gate import Gate, is_for_programs, local_address, path_of, way_back
 from rmqstore.console.rabbitmq_answers import RabbitmqAnswers
 from rmqstore.console.verify_run import VerifyRun
 from rmqstore.errors import GeometryError, StoreError
@@ -48,7 +48,7 @@ _INT64_MAX = 2**63 - 1
 _BODY_SHOWN = 64 * 1024
 _JSON_SHOWN = 512 * 1024
 _LIST_SHOWN = 200
-_LARGEST_LOGIN = 4096
+_LARGEST_LOGIN = 16 * 1024
 _DOWNLOADS_AT_ONCE = 4
 _METRICS_KEPT = 1.0
 # What a verify run goes by and the files do not always tell; the command line notes the same.
@@ -122,8 +122,7 @@ def _render(scope: Scope, template: str, status: int = 200, /, **values: Any) ->
 
 
 def _error(scope: Scope, status: int, title: str, text: str) -> Response:
-    path = scope["path"].removeprefix(scope.get("root_path", ""))
-    if path.startswith(("/api/", "/metrics", "/healthz")):
+    if is_for_programs(path_of(scope)):
         return JSONResponse({"error": text, "status": status}, status)
     shown: dict[str, Any] = {"title": title, "text": text}
     known = getattr(scope["app"].state, "stores", {}).get(scope.get("root_path", ""))
@@ -132,12 +131,12 @@ def _error(scope: Scope, status: int, title: str, text: str) -> Response:
     return _render(scope, "error.html", status, **shown)
 
 
-def refused_page(scope: Scope, path: str) -> Response:
+def refused_page(scope: Scope) -> Response:
     """Response: 401, with a form for the token."""
-    if path.startswith(("/api/", "/metrics")) or "/api/" in path:
+    if is_for_programs(path_of(scope)):
         response: Response = JSONResponse({"error": "give the token: Authorization: Bearer …", "status": 401}, 401)
     else:
-        response = _render(scope, "login.html", 401, next=path)
+        response = _render(scope, "login.html", 401, next=way_back(scope))
     response.headers["WWW-Authenticate"] = 'Bearer realm="rmqstore"'
     return response
 
@@ -330,16 +329,20 @@ class Entrance:
     async def login(self, request: Request) -> Response:
         """Take the token from the form, give the cookie."""
         body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > _LARGEST_LOGIN:
-                return _error(request.scope, 413, "Too much", "That is more than a token.")
+        try:
+            async for part in request.stream():
+                body += part
+                if len(body) > _LARGEST_LOGIN:
+                    return _error(request.scope, 413, "Too much", "That is more than a token.")
+        except ClientDisconnect:
+            # Nobody is there to read this; it is no error of the console.
+            return _error(request.scope, 400, "That cannot be asked", "The form came in part only.")
         form = dict(urllib.parse.parse_qsl(body.decode("utf-8", "replace")))
         target = form.get("next", "/")
         if self.gate is None or not self.gate.is_token(form.get("token", "")):
             return _render(request.scope, "login.html", 401, next=target, wrong=True)
         # Nothing but a path of this server: no other host, no scheme.
-        response = RedirectResponse("/" + urllib.parse.quote(target.lstrip("/\\"), safe="/%"), 303)
+        response = RedirectResponse(local_address(target), 303)
         self.gate.let_in(response, secure=request.url.scheme == "https")
         return response
 

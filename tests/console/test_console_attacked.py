@@ -1,0 +1,170 @@
+"""Attempts to break the console that once worked, or that annoyed.
+
+Owns odd numbers, forged forms, leavers in the middle, tokens with white space, and a random walk over the OpenAPI document,
+asked in this process through ASGI.  What needs a plain socket or a browser is in the files beside this one.
+"""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from urllib.parse import quote, urlencode
+
+import pytest
+from click.testing import CliRunner
+
+pytest.importorskip("starlette", reason="needs the extra console")
+anyio = pytest.importorskip("anyio")
+httpx = pytest.importorskip("httpx")
+
+from starlette.applications import Starlette  # noqa: E402
+from starlette.routing import Mount  # noqa: E402
+
+from rmqstore import console  # noqa: E402
+from rmqstore.cli import main  # noqa: E402
+from rmqstore.console.gate import is_loopback  # noqa: E402
+
+HOST = "127.0.0.1:8080"
+ORIGIN = {"Origin": f"http://{HOST}"}
+TOKEN = "correct-horse-battery-staple"
+
+
+class Visitor:
+    """A browser, or a program, that follows no redirect; `jar` are its cookies."""
+
+    def __init__(self, app):
+        self.app = app
+        self.jar = httpx.Cookies()
+
+    def ask(self, method, target, headers=None, content=None):
+        async def asked():
+            transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(transport=transport, base_url=f"http://{HOST}", cookies=self.jar) as client:
+                request = client.build_request(method, "/", headers=headers, content=content)
+                # As it stands: nothing made canonical.
+                request.url = request.url.copy_with(raw_path=target.encode("ascii"))
+                response = await client.send(request)
+                self.jar = client.cookies
+                return response
+
+        return anyio.run(asked)
+
+    def get(self, target, headers=None):
+        return self.ask("GET", target, headers)
+
+
+@pytest.fixture(scope="module")
+def open_console(broker, rabbitmq_vhost):
+    return Visitor(console.app(broker, rabbitmq=[rabbitmq_vhost]))
+
+
+@pytest.mark.parametrize("number", [2**31, 2**63 - 50, 2**63 - 1])
+def test_a_place_behind_the_end_of_a_rabbitmq_queue(open_console, number):
+    name = quote(open_console.get("/api/rabbitmq/0").json()["queue_list"][0]["name"], safe="")
+    value = open_console.get(f"/api/rabbitmq/0/queues/{name}?first={number}")
+    assert value.status_code == 200 and value.json()["rows"] == [] and value.json()["newer"] is None
+    assert open_console.get(f"/rabbitmq/0/queues/{name}?first={number}").status_code == 200
+    assert open_console.get(f"/rabbitmq/0/queues/{name}?message={number}").status_code == 404
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]", "localhost", "LOCALHOST", "127.0.0.2"])
+def test_every_spelling_of_loopback_is_loopback(host):
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    "host", ["[::]", "::", "0.0.0.0", "[fe80::1]", "localhost.example", "[]", "", "::ffff:10.0.0.1"]
+)
+def test_nothing_else_is_loopback(broker, host):
+    assert not is_loopback(host)
+    answer = CliRunner().invoke(main, ["serve", str(broker), "--host", host, "--port", "0"])
+    assert answer.exit_code == 2 and "token" in answer.output
+
+
+@pytest.mark.parametrize("token", [TOKEN + "\n", f"  {TOKEN}\r\n", TOKEN])
+def test_a_token_with_the_line_break_of_its_variable(broker, token):
+    guarded = Visitor(console.app(broker, token=token))
+    assert guarded.get("/api/queues", {"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    assert guarded.get("/api/queues", {"Authorization": f"Bearer {TOKEN[:-1]}"}).status_code == 401
+    # As it is pasted, with a space behind it.
+    form = urlencode({"token": TOKEN + " ", "next": "/"})
+    assert guarded.ask("POST", "/login", ORIGIN, form).status_code == 303
+    assert guarded.get("/api/queues").status_code == 200
+
+
+def hidden_way(page):
+    return unescape(re.search('name="next" value="([^"]*)"', page)[1])
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/messages?topic=Orders&key=CUST-1",
+        "/messages?topic=a%26b&key=%2B%20x",
+        "/queues/a%2Fb%25c/0?from=3",
+        "/queues/%ff/0",
+        "/message/484?body=hex",
+    ],
+)
+@pytest.mark.parametrize("root", ["", "/console"])
+def test_the_form_for_the_token_leads_to_what_was_asked(broker, target, root):
+    app = console.app(broker, token=TOKEN)
+    guarded = Visitor(Starlette(routes=[Mount(root, app)]) if root else app)
+    refused = guarded.get(root + target)
+    assert refused.status_code == 401
+    wrong = guarded.ask("POST", root + "/login", ORIGIN, urlencode({"token": "x", "next": hidden_way(refused.text)}))
+    assert wrong.status_code == 401
+    right = guarded.ask("POST", root + "/login", ORIGIN, urlencode({"token": TOKEN, "next": hidden_way(wrong.text)}))
+    assert (right.status_code, right.headers["location"]) == (303, root + target)
+    # The same with the token in the address, right and wrong.
+    both = f"{root}{target}{'&' if '?' in target else '?'}token="
+    assert guarded.get(both + TOKEN).headers["location"] == root + target
+    assert hidden_way(Visitor(app).get(f"{target}{'&' if '?' in target else '?'}token=wrong").text) == target
+
+
+def test_the_form_after_a_post_leads_to_a_page(broker):
+    guarded = Visitor(console.app(broker, token=TOKEN))
+    way = hidden_way(guarded.ask("POST", "/verify/start", ORIGIN, "").text)
+    right = guarded.ask("POST", "/login", ORIGIN, urlencode({"token": TOKEN, "next": way}))
+    assert guarded.get(right.headers["location"]).status_code == 200
+
+
+def test_a_long_address_is_no_obstacle_to_the_token(broker):
+    app = console.app(broker, token=TOKEN)
+    for length in (2000, 4000, 30_000):
+        guarded = Visitor(app)
+        way = hidden_way(guarded.get("/messages?topic=Orders&key=" + "%2F" * (length // 3)).text)
+        answer = guarded.ask("POST", "/login", ORIGIN, urlencode({"token": TOKEN, "next": way}))
+        assert answer.status_code == 303, length
+
+
+def test_who_leaves_in_the_middle_of_the_form_is_no_error(broker, caplog):
+    app = console.app(broker, token=TOKEN)
+    sent = []
+    parts = [{"type": "http.request", "body": b"token=", "more_body": True}, {"type": "http.disconnect"}]
+
+    async def receive():
+        return parts.pop(0) if len(parts) > 1 else parts[0]
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http", "method": "POST", "path": "/login", "raw_path": b"/login", "query_string": b"", "scheme": "http",
+        "root_path": "", "headers": [(b"host", HOST.encode()), (b"origin", ORIGIN["Origin"].encode())],
+    }  # fmt: skip
+    anyio.run(app, scope, receive, send)
+    assert not caplog.records, caplog.text
+    assert sent[0]["status"] == 400
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "PUT", "OPTIONS"])
+@pytest.mark.parametrize("headers", [{}, {"Host": "evil.example"}, {"Sec-Fetch-Site": "cross-site"}])
+def test_errors_of_the_api_are_json_whoever_refuses(broker, method, headers):
+    stores = Visitor(console.app([broker, broker], token=TOKEN))
+    for target in ("/stores/0/api/overview", "/api/overview", "/stores/1/api/verify/start", "/stores/1/metrics"):
+        answer = stores.ask(method, target, headers)
+        assert answer.status_code in (400, 401, 403, 405), target
+        assert answer.headers["content-type"] == "application/json", target
+        assert answer.json()["status"] == answer.status_code and answer.json()["error"]
+        assert answer.headers["cache-control"] == "no-store" and answer.headers["x-content-type-options"] == "nosniff"
