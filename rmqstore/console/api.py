@@ -241,7 +241,10 @@ def openapi_document(root: str = "") -> dict[str, Any]:
                 },
                 "400": {"description": "That cannot be asked", "content": problem},
                 "401": {"description": "The token is missing", "content": problem},
-                "403": {"description": "From another site, or a POST that says nothing of where from", "content": problem},
+                "403": {
+                    "description": "From another site, or a POST that says nothing of where from",
+                    "content": problem,
+                },
                 "404": {"description": "There is no such thing in this store", "content": problem},
                 "500": {"description": "An error in rmqstore itself", "content": problem},
                 "503": {"description": "The store is gone or cannot be read now", "content": problem},

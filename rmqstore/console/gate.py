@@ -71,7 +71,9 @@ def is_for_programs(path: str) -> bool:
 
 def way_back(scope: Scope) -> str:
     """str: where to go on when the token was given: what was asked, but not the token, as an address on this server."""
-    path: str = (scope.get("raw_path") or urllib.parse.quote(scope["path"]).encode()).decode("latin-1").partition("?")[0]
+    path: str = (
+        (scope.get("raw_path") or urllib.parse.quote(scope["path"]).encode()).decode("latin-1").partition("?")[0]
+    )
     if scope["method"] == "POST":
         # What is done by POST has its page one level above.
         return local_address(path.rpartition("/")[0])

@@ -22,6 +22,7 @@ from functools import cache, wraps
 from importlib import resources
 from typing import Any, TypeVar
 
+import anyio
 import jinja2
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -50,6 +51,9 @@ _JSON_SHOWN = 512 * 1024
 _LIST_SHOWN = 200
 _LARGEST_LOGIN = 16 * 1024
 _DOWNLOADS_AT_ONCE = 4
+_DOWNLOAD_PART = 256 * 1024
+# Seconds that a reader may take nothing; who sleeps does not keep others from downloading.
+_DOWNLOAD_PATIENCE = 60
 _METRICS_KEPT = 1.0
 # What a verify run goes by and the files do not always tell; the command line notes the same.
 _TOLD_BY_NO_FILE = ("message_delay_level", "index_tags")
@@ -609,9 +613,22 @@ class _Download(Response):
         self._done = done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # In parts, each of which waits until the one before it is on its way: a server takes in a whole body at once, and
+        # would keep it for a reader that takes nothing, after this download was counted as sent.
+        body = memoryview(self.body)
         try:
-            await super().__call__(scope, receive, send)
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            for first in range(0, len(body), _DOWNLOAD_PART):
+                with anyio.fail_after(_DOWNLOAD_PATIENCE):
+                    part = bytes(body[first : first + _DOWNLOAD_PART])
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+            with anyio.fail_after(_DOWNLOAD_PATIENCE):
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except TimeoutError:
+            # The connection is closed by the server, since the body is not whole.
+            logger.warning("a reader of %s took nothing for %d s", escape(scope["path"]), _DOWNLOAD_PATIENCE)
         finally:
+            del body
             self.body = b""
             if self._done is not None:
                 self._done()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from html import unescape
+from types import SimpleNamespace
 from urllib.parse import quote, urlencode
 
 import pytest
@@ -20,7 +21,7 @@ httpx = pytest.importorskip("httpx")
 from starlette.applications import Starlette  # noqa: E402
 from starlette.routing import Mount  # noqa: E402
 
-from rmqstore import console  # noqa: E402
+from rmqstore import Message, MessageStore, StoreConfig, console  # noqa: E402
 from rmqstore.cli import main  # noqa: E402
 from rmqstore.console.gate import is_loopback  # noqa: E402
 
@@ -168,3 +169,166 @@ def test_errors_of_the_api_are_json_whoever_refuses(broker, method, headers):
         assert answer.headers["content-type"] == "application/json", target
         assert answer.json()["status"] == answer.status_code and answer.json()["error"]
         assert answer.headers["cache-control"] == "no-store" and answer.headers["x-content-type-options"] == "nosniff"
+
+
+# --------------------------------------------------------------------------------------------------- readers and connections
+
+
+class SlowReader:
+    """Takes what a server takes at once: it makes the application wait from the part after the first on."""
+
+    def __init__(self, app, target, full):
+        self.app, self.target, self.full = app, target, full
+        self.status, self.received, self.largest = 0, 0, 0
+
+    async def go(self):
+        async def receive():
+            await anyio.sleep_forever()
+
+        async def send(message):
+            if self.received:
+                await self.full.wait()
+            if message["type"] == "http.response.start":
+                self.status = message["status"]
+            else:
+                self.received += len(message["body"])
+                self.largest = max(self.largest, len(message["body"]))
+
+        scope = {
+            "type": "http", "method": "GET", "path": self.target, "raw_path": self.target.encode(), "query_string": b"",
+            "scheme": "http", "root_path": "", "headers": [(b"host", HOST.encode())],
+        }  # fmt: skip
+        await self.app(scope, receive, send)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory):
+    """A console over one message of 3 MB."""
+    config = StoreConfig(
+        mapped_file_size_commit_log=4 << 20, mapped_file_size_consume_queue=200, max_hash_slot_num=10, max_index_num=20,
+        clean_resource_interval=0, max_message_size=4 << 20,
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("large") / "store"
+    with MessageStore.open(path, config=config) as store:
+        store.put_message(Message("T", bytes(range(256)) * 12_000, keys=["k"]))
+    return console.app(path, config=config)
+
+
+def readers(app, full, number):
+    return [SlowReader(app, "/message/0/body", full) for _ in range(number)]
+
+
+def test_readers_that_take_nothing_hold_few_bodies(large):
+    """What a server has taken in at once must not count as sent: twelve readers would have twelve bodies in memory."""
+
+    async def all_at_once():
+        full = anyio.Event()
+        first = readers(large, full, 4)
+        async with anyio.create_task_group() as tasks:
+            for reader in first:
+                tasks.start_soon(reader.go)
+            with anyio.fail_after(30):
+                while not all(reader.received for reader in first):
+                    await anyio.sleep(0.01)
+            (fifth,) = readers(large, full, 1)
+            with anyio.fail_after(30):
+                await fifth.go()
+            full.set()
+        (last,) = readers(large, full, 1)
+        await last.go()
+        return first, fifth, last
+
+    first, fifth, last = anyio.run(all_at_once)
+    assert fifth.status == 503
+    for reader in (*first, last):
+        assert (reader.status, reader.received) == (200, 256 * 12_000)
+        assert reader.largest <= 1 << 20
+
+
+def test_a_reader_that_sleeps_does_not_keep_others_from_downloading(large, monkeypatch, caplog):
+    monkeypatch.setattr("rmqstore.console.pages._DOWNLOAD_PATIENCE", 0.05)
+
+    async def sleepers_first():
+        never, now = anyio.Event(), anyio.Event()
+        now.set()
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                for reader in readers(large, never, 4):
+                    tasks.start_soon(reader.go)
+        (awake,) = readers(large, now, 1)
+        await awake.go()
+        return awake
+
+    awake = anyio.run(sleepers_first)
+    assert (awake.status, awake.received) == (200, 256 * 12_000)
+    assert caplog.text.count("took nothing") == 4 and "Traceback" not in caplog.text
+
+
+class Transport:
+    """What a connection is told to do to its socket."""
+
+    def __init__(self):
+        self.aborted, self.left = False, 0
+
+    def get_extra_info(self, name, default=None):
+        return default
+
+    def get_write_buffer_size(self):
+        return self.left
+
+    def is_closing(self):
+        return self.aborted
+
+    def abort(self):
+        self.aborted = True
+
+
+def test_silent_and_superfluous_connections_end(monkeypatch):
+    uvicorn = pytest.importorskip("uvicorn")
+    from uvicorn.server import ServerState
+
+    from rmqstore.console import connections
+
+    monkeypatch.setattr(connections, "_most", lambda: 3)
+
+    async def talk():
+        config = uvicorn.Config(lambda *_: None, log_level="warning", ws="none", http=connections.Connection)
+        config.load()
+        state = ServerState()
+
+        def connect():
+            transport = Transport()
+            made = connections.Connection(config, state, {})
+            made.connection_made(transport)
+            return made, transport
+
+        made = [connect() for _ in range(4)]
+        assert [transport.aborted for _, transport in made] == [False, False, False, True]
+        (silent, _), (partial, _), (busy, busy_transport), _ = made
+        partial.data_received(b"GET / HTT")
+
+        busy.cycle = SimpleNamespace(response_complete=False, more_body=False, message_event=anyio.Event())
+        for connection in (silent, partial, busy, busy):
+            connection._look_after()
+        assert [transport.aborted for _, transport in made[:3]] == [True, True, False]
+        # Answered, and the answer is being read.
+        busy.cycle.response_complete = True
+        for left in (300, 200, 100):
+            busy_transport.left = left
+            busy._look_after()
+        assert not busy_transport.aborted
+        busy._look_after()
+        assert busy_transport.aborted
+        for connection, _ in made:
+            connection.connection_lost(OSError())
+        assert not state.connections
+
+    anyio.run(talk)
+
+
+def test_connections_leave_files_for_the_store(monkeypatch):
+    from rmqstore.console import connections
+
+    for limit, most in ((1024, 512), (20_000, 4096), (connections.resource.RLIM_INFINITY, 4096), (1, 1)):
+        monkeypatch.setattr(connections.resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        assert connections._most() == most
