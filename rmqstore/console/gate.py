@@ -66,7 +66,7 @@ def path_of(scope: Scope) -> str:
 
 def is_for_programs(path: str) -> bool:
     """bool: what is asked at this path below the root gets its errors as JSON."""
-    return re.match("(/stores/[0-9]+)?/(api/|metrics|healthz)", path) is not None
+    return re.match("(/stores/[0-9]+)?/(api(/|$)|metrics$|healthz$)", path) is not None
 
 
 def way_back(scope: Scope) -> str:

@@ -7,6 +7,7 @@ asked in this process through ASGI.  What needs a plain socket or a browser is i
 from __future__ import annotations
 
 import re
+import threading
 from html import unescape
 from types import SimpleNamespace
 from urllib.parse import quote, urlencode
@@ -163,12 +164,134 @@ def test_who_leaves_in_the_middle_of_the_form_is_no_error(broker, caplog):
 @pytest.mark.parametrize("headers", [{}, {"Host": "evil.example"}, {"Sec-Fetch-Site": "cross-site"}])
 def test_errors_of_the_api_are_json_whoever_refuses(broker, method, headers):
     stores = Visitor(console.app([broker, broker], token=TOKEN))
-    for target in ("/stores/0/api/overview", "/api/overview", "/stores/1/api/verify/start", "/stores/1/metrics"):
+    for target in (
+        "/stores/0/api/overview",
+        "/api/overview",
+        "/stores/1/api/verify/start",
+        "/stores/1/metrics",
+        "/api",
+    ):
         answer = stores.ask(method, target, headers)
         assert answer.status_code in (400, 401, 403, 405), target
         assert answer.headers["content-type"] == "application/json", target
         assert answer.json()["status"] == answer.status_code and answer.json()["error"]
         assert answer.headers["cache-control"] == "no-store" and answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_who_begins_a_run_while_the_one_before_ends_gets_it(monkeypatch):
+    from rmqstore.console import verify_run
+
+    told, go_on = threading.Event(), threading.Event()
+    runs = []
+
+    def verify(path, config, progress):
+        runs.append(path)
+        if len(runs) == 1:
+            told.set()
+            # As one that is in a long step when it is told to end.
+            assert go_on.wait(30)
+            progress(1, 2)
+        yield from ()
+
+    monkeypatch.setattr(verify_run, "verify", verify)
+    run = verify_run.VerifyRun("/nowhere", None)
+    assert run.start() and told.wait(30)
+    assert run.stop(timeout=0) and run.status()["state"] == "running"
+    timer = threading.Timer(0.1, go_on.set)
+    timer.start()
+    assert run.start(), "the run of the second visitor was swallowed"
+    timer.join()
+    run._thread.join(30)
+    assert run.status()["state"] == "finished" and len(runs) == 2
+
+
+# ---------------------------------------------------------------------------------------------------------- the document
+
+
+def test_a_random_walk_over_the_document_finds_nothing_that_it_does_not_allow(open_console):
+    """Any value for any parameter: every status is one that the document names, and every answer has its shape."""
+    jsonschema = pytest.importorskip("jsonschema")
+    hypothesis = pytest.importorskip("hypothesis")
+    some = hypothesis.strategies
+    document = open_console.get("/api/openapi.json").json()
+    index = open_console.get("/api/index").json()["files"][0]["name"]
+    vhost = open_console.get("/api/rabbitmq/0").json()
+    known = [
+        "Orders",
+        "CUST-1",
+        "484",
+        "0",
+        "1",
+        index,
+        f"{index}.-1.-1",
+        f"{index}.1.484",
+        vhost["queue_list"][0]["name"],
+    ]
+    odd = [
+        "",
+        " ",
+        "\0",
+        "..",
+        "a/b",
+        "\u0661",
+        "1e3",
+        "-1",
+        "9" * 19,
+        "9" * 20,
+        "9" * 5000,
+        "nan",
+        "9" * 400 + "h ago",
+        "%",
+    ]
+    edges = [-(2**63), -(2**31), -1, 0, 1, 50, 1000, 1001, 2**31 - 1, 2**31, 2**32, 2**63 - 1, 2**63, 2**64]
+    answers = {
+        (path, status): jsonschema.Draft202012Validator(
+            {**response["content"]["application/json"]["schema"], "components": document["components"]}
+        )
+        for path, operations in document["paths"].items()
+        if "get" in operations
+        for status, response in operations["get"]["responses"].items()
+    }
+    paths = sorted({path for path, _ in answers})
+    statuses = set()
+
+    def value_of(schema):
+        kinds = [some.sampled_from(known + odd), some.sampled_from(edges), some.text(max_size=8)]
+        if "enum" in schema:
+            kinds.append(some.sampled_from(schema["enum"]))
+        elif schema["type"] == "integer":
+            kinds += [some.integers(schema["minimum"], schema["maximum"]), some.integers(0, 9)] * 3
+        else:
+            kinds += [some.sampled_from(known)] * 4
+        return some.one_of(kinds)
+
+    @hypothesis.settings(
+        max_examples=250, deadline=None, derandomize=True, database=None,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )  # fmt: skip
+    @hypothesis.given(some.data())
+    def walk(data):
+        path = data.draw(some.sampled_from(paths))
+        target, query = path, []
+        for each in document["paths"][path]["get"]["parameters"]:
+            if not each["required"] and data.draw(some.booleans()):
+                continue
+            text = quote(str(data.draw(value_of(each["schema"]))).encode("utf-8", "replace"), safe="")
+            if each["in"] == "path":
+                # An empty segment is another address, and so is one of dots, which the client of this test takes out.
+                target = target.replace("{" + each["name"] + "}", text.replace(".", "%2E") or "%20")
+            else:
+                query.append(f"{each['name']}={text}")
+        target += "?" + "&".join(query)
+        answer = open_console.get(target)
+        statuses.add(answer.status_code)
+        # Where no store is gone, none may be said to be.
+        assert answer.status_code in (200, 400, 404), (target, answer.text)
+        validator = answers[path, str(answer.status_code)]
+        assert not [error.message for error in validator.iter_errors(answer.json())], target
+
+    walk()
+    assert statuses == {200, 400, 404}
 
 
 # --------------------------------------------------------------------------------------------------- readers and connections
