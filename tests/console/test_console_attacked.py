@@ -455,3 +455,22 @@ def test_connections_leave_files_for_the_store(monkeypatch):
     for limit, most in ((1024, 512), (20_000, 4096), (connections.resource.RLIM_INFINITY, 4096), (1, 1)):
         monkeypatch.setattr(connections.resource, "getrlimit", lambda _, limit=limit: (limit, limit))
         assert connections._most() == most
+
+
+# ------------------------------------------------------------------------------------------------------------- for the eyes
+
+
+def test_a_plot_has_the_colours_that_the_system_forces(console, open_page):
+    name = console.get("/api/index").json()["files"][0]["name"]
+    watched = open_page(console, forced_colors="active")
+    watched.open(f"/index/{name}")
+    forced, *found = watched.page.evaluate(
+        """() => {
+            const probe = document.body.appendChild(document.createElement("p"));
+            probe.style.color = "CanvasText";
+            const style = (name) => getComputedStyle(document.querySelector(name));
+            return [getComputedStyle(probe).color,
+                style(".plot .bar").fill, style(".plot .label").fill, style(".plot .axis").stroke];
+        }"""
+    )
+    assert found == [forced] * 3
