@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rmqstore._version import __version__
-from rmqstore.console.answers import message_row
 from rmqstore.console.pages import (
     KEY_TYPES,
     Console,
@@ -323,7 +322,7 @@ class Api:
         with self._console.store.use() as store:
             if query.get("id", "").strip():
                 place = self._answers.place_of_id(store, query["id"], topic or None)
-                return _page(Page([message_row(store.message_at(place))], None))
+                return _page(Page([self._answers.row(store, place)], None))
             if key or not topic:
                 return _page(self._answers.by_key(store, topic, key, KEY_TYPES[kind], begin, end, cursor, size))
             return _page(self._answers.by_time(store, topic, begin, end, order == "newest", cursor, size))

@@ -178,6 +178,22 @@ def test_errors_of_the_api_are_json_whoever_refuses(broker, method, headers):
         assert answer.headers["cache-control"] == "no-store" and answer.headers["x-content-type-options"] == "nosniff"
 
 
+def test_a_damaged_message_is_found_by_its_ids(golden_copy):
+    root = golden_copy("broker")
+    with MessageStore.open(root, read_only=True) as store:
+        message = next(each for each in store.messages() if each.topic == "Orders")
+    with open(root / "commitlog" / ("0" * 20), "r+b") as file:
+        data = file.read()
+        file.seek(data.index(message.body, message.phy_offset))
+        file.write(bytes([message.body[0] ^ 1]))
+    visitor = Visitor(console.app(root))
+    for name in (message.msg_id, message.unique_key):
+        answer = visitor.get(f"/api/messages?id={name}")
+        assert answer.status_code == 200, answer.text
+        (row,) = answer.json()["messages"]
+        assert (row["phy_offset"], row["corrupt"]) == (message.phy_offset, True)
+
+
 def test_who_begins_a_run_while_the_one_before_ends_gets_it(monkeypatch):
     from rmqstore.console import verify_run
 
