@@ -65,6 +65,7 @@ def serve(
         import uvicorn
 
         from rmqstore import console
+        from rmqstore.console.connections import Connection
         from rmqstore.console.gate import LOOPBACK_NAMES, is_loopback
     except ImportError as error:
         if isinstance(error, MissingDependencyError):
@@ -101,7 +102,7 @@ def serve(
     server = uvicorn.Server(
         uvicorn.Config(
             application, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
-            date_header=True, timeout_graceful_shutdown=5, timeout_keep_alive=15, backlog=_WAITING, ws="none", http="h11",
+            date_header=True, timeout_graceful_shutdown=5, timeout_keep_alive=15, backlog=_WAITING, ws="none", http=Connection,
         )
     )  # fmt: skip
     server.run(sockets=[listening])

@@ -434,6 +434,10 @@ class Answers:
                 raise NotFoundError(str(error)) from None
         return message
 
+    def row(self, store: MessageStore, phy_offset: int) -> dict[str, Any]:
+        """What a list shows of the message at that place; one that is damaged is marked, as everywhere."""
+        return message_row(self._look_up(store, phy_offset))
+
     def message(self, store: MessageStore, phy_offset: int) -> dict[str, Any]:
         """All of a message but its body: properties, record, queue units, index entries, neighbours."""
         message = self._look_up(store, phy_offset)

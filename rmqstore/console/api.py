@@ -15,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rmqstore._version import __version__
-from rmqstore.console.answers import message_row
 from rmqstore.console.pages import (
     KEY_TYPES,
     Console,
@@ -241,7 +240,12 @@ def openapi_document(root: str = "") -> dict[str, Any]:
                 },
                 "400": {"description": "That cannot be asked", "content": problem},
                 "401": {"description": "The token is missing", "content": problem},
+                "403": {
+                    "description": "From another site, or a POST that says nothing of where from",
+                    "content": problem,
+                },
                 "404": {"description": "There is no such thing in this store", "content": problem},
+                "500": {"description": "An error in rmqstore itself", "content": problem},
                 "503": {"description": "The store is gone or cannot be read now", "content": problem},
             },
         }
@@ -318,7 +322,7 @@ class Api:
         with self._console.store.use() as store:
             if query.get("id", "").strip():
                 place = self._answers.place_of_id(store, query["id"], topic or None)
-                return _page(Page([message_row(store.message_at(place))], None))
+                return _page(Page([self._answers.row(store, place)], None))
             if key or not topic:
                 return _page(self._answers.by_key(store, topic, key, KEY_TYPES[kind], begin, end, cursor, size))
             return _page(self._answers.by_time(store, topic, begin, end, order == "newest", cursor, size))

@@ -10,18 +10,18 @@ import hashlib
 import hmac
 import ipaddress
 import logging
+import re
 import urllib.parse
 from collections.abc import Iterable
-from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rmqstore.texts import escape
 
-__all__ = ["Gate", "is_loopback"]
+__all__ = ["Gate", "is_for_programs", "is_loopback", "local_address", "path_of", "way_back"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ HEADERS = {
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+# Characters of an address that the form for the token takes along.
+_LONGEST_WAY = 4096
 _COOKIE_AGE = 7 * 24 * 3600
 # What is answered without a token: what a page of refusal needs, and whether the server lives.
 _OPEN = ("/healthz", "/login")
@@ -46,12 +48,48 @@ _OPEN = ("/healthz", "/login")
 
 def is_loopback(host: str) -> bool:
     """bool: only this machine can reach that address."""
+    # An IPv6 address is as often written as an address of the web has it.
+    host = host.strip("[]").lower()
     if host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def path_of(scope: Scope) -> str:
+    """str: the path of a request below the console's root, decoded."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
+def is_for_programs(path: str) -> bool:
+    """bool: what is asked at this path below the root gets its errors as JSON."""
+    return re.match("(/stores/[0-9]+)?/(api(/|$)|metrics$|healthz$)", path) is not None
+
+
+def way_back(scope: Scope) -> str:
+    """str: where to go on when the token was given: what was asked, but not the token, as an address on this server."""
+    path: str = (
+        (scope.get("raw_path") or urllib.parse.quote(scope["path"]).encode()).decode("latin-1").partition("?")[0]
+    )
+    if scope["method"] == "POST":
+        # What is done by POST has its page one level above.
+        return local_address(path.rpartition("/")[0])
+    query = [
+        each
+        for each in scope["query_string"].decode("latin-1").split("&")
+        if each and urllib.parse.unquote_plus(each.partition("=")[0]) != "token"
+    ]
+    target = local_address(path + ("?" + "&".join(query) if query else ""))
+    return target if len(target) <= _LONGEST_WAY else "/"
+
+
+def local_address(target: str) -> str:
+    """str: `target` as an address that leads nowhere but to this server, in printable ASCII."""
+    # A browser takes a backslash for a slash, and a path that begins with two names another host.
+    return "/" + urllib.parse.quote(target.lstrip("/\\"), safe="/%?&=+-._~:@!$'()*,;")
 
 
 def _host_name(header: str) -> str | None:
@@ -92,6 +130,8 @@ class Gate:
         realm: str = "",
     ):
         self._app = app
+        # Whoever types a token, and every header, has it without the line break that a file or a variable ends with.
+        token = None if token is None else token.strip()
         self._token = token
         self._hosts = {host.lower().strip("[]") for host in allowed_hosts}
         self._any_address = any_address
@@ -130,39 +170,36 @@ class Gate:
             logger.exception("an error at %s", escape(scope["path"]))
             if begun:
                 raise
-            await _plain("This is an error in rmqstore; the server's log has it.", 500)(scope, receive, send_guarded)
+            response = _said(scope, "This is an error in rmqstore; the server's log has it.", 500)
+            await response(scope, receive, send_guarded)
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
-        path: str = scope["path"]
+        path = path_of(scope)
         hosts = headers.getlist("host")
         host = _host_name(hosts[0]) if len(hosts) == 1 else None
         if host is None or not self._is_allowed(host):
-            return _plain("This console does not answer to that host name; give it with --allowed-host.", 400)
+            return _said(scope, "This console does not answer to that host name; give it with --allowed-host.", 400)
         if scope["method"] not in ("GET", "HEAD", "POST"):
-            return _plain("Only GET, HEAD and POST are answered here.", 405, {"Allow": "GET, HEAD, POST"})
+            return _said(scope, "Only GET, HEAD and POST are answered here.", 405, {"Allow": "GET, HEAD, POST"})
         site = headers.get("sec-fetch-site", "")
         if scope["method"] == "POST":
             if not self._is_same_origin(scope, headers):
-                return _plain("A request from another site was refused.", 403)
+                return _said(scope, "A request from another site was refused.", 403)
         elif site in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
-            return _plain("A request from another site was refused.", 403)
+            return _said(scope, "A request from another site was refused.", 403)
         if self._token is None or path in _OPEN or path.startswith("/static/"):
             return None
         query = urllib.parse.parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = [value for name, value in query if name == "token"]
         if given and self.is_token(given[-1]) and scope["method"] in ("GET", "HEAD"):
             # Once in the address, then in a cookie: an address is kept in histories and sent to others.
-            rest = urllib.parse.urlencode([each for each in query if each[0] != "token"])
-            raw: bytes = scope.get("raw_path") or urllib.parse.quote(path).encode()
-            target = raw.decode("latin-1").partition("?")[0].replace("\\", "%5C") + (f"?{rest}" if rest else "")
-            # A path that begins with two slashes would name another host.
-            response: Response = RedirectResponse("/" + target.lstrip("/"), 303)
+            response: Response = RedirectResponse(way_back(scope), 303)
             self.let_in(response, secure=scope.get("scheme") == "https")
             return response
         if self._knows_token(headers):
             return None
-        return _Refused(path)
+        return _Refused()
 
     def _is_allowed(self, host: str) -> bool:
         if "*" in self._hosts or host in self._hosts:
@@ -188,7 +225,7 @@ class Gate:
 
     def is_token(self, text: str) -> bool:
         """bool: it is the token; takes the same time whatever it is."""
-        return hmac.compare_digest(text.encode("utf-8", "surrogateescape"), self._secret)
+        return hmac.compare_digest(text.strip().encode("utf-8", "surrogateescape"), self._secret)
 
     def _bearer(self, headers: Headers) -> bool:
         kind, _, value = headers.get("authorization", "").partition(" ")
@@ -212,15 +249,16 @@ class Gate:
 class _Refused(Response):
     """401: for browsers a form that asks for the token, for programs a sentence."""
 
-    def __init__(self, path: str):
+    def __init__(self) -> None:
         super().__init__(status_code=401)
-        self._path = path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         from rmqstore.console.pages import refused_page
 
-        await refused_page(scope, self._path)(scope, receive, send)
+        await refused_page(scope)(scope, receive, send)
 
 
-def _plain(text: str, status: int, headers: dict[str, Any] | None = None) -> Response:
+def _said(scope: Scope, text: str, status: int, headers: dict[str, str] | None = None) -> Response:
+    if is_for_programs(path_of(scope)):
+        return JSONResponse({"error": text, "status": status}, status, headers=headers)
     return PlainTextResponse(text + "\n", status, headers=headers)

@@ -22,10 +22,11 @@ from functools import cache, wraps
 from importlib import resources
 from typing import Any, TypeVar
 
+import anyio
 import jinja2
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -34,7 +35,7 @@ from rmqstore.config import StoreConfig
 from rmqstore.console.anatomy import file_name, hex_lines
 from rmqstore.console.answers import LARGE_BODY, Answers, BadQueryError, NotFoundError, json_text
 from rmqstore.console.followed_store import FollowedStore, StoreGoneError
-from rmqstore.console.gate import Gate
+from rmqstore.console.gate import Gate, is_for_programs, local_address, path_of, way_back
 from rmqstore.console.rabbitmq_answers import RabbitmqAnswers
 from rmqstore.console.verify_run import VerifyRun
 from rmqstore.errors import GeometryError, StoreError
@@ -48,8 +49,11 @@ _INT64_MAX = 2**63 - 1
 _BODY_SHOWN = 64 * 1024
 _JSON_SHOWN = 512 * 1024
 _LIST_SHOWN = 200
-_LARGEST_LOGIN = 4096
+_LARGEST_LOGIN = 16 * 1024
 _DOWNLOADS_AT_ONCE = 4
+_DOWNLOAD_PART = 256 * 1024
+# Seconds that a reader may take nothing; who sleeps does not keep others from downloading.
+_DOWNLOAD_PATIENCE = 60
 _METRICS_KEPT = 1.0
 # What a verify run goes by and the files do not always tell; the command line notes the same.
 _TOLD_BY_NO_FILE = ("message_delay_level", "index_tags")
@@ -122,8 +126,7 @@ def _render(scope: Scope, template: str, status: int = 200, /, **values: Any) ->
 
 
 def _error(scope: Scope, status: int, title: str, text: str) -> Response:
-    path = scope["path"].removeprefix(scope.get("root_path", ""))
-    if path.startswith(("/api/", "/metrics", "/healthz")):
+    if is_for_programs(path_of(scope)):
         return JSONResponse({"error": text, "status": status}, status)
     shown: dict[str, Any] = {"title": title, "text": text}
     known = getattr(scope["app"].state, "stores", {}).get(scope.get("root_path", ""))
@@ -132,12 +135,12 @@ def _error(scope: Scope, status: int, title: str, text: str) -> Response:
     return _render(scope, "error.html", status, **shown)
 
 
-def refused_page(scope: Scope, path: str) -> Response:
+def refused_page(scope: Scope) -> Response:
     """Response: 401, with a form for the token."""
-    if path.startswith(("/api/", "/metrics")) or "/api/" in path:
+    if is_for_programs(path_of(scope)):
         response: Response = JSONResponse({"error": "give the token: Authorization: Bearer …", "status": 401}, 401)
     else:
-        response = _render(scope, "login.html", 401, next=path)
+        response = _render(scope, "login.html", 401, next=way_back(scope))
     response.headers["WWW-Authenticate"] = 'Bearer realm="rmqstore"'
     return response
 
@@ -330,16 +333,20 @@ class Entrance:
     async def login(self, request: Request) -> Response:
         """Take the token from the form, give the cookie."""
         body = b""
-        async for part in request.stream():
-            body += part
-            if len(body) > _LARGEST_LOGIN:
-                return _error(request.scope, 413, "Too much", "That is more than a token.")
+        try:
+            async for part in request.stream():
+                body += part
+                if len(body) > _LARGEST_LOGIN:
+                    return _error(request.scope, 413, "Too much", "That is more than a token.")
+        except ClientDisconnect:
+            # Nobody is there to read this; it is no error of the console.
+            return _error(request.scope, 400, "That cannot be asked", "The form came in part only.")
         form = dict(urllib.parse.parse_qsl(body.decode("utf-8", "replace")))
         target = form.get("next", "/")
         if self.gate is None or not self.gate.is_token(form.get("token", "")):
             return _render(request.scope, "login.html", 401, next=target, wrong=True)
         # Nothing but a path of this server: no other host, no scheme.
-        response = RedirectResponse("/" + urllib.parse.quote(target.lstrip("/\\"), safe="/%"), 303)
+        response = RedirectResponse(local_address(target), 303)
         self.gate.let_in(response, secure=request.url.scheme == "https")
         return response
 
@@ -606,9 +613,22 @@ class _Download(Response):
         self._done = done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # In parts, each of which waits until the one before it is on its way: a server takes in a whole body at once, and
+        # would keep it for a reader that takes nothing, after this download was counted as sent.
+        body = memoryview(self.body)
         try:
-            await super().__call__(scope, receive, send)
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            for first in range(0, len(body), _DOWNLOAD_PART):
+                with anyio.fail_after(_DOWNLOAD_PATIENCE):
+                    part = bytes(body[first : first + _DOWNLOAD_PART])
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+            with anyio.fail_after(_DOWNLOAD_PATIENCE):
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except TimeoutError:
+            # The connection is closed by the server, since the body is not whole.
+            logger.warning("a reader of %s took nothing for %d s", escape(scope["path"]), _DOWNLOAD_PATIENCE)
         finally:
+            del body
             self.body = b""
             if self._done is not None:
                 self._done()

@@ -7,6 +7,7 @@ after it, so that a node which starts meanwhile finds nothing held.
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -70,7 +71,7 @@ class RabbitmqAnswers:
             queue = next((each for each in vhost.queues() if each.name == name), None)
             if queue is None:
                 raise NotFoundError("this vhost has no queue of that name on disk")
-            rows = [_message_row(message) for message in islice(queue.messages(), first, first + size)]
+            rows = [_message_row(message) for message in _from(queue, first, size)]
             return {
                 "number": number,
                 "vhost": vhost.name,
@@ -85,10 +86,16 @@ class RabbitmqAnswers:
         """One message, by its place in the queue."""
         with self._vhost(number) as vhost:
             queue = next((each for each in vhost.queues() if each.name == name), None)
-            message = None if queue is None or place < 0 else next(islice(queue.messages(), place, place + 1), None)
+            message = None if queue is None or place < 0 else next(_from(queue, place, 1), None)
             if queue is None or message is None:
                 raise NotFoundError("this queue has no message at that place")
             return {"number": number, "place": place, **message_object(queue, message)}
+
+
+def _from(queue: Queue, first: int, number: int) -> Iterator[QueuedMessage]:
+    # An address may name more than `islice` can count to; no queue is that long.
+    first = min(first, sys.maxsize - number)
+    return islice(queue.messages(), first, first + number)
 
 
 def _vhost_object(vhost: Vhost) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from rmqstore.verify import Finding, verify
 __all__ = ["VerifyRun"]
 
 _FINDINGS_KEPT = 10_000
+# Seconds to wait for a run that was told to end, before it is said to be going on.
+_ENDING = 10.0
 
 
 class _StoppedError(Exception):
@@ -50,7 +52,11 @@ class VerifyRun:
         self._finished: tuple[dict[str, int], int] | None = None
 
     def start(self) -> bool:
-        """Begin a run; False if one is going on."""
+        """Begin a run; False if one is going on.  One that was told to end is waited for."""
+        with self._lock:
+            ending = self._thread if self._state == "running" and self._stop.is_set() else None
+        if ending is not None:
+            ending.join(_ENDING)
         with self._lock:
             if self._state == "running":
                 return False
