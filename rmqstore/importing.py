@@ -17,6 +17,7 @@ import contextlib
 import csv
 import dataclasses
 import datetime
+import errno
 import gzip
 import io
 import json
@@ -661,7 +662,9 @@ def import_files(
     root = os.fspath(path)
     if not root:
         # It would be the working directory, which then were replaced by the new store.
-        raise StoreError("the name of the store is empty; give a store's root (the folder that holds commitlog/), or a name that is free")
+        raise StoreError(
+            "the name of the store is empty; give a store's root (the folder that holds commitlog/), or a name that is free"
+        )
     if [os.fspath(each) for each in files].count("-") > 1:
         raise StoreError("standard input is given twice; give - once")
     created = not _is_store(root)
@@ -751,7 +754,16 @@ class _Import:
                     self.put += len(self.each(chunk, store.put_table, store.check_table))
                 first, end = store.commit_log.min_offset, store.commit_log.max_offset
             # An empty folder may be replaced, nothing else is.
-            os.rename(part, target)
+            try:
+                os.rename(part, target)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise
+                raise StoreError(
+                    "somebody else has made this while the import ran, and nothing was put; if it is a store, import once more "
+                    "to put the messages behind those that it has",
+                    root,
+                ) from None
             fsync_directory(where)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)

@@ -130,10 +130,8 @@ class StoreGroup(click.Group):
             return super().main(*args, **extra)
         except OSError as error:
             # Help, the version or an error of usage, and nobody takes it: the disk below stdout or stderr is full.
-            told = error.__context__
-            if not isinstance(told, click.ClickException):
-                told = of_error(error)
-                told.show()
+            told = of_error(error)
+            told.show()
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(told.exit_code)
