@@ -41,6 +41,12 @@ def program(*args, **more):
     return subprocess.run([sys.executable, "-m", "rmqstore", *map(str, args)], timeout=60, **more)
 
 
+def golden_vhost(folder):
+    data = os.path.join(os.path.dirname(__file__), "data/rabbitmq/11-clean-small/vhost.tar.xz")
+    subprocess.run(["tar", "-xJf", data, "-C", str(folder)], check=True)
+    return folder / "vhost"
+
+
 def bodies(path):
     with MessageStore.open(path, config=StoreConfig(**SMALL), read_only=True) as store:
         return [message.body for message in store.commit_log.entries() if hasattr(message, "body")]
@@ -222,6 +228,25 @@ def test_a_note_that_nobody_can_be_told_changes_no_exit_code(store, tmp_path):
         assert program("export", store, "-O", tmp_path / "out.jsonl", *SIZES, stderr=full).returncode == 0
         assert program("info", tmp_path / "nothing", stderr=full).returncode == 3
     assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == 30
+
+
+def test_an_odd_file_is_a_finding_whatever_else_is_given(store):
+    # An option of something else made it an error with the exit code of a store that cannot be opened.
+    segment = sorted((store / "commitlog").iterdir())[0]
+    os.truncate(segment, 2048)
+    done = run("verify", store, "-o", "message_delay_level=1s")
+    assert done.exit_code == 1 and "geometry: " in done.stdout
+    os.truncate(segment, 4096)
+    assert run("verify", store, *SIZES, "-o", "mapped_file_size_commit_log=8192").exit_code == 3
+
+
+@pytest.mark.parametrize("ending", [".csv", ".jsonl.gz"])
+def test_a_vhost_is_not_written_into_a_file_that_is_called_otherwise(tmp_path, ending):
+    vhost = golden_vhost(tmp_path)
+    done = run("rabbitmq", "export", vhost, "-O", tmp_path / f"out{ending}")
+    assert done.exit_code == 3 and "says what is not written here" in done.stderr
+    assert not (tmp_path / f"out{ending}").exists()
+    assert run("rabbitmq", "export", vhost, "-O", tmp_path / f"out{ending}", "--format", "jsonl").exit_code == 0
 
 
 def test_metrics_as_json(store):
