@@ -17,6 +17,7 @@ import contextlib
 import csv
 import dataclasses
 import datetime
+import errno
 import gzip
 import io
 import json
@@ -111,10 +112,7 @@ class _Input:
         self.name = path
         if path == "-":
             self.name = "standard input"
-            # It is read twice.
-            spool = tempfile.TemporaryFile()
-            shutil.copyfileobj(sys.stdin.buffer, spool, 1 << 20)
-            self.file: IO[bytes] = spool
+            self.file: IO[bytes] = _spooled(sys.stdin.buffer)
             told, compression = None, None
         else:
             if os.path.isdir(path):
@@ -125,6 +123,10 @@ class _Input:
                     )
                 self.name = path
             self.file = open(path, "rb")
+            if not self.file.seekable():
+                # A pipe, as a shell's <(command) and /dev/stdin are.
+                with self.file as pipe:
+                    self.file = _spooled(pipe)
             told, compression = format_of(path)
         self.size = os.fstat(self.file.fileno()).st_size
         self.folder = os.path.dirname(os.path.abspath(path))
@@ -172,11 +174,10 @@ class _Input:
                         "files compressed with zstd need the library zstandard: install it with "
                         "'pip install rmqstore[compression]'"
                     ) from None
-                with zstandard.ZstdDecompressor().stream_reader(self.file, closefd=False) as stream:
-                    try:
-                        yield io.BufferedReader(stream)
-                    except zstandard.ZstdError as error:
-                        raise StoreError(f"the file cannot be unpacked: {error}", self.name) from None
+                try:
+                    yield io.BufferedReader(_Zstd(self.file, zstandard))
+                except zstandard.ZstdError as error:
+                    raise StoreError(f"the file cannot be unpacked: {error}", self.name) from None
             else:
                 yield self.file
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
@@ -197,6 +198,55 @@ class _Input:
 
     def close(self) -> None:
         self.file.close()
+
+
+class _Zstd(io.RawIOBase):
+    """The contents of a file of zstd frames; the library's own reader takes a file that was cut for one that ended."""
+
+    # What so many bytes unpack to is held at once: 128 KiB for 4 bytes at worst.
+    _PIECE = 2048
+
+    def __init__(self, file: IO[bytes], zstandard: Any):
+        self._file = file
+        self._decompressor = zstandard.ZstdDecompressor()
+        self._frame: Any = None
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready:
+            piece = self._file.read(self._PIECE)
+            if not piece:
+                if self._frame is not None:
+                    raise EOFError("compressed file ended before the end of its last frame was reached")
+                return 0
+            out = []
+            while piece:
+                if self._frame is None:
+                    self._frame = self._decompressor.decompressobj()
+                out.append(self._frame.decompress(piece))
+                piece = b""
+                if self._frame.eof:
+                    # Files that were put together have several frames.
+                    piece, self._frame = self._frame.unused_data, None
+            self._ready = memoryview(b"".join(out))
+        taken = min(len(buffer), len(self._ready))
+        buffer[:taken] = self._ready[:taken]
+        self._ready = self._ready[taken:]
+        return taken
+
+
+def _spooled(file: IO[bytes]) -> IO[bytes]:
+    # What can be read only once, as a file: it is read twice.
+    spool = tempfile.TemporaryFile()
+    try:
+        shutil.copyfileobj(file, spool, 1 << 20)
+    except BaseException:
+        spool.close()
+        raise
+    return spool
 
 
 def _wrong(input: _Input, number: int, text: str) -> InvalidMessageError:
@@ -329,7 +379,7 @@ def _values(input: _Input, number: int, row: dict[str, Any]) -> dict[str, Any]:
                     raise ValueError("there are both body and body_file")
                 values["body"] = _body_of_file(input.folder, value)
             elif name == "corrupt":
-                if value not in (True, False, None):
+                if value is not None and not isinstance(value, bool):
                     raise ValueError(f"corrupt is {value!r}, not true or false")
                 values[name] = value
             elif name in TABLE_COLUMNS:
@@ -610,6 +660,13 @@ def import_files(
     """
     import_pyarrow()
     root = os.fspath(path)
+    if not root:
+        # It would be the working directory, which then were replaced by the new store.
+        raise StoreError(
+            "the name of the store is empty; give a store's root (the folder that holds commitlog/), or a name that is free"
+        )
+    if [os.fspath(each) for each in files].count("-") > 1:
+        raise StoreError("standard input is given twice; give - once")
     created = not _is_store(root)
     if created and os.path.lexists(root) and not (os.path.isdir(root) and not os.listdir(root)):
         raise StoreError(
@@ -662,15 +719,25 @@ class _Import:
         if self.progress is not None:
             self.progress(before, max(passes * self.size, 1))
 
-    def each(self, chunk: _Chunk, call: Callable[..., Any]) -> Any:
+    def each(self, chunk: _Chunk, call: Callable[..., Any], check: Callable[..., Any]) -> Any:
+        """`call` with the rows of `chunk`; `check` finds the row that is wrong where an error does not tell it."""
         try:
-            return call(chunk.table, keep_timestamps=self.keep_timestamps, **self.literals)
-        except (InvalidMessageError, TypeError) as error:
-            text = error.message if isinstance(error, InvalidMessageError) else str(error)
+            return self._with(chunk.table, call)
+        except (InvalidMessageError, TypeError, OverflowError) as error:
+            text = _said(error)
             row = _ROW.match(text)
             if row is not None:
                 raise InvalidMessageError(f"{chunk.place(int(row[1]))}: {row[2]}") from None
+            for number in range(chunk.table.num_rows):
+                try:
+                    self._with(chunk.table.slice(number, 1), check)
+                except (InvalidMessageError, TypeError, OverflowError) as its_error:
+                    its_text = re.sub("^row 0:? ", "", _said(its_error))
+                    raise InvalidMessageError(f"{chunk.place(number)}: {its_text}") from None
             raise InvalidMessageError(f"{chunk.span()}: {text}") from None
+
+    def _with(self, table: pa.Table, call: Callable[..., Any]) -> Any:
+        return call(table, keep_timestamps=self.keep_timestamps, **self.literals)
 
     def into_new(self, root: str, config: StoreConfig) -> ImportReport:
         """Into a store that is not there: all or nothing, in one pass."""
@@ -684,10 +751,19 @@ class _Import:
             os.chmod(part, 0o777 & ~umask)
             with MessageStore.open(part, config=config.replace(clean_resource_interval=0)) as store:
                 for chunk in self.chunks(0, 1):
-                    self.put += len(self.each(chunk, store.put_table))
+                    self.put += len(self.each(chunk, store.put_table, store.check_table))
                 first, end = store.commit_log.min_offset, store.commit_log.max_offset
             # An empty folder may be replaced, nothing else is.
-            os.rename(part, target)
+            try:
+                os.rename(part, target)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    raise
+                raise StoreError(
+                    "somebody else has made this while the import ran, and nothing was put; if it is a store, import once more "
+                    "to put the messages behind those that it has",
+                    root,
+                ) from None
             fsync_directory(where)
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
@@ -699,13 +775,13 @@ class _Import:
         with MessageStore.open(root, config=config.replace(clean_resource_interval=0)) as store:
             last = None
             for chunk in self.chunks(0, 2):
-                self.each(chunk, store.check_table)
+                self.each(chunk, store.check_table, store.check_table)
                 if self.keep_timestamps:
                     last = self._check_times(chunk, last)
             first = store.commit_log.max_offset
             try:
                 for chunk in self.chunks(1, 2):
-                    self.put += len(self.each(chunk, store.put_table))
+                    self.put += len(self.each(chunk, store.put_table, store.check_table))
                     self.last_place = chunk.place(-1)
             except BaseException:
                 if on_stop is not None:
@@ -721,6 +797,10 @@ class _Import:
                 f"{chunk.place(0)}: the store timestamp is before that of the row in front; sort by store_timestamp"
             )
         return _milliseconds(times[-1]) if len(times) else last
+
+
+def _said(error: Exception) -> str:
+    return error.message if isinstance(error, InvalidMessageError) else str(error)
 
 
 def _milliseconds(value: Any) -> int:

@@ -1205,6 +1205,10 @@ class MessageStore:
                 part.message(at).validate()
             except InvalidMessageError as error:
                 raise InvalidMessageError(f"row {first + at}: {error.message}", error.path) from None
+            if not 0 <= part.queue_id(at) < 2**31:
+                raise InvalidMessageError(
+                    f"row {first + at}: queue_id is {part.queue_id(at)!r}; give an int from 0 to 2**31 - 1"
+                )
             self._queue_number(part.topic(at), part.queue_id(at))
             at, why = rows.take_columns(table, at)
         if why == _UNSOUND:

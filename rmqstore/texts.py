@@ -82,7 +82,10 @@ def parse_time(text: str) -> int:
         return time.time_ns() // 1_000_000
     ago = _AGO.fullmatch(text)
     if ago and ago[2] in _AGO_SIZES:
-        return time.time_ns() // 1_000_000 - round(float(ago[1]) * _AGO_SIZES[ago[2]])
+        back = float(ago[1]) * _AGO_SIZES[ago[2]]
+        if back >= 2**63:
+            raise ValueError(f"{escape(text[:40])!r} is no time: it is longer ago than 64 bits of ms can say")
+        return time.time_ns() // 1_000_000 - round(back)
     # Python 3.10 knows neither Z nor fractions of other than 3 or 6 digits.
     fraction = re.compile(r"\.([0-9]{1,9})(?=$|[-+zZ])")
     iso = fraction.sub(lambda match: "." + match[1].ljust(6, "0")[:6], re.sub("[zZ]$", "+00:00", text))

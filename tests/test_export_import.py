@@ -370,7 +370,7 @@ def test_times_that_fall_are_refused(tmp_path, small):
     many[2500]["store_timestamp"] = T0 - 5
     (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, many)))
     for target in ("new", "small"):
-        with pytest.raises(InvalidMessageError, match="lines 2049 to 3000: store timestamps fall"):
+        with pytest.raises(InvalidMessageError, match="line 2501: store timestamps fall"):
             import_files(tmp_path / target, [tmp_path / "b.jsonl"], config=config(), keep_timestamps=True)
     assert len(contents(small)) == len(BODIES)
     # Between two parts it shows only there.
@@ -479,8 +479,8 @@ def test_a_kill_leaves_no_half_store(tmp_path):
         "import rmqstore.importing as engine\n"
         "from rmqstore.cli import main\n"
         "each, calls = engine._Import.each, []\n"
-        "def stop(self, chunk, call):\n"
-        "    calls.append(each(self, chunk, call))\n"
+        "def stop(self, chunk, *calls_of):\n"
+        "    calls.append(each(self, chunk, *calls_of))\n"
         "    if len(calls) == 3:\n"
         "        print('stopped', file=sys.stderr, flush=True)\n"
         "        time.sleep(60)\n"

@@ -43,7 +43,9 @@ class CannotOpenError(click.ClickException):
         # What was printed before it comes first where both streams go to one place.
         with contextlib.suppress(OSError):
             sys.stdout.flush()
-        super().show(file)
+        # Where stderr takes nothing (its disk is full) the exit code says it all the same.
+        with contextlib.suppress(OSError):
+            super().show(file)
 
     def format_message(self) -> str:
         return escape(self.message) + (f"\n{self.hint}" if self.hint else "")
@@ -122,6 +124,17 @@ class StoreGroup(click.Group):
                 rows.append((name, command.get_short_help_str(90)))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        try:
+            return super().main(*args, **extra)
+        except OSError as error:
+            # Help, the version or an error of usage, and nobody takes it: the disk below stdout or stderr is full.
+            told = of_error(error)
+            told.show()
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(told.exit_code)
 
     def invoke(self, ctx: click.Context) -> Any:
         for name in ("stdin", "stdout", "stderr"):

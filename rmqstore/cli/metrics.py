@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from rmqstore.cli.options import Given, store_options
-from rmqstore.cli.terminal import Printer, note
+from rmqstore.cli.terminal import Printer, escape, note
 from rmqstore.config import parse_java_properties
 from rmqstore.errors import StoreError
-from rmqstore.metrics import Findings, text
+from rmqstore.metrics import Findings, collect, text
 from rmqstore.output_file import OutputFile, check_outside
 
 
@@ -60,7 +60,21 @@ def metrics_command(
     config = given.config(paths[0]) if len(paths) == 1 else None
     if config is None and (given.options or given.config_file is not None):
         raise click.UsageError("-o and --config belong to one store: give one PATH")
-    found = text(paths[0] if len(paths) == 1 else list(paths), config, findings=findings, **labels)
+    stores: Any = paths[0] if len(paths) == 1 else list(paths)
+    if output == "-" and given.as_json:
+        printer = Printer(True)
+        for family in collect(stores, config, findings=findings, **labels):
+            for sample in family.samples:
+                printer.json_line(
+                    {"type": "sample", "name": sample.name, "labels": dict(sample.labels), "value": sample.value}
+                )
+        return
+    found = text(stores, config, findings=findings, **labels)
+    if output == "-" and sys.stdout.isatty():
+        # Names of a store may hold what a terminal obeys; to Prometheus they go as they are.
+        for line in found.decode().split("\n")[:-1]:
+            click.echo(escape(line))
+        return
     if output == "-":
         sys.stdout.flush()
         sys.stdout.buffer.write(found)

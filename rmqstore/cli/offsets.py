@@ -15,6 +15,7 @@ from rmqstore.cli.messages import about_topic
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.terminal import TIME, Printer, escape, note
 from rmqstore.consumer_offset import ConsumerOffsets
+from rmqstore.errors import StoreError
 from rmqstore.message_store import MessageStore
 from rmqstore.store_lock import StoreLock
 
@@ -65,7 +66,7 @@ def _where(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--queue",
             "queue_ids",
-            type=click.IntRange(min=0),
+            type=click.IntRange(min=0, max=2**31 - 1),
             multiple=True,
             help="A queue; repeatable, by default all.",
             shell_complete=complete_queue,
@@ -80,7 +81,7 @@ def _where(function: Callable[..., Any]) -> Callable[..., Any]:
 @offsets.command(name="set")
 @path_argument
 @_where
-@click.option("--queue-offset", "queue_offset", type=click.IntRange(min=0), help="This queue offset.")
+@click.option("--queue-offset", "queue_offset", type=click.IntRange(min=0, max=2**63 - 1), help="This queue offset.")
 @store_options
 def offsets_set(
     path: str,
@@ -157,24 +158,33 @@ def _set(
     config = given.config(path)
     with MessageStore.open(path, config=config, read_only=True) as store, StoreLock(path):
         progress = ConsumerOffsets.load(store.consumer_offsets.path, read_only=False)
-        chosen = list(dict.fromkeys(queue_ids)) or store.queue_ids(topic)
+        known = store.queue_ids(topic)
+        chosen = list(dict.fromkeys(queue_ids)) or known
         if not chosen:
             nothing(f"which queues {topic} has is not known; give them with --queue{about_topic(store, topic)}")
         changes = []
         for each in chosen:
             low, high = store.min_queue_offset(topic, each), store.max_queue_offset(topic, each)
+            if each not in known:
+                note(f"note: the store has no queue {each} of {topic}{about_topic(store, topic)}")
             if timestamp is not None:
                 after = store.offset_by_time(topic, each, timestamp)
             elif queue_offset is not None:
                 after = queue_offset
-                if not low <= after <= high:
+                if each in known and not low <= after <= high:
                     note(f"note: queue {each} of {topic} holds the queue offsets {low} to {high}, and not {after}")
             else:
                 after = low if earliest else high
             changes.append((each, progress.get(group, topic, each), after))
-        with _quiet_about_going_back():
-            for each, _, after in changes:
-                progress.commit(group, topic, each, after)
+        try:
+            with _quiet_about_going_back():
+                for each, _, after in changes:
+                    progress.commit(group, topic, each, after)
+        except StoreError:
+            raise
+        except ValueError as error:
+            # A name that the file cannot hold.
+            raise click.UsageError(escape(str(error))) from None
         progress.persist()
     for each, before, after in changes:
         if given.as_json:

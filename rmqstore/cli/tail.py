@@ -61,7 +61,7 @@ _TRIES = 3
 @click.option(
     "-n",
     "--max-num",
-    type=click.IntRange(min=0),
+    type=click.IntRange(min=0, max=2**31 - 1),
     default=10,
     show_default=True,
     help="Begin with so many of the newest.",
@@ -243,7 +243,7 @@ def _newest_of_log(store: MessageStore, max_num: int, end: int, wanted: _Wanted)
                 begins = max((base for base in log.queue.offsets if base < begins), default=log.min_offset)
             progress(end - stop, end - log.min_offset)
             found[:0] = deque(_messages(store, begins, stop, wanted), maxlen=max_num - len(found))
-            ahead *= 8
+            ahead = min(8 * ahead, sys.maxsize)
     return found
 
 

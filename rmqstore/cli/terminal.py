@@ -98,7 +98,13 @@ class Printer:
 def note(text: str) -> None:
     """A line for people on stderr, after all that stdout has got so far."""
     sys.stdout.flush()
-    click.echo(escape(text), err=True)
+    try:
+        click.echo(escape(text), err=True)
+    except BrokenPipeError:
+        raise
+    except OSError:
+        # Nobody can be told, as where stderr's disk is full.  The answer, and its exit code, are not less right for it.
+        pass
 
 
 def format_rate(per_second: float | None, unit: str) -> str:

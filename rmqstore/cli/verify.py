@@ -16,6 +16,14 @@ from rmqstore.errors import GeometryError
 from rmqstore.verify import verify
 
 
+def _tells_geometry(path: str) -> bool:
+    try:
+        StoreConfig.infer(path)
+    except GeometryError:
+        return False
+    return True
+
+
 @click.command(name="verify")
 @path_argument
 @store_options
@@ -29,8 +37,8 @@ def verify_command(path: str, given: Given) -> None:
         config = given.config(path)
         note_assumed(config, ("message_delay_level", "index_tags"))
     except GeometryError:
-        if given.options or given.config_file is not None:
-            raise
+        if (given.options or given.config_file is not None) and _tells_geometry(path):
+            raise  # The options are wrong, not the store.
         config = None  # That the geometry cannot be told is a finding.
     printer = Printer(given.as_json)
     kinds: Counter[str] = Counter()

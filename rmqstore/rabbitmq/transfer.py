@@ -199,6 +199,12 @@ def export(
     path = os.fspath(output)
     if format is None:
         ending = os.path.splitext(path)[1].lower()
+        if ending in (".csv", ".tsv", ".gz", ".zst", ".orc", ".avro"):
+            raise StoreError(
+                f"a name that ends in {ending} says what is not written here; give a name that ends in .jsonl, .parquet or .arrow, "
+                "or the format",
+                path,
+            )
         format = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow"}.get(ending, "jsonl")
     check_outside(path, vhost.path)
     with OutputFile(path, force=force) as file:

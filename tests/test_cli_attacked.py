@@ -1,0 +1,277 @@
+"""What was found by attacking the command line: numbers beyond their bits, files that were cut, pipes, disks that take nothing.
+
+Every test failed once.  What the commands answer in ordinary use is in the other tests of the command line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner
+
+import rmqstore.importing
+from rmqstore import InvalidMessageError, Message, MessageStore, StoreConfig
+from rmqstore.cli import main
+from rmqstore.texts import parse_time
+
+zstandard = pytest.importorskip("zstandard")
+
+SMALL = {
+    "mapped_file_size_commit_log": 4096,
+    "mapped_file_size_consume_queue": 2000,
+    "max_hash_slot_num": 20,
+    "max_index_num": 80,
+}
+SIZES = [word for name, value in SMALL.items() for word in ("-o", f"{name}={value}")]
+ROWS = b"".join(b'{"topic":"T","keys":["K%d"],"body":"%d"}\n' % (i, i) for i in range(40))
+
+
+def run(*args, **more):
+    return CliRunner().invoke(main, [str(arg) for arg in args], **more)
+
+
+def program(*args, **more):
+    return subprocess.run([sys.executable, "-m", "rmqstore", *map(str, args)], timeout=60, **more)
+
+
+def golden_vhost(folder):
+    data = os.path.join(os.path.dirname(__file__), "data/rabbitmq/11-clean-small/vhost.tar.xz")
+    subprocess.run(["tar", "-xJf", data, "-C", str(folder)], check=True)
+    return folder / "vhost"
+
+
+def bodies(path):
+    with MessageStore.open(path, config=StoreConfig(**SMALL), read_only=True) as store:
+        return [message.body for message in store.commit_log.entries() if hasattr(message, "body")]
+
+
+@pytest.fixture
+def store(tmp_path):
+    path = tmp_path / "store"
+    with MessageStore.open(path, config=StoreConfig(**SMALL)) as opened:
+        opened.put_messages([Message("T", b"x" * 100, tags="a") for _ in range(30)])
+    return path
+
+
+# ------------------------------------------------------------------------------------------------------------ numbers
+
+
+@pytest.mark.parametrize("number", [2**31, 2**63, 10**22])
+def test_tail_of_more_messages_than_there_can_be(store, number):
+    done = run("tail", store, "-n", number, *SIZES)
+    assert done.exit_code == 2 and "is not in the range" in done.stderr
+
+
+def test_tail_goes_back_over_many_segments_of_a_store_without_queues(tmp_path):
+    # It looked ahead eight times as far for each segment, until the number had more than 64 bits.
+    with MessageStore.open(
+        tmp_path / "store", config=StoreConfig(**{**SMALL, "mapped_file_size_commit_log": 1024})
+    ) as opened:
+        opened.put_messages([Message("T", b"x" * 700, tags="a") for _ in range(30)])
+    shutil.rmtree(tmp_path / "store/consumequeue")
+    done = run("tail", tmp_path / "store", "-n", 100, *SIZES, "-o", "mapped_file_size_commit_log=1024")
+    assert done.exit_code == 0 and done.stdout.count("tags=a") == 30
+
+
+@pytest.mark.parametrize("text", ["1" * 400 + "h ago", "9" * 19 + "w ago"])
+def test_a_time_longer_ago_than_numbers_reach(text):
+    with pytest.raises(ValueError, match="is no time: it is longer ago"):
+        parse_time(text)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--queue", 2**31, "--queue-offset", 1),
+        ("--queue", 2**64, "--latest"),
+        ("--queue", 0, "--queue-offset", 2**63),
+        ("--group", "", "--latest"),
+        ("--group", "\udcff", "--latest"),
+        ("--topic", "a@b", "--queue", 0, "--latest"),
+    ],
+)
+def test_progress_that_the_file_cannot_hold_is_wrong_usage(store, args):
+    done = run("offsets", "set", store, "--group", "g", "--topic", "T", *args, *SIZES)
+    assert done.exit_code == 2 and "Error: " in done.stderr
+    assert not os.path.exists(store / "config/consumerOffset.json")
+
+
+def test_progress_in_a_queue_that_the_store_does_not_have_is_said(store):
+    done = run("offsets", "set", store, "--group", "g", "--topic", "Tt", "--queue", 7, "--latest", *SIZES)
+    assert done.exit_code == 0
+    assert "the store has no queue 7 of Tt; the store has no topic Tt: did you mean T?" in done.stderr
+
+
+@pytest.mark.parametrize("queue_id", [2**31, 2**32, 2**63 - 1, -(2**63)])
+def test_a_queue_of_more_than_32_bits_in_a_file(tmp_path, queue_id):
+    (tmp_path / "rows.jsonl").write_text('{"topic":"T"}\n' + json.dumps({"topic": "T", "queue_id": queue_id}) + "\n")
+    done = run("import", tmp_path / "new", tmp_path / "rows.jsonl", *SIZES)
+    assert done.exit_code == 3
+    assert f"rows.jsonl, line 2: queue_id is {queue_id}; give an int from 0 to 2**31 - 1" in done.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_queue_of_more_than_32_bits_in_a_table(store):
+    with MessageStore.open(store, config=StoreConfig(**SMALL)) as opened:
+        end = opened.commit_log.max_offset
+        with pytest.raises(InvalidMessageError, match="row 1: queue_id is 2147483648"):
+            opened.put_table(pa.table({"topic": ["T", "T"], "queue_id": [0, 2**31]}))
+        assert opened.commit_log.max_offset == end
+
+
+# ------------------------------------------------------------------------------------------------------------- inputs
+
+
+@pytest.mark.parametrize("cut", [10, 150])
+def test_a_zstd_file_that_was_cut_is_no_shorter_file(tmp_path, cut):
+    # The library's reader takes the place where a file was cut for its end.
+    packed = zstandard.ZstdCompressor().compress(ROWS)
+    assert cut < len(packed)
+    (tmp_path / "rows.jsonl.zst").write_bytes(packed[:cut])
+    done = run("import", tmp_path / "new", tmp_path / "rows.jsonl.zst", *SIZES)
+    assert done.exit_code == 3 and "ended before the end of its last frame" in done.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_zstd_file_of_several_frames_is_read_to_its_end(tmp_path):
+    half = ROWS.index(b"\n", len(ROWS) // 2) + 1
+    packed = b"".join(map(zstandard.ZstdCompressor().compress, (ROWS[:half], ROWS[half:], b"")))
+    (tmp_path / "rows.jsonl.zst").write_bytes(packed)
+    assert run("import", tmp_path / "new", tmp_path / "rows.jsonl.zst", *SIZES).exit_code == 0
+    assert bodies(tmp_path / "new") == [b"%d" % i for i in range(40)]
+
+
+def test_a_pipe_is_read_as_a_file_is(tmp_path):
+    # As a shell gives one for <(command).
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(ROWS,))
+    writer.start()
+    done = run("import", tmp_path / "new", tmp_path / "pipe", *SIZES)
+    writer.join()
+    assert done.exit_code == 0, done.stderr
+    assert len(bodies(tmp_path / "new")) == 40
+
+
+def test_standard_input_is_there_once(tmp_path):
+    done = run("import", tmp_path / "new", "-", "-", input=ROWS)
+    assert done.exit_code == 3 and "standard input is given twice" in done.stderr
+
+
+def test_an_empty_name_is_not_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "rows.jsonl").write_bytes(ROWS)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    done = run("import", "", "../rows.jsonl", *SIZES)
+    assert done.exit_code == 3 and "the name of the store is empty" in done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["empty", "rows.jsonl"]
+    assert not os.listdir(tmp_path / "empty")
+
+
+def test_a_flag_that_is_a_number(tmp_path):
+    done = run("import", tmp_path / "new", "-", *SIZES, input=b'{"topic":"T","corrupt":0}\n')
+    assert done.exit_code == 3 and "line 1: corrupt is 0, not true or false" in done.stderr
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_the_line_of_a_bad_host_among_others_is_named(tmp_path, store, there):
+    rows = [{"topic": "T"}] * 5 + [{"topic": "T", "born_host": "nowhere"}] + [{"topic": "T"}] * 5
+    done = run(
+        "import",
+        store if there else tmp_path / "new",
+        "-",
+        *SIZES,
+        input="".join(json.dumps(row) + "\n" for row in rows),
+    )
+    assert done.exit_code == 3 and "standard input, line 6: host 'nowhere' is not" in done.stderr
+    assert len(bodies(store)) == 30
+
+
+def test_two_imports_make_one_new_store(tmp_path, monkeypatch):
+    (tmp_path / "rows.jsonl").write_bytes(ROWS)
+    real = os.rename
+
+    def late(source, target):
+        # Somebody else is a moment earlier.
+        monkeypatch.setattr(rmqstore.importing.os, "rename", real)
+        (tmp_path / "new/commitlog").mkdir(parents=True)
+        real(source, target)
+
+    monkeypatch.setattr(rmqstore.importing.os, "rename", late)
+    done = run("import", tmp_path / "new", tmp_path / "rows.jsonl", *SIZES)
+    assert (
+        done.exit_code == 3 and "somebody else has made this while the import ran, and nothing was put" in done.stderr
+    )
+    assert sorted(os.listdir(tmp_path)) == ["new", "rows.jsonl"]
+
+
+# ------------------------------------------------------------------------------------------------------------ outputs
+
+
+@pytest.mark.parametrize("args", [["--help"], ["--version"]])
+def test_help_onto_a_full_disk(args):
+    with open("/dev/full", "w") as full:
+        done = program(*args, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 3
+    assert done.stderr.startswith("Error: No space left on device") and "Traceback" not in done.stderr
+
+
+def test_a_note_that_nobody_can_be_told_changes_no_exit_code(store, tmp_path):
+    # An export that was whole ended with the exit code of one that found nothing.
+    with open("/dev/full", "w") as full:
+        assert program("export", store, "-O", tmp_path / "out.jsonl", *SIZES, stderr=full).returncode == 0
+        assert program("info", tmp_path / "nothing", stderr=full).returncode == 3
+    assert (tmp_path / "out.jsonl").read_bytes().count(b"\n") == 30
+
+
+def test_an_odd_file_is_a_finding_whatever_else_is_given(store):
+    # An option of something else made it an error with the exit code of a store that cannot be opened.
+    segment = sorted((store / "commitlog").iterdir())[0]
+    os.truncate(segment, 2048)
+    done = run("verify", store, "-o", "message_delay_level=1s")
+    assert done.exit_code == 1 and "geometry: " in done.stdout
+    os.truncate(segment, 4096)
+    assert run("verify", store, *SIZES, "-o", "mapped_file_size_commit_log=8192").exit_code == 3
+
+
+@pytest.mark.parametrize("ending", [".csv", ".jsonl.gz"])
+def test_a_vhost_is_not_written_into_a_file_that_is_called_otherwise(tmp_path, ending):
+    vhost = golden_vhost(tmp_path)
+    done = run("rabbitmq", "export", vhost, "-O", tmp_path / f"out{ending}")
+    assert done.exit_code == 3 and "says what is not written here" in done.stderr
+    assert not (tmp_path / f"out{ending}").exists()
+    assert run("rabbitmq", "export", vhost, "-O", tmp_path / f"out{ending}", "--format", "jsonl").exit_code == 0
+
+
+def test_metrics_as_json(store):
+    done = run("metrics", store, "--json", *SIZES)
+    values = [json.loads(line) for line in done.stdout.splitlines()]
+    assert all(value["type"] == "sample" for value in values)
+    found = [value["value"] for value in values if value["name"] == "rocketmq_producer_offset"]
+    assert found == [30]
+    lines = [line for line in run("metrics", store, *SIZES).stdout.splitlines() if not line.startswith("#")]
+    assert len(lines) == len(values) > 20
+
+
+def test_metrics_reach_no_terminal_raw(store):
+    pid, terminal = os.forkpty()
+    if pid == 0:
+        os.execv(
+            sys.executable,
+            [sys.executable, "-m", "rmqstore", "metrics", str(store), "--cluster", "\x1b[31m\u202e", *SIZES],
+        )
+    shown = b""
+    try:
+        while piece := os.read(terminal, 65536):
+            shown += piece
+    except OSError:
+        pass  # As a terminal ends on Linux.
+    os.close(terminal)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert b'cluster="\\x1b[31m\\u202e"' in shown and b"\x1b" not in shown
