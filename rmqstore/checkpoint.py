@@ -20,7 +20,7 @@ import zlib
 
 from rmqstore._core import CheckpointLayout
 from rmqstore.errors import GeometryError, ReadOnlyError
-from rmqstore.mapped_file import fsync_directory, naming_errors
+from rmqstore.mapped_file import fsync_directory, naming_errors, open_regular
 
 __all__ = ["CHECKPOINT_SIZE", "Checkpoint"]
 
@@ -108,7 +108,7 @@ class Checkpoint:
         """
         checkpoint = cls(path, read_only=read_only)
         try:
-            descriptor = os.open(checkpoint.path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = open_regular(checkpoint.path)
         except FileNotFoundError:
             return checkpoint
         try:

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 from rmqstore._core import java_string_hash
 from rmqstore.errors import CorruptionError, ReadOnlyError
-from rmqstore.mapped_file import fsync_directory, make_directories
+from rmqstore.mapped_file import fsync_directory, make_directories, open_regular
 from rmqstore.message import decode_java_utf8, encode_java_utf8
 
 __all__ = ["ConsumerOffsets", "LocalOffsets", "format_fastjson", "parse_fastjson"]
@@ -307,7 +307,7 @@ def _format(value: Any, depth: int, unknown: bool = False) -> str:
 def _read_text(path: str) -> str | None:
     """The file's text; None when it is missing or empty."""
     try:
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             data = file.read()
     except FileNotFoundError:
         return None

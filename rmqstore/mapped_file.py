@@ -16,6 +16,7 @@ import errno
 import itertools
 import logging
 import os
+import stat
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ __all__ = [
     "fsync_tree",
     "make_directories",
     "naming_errors",
+    "open_regular",
 ]
 
 logger = logging.getLogger(__name__)
@@ -52,6 +54,24 @@ def naming_errors(path: str) -> Iterator[None]:
         if error.filename is not None:
             raise
         raise OSError(error.errno, error.strerror, path) from error
+
+
+def open_regular(path: str) -> int:
+    """int: a descriptor to read the file `path` by.
+
+    Raises
+    ------
+    OSError
+        It cannot be opened, or is no regular file: opening a FIFO would wait for somebody who writes into it.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return fd
+    os.close(fd)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise OSError(errno.EINVAL, "this is no regular file; move it away", path)
 
 
 def fsync_directory(path: str) -> None:

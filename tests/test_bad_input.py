@@ -246,6 +246,20 @@ def test_stray_folders(golden_copy, part):
         assert len(list(store.messages())) == 41
 
 
+@pytest.mark.parametrize("part", ["checkpoint", "config/consumerOffset.json"])
+@pytest.mark.parametrize("kind", ["fifo", "directory"])
+def test_what_is_no_file_is_not_waited_for(golden_copy, part, kind):
+    root = golden_copy("base")
+    path = root / part
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    os.mkfifo(path) if kind == "fifo" else path.mkdir()
+    with pytest.raises(OSError, match="no regular file; move it away" if kind == "fifo" else "directory") as caught:
+        with MessageStore.open(root, config=StoreConfig(**BASE), read_only=True) as store:
+            store.consumer_offsets.list()
+    assert caught.value.filename == str(path)
+
+
 def test_stray_names_in_the_index_are_passed_over_as_in_java(golden_copy):
     root = golden_copy("base")
     (root / "index" / "notes.txt").write_text("hello")

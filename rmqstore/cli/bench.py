@@ -14,7 +14,6 @@ import os
 import platform
 import random
 import shutil
-import signal
 import statistics
 import sys
 import tempfile
@@ -27,7 +26,7 @@ import click
 
 from rmqstore._version import __version__
 from rmqstore.cli.completion import complete_path
-from rmqstore.cli.group import CannotOpenError
+from rmqstore.cli.group import CannotOpenError, orderly_end
 from rmqstore.cli.options import Given, store_options
 from rmqstore.cli.terminal import Printer, Progress, format_number, format_size, note
 from rmqstore.config import StoreConfig
@@ -94,7 +93,7 @@ def bench(directory: str, messages: int, body_size: int, seconds: float, given: 
     _check_space(directory, config, messages, body_size)
     printer = Printer(given.as_json)
     steps: list[Step] = []
-    with _orderly_end():
+    with orderly_end():
         try:
             root = tempfile.mkdtemp(prefix=".rmqstore-bench-", dir=directory)
         except OSError as error:
@@ -143,26 +142,6 @@ def _check_space(directory: str, config: StoreConfig, messages: int, body_size: 
             f"this would take about {format_size(needed)}, and {format_size(free)} are free [{directory}]",
             "Give fewer --messages, smaller files with -o mapped_file_size_commit_log=16777216, or another directory.",
         )
-
-
-@contextlib.contextmanager
-def _orderly_end() -> Iterator[None]:
-    """Lets a kill or a closed terminal end the command as Ctrl-C does, so that the store is removed."""
-
-    def end(number: int, frame: object) -> None:
-        sys.exit(128 + number)
-
-    before = {}
-    for name in ("SIGTERM", "SIGHUP"):
-        # Only the main thread may.
-        with contextlib.suppress(ValueError):
-            number = getattr(signal, name)
-            before[number] = signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _check(holds: bool, what: str) -> None:

@@ -11,6 +11,7 @@ import errno
 import importlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -176,6 +177,26 @@ class _NoteHandler(logging.Handler):
             note(record.getMessage())
         except Exception:
             self.handleError(record)
+
+
+@contextlib.contextmanager
+def orderly_end() -> Iterator[None]:
+    """Lets a kill or a closed terminal end a command as Ctrl-C does, so that what is half done is cleared away."""
+
+    def end(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    before = {}
+    for name in ("SIGTERM", "SIGHUP"):
+        # Only the main thread may.
+        with contextlib.suppress(ValueError):
+            number = getattr(signal, name)
+            before[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

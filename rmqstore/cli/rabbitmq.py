@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import click
 
-from rmqstore.cli.group import FOUND_NOTHING, CannotOpenError, StoreGroup, nothing
+from rmqstore.cli.group import FOUND_NOTHING, CannotOpenError, StoreGroup, nothing, orderly_end
 from rmqstore.cli.paths import check_vhost_path
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, format_time, note
 from rmqstore.errors import InvalidMessageError
@@ -327,7 +327,7 @@ def repair_command(
     pid = node_process(source)
     if pid is not None:
         raise CannotOpenError(f"process {pid} has files of this directory open; stop the node first")
-    with Progress("repairing", "queues") as progress:
+    with orderly_end(), Progress("repairing", "queues") as progress:
         report = repair(source, output, segment_entry_count=segment_entry_count, progress=progress)
     if as_json:
         for queue in report.queues:
@@ -393,7 +393,7 @@ def export_command(
     """Write the live messages to one file: JSON lines, Arrow or Parquet."""
     _note_running(path)
     with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
-        with Progress("exporting", "messages") as progress:
+        with orderly_end(), Progress("exporting", "messages") as progress:
             number = export(
                 vhost,
                 sys.stdout.buffer if output == "-" else output,

@@ -8,7 +8,7 @@ import sys
 
 import click
 
-from rmqstore.cli.group import FOUND_NOTHING, of_error
+from rmqstore.cli.group import FOUND_NOTHING, of_error, orderly_end
 from rmqstore.cli.options import Given, note_assumed, path_argument, store_options
 from rmqstore.cli.terminal import TIME, Printer, Progress, escape, format_size, note
 from rmqstore.config import StoreConfig
@@ -132,7 +132,7 @@ def export_command(
             end_queue_offset,
         )
         # The bar would stand among the lines.
-        with Progress("exporting", "bytes") if not shown else _NoProgress() as progress:
+        with orderly_end(), Progress("exporting", "bytes") if not shown else _NoProgress() as progress:
             report = export(
                 path,
                 sys.stdout.buffer if to_stdout else output,
@@ -249,7 +249,7 @@ def import_command(
             note(f"the first {number} messages, up to {place}, are in the store")
 
     try:
-        with Progress("importing", "bytes") as progress:
+        with orderly_end(), Progress("importing", "bytes") as progress:
             report = import_files(
                 path,
                 files,
