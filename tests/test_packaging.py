@@ -32,8 +32,8 @@ EXTRAS = META["optional-dependencies"]
 FOR_USERS = {"arrow", "compression", "console", "metrics", "spark"}
 # Names of distributions whose module has another name.
 MODULE_OF = {"pyarrow": "pyarrow", "prometheus-client": "prometheus_client", "zstandard": "zstandard"}
-# Modules that come with a distribution that is required: py4j with pyspark; pyspark and a cluster's cloudpickle likewise.
-COMES_ALONG = {"py4j"}
+# Modules that come with a distribution that is required: py4j with pyspark, anyio with starlette.
+COMES_ALONG = {"anyio", "py4j"}
 # What only a checkout has: the rest of git's files are in the source distribution.
 CHECKOUT_ONLY: set[str] = set()
 
