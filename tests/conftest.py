@@ -6,9 +6,13 @@ the session the sizes and modification times are compared, so a test that wrote 
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import golden
 import pytest
 from hypothesis import HealthCheck, settings
+from scratch import SCRATCH
 
 settings.register_profile(
     "ci",
@@ -86,6 +90,16 @@ def golden_copy(tmp_path):
         return golden.unpack(name, tmp_path / f"copy-{count}")
 
     return copied
+
+
+@pytest.fixture
+def memory_path():
+    """A folder of the test's own, in memory where there is some: for stores that are forced to disk again and again.
+
+    On a disk that others write to such a test waits for their bytes. A module whose tests are of this kind calls it `tmp_path`.
+    """
+    with tempfile.TemporaryDirectory(prefix="rmqstore-test-", dir=SCRATCH) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

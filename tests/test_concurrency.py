@@ -20,7 +20,7 @@ import threading
 import time
 
 import pytest
-from test_model import SCRATCH
+from scratch import SCRATCH
 
 from rmqstore import Message, MessageStore, StoreConfig, StoreLockedError
 

@@ -19,7 +19,8 @@ import tempfile
 
 import oracle
 import pytest
-from test_model import SCRATCH, content
+from scratch import SCRATCH
+from test_model import content
 
 import rmqstore
 from rmqstore import Message, MessageStore, StoreConfig, StoreError

@@ -25,7 +25,8 @@ import time
 
 import oracle
 import pytest
-from test_model import SCRATCH, content, content_of_record
+from scratch import SCRATCH
+from test_model import content, content_of_record
 
 import rmqstore
 from rmqstore import CorruptionError, Message, MessageStore, StoreConfig, StoreError

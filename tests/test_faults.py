@@ -19,8 +19,8 @@ import faults
 import oracle
 import pytest
 from faults.power import Disk
+from scratch import SCRATCH
 from test_crash import changes, check_readable, check_recovered, config_of, geometry, without_crowded_keys, write_files
-from test_model import SCRATCH
 
 from rmqstore import MessageStore, StoreError
 from rmqstore.consumer_offset import ConsumerOffsets

@@ -20,7 +20,7 @@ import time
 import weakref
 
 import pytest
-from test_model import SCRATCH
+from scratch import SCRATCH
 
 from rmqstore import (
     IndexFile,

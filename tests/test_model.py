@@ -16,6 +16,7 @@ import pytest
 from hypothesis import assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from scratch import SCRATCH
 
 from rmqstore import (
     CorruptionError,
@@ -29,8 +30,6 @@ from rmqstore import (
 
 NOW = 1_700_000_000_000
 I64_MAX = 2**63 - 1
-#: Memory where there is some, for the many small files are forced to disk again and again.
-SCRATCH = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 #: java_hash("AaTopic#BB") == java_hash("BBTopic#Aa"), and so on.
 SIMPLE_TOPICS = ("AaTopic", "BBTopic", "Orders", "%RETRY%billing", "x" * 127)

@@ -20,9 +20,10 @@ import oracle
 import pytest
 import test_crash
 from faults.power import Disk
+from scratch import SCRATCH
 from test_crash import changes, check_bytes, check_readable, config_of, geometry
 from test_faults import blame, check_offsets, emptied, finish_rebuild
-from test_model import SCRATCH, content
+from test_model import content
 
 from rmqstore import MessageStore
 

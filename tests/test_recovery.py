@@ -16,6 +16,7 @@ import tempfile
 
 import oracle
 import pytest
+from scratch import SCRATCH
 from test_crash import (
     NOW,
     SEGMENT,
@@ -34,7 +35,6 @@ from test_crash import (
     script,
     shutdown_files,
 )
-from test_model import SCRATCH
 
 from rmqstore import CorruptionError, Message, MessageStore, OffsetOutOfRangeError, recovery
 from rmqstore._core import RecordColumns, Verdict

@@ -17,6 +17,7 @@ from pathlib import Path
 import classic_queue_oracle as oracle
 import golden
 import pytest
+from scratch import SCRATCH
 
 from rmqstore.rabbitmq import Consequence, Message, Vhost, import_messages, repair, verify
 from rmqstore.rabbitmq import transfer as transfer_module
@@ -27,7 +28,6 @@ LARGE = [Message(b"%05d" % i * 900, properties=PERSISTENT, routing_keys=["k"]) f
 MESSAGES = {"embedded": SMALL, "stored": LARGE, "both": [one for pair in zip(SMALL, LARGE) for one in pair]}
 GRAVE = {Consequence.HANGS, Consequence.HIDES, Consequence.CRASHES, Consequence.DROPS}
 CASES = ("11-clean-small", "12-clean-msgstore", "13-clean-fanout-refcount")
-SCRATCH = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 @pytest.fixture

@@ -22,10 +22,10 @@ import classic_queue_oracle as oracle
 import faults
 import message_store_life as life
 import pytest
+from scratch import SCRATCH
 
 from rmqstore.rabbitmq.message_store import MessageStore
 
-SCRATCH = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scratch import SCRATCH
 from test_rabbitmq_queue_index import files_of, kinds, publish_of, put, write_files
 
 from rmqstore.errors import CorruptionError, StoreError
@@ -29,7 +30,6 @@ from rmqstore.rabbitmq import queue_index
 from rmqstore.rabbitmq.queue_index import QueueIndex, read_journal, read_segment
 
 COUNT = 8
-SCRATCH = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 @pytest.fixture
