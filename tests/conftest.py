@@ -14,6 +14,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from scratch import SCRATCH
 
+FORCING = {"test_consumer_offset", "test_durability", "test_put", "test_rebuild", "test_retention"}
+
 settings.register_profile(
     "ci",
     deadline=None,
@@ -92,14 +94,22 @@ def golden_copy(tmp_path):
     return copied
 
 
-@pytest.fixture
-def memory_path():
-    """A folder of the test's own, in memory where there is some: for stores that are forced to disk again and again.
+@pytest.fixture(scope="session")
+def memory():
+    """A folder in memory, where there is some; it goes at the end, when no test has anything replaced any more."""
+    with tempfile.TemporaryDirectory(prefix="rmqstore-tests-", dir=SCRATCH) as folder:
+        yield folder
 
-    On a disk that others write to such a test waits for their bytes. A module whose tests are of this kind calls it `tmp_path`.
+
+@pytest.fixture
+def tmp_path(request, tmp_path):
+    """A folder of the test's own; for modules that force stores to disk again and again it lies in memory, where there is some.
+
+    On a disk that others write to such a test waits for their bytes.
     """
-    with tempfile.TemporaryDirectory(prefix="rmqstore-test-", dir=SCRATCH) as folder:
-        yield Path(folder)
+    if request.module.__name__ not in FORCING:
+        return tmp_path
+    return Path(tempfile.mkdtemp(dir=request.getfixturevalue("memory")))
 
 
 @pytest.fixture(scope="session")

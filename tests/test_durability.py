@@ -41,13 +41,6 @@ from rmqstore.checkpoint import Checkpoint
 from rmqstore.housekeeping import Housekeeping, Task
 from rmqstore.mapped_file import STAGING_PREFIX, MappedFile
 
-
-@pytest.fixture
-def tmp_path(memory_path):
-    """In memory: what is forced is counted here, not waited for."""
-    return memory_path
-
-
 #: Nothing happens by a timer, so that each test says itself when a flush is due.
 QUIET = StoreConfig(
     mapped_file_size_commit_log=8192,
