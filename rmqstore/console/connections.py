@@ -7,15 +7,12 @@ store's files and everybody else's connections.
 from __future__ import annotations
 
 import asyncio
-import logging
 import resource
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 __all__ = ["Connection"]
-
-logger = logging.getLogger(__name__)
 
 # Seconds that the rest of a request may keep others waiting; longer than the server's own limit between two requests.
 _PATIENCE = 30.0
