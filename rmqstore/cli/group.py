@@ -127,10 +127,11 @@ class StoreGroup(click.Group):
             formatter.write_dl(rows)
 
     def main(self, *args: Any, **extra: Any) -> Any:
+        """Run a command; a disk below stdout or stderr that takes nothing ends it with an exit code, not with a trace."""
         try:
             return super().main(*args, **extra)
         except OSError as error:
-            # Help, the version or an error of usage, and nobody takes it: the disk below stdout or stderr is full.
+            # Help, the version or an error of usage.
             told = of_error(error)
             told.show()
             with contextlib.suppress(OSError, ValueError, AttributeError):
