@@ -5097,6 +5097,41 @@ cdef extern from *:
         return num;
     }
 
+    /* What texts of one length have in common that were taken apart into the same pieces: names and separators, byte by byte,
+       and where values are, any ASCII byte above both separators.  A text that fits need not be taken apart again. */
+    #define RMQ_LAYOUT_ROOM 256
+    #define RMQ_LAYOUT_SPANS 24
+    typedef struct {
+        signed char above[RMQ_LAYOUT_ROOM], equal[RMQ_LAYOUT_ROOM];  /* a byte fits that is above the one, or equal to the other */
+        unsigned char names[RMQ_LAYOUT_ROOM + 64];  /* one behind the other; more may be read than they are */
+        int32_t name_ends[RMQ_LAYOUT_SPANS];
+        rmq_span spans[RMQ_LAYOUT_SPANS];
+        rmq_known known;
+        int32_t n, span_num, names_len;  /* n: length of the text, 0 for no layout */
+        int64_t used_by;
+    } rmq_layout;
+
+    static inline int rmq_fits(const rmq_layout *l, const unsigned char *text, int32_t n, int64_t room) {
+        int32_t i = 0;
+        if (l->n != n || n <= 0) return 0;
+    #if defined(__SSE2__)
+        if (((int64_t)n + 15 & ~(int64_t)15) <= room) {
+            __m128i fit = _mm_set1_epi8(-1);
+            for (; i < n; i += 16) {
+                __m128i v = _mm_loadu_si128((const __m128i *)(text + i));
+                __m128i above = _mm_cmpgt_epi8(v, _mm_loadu_si128((const __m128i *)(l->above + i)));
+                fit = _mm_and_si128(fit, _mm_or_si128(above, _mm_cmpeq_epi8(v, _mm_loadu_si128((const __m128i *)(l->equal + i)))));
+            }
+            return _mm_movemask_epi8(fit) == 0xFFFF;
+        }
+    #endif
+        {
+            int wrong = 0;
+            for (; i < n; i++) wrong |= !(((signed char)text[i] > l->above[i]) | ((signed char)text[i] == l->equal[i]));
+            return !wrong;
+        }
+    }
+
     /* Copies n bytes; where the source has 16 more bytes of room in steps of 16, of which the last goes beyond the end.  The
        target always has that room. */
     static inline void rmq_copy(unsigned char *to, const unsigned char *from, int64_t n, int64_t room) {
@@ -5176,14 +5211,70 @@ cdef extern from *:
         }
         return 0;
     }
+
+    /* Makes the layout that of a text that is ASCII, or none of a text that is too long or whose names may repeat. */
+    static void rmq_learn(rmq_layout *l, const unsigned char *text, int32_t n, const rmq_span *spans, int32_t num,
+                          const rmq_known *known) {
+        int32_t k, used = 0;
+        l->n = 0;
+        if (n > RMQ_LAYOUT_ROOM || num < 1 || num > RMQ_LAYOUT_SPANS || rmq_names_may_repeat(text, spans, num)) return;
+        memset(l->above, 127, (size_t)n);
+        memcpy(l->equal, text, (size_t)n);
+        /* What follows the text in its last 16 bytes is anything. */
+        memset(l->above + n, -128, (size_t)(RMQ_LAYOUT_ROOM - n));
+        memset(l->equal + n, -128, (size_t)(RMQ_LAYOUT_ROOM - n));
+        for (k = 0; k < num; k++) {
+            int32_t name = spans[k].split - spans[k].start, value = spans[k].end - spans[k].split - 1;
+            memset(l->above + spans[k].split + 1, 2, (size_t)value);
+            memset(l->equal + spans[k].split + 1, 3, (size_t)value);
+            memcpy(l->names + used, text + spans[k].start, (size_t)name);
+            used += name;
+            l->name_ends[k] = used;
+        }
+        memcpy(l->spans, spans, (size_t)num * sizeof *spans);
+        l->known = *known;
+        l->span_num = num; l->names_len = used; l->n = n;
+    }
+
+    /* Number of bytes before the first that is `wanted`, n if there is none; `room` bytes may be read. */
+    static inline int64_t rmq_before(const unsigned char *p, int wanted, int64_t n, int64_t room) {
+        const unsigned char *found;
+    #if defined(__SSE2__)
+        if (n <= 64 && n + 16 <= room) {
+            int64_t i;
+            for (i = 0; i < n; i += 16) {
+                int bits = _mm_movemask_epi8(_mm_cmpeq_epi8(_mm_loadu_si128((const __m128i *)(p + i)), _mm_set1_epi8((char)wanted)));
+                if (bits) {
+                    i += __builtin_ctz((unsigned)bits);
+                    break;
+                }
+            }
+            return i < n ? i : n;
+        }
+    #endif
+        found = n > 0 ? (const unsigned char *)memchr(p, wanted, (size_t)n) : NULL;
+        return found != NULL ? found - p : n;
+    }
     """
     ctypedef struct PropertySpan "rmq_span":
         # Positions in the properties text: where the name begins, where it ends, where the value ends.
         int32_t start, split, end
     ctypedef struct KnownSpans "rmq_known":
         int32_t keys, tags, unique_key
+    ctypedef struct PropertyLayout "rmq_layout":
+        const unsigned char* names
+        int32_t* name_ends
+        PropertySpan* spans
+        KnownSpans known
+        int32_t span_num, names_len
+        # The block of rows that refers to this layout, which must not change before they are written.
+        int64_t used_by
     int32_t split_properties "rmq_split_properties"(const unsigned char* text, int32_t n, int64_t room, PropertySpan* out,
                                                     KnownSpans* known, int* ascii) noexcept nogil
+    bint fits "rmq_fits"(const PropertyLayout* layout, const unsigned char* text, int32_t n, int64_t room) noexcept nogil
+    void learn "rmq_learn"(PropertyLayout* layout, const unsigned char* text, int32_t n, const PropertySpan* spans, int32_t num,
+                           const KnownSpans* known) noexcept nogil
+    int64_t before "rmq_before"(const unsigned char* p, int wanted, int64_t n, int64_t room) noexcept nogil
     void copy_bytes "rmq_copy"(unsigned char* to, const unsigned char* source, int64_t n, int64_t room) noexcept nogil
     bint copy_ascii "rmq_copy_ascii"(unsigned char* to, const unsigned char* source, int64_t n, int64_t room) noexcept nogil
     bint names_may_repeat "rmq_names_may_repeat"(const unsigned char* text, const PropertySpan* spans,
@@ -5248,6 +5339,7 @@ cdef enum:
     HOST_KEY = 1
     HOST_TEXT_LEN = 24
     HOST_TEXT = 32
+    LAYOUTS = 16             # one for each length of a properties text, modulo this
     MAX_REGIONS = 64
     WALKS = 32
     # Inner answers of stage_row and write_rows beside the verdicts.
@@ -5266,6 +5358,7 @@ cdef struct StagedRow:
     int64_t body_len
     int64_t body_room
     PropertySpan* spans
+    PropertyLayout* layout  # NULL for a text that was taken apart by itself
     KnownSpans known
     int32_t span_num
     int ascii
@@ -5291,6 +5384,8 @@ cdef struct ColumnSink:
     int64_t null_num[BUFFER_NUM]
     unsigned char* hosts
     PropertySpan* spans
+    PropertyLayout* layouts
+    int64_t block_num
     int32_t* chosen
     int32_t* name_slots
     int check_crc
@@ -5416,6 +5511,19 @@ cdef inline void set_bit(unsigned char* bits, int64_t i) noexcept nogil:
     bits[i >> 3] |= <unsigned char>(1 << (i & 7))
 
 
+cdef inline void mark_valid(ColumnSink* s, int column, int64_t i, bint valid) noexcept nogil:
+    # Bits are written from the first null on: a column without one is handed over without them.
+    cdef int64_t k
+    if not valid:
+        if s.null_num[column] == 0:
+            memset(s.valid[column], 0xFF, i >> 3)
+            for k in range(i & ~<int64_t>7, i):
+                set_bit(s.valid[column], k)
+        s.null_num[column] += 1
+    elif s.null_num[column]:
+        set_bit(s.valid[column], i)
+
+
 cdef int put_decimal(unsigned char* to, int64_t value) noexcept nogil:
     cdef unsigned char[20] digits
     cdef int n = 0, used = 0
@@ -5459,8 +5567,8 @@ cdef inline bint lacks_host(ColumnSink* s, int column, const unsigned char* host
     return True
 
 
-cdef inline int64_t put_host(ColumnSink* s, int column, unsigned char* to, const unsigned char* host, int32_t n) noexcept nogil:
-    # "a.b.c.d:port"; the same few hosts come again and again.  `to` takes 64 bytes; the text's length.
+cdef inline unsigned char* told_host(ColumnSink* s, int column, const unsigned char* host, int32_t n) noexcept nogil:
+    # The slot with the text "a.b.c.d:port"; the same few hosts come again and again.
     cdef unsigned char* slot = host_slot(s.hosts, column, host, n)
     cdef unsigned char* text = slot + HOST_TEXT
     cdef int used, k
@@ -5474,8 +5582,7 @@ cdef inline int64_t put_host(ColumnSink* s, int column, unsigned char* to, const
         slot[0] = <unsigned char>n
         memcpy(slot + HOST_KEY, host, n)
         slot[HOST_TEXT_LEN] = <unsigned char>used
-    memcpy(to, text, 64)
-    return slot[HOST_TEXT_LEN]
+    return slot
 
 
 cdef bint same_name(ColumnSink* s, int64_t a, int64_t b) noexcept nogil:
@@ -5514,6 +5621,12 @@ cdef void write_names(ColumnSink* s, StagedRow* row, const unsigned char* text, 
     cdef unsigned char* data = s.data[COL_PROPERTIES]
     cdef int32_t* offsets = s.child[COL_PROPERTIES]
     cdef PropertySpan* span
+    if row.layout != NULL:
+        copy_bytes(data + used, row.layout.names, row.layout.names_len, row.layout.names_len + TEXT_SLACK)
+        for k in range(row.span_num):
+            offsets[num + 1 + k] = <int32_t>used + row.layout.name_ends[k]
+        s.data_used[COL_PROPERTIES], s.child_used[COL_PROPERTIES] = used + row.layout.names_len, num + row.span_num
+        return
     for k in range(row.span_num):
         if chosen and s.chosen[k] < 0:
             continue
@@ -5553,8 +5666,8 @@ cdef void write_properties(ColumnSink* s) noexcept nogil:
         first, used = s.child_used[COL_PROPERTIES], s.data_used[COL_PROPERTIES]
         write_names(s, row, text, room, False)
         chosen = False
-        # Different malformed names may be read as the same text.
-        if row.span_num > 1 and (not row.ascii or names_may_repeat(text, row.spans, row.span_num)):
+        # Different malformed names may be read as the same text; those of a layout are known to differ.
+        if row.layout == NULL and row.span_num > 1 and (not row.ascii or names_may_repeat(text, row.spans, row.span_num)):
             chosen = repeats(s, first, row.span_num)
             if chosen:
                 s.child_used[COL_PROPERTIES], s.data_used[COL_PROPERTIES] = first, used
@@ -5579,9 +5692,7 @@ cdef void write_nullable(ColumnSink* s, int column) noexcept nogil:
             span = row.spans + number
             used += put_text(data + used, text + span.split + 1, span.end - span.split - 1,
                              row.room - row.r.properties_pos - span.split - 1, row.ascii)
-            set_bit(s.valid[column], s.count + i)
-        else:
-            s.null_num[column] += 1
+        mark_valid(s, column, s.count + i, number >= 0)
         ends[i] = <int32_t>used
     s.data_used[column] = used
 
@@ -5590,10 +5701,9 @@ cdef void write_keys(ColumnSink* s) noexcept nogil:
     cdef int32_t* ends = <int32_t*>s.main[COL_KEYS] + s.count + 1
     cdef int32_t* offsets = s.child[COL_KEYS]
     cdef unsigned char* data = s.data[COL_KEYS]
-    cdef int64_t i, used = s.data_used[COL_KEYS], num = s.child_used[COL_KEYS], start, end
+    cdef int64_t i, used = s.data_used[COL_KEYS], num = s.child_used[COL_KEYS], start, end, room
     cdef StagedRow* row
     cdef const unsigned char* text
-    cdef const unsigned char* found
     cdef PropertySpan* span
     for i in range(s.row_num):
         row = s.rows + i
@@ -5602,11 +5712,10 @@ cdef void write_keys(ColumnSink* s) noexcept nogil:
             span = row.spans + row.known.keys
             start = span.split + 1
             while start < span.end:
-                found = <const unsigned char*>memchr(text + start, 32, span.end - start)
-                end = found - text if found != NULL else span.end
+                room = row.room - row.r.properties_pos - start
+                end = start + before(text + start, 32, span.end - start, room)
                 if end > start:
-                    used += put_text(data + used, text + start, end - start, row.room - row.r.properties_pos - start,
-                                     row.ascii)
+                    used += put_text(data + used, text + start, end - start, room, row.ascii)
                     num += 1
                     offsets[num] = <int32_t>used
                 start = end + 1
@@ -5657,13 +5766,23 @@ cdef void write_hosts(ColumnSink* s, int column) noexcept nogil:
     cdef int32_t* ends = <int32_t*>s.main[column] + s.count + 1
     cdef unsigned char* data = s.data[column]
     cdef int64_t i, used = s.data_used[column]
+    cdef int32_t n
+    cdef uint64_t here, last = 0
+    cdef unsigned char* slot = NULL
+    cdef const unsigned char* host
     cdef StagedRow* row
     for i in range(s.row_num):
         row = s.rows + i
         if column == COL_BORN_HOST:
-            used += put_host(s, column, data + used, row.p + RECORD_BORN_HOST, row.r.born_host_len)
+            host, n = row.p + RECORD_BORN_HOST, row.r.born_host_len
         else:
-            used += put_host(s, column, data + used, row.p + row.r.store_host_pos, row.r.store_host_len)
+            host, n = row.p + row.r.store_host_pos, row.r.store_host_len
+        memcpy(&here, host, 8)
+        # Mostly that of the row before.
+        if slot == NULL or n != 8 or slot[0] != 8 or here != last:
+            slot, last = told_host(s, column, host, n), here
+        memcpy(data + used, slot + HOST_TEXT, 64)
+        used += slot[HOST_TEXT_LEN]
         ends[i] = <int32_t>used
     s.data_used[column] = used
 
@@ -5678,9 +5797,7 @@ cdef void write_bodies(ColumnSink* s) noexcept nogil:
         if row.body_len >= 0:
             copy_bytes(data + used, row.body, row.body_len, row.body_room)
             used += row.body_len
-            set_bit(s.valid[COL_BODY], s.count + i)
-        else:
-            s.null_num[COL_BODY] += 1
+        mark_valid(s, COL_BODY, s.count + i, row.body_len >= 0)
         ends[i] = <int32_t>used
     s.data_used[COL_BODY] = used
 
@@ -5700,34 +5817,37 @@ cdef void write_stored_bodies(ColumnSink* s) noexcept nogil:
 
 cdef void write_int64s(ColumnSink* s, int column) noexcept nogil:
     cdef int64_t* out = <int64_t*>s.main[column] + s.count
+    cdef RecordView* r = &s.rows[0].r
+    # The field of the first row; that of the next one lies a StagedRow behind it.
+    cdef int64_t* field = &r.prepared_transaction_offset
     cdef int64_t i
+    if column == COL_QUEUE_OFFSET:
+        field = &r.queue_offset
+    elif column == COL_PHY_OFFSET:
+        field = &r.phy_offset
+    elif column == COL_BORN_TIMESTAMP:
+        field = &r.born_timestamp
+    elif column == COL_STORE_TIMESTAMP:
+        field = &r.store_timestamp
     for i in range(s.row_num):
-        if column == COL_QUEUE_OFFSET:
-            out[i] = s.rows[i].r.queue_offset
-        elif column == COL_PHY_OFFSET:
-            out[i] = s.rows[i].r.phy_offset
-        elif column == COL_BORN_TIMESTAMP:
-            out[i] = s.rows[i].r.born_timestamp
-        elif column == COL_STORE_TIMESTAMP:
-            out[i] = s.rows[i].r.store_timestamp
-        else:
-            out[i] = s.rows[i].r.prepared_transaction_offset
+        out[i] = (<int64_t*>(<char*>field + i * sizeof(StagedRow)))[0]
 
 
 cdef void write_int32s(ColumnSink* s, int column) noexcept nogil:
     cdef int32_t* out = <int32_t*>s.main[column] + s.count
+    cdef RecordView* r = &s.rows[0].r
+    cdef int32_t* field = &r.reconsume_times
     cdef int64_t i
+    if column == COL_QUEUE_ID:
+        field = &r.queue_id
+    elif column == COL_SIZE:
+        field = &r.total_size
+    elif column == COL_FLAG:
+        field = &r.flag
+    elif column == COL_SYS_FLAG:
+        field = &r.sys_flag
     for i in range(s.row_num):
-        if column == COL_QUEUE_ID:
-            out[i] = s.rows[i].r.queue_id
-        elif column == COL_SIZE:
-            out[i] = s.rows[i].r.total_size
-        elif column == COL_FLAG:
-            out[i] = s.rows[i].r.flag
-        elif column == COL_SYS_FLAG:
-            out[i] = s.rows[i].r.sys_flag
-        else:
-            out[i] = s.rows[i].r.reconsume_times
+        out[i] = (<int32_t*>(<char*>field + i * sizeof(StagedRow)))[0]
 
 
 cdef bint lack_room(ColumnSink* s) noexcept nogil:
@@ -5785,6 +5905,7 @@ cdef int write_rows(ColumnSink* s) noexcept nogil:
         else:
             write_hosts(s, column)
     s.count += s.row_num
+    s.block_num += 1
     s.row_num = s.span_used = 0
     s.topic_need = s.properties_need = s.body_need = s.body_stored_need = 0
     return RECORD
@@ -5816,9 +5937,10 @@ cdef int stage_row(ColumnSink* s, StagedRow* row) noexcept nogil:
             weight += r.properties_len
     if s.bytes + weight > s.byte_limit and s.count + s.row_num > 0:
         return COLUMNS_FULL
-    if ((mask & 1 << COL_BORN_HOST and lacks_host(s, COL_BORN_HOST, p + RECORD_BORN_HOST, r.born_host_len))
-            or (mask & 1 << COL_STORE_HOST and lacks_host(s, COL_STORE_HOST, p + r.store_host_pos, r.store_host_len))):
-        return NEED_HOST if s.row_num == 0 else WRITE_FIRST
+    if r.sys_flag & (SYS_BORN_V6 | SYS_STORE_V6):
+        if ((mask & 1 << COL_BORN_HOST and lacks_host(s, COL_BORN_HOST, p + RECORD_BORN_HOST, r.born_host_len))
+                or (mask & 1 << COL_STORE_HOST and lacks_host(s, COL_STORE_HOST, p + r.store_host_pos, r.store_host_len))):
+            return NEED_HOST if s.row_num == 0 else WRITE_FIRST
     s.bytes += weight
     s.topic_need += r.topic_len
     s.properties_need += r.properties_len
@@ -5829,6 +5951,21 @@ cdef int stage_row(ColumnSink* s, StagedRow* row) noexcept nogil:
     s.row_num += 1
     s.body_ready = False
     return RECORD
+
+
+cdef inline void split_row(ColumnSink* s, StagedRow* row, const unsigned char* text) noexcept nogil:
+    # Messages of one kind have the same properties, mostly of the same lengths, one after the other.
+    cdef int32_t n = row.r.properties_len
+    cdef int64_t room = row.room - row.r.properties_pos
+    cdef PropertyLayout* layout = s.layouts + (n & (LAYOUTS - 1))
+    if fits(layout, text, n, room):
+        layout.used_by = s.block_num
+        row.layout, row.spans, row.span_num, row.known, row.ascii = layout, layout.spans, layout.span_num, layout.known, True
+        return
+    row.spans = s.spans + s.span_used
+    row.span_num = split_properties(text, n, room, row.spans, &row.known, &row.ascii)
+    if row.ascii and layout.used_by != s.block_num:
+        learn(layout, text, n, row.spans, row.span_num, &row.known)
 
 
 cdef int lend(ColumnSink* s, bytes body) except -1:
@@ -5883,7 +6020,7 @@ cdef class ArrowColumns:
     cdef int check_crc
     cdef object decompress, host_text
     cdef list main, valid, data, child
-    cdef object hosts, spans, chosen, name_slots
+    cdef object hosts, spans, layouts, chosen, name_slots
     cdef int64_t[BUFFER_NUM] data_used
     cdef int64_t[BUFFER_NUM] child_used
     cdef int64_t[BUFFER_NUM] null_num
@@ -5914,6 +6051,7 @@ cdef class ArrowColumns:
         self.decompress, self.host_text = decompress, host_text
         self.hosts = np.zeros(4 * HOST_SLOTS * HOST_ROOM, np.uint8)
         self.spans = np.empty(SPAN_ROOM * 3, np.int32)
+        self.layouts = np.zeros(LAYOUTS * sizeof(PropertyLayout), np.uint8)
         self.chosen = np.empty(MAX_SPANS, np.int32)
         self.name_slots = np.empty(NAME_SLOTS, np.int32)
         self.topics = self.tags = None
@@ -5941,7 +6079,7 @@ cdef class ArrowColumns:
         try:
             self.topics, self.tags = table_of(topics), table_of(tags)
             self.any_queue = queue_ids is None
-            self.queue_ids = np.unique(np.array([] if queue_ids is None else queue_ids, np.int32))
+            self.queue_ids = np.sort(np.array([] if queue_ids is None else queue_ids, np.int32))
             self.begin_timestamp, self.end_timestamp = begin_timestamp, end_timestamp
         finally:
             self.leave()
@@ -5973,11 +6111,13 @@ cdef class ArrowColumns:
                 self.child[i] = np.empty(self.child_size[i] + 1, np.int32)
                 self.child[i][0] = 0
 
-    cdef void grow(self, int column, int64_t need):
-        # Room for a row that needs so many bytes, or so many entries, more.
-        cdef int64_t size = self.data_used[column] + need
+    cdef void grow(self, int column, int64_t need, int64_t rows):
+        # Room for so many bytes, or so many entries, more, with which there are `rows`: as much as a whole batch of rows like
+        # these takes, as every growth copies.
+        cdef int64_t size = self.data_used[column] + need, whole
         if size > self.data[column].shape[0]:
-            fresh = np.empty(min(max(2 * size, 4096), 0x7FFFFFFF), np.uint8)
+            whole = min(size // rows * self.capacity, self.byte_limit + size)
+            fresh = np.empty(min(max(2 * size, whole, 4096), 0x7FFFFFFF), np.uint8)
             fresh[:self.data_used[column]] = self.data[column][:self.data_used[column]]
             self.data[column] = fresh
         if HAS_CHILD >> column & 1 and self.child_used[column] + need + 1 > self.child[column].shape[0]:
@@ -6001,6 +6141,7 @@ cdef class ArrowColumns:
             s.null_num[i] = self.null_num[i]
         s.hosts = address_of(self.hosts)
         s.spans = <PropertySpan*>address_of(self.spans)
+        s.layouts = <PropertyLayout*>address_of(self.layouts)
         s.chosen = <int32_t*>address_of(self.chosen)
         s.name_slots = <int32_t*>address_of(self.name_slots)
         s.topic = NULL
@@ -6043,11 +6184,9 @@ cdef class ArrowColumns:
                 s.topic_wanted = has_text(s, self.topics, p + r.topic_pos, r.topic_len)
             if not s.topic_wanted:
                 return PASSED_OVER
-        row.span_num = 0
+        row.span_num, row.layout = 0, NULL
         if s.mask & NEEDS_PROPERTIES or self.tags is not None:
-            row.spans = s.spans + s.span_used
-            row.span_num = split_properties(text, r.properties_len, row.room - r.properties_pos, row.spans, &row.known,
-                                            &row.ascii)
+            split_row(s, row, text)
         if self.tags is not None:
             span = row.spans + row.known.tags
             if row.known.tags < 0 or not has_text(s, self.tags, text + span.split + 1, span.end - span.split - 1):
@@ -6101,7 +6240,7 @@ cdef class ArrowColumns:
         cdef const unsigned char* host
         cdef int32_t n
         if verdict == NEED_ROOM:
-            self.grow(s.wanting, s.wanted)
+            self.grow(s.wanting, s.wanted, s.count + s.row_num)
             self.aim(s)
             return True
         if verdict != NEED_HOST:
@@ -6149,7 +6288,7 @@ cdef class ArrowColumns:
             try:
                 if pos < 0 or pos > region.size:
                     raise OffsetOutOfRangeError(f"position {pos} is outside the segment", pos=pos)
-                s.body_ready, s.row_num = False, 0
+                s.body_ready, s.row_num, s.block_num = False, 0, 1
                 self.aim(&s)
                 while True:
                     with nogil:
@@ -6252,7 +6391,7 @@ cdef class ArrowColumns:
                 bases[pinned] = region.pin(0, region.size)
                 room[pinned] = region.size
                 pinned += 1
-            s.body_ready, s.row_num = False, 0
+            s.body_ready, s.row_num, s.block_num = False, 0, 1
             self.aim(&s)
             while True:
                 with nogil:
@@ -6356,11 +6495,10 @@ cdef bint same_text(unsigned char* scratch, const unsigned char* p, int64_t n, c
     return not is_ascii(p, n) and put_java_utf8(scratch, p, n) == size and memcmp(scratch, wanted, size) == 0
 
 
-cdef bint spans_have_key(const unsigned char* text, PropertySpan* spans, KnownSpans* known, unsigned char* scratch,
-                  const unsigned char* key, int64_t size, int kinds) noexcept nogil:
-    # kinds: 1 = unique key, 2 = pieces of KEYS, 4 = tag.
+cdef bint spans_have_key(const unsigned char* text, int64_t room, PropertySpan* spans, KnownSpans* known,
+                         unsigned char* scratch, const unsigned char* key, int64_t size, int kinds) noexcept nogil:
+    # kinds: 1 = unique key, 2 = pieces of KEYS, 4 = tag.  `room` bytes may be read from the text's begin on.
     cdef int64_t start, end
-    cdef const unsigned char* found
     cdef PropertySpan* span
     if kinds & 1 and known.unique_key >= 0:
         span = spans + known.unique_key
@@ -6374,8 +6512,7 @@ cdef bint spans_have_key(const unsigned char* text, PropertySpan* spans, KnownSp
         span = spans + known.keys
         start = span.split + 1
         while start < span.end:
-            found = <const unsigned char*>memchr(text + start, 32, span.end - start)
-            end = found - text if found != NULL else span.end
+            end = start + before(text + start, 32, span.end - start, room - start)
             if end > start and same_text(scratch, text + start, end - start, key, size):
                 return True
             start = end + 1
@@ -6485,12 +6622,13 @@ def match_records(list regions not None, const int64_t[::1] base_offsets not Non
     """
     cdef unsigned char* bases[MAX_REGIONS]
     cdef int64_t[MAX_REGIONS] room
-    cdef int64_t n = phy_offsets.shape[0], region_num = len(regions), pinned = 0, i, pos
+    cdef int64_t n = phy_offsets.shape[0], region_num = len(regions), pinned = 0, i, pos, text_room
     cdef KeyView wanted
     cdef const unsigned char* p
     cdef const unsigned char* text
     cdef int32_t number
     cdef KnownSpans known
+    cdef int32_t span_num
     cdef int ascii
     cdef RecordView r
     cdef Region region
@@ -6499,7 +6637,10 @@ def match_records(list regions not None, const int64_t[::1] base_offsets not Non
     if numbers.shape[0] != n or key_numbers.shape[0] != n:
         raise ValueError(f"{n} places, {numbers.shape[0]} numbers, {key_numbers.shape[0]} key numbers")
     span_array, scratch_array = np.empty(MAX_SPANS * 3, np.int32), np.empty(NAME_SLOTS * 4, np.uint8)
+    layout_array = np.zeros(LAYOUTS * sizeof(PropertyLayout), np.uint8)
     matches = np.zeros(n, np.uint8)
+    cdef PropertyLayout* layouts = <PropertyLayout*>address_of(layout_array)
+    cdef PropertyLayout* layout
     cdef PropertySpan* spans = <PropertySpan*>address_of(span_array)
     cdef unsigned char* scratch = address_of(scratch_array)
     cdef uint8_t[::1] out = matches
@@ -6525,9 +6666,16 @@ def match_records(list regions not None, const int64_t[::1] base_offsets not Non
                     continue
                 if not same_text(scratch, p + r.topic_pos, r.topic_len, wanted.topic, wanted.topic_size):
                     continue
-                text = p + r.properties_pos
-                split_properties(text, r.properties_len, room[number] - pos - r.properties_pos, spans, &known, &ascii)
-                out[i] = spans_have_key(text, spans, &known, scratch, wanted.key, wanted.key_size, kinds)
+                text, text_room = p + r.properties_pos, room[number] - pos - r.properties_pos
+                layout = layouts + (r.properties_len & (LAYOUTS - 1))
+                if not fits(layout, text, r.properties_len, text_room):
+                    span_num = split_properties(text, r.properties_len, text_room, spans, &known, &ascii)
+                    if ascii:
+                        learn(layout, text, r.properties_len, spans, span_num, &known)
+                    out[i] = spans_have_key(text, text_room, spans, &known, scratch, wanted.key, wanted.key_size, kinds)
+                else:
+                    out[i] = spans_have_key(text, text_room, layout.spans, &layout.known, scratch, wanted.key,
+                                            wanted.key_size, kinds)
         return matches.view(np.bool_)
     finally:
         for i in range(pinned):

@@ -217,18 +217,23 @@ def _located(log: CommitLog, phy_offsets: np.ndarray) -> Iterator[tuple[slice, l
     # the number of its segment, -1 where the log holds nothing.
     if log.queue.read_only and len(phy_offsets) and phy_offsets.max() >= log.max_offset:
         log.refresh()
-    inside = (phy_offsets >= log.min_offset) & (phy_offsets < log.max_offset)
-    segments = np.where(inside, phy_offsets // log.segment_size, -1)
-    few = len(segments) and len(np.unique(segments)) <= _REGIONS
-    step = len(segments) if few else _REGIONS
+    low = log.min_offset
+    inside = (phy_offsets >= low) & (phy_offsets < log.max_offset)
+    # Counted from 1 on; 0 where the log holds nothing.
+    segments = np.where(inside, phy_offsets // log.segment_size - low // log.segment_size + 1, 0)
+    held = np.bincount(segments) > 0
+    step = len(segments) if np.count_nonzero(held) <= _REGIONS else _REGIONS
     for first in range(0, len(segments), max(step, 1)):
         part = slice(first, first + step)
-        there, places = np.unique(segments[part], return_inverse=True)
+        if step < len(segments):
+            held = np.bincount(segments[part]) > 0
+        there = np.flatnonzero(held)
         numbers = np.full(len(there), -1, np.int32)
         regions: list[Any] = []
         bases = []
         for i, segment in enumerate(there.tolist()):
-            mapped_file = log.queue.find(segment * log.segment_size) if segment >= 0 else None
+            base = (low // log.segment_size + segment - 1) * log.segment_size
+            mapped_file = log.queue.find(base) if segment else None
             try:
                 region = None if mapped_file is None else mapped_file.region
             except OffsetOutOfRangeError:
@@ -237,7 +242,7 @@ def _located(log: CommitLog, phy_offsets: np.ndarray) -> Iterator[tuple[slice, l
                 numbers[i] = len(regions)
                 regions.append(region)
                 bases.append(mapped_file.file_from_offset)
-        yield part, regions, np.array(bases, np.int64), numbers[places.reshape(-1)]
+        yield part, regions, np.array(bases, np.int64), numbers[(np.cumsum(held) - 1)[segments[part]]]
 
 
 def rows_at(
@@ -389,9 +394,10 @@ def _text_column(pa: Any, texts: Any, what: str) -> Any:
         array = pa.concat_arrays([texts]) if not texts.offset else pa.array(texts.to_pylist(), pa.string())
     else:
         items = [texts] if isinstance(texts, str) else list(texts)
-        for item in items:
-            if not isinstance(item, str):
-                raise TypeError(f"{what} {item!r} is not text: give str")
+        if set(map(type, items)) - {str}:
+            for item in items:
+                if not isinstance(item, str):
+                    raise TypeError(f"{what} {item!r} is not text: give str")
         try:
             array = pa.array(items, pa.string())
         except UnicodeEncodeError:
@@ -453,10 +459,11 @@ def key_table(
         again = (np.diff(numbers[order]) == 0) & (np.diff(phy_offsets[order]) == 0)
         first = np.sort(np.delete(order, np.flatnonzero(again) + 1))
         numbers, phy_offsets = numbers[first], phy_offsets[first]
-    # The first `max_num` entries of each key, newest record first.
-    starts = np.searchsorted(numbers, np.arange(len(key_column), dtype=np.int32))
-    rank = np.arange(len(numbers)) - (starts[numbers] if len(numbers) else 0)
-    numbers, phy_offsets = numbers[rank < max_num], phy_offsets[rank < max_num]
+    # The first `max_num` entries of each key, newest record first; they lie one behind the other.
+    if max_num < len(numbers) and (numbers[max_num:] == numbers[:-max_num]).any():
+        starts = np.searchsorted(numbers, np.arange(len(key_column), dtype=np.int32))
+        rank = np.arange(len(numbers)) - starts[numbers]
+        numbers, phy_offsets = numbers[rank < max_num], phy_offsets[rank < max_num]
     if not falling.all():
         order = np.lexsort((-phy_offsets, numbers))
         numbers, phy_offsets = numbers[order], phy_offsets[order]

@@ -649,7 +649,7 @@ def _last_nonzero(descriptor: int, size: int) -> int:
         while end > start:
             begin = max(start, end - _CHUNK)
             data = _read(descriptor, end - begin, begin)
-            stripped = data.rstrip(b"\0") if np.frombuffer(data, np.uint8).any() else b""
+            stripped = data.rstrip(b"\0") if data and np.frombuffer(data, np.uint8).max() else b""
             if stripped:
                 return begin + len(stripped) - 1
             end = begin

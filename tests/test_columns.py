@@ -312,6 +312,45 @@ def test_any_properties(texts, tmp_path_factory):
         check_scan(store, batch_size=3)
 
 
+USUAL = b"KEYS\x01ORD-1 ORD-2\x02UNIQ_KEY\x010A00000100002A9F\x02WAIT\x01true\x02TAGS\x01paid\x02x\x02\x01y\x02n\x01a\x01b\x02"
+
+
+def texts_like(usual: bytes) -> list[bytes]:
+    """Texts of one length that differ from a usual one in one byte, some of the usual ones between them."""
+    texts = []
+    for pos in range(len(usual)):
+        for byte in b"\x00\x01\x02\x03 A\x7f\x80\xff":
+            texts += [usual, usual[:pos] + bytes([byte]) + usual[pos + 1 :]]
+    return texts
+
+
+@pytest.mark.parametrize("usual", [USUAL, USUAL[:-1], b"a\x01b\x02c\x01d", b"TAGS\x01" + b"t" * 244, b"t\x01" + b"u" * 255])
+def test_texts_of_one_length_are_told_apart(tmp_path, usual):
+    """The pieces of the text before are taken for the next one only where all separators and names are the same."""
+    log = OddLog(tmp_path / "store", 1 << 20)
+    texts = texts_like(usual)
+    offsets = [log.add(text) for text in texts]
+    # No byte lies behind the last record.
+    log.size = len(log.data)
+    with log.open() as store:
+        rows = check_scan(store)
+        assert [row["phy_offset"] for row in rows] == offsets
+        for tag in {row["tags"] for row in rows if row["tags"]} & {"t" * 244, "paid", "pai\x7f"}:
+            assert plain(store.scan(ALL, tags=[tag])) == [row for row in rows if row["tags"] == tag]
+        region, messages = store.commit_log.segment(0).region, list(store.messages())
+        zeros, places = np.zeros(len(texts), np.int32), np.array(offsets, np.int64)
+        for key in ("ORD-1", "ORD-2", "OR ", "0A00000100002A9F", "ORD-1\x03"):
+            sought = _core.KeyTexts(*key_offsets([key]), *key_offsets(["Odd"]))
+            found = _core.match_records([region], np.zeros(1, np.int64), zeros, places, zeros, sought, 3, 0, 2**62)
+            assert found.tolist() == [key in message.keys or key == message.unique_key for message in messages]
+
+
+def key_offsets(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Texts as `KeyTexts` takes them."""
+    parts = [text.encode() for text in texts]
+    return np.cumsum([0, *map(len, parts)], dtype=np.int32), np.frombuffer(b"".join(parts), np.uint8)
+
+
 def test_the_largest_properties(tmp_path):
     log = OddLog(tmp_path / "store", 1 << 18)
     log.add(b"a\x01b\x02" * 8191)
