@@ -140,6 +140,8 @@ class CommitLog:
         self._refreshing = threading.Lock()
         # The newest record that a reader beside a writer saw: its phy offset and first bytes.
         self._last_seen: tuple[int, bytes] = (-1, b"")
+        # The segment that was walked last: its offset, its records, the position and the first bytes of the last of them.
+        self._walked: tuple[int, int, int, bytes] = (-1, 0, 0, b"")
         # How CRCs are checked, see `_core.decode_record`.
         self.crc_check = 2 if config.force_verify_prop_crc else 1
 
@@ -171,13 +173,28 @@ class CommitLog:
         """Say where the log ends."""
         self.queue.wrote_where = offset
 
+    def _walk_from_start(self, base: int) -> tuple[int, Verdict, int, int]:
+        # As `_core.walk` through a whole segment; one that was walked before from its last record on, if that is still there:
+        # opening asks several times, and a segment holds millions of records.
+        region = self.queue.file(base).region
+        walked, num, last, head = self._walked
+        if walked == base and last + _HEAD_SIZE <= region.size and region.read(last, _HEAD_SIZE) == head:
+            pos, verdict, more, newest = _core.walk(region, last, self.segment_size, base)
+            num, last = num - 1 + more, newest
+        else:
+            more = 0
+        if more == 0:
+            pos, verdict, num, last = _core.walk(region, 0, self.segment_size, base)
+        self._walked = (base, num, last, region.read(last, _HEAD_SIZE)) if num else (-1, 0, 0, b"")
+        return pos, verdict, num, last
+
     def find_end(self) -> int:
         """int: offset behind the last record that can be reached from the start of the newest segment that holds any.
 
         Reads only record headers; nothing is changed.  This is where a broker that was shut down in order would go on.
         """
         for base in reversed(self.queue.offsets):
-            pos, verdict, num, _ = _core.walk(self.queue.file(base).region, 0, self.segment_size, base)
+            pos, verdict, num, _ = self._walk_from_start(base)
             if verdict == Verdict.BLANK:
                 return base + self.segment_size
             if num or verdict != Verdict.EMPTY or base == self.queue.min_offset:
@@ -187,10 +204,9 @@ class CommitLog:
     def last_store_timestamp(self) -> int | None:
         """int or None: store time of the last record in the newest segment that holds any, ms since epoch."""
         for base in reversed(self.queue.offsets):
-            region = self.queue.file(base).region
-            _, _, num, last = _core.walk(region, 0, self.segment_size, base)
+            _, _, num, last = self._walk_from_start(base)
             if num:
-                return _core.check_record(region, last, base, 0)[2]
+                return _core.check_record(self.queue.file(base).region, last, base, 0)[2]
         return None
 
     def find_end_behind_damage(self) -> int:
@@ -265,7 +281,7 @@ class CommitLog:
         end = self.find_end()
         for base in reversed(self.queue.offsets):
             region = self.queue.file(base).region
-            _, verdict, num, last = _core.walk(region, 0, self.segment_size, base)
+            _, verdict, num, last = self._walk_from_start(base)
             if num and verdict != Verdict.BLANK:
                 # Nothing lies behind the newest record yet, so it may be on its way.
                 sound = _core.check_record(region, last, base, self.crc_check)[0] == Verdict.RECORD

@@ -36,7 +36,7 @@ from test_crash import (
     shutdown_files,
 )
 
-from rmqstore import CorruptionError, Message, MessageStore, OffsetOutOfRangeError, recovery
+from rmqstore import CorruptionError, Message, MessageStore, OffsetOutOfRangeError, StoreConfig, recovery
 from rmqstore._core import RecordColumns, Verdict
 from rmqstore.checkpoint import Checkpoint
 from rmqstore.commit_log import CommitLog
@@ -673,4 +673,31 @@ def test_store_times_behind_the_end_are_told_on_request(root):
         assert log.store_timestamp_at(each.phy_offset + 1, behind_end=True) == -1
     for offset in (-1, -(2**63), 2**63 - 1):
         assert log.store_timestamp_at(offset, behind_end=True) == log.store_timestamp_at(offset) == -1
+    log.close()
+
+
+def test_the_end_is_found_anew_however_the_log_changed(tmp_path):
+    """A log that was looked at is walked on from its last record only as long as that is there."""
+    folder = tmp_path / "commitlog"
+    folder.mkdir()
+    path = folder / f"{0:020d}"
+
+    def holding(*bodies: bytes) -> list[int]:
+        data, ends = b"", [0]
+        for body in bodies:
+            data += oracle.encode_record(topic="T", body=body, phy_offset=len(data), born_host="127.0.0.1:1")
+            ends.append(len(data))
+        with open(path, "r+b" if path.exists() else "wb") as file:
+            file.write(data.ljust(4096, b"\0"))
+        return ends
+
+    ends = holding(b"a", b"bb")
+    config = StoreConfig(mapped_file_size_commit_log=4096)
+    log = CommitLog(tmp_path, config, MappedFilePool(), read_only=True)
+    log.load()
+    for bodies in ([b"a", b"bb"], [b"a", b"bb", b"c"], [b"a"], [b"a", b"d" * 50], [b"a" * 60, b"b"], [], [b"x"] * 9):
+        ends = holding(*bodies)
+        for _ in range(2):
+            assert log.find_end() == ends[-1]
+            assert log.find_end_behind_damage() == ends[-1]
     log.close()
