@@ -24,7 +24,6 @@ import json
 import os
 import re
 import shutil
-import stat
 import sys
 import tempfile
 import zlib
@@ -36,7 +35,7 @@ from rmqstore.columns import import_pyarrow
 from rmqstore.config import StoreConfig
 from rmqstore.errors import InvalidMessageError, MissingDependencyError, StoreError
 from rmqstore.export import MANIFEST, format_of
-from rmqstore.mapped_file import fsync_directory
+from rmqstore.mapped_file import fsync_directory, open_regular
 from rmqstore.message_store import MessageStore
 from rmqstore.table_rows import IGNORED_COLUMNS, TABLE_COLUMNS
 
@@ -466,9 +465,7 @@ def _body_of_file(folder: str, name: Any) -> bytes:
     path = os.path.realpath(os.path.join(root, name))
     if os.path.isabs(name) or os.path.commonpath([root, path]) != root:
         raise ValueError(f"body_file is {name!r}, which leads out of the folder")
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise ValueError(f"body_file is {name!r}, which is no file")
+    with open(open_regular(path), "rb") as file:
         return file.read()
 
 

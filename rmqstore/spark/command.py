@@ -138,12 +138,8 @@ class Selection:
         fields = given.overrides()
         if given.config_file is not None:
             # What neither the files nor the broker.conf tell has RocketMQ's default.
-            config = given.config(path)
-            fields |= {
-                field.name: getattr(config, field.name)
-                for field in dataclasses.fields(config)
-                if field.name not in ("clock", "assumed", "unknown", "store_host")
-            }
+            fields |= given.config(path).as_dict()
+            del fields["store_host"]
         return {**{name: value for name, value in self.values.items() if value not in (None, ())}, **fields}
 
 
