@@ -1436,7 +1436,7 @@ class MessageStore:
             if self.index_service is not None:
                 self.index_service.reserve()
             rows.number(following, now, timestamps)
-            begin, end = self.commit_log.append_rows(rows)
+            end = self.commit_log.append_rows(rows)
         except BaseException as error:
             if self.commit_log.max_offset == before and isinstance(error, (OSError, InvalidMessageError)):
                 self._forget_room(wanted)
@@ -1445,7 +1445,9 @@ class MessageStore:
             raise
         self._last_store_timestamp = max(self._last_store_timestamp, int(timestamps[-1]) if len(timestamps) else now)
         try:
-            for _, _ in self.commit_log.scan_columns(begin, end, self._columns, check_crc=False):
+            done = 0
+            while done < rows.count:
+                done = rows.fill_columns(self._columns, done, self.config.index_tags)
                 self._dispatcher.dispatch_columns(self._columns, _NOTHING_INDEXED)
         except BaseException as error:
             self._fail(error)
