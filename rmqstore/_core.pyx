@@ -80,6 +80,7 @@ cdef extern from "Python.h":
     bint PyDict_CheckExact(PyObject* made)
     bint PyLong_CheckExact(PyObject* made)
     str PyUnicode_New(Py_ssize_t size, uint32_t max_char)
+    Py_ssize_t PyDict_Size(object mapping) except -1
     bint PyDict_Next(object mapping, Py_ssize_t* at, PyObject** key, PyObject** value)
     int64_t PyLong_AsLongLongAndOverflow(PyObject* value, int* overflow)
     object PyType_GenericAlloc(type kind, Py_ssize_t num)
@@ -102,36 +103,44 @@ cdef extern from *:
 cdef extern from *:
     """
     #include <string.h>
-    /* Whether a byte of the word is c: a byte minus one borrows only where it was zero. */
-    static inline uint64_t rmq_has_byte(uint64_t word, unsigned char c) {
-        const uint64_t x = word ^ c * 0x0101010101010101u;
-        return (x - 0x0101010101010101u) & ~x & 0x8080808080808080u;
-    }
+    #if defined(__SSE2__) && defined(__x86_64__)
+    #include <emmintrin.h>
+    #endif
 
     /* Whether one of n bytes is 1 or 2, which part names, values and pairs of properties, or, if that is asked for, a space.
-       Most texts are short: they are looked at as words that overlap, and no function of the C library is called. */
+       Most texts are short: pieces that overlap cover them, and no function of the C library is called. */
     static inline int rmq_has_separator(const unsigned char *p, int64_t n, int space) {
-        uint64_t word, found = 0;
-        uint32_t first, last;
+    #if defined(__SSE2__) && defined(__x86_64__)
+        const __m128i one = _mm_set1_epi8(1), two = _mm_set1_epi8(2), third = _mm_set1_epi8(space ? 32 : 2);
+        __m128i found = _mm_setzero_si128(), v;
+        uint64_t first, last;
+        uint32_t low, high;
         int64_t i;
-        if (n > 64) return memchr(p, 1, (size_t)n) || memchr(p, 2, (size_t)n) || (space && memchr(p, 32, (size_t)n));
-    #define RMQ_LOOK (found |= rmq_has_byte(word, 1) | rmq_has_byte(word, 2) | (space ? rmq_has_byte(word, 32) : 0))
-        if (n >= 8) {
-            for (i = 0; i < n - 8; i += 8) {
-                memcpy(&word, p + i, 8);
-                RMQ_LOOK;
+    #define RMQ_LOOK(v) \
+        (found = _mm_or_si128(_mm_or_si128(found, _mm_cmpeq_epi8(v, one)), _mm_or_si128(_mm_cmpeq_epi8(v, two), _mm_cmpeq_epi8(v, third))))
+        if (n >= 16) {
+            for (i = 0; i < n - 16; i += 16) {
+                v = _mm_loadu_si128((const __m128i *)(p + i));
+                RMQ_LOOK(v);
             }
-            memcpy(&word, p + n - 8, 8);
+            v = _mm_loadu_si128((const __m128i *)(p + n - 16));
+        } else if (n >= 8) {
+            memcpy(&first, p, 8);
+            memcpy(&last, p + n - 8, 8);
+            v = _mm_set_epi64x((long long)last, (long long)first);
         } else if (n >= 4) {
-            memcpy(&first, p, 4);
-            memcpy(&last, p + n - 4, 4);
-            word = (uint64_t)first << 32 | last;
+            memcpy(&low, p, 4);
+            memcpy(&high, p + n - 4, 4);
+            v = _mm_cvtsi64_si128((long long)((uint64_t)high << 32 | low));
         } else {
-            word = n > 0 ? (uint64_t)p[0] << 16 | (uint64_t)p[n >> 1] << 8 | p[n - 1] : 0;
+            v = _mm_cvtsi32_si128(n > 0 ? p[0] << 16 | p[n >> 1] << 8 | p[n - 1] : 0);
         }
-        RMQ_LOOK;
+        RMQ_LOOK(v);
     #undef RMQ_LOOK
-        return found != 0;
+        return _mm_movemask_epi8(found) != 0;
+    #else
+        return memchr(p, 1, (size_t)n) || memchr(p, 2, (size_t)n) || (space && memchr(p, 32, (size_t)n));
+    #endif
     }
     """
     # 0x01 and 0x02 part names, values and pairs.
@@ -141,6 +150,8 @@ cdef extern from "_java_hash.h":
     uint32_t hash_units8 "rmq_java_hash_8"(uint32_t h, const uint8_t* p, int64_t n) noexcept nogil
     uint32_t hash_units16 "rmq_java_hash_16"(uint32_t h, const uint16_t* p, int64_t n) noexcept nogil
     bint hash_ascii "rmq_java_hash_ascii"(uint32_t* h, const uint8_t* p, int64_t n) noexcept nogil
+    uint32_t hash_joined "rmq_java_hash_joined"(uint32_t h, uint32_t after, int64_t n) noexcept nogil
+    enum: JOINED_UNITS "RMQ_JAVA_HASH_JOINED"
 
 cdef extern from "_crc32.h":
     void crc32_start "rmq_crc32_start"() noexcept
@@ -1972,19 +1983,22 @@ cdef int64_t parse_decimal(const unsigned char* p, int32_t n, int64_t otherwise)
     return -value if minus else value
 
 
-cdef int64_t tags_code_of(const unsigned char* p, RecordView* r, KnownProperties* k, const int64_t* delays,
+cdef inline int64_t tags_code_in(const unsigned char* text, IndexedProperties* k) noexcept nogil:
+    return <int32_t>hash_utf8(0, text + k.tags_pos, k.tags_len) if k.tags_pos >= 0 else 0
+
+
+cdef int64_t unit_code_of(const unsigned char* p, RecordView* r, KnownProperties* k, int64_t tags_code, const int64_t* delays,
                           int64_t delay_num) noexcept nogil:
     # The third field of a consume-queue unit: hash of the whole TAGS value, or the time of delivery for a delayed
     # record (RocketMQ 5.5.0 CommitLog.checkMessageAndReturnSize).
-    cdef const unsigned char* text = p + r.properties_pos
-    cdef int64_t code = tags_code_in(text, &k.indexed), level
+    cdef int64_t level
     if k.delay_pos >= 0 and r.topic_len == 19 and memcmp(p + r.topic_pos, <const char*>b"SCHEDULE_TOPIC_XXXX", 19) == 0:
-        level = parse_decimal(text + k.delay_pos, k.delay_len, 0)
+        level = parse_decimal(p + r.properties_pos + k.delay_pos, k.delay_len, 0)
         if level > delay_num:
             level = delay_num
         if level > 0:
-            code = r.store_timestamp + delays[level - 1]
-    return code
+            return r.store_timestamp + delays[level - 1]
+    return tags_code
 
 
 cdef object text_of(const unsigned char* p, int32_t n):
@@ -2786,11 +2800,14 @@ cdef enum:
 
 
 cdef int64_t put_key_hashes(int32_t* out, int64_t at, int64_t room, uint32_t topic_hash, const unsigned char* text,
-                            IndexedProperties* k, bint index_tags) noexcept nogil:
-    # The index hashes of one record from `at` on, in RocketMQ's order, and where they end; -1 when they do not fit.
-    cdef uint32_t h = topic_hash * 31u + 35u
+                            IndexedProperties* k, bint index_tags, int64_t* tags_code) noexcept nogil:
+    # The index hashes of one record from `at` on, in RocketMQ's order, and where they end; -1 when they do not fit.  The tags
+    # code comes with them.
+    cdef uint32_t h = topic_hash * 31u + 35u, tags = 0
     cdef int64_t start, end, stop
     cdef const unsigned char* found
+    cdef bint joined
+    tags_code[0] = 0
     if k.unique_key_pos >= 0:
         if at >= room:
             return -1
@@ -2807,18 +2824,20 @@ cdef int64_t put_key_hashes(int32_t* out, int64_t at, int64_t room, uint32_t top
                 out[at] = index_hash(hash_utf8(h, text + start, end - start))
                 at += 1
             start = end + 1
-    if index_tags and k.tags_pos >= 0:
-        if at >= room:
-            return -1
-        h = (h * 31u + 84u) * 31u + 35u  # topic#T#tags
-        out[at] = index_hash(hash_utf8(h, text + k.tags_pos, k.tags_len))
-        at += 1
+    if k.tags_pos >= 0:
+        # Tags are hashed alone and behind the topic; the second follows from the first where they are short and ASCII.
+        joined = k.tags_len <= JOINED_UNITS and hash_ascii(&tags, text + k.tags_pos, k.tags_len)
+        if not joined:
+            tags = hash_utf8(0, text + k.tags_pos, k.tags_len)
+        tags_code[0] = <int32_t>tags
+        if index_tags:
+            if at >= room:
+                return -1
+            h = (h * 31u + 84u) * 31u + 35u  # topic#T#tags
+            out[at] = index_hash(hash_joined(h, tags, k.tags_len) if joined
+                                 else hash_utf8(h, text + k.tags_pos, k.tags_len))
+            at += 1
     return at
-
-
-cdef inline int64_t tags_code_in(const unsigned char* text, IndexedProperties* k) noexcept nogil:
-    # The third field of a unit for a record that is not delayed.
-    return <int32_t>hash_utf8(0, text + k.tags_pos, k.tags_len) if k.tags_pos >= 0 else 0
 
 
 cdef int scan_rows(const unsigned char* base, int64_t* pos, int64_t size, int64_t limit, int64_t base_offset,
@@ -2826,7 +2845,7 @@ cdef int scan_rows(const unsigned char* base, int64_t* pos, int64_t size, int64_
                    bint index_tags, bint keys) noexcept nogil:
     cdef RecordView r
     cdef KnownProperties k
-    cdef int64_t i, at
+    cdef int64_t i, at, code
     cdef int verdict
     cdef int32_t topic, queue
     cdef uint32_t topic_hash
@@ -2851,9 +2870,11 @@ cdef int scan_rows(const unsigned char* base, int64_t* pos, int64_t size, int64_
         at = out.c_key_start[i]
         if keys and r.sys_flag & SYS_TRANSACTION_MASK != SYS_ROLLBACK:
             at = put_key_hashes(&out.c_key_hash[0], at, out.c_key_hash.shape[0], topic_hash, p + r.properties_pos,
-                                &k.indexed, index_tags)
+                                &k.indexed, index_tags, &code)
             if at < 0:
                 return NEED_KEY_ROOM
+        else:
+            code = tags_code_in(p + r.properties_pos, &k.indexed)
         out.c_key_start[i + 1] = at
         out.c_phy_offset[i] = base_offset + pos[0]
         out.c_size[i] = r.total_size
@@ -2861,7 +2882,7 @@ cdef int scan_rows(const unsigned char* base, int64_t* pos, int64_t size, int64_
         out.c_queue_offset[i] = r.queue_offset
         out.c_sys_flag[i] = r.sys_flag
         out.c_store_timestamp[i] = r.store_timestamp
-        out.c_tags_code[i] = tags_code_of(p, &r, &k, delays, delay_num)
+        out.c_tags_code[i] = unit_code_of(p, &r, &k, code, delays, delay_num)
         out.c_topic[i] = topic
         out.c_queue[i] = queue
         out.c_multi_dispatch[i] = k.multi_dispatch_pos >= 0
@@ -3597,7 +3618,7 @@ cdef class RowBatch:
         cdef object text
         cdef PyObject* name
         cdef PyObject* value
-        cdef Py_ssize_t at = 0
+        cdef Py_ssize_t at = 0, left
         cdef bytes name_bytes, value_bytes
         cdef object body = m.body, held_name, held_value
         if not (PyUnicode_CheckExact(<PyObject*>m.topic) and PyBytes_CheckExact(<PyObject*>body)
@@ -3637,7 +3658,9 @@ cdef class RowBatch:
             return NOT_PLAIN
         self.start_text(row)
         text = m.properties
-        while PyDict_Next(text, &at, &name, &value):
+        left = PyDict_Size(text)
+        while left > 0 and PyDict_Next(text, &at, &name, &value):
+            left -= 1
             if not (PyUnicode_CheckExact(name) and PyUnicode_CheckExact(value)):
                 return NOT_PLAIN
             if PyUnicode_IS_COMPACT_ASCII(name) and PyUnicode_IS_COMPACT_ASCII(value):
@@ -3651,6 +3674,7 @@ cdef class RowBatch:
                     name_bytes, value_bytes = (<str>held_name).encode("utf-8"), (<str>held_value).encode("utf-8")
                 except UnicodeEncodeError:
                     return NOT_PLAIN
+                left = PyDict_Size(text)
                 if self.add_property(row, <const unsigned char*>PyBytes_AS_STRING(name_bytes), PyBytes_GET_SIZE(name_bytes),
                                      <const unsigned char*>PyBytes_AS_STRING(value_bytes),
                                      PyBytes_GET_SIZE(value_bytes)) != TAKEN:
@@ -4066,7 +4090,7 @@ cdef class RowBatch:
                 topic_hash = hash_utf8(0, &self.topics.arena[0] + self.topics.starts[topic], row.parts.topic_len)
             text = self.arena + row.text_at
             at = put_key_hashes(&out.c_key_hash[0], out.c_key_start[i], out.c_key_hash.shape[0], topic_hash, text,
-                                &row.indexed, index_tags)
+                                &row.indexed, index_tags, &out.c_tags_code[i])
             if at < 0:
                 return NEED_KEY_ROOM
             out.c_key_start[i + 1] = at
@@ -4076,7 +4100,6 @@ cdef class RowBatch:
             out.c_queue_offset[i] = out.c_inner_base[i] = row.parts.queue_offset
             out.c_sys_flag[i] = row.parts.sys_flag
             out.c_store_timestamp[i] = row.parts.store_timestamp
-            out.c_tags_code[i] = tags_code_in(text, &row.indexed)
             out.c_topic[i] = topic
             out.c_queue[i] = row.queue
             # A plain row is no inner batch and names no further queues.
@@ -4240,8 +4263,7 @@ cdef class Appender:
         row.parts.queue_offset = end.stream.wrote_where // UNIT_SIZE
         batch.seal(0, EMPTY_TIMESTAMPS)
         keys = put_key_hashes(hashes, 0, APPEND_KEYS, hash_utf8(0, row.parts.topic, row.parts.topic_len), row.parts.properties,
-                              &row.indexed, self.index_tags)
-        code = tags_code_in(row.parts.properties, &row.indexed)
+                              &row.indexed, self.index_tags, &code)
         if keys < 0 or (self.indexed and not index_takes(self.index, keys, row.phy_offset)):
             return None
         now = self.clock()

@@ -1267,17 +1267,18 @@ class MessageStore:
     ) -> list[PutResult]:
         self._check_writable()
         if isinstance(queue_id, (int, np.integer, str, bytes)) or not hasattr(queue_id, "__iter__"):
-            queue_ids: Sequence[int] = [queue_id] * len(messages)  # type: ignore[list-item]
+            given: Any = queue_id
         else:
-            queue_ids = list(queue_id)
-            if len(queue_ids) != len(messages):
-                raise InvalidMessageError(f"{len(messages)} messages, but {len(queue_ids)} queue ids")
+            given = list(queue_id)
+            if len(given) != len(messages):
+                raise InvalidMessageError(f"{len(messages)} messages, but {len(given)} queue ids")
         if not messages:
             return []
         if not together and now is None and self._rows is not None:
-            plain = self._put_plain(messages, queue_id if isinstance(queue_id, int) else list(queue_ids))
+            plain = self._put_plain(messages, given)
             if plain is not None:
                 return plain
+        queue_ids: list[int] = given if isinstance(given, list) else [given] * len(messages)
         prepared = [
             self._prepare(message, each, append_crc=not together)
             for message, each in zip(messages, queue_ids, strict=True)
