@@ -80,7 +80,6 @@ cdef extern from "Python.h":
     bint PyDict_CheckExact(PyObject* made)
     bint PyLong_CheckExact(PyObject* made)
     str PyUnicode_New(Py_ssize_t size, uint32_t max_char)
-    Py_ssize_t PyDict_Size(object mapping) except -1
     bint PyDict_Next(object mapping, Py_ssize_t* at, PyObject** key, PyObject** value)
     int64_t PyLong_AsLongLongAndOverflow(PyObject* value, int* overflow)
     object PyType_GenericAlloc(type kind, Py_ssize_t num)
@@ -3609,6 +3608,18 @@ cdef class RowBatch:
         return self.add_hosts(row, <const unsigned char*>PyBytes_AS_STRING(born), PyBytes_GET_SIZE(born),
                               <const unsigned char*>PyBytes_AS_STRING(store), PyBytes_GET_SIZE(store))
 
+    cdef int add_encoded(self, Row* row, object name, object value) except -10:
+        # A property that is not ASCII.  Both are held, as a caller's borrowed ones are not: whatever runs meanwhile may
+        # change the dict.
+        cdef str held_name = name, held_value = value
+        cdef bytes name_bytes, value_bytes
+        try:
+            name_bytes, value_bytes = held_name.encode("utf-8"), held_value.encode("utf-8")
+        except UnicodeEncodeError:
+            return NOT_PLAIN
+        return self.add_property(row, <const unsigned char*>PyBytes_AS_STRING(name_bytes), PyBytes_GET_SIZE(name_bytes),
+                                 <const unsigned char*>PyBytes_AS_STRING(value_bytes), PyBytes_GET_SIZE(value_bytes))
+
     cdef int take_message(self, MessageFields m, int64_t queue_id) except -10:
         # Row `count` becomes this message; there must be room for it.  The message may be changed by another thread as soon
         # as this returns, so that what it holds is copied, or kept in `held`.
@@ -3618,9 +3629,8 @@ cdef class RowBatch:
         cdef object text
         cdef PyObject* name
         cdef PyObject* value
-        cdef Py_ssize_t at = 0, left
-        cdef bytes name_bytes, value_bytes
-        cdef object body = m.body, held_name, held_value
+        cdef Py_ssize_t at = 0
+        cdef object body = m.body
         if not (PyUnicode_CheckExact(<PyObject*>m.topic) and PyBytes_CheckExact(<PyObject*>body)
                 and PyDict_CheckExact(<PyObject*>m.properties)):
             return NOT_PLAIN
@@ -3658,27 +3668,15 @@ cdef class RowBatch:
             return NOT_PLAIN
         self.start_text(row)
         text = m.properties
-        left = PyDict_Size(text)
-        while left > 0 and PyDict_Next(text, &at, &name, &value):
-            left -= 1
+        while PyDict_Next(text, &at, &name, &value):
             if not (PyUnicode_CheckExact(name) and PyUnicode_CheckExact(value)):
                 return NOT_PLAIN
             if PyUnicode_IS_COMPACT_ASCII(name) and PyUnicode_IS_COMPACT_ASCII(value):
                 if self.add_property(row, <const unsigned char*>PyUnicode_DATA(name), PyUnicode_GET_LENGTH(name),
                                      <const unsigned char*>PyUnicode_DATA(value), PyUnicode_GET_LENGTH(value)) != TAKEN:
                     return NOT_PLAIN
-            else:
-                # Both are held: whatever runs meanwhile may change the dict.
-                held_name, held_value = <object>name, <object>value
-                try:
-                    name_bytes, value_bytes = (<str>held_name).encode("utf-8"), (<str>held_value).encode("utf-8")
-                except UnicodeEncodeError:
-                    return NOT_PLAIN
-                left = PyDict_Size(text)
-                if self.add_property(row, <const unsigned char*>PyBytes_AS_STRING(name_bytes), PyBytes_GET_SIZE(name_bytes),
-                                     <const unsigned char*>PyBytes_AS_STRING(value_bytes),
-                                     PyBytes_GET_SIZE(value_bytes)) != TAKEN:
-                    return NOT_PLAIN
+            elif self.add_encoded(row, <object>name, <object>value) != TAKEN:
+                return NOT_PLAIN
         topic = self.finish_row(row)
         if topic != TAKEN:
             return topic
