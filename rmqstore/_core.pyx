@@ -75,9 +75,13 @@ cdef extern from "Python.h":
     str PyUnicode_DecodeUTF8(const char* s, Py_ssize_t size, const char* errors)
     object PyErr_SetFromErrno(object type)
     bint PyUnicode_IS_COMPACT_ASCII(PyObject* s)
+    bint PyUnicode_CheckExact(PyObject* made)
+    bint PyBytes_CheckExact(PyObject* made)
+    bint PyDict_CheckExact(PyObject* made)
+    bint PyLong_CheckExact(PyObject* made)
     str PyUnicode_New(Py_ssize_t size, uint32_t max_char)
     bint PyDict_Next(object mapping, Py_ssize_t* at, PyObject** key, PyObject** value)
-    int64_t PyLong_AsLongLongAndOverflow(object value, int* overflow)
+    int64_t PyLong_AsLongLongAndOverflow(PyObject* value, int* overflow)
     object PyType_GenericAlloc(type kind, Py_ssize_t num)
     void PyObject_GC_UnTrack(object made)
     void PyTuple_SET_ITEM(object made, Py_ssize_t i, object value)
@@ -95,10 +99,58 @@ cdef extern from *:
     uint64_t mod_magic "rmq_mod_magic"(uint32_t d) noexcept nogil
     uint32_t fastmod "rmq_fastmod"(uint32_t a, uint64_t magic, uint32_t d) noexcept nogil
 
+cdef extern from *:
+    """
+    #include <string.h>
+    #if defined(__SSE2__) && defined(__x86_64__)
+    #include <emmintrin.h>
+    #endif
+
+    /* Whether one of n bytes is 1 or 2, which part names, values and pairs of properties, or, if that is asked for, a space.
+       Most texts are short: pieces that overlap cover them, and no function of the C library is called. */
+    static inline int rmq_has_separator(const unsigned char *p, int64_t n, int space) {
+    #if defined(__SSE2__) && defined(__x86_64__)
+        const __m128i one = _mm_set1_epi8(1), two = _mm_set1_epi8(2), third = _mm_set1_epi8(space ? 32 : 2);
+        __m128i found = _mm_setzero_si128(), v;
+        uint64_t first, last;
+        uint32_t low, high;
+        int64_t i;
+    #define RMQ_LOOK(v) \
+        (found = _mm_or_si128(_mm_or_si128(found, _mm_cmpeq_epi8(v, one)), _mm_or_si128(_mm_cmpeq_epi8(v, two), _mm_cmpeq_epi8(v, third))))
+        if (n >= 16) {
+            for (i = 0; i < n - 16; i += 16) {
+                v = _mm_loadu_si128((const __m128i *)(p + i));
+                RMQ_LOOK(v);
+            }
+            v = _mm_loadu_si128((const __m128i *)(p + n - 16));
+        } else if (n >= 8) {
+            memcpy(&first, p, 8);
+            memcpy(&last, p + n - 8, 8);
+            v = _mm_set_epi64x((long long)last, (long long)first);
+        } else if (n >= 4) {
+            memcpy(&low, p, 4);
+            memcpy(&high, p + n - 4, 4);
+            v = _mm_cvtsi64_si128((long long)((uint64_t)high << 32 | low));
+        } else {
+            v = _mm_cvtsi32_si128(n > 0 ? p[0] << 16 | p[n >> 1] << 8 | p[n - 1] : 0);
+        }
+        RMQ_LOOK(v);
+    #undef RMQ_LOOK
+        return _mm_movemask_epi8(found) != 0;
+    #else
+        return memchr(p, 1, (size_t)n) || memchr(p, 2, (size_t)n) || (space && memchr(p, 32, (size_t)n));
+    #endif
+    }
+    """
+    # 0x01 and 0x02 part names, values and pairs.
+    bint has_separator "rmq_has_separator"(const unsigned char* p, int64_t n, bint space) noexcept nogil
+
 cdef extern from "_java_hash.h":
     uint32_t hash_units8 "rmq_java_hash_8"(uint32_t h, const uint8_t* p, int64_t n) noexcept nogil
     uint32_t hash_units16 "rmq_java_hash_16"(uint32_t h, const uint16_t* p, int64_t n) noexcept nogil
     bint hash_ascii "rmq_java_hash_ascii"(uint32_t* h, const uint8_t* p, int64_t n) noexcept nogil
+    uint32_t hash_joined "rmq_java_hash_joined"(uint32_t h, uint32_t after, int64_t n) noexcept nogil
+    enum: JOINED_UNITS "RMQ_JAVA_HASH_JOINED"
 
 cdef extern from "_crc32.h":
     void crc32_start "rmq_crc32_start"() noexcept
@@ -1771,11 +1823,16 @@ cdef struct RecordView:
     int64_t prepared_transaction_offset
 
 
-cdef struct KnownProperties:
-    # Positions relative to the property text; -1 = absent.  As in Java a later duplicate wins.
+cdef struct IndexedProperties:
+    # Positions of the values that the index takes, relative to the property text; -1 = absent.
     int32_t keys_pos, keys_len
     int32_t tags_pos, tags_len
     int32_t unique_key_pos, unique_key_len
+
+
+cdef struct KnownProperties:
+    # Positions relative to the property text; -1 = absent.  As in Java a later duplicate wins.
+    IndexedProperties indexed
     int32_t delay_pos, delay_len
     int32_t inner_num_pos, inner_num_len
     int32_t inner_base_pos, inner_base_len
@@ -1848,10 +1905,13 @@ cdef inline bint body_crc_ok(const unsigned char* p, RecordView* r) noexcept nog
     return <int32_t>(crc32_update(0, p + r.body_pos, r.body_len) & 0x7FFFFFFFu) == r.body_crc
 
 
-cdef bint has_prop_crc(const unsigned char* p, RecordView* r) noexcept nogil:
+cdef inline bint ends_with_crc(const unsigned char* text, int64_t n) noexcept nogil:
     # `__CRC32#` 0x01 ten digits 0x02 as the last 20 bytes (enabledAppendPropCRC, RocketMQ 5.2.0 and later).
-    cdef const unsigned char* tail = p + r.total_size - PROP_CRC_SIZE
-    return r.properties_len >= PROP_CRC_SIZE and memcmp(tail, <const char*>b"__CRC32#\x01", 9) == 0
+    return n >= PROP_CRC_SIZE and memcmp(text + n - PROP_CRC_SIZE, <const char*>b"__CRC32#\x01", 9) == 0
+
+
+cdef bint has_prop_crc(const unsigned char* p, RecordView* r) noexcept nogil:
+    return ends_with_crc(p + r.properties_pos, r.properties_len)
 
 
 cdef bint prop_crc_ok(const unsigned char* p, RecordView* r) noexcept nogil:
@@ -1888,11 +1948,11 @@ cdef void find_properties(const unsigned char* text, int32_t n, KnownProperties*
             value_len = end - value
             if name_len > 0 and value_len > 0:
                 if name_len == 4 and memcmp(text + start, <const char*>b"KEYS", 4) == 0:
-                    k.keys_pos, k.keys_len = value, value_len
+                    k.indexed.keys_pos, k.indexed.keys_len = value, value_len
                 elif name_len == 4 and memcmp(text + start, <const char*>b"TAGS", 4) == 0:
-                    k.tags_pos, k.tags_len = value, value_len
+                    k.indexed.tags_pos, k.indexed.tags_len = value, value_len
                 elif name_len == 8 and memcmp(text + start, <const char*>b"UNIQ_KEY", 8) == 0:
-                    k.unique_key_pos, k.unique_key_len = value, value_len
+                    k.indexed.unique_key_pos, k.indexed.unique_key_len = value, value_len
                 elif name_len == 5 and memcmp(text + start, <const char*>b"DELAY", 5) == 0:
                     k.delay_pos, k.delay_len = value, value_len
                 elif name_len == 9 and memcmp(text + start, <const char*>b"INNER_NUM", 9) == 0:
@@ -1922,21 +1982,22 @@ cdef int64_t parse_decimal(const unsigned char* p, int32_t n, int64_t otherwise)
     return -value if minus else value
 
 
-cdef int64_t tags_code_of(const unsigned char* p, RecordView* r, KnownProperties* k, const int64_t* delays,
+cdef inline int64_t tags_code_in(const unsigned char* text, IndexedProperties* k) noexcept nogil:
+    return <int32_t>hash_utf8(0, text + k.tags_pos, k.tags_len) if k.tags_pos >= 0 else 0
+
+
+cdef int64_t unit_code_of(const unsigned char* p, RecordView* r, KnownProperties* k, int64_t tags_code, const int64_t* delays,
                           int64_t delay_num) noexcept nogil:
     # The third field of a consume-queue unit: hash of the whole TAGS value, or the time of delivery for a delayed
     # record (RocketMQ 5.5.0 CommitLog.checkMessageAndReturnSize).
-    cdef const unsigned char* text = p + r.properties_pos
-    cdef int64_t code = 0, level
-    if k.tags_pos >= 0:
-        code = <int32_t>hash_utf8(0, text + k.tags_pos, k.tags_len)
+    cdef int64_t level
     if k.delay_pos >= 0 and r.topic_len == 19 and memcmp(p + r.topic_pos, <const char*>b"SCHEDULE_TOPIC_XXXX", 19) == 0:
-        level = parse_decimal(text + k.delay_pos, k.delay_len, 0)
+        level = parse_decimal(p + r.properties_pos + k.delay_pos, k.delay_len, 0)
         if level > delay_num:
             level = delay_num
         if level > 0:
-            code = r.store_timestamp + delays[level - 1]
-    return code
+            return r.store_timestamp + delays[level - 1]
+    return tags_code
 
 
 cdef object text_of(const unsigned char* p, int32_t n):
@@ -2149,17 +2210,17 @@ cdef bint has_key(const unsigned char* p, RecordView* r, const unsigned char* to
         return False
     find_properties(text, r.properties_len, &k)
     if kind == TAG:
-        return k.tags_pos >= 0 and k.tags_len == n and memcmp(text + k.tags_pos, wanted, n) == 0
-    if (kind != KEYS_ONLY and k.unique_key_pos >= 0 and k.unique_key_len == n
-            and memcmp(text + k.unique_key_pos, wanted, n) == 0):
+        return k.indexed.tags_pos >= 0 and k.indexed.tags_len == n and memcmp(text + k.indexed.tags_pos, wanted, n) == 0
+    if (kind != KEYS_ONLY and k.indexed.unique_key_pos >= 0 and k.indexed.unique_key_len == n
+            and memcmp(text + k.indexed.unique_key_pos, wanted, n) == 0):
         return True
-    if kind == UNIQUE_KEY or k.keys_pos < 0 or n == 0:
+    if kind == UNIQUE_KEY or k.indexed.keys_pos < 0 or n == 0:
         return False
-    while start <= k.keys_len:
+    while start <= k.indexed.keys_len:
         end = start
-        while end < k.keys_len and text[k.keys_pos + end] != 32:
+        while end < k.indexed.keys_len and text[k.indexed.keys_pos + end] != 32:
             end += 1
-        if end - start == n and memcmp(text + k.keys_pos + start, wanted, n) == 0:
+        if end - start == n and memcmp(text + k.indexed.keys_pos + start, wanted, n) == 0:
             return True
         start = end + 1
     return False
@@ -2219,9 +2280,17 @@ cdef int64_t encoded_properties_len(RecordParts* parts) noexcept nogil:
     return parts.properties_len + PROP_CRC_SIZE + separator
 
 
-cdef int64_t encoded_size(RecordParts* parts, bint prop_crc) noexcept nogil:
+cdef inline int64_t encoded_size(RecordParts* parts, bint prop_crc) noexcept nogil:
     return (RECORD_FIXED_SIZE - 16 + parts.born_host_len + parts.store_host_len + parts.body_len + parts.topic_len
             + (encoded_properties_len(parts) if prop_crc else parts.properties_len) + (1 if parts.version == 2 else 0))
+
+
+cdef inline void copy_host(unsigned char* to, const unsigned char* host, int32_t n) noexcept nogil:
+    # Nearly every host is of eight bytes, which are one load and one store.
+    if n == 8:
+        memcpy(to, host, 8)
+    else:
+        memcpy(to, host, n)
 
 
 cdef void encode_into(unsigned char* p, int64_t total, int64_t phy_offset, RecordParts* parts, bint prop_crc) noexcept nogil:
@@ -2238,11 +2307,11 @@ cdef void encode_into(unsigned char* p, int64_t total, int64_t phy_offset, Recor
     put_i64(p + RECORD_PHY_OFFSET, phy_offset)
     put_i32(p + RECORD_SYS_FLAG, parts.sys_flag)
     put_i64(p + RECORD_BORN_TIMESTAMP, parts.born_timestamp)
-    memcpy(p + at, parts.born_host, parts.born_host_len)
+    copy_host(p + at, parts.born_host, parts.born_host_len)
     at += parts.born_host_len
     put_i64(p + at, parts.store_timestamp)
     at += 8
-    memcpy(p + at, parts.store_host, parts.store_host_len)
+    copy_host(p + at, parts.store_host, parts.store_host_len)
     at += parts.store_host_len
     put_i32(p + at, parts.reconsume_times)
     put_i64(p + at + 4, parts.prepared_transaction_offset)
@@ -2421,6 +2490,7 @@ def write_blank(Region region not None, int64_t pos):
 
 # ------------------------------------------------------------------------------------------- records as columns
 
+@cython.final
 @cython.no_gc_clear
 cdef class TopicTable:
     """Topics and queues seen by a scan, numbered in order of appearance.
@@ -2728,35 +2798,44 @@ cdef enum:
     NEED_KEY_ROOM = 101
 
 
-cdef int64_t append_keys(RecordColumns out, int64_t at, uint32_t topic_hash, const unsigned char* text,
-                         KnownProperties* k, bint index_tags) noexcept nogil:
-    # The index hashes of one record from `at` on; -1 when they do not fit.
-    cdef uint32_t h = topic_hash * 31u + 35u
-    cdef int64_t room = out.c_key_hash.shape[0]
-    cdef int32_t start, end
+cdef int64_t put_key_hashes(int32_t* out, int64_t at, int64_t room, uint32_t topic_hash, const unsigned char* text,
+                            IndexedProperties* k, bint index_tags, int64_t* tags_code) noexcept nogil:
+    # The index hashes of one record from `at` on, in RocketMQ's order, and where they end; -1 when they do not fit.  The tags
+    # code comes with them.
+    cdef uint32_t h = topic_hash * 31u + 35u, tags = 0
+    cdef int64_t start, end, stop
+    cdef const unsigned char* found
+    cdef bint joined
+    tags_code[0] = 0
     if k.unique_key_pos >= 0:
         if at >= room:
             return -1
-        out.c_key_hash[at] = index_hash(hash_utf8(h, text + k.unique_key_pos, k.unique_key_len))
+        out[at] = index_hash(hash_utf8(h, text + k.unique_key_pos, k.unique_key_len))
         at += 1
     if k.keys_pos >= 0:
-        start = 0
-        while start < k.keys_len:
-            end = start
-            while end < k.keys_len and text[k.keys_pos + end] != 32:
-                end += 1
+        start, stop = k.keys_pos, <int64_t>k.keys_pos + k.keys_len
+        while start < stop:
+            found = <const unsigned char*>memchr(text + start, 32, stop - start)
+            end = found - text if found != NULL else stop
             if end > start:
                 if at >= room:
                     return -1
-                out.c_key_hash[at] = index_hash(hash_utf8(h, text + k.keys_pos + start, end - start))
+                out[at] = index_hash(hash_utf8(h, text + start, end - start))
                 at += 1
             start = end + 1
-    if index_tags and k.tags_pos >= 0:
-        if at >= room:
-            return -1
-        h = (h * 31u + 84u) * 31u + 35u  # topic#T#tags
-        out.c_key_hash[at] = index_hash(hash_utf8(h, text + k.tags_pos, k.tags_len))
-        at += 1
+    if k.tags_pos >= 0:
+        # Tags are hashed alone and behind the topic; the second follows from the first where they are short and ASCII.
+        joined = k.tags_len <= JOINED_UNITS and hash_ascii(&tags, text + k.tags_pos, k.tags_len)
+        if not joined:
+            tags = hash_utf8(0, text + k.tags_pos, k.tags_len)
+        tags_code[0] = <int32_t>tags
+        if index_tags:
+            if at >= room:
+                return -1
+            h = (h * 31u + 84u) * 31u + 35u  # topic#T#tags
+            out[at] = index_hash(hash_joined(h, tags, k.tags_len) if joined
+                                 else hash_utf8(h, text + k.tags_pos, k.tags_len))
+            at += 1
     return at
 
 
@@ -2765,7 +2844,7 @@ cdef int scan_rows(const unsigned char* base, int64_t* pos, int64_t size, int64_
                    bint index_tags, bint keys) noexcept nogil:
     cdef RecordView r
     cdef KnownProperties k
-    cdef int64_t i, at
+    cdef int64_t i, at, code
     cdef int verdict
     cdef int32_t topic, queue
     cdef uint32_t topic_hash
@@ -2789,9 +2868,12 @@ cdef int scan_rows(const unsigned char* base, int64_t* pos, int64_t size, int64_
         find_properties(p + r.properties_pos, r.properties_len, &k)
         at = out.c_key_start[i]
         if keys and r.sys_flag & SYS_TRANSACTION_MASK != SYS_ROLLBACK:
-            at = append_keys(out, at, topic_hash, p + r.properties_pos, &k, index_tags)
+            at = put_key_hashes(&out.c_key_hash[0], at, out.c_key_hash.shape[0], topic_hash, p + r.properties_pos,
+                                &k.indexed, index_tags, &code)
             if at < 0:
                 return NEED_KEY_ROOM
+        else:
+            code = tags_code_in(p + r.properties_pos, &k.indexed)
         out.c_key_start[i + 1] = at
         out.c_phy_offset[i] = base_offset + pos[0]
         out.c_size[i] = r.total_size
@@ -2799,7 +2881,7 @@ cdef int scan_rows(const unsigned char* base, int64_t* pos, int64_t size, int64_
         out.c_queue_offset[i] = r.queue_offset
         out.c_sys_flag[i] = r.sys_flag
         out.c_store_timestamp[i] = r.store_timestamp
-        out.c_tags_code[i] = tags_code_of(p, &r, &k, delays, delay_num)
+        out.c_tags_code[i] = unit_code_of(p, &r, &k, code, delays, delay_num)
         out.c_topic[i] = topic
         out.c_queue[i] = queue
         out.c_multi_dispatch[i] = k.multi_dispatch_pos >= 0
@@ -3054,34 +3136,48 @@ cdef struct Row:
     int64_t host_at     # place of the hosts in the arena, -1 = those of the batch
     int64_t size
     int64_t phy_offset
+    IndexedProperties indexed
     int32_t topic       # number in the topic table
     int32_t queue
     bint born_now
 
 
-cdef inline bint has_separator(const unsigned char* p, int64_t n) noexcept nogil:
-    # 0x01 and 0x02 part names, values and pairs.
-    return memchr(p, 1, n) != NULL or memchr(p, 2, n) != NULL
+cdef enum:
+    # Names of properties that the index takes, and all others that a plain row may have.
+    OTHER_NAME = 1
+    KEYS_NAME
+    TAGS_NAME
+    UNIQUE_KEY_NAME
 
 
-cdef int judge_property(const unsigned char* name, int64_t name_len, const unsigned char* value,
-                        int64_t value_len) noexcept nogil:
+cdef inline int judge_name(const unsigned char* name, int64_t n) noexcept nogil:
     # Properties that mean something to the writer are the long way's.
+    if n == 4:
+        if memcmp(name, <const char*>b"KEYS", 4) == 0:
+            return KEYS_NAME
+        if memcmp(name, <const char*>b"TAGS", 4) == 0:
+            return TAGS_NAME
+    elif n == 8:
+        if memcmp(name, <const char*>b"UNIQ_KEY", 8) == 0:
+            return UNIQUE_KEY_NAME
+        if memcmp(name, <const char*>b"__CRC32#", 8) == 0:
+            return NOT_PLAIN
+    if (n == 0 or (n == 5 and memcmp(name, <const char*>b"DELAY", 5) == 0)
+            or (n > 6 and memcmp(name, <const char*>b"INNER_", 6) == 0) or has_separator(name, n, False)):
+        return NOT_PLAIN
+    return OTHER_NAME
+
+
+cdef inline bint holds_a_key(const unsigned char* p, int64_t n) noexcept nogil:
+    # Not only spaces.
     cdef int64_t i
-    if name_len == 0 or has_separator(name, name_len) or has_separator(value, value_len):
-        return NOT_PLAIN
-    if name_len == 4 and memcmp(name, <const char*>b"KEYS", 4) == 0:
-        for i in range(value_len):
-            if value[i] != 32:
-                return TAKEN
-        return NOT_PLAIN
-    if ((name_len == 5 and memcmp(name, <const char*>b"DELAY", 5) == 0)
-            or (name_len == 8 and memcmp(name, <const char*>b"__CRC32#", 8) == 0)
-            or (name_len > 6 and memcmp(name, <const char*>b"INNER_", 6) == 0)):
-        return NOT_PLAIN
-    return TAKEN
+    for i in range(n):
+        if p[i] != 32:
+            return True
+    return False
 
 
+@cython.final
 @cython.no_gc_clear
 cdef class TextColumn:
     """Texts or bytes of an Arrow array, or one for all rows.
@@ -3122,7 +3218,7 @@ cdef class TextColumn:
             self.validity = validity
             self.nullable = True
 
-    cdef int get(self, int64_t i, const uint8_t** p, int64_t* n) noexcept nogil:
+    cdef inline int get(self, int64_t i, const uint8_t** p, int64_t* n) noexcept nogil:
         # 1: there; 0: null (the value is then empty); -1: the array is not sound.
         cdef int64_t start, end
         p[0], n[0] = NULL, 0
@@ -3151,6 +3247,7 @@ cdef inline bint bit_of(const uint8_t[::1] bits, int64_t i) noexcept nogil:
     return 0 <= i < 8 * bits.shape[0] and (bits[i >> 3] >> (i & 7)) & 1
 
 
+@cython.final
 @cython.no_gc_clear
 cdef class ListColumn:
     """Lists of texts: Arrow's list or map offsets over a `TextColumn`; without offsets every row has all of it.
@@ -3181,7 +3278,7 @@ cdef class ListColumn:
             self.validity = validity
             self.nullable = True
 
-    cdef int bounds(self, int64_t i, int64_t* start, int64_t* end) noexcept nogil:
+    cdef inline int bounds(self, int64_t i, int64_t* start, int64_t* end) noexcept nogil:
         start[0], end[0] = 0, self.num
         if not self.listed:
             return self.num > 0
@@ -3194,6 +3291,7 @@ cdef class ListColumn:
         return -1 if start[0] < 0 or end[0] < start[0] else 1
 
 
+@cython.final
 @cython.no_gc_clear
 cdef class NumberColumn:
     """Numbers of a column, or one for all rows.
@@ -3224,7 +3322,7 @@ cdef class NumberColumn:
             self.valid = valid.view(np.uint8)
             self.nullable = True
 
-    cdef bint get(self, int64_t i, int64_t* value) noexcept nogil:
+    cdef inline bint get(self, int64_t i, int64_t* value) noexcept nogil:
         # False, and 0, where there is none.
         value[0] = 0
         if not self.given or (self.nullable and not (0 <= i < self.valid.shape[0] and self.valid[i])):
@@ -3235,13 +3333,14 @@ cdef class NumberColumn:
             value[0] = self.values[i]
         return True
 
-    cdef bint fits(self, int64_t i, int64_t low, int64_t high, int32_t* value) noexcept nogil:
+    cdef inline bint fits(self, int64_t i, int64_t low, int64_t high, int32_t* value) noexcept nogil:
         cdef int64_t number
         self.get(i, &number)
         value[0] = <int32_t>number
         return low <= number <= high
 
 
+@cython.final
 @cython.no_gc_clear
 cdef class TableRows:
     """The columns of a table that is to be put, as `RowBatch.take_columns` reads them.
@@ -3310,6 +3409,7 @@ cdef class TableRows:
         return batch.add_hosts(row, born, n, store, store_n)
 
 
+@cython.final
 @cython.no_gc_clear
 cdef class RowBatch:
     """Rows that are to become records: checked, laid out and numbered before anything is written.
@@ -3351,8 +3451,10 @@ cdef class RowBatch:
     cdef list held          # objects that rows point into
     cdef int64_t max_body_size, max_topic_size, max_text_size
     cdef bint prop_crc
+    cdef int64_t encoded    # rows that were written to the log
     cdef object last_topic
     cdef int32_t last_number
+    cdef int32_t last_queue_topic, last_queue_id, last_queue
     cdef int64_t[::1] queue_num     # rows of each queue that was touched, else 0
     cdef list touched
 
@@ -3370,6 +3472,7 @@ cdef class RowBatch:
         self.held, self.touched = [], []
         self.queue_num = np.zeros(16, np.int64)
         self.last_topic = None
+        self.last_queue_topic = -1
 
     def __dealloc__(self):
         free(self.rows)
@@ -3386,8 +3489,11 @@ cdef class RowBatch:
             self.capacity = num
         return 0
 
-    cdef bint reserve_arena(self, int64_t size) noexcept nogil:
+    cdef inline bint reserve_arena(self, int64_t size) noexcept nogil:
         # False when there is no memory.
+        return self.arena_used + size <= self.arena_size or self.grow_arena(size)
+
+    cdef bint grow_arena(self, int64_t size) noexcept nogil:
         cdef void* grown
         if self.arena_used + size > self.arena_size:
             grown = realloc(self.arena, <size_t>(2 * self.arena_size + size + 4096))
@@ -3404,21 +3510,42 @@ cdef class RowBatch:
             self.queue_num[queue] = 0
         self.touched.clear()
         self.held.clear()
-        self.count = self.arena_used = 0
+        self.count = self.arena_used = self.encoded = 0
 
-    cdef int add_property(self, const unsigned char* name, int64_t name_len, const unsigned char* value,
+    cdef inline void start_text(self, Row* row) noexcept nogil:
+        # Properties of this row are added from here on.
+        row.text_at = self.arena_used
+        row.indexed.keys_pos = row.indexed.tags_pos = row.indexed.unique_key_pos = -1
+
+    cdef int add_property(self, Row* row, const unsigned char* name, int64_t name_len, const unsigned char* value,
                           int64_t value_len) noexcept nogil:
         cdef unsigned char* p
-        if judge_property(name, name_len, value, value_len) != TAKEN or value_len > 0x7FFF or name_len > 0x7FFF:
+        cdef int64_t at
+        cdef int which = judge_name(name, name_len)
+        if which < 0 or value_len > 0x7FFF or name_len > 0x7FFF or has_separator(value, value_len, False):
+            return NOT_PLAIN
+        if which == KEYS_NAME and not holds_a_key(value, value_len):
             return NOT_PLAIN
         if not self.reserve_arena(name_len + value_len + 2):
             return NOT_PLAIN
         p = self.arena + self.arena_used
-        memcpy(p, name, name_len)
+        if name_len == 4:
+            memcpy(p, name, 4)
+        else:
+            memcpy(p, name, name_len)
         p[name_len] = 1
         memcpy(p + name_len + 1, value, value_len)
         p[name_len + value_len + 1] = 2
+        at = self.arena_used + name_len + 1 - row.text_at
         self.arena_used = self.arena_used + name_len + value_len + 2
+        # A value of no length counts as none; a text that is too long is refused when the row is finished.
+        if which != OTHER_NAME and value_len > 0 and at <= self.max_text_size:
+            if which == KEYS_NAME:
+                row.indexed.keys_pos, row.indexed.keys_len = <int32_t>at, <int32_t>value_len
+            elif which == TAGS_NAME:
+                row.indexed.tags_pos, row.indexed.tags_len = <int32_t>at, <int32_t>value_len
+            else:
+                row.indexed.unique_key_pos, row.indexed.unique_key_len = <int32_t>at, <int32_t>value_len
         return TAKEN
 
     cdef int32_t topic_number(self, const unsigned char* p, int64_t n) noexcept nogil:
@@ -3439,8 +3566,14 @@ cdef class RowBatch:
         row.parts.topic_len = <int32_t>(self.topics.starts[row.topic + 1] - self.topics.starts[row.topic])
         row.parts.version = 2 if row.parts.topic_len > 127 else 1
         row.size = encoded_size(&row.parts, self.prop_crc)
-        row.queue = self.topics.look_up_queue(row.topic, row.parts.queue_id)
-        return TAKEN if row.queue >= 0 else NEW_QUEUE
+        # Neighbours are mostly of one queue.
+        if row.topic != self.last_queue_topic or row.parts.queue_id != self.last_queue_id:
+            row.queue = self.topics.look_up_queue(row.topic, row.parts.queue_id)
+            if row.queue < 0:
+                return NEW_QUEUE
+            self.last_queue_topic, self.last_queue_id, self.last_queue = row.topic, row.parts.queue_id, row.queue
+        row.queue = self.last_queue
+        return TAKEN
 
     cdef void default_hosts(self, Row* row) noexcept nogil:
         row.host_at = -1
@@ -3464,20 +3597,28 @@ cdef class RowBatch:
         return TAKEN
 
     cdef int set_host(self, Row* row, object born_host, object store_host) except -10:
-        # The given ones, which must have been looked at before; a born host that is missing is the store host.
+        # At least one is given.  They must have been looked at before; a born host that is missing is the store host.
         cdef bytes born, store
-        if born_host is None and store_host is None:
-            self.default_hosts(row)
-        else:
-            if (born_host is not None and type(born_host) is not str) or (store_host is not None and type(store_host) is not str):
-                return NOT_PLAIN
-            store = self.store_host if store_host is None else self.hosts.get(store_host)
-            born = store if born_host is None else self.hosts.get(born_host)
-            if born is None or store is None:
-                return NOT_PLAIN
-            return self.add_hosts(row, <const unsigned char*>PyBytes_AS_STRING(born), PyBytes_GET_SIZE(born),
-                                  <const unsigned char*>PyBytes_AS_STRING(store), PyBytes_GET_SIZE(store))
-        return TAKEN
+        if (born_host is not None and type(born_host) is not str) or (store_host is not None and type(store_host) is not str):
+            return NOT_PLAIN
+        store = self.store_host if store_host is None else self.hosts.get(store_host)
+        born = store if born_host is None else self.hosts.get(born_host)
+        if born is None or store is None:
+            return NOT_PLAIN
+        return self.add_hosts(row, <const unsigned char*>PyBytes_AS_STRING(born), PyBytes_GET_SIZE(born),
+                              <const unsigned char*>PyBytes_AS_STRING(store), PyBytes_GET_SIZE(store))
+
+    cdef int add_encoded(self, Row* row, object name, object value) except -10:
+        # A property that is not ASCII.  Both are held, as a caller's borrowed ones are not: whatever runs meanwhile may
+        # change the dict.
+        cdef str held_name = name, held_value = value
+        cdef bytes name_bytes, value_bytes
+        try:
+            name_bytes, value_bytes = held_name.encode("utf-8"), held_value.encode("utf-8")
+        except UnicodeEncodeError:
+            return NOT_PLAIN
+        return self.add_property(row, <const unsigned char*>PyBytes_AS_STRING(name_bytes), PyBytes_GET_SIZE(name_bytes),
+                                 <const unsigned char*>PyBytes_AS_STRING(value_bytes), PyBytes_GET_SIZE(value_bytes))
 
     cdef int take_message(self, MessageFields m, int64_t queue_id) except -10:
         # Row `count` becomes this message; there must be room for it.  The message may be changed by another thread as soon
@@ -3489,11 +3630,9 @@ cdef class RowBatch:
         cdef PyObject* name
         cdef PyObject* value
         cdef Py_ssize_t at = 0
-        cdef bytes name_bytes, value_bytes
-        cdef object body = m.body, held_name, held_value
-        if (type(m.topic) is not str or type(body) is not bytes or type(m.properties) is not dict
-                or type(m.flag) is not int or type(m.sys_flag) is not int or type(m.reconsume_times) is not int
-                or type(m.prepared_transaction_offset) is not int):
+        cdef object body = m.body
+        if not (PyUnicode_CheckExact(<PyObject*>m.topic) and PyBytes_CheckExact(<PyObject*>body)
+                and PyDict_CheckExact(<PyObject*>m.properties)):
             return NOT_PLAIN
         if not 0 <= queue_id <= 0x7FFFFFFF or PyBytes_GET_SIZE(body) > self.max_body_size:
             return NOT_PLAIN
@@ -3506,46 +3645,38 @@ cdef class RowBatch:
                 return topic
             self.last_topic, self.last_number = text, topic
         row.topic = self.last_number
-        if not small_number(m.flag, &number) or number != <int32_t>number:
+        if not small_number(<PyObject*>m.flag, &number) or number != <int32_t>number:
             return NOT_PLAIN
         row.parts.flag = <int32_t>number
-        if not small_number(m.sys_flag, &number) or number & ~<int64_t>SYS_PLAIN_MASK:
+        if not small_number(<PyObject*>m.sys_flag, &number) or number & ~<int64_t>SYS_PLAIN_MASK:
             return NOT_PLAIN
         row.parts.sys_flag = <int32_t>number
-        if not small_number(m.reconsume_times, &number) or number != <int32_t>number:
+        if not small_number(<PyObject*>m.reconsume_times, &number) or number != <int32_t>number:
             return NOT_PLAIN
         row.parts.reconsume_times = <int32_t>number
-        if not small_number(m.prepared_transaction_offset, &row.parts.prepared_transaction_offset):
+        if not small_number(<PyObject*>m.prepared_transaction_offset, &row.parts.prepared_transaction_offset):
             return NOT_PLAIN
         row.born_now = m.born_timestamp is None
-        if not row.born_now and (type(m.born_timestamp) is not int
-                                 or not small_number(m.born_timestamp, &row.parts.born_timestamp)):
+        if not row.born_now and not small_number(<PyObject*>m.born_timestamp, &row.parts.born_timestamp):
             return NOT_PLAIN
         row.parts.queue_id = <int32_t>queue_id
         row.parts.body = <const unsigned char*>PyBytes_AS_STRING(body)
         row.parts.body_len = <int32_t>PyBytes_GET_SIZE(body)
-        if self.set_host(row, m.born_host, m.store_host) != TAKEN:
+        if m.born_host is None and m.store_host is None:
+            self.default_hosts(row)
+        elif self.set_host(row, m.born_host, m.store_host) != TAKEN:
             return NOT_PLAIN
-        row.text_at = self.arena_used
+        self.start_text(row)
         text = m.properties
         while PyDict_Next(text, &at, &name, &value):
-            if type(<object>name) is not str or type(<object>value) is not str:
+            if not (PyUnicode_CheckExact(name) and PyUnicode_CheckExact(value)):
                 return NOT_PLAIN
             if PyUnicode_IS_COMPACT_ASCII(name) and PyUnicode_IS_COMPACT_ASCII(value):
-                if self.add_property(<const unsigned char*>PyUnicode_DATA(name), PyUnicode_GET_LENGTH(name),
+                if self.add_property(row, <const unsigned char*>PyUnicode_DATA(name), PyUnicode_GET_LENGTH(name),
                                      <const unsigned char*>PyUnicode_DATA(value), PyUnicode_GET_LENGTH(value)) != TAKEN:
                     return NOT_PLAIN
-            else:
-                # Both are held: whatever runs meanwhile may change the dict.
-                held_name, held_value = <object>name, <object>value
-                try:
-                    name_bytes, value_bytes = (<str>held_name).encode("utf-8"), (<str>held_value).encode("utf-8")
-                except UnicodeEncodeError:
-                    return NOT_PLAIN
-                if self.add_property(<const unsigned char*>PyBytes_AS_STRING(name_bytes), PyBytes_GET_SIZE(name_bytes),
-                                     <const unsigned char*>PyBytes_AS_STRING(value_bytes),
-                                     PyBytes_GET_SIZE(value_bytes)) != TAKEN:
-                    return NOT_PLAIN
+            elif self.add_encoded(row, <object>name, <object>value) != TAKEN:
+                return NOT_PLAIN
         topic = self.finish_row(row)
         if topic != TAKEN:
             return topic
@@ -3577,7 +3708,7 @@ cdef class RowBatch:
         cdef int taken
         cdef list many = queue_ids if type(queue_ids) is list else None
         if many is None:
-            if type(queue_ids) is not int or not small_number(queue_ids, &each):
+            if not small_number(<PyObject*>queue_ids, &each):
                 return first, NOT_PLAIN
         elif len(many) != n:
             raise ValueError(f"{n} messages, {len(many)} queue ids")
@@ -3591,7 +3722,7 @@ cdef class RowBatch:
                 return i, NOT_PLAIN
             if many is not None:
                 number = many[i]
-                if type(number) is not int or not small_number(number, &each):
+                if not small_number(<PyObject*>number, &each):
                     return i, NOT_PLAIN
             used = self.arena_used
             taken = self.take_message(<MessageFields>message, each)
@@ -3638,15 +3769,16 @@ cdef class RowBatch:
         cdef const uint8_t* last
         cdef int64_t n, last_n
         cdef int there
-        there = table.topic.get(i, &p, &n)
-        if there != 1 or n > self.max_topic_size:
-            return UNSOUND if there < 0 else NOT_PLAIN
-        # Neighbours are mostly of one topic.
-        if table.last_row < 0 or table.topic.get(table.last_row, &last, &last_n) != 1 or n != last_n or memcmp(p, last, n) != 0:
-            there = self.topic_number(p, n)
-            if there < 0:
-                return there
-            table.last_row, table.last_number = i, there
+        # One topic is for all rows, or neighbours are mostly of one.
+        if table.last_row < 0 or table.topic.kind != 1:
+            there = table.topic.get(i, &p, &n)
+            if there != 1 or n > self.max_topic_size:
+                return UNSOUND if there < 0 else NOT_PLAIN
+            if table.last_row < 0 or table.topic.get(table.last_row, &last, &last_n) != 1 or n != last_n or memcmp(p, last, n) != 0:
+                there = self.topic_number(p, n)
+                if there < 0:
+                    return there
+                table.last_row, table.last_number = i, there
         row.topic = table.last_number
         if not (table.queue_id.fits(i, 0, 0x7FFFFFFF, &parts.queue_id) and table.flag.fits(i, INT32_MIN, INT32_MAX, &parts.flag)
                 and table.sys_flag.fits(i, 0, INT32_MAX, &parts.sys_flag)
@@ -3662,8 +3794,8 @@ cdef class RowBatch:
         parts.body, parts.body_len = p, <int32_t>n
         if table.host_of(self, row, i) != TAKEN:
             return NOT_PLAIN
-        row.text_at = self.arena_used
-        there = self.add_texts(table, i)
+        self.start_text(row)
+        there = self.add_texts(table, row, i)
         if there != TAKEN:
             return there
         there = self.finish_row(row)
@@ -3671,7 +3803,7 @@ cdef class RowBatch:
             self.count = self.count + 1
         return there
 
-    cdef int add_texts(self, TableRows table, int64_t i) noexcept nogil:
+    cdef int add_texts(self, TableRows table, Row* row, int64_t i) noexcept nogil:
         # KEYS, TAGS, then the properties in their order, as `Message` lays them out.
         cdef int64_t start, end, n, value_n, at = self.arena_used, keys_at, keys_len = -1, tags_len = -1, seen, k
         cdef int64_t j
@@ -3692,7 +3824,7 @@ cdef class RowBatch:
                 there = table.keys.texts.get(j, &p, &n)
                 if there != 1 or n == 0 or n > 0x7FFF:
                     return UNSOUND if there < 0 else NOT_PLAIN
-                if has_separator(p, n) or (not table.keys_joined and memchr(p, 32, n) != NULL):
+                if has_separator(p, n, not table.keys_joined):
                     return NOT_PLAIN
                 if not self.reserve_arena(n + 2):
                     return NOT_PLAIN
@@ -3702,8 +3834,9 @@ cdef class RowBatch:
                 memcpy(self.arena + self.arena_used, p, n)
                 self.arena_used = self.arena_used + n
             keys_len = self.arena_used - keys_at
-            if judge_property(<const unsigned char*>b"KEYS", 4, self.arena + keys_at, keys_len) != TAKEN:
+            if not holds_a_key(self.arena + keys_at, keys_len) or keys_len > self.max_text_size:
                 return NOT_PLAIN
+            row.indexed.keys_pos, row.indexed.keys_len = 5, <int32_t>keys_len
             self.arena[self.arena_used] = 2
             self.arena_used = self.arena_used + 1
         there = table.tags.get(i, &tags, &tags_len)
@@ -3711,7 +3844,7 @@ cdef class RowBatch:
             return UNSOUND
         if there == 0 or tags_len == 0:
             tags_len = -1
-        elif self.add_property(<const unsigned char*>b"TAGS", 4, tags, tags_len) != TAKEN:
+        elif self.add_property(row, <const unsigned char*>b"TAGS", 4, tags, tags_len) != TAKEN:
             return NOT_PLAIN
         there = table.properties.bounds(i, &start, &end)
         if there < 0 or end - start > 0x2000:
@@ -3739,7 +3872,7 @@ cdef class RowBatch:
                 if value_n != tags_len or memcmp(value, tags, tags_len) != 0:
                     return NOT_PLAIN
                 continue
-            if self.add_property(p, n, value, value_n) != TAKEN:
+            if self.add_property(row, p, n, value, value_n) != TAKEN:
                 return NOT_PLAIN
         return TAKEN
 
@@ -3855,6 +3988,7 @@ cdef class RowBatch:
                 state = let_others_run((self.count - first) * (ROW_COST + self.rows[first].size // COPIED_BYTES))
             self.encode_rows(p, &pos, region.size, base_offset, &first)
             go_on(state)
+            self.encoded = first
             return first, pos
         finally:
             region.unpin()
@@ -3871,24 +4005,108 @@ cdef class RowBatch:
             pos[0] += row.size
             first[0] += 1
 
-    cdef object result(self, Row* row, type kind):
+    cdef object result(self, Row* row, type kind, object store_timestamp, object size):
         # A named tuple of (phy_offset, queue_offset, msg_id, store_timestamp, size), made as its class would.
         cdef object made = PyType_GenericAlloc(kind, 5)
         set_item(made, 0, row.phy_offset)
         set_item(made, 1, row.parts.queue_offset)
         set_item(made, 2, message_id_of(row.parts.store_host, row.parts.store_host_len, row.phy_offset))
-        set_item(made, 3, row.parts.store_timestamp)
-        set_item(made, 4, row.size)
+        set_item(made, 3, store_timestamp)
+        set_item(made, 4, size)
         # Numbers and a text: a collection has nothing to look for in it.
         PyObject_GC_UnTrack(made)
         return made
 
     def results(self, type kind not None):
         """list: for each row a `kind`, a named tuple of (phy_offset, queue_offset, msg_id, store_timestamp, size)."""
-        cdef int64_t i
+        cdef int64_t i, last_time = 0, last_size = -1
+        cdef object time = None, size = None
+        cdef list made = []
         if not issubclass(kind, tuple) or len(kind._fields) != 5:
             raise TypeError("a named tuple of five is needed")
-        return [self.result(&self.rows[i], kind) for i in range(self.count)]
+        for i in range(self.count):
+            # Neighbours are of one time, and often of one size: one object serves them.
+            if i == 0 or self.rows[i].parts.store_timestamp != last_time:
+                last_time = self.rows[i].parts.store_timestamp
+                time = last_time
+            if self.rows[i].size != last_size:
+                last_size = self.rows[i].size
+                size = last_size
+            made.append(self.result(&self.rows[i], kind, time, size))
+        return made
+
+    def fill_columns(self, RecordColumns columns not None, int64_t first, bint index_tags=True):
+        """Fill `columns` as a `scan` of the records would that the rows from number `first` on became; the log is not read.
+
+        Parameters
+        ----------
+        columns : RecordColumns
+            Filled from row 0; it must share the table of topics.
+        first : int
+        index_tags : bool
+            As of `scan`.
+
+        Returns
+        -------
+        int
+            The number of the first row that has no place in `columns` any more; `count` if all have.
+
+        Raises
+        ------
+        ValueError
+            `first` is no row, a row is not encoded yet, or the tables of topics differ.
+        """
+        cdef int verdict = NEED_KEY_ROOM
+        cdef PyThreadState* state
+        if not 0 <= first <= self.count or self.encoded < self.count:
+            raise ValueError(f"row {first} of {self.count}, of which {self.encoded} are encoded")
+        if columns.topics is not self.topics:
+            raise ValueError("the columns number topics by another table")
+        columns.count = 0
+        columns.c_key_start[0] = 0
+        while verdict == NEED_KEY_ROOM:
+            state = let_others_run((self.count - first) * ROW_COST)
+            verdict = self.fill_rows(columns, &first, index_tags)
+            go_on(state)
+            if verdict == NEED_KEY_ROOM:
+                columns.grow_keys()
+        return first
+
+    cdef int fill_rows(self, RecordColumns out, int64_t* first, bint index_tags) noexcept nogil:
+        cdef Row* row
+        cdef int64_t i, at
+        cdef int32_t topic = -1
+        cdef uint32_t topic_hash = 0
+        cdef const unsigned char* text
+        while first[0] < self.count:
+            i = out.count
+            if i >= out.capacity:
+                return COLUMNS_FULL
+            row = &self.rows[first[0]]
+            if row.topic != topic:
+                topic = row.topic
+                topic_hash = hash_utf8(0, &self.topics.arena[0] + self.topics.starts[topic], row.parts.topic_len)
+            text = self.arena + row.text_at
+            at = put_key_hashes(&out.c_key_hash[0], out.c_key_start[i], out.c_key_hash.shape[0], topic_hash, text,
+                                &row.indexed, index_tags, &out.c_tags_code[i])
+            if at < 0:
+                return NEED_KEY_ROOM
+            out.c_key_start[i + 1] = at
+            out.c_phy_offset[i] = row.phy_offset
+            out.c_size[i] = <int32_t>row.size
+            out.c_queue_id[i] = row.parts.queue_id
+            out.c_queue_offset[i] = out.c_inner_base[i] = row.parts.queue_offset
+            out.c_sys_flag[i] = row.parts.sys_flag
+            out.c_store_timestamp[i] = row.parts.store_timestamp
+            out.c_topic[i] = topic
+            out.c_queue[i] = row.queue
+            # A plain row is no inner batch and names no further queues.
+            out.c_inner_num[i] = 1
+            out.c_multi_dispatch[i] = 0
+            out.c_prop_crc[i] = self.prop_crc or ends_with_crc(text, row.parts.properties_len)
+            out.count = i + 1
+            first[0] += 1
+        return LIMIT
 
     def columns(self):
         """tuple of numpy.ndarray: phy_offset, queue_offset, store_timestamp, size of the rows, int64, shape (count,)."""
@@ -3906,9 +4124,17 @@ cdef inline void set_item(object made, Py_ssize_t i, object value) noexcept:
     PyTuple_SET_ITEM(made, i, value)
 
 
-cdef inline bint small_number(object value, int64_t* out):
-    # False for what does not fit 64 bits.
+cdef object ZERO = 0
+
+
+cdef inline bint small_number(PyObject* value, int64_t* out) noexcept:
+    # False for what is no int, or does not fit 64 bits.  Most numbers of a message are the one object that 0 is.
     cdef int overflow = 0
+    if value == <PyObject*>ZERO:
+        out[0] = 0
+        return True
+    if not PyLong_CheckExact(value):
+        return False
     out[0] = PyLong_AsLongLongAndOverflow(value, &overflow)
     return overflow == 0
 
@@ -4017,8 +4243,8 @@ cdef class Appender:
         cdef int32_t[APPEND_KEYS] hashes
         cdef unsigned char* p
         cdef unsigned char* unit
-        if (log is None or type(message) is not self.kind or type(queue_id) is not int
-                or not small_number(queue_id, &number) or (self.indexed and self.index is None)):
+        if (log is None or type(message) is not self.kind or not small_number(<PyObject*>queue_id, &number)
+                or (self.indexed and self.index is None)):
             return None
         # An earlier row may have been left behind.
         batch.clear()
@@ -4034,7 +4260,8 @@ cdef class Appender:
         row.phy_offset = log.base_offset + pos
         row.parts.queue_offset = end.stream.wrote_where // UNIT_SIZE
         batch.seal(0, EMPTY_TIMESTAMPS)
-        keys = hashes_of(&row.parts, self.index_tags, hashes, &code)
+        keys = put_key_hashes(hashes, 0, APPEND_KEYS, hash_utf8(0, row.parts.topic, row.parts.topic_len), row.parts.properties,
+                              &row.indexed, self.index_tags, &code)
         if keys < 0 or (self.indexed and not index_takes(self.index, keys, row.phy_offset)):
             return None
         now = self.clock()
@@ -4061,7 +4288,7 @@ cdef class Appender:
             for i in range(keys):
                 if not self.index.put_one(hashes[i], row.phy_offset, now):
                     raise RuntimeError("the index file became full while a message was being put")
-        made = batch.result(row, self.result)
+        made = batch.result(row, self.result, row.parts.store_timestamp, row.size)
         self.writing = False
         batch.clear()
         return made
@@ -4085,34 +4312,6 @@ cdef enum:
     APPEND_KEYS = 64
 
 cdef int64_t[::1] EMPTY_TIMESTAMPS = np.empty(0, np.int64)
-
-
-cdef int64_t hashes_of(RecordParts* parts, bint index_tags, int32_t* out, int64_t* tags_code) noexcept nogil:
-    # The index hashes of a plain row in RocketMQ's order, at most APPEND_KEYS (otherwise -1), and its tags code.
-    cdef KnownProperties k
-    cdef uint32_t h = hash_utf8(0, parts.topic, parts.topic_len) * 31u + 35u
-    cdef const unsigned char* text = parts.properties
-    cdef int64_t n = 0
-    cdef int32_t start = 0, end
-    find_properties(text, parts.properties_len, &k)
-    tags_code[0] = <int32_t>hash_utf8(0, text + k.tags_pos, k.tags_len) if k.tags_pos >= 0 else 0
-    if k.unique_key_pos >= 0:
-        out[n] = index_hash(hash_utf8(h, text + k.unique_key_pos, k.unique_key_len))
-        n += 1
-    while k.keys_pos >= 0 and start < k.keys_len:
-        end = start
-        while end < k.keys_len and text[k.keys_pos + end] != 32:
-            end += 1
-        if end > start:
-            if n >= APPEND_KEYS - 1:
-                return -1
-            out[n] = index_hash(hash_utf8(h, text + k.keys_pos + start, end - start))
-            n += 1
-        start = end + 1
-    if index_tags and k.tags_pos >= 0:
-        out[n] = index_hash(hash_utf8((h * 31u + 84u) * 31u + 35u, text + k.tags_pos, k.tags_len))
-        n += 1
-    return n
 
 
 # -------------------------------------------------------------------------------------------------- consume queue

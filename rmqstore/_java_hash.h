@@ -133,6 +133,12 @@ static inline int rmq_java_hash_ascii(uint32_t *h, const uint8_t *p, int64_t n) 
     return 1;
 }
 
+/* The hash after h of n units, at most RMQ_JAVA_HASH_JOINED, whose own hash is `after`. */
+#define RMQ_JAVA_HASH_JOINED 15
+static inline uint32_t rmq_java_hash_joined(uint32_t h, uint32_t after, int64_t n) {
+    return h * rmq_powers_of_31[n] + after;
+}
+
 /* The hash of n UTF-16 units after h. */
 static inline uint32_t rmq_java_hash_16(uint32_t h, const uint16_t *p, int64_t n) {
     for (; n >= 4; p += 4, n -= 4) h = h * RMQ_31_4 + (p[0] * 29791u + p[1] * 961u + p[2] * 31u + p[3]);

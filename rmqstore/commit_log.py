@@ -372,13 +372,13 @@ class CommitLog:
                 self.queue.wrote_where = base + self.segment_size
         return placed
 
-    def append_rows(self, batch: RowBatch) -> tuple[int, int]:
+    def append_rows(self, batch: RowBatch) -> int:
         """Encode numbered rows at the end; a segment is closed where one does not fit.
 
         Returns
         -------
-        (int, int)
-            phy offset of the first record and the end of the last.
+        int
+            phy offset behind the last record.
 
         Raises
         ------
@@ -400,21 +400,18 @@ class CommitLog:
         if last is not None and room:
             last.reserve()
         self.queue.prepare(rolls)
-        done, begin = 0, -1
+        done = 0
         while done < batch.count:
             mapped_file = self.queue.file_for_append()
             base = mapped_file.file_from_offset
             mapped_file.mark_dirty()
-            before = done
             done, pos = batch.encode(mapped_file.region, self.queue.wrote_where - base, base, done)
-            if done > before and begin < 0:
-                begin = self.queue.wrote_where
             self.queue.wrote_where = base + pos
             if done < batch.count:
                 if self.segment_size - pos >= _BLANK_SIZE:
                     _core.write_blank(mapped_file.region, pos)
                 self.queue.wrote_where = base + self.segment_size
-        return begin, self.queue.wrote_where
+        return self.queue.wrote_where
 
     def _make_room(self, sizes: list[int]) -> None:
         # Segments are made before the first byte is written, so that a full disk leaves nothing half done.

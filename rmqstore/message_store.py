@@ -1267,17 +1267,18 @@ class MessageStore:
     ) -> list[PutResult]:
         self._check_writable()
         if isinstance(queue_id, (int, np.integer, str, bytes)) or not hasattr(queue_id, "__iter__"):
-            queue_ids: Sequence[int] = [queue_id] * len(messages)  # type: ignore[list-item]
+            given: Any = queue_id
         else:
-            queue_ids = list(queue_id)
-            if len(queue_ids) != len(messages):
-                raise InvalidMessageError(f"{len(messages)} messages, but {len(queue_ids)} queue ids")
+            given = list(queue_id)
+            if len(given) != len(messages):
+                raise InvalidMessageError(f"{len(messages)} messages, but {len(given)} queue ids")
         if not messages:
             return []
         if not together and now is None and self._rows is not None:
-            plain = self._put_plain(messages, queue_id if isinstance(queue_id, int) else list(queue_ids))
+            plain = self._put_plain(messages, given)
             if plain is not None:
                 return plain
+        queue_ids: list[int] = given if isinstance(given, list) else [given] * len(messages)
         prepared = [
             self._prepare(message, each, append_crc=not together)
             for message, each in zip(messages, queue_ids, strict=True)
@@ -1436,7 +1437,7 @@ class MessageStore:
             if self.index_service is not None:
                 self.index_service.reserve()
             rows.number(following, now, timestamps)
-            begin, end = self.commit_log.append_rows(rows)
+            end = self.commit_log.append_rows(rows)
         except BaseException as error:
             if self.commit_log.max_offset == before and isinstance(error, (OSError, InvalidMessageError)):
                 self._forget_room(wanted)
@@ -1445,7 +1446,9 @@ class MessageStore:
             raise
         self._last_store_timestamp = max(self._last_store_timestamp, int(timestamps[-1]) if len(timestamps) else now)
         try:
-            for _, _ in self.commit_log.scan_columns(begin, end, self._columns, check_crc=False):
+            done = 0
+            while done < rows.count:
+                done = rows.fill_columns(self._columns, done, self.config.index_tags)
                 self._dispatcher.dispatch_columns(self._columns, _NOTHING_INDEXED)
         except BaseException as error:
             self._fail(error)

@@ -2348,12 +2348,96 @@ def key_texts():
 def row_batch():
     batch = _core.RowBatch(_core.TopicTable(), b"\x7f\0\0\1\0\0\x2a\x9f", {}, 100)
     batch.topics.add_queue(batch.topics.add(b"T"), 0)
-    message = _core.MessageFields()
-    message.topic, message.body, message.properties = "T", b"", {}
-    message.flag = message.sys_flag = message.reconsume_times = message.prepared_transaction_offset = 0
-    assert batch.take_messages([message], 0, 0, _core.MessageFields) == (1, 0)
+    assert batch.take_messages([fields_of({}, body=b"")], 0, 0, _core.MessageFields) == (1, 0)
     batch.number({0: 0}, 0, NO_DELAYS)
     return batch
+
+
+def fields_of(properties: dict[str, str], **given) -> _core.MessageFields:
+    """A message whose other fields are the plainest."""
+    message = _core.MessageFields()
+    message.topic, message.body, message.properties = "T", b"body", properties
+    message.flag = message.sys_flag = message.reconsume_times = message.prepared_transaction_offset = 0
+    for name, value in given.items():
+        setattr(message, name, value)
+    return message
+
+
+ROWS = [
+    fields_of({}),
+    fields_of({"KEYS": "a bc  d ", "TAGS": "paid", "UNIQ_KEY": "0A"}),
+    fields_of({"UNIQ_KEY": "", "TAGS": "", "x": "y"}, topic="Other", sys_flag=0x101),
+    fields_of({"TAGS": "t" * 40, "KEYS": "k" * 200, "a": "b"}, born_host="10.0.0.1:1"),
+    fields_of({"KEYS": "ключ 鍵 𝒌", "трасса": "x\x03", "TAGS": "тег"}),
+    # It ends as a property CRC would, and a wrong one.
+    fields_of({"KEYS": "k", "a__CRC32#": "0123456789"}),
+    fields_of({"keys": "a", "Tags": "b", "uniq_key": "c", "KEYS ": "d"}, topic="Other"),
+    fields_of({"KEYS": " ".join(f"key{i}" for i in range(90))}),
+    fields_of({"UNIQ_KEY": "0A0B", "KEYS": " a"}),
+]
+
+
+@pytest.mark.parametrize("capacity", [1, 4, 100])
+@pytest.mark.parametrize(("prop_crc", "index_tags"), [(False, True), (True, False)])
+def test_columns_of_rows_are_those_of_a_scan_of_their_records(capacity, prop_crc, index_tags):
+    region, topics = sparse(1 << 16), TopicTable()
+    batch = _core.RowBatch(topics, b"\x7f\0\0\1\0\0\x2a\x9f", {"10.0.0.1:1": bytes(8)}, 100, 255, prop_crc)
+    queue_ids = [i % 2 for i in range(len(ROWS))]
+    for topic, queue_id in itertools.product((b"T", b"Other"), (0, 1)):
+        topics.add_queue(topics.add(topic), queue_id)
+    assert batch.take_messages(ROWS, queue_ids, 0, _core.MessageFields) == (len(ROWS), 0)
+    batch.number({number: 10 * number for number, _ in batch.queues()}, 77, NO_DELAYS)
+    rows, scanned = RecordColumns(capacity, topics), RecordColumns(capacity, topics)
+    with pytest.raises(ValueError, match="of which 0 are encoded"):
+        batch.fill_columns(rows, 0)
+    assert batch.encode(region, 100, 5000, 0)[0] == len(ROWS)
+    done, pos = 0, 100
+    while done < len(ROWS):
+        first, done = done, batch.fill_columns(rows, done, index_tags)
+        pos, _ = _core.scan(region, pos, region.size, 5000, scanned, NO_DELAYS, 0, index_tags)
+        assert rows.count == scanned.count == done - first == min(capacity, len(ROWS) - first)
+        for name in (
+            "phy_offset size queue_id queue_offset sys_flag store_timestamp tags_code topic queue inner_base inner_num "
+            "multi_dispatch prop_crc"
+        ).split():
+            assert getattr(rows, name)[: rows.count].tolist() == getattr(scanned, name)[: rows.count].tolist(), name
+        starts = rows.key_start[: rows.count + 1].tolist()
+        assert starts == scanned.key_start[: rows.count + 1].tolist()
+        assert rows.key_hash[: starts[-1]].tolist() == scanned.key_hash[: starts[-1]].tolist()
+    assert batch.fill_columns(rows, done) == done and rows.count == 0
+    for first in (-1, done + 1):
+        with pytest.raises(ValueError, match=f"row {first} of {done}"):
+            batch.fill_columns(rows, first)
+    with pytest.raises(ValueError, match="another table"):
+        batch.fill_columns(RecordColumns(1), 0)
+    batch.clear()
+    assert batch.fill_columns(rows, 0) == 0
+
+
+@pytest.mark.parametrize("separator", ["\x01", "\x02"])
+def test_a_separator_is_found_at_every_place_of_every_length(separator):
+    batch = row_batch()
+    for length in [*range(1, 27), 63, 64, 65, 66, 200]:
+        for at in range(length):
+            # Bytes that differ in one bit from a separator are none.
+            plain = ("\x00\x03\x81\x82\x11!"[at % 6] if at % 2 else "x") * length
+            text = plain[:at] + separator + plain[at + 1 :]
+            for properties in ({plain: plain}, {"KEYS": plain + "x"}):
+                assert batch.take_messages([fields_of(properties)], 0, 0, _core.MessageFields) == (1, 0)
+            for properties in ({text: "x"}, {"x": text}, {"KEYS": text + "x"}, {"TAGS": text}, {"UNIQ_KEY": text}):
+                assert batch.take_messages([fields_of(properties)], 0, 0, _core.MessageFields) == (0, -1)
+    batch.clear()
+
+
+def test_numbers_that_are_none_or_too_large_are_not_plain():
+    batch = row_batch()
+    for name in ("flag", "sys_flag", "reconsume_times", "prepared_transaction_offset", "born_timestamp"):
+        for value in (0.0, False, True, "0", 2**63, -(2**63) - 1, np.int64(0)):
+            message = fields_of({}, **{name: value})
+            assert batch.take_messages([message], 0, 0, _core.MessageFields) == (0, -1), (name, value)
+    for value in (0.0, False, "0", None, 2**63, -1):
+        assert batch.take_messages([fields_of({})], value, 0, _core.MessageFields) == (0, -1)
+        assert batch.take_messages([fields_of({})], [value], 0, _core.MessageFields) == (0, -1)
 
 
 def reading_calls(region: Region, index: IndexRegion):
