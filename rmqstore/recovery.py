@@ -46,8 +46,6 @@ _FAR = 2**63 - 1
 _SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 # A delay that is longer is none: ten years in ms.
 _LONGEST_DELAY = 10 * 365 * 86_400_000
-# Records that are worked on at a time: 2 MB of columns.
-_ROWS = 32768
 
 
 @dataclass(slots=True)
@@ -341,8 +339,7 @@ def _read_on(
     """
     end = max((base + commit_log.segment_size for base in commit_log.queue.offsets), default=at)
     if judged.agrees:
-        columns = RecordColumns(_ROWS)
-        for stretch in commit_log.stretches(at, end, columns, keys=False, resume=False):
+        for stretch, columns in commit_log.scans(at, end, keys=False, resume=False):
             if stretch.verdict is not Verdict.RECORD:
                 if stretch.verdict is not Verdict.BLANK:
                     return stretch.begin, stretch.verdict
@@ -609,7 +606,6 @@ def _dispatch(
     *,
     mend: bool,
 ) -> DispatchCounts:
-    columns = RecordColumns(_ROWS)
     dispatcher = CommitLogDispatcher(commit_log, queues, index_service)
     whole = judged.begin <= commit_log.min_offset
     ranges = [(max(begin, judged.dispatch_from), end) for begin, end in judged.ranges if end > judged.dispatch_from]
@@ -618,7 +614,7 @@ def _dispatch(
         progress = IndexProgress() if index_service is None else IndexProgress.of(index_service)
         try:
             for begin, end in ranges:
-                for stretch in commit_log.stretches(begin, end, columns, check_crc=False, resume=False):
+                for stretch, columns in commit_log.scans(begin, end, check_crc=False, resume=False):
                     if stretch.verdict is Verdict.RECORD:
                         dispatcher.dispatch_columns(columns, progress, allow_gaps=whole, mend=mend)
             return dispatcher.counts
