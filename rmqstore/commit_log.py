@@ -253,14 +253,14 @@ class _ScanAhead(_Scan):
         while self._thread_num > 1 and self._next >= 0 and len(self._pieces) < _PIECES_AHEAD:
             begin = self._next
             mapped_file = self.log.queue.find(begin)
-            self._next = self._piece_end(begin)
             if mapped_file is None:
                 return
-            base = mapped_file.file_from_offset
-            limit = self._next if self._next >= 0 else min(self._end, base + mapped_file.size)
+            base, following = mapped_file.file_from_offset, self._piece_end(begin)
+            limit = following if following >= 0 else min(self._end, base + mapped_file.size)
             if limit - begin > _PIECE + _PIECE_SEARCH:
                 # It has no known end, and the caller goes over it in steps.
                 return
+            self._next = following
             if self._threads is None:
                 # Imported here because most who import this module scan no large log.
                 from concurrent.futures import ThreadPoolExecutor

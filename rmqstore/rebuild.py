@@ -311,9 +311,7 @@ def _flush(queues: ConsumeQueueStore | None, index_service: IndexService | None)
         index_service.flush()
 
 
-def _verify(
-    root: str, target: str, config: StoreConfig, queues: bool, index: bool, end: int, check_crc: bool
-) -> None:
+def _verify(root: str, target: str, config: StoreConfig, queues: bool, index: bool, end: int, check_crc: bool) -> None:
     for finding in verify_parts(root, target, config, queues=queues, index=index, end=end, check_crc=check_crc):
         raise CorruptionError(
             f"what was rebuilt does not agree with the log ({finding.kind}: {finding.detail}); nothing was swapped in, please "

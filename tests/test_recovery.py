@@ -36,7 +36,7 @@ from test_crash import (
     shutdown_files,
 )
 
-from rmqstore import CorruptionError, Message, MessageStore, OffsetOutOfRangeError, commit_log, recovery
+from rmqstore import CorruptionError, Message, MessageStore, OffsetOutOfRangeError, commit_log
 from rmqstore._core import RecordColumns, Verdict
 from rmqstore.checkpoint import Checkpoint
 from rmqstore.commit_log import CommitLog
