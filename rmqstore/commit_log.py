@@ -41,7 +41,7 @@ __all__ = ["Blank", "CommitLog", "Damage", "Stretch"]
 _SCAN_WINDOW = 32 * 1024 * 1024
 # A log that is scanned ahead is cut in pieces of about so many bytes; how far behind that the next record is looked for, how many
 # rows one may have before it is too many for the columns, how many are waiting, and how many threads work at them.
-_PIECE = 4 * 1024 * 1024
+_PIECE = 8 * 1024 * 1024
 _PIECE_SEARCH = 256 * 1024
 _PIECE_ROWS = 32768
 _PIECES_AHEAD = 3
@@ -359,12 +359,22 @@ class CommitLog:
                 return _core.check_record(region, last, base, 0)[2]
         return None
 
-    def find_end_behind_damage(self) -> int:
+    def find_end_behind_damage(self, reached: int = -1) -> int:
         """int: as `find_end`, but behind damage in the newest segment if whole records follow it there.
 
         Old records that a truncation of RocketMQ left behind the end do not count: they are older than the record before.
+
+        Parameters
+        ----------
+        reached : int
+            Where whole records that follow each other from the oldest one on came to nothing (`Verdict.EMPTY`), if that is
+            known: where no later segment holds any, this is what `find_end` would find once more.
         """
-        end = self.find_end()
+        later = [base for base in self.queue.offsets if base > reached]
+        if reached >= 0 and all(self._begins_empty(base) for base in later):
+            end = reached
+        else:
+            end = self.find_end()
         while (mapped_file := self.queue.find(end)) is not None:
             base, region = mapped_file.file_from_offset, mapped_file.region
             if end - base + 1 >= region.size:
@@ -375,6 +385,9 @@ class CommitLog:
             pos, verdict, _, _ = _core.walk(region, found, region.size, base)
             end = base + (region.size if verdict == Verdict.BLANK else pos)
         return end
+
+    def _begins_empty(self, base: int) -> bool:
+        return _core.check_record(self.queue.file(base).region, 0, base, 0)[0] is Verdict.EMPTY
 
     def known_end(self) -> int:
         """int: the end for a reader that wants everything: behind damage in the newest segment if records follow it there.

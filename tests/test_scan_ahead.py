@@ -13,7 +13,7 @@ import pytest
 from scratch import SCRATCH
 
 import rmqstore
-from rmqstore import Message, MessageStore, StoreConfig, _core, commit_log
+from rmqstore import Message, MessageStore, StoreConfig, _core, commit_log, recovery
 from rmqstore._core import RecordColumns, Verdict
 from rmqstore.commit_log import CommitLog
 from rmqstore.mapped_file import MappedFilePool
@@ -232,6 +232,7 @@ def test_rebuilding_and_opening_in_pieces_give_the_same_bytes(copy, tmp_path, mo
     plain, pieces = tmp_path / "plain", tmp_path / "pieces"
     reports = [rmqstore.rebuild(copy, config=config(), output=plain)]
     set_pieces(monkeypatch, 700, 2000, 50, 3, 2)
+    monkeypatch.setattr(recovery, "_WORTH_A_THREAD", 0)
     reports.append(rmqstore.rebuild(copy, config=config(), output=pieces))
     for report in reports:
         report.output, report.seconds = "", 0
@@ -259,3 +260,37 @@ def test_rebuilding_and_opening_in_pieces_give_the_same_bytes(copy, tmp_path, mo
         with MessageStore.open(copy, config=config()) as store:
             assert (store.recovery_report.units_written, store.recovery_report.units_mended) == (0, 0)
     assert not list(rmqstore.verify(copy, config=config()))
+
+
+@pytest.mark.parametrize("spare", [0, 2])
+@pytest.mark.parametrize(
+    "damage", ["none", "magic in the middle", "magic near the end", "body of the last", "torn last"]
+)
+def test_a_rebuild_ends_where_the_log_ends(copy, tmp_path, damage, spare):
+    records = records_of(copy)
+    end = records[-1].end
+    hurt = records[100] if damage == "magic in the middle" else records[-2 if damage == "magic near the end" else -1]
+    if damage.startswith("magic"):
+        overwrite(copy, hurt.phy_offset + 4, b"\1")
+    elif damage == "body of the last":
+        overwrite(copy, hurt.phy_offset + hurt.raw.index(hurt.body, 80), bytes([hurt.body[0] ^ 1]))
+    elif damage == "torn last":
+        overwrite(copy, hurt.phy_offset, bytes(4))
+        end = hurt.phy_offset
+    for n in range(spare):
+        # Segments that were made in advance.
+        with open(os.path.join(copy, "commitlog", oracle.file_name((end // SEGMENT + 1 + n) * SEGMENT)), "wb") as file:
+            file.truncate(SEGMENT)
+    told: list[tuple[int, int]] = []
+    reports = [
+        rmqstore.rebuild(copy, config=config(), output=tmp_path / "a"),
+        rmqstore.rebuild(copy, config=config(), output=tmp_path / "b", progress=lambda *args: told.append(args)),
+    ]
+    for report in reports:
+        report.output, report.seconds = "", 0
+    assert reports[0] == reports[1]
+    assert reports[0].log_bytes == end == told[-1][0] == told[-1][1]
+    bad = {"magic in the middle": "BAD_MAGIC", "magic near the end": "BAD_MAGIC", "body of the last": "BAD_BODY_CRC"}
+    assert reports[0].damage == ([(hurt.phy_offset, len(hurt.raw), bad[damage])] if damage in bad else [])
+    lost = 0 if damage in ("none", "body of the last") else 1
+    assert (reports[0].records, reports[0].units) == (500 - lost, 500 - lost)
