@@ -2494,6 +2494,7 @@ def reading_calls(region: Region, index: IndexRegion):
         "read_units": lambda: _core.read_units(region, 0, 1),
         "count_units": lambda: _core.count_units(region),
         "agreeing_units": lambda: _core.agreeing_units(region, 0, columns, np.zeros(1, np.int64), 0),
+        "agreeing_entries": lambda: _core.agreeing_entries(index, 1, columns, 0),
         "unit_at_or_after": lambda: _core.unit_at_or_after(region, 0, 1, 0),
         "read_batch_unit": lambda: _core.read_batch_unit(region, 0),
         "read_ext_unit": lambda: _core.read_ext_unit(region, 0),
@@ -2542,7 +2543,7 @@ def test_every_region_function_is_tried_closed():
     }
     methods = {name for name, value in vars(IndexRegion).items() if callable(value) and name[0] != "_"}
     without_region = {"java_string_hash", "java_string_hash_bytes", "index_key_hash", "crc32", "record_size"}
-    without_region |= {"crc32_implementations", "crc32_with"}
+    without_region |= {"crc32_implementations", "crc32_with", "agreeing_unit_bytes", "unit_ends"}
     of_other_classes = {name for name in named if "." in name}
     assert functions | methods == named - of_other_classes | without_region | {"attach", "entry_pos"}
 
