@@ -245,7 +245,7 @@ class _ScanAhead(_Scan):
         goal, segment_end = begin + _PIECE, base + mapped_file.size
         if goal >= min(segment_end, self._end):
             return segment_end if segment_end < self._end else -1
-        limit = min(goal + _PIECE_SEARCH, segment_end)
+        limit = min(goal + _PIECE_SEARCH, segment_end, self._end)
         found = _core.find_record(mapped_file.region, goal - base, base, limit - base)
         return base + found if found >= 0 else -1
 

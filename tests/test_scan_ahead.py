@@ -183,6 +183,20 @@ def test_a_scan_may_begin_and_end_anywhere(copy, monkeypatch):
     log.close()
 
 
+def test_a_scan_ends_within_damage(copy, monkeypatch):
+    # The next whole record lies behind the end, where no piece begins.
+    hurt = records_of(copy)[3::40]
+    damaged(copy, "magic")
+    log = log_of(copy)
+    for piece, record in itertools.product((100, 300, 700), hurt):
+        set_pieces(monkeypatch, piece, 2000, 1000, 3, 2)
+        for end in (record.phy_offset + 1, record.end - 1):
+            found = gone_over(log.scans(0, end))
+            assert found == plainly(log, 0, end)
+            assert found[0][-1][0] < end
+    log.close()
+
+
 def test_what_goes_wrong_in_another_thread_is_done_again(copy, monkeypatch):
     end = records_of(copy)[-1].end
     log = log_of(copy)
