@@ -253,6 +253,7 @@ PRE_FILL_SIZE = 0x7FFFFFFF           # record size of a unit that only fills a q
 EXT_ADDRESS_MAX = -2147483649        # a tags code at or below is an address in the extension file
 EXT_ADDRESS_BASE = -2**63
 cdef int64_t EXT_BASE = EXT_ADDRESS_BASE
+cdef int32_t PRE_FILL = PRE_FILL_SIZE
 cdef int64_t MAX_EXT_ADDRESS = EXT_ADDRESS_MAX
 
 cdef enum:
@@ -1614,6 +1615,9 @@ cdef class IndexRegion:
             with nogil:
                 for n in range(1, count):
                     entry = base + entries + ENTRY_SIZE * n
+                    if n + PUT_AHEAD < count:
+                        key_hash = get_i32(entry + ENTRY_SIZE * PUT_AHEAD) & 0x7FFFFFFF
+                        prefetch(&heads[0] + fastmod(<uint32_t>key_hash, self.magic, <uint32_t>self.slot_num))
                     key_hash = get_i32(entry)
                     phy = get_i64(entry + ENTRY_PHY_OFFSET)
                     diff = get_i32(entry + ENTRY_TIME_DIFF)
@@ -1823,22 +1827,6 @@ cdef struct RecordView:
     int64_t prepared_transaction_offset
 
 
-cdef struct IndexedProperties:
-    # Positions of the values that the index takes, relative to the property text; -1 = absent.
-    int32_t keys_pos, keys_len
-    int32_t tags_pos, tags_len
-    int32_t unique_key_pos, unique_key_len
-
-
-cdef struct KnownProperties:
-    # Positions relative to the property text; -1 = absent.  As in Java a later duplicate wins.
-    IndexedProperties indexed
-    int32_t delay_pos, delay_len
-    int32_t inner_num_pos, inner_num_len
-    int32_t inner_base_pos, inner_base_len
-    int32_t multi_dispatch_pos, multi_dispatch_len
-
-
 cdef int parse_record(const unsigned char* p, int64_t room, RecordView* r) noexcept nogil:
     # One record at p with `room` bytes to the end of the segment.  All sums are in 64 bits, every part is checked
     # against the total size before it is read.
@@ -1929,39 +1917,6 @@ cdef bint prop_crc_ok(const unsigned char* p, RecordView* r) noexcept nogil:
     for i in range(18, 8, -1):
         value = value * 10 + (tail[i] - 48)
     return value == (crc32_update(0, p, r.total_size - PROP_CRC_SIZE) & 0x7FFFFFFFu)
-
-
-cdef void find_properties(const unsigned char* text, int32_t n, KnownProperties* k) noexcept nogil:
-    # Java's parser (MessageDecoder.string2messageProperties, 5.5.0): cut at 0x02; the first 0x01 of a piece must have
-    # at least one character on either side.  Both separators are ASCII, so bytes and characters cut alike.
-    cdef int32_t start = 0, end, split, name_len, value, value_len
-    cdef const unsigned char* found
-    memset(k, 0xFF, sizeof(KnownProperties))
-    while start < n:
-        found = <const unsigned char*>memchr(text + start, 2, n - start)
-        end = <int32_t>(found - text) if found != NULL else n
-        found = <const unsigned char*>memchr(text + start, 1, end - start)
-        if found != NULL:
-            split = <int32_t>(found - text)
-            name_len = split - start
-            value = split + 1
-            value_len = end - value
-            if name_len > 0 and value_len > 0:
-                if name_len == 4 and memcmp(text + start, <const char*>b"KEYS", 4) == 0:
-                    k.indexed.keys_pos, k.indexed.keys_len = value, value_len
-                elif name_len == 4 and memcmp(text + start, <const char*>b"TAGS", 4) == 0:
-                    k.indexed.tags_pos, k.indexed.tags_len = value, value_len
-                elif name_len == 8 and memcmp(text + start, <const char*>b"UNIQ_KEY", 8) == 0:
-                    k.indexed.unique_key_pos, k.indexed.unique_key_len = value, value_len
-                elif name_len == 5 and memcmp(text + start, <const char*>b"DELAY", 5) == 0:
-                    k.delay_pos, k.delay_len = value, value_len
-                elif name_len == 9 and memcmp(text + start, <const char*>b"INNER_NUM", 9) == 0:
-                    k.inner_num_pos, k.inner_num_len = value, value_len
-                elif name_len == 10 and memcmp(text + start, <const char*>b"INNER_BASE", 10) == 0:
-                    k.inner_base_pos, k.inner_base_len = value, value_len
-                elif name_len == 20 and memcmp(text + start, <const char*>b"INNER_MULTI_DISPATCH", 20) == 0:
-                    k.multi_dispatch_pos, k.multi_dispatch_len = value, value_len
-        start = end + 1
 
 
 cdef int64_t parse_decimal(const unsigned char* p, int32_t n, int64_t otherwise) noexcept nogil:
@@ -2208,7 +2163,7 @@ cdef bint has_key(const unsigned char* p, RecordView* r, const unsigned char* to
     cdef int32_t start = 0, end
     if r.topic_len != topic_len or memcmp(p + r.topic_pos, topic, topic_len) != 0:
         return False
-    find_properties(text, r.properties_len, &k)
+    find_properties(text, r.properties_len, r.properties_len, &k)
     if kind == TAG:
         return k.indexed.tags_pos >= 0 and k.indexed.tags_len == n and memcmp(text + k.indexed.tags_pos, wanted, n) == 0
     if (kind != KEYS_ONLY and k.indexed.unique_key_pos >= 0 and k.indexed.unique_key_len == n
@@ -2846,9 +2801,10 @@ cdef int scan_rows(const unsigned char* base, int64_t* pos, int64_t size, int64_
     cdef KnownProperties k
     cdef int64_t i, at, code
     cdef int verdict
-    cdef int32_t topic, queue
-    cdef uint32_t topic_hash
+    cdef int32_t topic = -1, queue = -1, topic_len = -1, queue_id = 0
+    cdef uint32_t topic_hash = 0
     cdef const unsigned char* p
+    cdef const unsigned char* topic_text = NULL
     while True:
         i = out.count
         if i >= out.capacity:
@@ -2860,12 +2816,18 @@ cdef int scan_rows(const unsigned char* base, int64_t* pos, int64_t size, int64_
         if verdict != RECORD:
             return verdict
         prefetch_stream(p, r.total_size, size - pos[0])
-        topic_hash = hash_utf8(0, p + r.topic_pos, r.topic_len)
-        topic = out.topics.look_up(topic_hash, p + r.topic_pos, r.topic_len)
-        queue = out.topics.look_up_queue(topic, r.queue_id) if topic >= 0 else -1
-        if queue < 0:
-            return NEED_TOPIC
-        find_properties(p + r.properties_pos, r.properties_len, &k)
+        # Records of one queue come in runs, those of one topic in longer ones.
+        if r.topic_len != topic_len or memcmp(topic_text, p + r.topic_pos, topic_len) != 0:
+            topic_text, topic_len = p + r.topic_pos, r.topic_len
+            topic_hash = hash_utf8(0, topic_text, topic_len)
+            topic = out.topics.look_up(topic_hash, topic_text, topic_len)
+            queue = -1
+        if queue < 0 or r.queue_id != queue_id:
+            queue_id = r.queue_id
+            queue = out.topics.look_up_queue(topic, queue_id) if topic >= 0 else -1
+            if queue < 0:
+                return NEED_TOPIC
+        find_properties(p + r.properties_pos, r.properties_len, size - pos[0] - r.properties_pos, &k)
         at = out.c_key_start[i]
         if keys and r.sys_flag & SYS_TRANSACTION_MASK != SYS_ROLLBACK:
             at = put_key_hashes(&out.c_key_hash[0], at, out.c_key_hash.shape[0], topic_hash, p + r.properties_pos,
@@ -2982,6 +2944,7 @@ def walk(Region region not None, int64_t pos, int64_t limit, int64_t base_offset
                 verdict = judge_record(base + pos, region.size - pos, base_offset + pos, check_crc, &r)
                 if verdict != RECORD:
                     break
+                prefetch_stream(base + pos, r.total_size, region.size - pos)
                 last = pos
                 pos += r.total_size
                 num += 1
@@ -4384,6 +4347,29 @@ def read_units(Region region not None, int64_t pos, int64_t count):
         region.unpin()
 
 
+cdef int64_t agreeing(const unsigned char* units, RecordColumns columns, const int64_t[::1] rows, int64_t queue_offset,
+                      bint tags) noexcept nogil:
+    # How many of as many units as there are rows, from the first on, say what their record needs; -1 - i if row i is none.
+    cdef int64_t n = rows.shape[0], i, row
+    cdef const unsigned char* unit
+    for i in range(n):
+        row = rows[i]
+        if row < 0 or row >= columns.capacity:
+            return -1 - i
+        unit = units + UNIT_SIZE * i
+        if (columns.c_queue_offset[row] != queue_offset + i or get_i64(unit) != columns.c_phy_offset[row]
+                or get_i32(unit + UNIT_RECORD_SIZE) != columns.c_size[row]
+                or (tags and get_i64(unit + UNIT_TAGS_CODE) != columns.c_tags_code[row])):
+            return i
+    return n
+
+
+cdef int64_t known_rows(int64_t agreed, RecordColumns columns, const int64_t[::1] rows) except -1:
+    if agreed < 0:
+        raise OffsetOutOfRangeError(f"row {rows[-1 - agreed]} of {columns.capacity}")
+    return agreed
+
+
 def agreeing_units(Region region not None, int64_t pos, RecordColumns columns not None, const int64_t[::1] rows not None,
                    int64_t queue_offset, bint tags=True):
     """Compare the units from `pos` on with the records in `rows`; nothing is changed.
@@ -4403,26 +4389,118 @@ def agreeing_units(Region region not None, int64_t pos, RecordColumns columns no
     int
         How many, from the first on, say what the record needs, which also has the number that follows.
     """
-    cdef int64_t n = rows.shape[0], i = 0, row
-    cdef bint bad = False
-    cdef unsigned char* p = region.pin(pos, UNIT_SIZE * n)
-    cdef const unsigned char* unit
+    cdef int64_t agreed
+    cdef unsigned char* p = region.pin(pos, UNIT_SIZE * rows.shape[0])
     try:
         with nogil:
-            while i < n:
-                row = rows[i]
-                if row < 0 or row >= columns.capacity:
-                    bad = True
+            agreed = agreeing(p, columns, rows, queue_offset, tags)
+    finally:
+        region.unpin()
+    return known_rows(agreed, columns, rows)
+
+
+def agreeing_unit_bytes(const uint8_t[::1] units not None, RecordColumns columns not None, const int64_t[::1] rows not None,
+                        int64_t queue_offset):
+    """As `agreeing_units` with the bytes of the units, of which there must be as many as rows (ValueError)."""
+    if units.shape[0] != UNIT_SIZE * rows.shape[0]:
+        raise ValueError(f"{units.shape[0]} bytes of units for {rows.shape[0]} rows")
+    if rows.shape[0] == 0:
+        return 0
+    return known_rows(agreeing(&units[0], columns, rows, queue_offset, True), columns, rows)
+
+
+def unit_ends(const uint8_t[::1] units not None, int64_t far):
+    """Where the records end that units point at.
+
+    Parameters
+    ----------
+    units : buffer
+        The bytes of whole units.
+    far : int
+        The greatest phy offset that a unit may have.
+
+    Returns
+    -------
+    (int, int) or None
+        For the last unit, and the greatest of all; a pre-fill unit counts as -1.  None if there are no units, or one of them
+        was not written: its size is not positive, or its phy offset is not from 0 to `far`.
+    """
+    cdef int64_t n = units.shape[0] // UNIT_SIZE, i, phy_offset, end = -1, furthest = -1
+    cdef int32_t size
+    cdef const unsigned char* unit
+    if n == 0:
+        return None
+    for i in range(n):
+        unit = &units[0] + UNIT_SIZE * i
+        phy_offset, size = get_i64(unit), get_i32(unit + UNIT_RECORD_SIZE)
+        if size <= 0 or phy_offset < 0 or phy_offset > far:
+            return None
+        end = -1 if phy_offset == 0 and size == PRE_FILL else phy_offset + size
+        furthest = end if end > furthest else furthest
+    return end, furthest
+
+
+def agreeing_entries(IndexRegion index not None, int64_t first, RecordColumns columns not None, int64_t begin):
+    """Compare the entries `first`, +1, … with the key hashes of the records in `columns`; nothing is changed.
+
+    Parameters
+    ----------
+    index : IndexRegion
+    first : int
+        Number of an entry, at least 1.
+    columns : RecordColumns
+    begin : int
+        Number of the key hash with which the entry `first` is compared.
+
+    Returns
+    -------
+    int
+        How many entries, from the first on, have the hash, the phy offset and the time that the record of this hash gives
+        them.  The time of entry 1 is not looked at: it counts from the file before.  0 if there is no such entry.
+
+    Raises
+    ------
+    OffsetOutOfRangeError
+        `first` or `begin` is no such number.
+    """
+    # Held, as `grow_keys` may put another array in its place.
+    cdef const int32_t[::1] hashes = columns.c_key_hash
+    cdef int64_t num = columns.count
+    cdef int64_t total = columns.c_key_start[num] if 0 <= num <= columns.capacity else -1
+    if not 0 <= begin <= total <= hashes.shape[0] or first < 1:
+        raise OffsetOutOfRangeError(f"entries from {first} on and key hashes from {begin} on of {total}")
+    cdef Region region = index.region
+    cdef unsigned char* base = region.pin(0, region.size)
+    cdef const unsigned char* entry = base + INDEX_HEADER_SIZE + SLOT_SIZE * index.slot_num
+    cdef int64_t n, i = first, row, at, begin_timestamp, diff
+    cdef bint same = True
+    try:
+        with nogil:
+            n = index_count_of(base)
+            n = n if n < index.index_num else index.index_num
+            begin_timestamp = get_i64(base + INDEX_BEGIN_TIMESTAMP)
+            for row in range(num):
+                # The columns are open to everybody, so that what they say of themselves may be wrong.
+                if columns.c_key_start[row + 1] <= begin:
+                    continue
+                diff = 0
+                if begin_timestamp > 0:
+                    diff = <int64_t>(<uint64_t>columns.c_store_timestamp[row] - <uint64_t>begin_timestamp)
+                    diff = 0 if diff < 0 else diff // 1000
+                    diff = 0x7FFFFFFF if diff > 0x7FFFFFFF else diff
+                at = columns.c_key_start[row]
+                at = begin if at < begin else at
+                while at < columns.c_key_start[row + 1] and at < total and i < n:
+                    same = (get_i32(entry + ENTRY_SIZE * i) == hashes[at]
+                            and get_i64(entry + ENTRY_SIZE * i + ENTRY_PHY_OFFSET) == columns.c_phy_offset[row]
+                            and (i == 1 or get_i32(entry + ENTRY_SIZE * i + ENTRY_TIME_DIFF) == diff))
+                    if not same:
+                        break
+                    at += 1
+                    i += 1
+                if not same or i >= n:
                     break
-                unit = p + UNIT_SIZE * i
-                if (columns.c_queue_offset[row] != queue_offset + i or get_i64(unit) != columns.c_phy_offset[row]
-                        or get_i32(unit + UNIT_RECORD_SIZE) != columns.c_size[row]
-                        or (tags and get_i64(unit + UNIT_TAGS_CODE) != columns.c_tags_code[row])):
-                    break
-                i += 1
-        if bad:
-            raise OffsetOutOfRangeError(f"row {row} of {columns.capacity}")
-        return i
+        return i - first
     finally:
         region.unpin()
 
@@ -5331,6 +5409,77 @@ cdef extern from *:
         }
     }
 
+    /* Where in a properties text the values stand that matter beside the whole of it; a position of -1 says that there is
+       none.  As in Java a later one of equal name counts. */
+    typedef struct { int32_t keys_pos, keys_len, tags_pos, tags_len, unique_key_pos, unique_key_len; } rmq_indexed;
+    typedef struct {
+        rmq_indexed indexed;
+        int32_t delay_pos, delay_len, inner_num_pos, inner_num_len, inner_base_pos, inner_base_len;
+        int32_t multi_dispatch_pos, multi_dispatch_len;
+    } rmq_found;
+
+    static inline void rmq_find(rmq_found *found, const unsigned char *text, int32_t start, int32_t split, int32_t end) {
+        const unsigned char *name = text + start;
+        const int32_t pos = split + 1, len = end - split - 1;
+        /* A piece needs at least one byte on either side of its first 1. */
+        if (split <= start || len <= 0) return;
+        switch (split - start) {
+        case 4:
+            if (memcmp(name, "KEYS", 4) == 0) found->indexed.keys_pos = pos, found->indexed.keys_len = len;
+            else if (memcmp(name, "TAGS", 4) == 0) found->indexed.tags_pos = pos, found->indexed.tags_len = len;
+            break;
+        case 5:
+            if (memcmp(name, "DELAY", 5) == 0) found->delay_pos = pos, found->delay_len = len;
+            break;
+        case 8:
+            if (memcmp(name, "UNIQ_KEY", 8) == 0) found->indexed.unique_key_pos = pos, found->indexed.unique_key_len = len;
+            break;
+        case 9:
+            if (memcmp(name, "INNER_NUM", 9) == 0) found->inner_num_pos = pos, found->inner_num_len = len;
+            break;
+        case 10:
+            if (memcmp(name, "INNER_BASE", 10) == 0) found->inner_base_pos = pos, found->inner_base_len = len;
+            break;
+        case 20:
+            if (memcmp(name, "INNER_MULTI_DISPATCH", 20) == 0)
+                found->multi_dispatch_pos = pos, found->multi_dispatch_len = len;
+            break;
+        }
+    }
+
+    /* The pieces of `rmq_split_properties` of which only these are wanted; `room` bytes may be read. */
+    static void rmq_find_properties(const unsigned char *text, int32_t n, int64_t room, rmq_found *found) {
+        int32_t at = 0, start = 0, split = -1, here;
+        uint64_t ones, twos, high, both;
+        unsigned char last[64];
+        memset(found, 0xFF, sizeof *found);
+        while (at < n) {
+            const unsigned char *p = text + at;
+            if (at + (int64_t)64 > room) {
+                memset(last, 0, sizeof last);
+                memcpy(last, p, (size_t)(n - at < 64 ? n - at : 64));
+                p = last;
+            }
+            rmq_marks(p, &ones, &twos, &high);
+            if (n - at < 64) {
+                uint64_t keep = ((uint64_t)1 << (n - at)) - 1;
+                ones &= keep; twos &= keep;
+            }
+            for (both = ones | twos; both; both &= both - 1) {
+                here = at + __builtin_ctzll(both);
+                if (both & -both & ones) {
+                    if (split < 0) split = here;
+                } else {
+                    rmq_find(found, text, start, split, here);
+                    start = here + 1;
+                    split = -1;
+                }
+            }
+            at += 64;
+        }
+        rmq_find(found, text, start, split, n);
+    }
+
     /* Copies n bytes; where the source has 16 more bytes of room in steps of 16, of which the last goes beyond the end.  The
        target always has that room. */
     static inline void rmq_copy(unsigned char *to, const unsigned char *from, int64_t n, int64_t room) {
@@ -5468,6 +5617,14 @@ cdef extern from *:
         int32_t span_num, names_len
         # The block of rows that refers to this layout, which must not change before they are written.
         int64_t used_by
+    ctypedef struct IndexedProperties "rmq_indexed":
+        int32_t keys_pos, keys_len, tags_pos, tags_len, unique_key_pos, unique_key_len
+    ctypedef struct KnownProperties "rmq_found":
+        IndexedProperties indexed  # the values that the index takes
+        int32_t delay_pos, delay_len, inner_num_pos, inner_num_len, inner_base_pos, inner_base_len
+        int32_t multi_dispatch_pos, multi_dispatch_len
+    void find_properties "rmq_find_properties"(const unsigned char* text, int32_t n, int64_t room,
+                                               KnownProperties* found) noexcept nogil
     int32_t split_properties "rmq_split_properties"(const unsigned char* text, int32_t n, int64_t room, PropertySpan* out,
                                                     KnownSpans* known, int* ascii) noexcept nogil
     bint fits "rmq_fits"(const PropertyLayout* layout, const unsigned char* text, int32_t n, int64_t room) noexcept nogil

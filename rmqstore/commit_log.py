@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -31,10 +32,20 @@ from rmqstore.mapped_file import MappedFile, MappedFilePool
 from rmqstore.mapped_file_queue import MappedFileQueue
 from rmqstore.message import MessageExt
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
 __all__ = ["Blank", "CommitLog", "Damage", "Stretch"]
 
 # A scan keeps at most so many bytes of the log behind itself in memory.
 _SCAN_WINDOW = 32 * 1024 * 1024
+# A log that is scanned ahead is cut in pieces of about so many bytes; how far behind that the next record is looked for, how many
+# rows one may have before it is too many for the columns, how many are waiting, and how many threads work at them.
+_PIECE = 8 * 1024 * 1024
+_PIECE_SEARCH = 256 * 1024
+_PIECE_ROWS = 32768
+_PIECES_AHEAD = 3
+_THREADS = 2
 # How far `entries` reads ahead of its caller: messages, and bytes of records.
 _READ_AHEAD_NUM = 64
 _READ_AHEAD_SIZE = 1024 * 1024
@@ -108,6 +119,161 @@ class _ScanProgress:
                 mapped_file.region.release_pages(pos, size)
             self._at += size
         self._at = offset
+
+
+def _usable_cpus() -> int:
+    # Those that this process may run on, where the system tells.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Walk:
+    """Steps over the records of a stretch; `CommitLog._stretches` calls it."""
+
+    def __init__(self, crc_check: int):
+        self.crc_check = crc_check
+
+    def __call__(self, region: _core.Region, start: int, limit: int, base: int) -> tuple[int, Verdict, int, int]:
+        """(int, Verdict, int, int): where it ended and why, how many records were passed, offset of the last one or -1."""
+        limit = min(limit, start + _SCAN_WINDOW)
+        pos, verdict, num, last = _core.walk(region, start, limit, base, self.crc_check)
+        return pos, verdict, num, base + last if num else -1
+
+    def empty(self) -> None:
+        """Say that the stretch holds no records."""
+
+
+class _Scan:
+    """Fills columns with the records of a stretch; otherwise as `_Walk`."""
+
+    def __init__(self, log: CommitLog, columns: RecordColumns, crc_check: int, keys: bool):
+        self.log = log
+        self.columns = columns
+        self.crc_check = crc_check
+        self.keys = keys
+
+    def __call__(self, region: _core.Region, start: int, limit: int, base: int) -> tuple[int, Verdict, int, int]:
+        pos, verdict = self.fill(self.columns, region, start, limit, base)
+        num = self.columns.count
+        return pos, verdict, num, int(self.columns.phy_offset[num - 1]) if num else -1
+
+    def fill(
+        self, columns: RecordColumns, region: _core.Region, start: int, limit: int, base: int
+    ) -> tuple[int, Verdict]:
+        """(int, Verdict): as `_core.scan`."""
+        config = self.log.config
+        return _core.scan(
+            region, start, limit, base, columns, self.log.delays, self.crc_check, config.index_tags, self.keys
+        )
+
+    def empty(self) -> None:
+        """Say that the stretch holds no records."""
+        self.columns.count = 0
+
+
+class _Piece(NamedTuple):
+    # A piece of the log that another thread scans, from a place where a whole record seems to begin.
+    begin: int
+    columns: RecordColumns
+    result: Future[tuple[int, Verdict]]
+
+
+class _ScanAhead(_Scan):
+    """Fills columns with pieces of the log, which further threads do ahead of the caller.
+
+    Where a piece begins is found as behind damage, by magic, lengths, own offset and CRC.  That a record does begin there is
+    certain only once the way from record to record comes by, so that the scan of a piece counts if the caller comes to its
+    begin, and is thrown away otherwise.
+
+    Parameters
+    ----------
+    log : CommitLog
+    end : int
+        Where the caller will stop.
+    crc_check : int
+    keys : bool
+    worth_it : bool
+        Cut the log in pieces at all.
+    """
+
+    def __init__(self, log: CommitLog, end: int, crc_check: int, keys: bool, *, worth_it: bool):
+        super().__init__(log, RecordColumns(_PIECE_ROWS), crc_check, keys)
+        self._end = end
+        self._in_pieces = worth_it and log.segment_size >= _PIECE
+        self._threads: ThreadPoolExecutor | None = None
+        self._thread_num = min(_usable_cpus(), _THREADS)
+        self._pieces: deque[_Piece] = deque()
+        self._spare: list[RecordColumns] = []
+        # Where the piece behind those that are known begins, -1 where that is not known.
+        self._next = -1
+
+    def __call__(self, region: _core.Region, start: int, limit: int, base: int) -> tuple[int, Verdict, int, int]:
+        at = base + start
+        if self._pieces and self._pieces[0].begin < at:
+            self._drop()
+        piece = self._pieces.popleft() if self._pieces and self._pieces[0].begin == at else None
+        if piece is not None:
+            self._spare.append(self.columns)
+            self.columns = piece.columns
+        if not self._pieces and self._next <= at:
+            self._next = self._piece_end(at)
+        until = self._pieces[0].begin if self._pieces else self._next
+        self._launch()
+        if piece is not None and piece.result.exception() is None:
+            pos, verdict = piece.result.result()
+        else:
+            # What went wrong in another thread goes wrong here again, or does not.
+            limit = min(limit, start + _SCAN_WINDOW, until - base if until >= 0 else limit)
+            pos, verdict = self.fill(self.columns, region, start, limit, base)
+        num = self.columns.count
+        return pos, verdict, num, int(self.columns.phy_offset[num - 1]) if num else -1
+
+    def _drop(self) -> None:
+        # All of them, so that where pieces begin does not depend on how many threads there are.
+        for piece in self._pieces:
+            if not piece.result.cancel():
+                piece.result.exception()
+            self._spare.append(piece.columns)
+        self._pieces.clear()
+        self._next = -1
+
+    def _piece_end(self, begin: int) -> int:
+        # Where the next piece begins, -1 where there is none that can be found in a short time.
+        mapped_file = self.log.queue.find(begin) if self._in_pieces else None
+        if mapped_file is None:
+            return -1
+        base = mapped_file.file_from_offset
+        goal, segment_end = begin + _PIECE, base + mapped_file.size
+        if goal >= min(segment_end, self._end):
+            return segment_end if segment_end < self._end else -1
+        limit = min(goal + _PIECE_SEARCH, segment_end, self._end)
+        found = _core.find_record(mapped_file.region, goal - base, base, limit - base)
+        return base + found if found >= 0 else -1
+
+    def _launch(self) -> None:
+        while self._thread_num > 1 and self._next >= 0 and len(self._pieces) < _PIECES_AHEAD:
+            begin = self._next
+            mapped_file = self.log.queue.find(begin)
+            if mapped_file is None:
+                return
+            base, following = mapped_file.file_from_offset, self._piece_end(begin)
+            limit = following if following >= 0 else min(self._end, base + mapped_file.size)
+            if limit - begin > _PIECE + _PIECE_SEARCH:
+                # It has no known end, and the caller goes over it in steps.
+                return
+            self._next = following
+            if self._threads is None:
+                # Imported here because most who import this module scan no large log.
+                from concurrent.futures import ThreadPoolExecutor
+
+                self._threads = ThreadPoolExecutor(self._thread_num, "rmqstore-scan")
+            columns = self._spare.pop() if self._spare else RecordColumns(_PIECE_ROWS)
+            result = self._threads.submit(self.fill, columns, mapped_file.region, begin - base, limit - base, base)
+            self._pieces.append(_Piece(begin, columns, result))
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
 
 
 class CommitLog:
@@ -209,12 +375,22 @@ class CommitLog:
                 return _core.check_record(self.queue.file(base).region, last, base, 0)[2]
         return None
 
-    def find_end_behind_damage(self) -> int:
+    def find_end_behind_damage(self, reached: int = -1) -> int:
         """int: as `find_end`, but behind damage in the newest segment if whole records follow it there.
 
         Old records that a truncation of RocketMQ left behind the end do not count: they are older than the record before.
+
+        Parameters
+        ----------
+        reached : int
+            Where whole records that follow each other from the oldest one on came to nothing (`Verdict.EMPTY`), if that is
+            known: where no later segment holds any, this is what `find_end` would find once more.
         """
-        end = self.find_end()
+        later = [base for base in self.queue.offsets if base > reached]
+        if reached >= 0 and all(self._begins_empty(base) for base in later):
+            end = reached
+        else:
+            end = self.find_end()
         while (mapped_file := self.queue.find(end)) is not None:
             base, region = mapped_file.file_from_offset, mapped_file.region
             if end - base + 1 >= region.size:
@@ -225,6 +401,9 @@ class CommitLog:
             pos, verdict, _, _ = _core.walk(region, found, region.size, base)
             end = base + (region.size if verdict == Verdict.BLANK else pos)
         return end
+
+    def _begins_empty(self, base: int) -> bool:
+        return _core.check_record(self.queue.file(base).region, 0, base, 0)[0] is Verdict.EMPTY
 
     def known_end(self) -> int:
         """int: the end for a reader that wants everything: behind damage in the newest segment if records follow it there.
@@ -580,14 +759,38 @@ class CommitLog:
             In order, without a gap between them.  They keep a constant working set however long the log is.
         """
         crc_check = self.crc_check if check_crc else 0
+        if columns is None:
+            return self._stretches(begin, end, _Walk(crc_check), resume)
+        return self._stretches(begin, end, _Scan(self, columns, crc_check, keys), resume)
+
+    def scans(
+        self, begin: int, end: int, *, check_crc: bool = True, keys: bool = True, resume: bool = True
+    ) -> Iterator[tuple[Stretch, RecordColumns]]:
+        """As `stretches` with columns, which further threads fill ahead of the caller where that is worth it.
+
+        The stretches are the same whether there are such threads or not, but not those of `stretches`.
+
+        Yields
+        ------
+        (Stretch, RecordColumns)
+            The columns hold the records of the stretch until the next one is asked for, and each of them has topics of its
+            own; there are not more than a handful.
+        """
+        scan = _ScanAhead(self, end, self.crc_check if check_crc else 0, keys, worth_it=end - begin >= 2 * _PIECE)
+        try:
+            for stretch in self._stretches(begin, end, scan, resume):
+                yield stretch, scan.columns
+        finally:
+            scan.close()
+
+    def _stretches(self, begin: int, end: int, step: _Walk | _Scan, resume: bool) -> Iterator[Stretch]:
         at = begin
         passed = _ScanProgress(self.queue)
         while at < end:
             passed.reach(at)
             mapped_file = self.queue.find(at)
             if mapped_file is None:
-                if columns is not None:
-                    columns.count = 0
+                step.empty()
                 until = min([base for base in self.queue.offsets if base > at], default=end)
                 yield Stretch(at, min(until, end) if resume else at, None)
                 if not resume:
@@ -596,22 +799,13 @@ class CommitLog:
                 continue
             base, region = mapped_file.file_from_offset, mapped_file.region
             start, limit = at - base, min(end - base, region.size)
-            if columns is None:
-                pos, verdict, num, last = _core.walk(region, start, min(limit, start + _SCAN_WINDOW), base, crc_check)
-                last = base + last if num else -1
-            else:
-                pos, verdict = _core.scan(
-                    region, start, limit, base, columns, self.delays, crc_check, self.config.index_tags, keys
-                )
-                num = columns.count
-                last = int(columns.phy_offset[num - 1]) if num else -1
+            pos, verdict, num, last = step(region, start, limit, base)
             at = base + pos
             if num:
                 yield Stretch(base + start, at, Verdict.RECORD, num, last)
             if verdict in (Verdict.COLUMNS_FULL, Verdict.LIMIT):
                 continue
-            if columns is not None:
-                columns.count = 0
+            step.empty()
             if verdict == Verdict.BLANK:
                 until = base + region.size
             elif not resume:

@@ -111,13 +111,7 @@ class PlainQueue(NamedTuple):
             os.close(fd)
         if len(data) < len(rows) * _UNIT_SIZE:
             return False
-        units = np.frombuffer(data, _UNIT)
-        return bool(
-            (units["phy_offset"] == columns.phy_offset[rows]).all()
-            and (units["size"] == columns.size[rows]).all()
-            and (units["tags_code"] == columns.tags_code[rows]).all()
-            and (columns.queue_offset[rows] == np.arange(number, number + len(rows))).all()
-        )
+        return _core.agreeing_unit_bytes(data, columns, rows, number) == len(rows)
 
 
 def plain_queue(directory: str, file_size: int) -> PlainQueue | None:
@@ -155,14 +149,8 @@ def plain_queue(directory: str, file_size: int) -> PlainQueue | None:
     if not count:
         return None
     # The zeros at the end of the last unit went with those behind it.
-    units = np.frombuffer(data.ljust(count * _UNIT_SIZE, b"\0"), _UNIT)
-    phy_offsets, sizes = units["phy_offset"], units["size"]
-    if sizes.min() <= 0 or phy_offsets.min() < 0 or phy_offsets.max() > _FAR:
-        return None
-    ends = phy_offsets + sizes
-    if sizes.max() == PRE_FILL_SIZE:
-        ends[(phy_offsets == 0) & (sizes == PRE_FILL_SIZE)] = -1
-    return PlainQueue(int(ends[-1]), int(ends.max()), newest)
+    ends = _core.unit_ends(data.ljust(count * _UNIT_SIZE, b"\0"), _FAR)
+    return None if ends is None else PlainQueue(*ends, newest)
 
 
 def _written_start(path: str, size: int) -> bytes:

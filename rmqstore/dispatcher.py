@@ -95,10 +95,12 @@ class Agreement:
 
         False also where it takes a dispatcher to tell: batch queues, records that are in several queues.
         """
-        queued, inner = queued_rows(columns)
-        if (queued & (inner | (columns.multi_dispatch[: columns.count] != 0))).any():
-            return False
-        groups, order = columns.by_queue(queued.view(np.uint8))
+        chosen, odd = columns.queued()
+        if odd:
+            queued, inner = queued_rows(columns)
+            if (queued & (inner | (columns.multi_dispatch[: columns.count] != 0))).any():
+                return False
+        groups, order = columns.by_queue(chosen)
         for number, start, end in groups:
             topic, queue_id = columns.topics.queues[number]
             key = columns.topics.topics[topic].decode("utf-8", "rmqstore.java"), queue_id
@@ -168,8 +170,7 @@ class CommitLogDispatcher:
         # If given, the only simple queues that records get a unit in by their own topic.
         self.only: frozenset[tuple[str, int]] | None = None
         self.counts = DispatchCounts()
-        self._topic_table: TopicTable | None = None
-        self._topics: list[str] = []
+        self._topics: dict[TopicTable, list[str]] = {}
 
     def dispatch_columns(
         self, columns: RecordColumns, progress: IndexProgress, *, allow_gaps: bool = False, mend: bool = False
@@ -244,11 +245,10 @@ class CommitLogDispatcher:
 
     def _topics_of(self, columns: RecordColumns) -> list[str]:
         # The text of every topic in the table; it grows from scan to scan.
-        if self._topic_table is not columns.topics:
-            self._topic_table, self._topics = columns.topics, []
-        for topic in columns.topics.topics[len(self._topics) :]:
-            self._topics.append(topic.decode("utf-8", "rmqstore.java"))
-        return self._topics
+        topics = self._topics.setdefault(columns.topics, [])
+        for topic in columns.topics.topics[len(topics) :]:
+            topics.append(topic.decode("utf-8", "rmqstore.java"))
+        return topics
 
     def _put_rows(
         self, queue: AnyConsumeQueue, columns: RecordColumns, rows: np.ndarray, allow_gaps: bool, mend: bool

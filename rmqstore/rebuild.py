@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 REBUILD_DIRECTORY = ".rmqstore-rebuild"
 _COMPLETE = "complete"
+# Verdicts on records whose lengths are whole.
+_CORRUPT = (Verdict.BAD_BODY_CRC.name, Verdict.BAD_PROP_CRC.name)
 _FOLDERS = {"index": ("index",), "consumequeue": ("consumequeue", "batchconsumequeue", "consumequeue_ext")}
 
 
@@ -245,6 +247,9 @@ def _build_once(
     progress: Callable[[int, int], None] | None,
     batch_topics: set[str],
 ) -> RebuildReport:
+    # Imported here because the command line imports this module for every command.
+    from concurrent.futures import ThreadPoolExecutor
+
     report = RebuildReport(kinds, root)
     log_pool, pool = MappedFilePool(4), MappedFilePool(config.max_mapped_files)
     commit_log = CommitLog(root, config, log_pool, read_only=True)
@@ -252,8 +257,6 @@ def _build_once(
     index_service = IndexService(target, config) if "index" in kinds else None
     try:
         commit_log.load()
-        end = commit_log.find_end_behind_damage()
-        commit_log.set_end(end)
         if queues is not None:
             queues.load_topics(os.path.join(root, "config", "topics.json"))
             for topic in batch_topics:
@@ -261,47 +264,86 @@ def _build_once(
         dispatcher = CommitLogDispatcher(commit_log, queues, index_service)
         dispatcher.refuse_mixed_topics = True
         begin = commit_log.min_offset
-        columns = RecordColumns()
-        damaged = RecordColumns(1, columns.topics)
-        for stretch in commit_log.stretches(begin, end, columns):
-            verdict = stretch.verdict
-            if verdict is Verdict.RECORD:
-                refuse_assumed(columns, config, kinds, root)
-                dispatcher.dispatch_columns(columns, IndexProgress(), allow_gaps=True)
-            elif verdict in (Verdict.BAD_BODY_CRC, Verdict.BAD_PROP_CRC):
-                # Its lengths are whole, so it keeps its place in its queue and under its keys; readers mark it as corrupt.
-                for _ in commit_log.stretches(stretch.begin, stretch.end, damaged, check_crc=False):
-                    dispatcher.dispatch_columns(damaged, IndexProgress(), allow_gaps=True)
-            if verdict not in (Verdict.RECORD, Verdict.BLANK):
-                what = "missing segment" if verdict is None else verdict.name
-                report.damage.append((stretch.begin, stretch.end - stretch.begin, what))
-            if progress is not None:
-                progress(stretch.end - begin, end - begin)
-        if queues is not None:
-            queues.flush()
-        if index_service is not None:
-            index_service.flush()
+        if progress is None:
+            # Whole records are what they are; where the log ends is asked only when something else comes.
+            commit_log.set_end(max((base + commit_log.segment_size for base in commit_log.queue.offsets), default=0))
+            at, verdict = _dispatch_log(
+                commit_log, dispatcher, report, begin, commit_log.max_offset, None, resume=False
+            )
+            end = commit_log.find_end_behind_damage(at if verdict is Verdict.EMPTY else -1)
+        else:
+            at, end = begin, commit_log.find_end_behind_damage()
+        commit_log.set_end(end)
+        _dispatch_log(commit_log, dispatcher, report, at, end, progress)
         report.records = dispatcher.counts.records
         report.units, report.index_entries = dispatcher.counts.units, dispatcher.counts.index_entries
+        # Every CRC was compared just now, and is only once more if one of them was wrong.
+        corrupt = any(verdict in _CORRUPT for _, _, verdict in report.damage)
         report.damage += dispatcher.counts.misplaced
         report.log_bytes = end - begin
+        with ThreadPoolExecutor(1, "rmqstore-flush") as thread:
+            # The disk has time until the new files take their place.
+            flushed = thread.submit(_flush, queues, index_service)
+            _verify(root, target, config, queues is not None, index_service is not None, end, corrupt)
+            flushed.result()
     finally:
         commit_log.close()
         if queues is not None:
             queues.close()
         if index_service is not None:
             index_service.close()
-    for finding in verify_parts(root, target, config, queues=queues is not None, index=index_service is not None):
+    for folder in folders_of(kinds):
+        # A store without such records has the folder all the same, so that the swap takes the old one away.
+        make_directories(os.path.join(target, folder)) if folder in kinds else None
+    return report
+
+
+def _dispatch_log(
+    commit_log: CommitLog,
+    dispatcher: CommitLogDispatcher,
+    report: RebuildReport,
+    begin: int,
+    end: int,
+    progress: Callable[[int, int], None] | None,
+    *,
+    resume: bool = True,
+) -> tuple[int, Verdict | None]:
+    # Dispatches the records from `begin` to `end`, behind damage as well or up to it; where it stopped, and what is there.
+    damaged = RecordColumns(1)
+    for stretch, columns in commit_log.scans(begin, end, resume=resume):
+        verdict = stretch.verdict
+        if verdict is Verdict.RECORD:
+            refuse_assumed(columns, commit_log.config, report.what, report.output)
+            dispatcher.dispatch_columns(columns, IndexProgress(), allow_gaps=True)
+        elif verdict is not Verdict.BLANK and not resume:
+            return stretch.begin, verdict
+        elif verdict is not None and verdict.name in _CORRUPT:
+            # Its lengths are whole, so it keeps its place in its queue and under its keys; readers mark it as corrupt.
+            for _ in commit_log.stretches(stretch.begin, stretch.end, damaged, check_crc=False):
+                dispatcher.dispatch_columns(damaged, IndexProgress(), allow_gaps=True)
+        if verdict not in (Verdict.RECORD, Verdict.BLANK):
+            what = "missing segment" if verdict is None else verdict.name
+            report.damage.append((stretch.begin, stretch.end - stretch.begin, what))
+        if progress is not None:
+            progress(stretch.end - begin, end - begin)
+    return end, Verdict.LIMIT
+
+
+def _flush(queues: ConsumeQueueStore | None, index_service: IndexService | None) -> None:
+    if queues is not None:
+        queues.flush()
+    if index_service is not None:
+        index_service.flush()
+
+
+def _verify(root: str, target: str, config: StoreConfig, queues: bool, index: bool, end: int, check_crc: bool) -> None:
+    for finding in verify_parts(root, target, config, queues=queues, index=index, end=end, check_crc=check_crc):
         raise CorruptionError(
             f"what was rebuilt does not agree with the log ({finding.kind}: {finding.detail}); nothing was swapped in, please "
             "report this",
             finding.path,
             finding.pos,
         )
-    for folder in folders_of(kinds):
-        # A store without such records has the folder all the same, so that the swap takes the old one away.
-        make_directories(os.path.join(target, folder)) if folder in kinds else None
-    return report
 
 
 def refuse_assumed(columns: RecordColumns, config: StoreConfig, kinds: tuple[str, ...], root: str) -> None:

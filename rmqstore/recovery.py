@@ -32,7 +32,7 @@ from rmqstore.commit_log import CommitLog, Stretch
 from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue, PlainQueue
 from rmqstore.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.dispatcher import Agreement, CommitLogDispatcher, DispatchCounts, IndexProgress, QueueGapError
-from rmqstore.errors import CorruptionError
+from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.index_file import IndexFile
 from rmqstore.index_service import IndexService
 
@@ -46,8 +46,8 @@ _FAR = 2**63 - 1
 _SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 # A delay that is longer is none: ten years in ms.
 _LONGEST_DELAY = 10 * 365 * 86_400_000
-# Records that are worked on at a time: 2 MB of columns.
-_ROWS = 32768
+# An index with fewer entries is looked at in less time than it takes to start a thread and wait for it.
+_WORTH_A_THREAD = 300_000
 
 
 @dataclass(slots=True)
@@ -147,8 +147,7 @@ def recover(
     report = RecoveryReport(mode=mode, clean=clean)
     if "message_delay_level" in commit_log.config.assumed:
         _learn_delays(commit_log, queues)
-    newest_unit_end, plain = _look_at_queues(queues)
-    index = None if index_service is None else _IndexSurvey(commit_log, index_service, checkpoint, clean)
+    (newest_unit_end, plain), index = _look_at_both(commit_log, queues, index_service, checkpoint, clean)
     begin = _where_to_begin(commit_log, index, checkpoint, newest_unit_end, clean)
     judged = _judge(commit_log, Agreement(queues, plain), index, begin, newest_unit_end, clean, mode)
     before_writing()
@@ -208,6 +207,39 @@ def _learn_delays(commit_log: CommitLog, queues: ConsumeQueueStore) -> None:
 def _end_of_last_unit(queue: AnyConsumeQueue) -> int:
     unit = queue.last_record()
     return -1 if unit is None else unit.phy_offset + unit.size
+
+
+def _look_at_both(
+    commit_log: CommitLog,
+    queues: ConsumeQueueStore,
+    index_service: IndexService | None,
+    checkpoint: Checkpoint,
+    clean: bool,
+) -> tuple[tuple[int, dict[tuple[str, int], PlainQueue]], _IndexSurvey | None]:
+    """`_look_at_queues`, and the survey of the index; both only read.  A large index is looked at in a thread of its own."""
+    if index_service is None:
+        return _look_at_queues(queues), None
+    if not _is_large(index_service):
+        looked = _look_at_queues(queues)
+        return looked, _IndexSurvey(commit_log, index_service, checkpoint, clean)
+    # Imported here because most stores that are opened have less.
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1, "rmqstore-survey") as thread:
+        surveyed = thread.submit(_IndexSurvey, commit_log, index_service, checkpoint, clean)
+        return _look_at_queues(queues), surveyed.result()
+
+
+def _is_large(index_service: IndexService) -> bool:
+    names = index_service.names
+    if not names:
+        return False
+    try:
+        newest = index_service.file(names[-1])
+        return (len(names) - 1) * newest.index_num + newest.index_count >= _WORTH_A_THREAD
+    except (StoreError, OSError):
+        # The survey meets it again, in its turn.
+        return False
 
 
 # ------------------------------------------------------------------------------------------------------------ the log
@@ -341,8 +373,7 @@ def _read_on(
     """
     end = max((base + commit_log.segment_size for base in commit_log.queue.offsets), default=at)
     if judged.agrees:
-        columns = RecordColumns(_ROWS)
-        for stretch in commit_log.stretches(at, end, columns, keys=False, resume=False):
+        for stretch, columns in commit_log.scans(at, end, keys=False, resume=False):
             if stretch.verdict is not Verdict.RECORD:
                 if stretch.verdict is not Verdict.BLANK:
                     return stretch.begin, stretch.verdict
@@ -609,7 +640,6 @@ def _dispatch(
     *,
     mend: bool,
 ) -> DispatchCounts:
-    columns = RecordColumns(_ROWS)
     dispatcher = CommitLogDispatcher(commit_log, queues, index_service)
     whole = judged.begin <= commit_log.min_offset
     ranges = [(max(begin, judged.dispatch_from), end) for begin, end in judged.ranges if end > judged.dispatch_from]
@@ -618,7 +648,7 @@ def _dispatch(
         progress = IndexProgress() if index_service is None else IndexProgress.of(index_service)
         try:
             for begin, end in ranges:
-                for stretch in commit_log.stretches(begin, end, columns, check_crc=False, resume=False):
+                for stretch, columns in commit_log.scans(begin, end, check_crc=False, resume=False):
                     if stretch.verdict is Verdict.RECORD:
                         dispatcher.dispatch_columns(columns, progress, allow_gaps=whole, mend=mend)
             return dispatcher.counts

@@ -105,15 +105,30 @@ def verify(
 
 
 def verify_parts(
-    log_root: str, parts_root: str, config: StoreConfig, *, queues: bool, index: bool
+    log_root: str,
+    parts_root: str,
+    config: StoreConfig,
+    *,
+    queues: bool,
+    index: bool,
+    end: int | None = None,
+    check_crc: bool = True,
 ) -> Iterator[Finding]:
     """Compare queues and index below `parts_root` with the log below `log_root`; only what is wrong with the former.
 
     Used by a rebuild on what it built, so the log's own damage is no finding here.
+
+    Parameters
+    ----------
+    end : int, optional
+        Where the log ends, if that is known.
+    check_crc : bool
+        Take a record whose CRC fails for damage.  Otherwise it is compared like every other.
     """
     checker = _Checker(log_root, config, parts_root=parts_root, with_queues=queues, with_index=index)
+    checker.check_crc = check_crc
     try:
-        for finding in checker.run_parts():
+        for finding in checker.run_parts(end):
             if not finding.path.startswith(checker.commit_log.path):
                 yield finding
     finally:
@@ -242,6 +257,7 @@ class _Checker:
         self.last_timestamp = 0
         self.end = 0
         self.progress: Callable[[int, int], None] | None = None
+        self.check_crc = True
 
     def close(self) -> None:
         self.commit_log.close()
@@ -253,7 +269,7 @@ class _Checker:
         yield from self._checkpoint()
         yield from self._config_files()
 
-    def run_parts(self) -> Iterator[Finding]:
+    def run_parts(self, end: int | None = None) -> Iterator[Finding]:
         """The log, queues and index."""
         problems: list[Finding] = []
         self.commit_log.queue.load(lambda error: problems.append(_of_error(error, "file", self.commit_log.path)))
@@ -265,7 +281,7 @@ class _Checker:
         if self.with_index:
             problems += self._load_index()
         yield from problems
-        self.end = self.commit_log.find_end_behind_damage()
+        self.end = self.commit_log.find_end_behind_damage() if end is None else end
         self.commit_log.set_end(self.end)
         entries = _IndexCheck(self)
         yield from entries.begin()
@@ -306,9 +322,8 @@ class _Checker:
 
     def _log(self, entries: _IndexCheck) -> Iterator[Finding]:
         log = self.commit_log
-        columns = RecordColumns()
         begin = log.min_offset
-        for stretch in log.stretches(begin, self.end, columns):
+        for stretch, columns in log.scans(begin, self.end, check_crc=self.check_crc):
             if self.progress is not None:
                 self.progress(stretch.begin - begin, self.end - begin)
             if stretch.verdict is Verdict.RECORD:
@@ -391,9 +406,8 @@ class _Checker:
         if not n or not self.with_queues:
             return
         self.last_timestamp = max(self.last_timestamp, int(columns.store_timestamp[:n].max()))
-        transaction = columns.sys_flag[:n] & _TRANSACTION_MASK
-        queued = (transaction == 0) | (transaction == 0x8)
-        groups, order = columns.by_queue(queued.view(np.uint8))
+        queued, _ = columns.queued()
+        groups, order = columns.by_queue(queued)
         for number, start, end in groups:
             topic, queue_id = columns.topics.queues[number]
             name = columns.topics.topics[topic].decode("utf-8", "rmqstore.java")
@@ -470,6 +484,10 @@ class _QueueCheck:
         if not isinstance(queue, ConsumeQueue):
             yield from self._batch_records(columns, rows)
             return
+        if queue.ext is None and queue.agrees(columns, rows):
+            self.covered += len(rows)
+            return
+        # Something is to be told, or cannot be told at once.
         offsets = columns.queue_offset[rows]
         phy_offsets, sizes, tags = columns.phy_offset[rows], columns.size[rows], columns.tags_code[rows]
         checks_tags = queue.ext is None and not (
@@ -682,6 +700,32 @@ class _IndexCheck:
             self._open(self.file_number + 1)
         return np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32)
 
+    def _agreeing(self, columns: RecordColumns, total: int) -> int:
+        # Passes over all entries of the columns' keys, or those up to the end of a file, if there is nothing to tell of them; how
+        # many keys they are.
+        done = 0
+        while done < total and self.index is not None:
+            left = min(self.index.index_count, self.index.index_num) - self.entry
+            if left <= 0:
+                self._open(self.file_number + 1)
+                continue
+            count = min(left, total - done)
+            if _core.agreeing_entries(self.index, self.entry, columns, done) < count:
+                break
+            done += count
+            row = int(np.searchsorted(columns.key_start[: columns.count], done - 1, side="right")) - 1
+            first, phy_offset = int(columns.key_start[row]), int(columns.phy_offset[row])
+            self._passed(count, phy_offset, columns.key_hash[first:done], first, total)
+        return done
+
+    def _passed(self, count: int, phy_offset: int, hashes: np.ndarray, first: int, total: int) -> None:
+        # `count` entries were right; the last is of the record at `phy_offset`, whose hashes begin at `first` of `total`.
+        self.started = True
+        self.entry += count
+        self.previous = phy_offset
+        if first or not self.previous_hashes or len(hashes) == total:
+            self.previous_hashes = hashes.tolist()
+
     def records(self, columns: RecordColumns) -> Iterator[Finding]:
         n = columns.count
         self.total += int(columns.key_start[n])
@@ -689,11 +733,13 @@ class _IndexCheck:
             return
         starts = columns.key_start[: n + 1]
         total = int(starts[n])
+        done = self._agreeing(columns, total)
+        if done == total:
+            return
         hashes = columns.key_hash[:total].copy()
         counts = np.diff(starts)
         phy_offsets = np.repeat(columns.phy_offset[:n], counts)
         times = np.repeat(columns.store_timestamp[:n], counts)
-        done = 0
         while done < total:
             got_hashes, got_phy, got_diffs = self._next(total - done)
             count = len(got_phy)
@@ -712,14 +758,11 @@ class _IndexCheck:
             same = (got_hashes == hashes[part]) & (got_phy == phy_offsets[part])
             good = count if same.all() else int(np.argmin(same))
             if good:
-                self.started = True
                 yield from self._times(times[done : done + good], got_diffs[:good])
-                self.entry += good
                 done += good
-                self.previous = int(phy_offsets[done - 1])
-                first = int(np.searchsorted(phy_offsets, self.previous, side="left"))
-                if first or not self.previous_hashes or done - first == len(hashes):
-                    self.previous_hashes = hashes[first:done].tolist()
+                phy_offset = int(phy_offsets[done - 1])
+                first = int(np.searchsorted(phy_offsets, phy_offset, side="left"))
+                self._passed(good, phy_offset, hashes[first:done], first, total)
                 continue
             yield from self._disagreement(
                 int(got_hashes[0]), int(got_phy[0]), int(hashes[done]), int(phy_offsets[done])

@@ -730,6 +730,43 @@ def test_index_hashes_and_tags_codes_of_any_properties(properties, index_tags, s
     assert row[10] == int("INNER_MULTI_DISPATCH" in record.properties)
 
 
+@pytest.mark.parametrize("behind", [0, 1, 63, 64, 200])
+def test_properties_are_found_wherever_they_lie_in_a_long_text(behind):
+    # They are looked at 64 bytes at a time, which must not reach behind the end of the segment.
+    wanted = b"\x02".join(
+        (b"UNIQ_KEY\x01u", b"KEYS\x01a b", b"TAGS\x01t", b"INNER_MULTI_DISPATCH\x01x", b"KEYS\x01c d")
+    )
+    for before in range(150):
+        filler = b"n" * before + b"\x01v\x01\x02" if before else b"\x01no name\x02name\x01\x02\x02"
+        for text in (filler + wanted, filler + wanted + b"\x02", filler + wanted + b"\x02KEYS\x01", wanted[:before]):
+            raw = oracle.encode_record(topic="T", properties=text)
+            record = oracle.decode_record(raw)
+            # What lies behind belongs to something else.
+            for data in (raw + b"\x02KEYS\x01z"[:behind].ljust(behind, b"\x01"), raw + bytes(behind)):
+                columns = RecordColumns(1)
+                _core.scan(mapped(data), 0, len(raw), 0, columns, NO_DELAYS)
+                keys = [oracle.index_hash(key) for key in oracle.index_keys_of(record, True)]
+                assert columns.key_hash[: columns.key_start[1]].tolist() == keys
+                assert columns.tags_code[0] == oracle.tags_hash(record.tags)
+                assert columns.multi_dispatch[0] == ("INNER_MULTI_DISPATCH" in record.properties)
+
+
+def test_topics_and_queues_of_records_that_follow_each_other():
+    draw = random.Random(3)
+    names = ["T", "TT", "T1", "T2", "T" * 126, "T" * 125 + "U", "订单"]
+    places = [(draw.choice(names), draw.choice((0, 1, -1, 7))) for _ in range(300)]
+    places = [place for place in places for _ in range(draw.choice((1, 1, 2, 9)))]
+    columns = columns_of(
+        [dict(topic=topic, queue_id=queue_id, properties=[("KEYS", "k")]) for topic, queue_id in places]
+    )
+    table = columns.topics
+    assert [(table.topics[topic].decode(), queue) for topic, queue in zip(columns.topic, columns.queue_id)] == places
+    assert [
+        (table.topics[table.queues[queue][0]].decode(), table.queues[queue][1]) for queue in columns.queue
+    ] == places
+    assert columns.key_hash[: len(places)].tolist() == [oracle.index_hash(f"{topic}#k") for topic, _ in places]
+
+
 @pytest.mark.parametrize("level", ["1", "2", "3", "18", "19", "2147483647", "0", "-1", "+2", "007"])
 @pytest.mark.parametrize("tags", [None, "TagA"])
 def test_tags_code_of_a_delayed_record_is_its_time_of_delivery(level, tags):
@@ -949,9 +986,19 @@ def test_agreeing_units_sees_every_difference():
             # Tags codes are left out where they are addresses.
             in_tags = pos % 20 >= 12
             assert _core.agreeing_units(hurt, 20, columns, rows, 3, False) == (6 if in_tags else unit)
+            hurt_units = data[20:140][: pos - 20] + bytes([data[pos] ^ bit]) + data[pos + 1 : 140]
+            assert _core.agreeing_unit_bytes(hurt_units, columns, rows, 3) == unit
+    assert _core.agreeing_unit_bytes(data[20:140], columns, rows, 3) == 6
+    assert _core.agreeing_unit_bytes(memoryview(data)[40:100], columns, rows[1:4], 4) == 3
+    assert _core.agreeing_unit_bytes(b"", columns, rows[:0], 3) == 0
+    for units in (data[20:139], data[20:141], b""):
+        with pytest.raises(ValueError, match="6 rows"):
+            _core.agreeing_unit_bytes(units, columns, rows, 3)
     for bad in ([6], [-1], [0, 6], [MAX_I64], [MIN_I64]):
         with pytest.raises(OffsetOutOfRangeError):
             _core.agreeing_units(region, 20, columns, np.array(bad, np.int64), 3)
+        with pytest.raises(OffsetOutOfRangeError):
+            _core.agreeing_unit_bytes(data[20 : 20 + 20 * len(bad)], columns, np.array(bad, np.int64), 3)
     for pos in (60, 160):
         with pytest.raises(OffsetOutOfRangeError):
             _core.agreeing_units(region, pos, columns, rows, 3)
@@ -1746,6 +1793,72 @@ def test_relink_repairs_slots_and_chains():
         assert content(found.region) == data
 
 
+def test_agreeing_entries_sees_every_difference():
+    begin, times = 1_700_000_000_000, [0, 999, 1000, 5500, 5400]
+    keys = ["a b", None, "c", "d e f", "g"]
+    columns = columns_of(
+        [
+            dict(topic="T", store_timestamp=begin + time, properties=[("KEYS", text)] if text else [])
+            for time, text in zip(times, keys)
+        ],
+        capacity=9,
+    )
+    index = index_of(5, 12)
+    total = int(columns.key_start[5])
+    for _ in range(2):
+        assert index.put_hashes(columns.key_hash[:total], *columns.key_records(0, total)) in (7, 4)
+    assert total == 7
+    data = content(index.region)
+    assert _core.agreeing_entries(index, 1, columns, 0) == 7
+    assert _core.agreeing_entries(index, 3, columns, 2) == 5
+    # As far as there are entries.
+    assert _core.agreeing_entries(index, 8, columns, 0) == 4
+    assert _core.agreeing_entries(index, 12, columns, 0) == _core.agreeing_entries(index, MAX_I64, columns, 0) == 0
+    assert _core.agreeing_entries(index, 1, columns, 7) == 0
+    assert _core.agreeing_entries(index, 2, columns, 0) == 0
+    first = 40 + 4 * 5 + 20
+    for pos in range(first, first + 20 * 7):
+        hurt = index_of(5, 12, data[:pos] + bytes([data[pos] ^ 1]) + data[pos + 1 :])
+        entry, at = divmod(pos - first, 20)
+        # The entry before in the chain is no matter of the record, and the first time counts from the file before.
+        seen = at < 12 or (12 <= at < 16 and entry > 0)
+        assert _core.agreeing_entries(hurt, 1, columns, 0) == (entry if seen else 7)
+    for first, start in ((0, 0), (-1, 0), (1, -1), (1, 8), (1, MAX_I64), (MIN_I64, 0)):
+        with pytest.raises(OffsetOutOfRangeError):
+            _core.agreeing_entries(index, first, columns, start)
+    # What columns say of themselves is not believed.
+    for count in (-1, 10, MAX_I64):
+        columns.count = count
+        with pytest.raises(OffsetOutOfRangeError):
+            _core.agreeing_entries(index, 1, columns, 0)
+    columns.count = 5
+    for wrong in (MIN_I64, -1, 3, 99, MAX_I64):
+        kept, columns.key_start[2] = int(columns.key_start[2]), wrong
+        assert 0 <= _core.agreeing_entries(index, 1, columns, 0) <= 11
+        columns.key_start[2] = kept
+    columns.key_start[5] = MAX_I64
+    with pytest.raises(OffsetOutOfRangeError):
+        _core.agreeing_entries(index, 1, columns, 0)
+    assert index.region.pins == 0
+
+
+def test_ends_of_units():
+    def units(*places: tuple[int, int]) -> bytes:
+        return b"".join(struct.pack(">qiq", phy_offset, size, 7) for phy_offset, size in places)
+
+    fill = (0, _core.PRE_FILL_SIZE)
+    assert _core.unit_ends(b"", 100) is None
+    assert _core.unit_ends(units((0, 5)), 100) == (5, 5)
+    assert _core.unit_ends(units((100, 5), (3, 9)), 100) == (12, 105)
+    assert _core.unit_ends(units(fill, (3, 9), fill), 100) == (-1, 12)
+    assert _core.unit_ends(units(fill), 100) == (-1, -1)
+    for bad in ((101, 5), (-1, 5), (5, 0), (5, -1), (MAX_I64, 5), (0, 0)):
+        for place in range(3):
+            places = [(1, 1), (2, 2), (3, 3)]
+            places[place] = bad
+            assert _core.unit_ends(units(*places), 100) is None
+
+
 def test_check_links_names_places_and_ends_a_long_list():
     index = index_of(2000, 3000)
     assert (
@@ -2465,6 +2578,7 @@ def reading_calls(region: Region, index: IndexRegion):
         "read_units": lambda: _core.read_units(region, 0, 1),
         "count_units": lambda: _core.count_units(region),
         "agreeing_units": lambda: _core.agreeing_units(region, 0, columns, np.zeros(1, np.int64), 0),
+        "agreeing_entries": lambda: _core.agreeing_entries(index, 1, columns, 0),
         "unit_at_or_after": lambda: _core.unit_at_or_after(region, 0, 1, 0),
         "read_batch_unit": lambda: _core.read_batch_unit(region, 0),
         "read_ext_unit": lambda: _core.read_ext_unit(region, 0),
@@ -2513,7 +2627,7 @@ def test_every_region_function_is_tried_closed():
     }
     methods = {name for name, value in vars(IndexRegion).items() if callable(value) and name[0] != "_"}
     without_region = {"java_string_hash", "java_string_hash_bytes", "index_key_hash", "crc32", "record_size"}
-    without_region |= {"crc32_implementations", "crc32_with"}
+    without_region |= {"crc32_implementations", "crc32_with", "agreeing_unit_bytes", "unit_ends"}
     of_other_classes = {name for name in named if "." in name}
     assert functions | methods == named - of_other_classes | without_region | {"attach", "entry_pos"}
 

@@ -36,7 +36,7 @@ from test_crash import (
     shutdown_files,
 )
 
-from rmqstore import CorruptionError, Message, MessageStore, OffsetOutOfRangeError, StoreConfig, recovery
+from rmqstore import CorruptionError, Message, MessageStore, OffsetOutOfRangeError, StoreConfig, commit_log
 from rmqstore._core import RecordColumns, Verdict
 from rmqstore.checkpoint import Checkpoint
 from rmqstore.commit_log import CommitLog
@@ -228,7 +228,7 @@ def test_what_agrees_is_read_once(root, monkeypatch):
     geo = {**geometry("plain"), "max_index_num": 400}
     acknowledged = many_segments(root, geo, 60, [NOW])
     records = records_of(root)
-    monkeypatch.setattr(recovery, "_ROWS", 3)
+    monkeypatch.setattr(commit_log, "_PIECE_ROWS", 3)
     dispatched = []
     dispatch = CommitLogDispatcher.dispatch_columns
 
@@ -264,7 +264,7 @@ def test_what_agrees_is_read_once(root, monkeypatch):
 def test_every_lost_unit_is_found_whatever_the_batches(root, monkeypatch, rows, name):
     geo = geometry(name)
     acknowledged = closed_store(root, geo, script())
-    monkeypatch.setattr(recovery, "_ROWS", rows)
+    monkeypatch.setattr(commit_log, "_PIECE_ROWS", rows)
     original = root + ".original"
     shutil.copytree(root, original)
     units = [
@@ -292,7 +292,7 @@ def test_units_that_agree_are_written_again_if_a_cut_takes_them(root, monkeypatc
     geo = {**geometry("plain"), "max_index_num": 400, "mapped_file_size_consume_queue": 2000}
     clock = [NOW]
     acknowledged = many_segments(root, geo, 60, clock)
-    monkeypatch.setattr(recovery, "_ROWS", 4)
+    monkeypatch.setattr(commit_log, "_PIECE_ROWS", 4)
     overwrite(root, f"consumequeue/Orders/0/{oracle.file_name(0)}", 60, struct.pack(">q", 2**40))
     with open(os.path.join(root, "abort"), "wb"):
         pass
