@@ -1827,6 +1827,25 @@ cdef struct RecordView:
     int64_t prepared_transaction_offset
 
 
+cdef extern from *:
+    """
+    /* Where in a properties text the values stand that matter beside the whole of it; a position of -1 says that there is
+       none.  As in Java a later one of equal name counts. */
+    typedef struct { int32_t keys_pos, keys_len, tags_pos, tags_len, unique_key_pos, unique_key_len; } rmq_indexed;
+    typedef struct {
+        rmq_indexed indexed;
+        int32_t delay_pos, delay_len, inner_num_pos, inner_num_len, inner_base_pos, inner_base_len;
+        int32_t multi_dispatch_pos, multi_dispatch_len;
+    } rmq_found;
+    """
+    ctypedef struct IndexedProperties "rmq_indexed":
+        int32_t keys_pos, keys_len, tags_pos, tags_len, unique_key_pos, unique_key_len
+    ctypedef struct KnownProperties "rmq_found":
+        IndexedProperties indexed  # the values that the index takes
+        int32_t delay_pos, delay_len, inner_num_pos, inner_num_len, inner_base_pos, inner_base_len
+        int32_t multi_dispatch_pos, multi_dispatch_len
+
+
 cdef int parse_record(const unsigned char* p, int64_t room, RecordView* r) noexcept nogil:
     # One record at p with `room` bytes to the end of the segment.  All sums are in 64 bits, every part is checked
     # against the total size before it is read.
@@ -5409,15 +5428,6 @@ cdef extern from *:
         }
     }
 
-    /* Where in a properties text the values stand that matter beside the whole of it; a position of -1 says that there is
-       none.  As in Java a later one of equal name counts. */
-    typedef struct { int32_t keys_pos, keys_len, tags_pos, tags_len, unique_key_pos, unique_key_len; } rmq_indexed;
-    typedef struct {
-        rmq_indexed indexed;
-        int32_t delay_pos, delay_len, inner_num_pos, inner_num_len, inner_base_pos, inner_base_len;
-        int32_t multi_dispatch_pos, multi_dispatch_len;
-    } rmq_found;
-
     static inline void rmq_find(rmq_found *found, const unsigned char *text, int32_t start, int32_t split, int32_t end) {
         const unsigned char *name = text + start;
         const int32_t pos = split + 1, len = end - split - 1;
@@ -5617,12 +5627,6 @@ cdef extern from *:
         int32_t span_num, names_len
         # The block of rows that refers to this layout, which must not change before they are written.
         int64_t used_by
-    ctypedef struct IndexedProperties "rmq_indexed":
-        int32_t keys_pos, keys_len, tags_pos, tags_len, unique_key_pos, unique_key_len
-    ctypedef struct KnownProperties "rmq_found":
-        IndexedProperties indexed  # the values that the index takes
-        int32_t delay_pos, delay_len, inner_num_pos, inner_num_len, inner_base_pos, inner_base_len
-        int32_t multi_dispatch_pos, multi_dispatch_len
     void find_properties "rmq_find_properties"(const unsigned char* text, int32_t n, int64_t room,
                                                KnownProperties* found) noexcept nogil
     int32_t split_properties "rmq_split_properties"(const unsigned char* text, int32_t n, int64_t room, PropertySpan* out,
