@@ -5348,26 +5348,32 @@ cdef extern from *:
         *ones = one; *twos = two; *high = top;
     }
 
+    /* Those of the bytes from `at` on of a text of n bytes; `room` bytes may be read from its begin on. */
+    static inline void rmq_marks_at(const unsigned char *text, int32_t at, int32_t n, int64_t room, uint64_t *ones,
+                                    uint64_t *twos, uint64_t *high) {
+        const unsigned char *p = text + at;
+        unsigned char last[64];
+        if (at + (int64_t)64 > room) {
+            memset(last, 0, sizeof last);
+            memcpy(last, p, (size_t)(n - at < 64 ? n - at : 64));
+            p = last;
+        }
+        rmq_marks(p, ones, twos, high);
+        if (n - at < 64) {
+            uint64_t keep = ((uint64_t)1 << (n - at)) - 1;
+            *ones &= keep; *twos &= keep; *high &= keep;
+        }
+    }
+
     /* The pieces of a properties text that have a name and a value: cut at 2, the first 1 of a piece ends the name (Java's
        MessageDecoder.string2messageProperties).  `room` bytes may be read; `out` takes n / 4 + 1 pieces. */
     static int32_t rmq_split_properties(const unsigned char *text, int32_t n, int64_t room, rmq_span *out, rmq_known *known,
                                         int *ascii) {
         int32_t at = 0, start = 0, split = -1, num = 0, here;
         uint64_t ones, twos, high, both, any = 0;
-        unsigned char last[64];
         known->keys = known->tags = known->unique_key = -1;
         while (at < n) {
-            const unsigned char *p = text + at;
-            if (at + (int64_t)64 > room) {
-                memset(last, 0, sizeof last);
-                memcpy(last, p, (size_t)(n - at < 64 ? n - at : 64));
-                p = last;
-            }
-            rmq_marks(p, &ones, &twos, &high);
-            if (n - at < 64) {
-                uint64_t keep = ((uint64_t)1 << (n - at)) - 1;
-                ones &= keep; twos &= keep; high &= keep;
-            }
+            rmq_marks_at(text, at, n, room, &ones, &twos, &high);
             any |= high;
             for (both = ones | twos; both; both &= both - 1) {
                 int bit = __builtin_ctzll(both);
@@ -5461,20 +5467,9 @@ cdef extern from *:
     static void rmq_find_properties(const unsigned char *text, int32_t n, int64_t room, rmq_found *found) {
         int32_t at = 0, start = 0, split = -1, here;
         uint64_t ones, twos, high, both;
-        unsigned char last[64];
         memset(found, 0xFF, sizeof *found);
         while (at < n) {
-            const unsigned char *p = text + at;
-            if (at + (int64_t)64 > room) {
-                memset(last, 0, sizeof last);
-                memcpy(last, p, (size_t)(n - at < 64 ? n - at : 64));
-                p = last;
-            }
-            rmq_marks(p, &ones, &twos, &high);
-            if (n - at < 64) {
-                uint64_t keep = ((uint64_t)1 << (n - at)) - 1;
-                ones &= keep; twos &= keep;
-            }
+            rmq_marks_at(text, at, n, room, &ones, &twos, &high);
             for (both = ones | twos; both; both &= both - 1) {
                 here = at + __builtin_ctzll(both);
                 if (both & -both & ones) {
