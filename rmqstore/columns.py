@@ -220,7 +220,8 @@ def _located(log: CommitLog, phy_offsets: np.ndarray) -> Iterator[tuple[slice, l
     low = log.min_offset
     inside = (phy_offsets >= low) & (phy_offsets < log.max_offset)
     # Counted from 1 on; 0 where the log holds nothing.
-    segments = np.where(inside, phy_offsets // log.segment_size - low // log.segment_size + 1, 0)
+    before_first = low // log.segment_size - 1
+    segments = np.where(inside, phy_offsets // log.segment_size - before_first, 0)
     held = np.bincount(segments) > 0
     step = len(segments) if np.count_nonzero(held) <= _REGIONS else _REGIONS
     for first in range(0, len(segments), max(step, 1)):
@@ -232,8 +233,7 @@ def _located(log: CommitLog, phy_offsets: np.ndarray) -> Iterator[tuple[slice, l
         regions: list[Any] = []
         bases = []
         for i, segment in enumerate(there.tolist()):
-            base = (low // log.segment_size + segment - 1) * log.segment_size
-            mapped_file = log.queue.find(base) if segment else None
+            mapped_file = log.queue.find((before_first + segment) * log.segment_size) if segment else None
             try:
                 region = None if mapped_file is None else mapped_file.region
             except OffsetOutOfRangeError:
