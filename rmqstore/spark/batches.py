@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["in_spark_layout", "piece_batches", "queue_piece_batches", "spark_arrow_schema"]
 
 # A batch ends with so many rows or so many bytes of bodies and properties: larger ones wait for memory, smaller ones cost
-# their handing over.
-_BATCH_ROWS = 8192
+# their handing over.  So many rows of a number or two are a quarter of a megabyte.
+_BATCH_ROWS = 32768
 _BATCH_BYTES = 1024 * 1024
 _INT32_MAX = 2**31 - 1
 

@@ -579,6 +579,9 @@ def _spool(ordered: DataFrame, plan: LoadPlan) -> list[PartitionSummary]:
         import pyarrow as pa
         from pyspark import TaskContext
 
+        from rmqstore.spark.task import spare_collector
+
+        spare_collector()
         context = TaskContext.get()
         assert context is not None
         answer: tuple[StoreError | None, PartitionSummary | None]

@@ -23,6 +23,7 @@ from rmqstore.index_service import IndexService
 from rmqstore.spark.batches import in_spark_layout, spark_arrow_schema
 from rmqstore.spark.plan import LogPlan
 from rmqstore.spark.source import spark_schema
+from rmqstore.spark.task import spare_collector
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -54,6 +55,7 @@ class _KeySearch:
         self.schema = spark_arrow_schema(columns)
 
     def batches(self, names: list[str], keys: list[str], topics: list[str]) -> Iterator[pa.RecordBatch]:
+        spare_collector()
         pa = import_pyarrow()
         log = self.plan.open()
         index_service = IndexService(self.plan.root, self.plan.config, read_only=True)

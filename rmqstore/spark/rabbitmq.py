@@ -36,6 +36,7 @@ from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.vhost import Queue, QueueDirectory, Vhost, find_vhosts, store_path
 from rmqstore.spark.options import DATA_SOURCE_OPTIONS, number_of_bytes
 from rmqstore.spark.plan import PARTITION_BYTES
+from rmqstore.spark.task import spare_collector
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -174,6 +175,7 @@ def _parts(vhost: Vhost, queue: Queue, partition_bytes: int) -> Iterator[QueuePa
 
 def read_part(part: QueuePart, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
     """The record batches of a part, with Spark's types."""
+    spare_collector()
     wanted = _arrow_schema(columns)
     with Vhost.open(part.vhost_path, segment_entry_count=part.segment_entry_count, check_terms=False) as vhost:
         directory = QueueDirectory(vhost, part.directory)

@@ -1281,6 +1281,9 @@ def _map_tasks(spark: SparkSession, function: Callable[[Any, Any], Any], plan: A
     def run(batches: Iterable[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
+        from rmqstore.spark.task import spare_collector
+
+        spare_collector()
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 answer = pickle.dumps(_answer(function, plan, tasks[number]))

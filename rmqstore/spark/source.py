@@ -45,6 +45,7 @@ from rmqstore.spark.batches import piece_batches, queue_piece_batches
 from rmqstore.spark.options import CORRUPT_COLUMN, FORMAT, ReadOptions, store_config
 from rmqstore.spark.plan import LogPlan, Piece, QueuePiece, queue_pieces
 from rmqstore.spark.rabbitmq import QueueSource
+from rmqstore.spark.task import spare_collector
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -207,6 +208,7 @@ def read_partition(reader: Any, partition: InputPartition) -> Iterator[pa.Record
     if not isinstance(partition, PiecePartition):
         # Spark makes a partition of its own where there is none.
         return iter(())
+    spare_collector()
     piece = partition.piece
     if isinstance(piece, QueuePiece):
         return queue_piece_batches(reader.root, reader.config, piece, reader.options, reader.columns, reader.log_end)

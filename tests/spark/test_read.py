@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import inspect
 import os
 import shutil
@@ -307,3 +308,77 @@ def test_a_frame_that_is_used_twice(pushing, path):
     frame = read(pushing, path, "topic string")
     assert frame.where("topic = 'Stock'").count() == 134
     assert frame.count() == 400
+
+
+def test_batches_are_large_enough_to_be_worth_handing_over_and_small_enough_for_a_cache(tmp_path):
+    import pyarrow as pa
+
+    from rmqstore.spark.batches import piece_batches
+    from rmqstore.spark.options import ReadOptions
+    from rmqstore.spark.plan import LogPlan
+
+    num = 40_000
+    config = small_config(mapped_file_size_commit_log=64 << 20)
+    with MessageStore.open(tmp_path, config=config) as store:
+        bodies = pa.array([b"x" * 200] * num, pa.binary())
+        store.put_table(pa.table({"body": bodies}), topic="Orders", queue_id=0)
+    plan = LogPlan.of(tmp_path, config)
+    (piece,) = plan.pieces()
+
+    def batches(*columns):
+        options = ReadOptions.parse({"path": str(tmp_path)})
+        return list(piece_batches(plan.root, plan.config, piece, options, columns, plan.end))
+
+    for columns in (("phy_offset",), ("topic", "store_timestamp"), ("topic", "body"), tuple(DEFAULT_COLUMNS)):
+        found = batches(*columns)
+        assert sum(batch.num_rows for batch in found) == num
+        for batch in found[:-1]:
+            assert 250_000 <= batch.nbytes <= 1_600_000
+
+
+def test_a_worker_leaves_its_imports_out_of_collections_and_nobody_else_does(spark, path):
+    from rmqstore.spark.plan import LogPlan
+    from rmqstore.spark.source import PiecePartition, StoreSource
+
+    source = StoreSource({"path": str(path)})
+    reader = source.reader(source.schema())
+    piece = LogPlan.of(path).pieces()[0]
+
+    def frozen_by_a_read():
+        num = sum(batch.num_rows for batch in reader.read(PiecePartition(piece)))
+        return num, gc.get_freeze_count()
+
+    def in_a_worker(batches):
+        import pyarrow as pa
+
+        for _ in batches:
+            num, frozen = frozen_by_a_read()
+            yield pa.RecordBatch.from_arrays([pa.array([num]), pa.array([frozen])], names=["num", "frozen"])
+
+    before = gc.get_freeze_count()
+    here, after = frozen_by_a_read()
+    assert here > 0 and after == before
+    (row,) = spark.range(0, 1, 1, 1).mapInArrow(in_a_worker, "num long, frozen long").collect()
+    assert row.num == here
+    assert row.frozen > 10_000  # objects of the modules that are there
+
+
+def test_what_a_task_imports_is_left_out_from_the_next_task_on(monkeypatch):
+    import sys
+    import types
+
+    from rmqstore.spark import task
+
+    frozen = []
+    monkeypatch.setattr(task, "gc", types.SimpleNamespace(freeze=lambda: frozen.append(len(sys.modules))))
+    monkeypatch.setattr(task, "_modules_spared", 0)
+    task.spare_collector()
+    assert frozen == []
+    monkeypatch.setattr(task.TaskContext, "get", lambda: object())
+    task.spare_collector()
+    task.spare_collector()
+    assert len(frozen) == 1
+    monkeypatch.setitem(sys.modules, "a_module_that_a_task_imports", types.ModuleType("it"))
+    task.spare_collector()
+    task.spare_collector()
+    assert len(frozen) == 2
