@@ -181,6 +181,8 @@ class _UnitQueue:
     """What simple and batch queues share: files of units, found by number."""
 
     kind: str
+    # The queue's type as RocketMQ names it (CQType).
+    cq_type: str
     unit_size: int
 
     def __init__(
@@ -485,6 +487,7 @@ class ConsumeQueue(_UnitQueue):
     """
 
     kind = "consumequeue"
+    cq_type = "SimpleCQ"
     unit_size = _UNIT_SIZE
 
     def __init__(
@@ -888,6 +891,7 @@ class BatchConsumeQueue(_UnitQueue):
     """
 
     kind = "batchconsumequeue"
+    cq_type = "BatchCQ"
     unit_size = _BATCH_UNIT_SIZE
 
     def __init__(
@@ -924,6 +928,11 @@ class BatchConsumeQueue(_UnitQueue):
         """int: base queue offset of the first record that the log still holds."""
         number = self.first_unit_at_or_after(min_phy_offset)
         return self._unit_of(number).queue_offset if number < self.unit_num else self.max_queue_offset
+
+    def bounds(self, min_phy_offset: int) -> tuple[int, int]:
+        """(int, int): `min_queue_offset`, which is never above the second, and `max_queue_offset`."""
+        high = self.max_queue_offset
+        return min(self.min_queue_offset(min_phy_offset), high), high
 
     def unit(self, queue_offset: int) -> Unit | None:
         """The unit whose record holds the message with this queue offset, None if there is none."""

@@ -10,7 +10,6 @@ import os
 from dataclasses import dataclass
 
 from rmqstore.config import StoreConfig
-from rmqstore.consume_queue import ConsumeQueue
 from rmqstore.message_store import MessageStore
 
 __all__ = [
@@ -133,13 +132,13 @@ def describe(path: str | os.PathLike[str], config: StoreConfig | None = None) ->
                 time = log.store_timestamp_at(unit.phy_offset)
                 if time >= 0 and (last is None or time > last):
                     last = time
-            high = queue.max_queue_offset
+            low, high = queue.bounds(log.min_offset)
             queues.append(
                 QueueDescription(
                     queue.topic,
                     queue.queue_id,
-                    "SimpleCQ" if isinstance(queue, ConsumeQueue) else "BatchCQ",
-                    min(queue.min_queue_offset(log.min_offset), high),
+                    queue.cq_type,
+                    low,
                     high,
                     len(queue.queue),
                 )

@@ -412,7 +412,7 @@ class _Source:
         codes = None
         if self.chosen.tags is not None:
             codes = np.array(sorted({tags_code(tag) & 0xFFFFFFFF for tag in self.chosen.tags}), np.int64)
-        low = max(low, min(queue.min_queue_offset(self.log.min_offset), queue.max_queue_offset))
+        low = max(low, queue.bounds(self.log.min_offset)[0])
         newest = -1
         for phy_offsets, sizes, unit_codes in queue_places(queue, low, high):
             kept = (phy_offsets != 0) | (sizes != PRE_FILL_SIZE)

@@ -1801,12 +1801,7 @@ class MessageStore:
         return self._bounds(self._queue(topic, queue_id))
 
     def _bounds(self, queue: AnyConsumeQueue | None) -> tuple[int, int]:
-        if queue is None:
-            return 0, 0
-        if type(queue) is ConsumeQueue:
-            return queue.bounds(self.commit_log.min_offset)
-        high = queue.max_queue_offset
-        return min(queue.min_queue_offset(self.commit_log.min_offset), high), high
+        return (0, 0) if queue is None else queue.bounds(self.commit_log.min_offset)
 
     def _walk(
         self,

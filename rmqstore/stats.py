@@ -210,13 +210,13 @@ def take_stats(
             if time >= 0:
                 last = time
                 newest = time if newest is None else max(newest, time)
-        end = queue.max_queue_offset
+        begin, end = queue.bounds(low)
         files, size = len(queue.queue), len(queue.queue) * queue.queue.mapped_file_size
         if isinstance(queue, ConsumeQueue) and queue.ext is not None:
             files += len(queue.ext.queue)
             size += len(queue.ext.queue) * queue.ext.queue.mapped_file_size
         queue_stats.append(
-            QueueStats(queue.topic, queue.queue_id, min(queue.min_queue_offset(low), end), end, files, size, last)
+            QueueStats(queue.topic, queue.queue_id, begin, end, files, size, last)
         )
     if newest is None:
         newest = commit_log.last_store_timestamp()

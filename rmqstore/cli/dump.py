@@ -18,7 +18,6 @@ from rmqstore.cli.group import nothing
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.terminal import Printer, Progress, escape, format_time
 from rmqstore.commit_log import Blank, Damage
-from rmqstore.consume_queue import BatchConsumeQueue
 from rmqstore.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import StoreError
 from rmqstore.index_file import IndexFile
@@ -153,10 +152,9 @@ def _dump_queues(
 ) -> int:
     shown = 0
     for queue in _queues_of(store, topic, queue_id):
-        kind = "BatchCQ" if isinstance(queue, BatchConsumeQueue) else "SimpleCQ"
-        low, high = queue.min_queue_offset(0), queue.max_queue_offset
+        low, high = queue.bounds(0)
         if not printer.as_json:
-            printer.line(f"{escape(queue.topic)}/{queue.queue_id}  {kind}  queue offsets {low} to {high}")
+            printer.line(f"{escape(queue.topic)}/{queue.queue_id}  {queue.cq_type}  queue offsets {low} to {high}")
             printer.line(f"{'queue offset':>14}  {'phy offset':>14}  {'size':>9}  {'tags code':>20}  messages")
         at = low
         while at < high:

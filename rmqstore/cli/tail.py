@@ -263,7 +263,7 @@ def _units(store: MessageStore, topic: str | None, queue_ids: frozenset[int]) ->
 
 
 def _newest_units(queue: AnyConsumeQueue, min_phy_offset: int) -> Iterator[tuple[Unit, AnyConsumeQueue]]:
-    low, high = queue.min_queue_offset(min_phy_offset), queue.max_queue_offset
+    low, high = queue.bounds(min_phy_offset)
     while high > low:
         if isinstance(queue, ConsumeQueue):
             file_begin = high - 1 - (high - 1) % queue.units_per_file

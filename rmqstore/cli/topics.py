@@ -141,13 +141,12 @@ def _queue_objects(store: MessageStore, topic: str | None, with_bytes: bool) -> 
 
 def _queue_object(store: MessageStore, queue: AnyConsumeQueue, with_bytes: bool) -> dict[str, Any]:
     log = store.commit_log
-    high = queue.max_queue_offset
-    low = min(queue.min_queue_offset(log.min_offset), high)
+    low, high = queue.bounds(log.min_offset)
     first, last = queue.unit(low) if low < high else None, queue.last_record()
     value = {
         "topic": queue.topic,
         "queue_id": queue.queue_id,
-        "kind": "SimpleCQ" if isinstance(queue, ConsumeQueue) else "BatchCQ",
+        "kind": queue.cq_type,
         "min_queue_offset": low,
         "max_queue_offset": high,
         "messages": high - low,

@@ -31,7 +31,6 @@ from rmqstore.console.anatomy import (
     record_place,
 )
 from rmqstore.console.paging import BadCursorError, Page, key_page, queue_page, time_page
-from rmqstore.consume_queue import ConsumeQueue
 from rmqstore.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import CorruptionError, InvalidMessageError, OffsetOutOfRangeError, StoreError
 from rmqstore.index_file import IndexFile
@@ -112,12 +111,11 @@ def message_row(message: MessageExt) -> dict[str, Any]:
 
 
 def _queue_row(store: MessageStore, queue: AnyConsumeQueue) -> dict[str, Any]:
-    high = queue.max_queue_offset
-    low = min(queue.min_queue_offset(store.commit_log.min_offset), high)
+    low, high = queue.bounds(store.commit_log.min_offset)
     return {
         "topic": queue.topic,
         "queue_id": queue.queue_id,
-        "kind": "SimpleCQ" if isinstance(queue, ConsumeQueue) else "BatchCQ",
+        "kind": queue.cq_type,
         "min_queue_offset": low,
         "max_queue_offset": high,
         "messages": high - low,

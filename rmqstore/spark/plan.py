@@ -300,7 +300,7 @@ def queue_pieces(
     for topic, queue_id in queues.keys():
         queue = queues.find(topic, queue_id)
         if queue is not None:
-            bounds.append((queue, queue.min_queue_offset(plan.begin), queue.max_queue_offset))
+            bounds.append((queue, *queue.bounds(plan.begin)))
             queue.close()
     units = sum(max(end - begin, 0) for _, begin, end in bounds)
     step = max(size * units // max(plan.end - plan.begin, 1), 1)
