@@ -160,20 +160,24 @@ def _works(setting: Setting, spark: Any, folder: str) -> Iterator[Work]:
             goals={"rmqstore": 0.83},
             warm_up=setting.warm_up(1),
         )
-    yield Work(
-        PART,
-        "count",
-        "rows",
-        n,
-        {
-            "rmqstore": counted(lambda: ours("phy_offset bigint")),
-            base: counted(lambda: made_up(["phy_offset"])),
-            limit: counted(lambda: spark.read.parquet(parquet)),
-        },
-        base=base,
-        others=[limit],
-        warm_up=setting.warm_up(1),
-    )
+    for name, schema in {
+        "count": "phy_offset bigint",
+        "count with topic and store_timestamp": "topic string, store_timestamp timestamp",
+    }.items():
+        yield Work(
+            PART,
+            name,
+            "rows",
+            n,
+            {
+                "rmqstore": counted(lambda schema=schema: ours(schema)),
+                base: counted(lambda schema=schema: made_up([column.split()[0] for column in schema.split(", ")])),
+                limit: counted(lambda: spark.read.parquet(parquet)),
+            },
+            base=base,
+            others=[limit],
+            warm_up=setting.warm_up(1),
+        )
     yield from rebuilding(setting, spark, folder, path, config, n)
 
 
