@@ -6,6 +6,7 @@ Owns no measurement: nothing here depends on how long anything takes.
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -196,9 +197,9 @@ def test_stores_that_are_made_without_the_store_are_sound(tmp_path, make, number
 
 
 def test_the_loop_in_c_writes_what_the_store_writes(tmp_path):
-    from asv_bench.peers import data, rebuild
+    from asv_bench.peers import data, loops, rebuild
 
-    why_not = rebuild.compile_loop(str(tmp_path))
+    why_not = loops.compile_loop(str(tmp_path), "rebuild")
     if why_not.startswith("there is no C compiler"):
         pytest.skip(why_not)
     assert why_not == ""
@@ -216,7 +217,7 @@ def test_the_loop_in_c_writes_what_the_store_writes(tmp_path):
         entries = index.index_count - 1
     target.mkdir()
     segment = f"{path}/commitlog/{0:020d}"
-    outcome = rebuild.run_loop(str(tmp_path), segment, end, str(target), config, 20 * n)
+    outcome = rebuild.loop_over(str(tmp_path), segment, end, str(target), config, 20 * n)
     assert outcome.answer == {"units": n, "entries": entries}
     (name,) = (tmp_path / "store" / "index").iterdir()
     assert (target / "index").read_bytes() == name.read_bytes()
@@ -225,6 +226,32 @@ def test_the_loop_in_c_writes_what_the_store_writes(tmp_path):
     # The loop numbers them as they come; each file is sized for all units.
     size = max(len(one.rstrip(b"\0")) for one in queues)
     assert sorted(one[:size] for one in found) == sorted(one[:size] for one in queues)
+
+
+def test_the_loop_in_c_reads_what_a_scan_reads(tmp_path):
+    from asv_bench.peers import data, loops
+
+    why_not = loops.compile_loop(str(tmp_path), "scan")
+    if why_not.startswith("there is no C compiler"):
+        pytest.skip(why_not)
+    assert why_not == ""
+    n, path = 20_000, tmp_path / "store"
+    with MessageStore.open(path, config=StoreConfig(mapped_file_size_commit_log=1 << 24)) as store:
+        data.fill(store, data.keys(n), data.bodies(n, 100), 100)
+        end = store.commit_log.max_offset
+        messages = list(store.messages())
+    total = sum(100 + message.queue_offset for message in messages)
+    segment = path / "commitlog" / f"{0:020d}"
+    for chosen in ("handful", "body", "all"):
+        assert loops.run_loop(str(tmp_path), "scan", segment, end, chosen)[1:] == [n, total]
+    with open(segment, "r+b") as file:
+        in_a_body = messages[-1].phy_offset + 100
+        file.seek(in_a_body)
+        byte = file.read(1)
+        file.seek(in_a_body)
+        file.write(bytes([byte[0] ^ 1]))
+    with pytest.raises(subprocess.CalledProcessError):
+        loops.run_loop(str(tmp_path), "scan", segment, end, "all")
 
 
 def test_the_decoder_in_python_reads_what_a_scan_reads(tmp_path):

@@ -1,6 +1,7 @@
 """Reading a store whose pages are in memory: by queue, by key, and all of the log, beside DefaultMessageStore and MessageDecoder.
 
-Both sides read the same bytes: Java opens a copy of the store that we wrote.  Everyone checks the body's CRC of every message and
+Both sides read the same bytes: Java opens a copy of the store that we wrote.  The limit of a scan is a plain loop in C (c/scan.c),
+which lays out the same columns.  Everyone checks the body's CRC of every message and
 reads its body, keys, topic and queue offset.  Java's decoded messages are what its client gets, without the network between.
 """
 
@@ -16,6 +17,7 @@ from rmqstore import MessageStore, StoreConfig
 
 from . import data
 from .jvm import Java
+from .loops import compile_loop, crc_of, run_loop
 from .rounds import Outcome, Work
 from .setting import Setting, copy_sparse, remove, timed
 
@@ -39,7 +41,7 @@ def works(setting: Setting) -> Iterator[Work]:
         with MessageStore.open(path, config=StoreConfig(), read_only=True) as store:
             yield get(setting, store, n, copy)
             yield from query(setting, store, keys, folder, copy)
-            yield scan(setting, store, n, os.path.join(path, "commitlog", f"{0:020d}"), end)
+            yield scan(setting, store, n, folder, os.path.join(path, "commitlog", f"{0:020d}"), end)
     finally:
         if setting.java is not None and os.path.isdir(copy):
             setting.java.ask("close", path=copy)
@@ -171,7 +173,7 @@ def query(setting: Setting, store: MessageStore, there: list[str], folder: str, 
         )
 
 
-def scan(setting: Setting, store: MessageStore, n: int, segment: str, end: int) -> Work:
+def scan(setting: Setting, store: MessageStore, n: int, folder: str, segment: str, end: int) -> Work:
     """Every record of the log with its CRC, decoded."""
 
     def objects() -> Outcome:
@@ -207,6 +209,10 @@ def scan(setting: Setting, store: MessageStore, n: int, segment: str, end: int) 
     def of_java(java: Java) -> Outcome:
         return java.timed("scan", segment=segment, end=end)
 
+    def in_c(chosen: str) -> Outcome:
+        nanoseconds, messages, total = run_loop(folder, "scan", segment, end, chosen)
+        return Outcome(nanoseconds / 1e9, {"messages": messages, "sum": total})
+
     # A CRC is computed where it shows: in the column that tells of damage.
     handful = ["queue_id", "queue_offset", "keys", "store_timestamp", "corrupt"]
     contenders: dict[str, Callable[[], Outcome]] = {"messages(), objects": objects}
@@ -221,6 +227,15 @@ def scan(setting: Setting, store: MessageStore, n: int, segment: str, end: int) 
             contenders[name] = lambda chosen=chosen: columns(chosen)
         else:
             skipped[name] = "this rmqstore has no scan"
+    why_not = compile_loop(folder, "scan")
+    loops = {}
+    for name, chosen in {"all columns": "all", "5 columns": "handful", "these and body": "body"}.items():
+        loop = f"plain C loop, {name}" + ("" if why_not else f", CRC by {crc_of(folder, 'scan')}")
+        loops[loop] = lambda chosen=chosen: in_c(chosen)
+    if why_not:
+        skipped |= dict.fromkeys(loops, why_not)
+    else:
+        contenders |= loops
     return Work(
         "scan",
         "all of the log, CRC checked",
@@ -228,6 +243,7 @@ def scan(setting: Setting, store: MessageStore, n: int, segment: str, end: int) 
         n,
         contenders | setting.of_java("Java decode with CRC", of_java),
         base="Java decode with CRC",
+        others=list(loops),
         goals={"scan(), all columns": 8, "scan(), 5 columns without body": 8, "scan(), these and body": 8},
         skipped=skipped,
         warm_up=setting.warm_up(2),

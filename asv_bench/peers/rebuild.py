@@ -10,20 +10,18 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import rmqstore
 from rmqstore import IndexFile, MessageStore, StoreConfig
 
 from . import data
 from .jvm import Java
+from .loops import compile_loop, crc_of, run_loop
 from .rounds import Outcome, Work
 from .setting import Setting, copy_sparse, remove, timed
 
 BODY = 256
-SOURCE = Path(__file__).resolve().parent / "c" / "rebuild.c"
 
 
 def works(setting: Setting) -> Iterator[Work]:
@@ -87,13 +85,8 @@ def works(setting: Setting) -> Iterator[Work]:
             skipped=setting.without_java("Java load, all lost"),
             warm_up=setting.warm_up(3),
         )
-        why_not = compile_loop(folder)
-        by = ""
-        if not why_not:
-            said = subprocess.run(
-                [os.path.join(folder, "rebuild"), "--crc"], check=True, capture_output=True, text=True
-            )
-            by = f", CRC by {said.stdout.strip()}"
+        why_not = compile_loop(folder, "rebuild")
+        by = "" if why_not else f", CRC by {crc_of(folder, 'rebuild')}"
         plain, forced = f"plain C loop{by}", f"plain C loop, forced to disk{by}"
 
         def loop(*force: str) -> Outcome:
@@ -101,7 +94,7 @@ def works(setting: Setting) -> Iterator[Work]:
             path = fresh(lost=True)
             target = os.path.join(folder, "loop")
             os.mkdir(target)
-            outcome = run_loop(
+            outcome = loop_over(
                 folder, os.path.join(path, "commitlog", f"{0:020d}"), end, target, config, 20 * n, *force
             )
             remove(target)
@@ -126,29 +119,10 @@ def works(setting: Setting) -> Iterator[Work]:
         remove(folder)
 
 
-def compile_loop(folder: str) -> str:
-    """Compile the loop into `folder`; why that was not possible, else nothing."""
-    compiler = os.environ.get("CC", "cc")
-    try:
-        subprocess.run(
-            [compiler, "-O3", "-std=gnu11", "-Wall", "-Werror", "-o", os.path.join(folder, "rebuild"), str(SOURCE)],
-            check=True,
-            capture_output=True,
-            text=True,
-        )
-    except OSError:
-        return f"there is no C compiler {compiler}"
-    except subprocess.CalledProcessError as error:
-        return f"{compiler} refused {SOURCE.name}: {error.stderr}"
-    return ""
-
-
-def run_loop(
+def loop_over(
     folder: str, segment: str, end: int, target: str, config: StoreConfig, queue_bytes: int, *force: str
 ) -> Outcome:
-    """Run the loop that `compile_loop` left in `folder` over a segment; it writes into `target`, which is empty."""
+    """Run the loop that was compiled into `folder` over a segment; it writes into `target`, which is empty."""
     numbers = config.max_hash_slot_num, config.max_index_num, queue_bytes
-    command = [os.path.join(folder, "rebuild"), segment, str(end), target, *map(str, numbers), *force]
-    result = subprocess.run(command, check=True, capture_output=True, text=True)
-    nanoseconds, units, entries = map(int, result.stdout.split())
+    nanoseconds, units, entries = run_loop(folder, "rebuild", segment, end, target, *numbers, *force)
     return Outcome(nanoseconds / 1e9, {"units": units, "entries": entries})
