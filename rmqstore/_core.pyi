@@ -564,6 +564,8 @@ class StoredMessage(MessageFields):
 _M = TypeVar("_M", bound=StoredMessage)
 _L = TypeVar("_L", bound=list[Any])
 
+def adopt(kind: type[StoredMessage]) -> None: ...
+
 def read_message(region: Region, pos: int, base_offset: int, kind: type[_M], check_crc: int = 1) -> _M | Verdict: ...
 def read_messages(
     region: Region,

@@ -93,6 +93,7 @@ __all__ = ["GetMessageResult", "GetMessageStatus", "MessageStore", "PutResult", 
 logger = logging.getLogger(__name__)
 
 _INT64_MAX = 2**63 - 1
+_INT64_MIN = -(2**63)
 _UNIT_SIZE = int(_core.UnitLayout.UNIT_SIZE)
 # RocketMQ 5.5.0 examines at most 16000 bytes of units in one get (MessageStoreConfig.maxFilterMessageSize).
 _EXAMINED = 16000 // 20
@@ -2028,12 +2029,13 @@ class MessageStore:
     def messages(self, begin_phy_offset: int | None = None, end_phy_offset: int | None = None) -> Iterator[MessageExt]:
         """Every message of the log in order; damaged stretches are passed over (`verify` reports them)."""
         self._check_open()
-        for entry in self.commit_log.entries(begin_phy_offset, end_phy_offset):
-            if type(entry) is MessageExt:
-                yield entry
-                # The log reads ahead, and what it has read must not outlive the store.
-                if self._closed:
-                    self._check_open()
+        for page in self.commit_log.pages(begin_phy_offset, end_phy_offset):
+            if isinstance(page, list):
+                for message in page:
+                    yield message
+                    # The log reads ahead, and what it has read must not outlive the store.
+                    if self._closed:
+                        self._check_open()
 
     # ------------------------------------------------------------------------------------------------------- columns
 
@@ -2269,10 +2271,14 @@ class MessageStore:
         index_service = self.index_service
         if index_service is None or max_num < 0:
             return QueryResult()
-        if self.read_only:
+        indexes = index_service.opened_files
+        if not indexes or (
+            self.read_only and (indexes[0].is_full or time.monotonic() - self._index_looked_at >= _LOOK_INTERVAL)
+        ):
             self._follow_index()
+            indexes = None
         # Whole milliseconds, as far as 64 bits go.
-        low = -_INT64_MAX - 1 if begin is None else max(math.ceil(begin), -_INT64_MAX - 1)
+        low = _INT64_MIN if begin is None else max(math.ceil(begin), _INT64_MIN)
         high = _INT64_MAX if end is None else min(math.floor(end), _INT64_MAX)
         if low > high:
             return QueryResult()
@@ -2283,7 +2289,7 @@ class MessageStore:
             max_num = _INT64_MAX
         log = self.commit_log
         found = _core.find_messages(
-            index_service.newest_first(), log.region_of, topic, key, _KEY_KINDS[index_type], low, high, max_num,
+            indexes or index_service.newest_first(), log.region_of, topic, key, _KEY_KINDS[index_type], low, high, max_num,
             QueryResult, MessageExt, log.crc_check, encode_java_utf8, log.queue,
         )  # fmt: skip
         if found is not None:
