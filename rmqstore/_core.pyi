@@ -376,9 +376,11 @@ class FileStream:
         num: int,
         max_num: int,
         max_bytes: int,
-        kind: type[_M],
+        kind: type[StoredMessage],
         check_crc: int,
-    ) -> tuple[list[_M], int, int, int] | None: ...
+        result_kind: type[_R],
+        status: object,
+    ) -> _R | None: ...
 
 class TextColumn:
     def __init__(self, offsets: Any = None, data: Any = None, validity: Any = None, first: int = 0) -> None: ...
@@ -563,6 +565,7 @@ class StoredMessage(MessageFields):
 
 _M = TypeVar("_M", bound=StoredMessage)
 _L = TypeVar("_L", bound=list[Any])
+_R = TypeVar("_R")
 
 def adopt(kind: type[StoredMessage]) -> None: ...
 

@@ -83,6 +83,7 @@ cdef extern from "Python.h":
     bint PyDict_Next(object mapping, Py_ssize_t* at, PyObject** key, PyObject** value)
     int64_t PyLong_AsLongLongAndOverflow(PyObject* value, int* overflow)
     object PyType_GenericAlloc(type kind, Py_ssize_t num)
+    int PyObject_GenericSetAttr(object made, object name, object value) except -1
     void PyObject_GC_Track(object made)
     void PyObject_GC_UnTrack(object made)
     bint PyObject_GC_IsTracked(object made)
@@ -3046,7 +3047,7 @@ cdef class FileStream:
             region.unpin()
 
     def read_recent_queued(self, FileStream log not None, tuple known not None, queue_offset, num, max_num, int64_t max_bytes,
-                           type kind not None, int check_crc):
+                           type kind not None, int check_crc, type result_kind not None, status):
         """As `read_queued`, of the file of units (this stream) and the segment that were asked for last: what most gets come to.
 
         Parameters
@@ -3057,12 +3058,16 @@ cdef class FileStream:
             A first phy offset of the log, and the first queue offset that goes with it.
         queue_offset, num : int
             Of the first unit; at most so many are looked at.
+        result_kind : type
+            Whose instances have the attributes `status`, `messages`, `next_queue_offset`, `min_queue_offset` and
+            `max_queue_offset`.
+        status : object
 
         Returns
         -------
-        (list, int, int, int) or None
-            Messages, at least one; the queue offset to go on with; the queue's bounds.  None where another file is needed, where
-            nothing is found, or where `known` is not of the log as it is: the caller goes the long way.
+        result_kind or None
+            Of `status`, with one message at least.  None where another file is needed, where nothing is found, or where
+            `known` is not of the log as it is: the caller goes the long way.
         """
         cdef int64_t first = clamped(queue_offset), count = clamped(num), wanted = clamped(max_num), low, high, pos, room, min_phy
         message_type(kind)
@@ -3102,7 +3107,16 @@ cdef class FileStream:
             region.unpin()
         if at.taken == 0 or (at.done < count and not at.full):
             return None
-        return out, first + at.last + 1, low, high
+        if (<PyTypeObject*>result_kind).tp_new == NULL:
+            raise TypeError(f"{result_kind!r} has no instances")
+        # Set as its class does that lets nobody else change it.
+        cdef object found = (<PyTypeObject*>result_kind).tp_new(result_kind, <PyObject*>NO_ARGUMENTS, NULL)
+        PyObject_GenericSetAttr(found, "status", status)
+        PyObject_GenericSetAttr(found, "messages", out)
+        PyObject_GenericSetAttr(found, "next_queue_offset", first + at.last + 1)
+        PyObject_GenericSetAttr(found, "min_queue_offset", low)
+        PyObject_GenericSetAttr(found, "max_queue_offset", high)
+        return found
 
 
 cdef enum:
@@ -5073,7 +5087,7 @@ def read_messages(Region region not None, int64_t pos, int64_t limit, int64_t ba
             if judge_record(base + pos, size - pos, base_offset + pos, 0, &r) != RECORD:
                 break
             prefetch_head(base + pos + r.total_size, size - pos - r.total_size)
-            PyList_Append(out, message_of(kind, base + pos, &r, check_crc))
+            out.append(message_of(kind, base + pos, &r, check_crc))
             pos += r.total_size
             max_num -= 1
         return out, pos
@@ -5131,7 +5145,7 @@ cdef int pull(Pull* at, const unsigned char* units, int64_t num, const unsigned 
         else:
             message = message_of(kind, record, &r, check_crc)
             if tags is None or property_of(message, b"TAGS", 4) in tags:
-                PyList_Append(out, message)
+                out.append(message)
                 at.taken += 1
                 at.size += unit_size
         at.last = at.done
@@ -5197,12 +5211,27 @@ def read_queued(Region units not None, int64_t pos, int64_t num, Region segment 
     return at.done, at.last, at.size, at.full, at.missing
 
 
-cdef bytes stored_text(str text, object encode):
+cdef object stored_text(str text, object encode):
+    # Of ASCII the text has the record's bytes itself.
+    cdef bytes encoded
     if PyUnicode_IS_ASCII(text):
-        return PyBytes_FromStringAndSize(<char*>PyUnicode_DATA(<PyObject*>text), PyUnicode_GET_LENGTH(<PyObject*>text))
-    return encode(text)
+        return text
+    encoded = encode(text)
+    if encoded is None:
+        raise TypeError("encode gave None, not bytes")
+    return encoded
 
 
+cdef inline const unsigned char* bytes_of(object text, Py_ssize_t* n) noexcept:
+    # Of what `stored_text` gave.
+    if PyBytes_CheckExact(<PyObject*>text):
+        n[0] = PyBytes_GET_SIZE(text)
+        return <const unsigned char*>PyBytes_AS_STRING(text)
+    n[0] = PyUnicode_GET_LENGTH(<PyObject*>text)
+    return <const unsigned char*>PyUnicode_DATA(<PyObject*>text)
+
+
+@cython.freelist(4)
 @cython.no_gc_clear
 cdef class KeySearch:
     """The messages with one key, gathered from index files and segments that the caller gives.
@@ -5232,7 +5261,7 @@ cdef class KeySearch:
         `messages` is in the order of falling phy offsets.
     """
 
-    cdef bytes topic, key
+    cdef object topic, key  # as of `stored_text`
     cdef int32_t key_hash
     cdef int key_kind, check_crc
     cdef int64_t begin, end, max_num, lowest
@@ -5341,10 +5370,12 @@ cdef class KeySearch:
 
     cdef int take(self, const unsigned char* p, int64_t room, int64_t phy) except -1:
         cdef RecordView r
+        cdef Py_ssize_t topic_len, key_len
         if judge_record(p, room, phy, 0, &r) != RECORD or not self.begin <= r.store_timestamp <= self.end:
             return 0
-        if not has_key(p, &r, <const unsigned char*>PyBytes_AS_STRING(self.topic), PyBytes_GET_SIZE(self.topic),
-                       <const unsigned char*>PyBytes_AS_STRING(self.key), PyBytes_GET_SIZE(self.key), self.key_kind):
+        cdef const unsigned char* topic = bytes_of(self.topic, &topic_len)
+        cdef const unsigned char* key = bytes_of(self.key, &key_len)
+        if not has_key(p, &r, topic, topic_len, key, key_len, self.key_kind):
             return 0
         if phy >= self.lowest:
             # A key that was indexed twice; only where offsets rise the others have to be asked.

@@ -237,6 +237,7 @@ class GetMessageResult:
         return len(self.messages)
 
 
+_FOUND = GetMessageStatus.FOUND
 _set_status, _set_messages, _set_next, _set_min, _set_max = (
     vars(GetMessageResult)[name].__set__ for name in GetMessageResult.__slots__
 )
@@ -298,6 +299,8 @@ class MessageStore:
         self.recovery_report: RecoveryReport | None = None
         self.pool = MappedFilePool(config.max_mapped_files)
         self.commit_log = CommitLog(path, config, self.pool, read_only=read_only)
+        # Bound once: every query by key takes it.
+        self._region_of = self.commit_log.region_of
         self.queues = ConsumeQueueStore(path, config, self.pool, read_only=read_only)
         self.index_service: IndexService | None = (
             IndexService(path, config, read_only=read_only) if config.message_index_enable else None
@@ -1687,13 +1690,11 @@ class MessageStore:
         if tags is None and max_bytes is None:
             found = self._recently_read(topic, queue_id, queue_offset, max_num)
             if found is not None:
-                return GetMessageResult(GetMessageStatus.FOUND, *found)
+                return found
         wanted = None if tags is None else _subscription(tags)
         return self._settled(self._get_message, topic, queue_id, queue_offset, max_num, max_bytes, wanted)
 
-    def _recently_read(
-        self, topic: str, queue_id: int, queue_offset: int, max_num: int
-    ) -> tuple[list[MessageExt], int, int, int] | None:
+    def _recently_read(self, topic: str, queue_id: int, queue_offset: int, max_num: int) -> GetMessageResult | None:
         # What `_read_queued` gives, where the files that were asked for last have it.
         queue = self.queues.find(topic, queue_id)
         if type(queue) is not ConsumeQueue or queue.min_for is None:
@@ -1707,8 +1708,8 @@ class MessageStore:
         log = self.commit_log
         try:
             return units.read_recent_queued(
-                log.queue, queue.min_for, queue_offset, max(_EXAMINED, max_num), max_num, _MAX_PULL_BYTES, MessageExt,
-                log.crc_check,
+                log.queue, queue.min_for, queue_offset, max_num if max_num > _EXAMINED else _EXAMINED, max_num,
+                _MAX_PULL_BYTES, MessageExt, log.crc_check, GetMessageResult, _FOUND,
             )  # fmt: skip
         except OffsetOutOfRangeError:
             # A file is leaving just now.
@@ -2277,11 +2278,13 @@ class MessageStore:
         ):
             self._follow_index()
             indexes = None
-        # Whole milliseconds, as far as 64 bits go.
-        low = _INT64_MIN if begin is None else max(math.ceil(begin), _INT64_MIN)
-        high = _INT64_MAX if end is None else min(math.floor(end), _INT64_MAX)
-        if low > high:
-            return QueryResult()
+        low, high = _INT64_MIN, _INT64_MAX
+        if begin is not None or end is not None:
+            # Whole milliseconds, as far as 64 bits go.
+            low = low if begin is None else max(math.ceil(begin), low)
+            high = high if end is None else min(math.floor(end), high)
+            if low > high:
+                return QueryResult()
         if "\ufffd" in topic or "\ufffd" in key:
             # Text that was replaced while it was decoded cannot be compared as bytes.
             return self._query_by_text(topic, key, text, max_num, low, high, index_type)
@@ -2289,7 +2292,7 @@ class MessageStore:
             max_num = _INT64_MAX
         log = self.commit_log
         found = _core.find_messages(
-            indexes or index_service.newest_first(), log.region_of, topic, key, _KEY_KINDS[index_type], low, high, max_num,
+            indexes or index_service.newest_first(), self._region_of, topic, key, _KEY_KINDS[index_type], low, high, max_num,
             QueryResult, MessageExt, log.crc_check, encode_java_utf8, log.queue,
         )  # fmt: skip
         if found is not None:
