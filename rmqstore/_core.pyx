@@ -4003,34 +4003,22 @@ cdef class RowBatch:
             pos[0] += row.size
             first[0] += 1
 
-    cdef object result(self, Row* row, type kind, object store_timestamp, object size):
-        # A named tuple of (phy_offset, queue_offset, msg_id, store_timestamp, size), made as its class would.
-        cdef object made = PyType_GenericAlloc(kind, 5)
-        set_item(made, 0, row.phy_offset)
-        set_item(made, 1, row.parts.queue_offset)
-        set_item(made, 2, message_id_of(row.parts.store_host, row.parts.store_host_len, row.phy_offset))
-        set_item(made, 3, store_timestamp)
-        set_item(made, 4, size)
-        # Numbers and a text: a collection has nothing to look for in it.
-        PyObject_GC_UnTrack(made)
-        return made
-
-    def results(self, type kind not None):
-        """list: for each row a `kind`, a named tuple of (phy_offset, queue_offset, msg_id, store_timestamp, size)."""
-        cdef int64_t i, last_time = 0, last_size = -1
-        cdef object time = None, size = None
-        cdef list made = []
-        if not issubclass(kind, tuple) or len(kind._fields) != 5:
-            raise TypeError("a named tuple of five is needed")
+    def placed(self):
+        """bytes: where the rows went, for `put_results` of this process."""
+        cdef int64_t i
+        cdef Row* row
+        cdef Placed* out
+        if self.encoded < self.count:
+            raise ValueError(f"{self.encoded} of {self.count} rows are encoded")
+        cdef bytes made = PyBytes_FromStringAndSize(NULL, self.count * <int64_t>sizeof(Placed))
+        out = <Placed*>PyBytes_AS_STRING(made)
         for i in range(self.count):
-            # Neighbours are of one time, and often of one size: one object serves them.
-            if i == 0 or self.rows[i].parts.store_timestamp != last_time:
-                last_time = self.rows[i].parts.store_timestamp
-                time = last_time
-            if self.rows[i].size != last_size:
-                last_size = self.rows[i].size
-                size = last_size
-            made.append(self.result(&self.rows[i], kind, time, size))
+            row = &self.rows[i]
+            out[i].phy_offset, out[i].queue_offset = row.phy_offset, row.parts.queue_offset
+            out[i].store_timestamp, out[i].size = row.parts.store_timestamp, row.size
+            out[i].host_len = row.parts.store_host_len
+            memset(out[i].host, 0, sizeof(out[i].host))
+            memcpy(out[i].host, row.parts.store_host, row.parts.store_host_len)
         return made
 
     def fill_columns(self, RecordColumns columns not None, int64_t first, bint index_tags=True):
@@ -4115,6 +4103,61 @@ cdef class RowBatch:
             out[0, i], out[1, i] = self.rows[i].phy_offset, self.rows[i].parts.queue_offset
             out[2, i], out[3, i] = self.rows[i].parts.store_timestamp, self.rows[i].size
         return tuple(out_array)
+
+
+cdef struct Placed:
+    # Where a row went, as `RowBatch.placed` says.
+    int64_t phy_offset, queue_offset, store_timestamp, size
+    int32_t host_len
+    unsigned char[20] host
+
+
+def put_results(bytes placed not None, type kind not None, int64_t first, int64_t num):
+    """list: a `kind`, a named tuple of (phy_offset, queue_offset, msg_id, store_timestamp, size), for each of `num` rows.
+
+    Parameters
+    ----------
+    placed : bytes
+        What `RowBatch.placed` gave.
+    kind : type
+    first, num : int
+        Which of its rows.
+    """
+    cdef int64_t i, last_time = 0, last_size = -1
+    cdef object time = None, size = None
+    cdef list made = []
+    cdef Placed* row
+    if not issubclass(kind, tuple) or len(kind._fields) != 5:
+        raise TypeError("a named tuple of five is needed")
+    if first < 0 or num < 0 or first > PyBytes_GET_SIZE(placed) // <int64_t>sizeof(Placed) - num:
+        raise ValueError(f"{num} rows from number {first} on of {PyBytes_GET_SIZE(placed) // <int64_t>sizeof(Placed)}")
+    for i in range(first, first + num):
+        row = <Placed*>PyBytes_AS_STRING(placed) + i
+        if not 0 <= row.host_len <= 20:
+            raise ValueError(f"a host of {row.host_len} bytes")
+        # Neighbours are of one time, and often of one size: one object serves them.
+        if i == first or row.store_timestamp != last_time:
+            last_time = row.store_timestamp
+            time = last_time
+        if i == first or row.size != last_size:
+            last_size = row.size
+            size = last_size
+        made.append(put_result(kind, row.phy_offset, row.queue_offset, row.host, row.host_len, time, size))
+    return made
+
+
+cdef object put_result(type kind, int64_t phy_offset, int64_t queue_offset, const unsigned char* host, int32_t host_len,
+                       object store_timestamp, object size):
+    # A named tuple of (phy_offset, queue_offset, msg_id, store_timestamp, size), made as its class would.
+    cdef object made = PyType_GenericAlloc(kind, 5)
+    set_item(made, 0, phy_offset)
+    set_item(made, 1, queue_offset)
+    set_item(made, 2, message_id_of(host, host_len, phy_offset))
+    set_item(made, 3, store_timestamp)
+    set_item(made, 4, size)
+    # Numbers and a text: a collection has nothing to look for in it.
+    PyObject_GC_UnTrack(made)
+    return made
 
 
 cdef inline void set_item(object made, Py_ssize_t i, object value) noexcept:
@@ -4286,7 +4329,8 @@ cdef class Appender:
             for i in range(keys):
                 if not self.index.put_one(hashes[i], row.phy_offset, now):
                     raise RuntimeError("the index file became full while a message was being put")
-        made = batch.result(row, self.result, row.parts.store_timestamp, row.size)
+        made = put_result(self.result, row.phy_offset, row.parts.queue_offset, row.parts.store_host, row.parts.store_host_len,
+                          row.parts.store_timestamp, row.size)
         self.writing = False
         batch.clear()
         return made

@@ -25,7 +25,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
@@ -88,7 +88,15 @@ from rmqstore.table_rows import TablePart, table_parts
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["GetMessageResult", "GetMessageStatus", "MessageStore", "PutResult", "PutTableResult", "QueryResult"]
+__all__ = [
+    "GetMessageResult",
+    "GetMessageStatus",
+    "MessageStore",
+    "PutResult",
+    "PutResults",
+    "PutTableResult",
+    "QueryResult",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -173,6 +181,69 @@ class PutResult(NamedTuple):
     msg_id: str
     store_timestamp: int
     size: int
+
+
+class PutResults(Sequence[PutResult]):
+    """Where messages went, in their order: a `PutResult` for each, made when it is looked at.
+
+    It equals a list of the same, shows as one, and gives one when it is sliced or something is added to it.  Where a list
+    itself is needed, ``list(puts)`` makes it.
+    """
+
+    __slots__ = ("_made", "_num", "_placed")
+    __hash__ = None  # type: ignore[assignment]  # As of a list.
+
+    def __init__(self, results: Iterable[PutResult] = ()):
+        self._made: list[PutResult] | None = list(results)
+        self._num = len(self._made)
+        self._placed = b""
+
+    @classmethod
+    def _of(cls, placed: bytes, num: int) -> PutResults:
+        # What `RowBatch.placed` gave, of `num` rows.
+        made = cls.__new__(cls)
+        made._made, made._num, made._placed = None, num, placed
+        return made
+
+    def _all(self) -> list[PutResult]:
+        made = self._made
+        if made is None:
+            made = self._made = _core.put_results(self._placed, PutResult, 0, self._num)
+        return made
+
+    def __len__(self) -> int:
+        return self._num
+
+    @overload
+    def __getitem__(self, place: SupportsIndex) -> PutResult: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[PutResult]: ...
+
+    def __getitem__(self, place: SupportsIndex | slice) -> PutResult | list[PutResult]:
+        if self._made is not None or isinstance(place, slice):
+            return self._all()[place]
+        # Whoever wants one of them, say the last, needs no others.
+        number = range(self._num)[place]
+        return _core.put_results(self._placed, PutResult, number, 1)[0]
+
+    def __iter__(self) -> Iterator[PutResult]:
+        return iter(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (list, PutResults)):
+            return NotImplemented
+        return self._all() == (other._all() if isinstance(other, PutResults) else other)
+
+    # There is no __radd__: Python would ask it for `some_list += puts` too, and make another list of it.
+    def __add__(self, other: list[PutResult] | PutResults) -> list[PutResult]:
+        return self._all() + list(other) if isinstance(other, (list, PutResults)) else NotImplemented
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+    def __reduce__(self) -> tuple[type[PutResults], tuple[list[PutResult]]]:
+        return PutResults, (self._all(),)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -1045,7 +1116,7 @@ class MessageStore:
         self._learn_end(message, queue_id)
         return put
 
-    def put_messages(self, messages: Iterable[Message], queue_id: int | Sequence[int] = 0) -> list[PutResult]:
+    def put_messages(self, messages: Iterable[Message], queue_id: int | Sequence[int] = 0) -> PutResults:
         """Append messages in order under one lock and one store time; topics may be mixed.
 
         Parameters
@@ -1056,7 +1127,8 @@ class MessageStore:
 
         Returns
         -------
-        list of PutResult
+        PutResults
+            A `PutResult` for each, in order.
 
         Raises
         ------
@@ -1234,7 +1306,7 @@ class MessageStore:
             self._check_part(part, first)
         messages, queue_ids = list(part.messages()), [part.queue_id(i) for i in range(part.num)]
         if len(times):
-            puts = [
+            puts: Sequence[PutResult] = [
                 self._put([message], queue_id, together=False, now=time)[0]
                 for message, queue_id, time in zip(messages, queue_ids, times.tolist(), strict=True)
             ]
@@ -1242,7 +1314,7 @@ class MessageStore:
             puts = self._put(messages, queue_ids, together=False)
         return tuple(np.array([(put[0], put[1], put[3], put[4]) for put in puts], np.int64).T)
 
-    def put_message_batch(self, messages: Iterable[Message], queue_id: int = 0) -> list[PutResult]:
+    def put_message_batch(self, messages: Iterable[Message], queue_id: int = 0) -> PutResults:
         """Append messages of one topic as a classic batch: in one segment, one behind the other, in one queue.
 
         The rules are RocketMQ's for MessageExtBatch (5.5.0): one topic, no retry topic, no delay, no transaction.
@@ -1268,7 +1340,7 @@ class MessageStore:
 
     def _put(
         self, messages: list[Message], queue_id: int | Sequence[int], *, together: bool, now: int | None = None
-    ) -> list[PutResult]:
+    ) -> PutResults:
         self._check_writable()
         if isinstance(queue_id, (int, np.integer, str, bytes)) or not hasattr(queue_id, "__iter__"):
             given: Any = queue_id
@@ -1277,7 +1349,7 @@ class MessageStore:
             if len(given) != len(messages):
                 raise InvalidMessageError(f"{len(messages)} messages, but {len(given)} queue ids")
         if not messages:
-            return []
+            return PutResults()
         if not together and now is None and self._rows is not None:
             plain = self._put_plain(messages, given)
             if plain is not None:
@@ -1318,10 +1390,10 @@ class MessageStore:
                 raise
             end = self.commit_log.max_offset
         self._after_put(end, messages)
-        return [
+        return PutResults(
             PutResult(phy_offset, offset, offset_message_id(each.store_host, phy_offset), now, size)
             for each, offset, (phy_offset, size) in zip(prepared, queue_offsets, placed, strict=True)
-        ]
+        )
 
     def _now(self) -> int:
         now = self.config.clock()
@@ -1401,7 +1473,7 @@ class MessageStore:
         topics = self._columns.topics
         return topics.add_queue(topics.add(topic.encode()), queue_id)
 
-    def _put_plain(self, messages: list[Message], queue_ids: int | list[int]) -> list[PutResult] | None:
+    def _put_plain(self, messages: list[Message], queue_ids: int | list[int]) -> PutResults | None:
         # None if any of them is not plain; nothing is written then.
         rows = self._rows
         assert rows is not None
@@ -1417,7 +1489,7 @@ class MessageStore:
                 if why:
                     return None
                 end = self._append_rows(rows, self._now(), _NO_TIMESTAMPS)
-                results = rows.results(PutResult)
+                results = PutResults._of(rows.placed(), rows.count)
             finally:
                 rows.clear()
         self._after_put(end, messages)
