@@ -33,6 +33,7 @@ from rmqstore.message_store import (
     GetMessageStatus,
     MessageStore,
     PutResult,
+    PutResults,
     PutTableResult,
     QueryResult,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "MissingDependencyError",
     "OffsetOutOfRangeError",
     "PutResult",
+    "PutResults",
     "PutTableResult",
     "QueryResult",
     "ReadOnlyError",

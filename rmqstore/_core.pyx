@@ -83,7 +83,10 @@ cdef extern from "Python.h":
     bint PyDict_Next(object mapping, Py_ssize_t* at, PyObject** key, PyObject** value)
     int64_t PyLong_AsLongLongAndOverflow(PyObject* value, int* overflow)
     object PyType_GenericAlloc(type kind, Py_ssize_t num)
+    int PyObject_GenericSetAttr(object made, object name, object value) except -1
+    void PyObject_GC_Track(object made)
     void PyObject_GC_UnTrack(object made)
+    bint PyObject_GC_IsTracked(object made)
     void PyTuple_SET_ITEM(object made, Py_ssize_t i, object value)
     const char* PyUnicode_AsUTF8(object text) except NULL
 
@@ -3044,7 +3047,7 @@ cdef class FileStream:
             region.unpin()
 
     def read_recent_queued(self, FileStream log not None, tuple known not None, queue_offset, num, max_num, int64_t max_bytes,
-                           type kind not None, int check_crc):
+                           type kind not None, int check_crc, type result_kind not None, status):
         """As `read_queued`, of the file of units (this stream) and the segment that were asked for last: what most gets come to.
 
         Parameters
@@ -3055,12 +3058,16 @@ cdef class FileStream:
             A first phy offset of the log, and the first queue offset that goes with it.
         queue_offset, num : int
             Of the first unit; at most so many are looked at.
+        result_kind : type
+            Whose instances have the attributes `status`, `messages`, `next_queue_offset`, `min_queue_offset` and
+            `max_queue_offset`.
+        status : object
 
         Returns
         -------
-        (list, int, int, int) or None
-            Messages, at least one; the queue offset to go on with; the queue's bounds.  None where another file is needed, where
-            nothing is found, or where `known` is not of the log as it is: the caller goes the long way.
+        result_kind or None
+            Of `status`, with one message at least.  None where another file is needed, where nothing is found, or where
+            `known` is not of the log as it is: the caller goes the long way.
         """
         cdef int64_t first = clamped(queue_offset), count = clamped(num), wanted = clamped(max_num), low, high, pos, room, min_phy
         message_type(kind)
@@ -3100,7 +3107,16 @@ cdef class FileStream:
             region.unpin()
         if at.taken == 0 or (at.done < count and not at.full):
             return None
-        return out, first + at.last + 1, low, high
+        if (<PyTypeObject*>result_kind).tp_new == NULL:
+            raise TypeError(f"{result_kind!r} has no instances")
+        # Set as its class does that lets nobody else change it.
+        cdef object found = (<PyTypeObject*>result_kind).tp_new(result_kind, <PyObject*>NO_ARGUMENTS, NULL)
+        PyObject_GenericSetAttr(found, "status", status)
+        PyObject_GenericSetAttr(found, "messages", out)
+        PyObject_GenericSetAttr(found, "next_queue_offset", first + at.last + 1)
+        PyObject_GenericSetAttr(found, "min_queue_offset", low)
+        PyObject_GenericSetAttr(found, "max_queue_offset", high)
+        return found
 
 
 cdef enum:
@@ -3987,34 +4003,22 @@ cdef class RowBatch:
             pos[0] += row.size
             first[0] += 1
 
-    cdef object result(self, Row* row, type kind, object store_timestamp, object size):
-        # A named tuple of (phy_offset, queue_offset, msg_id, store_timestamp, size), made as its class would.
-        cdef object made = PyType_GenericAlloc(kind, 5)
-        set_item(made, 0, row.phy_offset)
-        set_item(made, 1, row.parts.queue_offset)
-        set_item(made, 2, message_id_of(row.parts.store_host, row.parts.store_host_len, row.phy_offset))
-        set_item(made, 3, store_timestamp)
-        set_item(made, 4, size)
-        # Numbers and a text: a collection has nothing to look for in it.
-        PyObject_GC_UnTrack(made)
-        return made
-
-    def results(self, type kind not None):
-        """list: for each row a `kind`, a named tuple of (phy_offset, queue_offset, msg_id, store_timestamp, size)."""
-        cdef int64_t i, last_time = 0, last_size = -1
-        cdef object time = None, size = None
-        cdef list made = []
-        if not issubclass(kind, tuple) or len(kind._fields) != 5:
-            raise TypeError("a named tuple of five is needed")
+    def placed(self):
+        """bytes: where the rows went, for `put_results` of this process."""
+        cdef int64_t i
+        cdef Row* row
+        cdef Placed* out
+        if self.encoded < self.count:
+            raise ValueError(f"{self.encoded} of {self.count} rows are encoded")
+        cdef bytes made = PyBytes_FromStringAndSize(NULL, self.count * <int64_t>sizeof(Placed))
+        out = <Placed*>PyBytes_AS_STRING(made)
         for i in range(self.count):
-            # Neighbours are of one time, and often of one size: one object serves them.
-            if i == 0 or self.rows[i].parts.store_timestamp != last_time:
-                last_time = self.rows[i].parts.store_timestamp
-                time = last_time
-            if self.rows[i].size != last_size:
-                last_size = self.rows[i].size
-                size = last_size
-            made.append(self.result(&self.rows[i], kind, time, size))
+            row = &self.rows[i]
+            out[i].phy_offset, out[i].queue_offset = row.phy_offset, row.parts.queue_offset
+            out[i].store_timestamp, out[i].size = row.parts.store_timestamp, row.size
+            out[i].host_len = row.parts.store_host_len
+            memset(out[i].host, 0, sizeof(out[i].host))
+            memcpy(out[i].host, row.parts.store_host, row.parts.store_host_len)
         return made
 
     def fill_columns(self, RecordColumns columns not None, int64_t first, bint index_tags=True):
@@ -4099,6 +4103,61 @@ cdef class RowBatch:
             out[0, i], out[1, i] = self.rows[i].phy_offset, self.rows[i].parts.queue_offset
             out[2, i], out[3, i] = self.rows[i].parts.store_timestamp, self.rows[i].size
         return tuple(out_array)
+
+
+cdef struct Placed:
+    # Where a row went, as `RowBatch.placed` says.
+    int64_t phy_offset, queue_offset, store_timestamp, size
+    int32_t host_len
+    unsigned char[20] host
+
+
+def put_results(bytes placed not None, type kind not None, int64_t first, int64_t num):
+    """list: a `kind`, a named tuple of (phy_offset, queue_offset, msg_id, store_timestamp, size), for each of `num` rows.
+
+    Parameters
+    ----------
+    placed : bytes
+        What `RowBatch.placed` gave.
+    kind : type
+    first, num : int
+        Which of its rows.
+    """
+    cdef int64_t i, last_time = 0, last_size = -1
+    cdef object time = None, size = None
+    cdef list made = []
+    cdef Placed* row
+    if not issubclass(kind, tuple) or len(kind._fields) != 5:
+        raise TypeError("a named tuple of five is needed")
+    if first < 0 or num < 0 or first > PyBytes_GET_SIZE(placed) // <int64_t>sizeof(Placed) - num:
+        raise ValueError(f"{num} rows from number {first} on of {PyBytes_GET_SIZE(placed) // <int64_t>sizeof(Placed)}")
+    for i in range(first, first + num):
+        row = <Placed*>PyBytes_AS_STRING(placed) + i
+        if not 0 <= row.host_len <= 20:
+            raise ValueError(f"a host of {row.host_len} bytes")
+        # Neighbours are of one time, and often of one size: one object serves them.
+        if i == first or row.store_timestamp != last_time:
+            last_time = row.store_timestamp
+            time = last_time
+        if i == first or row.size != last_size:
+            last_size = row.size
+            size = last_size
+        made.append(put_result(kind, row.phy_offset, row.queue_offset, row.host, row.host_len, time, size))
+    return made
+
+
+cdef object put_result(type kind, int64_t phy_offset, int64_t queue_offset, const unsigned char* host, int32_t host_len,
+                       object store_timestamp, object size):
+    # A named tuple of (phy_offset, queue_offset, msg_id, store_timestamp, size), made as its class would.
+    cdef object made = PyType_GenericAlloc(kind, 5)
+    set_item(made, 0, phy_offset)
+    set_item(made, 1, queue_offset)
+    set_item(made, 2, message_id_of(host, host_len, phy_offset))
+    set_item(made, 3, store_timestamp)
+    set_item(made, 4, size)
+    # Numbers and a text: a collection has nothing to look for in it.
+    PyObject_GC_UnTrack(made)
+    return made
 
 
 cdef inline void set_item(object made, Py_ssize_t i, object value) noexcept:
@@ -4270,7 +4329,8 @@ cdef class Appender:
             for i in range(keys):
                 if not self.index.put_one(hashes[i], row.phy_offset, now):
                     raise RuntimeError("the index file became full while a message was being put")
-        made = batch.result(row, self.result, row.parts.store_timestamp, row.size)
+        made = put_result(self.result, row.phy_offset, row.parts.queue_offset, row.parts.store_host, row.parts.store_host_len,
+                          row.parts.store_timestamp, row.size)
         self.writing = False
         batch.clear()
         return made
@@ -4685,13 +4745,61 @@ cdef enum:
     # for the GIL than it runs.
     LONG_BODY = 131072
     WALK_STEPS = 1024
+    HOST_SIZE = 20        # the longer of the two forms
+    SHORT_PROPERTIES = 112
+
+
+cdef extern from *:
+    """
+    /* How messages that are read are made and freed: as their type would, but without the way through its bases, each of
+       which fills and clears its own part, and without an entry in the collector's lists.  The objects of a message stand
+       first in it: the fields of MessageFields, then those of StoredMessage. */
+    #define RMQ_MESSAGE_OBJECTS 12
+    typedef struct { PyObject_HEAD PyObject *objects[RMQ_MESSAGE_OBJECTS]; } rmq_message;
+
+    static PyObject *rmq_new_message(PyTypeObject *kind) {
+        rmq_message *made = (rmq_message *)PyObject_GC_New(PyObject, kind);
+        int i;
+        if (!made) return NULL;
+        for (i = 0; i < RMQ_MESSAGE_OBJECTS; i++) Py_INCREF(Py_None);
+        for (i = 0; i < RMQ_MESSAGE_OBJECTS; i++) made->objects[i] = Py_None;
+        return (PyObject *)made;
+    }
+
+    static void rmq_free_message(PyObject *made) {
+        PyTypeObject *kind = Py_TYPE(made);
+        int i;
+        if (kind->tp_finalize && PyObject_CallFinalizerFromDealloc(made) < 0) return;
+        PyObject_GC_UnTrack(made);
+        for (i = 0; i < RMQ_MESSAGE_OBJECTS; i++) Py_XDECREF(((rmq_message *)made)->objects[i]);
+        kind->tp_free(made);
+        Py_DECREF(kind);
+    }
+
+    /* Whether `kind` adds nothing to `stored` that would have to be made or freed, and `blank`, one as its type makes it,
+       is laid out as is said above.  Then it is freed by `rmq_free_message` from now on. */
+    static int rmq_adopt_message(PyTypeObject *kind, PyTypeObject *stored, PyObject *blank) {
+        int i;
+        if (!(kind->tp_flags & Py_TPFLAGS_HEAPTYPE) || !PyType_IS_GC(kind) || kind->tp_basicsize != stored->tp_basicsize
+                || (size_t)kind->tp_basicsize < sizeof(rmq_message) || kind->tp_itemsize || kind->tp_dictoffset
+                || kind->tp_weaklistoffset || kind->tp_new != stored->tp_new || kind->tp_alloc != PyType_GenericAlloc
+                || kind->tp_free != PyObject_GC_Del)
+            return 0;
+        for (i = 0; i < RMQ_MESSAGE_OBJECTS; i++)
+            if (((rmq_message *)blank)->objects[i] != Py_None) return 0;
+        kind->tp_dealloc = rmq_free_message;
+        return 1;
+    }
+    """
+    object new_message "rmq_new_message"(PyTypeObject* kind)
+    bint adopt_message "rmq_adopt_message"(PyTypeObject* kind, PyTypeObject* stored, object blank)
 
 
 @cython.auto_pickle(False)
 cdef class StoredMessage(MessageFields):
     """A record as a message that cannot be changed; `rmqstore.MessageExt` is this with what needs no speed.
 
-    Numbers, body and properties are copied from the record when it is read; texts are decoded when they are asked for.
+    Numbers, hosts, body and properties are copied from the record when it is read; texts are decoded when they are asked for.
 
     Parameters
     ----------
@@ -4699,41 +4807,53 @@ cdef class StoredMessage(MessageFields):
         The 18 fields of `decode_record`.
     """
 
-    cdef int32_t c_store_size, c_version, c_crc, c_queue_id, c_flag, c_sys_flag, c_reconsume_times
+    # Of the fields of MessageFields the topic, the stored body, and the properties once they are parsed; the others stay None.
+    cdef object sent_body
+    cdef bytes long_properties  # None where they are short
+    cdef RecordView record      # with the version in place of the magic; its positions mean nothing here
+    cdef unsigned char[HOST_SIZE] born_host_bytes
+    cdef unsigned char[HOST_SIZE] store_host_bytes
+    cdef unsigned char[SHORT_PROPERTIES] short_properties
     cdef bint crc_ok
-    cdef int64_t c_queue_offset, c_phy_offset, c_born_timestamp, c_store_timestamp, c_prepared_transaction_offset
-    cdef bytes c_born_host, c_store_host, c_body, c_properties
-    cdef str c_topic
-    cdef object sent_body, parsed_properties
 
     def __init__(self, tuple record not None):
-        (self.c_store_size, self.c_version, self.c_crc, self.c_queue_id, self.c_flag, self.c_queue_offset, self.c_phy_offset,
-         self.c_sys_flag, self.c_born_timestamp, self.c_born_host, self.c_store_timestamp, self.c_store_host,
-         self.c_reconsume_times, self.c_prepared_transaction_offset, self.c_body, self.c_topic, self.c_properties,
-         self.crc_ok) = record
-        self.sent_body = self.parsed_properties = None
-        if (self.c_born_host is None or self.c_store_host is None or self.c_body is None or self.c_topic is None
-                or self.c_properties is None):
+        cdef bytes born_host, store_host, body, properties
+        cdef str topic
+        (self.record.total_size, self.record.magic, self.record.body_crc, self.record.queue_id, self.record.flag,
+         self.record.queue_offset, self.record.phy_offset, self.record.sys_flag, self.record.born_timestamp, born_host,
+         self.record.store_timestamp, store_host, self.record.reconsume_times, self.record.prepared_transaction_offset,
+         body, topic, properties, self.crc_ok) = record
+        if born_host is None or store_host is None or body is None or topic is None or properties is None:
             raise TypeError("topic, body, properties and hosts must not be None")
+        if PyBytes_GET_SIZE(born_host) > HOST_SIZE or PyBytes_GET_SIZE(store_host) > HOST_SIZE:
+            raise ValueError(f"a host takes 8 or 20 bytes, not {len(born_host)} and {len(store_host)}")
+        self.record.born_host_len = <int32_t>PyBytes_GET_SIZE(born_host)
+        self.record.store_host_len = <int32_t>PyBytes_GET_SIZE(store_host)
+        memcpy(self.born_host_bytes, PyBytes_AS_STRING(born_host), self.record.born_host_len)
+        memcpy(self.store_host_bytes, PyBytes_AS_STRING(store_host), self.record.store_host_len)
+        take_properties(self, <const unsigned char*>PyBytes_AS_STRING(properties), PyBytes_GET_SIZE(properties), properties)
+        (<MessageFields>self).topic, (<MessageFields>self).body = topic, body
+        (<MessageFields>self).properties = self.sent_body = None
 
     @property
     def _record(self):
-        return (self.c_store_size, self.c_version, self.c_crc, self.c_queue_id, self.c_flag, self.c_queue_offset,
-                self.c_phy_offset, self.c_sys_flag, self.c_born_timestamp, self.c_born_host, self.c_store_timestamp,
-                self.c_store_host, self.c_reconsume_times, self.c_prepared_transaction_offset, self.c_body, self.c_topic,
-                self.c_properties, bool(self.crc_ok))
+        cdef RecordView* r = &self.record
+        return (r.total_size, r.magic, r.body_crc, r.queue_id, r.flag, r.queue_offset, r.phy_offset, r.sys_flag,
+                r.born_timestamp, self._born_host_stored, r.store_timestamp, self._store_host_stored, r.reconsume_times,
+                r.prepared_transaction_offset, (<MessageFields>self).body, (<MessageFields>self).topic,
+                self.properties_stored, bool(self.crc_ok))
 
     @property
     def _born_host_stored(self):
-        return self.c_born_host
+        return PyBytes_FromStringAndSize(<char*>self.born_host_bytes, self.record.born_host_len)
 
     @property
     def _store_host_stored(self):
-        return self.c_store_host
+        return PyBytes_FromStringAndSize(<char*>self.store_host_bytes, self.record.store_host_len)
 
     @property
     def topic(self):
-        return self.c_topic
+        return (<MessageFields>self).topic
 
     @property
     def body(self):
@@ -4746,8 +4866,8 @@ cdef class StoredMessage(MessageFields):
         UnsupportedFormatError, MissingDependencyError
             As of `decompress_body`.
         """
-        if not self.c_sys_flag & 1 or not self.crc_ok:
-            return self.c_body
+        if not self.record.sys_flag & 1 or not self.crc_ok:
+            return (<MessageFields>self).body
         if self.sent_body is None:
             self.sent_body = self._decompressed_body()
         return self.sent_body
@@ -4755,42 +4875,29 @@ cdef class StoredMessage(MessageFields):
     @property
     def body_stored(self):
         """bytes: the body as the record holds it, maybe compressed."""
-        return self.c_body
+        return (<MessageFields>self).body
 
     @property
     def properties(self):
         """dict of str to str: the properties, parsed on first use with `parse_properties`."""
-        if self.parsed_properties is None:
-            self.parsed_properties = self._parsed_properties()
-        return self.parsed_properties
+        if (<MessageFields>self).properties is None:
+            (<MessageFields>self).properties = self._parsed_properties()
+            # From now on its owner can put something into it that leads back here.
+            if not PyObject_GC_IsTracked(self):
+                PyObject_GC_Track(self)
+        return (<MessageFields>self).properties
 
     @property
     def properties_stored(self):
         """bytes: the properties text as the record holds it."""
-        return self.c_properties
-
-    cdef object property_of(self, const char* name, Py_ssize_t name_len):
-        # The value of one property, None if there is none; what was parsed before stands, as its owner may have changed it.
-        cdef const unsigned char* text
-        cdef const unsigned char* found
-        cdef int32_t start = 0, end, n, value = -1, value_len = 0
-        if self.parsed_properties is not None:
-            return self.parsed_properties.get(name[:name_len].decode("ascii"))
-        text = <const unsigned char*>PyBytes_AS_STRING(self.c_properties)
-        n = <int32_t>PyBytes_GET_SIZE(self.c_properties)
-        # The rules are those of `find_properties`.
-        while start < n:
-            found = <const unsigned char*>memchr(text + start, 2, n - start)
-            end = <int32_t>(found - text) if found != NULL else n
-            if end - start > name_len + 1 and text[start + name_len] == 1 and memcmp(text + start, name, name_len) == 0:
-                value, value_len = <int32_t>(start + name_len + 1), <int32_t>(end - start - name_len - 1)
-            start = end + 1
-        return text_of(text + value, value_len) if value >= 0 else None
+        if self.long_properties is not None:
+            return self.long_properties
+        return PyBytes_FromStringAndSize(<char*>self.short_properties, self.record.properties_len)
 
     @property
     def keys(self):
         """list of str: the pieces of the KEYS property, split at spaces."""
-        text = self.property_of(b"KEYS", 4)
+        text = property_of(self, b"KEYS", 4)
         if text is None:
             return []
         return [text] if " " not in text else [key for key in text.split(" ") if key]
@@ -4798,27 +4905,27 @@ cdef class StoredMessage(MessageFields):
     @property
     def tags(self):
         """str or None: the TAGS property."""
-        return self.property_of(b"TAGS", 4)
+        return property_of(self, b"TAGS", 4)
 
     @property
     def unique_key(self):
         """str or None: the producer's id (property UNIQ_KEY)."""
-        return self.property_of(b"UNIQ_KEY", 8)
+        return property_of(self, b"UNIQ_KEY", 8)
 
     @property
     def store_size(self):
         """int: size of the whole record in the log, bytes."""
-        return self.c_store_size
+        return self.record.total_size
 
     @property
     def version(self):
         """int: 1, or 2 for a record with a 16-bit topic length (RocketMQ since 5.1.0)."""
-        return self.c_version
+        return self.record.magic
 
     @property
     def crc(self):
         """int: the stored CRC-32 of the stored body, top bit clear."""
-        return self.c_crc
+        return self.record.body_crc
 
     @property
     def corrupt(self):
@@ -4827,55 +4934,98 @@ cdef class StoredMessage(MessageFields):
 
     @property
     def queue_id(self):
-        return self.c_queue_id
+        return self.record.queue_id
 
     @property
     def queue_offset(self):
-        return self.c_queue_offset
+        return self.record.queue_offset
 
     @property
     def phy_offset(self):
         """int: absolute position of the record in the commit log."""
-        return self.c_phy_offset
+        return self.record.phy_offset
 
     @property
     def flag(self):
-        return self.c_flag
+        return self.record.flag
 
     @property
     def sys_flag(self):
-        return self.c_sys_flag
+        return self.record.sys_flag
 
     @property
     def born_timestamp(self):
-        return self.c_born_timestamp
+        return self.record.born_timestamp
 
     @property
     def store_timestamp(self):
-        return self.c_store_timestamp
+        return self.record.store_timestamp
 
     @property
     def reconsume_times(self):
-        return self.c_reconsume_times
+        return self.record.reconsume_times
 
     @property
     def prepared_transaction_offset(self):
-        return self.c_prepared_transaction_offset
+        return self.record.prepared_transaction_offset
+
+
+cdef void take_properties(StoredMessage m, const unsigned char* text, int64_t n, bytes held):
+    # Short ones, as most are, stand in the message itself.
+    m.record.properties_len = <int32_t>n
+    if n <= SHORT_PROPERTIES:
+        memcpy(m.short_properties, text, n)
+        m.long_properties = None
+    else:
+        m.long_properties = PyBytes_FromStringAndSize(<char*>text, n) if held is None else held
+
+
+cdef object property_of(StoredMessage m, const char* name, Py_ssize_t name_len):
+    # The value of one property, None if there is none; what was parsed before stands, as its owner may have changed it.
+    cdef const unsigned char* text
+    cdef const unsigned char* found
+    cdef int32_t start = 0, end, n = m.record.properties_len, value = -1, value_len = 0
+    if (<MessageFields>m).properties is not None:
+        return (<MessageFields>m).properties.get(name[:name_len].decode("ascii"))
+    if m.long_properties is None:
+        text = m.short_properties
+    else:
+        text = <const unsigned char*>PyBytes_AS_STRING(m.long_properties)
+    # The rules are those of `find_properties`.
+    while start < n:
+        found = <const unsigned char*>memchr(text + start, 2, n - start)
+        end = <int32_t>(found - text) if found != NULL else n
+        if end - start > name_len + 1 and text[start + name_len] == 1 and memcmp(text + start, name, name_len) == 0:
+            value, value_len = <int32_t>(start + name_len + 1), <int32_t>(end - start - name_len - 1)
+        start = end + 1
+    return text_of(text + value, value_len) if value >= 0 else None
 
 
 cdef tuple NO_ARGUMENTS = ()
 # Of the message that was decoded last: the next one mostly has the same.
-cdef bytes last_topic_bytes = b"", last_born_host = b"", last_store_host = b""
+cdef bytes last_topic_bytes = b""
 cdef str last_topic = ""
+cdef type adopted = None
 
 
 cdef inline bint same_bytes(bytes known, const unsigned char* p, int64_t n):
     return PyBytes_GET_SIZE(known) == n and memcmp(PyBytes_AS_STRING(known), p, n) == 0
 
 
+def adopt(type kind not None):
+    """Make and free messages of this kind, a subclass of `StoredMessage`, in the shortest way from now on.
+
+    Nothing else about it changes.  A kind that adds fields of its own is left as it is.
+    """
+    global adopted
+    message_type(kind)
+    if adopt_message(<PyTypeObject*>kind, <PyTypeObject*>StoredMessage, StoredMessage.__new__(StoredMessage)):
+        adopted = kind
+
+
 cdef type message_type(type kind):
     # Makes sure that what is made of it is a message.
-    if kind is None or not issubclass(kind, StoredMessage):
+    if kind is None or (kind is not adopted and not issubclass(kind, StoredMessage)):
         raise TypeError(f"{kind!r} is no kind of StoredMessage")
     return kind
 
@@ -4893,31 +5043,29 @@ cdef bint crcs_ok(const unsigned char* p, RecordView* r, int check_crc):
 
 cdef StoredMessage message_of(type kind, const unsigned char* p, RecordView* r, int check_crc):
     # The caller holds a pin: allocations may run a finalizer that closes the file.
-    global last_topic_bytes, last_topic, last_born_host, last_store_host
-    cdef StoredMessage m = <StoredMessage>(<PyTypeObject*>kind).tp_new(kind, <PyObject*>NO_ARGUMENTS, NULL)
-    cdef bytes held
-    m.c_store_size, m.c_version, m.c_crc = r.total_size, 1 if r.magic == C_MAGIC_V1 else 2, r.body_crc
-    m.c_queue_id, m.c_flag, m.c_sys_flag, m.c_reconsume_times = r.queue_id, r.flag, r.sys_flag, r.reconsume_times
-    m.c_queue_offset, m.c_phy_offset = r.queue_offset, r.phy_offset
-    m.c_born_timestamp, m.c_store_timestamp = r.born_timestamp, r.store_timestamp
-    m.c_prepared_transaction_offset = r.prepared_transaction_offset
-    m.crc_ok = crcs_ok(p, r, check_crc)
-    m.c_body = PyBytes_FromStringAndSize(<char*>p + r.body_pos, r.body_len)
-    m.c_properties = PyBytes_FromStringAndSize(<char*>p + r.properties_pos, r.properties_len)
-    held = last_born_host
-    if not same_bytes(held, p + RECORD_BORN_HOST, r.born_host_len):
-        held = last_born_host = PyBytes_FromStringAndSize(<char*>p + RECORD_BORN_HOST, r.born_host_len)
-    m.c_born_host = held
-    held = last_store_host
-    if not same_bytes(held, p + r.store_host_pos, r.store_host_len):
-        held = last_store_host = PyBytes_FromStringAndSize(<char*>p + r.store_host_pos, r.store_host_len)
-    m.c_store_host = held
-    if same_bytes(last_topic_bytes, p + r.topic_pos, r.topic_len):
-        m.c_topic = last_topic
+    global last_topic_bytes, last_topic
+    cdef StoredMessage m
+    cdef bytes topic_bytes
+    cdef str topic
+    if kind is adopted:
+        m = <StoredMessage>new_message(<PyTypeObject*>kind)
     else:
-        m.c_topic = text_of(p + r.topic_pos, r.topic_len)
-        last_topic_bytes = PyBytes_FromStringAndSize(<char*>p + r.topic_pos, r.topic_len)
-        last_topic = m.c_topic
+        m = <StoredMessage>(<PyTypeObject*>kind).tp_new(kind, <PyObject*>NO_ARGUMENTS, NULL)
+    m.record = r[0]
+    m.record.magic = 1 if r.magic == C_MAGIC_V1 else 2
+    m.crc_ok = crcs_ok(p, r, check_crc)
+    # Behind a host of 8 bytes there are more than 12 others of the record in any case: 20 are copied always, which is cheaper.
+    memcpy(m.born_host_bytes, p + RECORD_BORN_HOST, HOST_SIZE)
+    memcpy(m.store_host_bytes, p + r.store_host_pos, HOST_SIZE)
+    (<MessageFields>m).body = PyBytes_FromStringAndSize(<char*>p + r.body_pos, r.body_len)
+    take_properties(m, p + r.properties_pos, r.properties_len, None)
+    if same_bytes(last_topic_bytes, p + r.topic_pos, r.topic_len):
+        (<MessageFields>m).topic = last_topic
+    else:
+        topic = text_of(p + r.topic_pos, r.topic_len)
+        topic_bytes = PyBytes_FromStringAndSize(<char*>p + r.topic_pos, r.topic_len)
+        last_topic, last_topic_bytes = topic, topic_bytes
+        (<MessageFields>m).topic = topic
     return m
 
 
@@ -4983,7 +5131,7 @@ def read_messages(Region region not None, int64_t pos, int64_t limit, int64_t ba
             if judge_record(base + pos, size - pos, base_offset + pos, 0, &r) != RECORD:
                 break
             prefetch_head(base + pos + r.total_size, size - pos - r.total_size)
-            PyList_Append(out, message_of(kind, base + pos, &r, check_crc))
+            out.append(message_of(kind, base + pos, &r, check_crc))
             pos += r.total_size
             max_num -= 1
         return out, pos
@@ -5040,8 +5188,8 @@ cdef int pull(Pull* at, const unsigned char* units, int64_t num, const unsigned 
             at.missing |= at.taken == 0
         else:
             message = message_of(kind, record, &r, check_crc)
-            if tags is None or message.property_of(b"TAGS", 4) in tags:
-                PyList_Append(out, message)
+            if tags is None or property_of(message, b"TAGS", 4) in tags:
+                out.append(message)
                 at.taken += 1
                 at.size += unit_size
         at.last = at.done
@@ -5107,12 +5255,27 @@ def read_queued(Region units not None, int64_t pos, int64_t num, Region segment 
     return at.done, at.last, at.size, at.full, at.missing
 
 
-cdef bytes stored_text(str text, object encode):
+cdef object stored_text(str text, object encode):
+    # Of ASCII the text has the record's bytes itself.
+    cdef bytes encoded
     if PyUnicode_IS_ASCII(text):
-        return PyBytes_FromStringAndSize(<char*>PyUnicode_DATA(<PyObject*>text), PyUnicode_GET_LENGTH(<PyObject*>text))
-    return encode(text)
+        return text
+    encoded = encode(text)
+    if encoded is None:
+        raise TypeError("encode gave None, not bytes")
+    return encoded
 
 
+cdef inline const unsigned char* bytes_of(object text, Py_ssize_t* n) noexcept:
+    # Of what `stored_text` gave.
+    if PyBytes_CheckExact(<PyObject*>text):
+        n[0] = PyBytes_GET_SIZE(text)
+        return <const unsigned char*>PyBytes_AS_STRING(text)
+    n[0] = PyUnicode_GET_LENGTH(<PyObject*>text)
+    return <const unsigned char*>PyUnicode_DATA(<PyObject*>text)
+
+
+@cython.freelist(4)
 @cython.no_gc_clear
 cdef class KeySearch:
     """The messages with one key, gathered from index files and segments that the caller gives.
@@ -5142,7 +5305,7 @@ cdef class KeySearch:
         `messages` is in the order of falling phy offsets.
     """
 
-    cdef bytes topic, key
+    cdef object topic, key  # as of `stored_text`
     cdef int32_t key_hash
     cdef int key_kind, check_crc
     cdef int64_t begin, end, max_num, lowest
@@ -5251,10 +5414,12 @@ cdef class KeySearch:
 
     cdef int take(self, const unsigned char* p, int64_t room, int64_t phy) except -1:
         cdef RecordView r
+        cdef Py_ssize_t topic_len, key_len
         if judge_record(p, room, phy, 0, &r) != RECORD or not self.begin <= r.store_timestamp <= self.end:
             return 0
-        if not has_key(p, &r, <const unsigned char*>PyBytes_AS_STRING(self.topic), PyBytes_GET_SIZE(self.topic),
-                       <const unsigned char*>PyBytes_AS_STRING(self.key), PyBytes_GET_SIZE(self.key), self.key_kind):
+        cdef const unsigned char* topic = bytes_of(self.topic, &topic_len)
+        cdef const unsigned char* key = bytes_of(self.key, &key_len)
+        if not has_key(p, &r, topic, topic_len, key, key_len, self.key_kind):
             return 0
         if phy >= self.lowest:
             # A key that was indexed twice; only where offsets rise the others have to be asked.

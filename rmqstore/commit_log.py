@@ -845,6 +845,14 @@ class CommitLog:
         begin, end : int, optional
             Offsets of a record to begin with and of where to stop; by default the whole log.
         """
+        for page in self.pages(begin, end):
+            if isinstance(page, list):
+                yield from page
+            else:
+                yield page
+
+    def pages(self, begin: int | None = None, end: int | None = None) -> Iterator[list[MessageExt] | Blank | Damage]:
+        """As `entries`, with messages that follow each other in lists, as they are read ahead."""
         at = self.min_offset if begin is None else max(begin, self.min_offset)
         stop = self.max_offset if end is None else min(end, self.max_offset)
         passed = _ScanProgress(self.queue)
@@ -870,7 +878,7 @@ class CommitLog:
                 region, at - base, stop - base, base, MessageExt, num, _READ_AHEAD_SIZE, self.crc_check
             )
             if messages:
-                yield from messages
+                yield messages
                 at = base + pos
                 num = min(2 * num, _READ_AHEAD_NUM)
                 continue

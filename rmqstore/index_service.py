@@ -122,6 +122,8 @@ class IndexService:
         A file could not be created; nothing more is indexed until the store is opened again.
     flush_on_roll : bool
         Force a file to the disk as soon as it is full; False where somebody else flushes it later.
+    opened_files : tuple of IndexFile, or None
+        All files, newest first, while all are open.
     """
 
     def __init__(self, root: str | os.PathLike[str], config: StoreConfig, *, read_only: bool = False):
@@ -137,8 +139,7 @@ class IndexService:
         self._open_lock = threading.RLock()
         # The one that was asked for last, while it is in `_open`: most questions are about the newest.
         self._recent: tuple[str, IndexFile] | None = None
-        # All of them, newest first, while all are open.
-        self._all_open: tuple[IndexFile, ...] | None = None
+        self.opened_files: tuple[IndexFile, ...] | None = None
         self._closed = False
         self._prepared: str | None = None
         # The prepared file that `populate_prepared` worked on.
@@ -191,7 +192,7 @@ class IndexService:
     def take(self, names: list[str]) -> None:
         """Use exactly these files instead of what `load` would list."""
         with self._open_lock:
-            self._recent = self._all_open = None
+            self._recent = self.opened_files = None
             self._names = sorted(names, key=lambda name: (int(name), name))
             for name in [
                 name for name, index in self._open.items() if name not in names or not index.mapped_file.is_current()
@@ -232,7 +233,7 @@ class IndexService:
             oldest = next(each for each in self._open if each not in (name, self._names[-1]))
             if self._open[oldest].region.writable:
                 self._open[oldest].flush()
-            self._recent = self._all_open = None
+            self._recent = self.opened_files = None
             self._open.pop(oldest).let_go()
 
     def files(self) -> Iterator[IndexFile]:
@@ -375,7 +376,7 @@ class IndexService:
         if newest is not None:
             index.follow(newest)
         with self.lock.write(), self._open_lock:
-            self._all_open = None
+            self.opened_files = None
             self._names.append(name)
             self._open[name] = index
             self._let_go_of_others(name)
@@ -458,7 +459,7 @@ class IndexService:
 
     def newest_first(self) -> Iterable[IndexFile]:
         """The files as they are now, newest first, opened one by one; one that expires meanwhile is passed over."""
-        return self._all_open or self._open_in_turn()
+        return self.opened_files or self._open_in_turn()
 
     def _open_in_turn(self) -> Iterator[IndexFile]:
         names = self._names[::-1]
@@ -470,7 +471,7 @@ class IndexService:
             yield index
         with self._open_lock:
             if names == self._names[::-1] and all(name in self._open for name in names):
-                self._all_open = tuple(self._open[name] for name in names)
+                self.opened_files = tuple(self._open[name] for name in names)
 
     def candidates(self, topic: str, key: str) -> Iterator[int]:
         """The phy offset of every entry with the key's hash, newest entry first, whatever its time.
@@ -521,7 +522,7 @@ class IndexService:
         """Delete one file."""
         index = self.file(name)
         with self.lock.write(), self._open_lock:
-            self._recent = self._all_open = None
+            self._recent = self.opened_files = None
             self._names.remove(name)
             self._open.pop(name, None)
         # Whoever searches it goes on; the memory goes with the last of them.
@@ -542,7 +543,7 @@ class IndexService:
         """Close every file; none is opened again."""
         with self._open_lock:
             self._closed = True
-            self._recent = self._all_open = None
+            self._recent = self.opened_files = None
             for index in self._open.values():
                 index.close()
             self._open.clear()

@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from rmqstore._core import MessageFields, StoredMessage, crc32, java_string_hash
+from rmqstore._core import MessageFields, StoredMessage, adopt, crc32, java_string_hash
 from rmqstore.errors import (
     CorruptionError,
     InvalidMessageError,
@@ -873,6 +873,9 @@ class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of 
             f"<MessageExt {self.topic}/{self.queue_id} queue_offset={self.queue_offset} phy_offset={self.phy_offset} "
             f"keys={self.keys!r} tags={self.tags!r} {len(self.body_stored)} bytes stored{corrupt}>"
         )
+
+
+adopt(MessageExt)
 
 
 # --------------------------------------------------------------------------------------------------------- batches

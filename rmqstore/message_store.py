@@ -25,7 +25,7 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
@@ -88,11 +88,20 @@ from rmqstore.table_rows import TablePart, table_parts
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["GetMessageResult", "GetMessageStatus", "MessageStore", "PutResult", "PutTableResult", "QueryResult"]
+__all__ = [
+    "GetMessageResult",
+    "GetMessageStatus",
+    "MessageStore",
+    "PutResult",
+    "PutResults",
+    "PutTableResult",
+    "QueryResult",
+]
 
 logger = logging.getLogger(__name__)
 
 _INT64_MAX = 2**63 - 1
+_INT64_MIN = -(2**63)
 _UNIT_SIZE = int(_core.UnitLayout.UNIT_SIZE)
 # RocketMQ 5.5.0 examines at most 16000 bytes of units in one get (MessageStoreConfig.maxFilterMessageSize).
 _EXAMINED = 16000 // 20
@@ -174,6 +183,69 @@ class PutResult(NamedTuple):
     size: int
 
 
+class PutResults(Sequence[PutResult]):
+    """Where messages went, in their order: a `PutResult` for each, made when it is looked at.
+
+    It equals a list of the same, shows as one, and gives one when it is sliced or something is added to it.  Where a list
+    itself is needed, ``list(puts)`` makes it.
+    """
+
+    __slots__ = ("_made", "_num", "_placed")
+    __hash__ = None  # type: ignore[assignment]  # As of a list.
+
+    def __init__(self, results: Iterable[PutResult] = ()):
+        self._made: list[PutResult] | None = list(results)
+        self._num = len(self._made)
+        self._placed = b""
+
+    @classmethod
+    def _of(cls, placed: bytes, num: int) -> PutResults:
+        # What `RowBatch.placed` gave, of `num` rows.
+        made = cls.__new__(cls)
+        made._made, made._num, made._placed = None, num, placed
+        return made
+
+    def _all(self) -> list[PutResult]:
+        made = self._made
+        if made is None:
+            made = self._made = _core.put_results(self._placed, PutResult, 0, self._num)
+        return made
+
+    def __len__(self) -> int:
+        return self._num
+
+    @overload
+    def __getitem__(self, place: SupportsIndex) -> PutResult: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[PutResult]: ...
+
+    def __getitem__(self, place: SupportsIndex | slice) -> PutResult | list[PutResult]:
+        if self._made is not None or isinstance(place, slice):
+            return self._all()[place]
+        # Whoever wants one of them, say the last, needs no others.
+        number = range(self._num)[place]
+        return _core.put_results(self._placed, PutResult, number, 1)[0]
+
+    def __iter__(self) -> Iterator[PutResult]:
+        return iter(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (list, PutResults)):
+            return NotImplemented
+        return self._all() == (other._all() if isinstance(other, PutResults) else other)
+
+    # There is no __radd__: Python would ask it for `some_list += puts` too, and make another list of it.
+    def __add__(self, other: list[PutResult] | PutResults) -> list[PutResult]:
+        return self._all() + list(other) if isinstance(other, (list, PutResults)) else NotImplemented
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+    def __reduce__(self) -> tuple[type[PutResults], tuple[list[PutResult]]]:
+        return PutResults, (self._all(),)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class PutTableResult:
     """Where the rows of a table went, in the table's order.
@@ -236,6 +308,7 @@ class GetMessageResult:
         return len(self.messages)
 
 
+_FOUND = GetMessageStatus.FOUND
 _set_status, _set_messages, _set_next, _set_min, _set_max = (
     vars(GetMessageResult)[name].__set__ for name in GetMessageResult.__slots__
 )
@@ -297,6 +370,8 @@ class MessageStore:
         self.recovery_report: RecoveryReport | None = None
         self.pool = MappedFilePool(config.max_mapped_files)
         self.commit_log = CommitLog(path, config, self.pool, read_only=read_only)
+        # Bound once: every query by key takes it.
+        self._region_of = self.commit_log.region_of
         self.queues = ConsumeQueueStore(path, config, self.pool, read_only=read_only)
         self.index_service: IndexService | None = (
             IndexService(path, config, read_only=read_only) if config.message_index_enable else None
@@ -1041,7 +1116,7 @@ class MessageStore:
         self._learn_end(message, queue_id)
         return put
 
-    def put_messages(self, messages: Iterable[Message], queue_id: int | Sequence[int] = 0) -> list[PutResult]:
+    def put_messages(self, messages: Iterable[Message], queue_id: int | Sequence[int] = 0) -> PutResults:
         """Append messages in order under one lock and one store time; topics may be mixed.
 
         Parameters
@@ -1052,7 +1127,8 @@ class MessageStore:
 
         Returns
         -------
-        list of PutResult
+        PutResults
+            A `PutResult` for each, in order.
 
         Raises
         ------
@@ -1230,7 +1306,7 @@ class MessageStore:
             self._check_part(part, first)
         messages, queue_ids = list(part.messages()), [part.queue_id(i) for i in range(part.num)]
         if len(times):
-            puts = [
+            puts: Sequence[PutResult] = [
                 self._put([message], queue_id, together=False, now=time)[0]
                 for message, queue_id, time in zip(messages, queue_ids, times.tolist(), strict=True)
             ]
@@ -1238,7 +1314,7 @@ class MessageStore:
             puts = self._put(messages, queue_ids, together=False)
         return tuple(np.array([(put[0], put[1], put[3], put[4]) for put in puts], np.int64).T)
 
-    def put_message_batch(self, messages: Iterable[Message], queue_id: int = 0) -> list[PutResult]:
+    def put_message_batch(self, messages: Iterable[Message], queue_id: int = 0) -> PutResults:
         """Append messages of one topic as a classic batch: in one segment, one behind the other, in one queue.
 
         The rules are RocketMQ's for MessageExtBatch (5.5.0): one topic, no retry topic, no delay, no transaction.
@@ -1264,7 +1340,7 @@ class MessageStore:
 
     def _put(
         self, messages: list[Message], queue_id: int | Sequence[int], *, together: bool, now: int | None = None
-    ) -> list[PutResult]:
+    ) -> PutResults:
         self._check_writable()
         if isinstance(queue_id, (int, np.integer, str, bytes)) or not hasattr(queue_id, "__iter__"):
             given: Any = queue_id
@@ -1273,7 +1349,7 @@ class MessageStore:
             if len(given) != len(messages):
                 raise InvalidMessageError(f"{len(messages)} messages, but {len(given)} queue ids")
         if not messages:
-            return []
+            return PutResults()
         if not together and now is None and self._rows is not None:
             plain = self._put_plain(messages, given)
             if plain is not None:
@@ -1314,10 +1390,10 @@ class MessageStore:
                 raise
             end = self.commit_log.max_offset
         self._after_put(end, messages)
-        return [
+        return PutResults(
             PutResult(phy_offset, offset, offset_message_id(each.store_host, phy_offset), now, size)
             for each, offset, (phy_offset, size) in zip(prepared, queue_offsets, placed, strict=True)
-        ]
+        )
 
     def _now(self) -> int:
         now = self.config.clock()
@@ -1397,7 +1473,7 @@ class MessageStore:
         topics = self._columns.topics
         return topics.add_queue(topics.add(topic.encode()), queue_id)
 
-    def _put_plain(self, messages: list[Message], queue_ids: int | list[int]) -> list[PutResult] | None:
+    def _put_plain(self, messages: list[Message], queue_ids: int | list[int]) -> PutResults | None:
         # None if any of them is not plain; nothing is written then.
         rows = self._rows
         assert rows is not None
@@ -1413,7 +1489,7 @@ class MessageStore:
                 if why:
                     return None
                 end = self._append_rows(rows, self._now(), _NO_TIMESTAMPS)
-                results = rows.results(PutResult)
+                results = PutResults._of(rows.placed(), rows.count)
             finally:
                 rows.clear()
         self._after_put(end, messages)
@@ -1686,13 +1762,11 @@ class MessageStore:
         if tags is None and max_bytes is None:
             found = self._recently_read(topic, queue_id, queue_offset, max_num)
             if found is not None:
-                return GetMessageResult(GetMessageStatus.FOUND, *found)
+                return found
         wanted = None if tags is None else _subscription(tags)
         return self._settled(self._get_message, topic, queue_id, queue_offset, max_num, max_bytes, wanted)
 
-    def _recently_read(
-        self, topic: str, queue_id: int, queue_offset: int, max_num: int
-    ) -> tuple[list[MessageExt], int, int, int] | None:
+    def _recently_read(self, topic: str, queue_id: int, queue_offset: int, max_num: int) -> GetMessageResult | None:
         # What `_read_queued` gives, where the files that were asked for last have it.
         queue = self.queues.find(topic, queue_id)
         if type(queue) is not ConsumeQueue or queue.min_for is None:
@@ -1706,8 +1780,8 @@ class MessageStore:
         log = self.commit_log
         try:
             return units.read_recent_queued(
-                log.queue, queue.min_for, queue_offset, max(_EXAMINED, max_num), max_num, _MAX_PULL_BYTES, MessageExt,
-                log.crc_check,
+                log.queue, queue.min_for, queue_offset, max_num if max_num > _EXAMINED else _EXAMINED, max_num,
+                _MAX_PULL_BYTES, MessageExt, log.crc_check, GetMessageResult, _FOUND,
             )  # fmt: skip
         except OffsetOutOfRangeError:
             # A file is leaving just now.
@@ -2023,12 +2097,13 @@ class MessageStore:
     def messages(self, begin_phy_offset: int | None = None, end_phy_offset: int | None = None) -> Iterator[MessageExt]:
         """Every message of the log in order; damaged stretches are passed over (`verify` reports them)."""
         self._check_open()
-        for entry in self.commit_log.entries(begin_phy_offset, end_phy_offset):
-            if type(entry) is MessageExt:
-                yield entry
-                # The log reads ahead, and what it has read must not outlive the store.
-                if self._closed:
-                    self._check_open()
+        for page in self.commit_log.pages(begin_phy_offset, end_phy_offset):
+            if isinstance(page, list):
+                for message in page:
+                    yield message
+                    # The log reads ahead, and what it has read must not outlive the store.
+                    if self._closed:
+                        self._check_open()
 
     # ------------------------------------------------------------------------------------------------------- columns
 
@@ -2264,13 +2339,19 @@ class MessageStore:
         index_service = self.index_service
         if index_service is None or max_num < 0:
             return QueryResult()
-        if self.read_only:
+        indexes = index_service.opened_files
+        if not indexes or (
+            self.read_only and (indexes[0].is_full or time.monotonic() - self._index_looked_at >= _LOOK_INTERVAL)
+        ):
             self._follow_index()
-        # Whole milliseconds, as far as 64 bits go.
-        low = -_INT64_MAX - 1 if begin is None else max(math.ceil(begin), -_INT64_MAX - 1)
-        high = _INT64_MAX if end is None else min(math.floor(end), _INT64_MAX)
-        if low > high:
-            return QueryResult()
+            indexes = None
+        low, high = _INT64_MIN, _INT64_MAX
+        if begin is not None or end is not None:
+            # Whole milliseconds, as far as 64 bits go.
+            low = low if begin is None else max(math.ceil(begin), low)
+            high = high if end is None else min(math.floor(end), high)
+            if low > high:
+                return QueryResult()
         if "\ufffd" in topic or "\ufffd" in key:
             # Text that was replaced while it was decoded cannot be compared as bytes.
             return self._query_by_text(topic, key, text, max_num, low, high, index_type)
@@ -2278,7 +2359,7 @@ class MessageStore:
             max_num = _INT64_MAX
         log = self.commit_log
         found = _core.find_messages(
-            index_service.newest_first(), log.region_of, topic, key, _KEY_KINDS[index_type], low, high, max_num,
+            indexes or index_service.newest_first(), self._region_of, topic, key, _KEY_KINDS[index_type], low, high, max_num,
             QueryResult, MessageExt, log.crc_check, encode_java_utf8, log.queue,
         )  # fmt: skip
         if found is not None:

@@ -6,11 +6,15 @@ oracle, which rebuilds queues and index from the log alone.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import os
+import pickle
 import re
+import sys
 import threading
 import types
+from collections.abc import Sequence
 
 import golden
 import numpy as np
@@ -24,8 +28,11 @@ from rmqstore import (
     InvalidMessageError,
     Message,
     MessageStore,
+    PutResult,
+    PutResults,
     StoreConfig,
     StorePoisonedError,
+    _core,
     index_service,
 )
 from rmqstore.commit_log import Blank
@@ -287,6 +294,79 @@ def test_put_messages_mixes_topics_and_queues(tmp_path):
         assert store.put_messages(iter([Message("T0")]), 1)[0].queue_offset == offsets["T0", 1]
         assert store.put_messages([Message("T0")], np.array([1]))[0].queue_offset == offsets["T0", 1] + 1
     assert_as_rebuilt(tmp_path, GEOMETRY)
+
+
+def test_results_are_those_of_single_puts(tmp_path):
+    hosts = {}, {"store_host": "10.1.2.3:4"}, {"store_host": "[2001:db8::2]:3"}, {"born_host": "[2001:db8::1]:1"}
+    messages = [Message("T", b"x" * number, **hosts[number % 4]) for number in range(40)]
+    clock = Clock()
+    with open_store(tmp_path / "many", clock=clock) as store:
+        # The queue becomes known, and so do the hosts: the long way and the other answer alike.
+        first = store.put_messages(messages)
+        second = store.put_messages(messages)
+        third = store.put_message_batch([Message("T", b"x"), Message("T", b"y")])
+        assert [store.message_by_id(put.msg_id) for put in second] == [store.message_at(put[0]) for put in second]
+        sizes = [store.message_at(put.phy_offset).store_size for put in second]
+    with open_store(tmp_path / "single", clock=clock) as store:
+        singly = [store.put_message(message) for message in messages * 2]
+        singly += store.put_message_batch([Message("T", b"x"), Message("T", b"y")])
+    assert [*first, *second, *third] == singly
+    assert [put.size for put in second] == sizes and {type(put) for put in singly} == {PutResult}
+
+
+def test_results_are_as_a_list(tmp_path):
+    with open_store(tmp_path) as store:
+        store.put_message(Message("T"))
+        made = [store.put_messages([Message("T", b"%d" % number) for number in range(5)]) for _ in range(4)]
+        nothing = store.put_messages([])
+    one, looked_at, copied, hidden = made
+    listed = list(looked_at)
+    assert listed == looked_at and looked_at == listed and repr(looked_at) == repr(listed)
+    assert (
+        looked_at == PutResults(listed) and looked_at != listed[:-1] and looked_at != tuple(listed) and looked_at != one
+    )
+    # Before they were all made, and then.
+    for _ in range(2):
+        assert [one[number] for number in range(5)] == [one[number - 5] for number in range(5)]
+        assert one[np.int64(3)] == one[3] == one[-2] and len(one) == 5 and type(one[0]) is PutResult
+        for place in (5, -6, 2**70):
+            with pytest.raises(IndexError):
+                one[place]
+        with pytest.raises(TypeError):
+            one["0"]
+        assert one[1:4] == list(one)[1:4] and type(one[::-1]) is list
+    assert isinstance(one, Sequence) and one[2] in one and one.index(one[2]) == 2 and one.count(one[0]) == 1
+    assert list(reversed(one)) == one[::-1] and sorted(one, reverse=True) == one[::-1]
+    assert one + looked_at == one + listed == list(one) + listed and type(one + listed) is list
+    gathered = same = list(one)
+    gathered += looked_at
+    assert gathered is same and same == one + listed
+    with pytest.raises(TypeError):
+        one + (1,)
+    with pytest.raises(TypeError):
+        (1,) + one
+    with pytest.raises(TypeError):
+        hash(one)
+    for other in (pickle.loads(pickle.dumps(copied)), copy.copy(copied), copy.deepcopy(copied)):
+        assert type(other) is PutResults and other == copied
+    assert one and not nothing and nothing == [] and repr(nothing) == "[]" and [*nothing] == nothing[:] == []
+    first, *_, last = hidden
+    assert (first, last) == (hidden[0], hidden[-1])
+
+
+def test_results_from_bytes_that_nobody_wrote():
+    assert _core.put_results(b"", PutResult, 0, 0) == []
+    row = bytes(32) + (8).to_bytes(4, sys.byteorder) + bytes(20)
+    assert _core.put_results(row, PutResult, 0, 1) == [PutResult(0, 0, "0" * 32, 0, 0)]
+    for first, num in ((0, 2), (1, 1), (-1, 1), (0, -1), (2**62, 2**62), (2**63 - 1, 1)):
+        with pytest.raises(ValueError, match="rows"):
+            _core.put_results(row, PutResult, first, num)
+    for length in (-1, 21, 2**31 - 1):
+        with pytest.raises(ValueError, match="host"):
+            _core.put_results(bytes(32) + length.to_bytes(4, sys.byteorder, signed=True) + bytes(20), PutResult, 0, 1)
+    for kind in (tuple, list):
+        with pytest.raises((TypeError, AttributeError)):
+            _core.put_results(row, kind, 0, 1)
 
 
 def test_put_messages_is_all_or_nothing(tmp_path):

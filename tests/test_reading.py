@@ -8,6 +8,7 @@ with bytes changed, and with several threads at once.
 from __future__ import annotations
 
 import copy
+import gc
 import itertools
 import pickle
 import random
@@ -26,7 +27,7 @@ from rmqstore.commit_log import Blank, Damage
 from rmqstore.consume_queue import ConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError, StoreClosedError, StoreError
 from rmqstore.message import MessageExt, encode_java_utf8, parse_properties, tags_code
-from rmqstore.message_store import GetMessageResult, GetMessageStatus, QueryResult, _subscription
+from rmqstore.message_store import GetMessageResult, QueryResult, _subscription
 
 FIELDS = (1, 1, 0, 2, 3, 4, 5, 0, 7, b"\x7f\0\0\1\0\0\0\1", 8, b"\x7f\0\0\1\0\0\0\2", 9, 10, b"body", "T", b"", True)
 TEXTS = st.lists(
@@ -81,6 +82,103 @@ def test_a_message_is_its_record():
             MessageExt(wrong)
     with pytest.raises(TypeError):
         MessageExt(None)
+    for place in (9, 11):
+        with pytest.raises(ValueError, match="8 or 20 bytes"):
+            MessageExt((*FIELDS[:place], b"h" * 21, *FIELDS[place + 1 :]))
+
+
+class OwnMessage(MessageExt):
+    """A kind that has fields of its own."""
+
+
+class SlimMessage(MessageExt):
+    """A kind that has none."""
+
+    __slots__ = ()
+
+
+KINDS = (MessageExt, StoredMessage, OwnMessage, SlimMessage)
+
+
+@pytest.fixture(scope="module")
+def lengths(tmp_path_factory):
+    """A store of messages with properties of every length around the one up to which they stand in the message itself."""
+    config = StoreConfig(mapped_file_size_commit_log=1 << 20, max_hash_slot_num=10, max_index_num=1000)
+    with MessageStore.open(tmp_path_factory.mktemp("lengths") / "store", config=config) as store:
+        hosts = {"born_host": "[2001:db8::1]:1", "store_host": "10.0.0.1:2"}, {"store_host": "[2001:db8::2]:3"}, {}
+        store.put_messages(
+            [
+                Message(f"T{n % 3}", b"b" * n, tags="t", properties={"p": "v" * n}, **hosts[n % 3])
+                for n in [*range(130), 1000, 32000]
+            ]
+        )
+        yield store
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_messages_of_every_length_and_kind(lengths, kind):
+    region = lengths.commit_log.queue.file(0).region
+    records, pos = [], 0
+    while isinstance(record := _core.decode_record(region, pos), tuple):
+        records.append(record)
+        pos += record[0]
+    messages, end = _core.read_messages(region, 0, len(region), 0, kind, 1000, len(region))
+    assert end == pos and len(messages) == 132
+    for message, record in zip(messages, records, strict=True):
+        assert type(message) is kind and message._record == record
+        assert (message.tags, message.unique_key, message.keys) == ("t", None, [])
+        assert message.properties_stored == record[16] and message.topic == record[15] and message.body == record[14]
+        for name in ("flag", "sys_flag", "reconsume_times", "prepared_transaction_offset", "born_timestamp"):
+            with pytest.raises(AttributeError):
+                setattr(message, name, 1)
+    if kind is not StoredMessage:
+        assert [message.properties["p"] for message in messages[1:]] == [
+            "v" * len(message.body) for message in messages[1:]
+        ]
+        assert messages == [kind(record) for record in records]
+        assert pickle.loads(pickle.dumps(messages)) == messages
+
+
+def test_messages_and_their_types_are_freed(lengths):
+    # A reference too few ends the process at some time, one too many shows in the counts.
+    region = lengths.commit_log.queue.file(0).region
+    counts = []
+    for _ in range(4):
+        for kind in KINDS:
+            for message in _core.read_messages(region, 0, len(region), 0, kind, 100, len(region))[0] * 3:
+                message.topic, message.body, message.tags, message._record, repr(message)
+                if kind is not StoredMessage:
+                    message.properties["x"] = "y"
+        message = None
+        gc.collect()
+        counts.append([sys.getrefcount(each) for each in (*KINDS, None, "T0")] + [sys.getallocatedblocks()])
+    # What is made once is there after the first round.
+    assert all(abs(now - before) < 40 for now, before in zip(counts[-1], counts[1], strict=True)), counts
+
+
+@pytest.mark.parametrize("kind", [MessageExt, OwnMessage, SlimMessage])
+def test_a_message_that_leads_back_to_itself_is_collected(lengths, kind):
+    region = lengths.commit_log.queue.file(0).region
+    collected = []
+
+    class Note:
+        def __del__(self):
+            collected.append(1)
+
+    for made in (lambda: _core.read_message(region, 0, 0, kind), lambda: kind(FIELDS)):
+        message, note = made(), Note()
+        message.properties["note"] = note
+        note.message = message
+        del message, note
+        gc.collect()
+    assert len(collected) == 2
+
+
+def test_the_collector_looks_into_a_message_only_where_it_must(lengths):
+    message = _core.read_message(lengths.commit_log.queue.file(0).region, 0, 0, MessageExt)
+    message.topic, message.body, message.tags, message.properties_stored, hash(message), repr(message)
+    assert not gc.is_tracked(message)
+    assert message.properties and gc.is_tracked(message)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +245,7 @@ def same_pages(store: MessageStore, rng: random.Random, rounds: int) -> int:
                             # Everything lies where the page before was, or the answer is to go the long way.
                             queue.refreshed_at = float("inf")
                             recent = store._recently_read(topic, queue_id, at, max_num)
-                            assert recent is None or GetMessageResult(GetMessageStatus.FOUND, *recent) == page
+                            assert recent is None or recent == page
                             # A reader looks for more where it would come to the end.
                             seen = not store.read_only or at + max_num <= high
                             assert recent is not None or not seen or crosses_files(store, queue, at, page), (topic, at)
@@ -258,7 +356,9 @@ def test_what_is_no_record_gives_the_verdict(golden_store, stores):
         else:
             assert message is record
         messages, end = _core.read_messages(region, pos, pos + 1, 0, MessageExt, 9, size)
-        assert (messages, end) == (([message], pos + message.store_size) if isinstance(message, MessageExt) else ([], pos))
+        assert (messages, end) == (
+            ([message], pos + message.store_size) if isinstance(message, MessageExt) else ([], pos)
+        )
     for pos in (-1, size + 1, 2**62):
         with pytest.raises(OffsetOutOfRangeError):
             _core.read_message(region, pos, 0, MessageExt)
