@@ -2105,11 +2105,12 @@ cdef inline void prefetch_tail(const unsigned char* p, int64_t room) noexcept no
     while at < total and at < FETCHED:
         prefetch(p + at)
         at += LINE
+    # A record does not begin with a line, so that its last bytes may lie in one more; topic and properties are there.
+    if total > 0:
+        prefetch(p + total - 1)
     if total > FETCHED:
-        # Topic and properties lie at the end.
         prefetch(p + total - 2 * LINE)
         prefetch(p + total - LINE)
-        prefetch(p + total - 1)
 
 
 cdef inline void prefetch_stream(const unsigned char* p, int64_t size, int64_t room) noexcept nogil:
@@ -5711,6 +5712,7 @@ cdef enum:
     BUFFER_NUM
 
 assert len(COLUMN_NAMES) == COL_NUM
+cdef dict COLUMN_NUMBERS = {name: number for number, name in enumerate(COLUMN_NAMES)}
 
 cdef enum:
     HAS_OFFSETS = (1 << COL_TOPIC | 1 << COL_MSG_ID | 1 << COL_KEYS | 1 << COL_TAGS | 1 << COL_BODY | 1 << COL_PROPERTIES
@@ -6379,32 +6381,33 @@ cdef bint has_text(ColumnSink* s, TopicTable table, const unsigned char* p, int3
 
 
 cdef inline bint same_text(unsigned char* scratch, const unsigned char* p, int64_t n, const unsigned char* wanted,
-                           int64_t size) noexcept nogil:
-    # Whether Java reads `wanted`, which is valid UTF-8, at p.
+                           int64_t size, bint ascii=False) noexcept nogil:
+    # Whether Java reads `wanted`, which is valid UTF-8, at p.  `ascii` says that nothing else is there, if that is known.
     if n == size and same_bytes_at(p, wanted, n):
         return True
-    return not is_ascii(p, n) and put_java_utf8(scratch, p, n) == size and memcmp(scratch, wanted, size) == 0
+    return not ascii and not is_ascii(p, n) and put_java_utf8(scratch, p, n) == size and memcmp(scratch, wanted, size) == 0
 
 
 cdef inline bint spans_have_key(const unsigned char* text, int64_t room, PropertySpan* spans, KnownSpans* known,
-                                unsigned char* scratch, const unsigned char* key, int64_t size, int kinds) noexcept nogil:
+                                bint ascii, unsigned char* scratch, const unsigned char* key, int64_t size,
+                                int kinds) noexcept nogil:
     # kinds: 1 = unique key, 2 = pieces of KEYS, 4 = tag.  `room` bytes may be read from the text's begin on.
     cdef int64_t start, end
     cdef PropertySpan* span
     if kinds & 1 and known.unique_key >= 0:
         span = spans + known.unique_key
-        if same_text(scratch, text + span.split + 1, span.end - span.split - 1, key, size):
+        if same_text(scratch, text + span.split + 1, span.end - span.split - 1, key, size, ascii):
             return True
     if kinds & 4 and known.tags >= 0:
         span = spans + known.tags
-        if same_text(scratch, text + span.split + 1, span.end - span.split - 1, key, size):
+        if same_text(scratch, text + span.split + 1, span.end - span.split - 1, key, size, ascii):
             return True
     if kinds & 2 and known.keys >= 0:
         span = spans + known.keys
         start = span.split + 1
         while start < span.end:
             end = start + before(text + start, 32, span.end - start, room - start)
-            if end > start and same_text(scratch, text + start, end - start, key, size):
+            if end > start and same_text(scratch, text + start, end - start, key, size, ascii):
                 return True
             start = end + 1
     return False
@@ -6528,6 +6531,7 @@ cdef class ArrowColumns:
 
     cdef readonly int64_t count, capacity, byte_limit
     cdef readonly tuple columns
+    cdef tuple numbers
     cdef int64_t mask, bytes, busy
     cdef bint ready
     cdef int check_crc
@@ -6555,9 +6559,11 @@ cdef class ArrowColumns:
         cdef int i
         self.columns = tuple(columns)
         for name in self.columns:
-            if name not in COLUMN_NAMES:
+            if name not in COLUMN_NUMBERS:
                 raise ValueError(f"there is no column {name!r}; there are {', '.join(COLUMN_NAMES)}")
-            self.mask |= <int64_t>1 << COLUMN_NAMES.index(name)
+        self.numbers = tuple([COLUMN_NUMBERS[name] for name in self.columns])
+        for i in self.numbers:
+            self.mask |= <int64_t>1 << i
         if self.mask & 1 << COL_PROPERTIES:
             self.mask |= 1 << COL_VALUES
         self.capacity, self.byte_limit, self.check_crc = capacity, byte_limit, check_crc
@@ -6572,8 +6578,9 @@ cdef class ArrowColumns:
         self.any_queue = True
         self.begin_timestamp, self.end_timestamp = -INT64_MAX - 1, INT64_MAX
         for i in range(BUFFER_NUM):
-            self.data_size[i] = 16 * capacity
-            self.child_size[i] = 2 * capacity
+            # Enough for a few rows; what the others take shows by then.
+            self.data_size[i] = min(16 * capacity, 16384) + 1024
+            self.child_size[i] = 2 * capacity + 64
         self.count, self.ready = 0, False
 
     def choose(self, topics=None, queue_ids=None, tags=None, int64_t begin_timestamp=-INT64_MAX - 1,
@@ -6624,38 +6631,50 @@ cdef class ArrowColumns:
                 self.child[i] = np.empty(self.child_size[i] + 1, np.int32)
                 self.child[i][0] = 0
 
-    cdef void grow(self, int column, int64_t need, int64_t rows):
-        # Room for so many bytes, or so many entries, more, with which there are `rows`: as much as a whole batch of rows like
-        # these takes, as every growth copies.
-        cdef int64_t size = self.data_used[column] + need, whole
+    cdef void grow(self, ColumnSink* s):
+        # Room for what the staged rows want, and as much more as a whole batch takes if its rows are like those before, or a
+        # little more than that, as every growth copies.
+        cdef int column = s.wanting
+        cdef int64_t used = self.data_used[column], size = used + s.wanted, whole = 0
         if size > self.data[column].shape[0]:
-            # A little more than it seems: a growth for the last few rows would copy all the others.
-            whole = size // rows * self.capacity
-            whole = min(whole + whole // 16 + TEXT_SLACK, self.byte_limit + size)
+            if s.count >= STAGED_ROWS:
+                whole = used * self.capacity // s.count
+                whole = min(whole + whole // 16, self.byte_limit) + s.wanted
             fresh = np.empty(min(max(2 * size, whole, 4096), 0x7FFFFFFF), np.uint8)
-            fresh[:self.data_used[column]] = self.data[column][:self.data_used[column]]
+            fresh[:used] = self.data[column][:used]
             self.data[column] = fresh
-        if HAS_CHILD >> column & 1 and self.child_used[column] + need + 1 > self.child[column].shape[0]:
-            fresh = np.empty(2 * (self.child_used[column] + need + 1), np.int32)
-            fresh[:self.child_used[column] + 1] = self.child[column][:self.child_used[column] + 1]
+        used = self.child_used[column] + 1
+        size = used + s.wanted
+        if HAS_CHILD >> column & 1 and size > self.child[column].shape[0]:
+            if s.count >= STAGED_ROWS:
+                whole = used * self.capacity // s.count
+                whole = min(whole + whole // 16, self.byte_limit) + s.wanted
+            fresh = np.empty(max(2 * size, whole), np.int32)
+            fresh[:used] = self.child[column][:used]
             self.child[column] = fresh
+        self.aim_column(s, column)
+
+    cdef int aim_column(self, ColumnSink* s, int i) except -1:
+        # Where the text of a column goes, and how much of it.
+        s.data[i] = address_of(self.data[i])
+        s.child[i] = <int32_t*>address_of(self.child[i])
+        s.data_room[i] = 0 if self.data[i] is None else len(self.data[i])
+        s.child_room[i] = 0 if self.child[i] is None else len(self.child[i])
+        return 0
 
     cdef int aim(self, ColumnSink* s) except -1:
-        # Takes the addresses of the arrays; they hold until the next `grow` or `renew`.
+        # Takes the addresses of the arrays; they hold until the next `renew`, and those of a column until it grows.
         cdef int i
         if not self.ready:
             self.renew()
         s.mask, s.count, s.capacity, s.bytes, s.byte_limit = self.mask, self.count, self.capacity, self.bytes, self.byte_limit
         s.check_crc = self.check_crc
         for i in range(BUFFER_NUM):
-            s.main[i] = address_of(self.main[i])
-            s.valid[i] = address_of(self.valid[i])
-            s.data[i] = address_of(self.data[i])
-            s.child[i] = <int32_t*>address_of(self.child[i])
-            s.data_room[i] = 0 if self.data[i] is None else self.data[i].shape[0]
-            s.child_room[i] = 0 if self.child[i] is None else self.child[i].shape[0]
             s.data_used[i], s.child_used[i] = self.data_used[i], self.child_used[i]
             s.null_num[i] = self.null_num[i]
+            s.main[i] = address_of(self.main[i])
+            s.valid[i] = address_of(self.valid[i])
+            self.aim_column(s, i)
         s.hosts = address_of(self.hosts)
         s.spans = <PropertySpan*>address_of(self.spans)
         s.layouts = <PropertyLayout*>address_of(self.layouts)
@@ -6709,7 +6728,7 @@ cdef class ArrowColumns:
         if s.mask & NEEDS_PROPERTIES or wanted != NULL or self.tags is not None:
             split_row(s, row, text)
         if wanted != NULL and not spans_have_key(text, row.room - r.properties_pos, row.spans, &row.known,
-                                                 <unsigned char*>s.name_slots, wanted.view.key, wanted.view.key_size,
+                                                 row.ascii, <unsigned char*>s.name_slots, wanted.view.key, wanted.view.key_size,
                                                  wanted.kinds):
             return PASSED_OVER
         if self.tags is not None:
@@ -6765,8 +6784,7 @@ cdef class ArrowColumns:
         cdef const unsigned char* host
         cdef int32_t n
         if verdict == NEED_ROOM:
-            self.grow(s.wanting, s.wanted, s.count + s.row_num)
-            self.aim(s)
+            self.grow(s)
             return True
         if verdict != NEED_HOST:
             return False
@@ -7018,8 +7036,7 @@ cdef class ArrowColumns:
             if not self.ready:
                 self.renew()
             n = self.count
-            for name in self.columns:
-                i = COLUMN_NAMES.index(name)
+            for name, i in zip(self.columns, self.numbers):
                 main = self.main[i]
                 if i == COL_CORRUPT:
                     main = main[:(n + 7) // 8]

@@ -98,7 +98,7 @@ def chosen_columns(columns: Iterable[str] | None) -> tuple[str, ...]:
     ValueError
         A name that no column has, or one that comes twice.
     """
-    if columns is None:
+    if columns is None or columns is DEFAULT_COLUMNS:
         return DEFAULT_COLUMNS
     names = (columns,) if isinstance(columns, str) else tuple(columns)
     for i, name in enumerate(names):
@@ -128,6 +128,12 @@ def _schema(names: tuple[str, ...]) -> pa.Schema:
     pa = import_pyarrow()
     types = _types(pa)
     return pa.schema([pa.field(name, types[name]) for name in names])
+
+
+@functools.lru_cache(64)
+def _fields(names: tuple[str, ...]) -> tuple[tuple[str, Any], ...]:
+    # Name and type of each column, as plain values: pyarrow makes new objects whenever a schema is asked.
+    return tuple((field.name, field.type) for field in _schema(names))
 
 
 @functools.lru_cache(64)
@@ -162,50 +168,46 @@ class Columns:
 
     def __init__(self, columns: Iterable[str] | None, batch_size: int, crc_check: int, byte_limit: int | None = None):
         self.pa = import_pyarrow()
-        self.schema = scan_schema(columns)
+        names = chosen_columns(columns)
+        self.schema = _schema(names)
+        self._fields = _fields(names)
         self.out = ArrowColumns(
-            self.schema.names,
+            names,
             capacity=batch_size,
             byte_limit=_BATCH_BYTES if byte_limit is None else byte_limit,
             check_crc=crc_check,
             decompress=_decompress,
             host_text=host_from_bytes,
         )
-        self._entry = self.pa.struct(
-            [self.pa.field("key", self.pa.string(), nullable=False), self.pa.field("value", self.pa.string())]
-        )
 
     def take(self) -> pa.RecordBatch:
         """pyarrow.RecordBatch: the rows that were filled in since the last one."""
+        return self.pa.RecordBatch.from_arrays(self.take_arrays(), schema=self.schema)
+
+    def take_arrays(self) -> list[pa.Array]:
+        """list of pyarrow.Array: the columns of `take`."""
         pa = self.pa
         num, parts = self.out.take()
-        buffer = pa.py_buffer
+        buffer, array = pa.py_buffer, pa.Array.from_buffers
         arrays = []
-        for field in self.schema:
-            values, valid, null_num, data, child, more_data, more_child = parts[field.name]
+        for name, type in self._fields:
+            values, valid, null_num, data, child, more_data, more_child = parts[name]
             buffers = [None if valid is None else buffer(valid), buffer(values)]
-            type = field.type
-            if field.name == "keys":
-                texts = pa.Array.from_buffers(pa.string(), len(child) - 1, [None, buffer(child), buffer(data)], 0)
-                arrays.append(pa.Array.from_buffers(type, num, buffers, 0, children=[texts]))
-            elif field.name == "properties":
+            if name == "keys":
+                texts = array(pa.string(), len(child) - 1, [None, buffer(child), buffer(data)], 0)
+                arrays.append(array(type, num, buffers, 0, children=[texts]))
+            elif name == "properties":
                 length = len(child) - 1
-                entries = pa.Array.from_buffers(
-                    self._entry,
-                    length,
-                    [None],
-                    0,
-                    children=[
-                        pa.Array.from_buffers(pa.string(), length, [None, buffer(child), buffer(data)], 0),
-                        pa.Array.from_buffers(pa.string(), length, [None, buffer(more_child), buffer(more_data)], 0),
-                    ],
-                )
-                arrays.append(pa.Array.from_buffers(type, num, buffers, 0, children=[entries]))
+                names = array(pa.string(), length, [None, buffer(child), buffer(data)], 0)
+                texts = array(pa.string(), length, [None, buffer(more_child), buffer(more_data)], 0)
+                entry = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())])
+                entries = array(entry, length, [None], 0, children=[names, texts])
+                arrays.append(array(type, num, buffers, 0, children=[entries]))
             else:
                 if data is not None:
                     buffers.append(buffer(data))
-                arrays.append(pa.Array.from_buffers(type, num, buffers, null_num))
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+                arrays.append(array(type, num, buffers, null_num))
+        return arrays
 
 
 def record_batches(log: CommitLog, columns: Columns, begin: int | None, end: int | None) -> Iterator[pa.RecordBatch]:
@@ -473,7 +475,7 @@ def key_table(
     """pyarrow.Table: the messages that keys find, see `MessageStore.query_table`."""
     pa = import_pyarrow()
     columns = chosen_columns(columns)
-    schema = query_schema(columns)
+    schema = _query_schema(columns)
     key_column = _text_column(pa, keys, "key")
     topic_column = _text_column(pa, topics, "topic")
     if len(topic_column) != len(key_column) and not isinstance(topics, str):
@@ -488,14 +490,16 @@ def key_table(
         matches = _matching(log, ArrowColumns((), 1 << 30), phy_offsets, numbers, *sought, times, _INT64_MAX)[1]
         numbers, phy_offsets = _newest(numbers[matches], phy_offsets[matches], max_num)
     made = Columns(columns, min(max(len(numbers), 1), _KEY_ROWS), log.crc_check)
-    batches, rows = _matching(log, made.out, phy_offsets, numbers, *sought, times, max_num, made.take)
-    table = pa.Table.from_batches(batches, schema=made.schema)
-    if len(rows) < len(numbers):
-        numbers = numbers[rows]
+    parts, taken = _matching(log, made.out, phy_offsets, numbers, *sought, times, max_num, made.take_arrays)
+    if not taken.all():
+        numbers = numbers[taken]
     key_numbers = pa.array(numbers, pa.int32())
     if len(numbers) != len(key_column) or (numbers != np.arange(len(numbers), dtype=np.int32)).any():
         key_column = key_column.take(key_numbers)
-    return pa.table([key_column, key_numbers, *table.columns], schema=schema)
+    if len(parts) == 1:
+        return pa.Table.from_arrays([key_column, key_numbers, *parts[0]], schema=schema)
+    chunked = [pa.chunked_array([part[i] for part in parts], field.type) for i, field in enumerate(made.schema)]
+    return pa.Table.from_arrays([key_column, key_numbers, *chunked], schema=schema)
 
 
 def _matching(
@@ -507,10 +511,11 @@ def _matching(
     kinds: int,
     times: tuple[int, int],
     max_num: int,
-    take: Callable[[], Any] | None = None,
-) -> tuple[list[Any], np.ndarray]:
-    # As `rows_at`, of those records only that have the key of their number and a time in the range, at most `max_num` of one
-    # number, which lie one behind the other.  `take` takes a batch; without it the rows are only found.
+    take: Callable[[], list[Any]] | None = None,
+) -> tuple[list[list[Any]], np.ndarray]:
+    # The rows of those records that have the key of their number and a time in the range, at most `max_num` of one number,
+    # and which places they are of.  The places of a number lie one behind the other.  `take` takes the arrays of a batch;
+    # without it the rows are only found.
     batches = []
     taken = np.zeros(len(phy_offsets), np.uint8)
     out.choose(begin_timestamp=times[0], end_timestamp=times[1])
@@ -537,7 +542,7 @@ def _matching(
                 batches.append(take())
     if out.count and take is not None:
         batches.append(take())
-    return batches, np.flatnonzero(taken)
+    return batches, taken.view(np.bool_)
 
 
 def _newest(numbers: np.ndarray, phy_offsets: np.ndarray, max_num: int) -> tuple[np.ndarray, np.ndarray]:
