@@ -5517,6 +5517,14 @@ cdef extern from *:
     /* Whether n bytes are equal.  Keys and topics are short: two words that overlap cover them without a call. */
     static inline int rmq_same(const unsigned char *p, const unsigned char *q, int64_t n) {
         uint64_t a, b, c, d;
+        if (n >= 4 && n < 8) {
+            uint32_t first, other, last, other_last;
+            memcpy(&first, p, 4);
+            memcpy(&other, q, 4);
+            memcpy(&last, p + n - 4, 4);
+            memcpy(&other_last, q + n - 4, 4);
+            return ((first ^ other) | (last ^ other_last)) == 0;
+        }
         if (n < 8 || n > 16) return memcmp(p, q, (size_t)n) == 0;
         memcpy(&a, p, 8);
         memcpy(&b, q, 8);

@@ -1022,6 +1022,22 @@ def test_texts_laid_out():
         assert _core.text_arrays(tuple(texts)) is None
 
 
+def test_keys_and_topics_that_differ_in_one_byte(tmp_path):
+    # Index entries that lead to a record with another key or topic of the same length, as after a collision of hashes.
+    with MessageStore.open(tmp_path / "store", config=StoreConfig(**GEOMETRY)) as store:
+        for length in [*range(1, 20), 31, 32, 33, 64]:
+            topic, key = "t" * length, "k" * length
+            place = store.put_message(Message(topic, b"x", keys=[key])).phy_offset
+            pairs = [(topic, key[:at] + "j" + key[at + 1 :]) for at in range(length)]
+            pairs += [(topic[:at] + "s" + topic[at + 1 :], key) for at in range(length)]
+            hashes = np.array([_core.index_key_hash(*pair) for pair in pairs], np.int32)
+            where = np.full(len(pairs), place, np.int64)
+            times = np.full(len(pairs), store.message_at(place).store_timestamp, np.int64)
+            store.index_service.put_hashes(hashes, where, times)
+            rows = check_query(store, [*pairs, (topic, key)])
+            assert [row["key_number"] for row in rows] == [len(pairs)]
+
+
 def test_one_topic_for_all_keys(odd):
     keys = [f"k1{i}" for i in range(20)] * 2
     table = odd.query_table(keys, "Orders", max_num=5)
