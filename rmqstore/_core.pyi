@@ -510,6 +510,20 @@ class ArrowColumns:
         taken: npt.NDArray[np.uint8],
         first: int = 0,
     ) -> int: ...
+    def fill_matching(
+        self,
+        regions: list[Region],
+        base_offsets: _Int64s,
+        numbers: _Int32s,
+        phy_offsets: _Int64s,
+        taken: npt.NDArray[np.uint8],
+        key_numbers: _Int32s,
+        texts: KeyTexts,
+        kinds: int,
+        max_num: int,
+        first: int = 0,
+        row_num: int = 0,
+    ) -> int: ...
     def take(self) -> tuple[int, dict[str, tuple[Any, ...]]]: ...
 
 class StoredMessage(MessageFields):
@@ -652,15 +666,6 @@ class KeyTexts:
     def num(self) -> int: ...
     def hashes(self, by_tag: bool = False) -> _Int32s: ...
 
-def match_records(
-    regions: list[Region],
-    base_offsets: _Int64s,
-    numbers: _Int32s,
-    phy_offsets: _Int64s,
-    key_numbers: _Int32s,
-    texts: KeyTexts,
-    kinds: int,
-    begin: int,
-    end: int,
-) -> npt.NDArray[np.bool_]: ...
 def chain_entries(index: IndexRegion, hashes: _Int32s) -> tuple[_Int32s, _Int64s]: ...
+def entries_by_key(parts: list[tuple[_Int32s, _Int64s]], num: int) -> tuple[_Int32s, _Int64s, bool]: ...
+def text_arrays(texts: tuple[Any, ...]) -> tuple[_Int32s, npt.NDArray[np.uint8]] | None: ...

@@ -72,6 +72,7 @@ cdef extern from "Python.h":
     bint PyUnicode_Check(PyObject* s)
     bint PyUnicode_IS_ASCII(object s)
     PyObject* PyList_GET_ITEM(object items, Py_ssize_t i)
+    PyObject* PyTuple_GET_ITEM(object items, Py_ssize_t i)
     str PyUnicode_DecodeUTF8(const char* s, Py_ssize_t size, const char* errors)
     object PyErr_SetFromErrno(object type)
     bint PyUnicode_IS_COMPACT_ASCII(PyObject* s)
@@ -2075,6 +2076,10 @@ cdef enum:
     # random places, each of their lines is a wait for memory of its own otherwise.
     HEAD_AHEAD = 16
     TAIL_AHEAD = 4
+    # How many records ahead their first line alone is asked for, so many records in a row: finding a page in memory takes the
+    # processor as long as a line does, and only requests that follow each other closely have it look for several at once.
+    TOUCH_AHEAD = 48
+    TOUCHED = 32
     # Bytes of a record that are asked for before its size is known: a whole one of usual size, as waiting for the size costs
     # more than asking in vain.  Of a long body the processor foresees the rest by itself.
     HEAD = 448
@@ -2103,11 +2108,12 @@ cdef inline void prefetch_tail(const unsigned char* p, int64_t room) noexcept no
     while at < total and at < FETCHED:
         prefetch(p + at)
         at += LINE
+    # A record does not begin with a line, so that its last bytes may lie in one more; topic and properties are there.
+    if total > 0:
+        prefetch(p + total - 1)
     if total > FETCHED:
-        # Topic and properties lie at the end.
         prefetch(p + total - 2 * LINE)
         prefetch(p + total - LINE)
-        prefetch(p + total - 1)
 
 
 cdef inline void prefetch_stream(const unsigned char* p, int64_t size, int64_t room) noexcept nogil:
@@ -2124,8 +2130,15 @@ cdef inline void prefetch_stream(const unsigned char* p, int64_t size, int64_t r
 cdef inline void prefetch_places(unsigned char** bases, const int64_t* room, int64_t region_num, const int64_t[::1] base_offsets,
                                  const int32_t[::1] numbers, const int64_t[::1] phy_offsets, int64_t i) noexcept nogil:
     # For a loop over records at given places (`ArrowColumns.fill_at`) that has come to place i.
-    cdef int64_t n = phy_offsets.shape[0], pos
+    cdef int64_t n = phy_offsets.shape[0], pos, k
     cdef int32_t number
+    if i % TOUCHED == 0:
+        for k in range(i + TOUCH_AHEAD if i > 0 else 0, min(i + TOUCH_AHEAD + TOUCHED, n)):
+            number = numbers[k]
+            if 0 <= number < region_num:
+                pos = phy_offsets[k] - base_offsets[number]
+                if 0 <= pos < room[number]:
+                    prefetch(bases[number] + pos)
     if i + HEAD_AHEAD < n:
         number = numbers[i + HEAD_AHEAD]
         if 0 <= number < region_num:
@@ -5666,6 +5679,25 @@ cdef extern from *:
         memcpy(to, from, (size_t)n);
     }
 
+    /* Whether n bytes are equal.  Keys and topics are short: two words that overlap cover them without a call. */
+    static inline int rmq_same(const unsigned char *p, const unsigned char *q, int64_t n) {
+        uint64_t a, b, c, d;
+        if (n >= 4 && n < 8) {
+            uint32_t first, other, last, other_last;
+            memcpy(&first, p, 4);
+            memcpy(&other, q, 4);
+            memcpy(&last, p + n - 4, 4);
+            memcpy(&other_last, q + n - 4, 4);
+            return ((first ^ other) | (last ^ other_last)) == 0;
+        }
+        if (n < 8 || n > 16) return memcmp(p, q, (size_t)n) == 0;
+        memcpy(&a, p, 8);
+        memcpy(&b, q, 8);
+        memcpy(&c, p + n - 8, 8);
+        memcpy(&d, q + n - 8, 8);
+        return ((a ^ b) | (c ^ d)) == 0;
+    }
+
     static inline int rmq_is_ascii(const unsigned char *p, int64_t n) {
         uint64_t word, any = 0;
         int64_t i = 0;
@@ -5674,23 +5706,38 @@ cdef extern from *:
         return (any & 0x8080808080808080u) == 0;
     }
 
+    static const char rmq_digits[] = "0123456789ABCDEF";
+
+    #if defined(__SSE2__)
+    static inline void rmq_put_hex_16(unsigned char *to, __m128i v) {
+        __m128i low = _mm_set1_epi8(15), nine = _mm_set1_epi8(9);
+        __m128i a = _mm_and_si128(_mm_srli_epi16(v, 4), low), b = _mm_and_si128(v, low), x, y;
+        x = _mm_unpacklo_epi8(a, b);
+        y = _mm_unpackhi_epi8(a, b);
+        x = _mm_add_epi8(_mm_add_epi8(x, _mm_set1_epi8('0')), _mm_and_si128(_mm_cmpgt_epi8(x, nine), _mm_set1_epi8(7)));
+        y = _mm_add_epi8(_mm_add_epi8(y, _mm_set1_epi8('0')), _mm_and_si128(_mm_cmpgt_epi8(y, nine), _mm_set1_epi8(7)));
+        _mm_storeu_si128((__m128i *)to, x);
+        _mm_storeu_si128((__m128i *)(to + 16), y);
+    }
+    #endif
+
     /* Upper-case hexadecimal digits of n bytes, 2 * n of them. */
     static inline void rmq_put_hex(unsigned char *to, const unsigned char *from, int n) {
-        static const char digits[] = "0123456789ABCDEF";
         int i = 0;
     #if defined(__SSE2__)
-        for (; i + 16 <= n; i += 16) {
-            __m128i v = _mm_loadu_si128((const __m128i *)(from + i)), low = _mm_set1_epi8(15), nine = _mm_set1_epi8(9);
-            __m128i a = _mm_and_si128(_mm_srli_epi16(v, 4), low), b = _mm_and_si128(v, low), x, y;
-            x = _mm_unpacklo_epi8(a, b);
-            y = _mm_unpackhi_epi8(a, b);
-            x = _mm_add_epi8(_mm_add_epi8(x, _mm_set1_epi8('0')), _mm_and_si128(_mm_cmpgt_epi8(x, nine), _mm_set1_epi8(7)));
-            y = _mm_add_epi8(_mm_add_epi8(y, _mm_set1_epi8('0')), _mm_and_si128(_mm_cmpgt_epi8(y, nine), _mm_set1_epi8(7)));
-            _mm_storeu_si128((__m128i *)(to + 2 * i), x);
-            _mm_storeu_si128((__m128i *)(to + 2 * i + 16), y);
-        }
+        for (; i + 16 <= n; i += 16) rmq_put_hex_16(to + 2 * i, _mm_loadu_si128((const __m128i *)(from + i)));
     #endif
-        for (; i < n; i++) { to[2 * i] = digits[from[i] >> 4]; to[2 * i + 1] = digits[from[i] & 15]; }
+        for (; i < n; i++) { to[2 * i] = rmq_digits[from[i] >> 4]; to[2 * i + 1] = rmq_digits[from[i] & 15]; }
+    }
+
+    /* Those of 8 bytes and of 8 more from elsewhere; put together in memory they would have to be waited for. */
+    static inline void rmq_put_hex_8_8(unsigned char *to, const unsigned char *first, const unsigned char *second) {
+    #if defined(__SSE2__)
+        rmq_put_hex_16(to, _mm_unpacklo_epi64(_mm_loadl_epi64((const __m128i *)first), _mm_loadl_epi64((const __m128i *)second)));
+    #else
+        rmq_put_hex(to, first, 8);
+        rmq_put_hex(to + 16, second, 8);
+    #endif
     }
 
     /* The same, and whether all of it is ASCII. */
@@ -5799,8 +5846,10 @@ cdef extern from *:
     bint copy_ascii "rmq_copy_ascii"(unsigned char* to, const unsigned char* source, int64_t n, int64_t room) noexcept nogil
     bint names_may_repeat "rmq_names_may_repeat"(const unsigned char* text, const PropertySpan* spans,
                                                  int32_t num) noexcept nogil
+    bint same_bytes_at "rmq_same"(const unsigned char* p, const unsigned char* q, int64_t n) noexcept nogil
     bint is_ascii "rmq_is_ascii"(const unsigned char* p, int64_t n) noexcept nogil
     void put_hex "rmq_put_hex"(unsigned char* to, const unsigned char* source, int n) noexcept nogil
+    void put_hex_8_8 "rmq_put_hex_8_8"(unsigned char* to, const unsigned char* first, const unsigned char* second) noexcept nogil
 
 COLUMN_NAMES = (
     "topic", "queue_id", "queue_offset", "phy_offset", "size", "msg_id", "keys", "tags", "body", "properties",
@@ -5836,6 +5885,7 @@ cdef enum:
     BUFFER_NUM
 
 assert len(COLUMN_NAMES) == COL_NUM
+cdef dict COLUMN_NUMBERS = {name: number for number, name in enumerate(COLUMN_NAMES)}
 
 cdef enum:
     HAS_OFFSETS = (1 << COL_TOPIC | 1 << COL_MSG_ID | 1 << COL_KEYS | 1 << COL_TAGS | 1 << COL_BODY | 1 << COL_PROPERTIES
@@ -6265,18 +6315,14 @@ cdef void write_message_ids(ColumnSink* s) noexcept nogil:
     cdef unsigned char* data = s.data[COL_MSG_ID]
     cdef int64_t i, used = s.data_used[COL_MSG_ID]
     cdef StagedRow* row
-    cdef unsigned char[32] id_bytes
     for i in range(s.row_num):
         row = s.rows + i
         if row.r.store_host_len == 8:
-            memcpy(id_bytes, row.p + row.r.store_host_pos, 8)
-            memcpy(id_bytes + 8, row.p + RECORD_PHY_OFFSET, 8)
-            put_hex(data + used, id_bytes, 16)
+            put_hex_8_8(data + used, row.p + row.r.store_host_pos, row.p + RECORD_PHY_OFFSET)
             used += 32
         else:
-            memcpy(id_bytes, row.p + row.r.store_host_pos, 20)
-            memcpy(id_bytes + 20, row.p + RECORD_PHY_OFFSET, 8)
-            put_hex(data + used, id_bytes, 28)
+            put_hex(data + used, row.p + row.r.store_host_pos, 20)
+            put_hex(data + used + 40, row.p + RECORD_PHY_OFFSET, 8)
             used += 56
         ends[i] = <int32_t>used
     s.data_used[COL_MSG_ID] = used
@@ -6507,6 +6553,128 @@ cdef bint has_text(ColumnSink* s, TopicTable table, const unsigned char* p, int3
     return table.look_up(h, decoded, <int32_t>put_java_utf8(decoded, p, n)) >= 0
 
 
+cdef inline bint same_text(unsigned char* scratch, const unsigned char* p, int64_t n, const unsigned char* wanted,
+                           int64_t size, bint ascii=False) noexcept nogil:
+    # Whether Java reads `wanted`, which is valid UTF-8, at p.  `ascii` says that nothing else is there, if that is known.
+    if n == size and same_bytes_at(p, wanted, n):
+        return True
+    return not ascii and not is_ascii(p, n) and put_java_utf8(scratch, p, n) == size and memcmp(scratch, wanted, size) == 0
+
+
+cdef inline bint spans_have_key(const unsigned char* text, int64_t room, PropertySpan* spans, KnownSpans* known,
+                                bint ascii, unsigned char* scratch, const unsigned char* key, int64_t size,
+                                int kinds) noexcept nogil:
+    # kinds: 1 = unique key, 2 = pieces of KEYS, 4 = tag.  `room` bytes may be read from the text's begin on.
+    cdef int64_t start, end
+    cdef PropertySpan* span
+    if kinds & 1 and known.unique_key >= 0:
+        span = spans + known.unique_key
+        if same_text(scratch, text + span.split + 1, span.end - span.split - 1, key, size, ascii):
+            return True
+    if kinds & 4 and known.tags >= 0:
+        span = spans + known.tags
+        if same_text(scratch, text + span.split + 1, span.end - span.split - 1, key, size, ascii):
+            return True
+    if kinds & 2 and known.keys >= 0:
+        span = spans + known.keys
+        start = span.split + 1
+        while start < span.end:
+            end = start + before(text + start, 32, span.end - start, room - start)
+            if end > start and same_text(scratch, text + start, end - start, key, size, ascii):
+                return True
+            start = end + 1
+    return False
+
+
+cdef struct KeyView:
+    # One key and its topic, for as long as nobody gives up the `KeyTexts`.
+    const unsigned char* key
+    const unsigned char* topic
+    int64_t key_size
+    int64_t topic_size
+
+
+cdef struct WantedKey:
+    # What the record at a place must have, and how many of a run of places with this key became rows.
+    KeyView view
+    int64_t number, row_num, max_num
+    int kinds
+    bint there
+
+
+@cython.final
+cdef class KeyTexts:
+    """Many keys and their topics, as the offsets and bytes of text columns.
+
+    Parameters
+    ----------
+    key_offsets : array of int32, shape (n + 1,)
+        Key i is ``key_data[key_offsets[i]:key_offsets[i + 1]]``, valid UTF-8.
+    key_data : array of uint8
+    topic_offsets : array of int32, shape (n + 1,) or (2,)
+        Likewise; two offsets are one topic for all keys.
+    topic_data : array of uint8
+    """
+
+    cdef const int32_t[::1] key_offsets, topic_offsets
+    cdef const uint8_t[::1] key_data, topic_data
+    cdef readonly int64_t num
+
+    def __cinit__(self, const int32_t[::1] key_offsets not None, const uint8_t[::1] key_data not None,
+                  const int32_t[::1] topic_offsets not None, const uint8_t[::1] topic_data not None):
+        self.num = key_offsets.shape[0] - 1
+        if self.num < 0 or topic_offsets.shape[0] not in (2, self.num + 1):
+            raise ValueError(f"{key_offsets.shape[0]} offsets of keys, {topic_offsets.shape[0]} of topics")
+        self.key_offsets, self.key_data = key_offsets, key_data
+        self.topic_offsets, self.topic_data = topic_offsets, topic_data
+
+    cdef inline bint look(self, int64_t i, KeyView* view) noexcept nogil:
+        # False for a key that is not there, or whose offsets lead outside the data.
+        cdef int64_t start, end
+        if not 0 <= i < self.num:
+            return False
+        start, end = self.key_offsets[i], self.key_offsets[i + 1]
+        if not 0 <= start <= end <= self.key_data.shape[0]:
+            return False
+        view.key, view.key_size = (&self.key_data[start] if end > start else NULL), end - start
+        i = 0 if self.topic_offsets.shape[0] == 2 else i
+        start, end = self.topic_offsets[i], self.topic_offsets[i + 1]
+        if not 0 <= start <= end <= self.topic_data.shape[0]:
+            return False
+        view.topic, view.topic_size = (&self.topic_data[start] if end > start else NULL), end - start
+        return True
+
+    def hashes(self, bint by_tag=False):
+        """numpy.ndarray of int32: the index hash of each ``topic#key``, or with `by_tag` of ``topic#T#key``.
+
+        Raises
+        ------
+        ValueError
+            Offsets lead outside the data.
+        """
+        cdef int64_t i
+        cdef uint32_t h = 0, topic_hash = 0
+        cdef KeyView view
+        array = np.empty(self.num, np.int32)
+        cdef int32_t[::1] out = array
+        cdef bint one_topic = self.topic_offsets.shape[0] == 2
+        cdef int64_t bad = -1
+        with nogil:
+            for i in range(self.num):
+                if not self.look(i, &view):
+                    bad = i
+                    break
+                if i == 0 or not one_topic:
+                    topic_hash = hash_utf8(0, view.topic, view.topic_size) * 31u + 35u
+                    if by_tag:
+                        topic_hash = (topic_hash * 31u + 84u) * 31u + 35u
+                h = hash_utf8(topic_hash, view.key, view.key_size)
+                out[i] = index_hash(h)
+        if bad >= 0:
+            raise ValueError(f"the offsets of key {bad} lead outside the data")
+        return array
+
+
 @cython.no_gc_clear
 cdef class ArrowColumns:
     """Messages as columns in the layout of Apache Arrow, filled from the log and handed over without a copy.
@@ -6536,7 +6704,9 @@ cdef class ArrowColumns:
 
     cdef readonly int64_t count, capacity, byte_limit
     cdef readonly tuple columns
+    cdef tuple numbers
     cdef int64_t mask, bytes, busy
+    cdef bint ready
     cdef int check_crc
     cdef object decompress, host_text
     cdef list main, valid, data, child
@@ -6562,9 +6732,11 @@ cdef class ArrowColumns:
         cdef int i
         self.columns = tuple(columns)
         for name in self.columns:
-            if name not in COLUMN_NAMES:
+            if name not in COLUMN_NUMBERS:
                 raise ValueError(f"there is no column {name!r}; there are {', '.join(COLUMN_NAMES)}")
-            self.mask |= <int64_t>1 << COLUMN_NAMES.index(name)
+        self.numbers = tuple([COLUMN_NUMBERS[name] for name in self.columns])
+        for i in self.numbers:
+            self.mask |= <int64_t>1 << i
         if self.mask & 1 << COL_PROPERTIES:
             self.mask |= 1 << COL_VALUES
         self.capacity, self.byte_limit, self.check_crc = capacity, byte_limit, check_crc
@@ -6579,9 +6751,10 @@ cdef class ArrowColumns:
         self.any_queue = True
         self.begin_timestamp, self.end_timestamp = -INT64_MAX - 1, INT64_MAX
         for i in range(BUFFER_NUM):
-            self.data_size[i] = 16 * capacity
-            self.child_size[i] = 2 * capacity
-        self.renew()
+            # Enough for a few rows; what the others take shows by then.
+            self.data_size[i] = min(16 * capacity, 16384) + 1024
+            self.child_size[i] = 2 * capacity + 64
+        self.count, self.ready = 0, False
 
     def choose(self, topics=None, queue_ids=None, tags=None, int64_t begin_timestamp=-INT64_MAX - 1,
                int64_t end_timestamp=INT64_MAX):
@@ -6608,7 +6781,7 @@ cdef class ArrowColumns:
         # New arrays for the next batch, sized by the one before.
         cdef int i
         cdef int64_t rows = self.capacity
-        self.count = self.bytes = 0
+        self.count, self.bytes, self.ready = 0, 0, True
         self.main, self.valid = [None] * BUFFER_NUM, [None] * BUFFER_NUM
         self.data, self.child = [None] * BUFFER_NUM, [None] * BUFFER_NUM
         for i in range(BUFFER_NUM):
@@ -6631,34 +6804,50 @@ cdef class ArrowColumns:
                 self.child[i] = np.empty(self.child_size[i] + 1, np.int32)
                 self.child[i][0] = 0
 
-    cdef void grow(self, int column, int64_t need, int64_t rows):
-        # Room for so many bytes, or so many entries, more, with which there are `rows`: as much as a whole batch of rows like
-        # these takes, as every growth copies.
-        cdef int64_t size = self.data_used[column] + need, whole
+    cdef void grow(self, ColumnSink* s):
+        # Room for what the staged rows want, and as much more as a whole batch takes if its rows are like those before, or a
+        # little more than that, as every growth copies.
+        cdef int column = s.wanting
+        cdef int64_t used = self.data_used[column], size = used + s.wanted, whole = 0
         if size > self.data[column].shape[0]:
-            whole = min(size // rows * self.capacity, self.byte_limit + size)
+            if s.count >= STAGED_ROWS:
+                whole = used * self.capacity // s.count
+                whole = min(whole + whole // 16, self.byte_limit) + s.wanted
             fresh = np.empty(min(max(2 * size, whole, 4096), 0x7FFFFFFF), np.uint8)
-            fresh[:self.data_used[column]] = self.data[column][:self.data_used[column]]
+            fresh[:used] = self.data[column][:used]
             self.data[column] = fresh
-        if HAS_CHILD >> column & 1 and self.child_used[column] + need + 1 > self.child[column].shape[0]:
-            fresh = np.empty(2 * (self.child_used[column] + need + 1), np.int32)
-            fresh[:self.child_used[column] + 1] = self.child[column][:self.child_used[column] + 1]
+        used = self.child_used[column] + 1
+        size = used + s.wanted
+        if HAS_CHILD >> column & 1 and size > self.child[column].shape[0]:
+            if s.count >= STAGED_ROWS:
+                whole = used * self.capacity // s.count
+                whole = min(whole + whole // 16, self.byte_limit) + s.wanted
+            fresh = np.empty(max(2 * size, whole), np.int32)
+            fresh[:used] = self.child[column][:used]
             self.child[column] = fresh
+        self.aim_column(s, column)
+
+    cdef int aim_column(self, ColumnSink* s, int i) except -1:
+        # Where the text of a column goes, and how much of it.
+        s.data[i] = address_of(self.data[i])
+        s.child[i] = <int32_t*>address_of(self.child[i])
+        s.data_room[i] = 0 if self.data[i] is None else len(self.data[i])
+        s.child_room[i] = 0 if self.child[i] is None else len(self.child[i])
+        return 0
 
     cdef int aim(self, ColumnSink* s) except -1:
-        # Takes the addresses of the arrays; they hold until the next `grow` or `renew`.
+        # Takes the addresses of the arrays; they hold until the next `renew`, and those of a column until it grows.
         cdef int i
+        if not self.ready:
+            self.renew()
         s.mask, s.count, s.capacity, s.bytes, s.byte_limit = self.mask, self.count, self.capacity, self.bytes, self.byte_limit
         s.check_crc = self.check_crc
         for i in range(BUFFER_NUM):
-            s.main[i] = address_of(self.main[i])
-            s.valid[i] = address_of(self.valid[i])
-            s.data[i] = address_of(self.data[i])
-            s.child[i] = <int32_t*>address_of(self.child[i])
-            s.data_room[i] = 0 if self.data[i] is None else self.data[i].shape[0]
-            s.child_room[i] = 0 if self.child[i] is None else self.child[i].shape[0]
             s.data_used[i], s.child_used[i] = self.data_used[i], self.child_used[i]
             s.null_num[i] = self.null_num[i]
+            s.main[i] = address_of(self.main[i])
+            s.valid[i] = address_of(self.valid[i])
+            self.aim_column(s, i)
         s.hosts = address_of(self.hosts)
         s.spans = <PropertySpan*>address_of(self.spans)
         s.layouts = <PropertyLayout*>address_of(self.layouts)
@@ -6688,8 +6877,9 @@ cdef class ArrowColumns:
                 n = middle
         return False
 
-    cdef int take_row(self, ColumnSink* s, StagedRow* row, const int32_t* ids, int64_t id_num) noexcept nogil:
-        # Stages a parsed record, if it is one of those that are asked for.
+    cdef inline int take_row(self, ColumnSink* s, StagedRow* row, const int32_t* ids, int64_t id_num,
+                             WantedKey* wanted) noexcept nogil:
+        # Stages a parsed record, if it is one of those that are asked for; `wanted` is NULL where no key is.
         cdef RecordView* r = &row.r
         cdef const unsigned char* p = row.p
         cdef const unsigned char* text = p + r.properties_pos
@@ -6704,9 +6894,16 @@ cdef class ArrowColumns:
                 s.topic_wanted = has_text(s, self.topics, p + r.topic_pos, r.topic_len)
             if not s.topic_wanted:
                 return PASSED_OVER
+        if wanted != NULL and not same_text(<unsigned char*>s.name_slots, p + r.topic_pos, r.topic_len, wanted.view.topic,
+                                            wanted.view.topic_size):
+            return PASSED_OVER
         row.span_num, row.layout = 0, NULL
-        if s.mask & NEEDS_PROPERTIES or self.tags is not None:
+        if s.mask & NEEDS_PROPERTIES or wanted != NULL or self.tags is not None:
             split_row(s, row, text)
+        if wanted != NULL and not spans_have_key(text, row.room - r.properties_pos, row.spans, &row.known,
+                                                 row.ascii, <unsigned char*>s.name_slots, wanted.view.key, wanted.view.key_size,
+                                                 wanted.kinds):
+            return PASSED_OVER
         if self.tags is not None:
             span = row.spans + row.known.tags
             if row.known.tags < 0 or not has_text(s, self.tags, text + span.split + 1, span.end - span.split - 1):
@@ -6737,7 +6934,7 @@ cdef class ArrowColumns:
                     verdict = BAD_PHY_OFFSET
                 if verdict == RECORD:
                     prefetch_stream(row.p, row.r.total_size, row.room)
-                    verdict = self.take_row(s, row, ids, id_num)
+                    verdict = self.take_row(s, row, ids, id_num, NULL)
                 if verdict == RECORD or verdict == PASSED_OVER:
                     pos[0] = at + row.r.total_size
                     continue
@@ -6760,8 +6957,7 @@ cdef class ArrowColumns:
         cdef const unsigned char* host
         cdef int32_t n
         if verdict == NEED_ROOM:
-            self.grow(s.wanting, s.wanted, s.count + s.row_num)
-            self.aim(s)
+            self.grow(s)
             return True
         if verdict != NEED_HOST:
             return False
@@ -6826,8 +7022,9 @@ cdef class ArrowColumns:
 
     cdef int fill_places(self, ColumnSink* s, unsigned char** bases, const int64_t* room, int64_t region_num,
                          const int64_t[::1] base_offsets, const int32_t[::1] numbers, const int64_t[::1] phy_offsets,
-                         const int32_t[::1] sizes, uint8_t[::1] taken, int64_t* at, const int32_t* ids,
-                         int64_t id_num) noexcept nogil:
+                         const int32_t* sizes, uint8_t[::1] taken, int64_t* at, const int32_t* ids, int64_t id_num,
+                         WantedKey* wanted, const int32_t* key_numbers, KeyTexts texts) noexcept nogil:
+        # `sizes` and `wanted` may be NULL: no sizes, no keys are asked for.
         cdef StagedRow* row
         cdef int64_t n = phy_offsets.shape[0], pos
         cdef int32_t number
@@ -6846,17 +7043,26 @@ cdef class ArrowColumns:
                 prefetch_places(bases, room, region_num, base_offsets, numbers, phy_offsets, at[0])
                 number = numbers[at[0]]
                 taken[at[0]] = 0
+                if wanted != NULL:
+                    if key_numbers[at[0]] != wanted.number:
+                        wanted.number, wanted.row_num = key_numbers[at[0]], 0
+                        wanted.there = texts.look(wanted.number, &wanted.view)
+                    if not wanted.there or wanted.row_num >= wanted.max_num:
+                        number = -1
                 verdict = PASSED_OVER
                 if 0 <= number < region_num:
                     pos = phy_offsets[at[0]] - base_offsets[number]
                     if 0 <= pos < room[number]:
                         row.p, row.room = bases[number] + pos, room[number] - pos
                         if (judge_record(row.p, row.room, phy_offsets[at[0]], 0, &row.r) == RECORD
-                                and (sizes.shape[0] == 0 or sizes[at[0]] == row.r.total_size)):
+                                and (sizes == NULL or sizes[at[0]] == row.r.total_size)):
                             s.number, s.pos = number, pos
-                            verdict = self.take_row(s, row, ids, id_num)
+                            verdict = self.take_row(s, row, ids, id_num, wanted)
                 if verdict == RECORD or verdict == PASSED_OVER:
-                    taken[at[0]] = verdict == RECORD
+                    if verdict == RECORD:
+                        taken[at[0]] = 1
+                        if wanted != NULL:
+                            wanted.row_num += 1
                     at[0] += 1
                     continue
             if write_rows(s) != RECORD:
@@ -6890,6 +7096,50 @@ cdef class ArrowColumns:
         int
             The first place that was not looked at, because the columns are full; the number of places at the end.
         """
+        if sizes.shape[0] not in (0, phy_offsets.shape[0]):
+            raise ValueError(f"{phy_offsets.shape[0]} places, {sizes.shape[0]} sizes")
+        return self.fill_from(regions, base_offsets, numbers, phy_offsets, &sizes[0] if sizes.shape[0] else NULL, taken, first,
+                              NULL, NULL, None)
+
+    def fill_matching(self, list regions not None, const int64_t[::1] base_offsets not None,
+                      const int32_t[::1] numbers not None, const int64_t[::1] phy_offsets not None,
+                      uint8_t[::1] taken not None, const int32_t[::1] key_numbers not None, KeyTexts texts not None,
+                      int kinds, int64_t max_num, int64_t first=0, int64_t row_num=0):
+        """Append rows as `fill_at` does, for those records only that have the topic and the key that was asked for.
+
+        Parameters
+        ----------
+        regions, base_offsets, numbers, phy_offsets, taken, first
+            As of `fill_at`.
+        key_numbers : array of int32
+            For each place the number of its key in `texts`.
+        texts : KeyTexts
+        kinds : int
+            Where to look for the key: 1 = the unique key, 2 = the pieces of KEYS, 4 = the tag; or a sum.
+        max_num : int
+            At most so many rows for a run of places with the same key; the others are passed over without a look.
+        row_num : int
+            How many rows the run that `first` is in the middle of has had.
+
+        Returns
+        -------
+        int
+            As of `fill_at`.
+        """
+        cdef WantedKey wanted
+        if key_numbers.shape[0] != phy_offsets.shape[0]:
+            raise ValueError(f"{phy_offsets.shape[0]} places, {key_numbers.shape[0]} key numbers")
+        wanted.kinds, wanted.max_num, wanted.row_num = kinds, max_num, row_num
+        wanted.number, wanted.there = 0, False
+        if 0 <= first < key_numbers.shape[0]:
+            wanted.number = key_numbers[first]
+            wanted.there = texts.look(wanted.number, &wanted.view)
+        return self.fill_from(regions, base_offsets, numbers, phy_offsets, NULL, taken, first, &wanted,
+                              &key_numbers[0] if key_numbers.shape[0] else NULL, texts)
+
+    cdef int64_t fill_from(self, list regions, const int64_t[::1] base_offsets, const int32_t[::1] numbers,
+                           const int64_t[::1] phy_offsets, const int32_t* sizes, uint8_t[::1] taken, int64_t first,
+                           WantedKey* wanted, const int32_t* key_numbers, KeyTexts texts) except -1:
         cdef unsigned char* bases[MAX_REGIONS]
         cdef int64_t[MAX_REGIONS] room
         cdef int64_t n = phy_offsets.shape[0], region_num = len(regions), pinned = 0, at = first, i
@@ -6902,8 +7152,8 @@ cdef class ArrowColumns:
         cdef int verdict
         if region_num > MAX_REGIONS or base_offsets.shape[0] != region_num:
             raise ValueError(f"{region_num} regions with {base_offsets.shape[0]} offsets; at most {MAX_REGIONS} at once")
-        if numbers.shape[0] != n or taken.shape[0] != n or sizes.shape[0] not in (0, n) or not 0 <= first <= n:
-            raise ValueError(f"{n} places, {numbers.shape[0]} numbers, {sizes.shape[0]} sizes, {taken.shape[0]} marks")
+        if numbers.shape[0] != n or taken.shape[0] != n or not 0 <= first <= n:
+            raise ValueError(f"{n} places from {first} on, {numbers.shape[0]} numbers, {taken.shape[0]} marks")
         self.enter()
         try:
             for each in regions:
@@ -6916,7 +7166,7 @@ cdef class ArrowColumns:
             while True:
                 with nogil:
                     verdict = self.fill_places(&s, bases, room, region_num, base_offsets, numbers, phy_offsets, sizes, taken,
-                                               &at, ids, id_num)
+                                               &at, ids, id_num, wanted, key_numbers, texts)
                 self.keep(&s)
                 if verdict == LIMIT or verdict == COLUMNS_FULL:
                     return at
@@ -6956,9 +7206,10 @@ cdef class ArrowColumns:
         cdef int64_t n
         self.enter()
         try:
+            if not self.ready:
+                self.renew()
             n = self.count
-            for name in self.columns:
-                i = COLUMN_NAMES.index(name)
+            for name, i in zip(self.columns, self.numbers):
                 main = self.main[i]
                 if i == COL_CORRUPT:
                     main = main[:(n + 7) // 8]
@@ -6979,7 +7230,9 @@ cdef class ArrowColumns:
                     self.data_size[i] = self.data_used[i] + self.data_used[i] // 8 + 4096
                 if self.child_used[i]:
                     self.child_size[i] = self.child_used[i] + self.child_used[i] // 8 + 64
-            self.renew()
+            # Nothing is held on to that was handed over; most columns are not filled again.
+            self.main = self.valid = self.data = self.child = None
+            self.count, self.ready = 0, False
             return n, parts
         finally:
             self.leave()
@@ -7005,202 +7258,6 @@ cdef unsigned char* address_of(object array) except? NULL:
     p = <unsigned char*>view.buf
     PyBuffer_Release(&view)
     return p
-
-
-cdef bint same_text(unsigned char* scratch, const unsigned char* p, int64_t n, const unsigned char* wanted,
-                    int64_t size) noexcept nogil:
-    # Whether Java reads `wanted`, which is valid UTF-8, at p.
-    if n == size and memcmp(p, wanted, n) == 0:
-        return True
-    return not is_ascii(p, n) and put_java_utf8(scratch, p, n) == size and memcmp(scratch, wanted, size) == 0
-
-
-cdef bint spans_have_key(const unsigned char* text, int64_t room, PropertySpan* spans, KnownSpans* known,
-                         unsigned char* scratch, const unsigned char* key, int64_t size, int kinds) noexcept nogil:
-    # kinds: 1 = unique key, 2 = pieces of KEYS, 4 = tag.  `room` bytes may be read from the text's begin on.
-    cdef int64_t start, end
-    cdef PropertySpan* span
-    if kinds & 1 and known.unique_key >= 0:
-        span = spans + known.unique_key
-        if same_text(scratch, text + span.split + 1, span.end - span.split - 1, key, size):
-            return True
-    if kinds & 4 and known.tags >= 0:
-        span = spans + known.tags
-        if same_text(scratch, text + span.split + 1, span.end - span.split - 1, key, size):
-            return True
-    if kinds & 2 and known.keys >= 0:
-        span = spans + known.keys
-        start = span.split + 1
-        while start < span.end:
-            end = start + before(text + start, 32, span.end - start, room - start)
-            if end > start and same_text(scratch, text + start, end - start, key, size):
-                return True
-            start = end + 1
-    return False
-
-
-cdef struct KeyView:
-    # One key and its topic, for as long as nobody gives up the `KeyTexts`.
-    const unsigned char* key
-    const unsigned char* topic
-    int64_t key_size
-    int64_t topic_size
-
-
-cdef class KeyTexts:
-    """Many keys and their topics, as the offsets and bytes of text columns.
-
-    Parameters
-    ----------
-    key_offsets : array of int32, shape (n + 1,)
-        Key i is ``key_data[key_offsets[i]:key_offsets[i + 1]]``, valid UTF-8.
-    key_data : array of uint8
-    topic_offsets : array of int32, shape (n + 1,) or (2,)
-        Likewise; two offsets are one topic for all keys.
-    topic_data : array of uint8
-    """
-
-    cdef const int32_t[::1] key_offsets, topic_offsets
-    cdef const uint8_t[::1] key_data, topic_data
-    cdef readonly int64_t num
-
-    def __cinit__(self, const int32_t[::1] key_offsets not None, const uint8_t[::1] key_data not None,
-                  const int32_t[::1] topic_offsets not None, const uint8_t[::1] topic_data not None):
-        self.num = key_offsets.shape[0] - 1
-        if self.num < 0 or topic_offsets.shape[0] not in (2, self.num + 1):
-            raise ValueError(f"{key_offsets.shape[0]} offsets of keys, {topic_offsets.shape[0]} of topics")
-        self.key_offsets, self.key_data = key_offsets, key_data
-        self.topic_offsets, self.topic_data = topic_offsets, topic_data
-
-    cdef bint look(self, int64_t i, KeyView* view) noexcept nogil:
-        # False for a key that is not there, or whose offsets lead outside the data.
-        cdef int64_t start, end
-        if not 0 <= i < self.num:
-            return False
-        start, end = self.key_offsets[i], self.key_offsets[i + 1]
-        if not 0 <= start <= end <= self.key_data.shape[0]:
-            return False
-        view.key, view.key_size = (&self.key_data[start] if end > start else NULL), end - start
-        i = 0 if self.topic_offsets.shape[0] == 2 else i
-        start, end = self.topic_offsets[i], self.topic_offsets[i + 1]
-        if not 0 <= start <= end <= self.topic_data.shape[0]:
-            return False
-        view.topic, view.topic_size = (&self.topic_data[start] if end > start else NULL), end - start
-        return True
-
-    def hashes(self, bint by_tag=False):
-        """numpy.ndarray of int32: the index hash of each ``topic#key``, or with `by_tag` of ``topic#T#key``.
-
-        Raises
-        ------
-        ValueError
-            Offsets lead outside the data.
-        """
-        cdef int64_t i
-        cdef uint32_t h = 0, topic_hash = 0
-        cdef KeyView view
-        array = np.empty(self.num, np.int32)
-        cdef int32_t[::1] out = array
-        cdef bint one_topic = self.topic_offsets.shape[0] == 2
-        cdef int64_t bad = -1
-        with nogil:
-            for i in range(self.num):
-                if not self.look(i, &view):
-                    bad = i
-                    break
-                if i == 0 or not one_topic:
-                    topic_hash = hash_utf8(0, view.topic, view.topic_size) * 31u + 35u
-                    if by_tag:
-                        topic_hash = (topic_hash * 31u + 84u) * 31u + 35u
-                h = hash_utf8(topic_hash, view.key, view.key_size)
-                out[i] = index_hash(h)
-        if bad >= 0:
-            raise ValueError(f"the offsets of key {bad} lead outside the data")
-        return array
-
-
-def match_records(list regions not None, const int64_t[::1] base_offsets not None, const int32_t[::1] numbers not None,
-                  const int64_t[::1] phy_offsets not None, const int32_t[::1] key_numbers not None,
-                  KeyTexts texts not None, int kinds, int64_t begin, int64_t end):
-    """Tell which of the records at these places have the topic and the key that was asked for; the GIL is released.
-
-    Parameters
-    ----------
-    regions, base_offsets, numbers, phy_offsets
-        As of `ArrowColumns.fill_at`.
-    key_numbers : array of int32
-        For each place the number of its key.
-    texts : KeyTexts
-    kinds : int
-        Where to look: 1 = the unique key, 2 = the pieces of KEYS, 4 = the tag; or a sum.
-    begin, end : int
-        Store times in ms since epoch, both inclusive.
-
-    Returns
-    -------
-    numpy.ndarray of bool
-    """
-    cdef unsigned char* bases[MAX_REGIONS]
-    cdef int64_t[MAX_REGIONS] room
-    cdef int64_t n = phy_offsets.shape[0], region_num = len(regions), pinned = 0, i, pos, text_room
-    cdef KeyView wanted
-    cdef const unsigned char* p
-    cdef const unsigned char* text
-    cdef int32_t number
-    cdef KnownSpans known
-    cdef int32_t span_num
-    cdef int ascii
-    cdef RecordView r
-    cdef Region region
-    if region_num > MAX_REGIONS or base_offsets.shape[0] != region_num:
-        raise ValueError(f"{region_num} regions with {base_offsets.shape[0]} offsets; at most {MAX_REGIONS} at once")
-    if numbers.shape[0] != n or key_numbers.shape[0] != n:
-        raise ValueError(f"{n} places, {numbers.shape[0]} numbers, {key_numbers.shape[0]} key numbers")
-    span_array, scratch_array = np.empty(MAX_SPANS * 3, np.int32), np.empty(NAME_SLOTS * 4, np.uint8)
-    layout_array = np.zeros(LAYOUTS * sizeof(PropertyLayout), np.uint8)
-    matches = np.zeros(n, np.uint8)
-    cdef PropertyLayout* layouts = <PropertyLayout*>address_of(layout_array)
-    cdef PropertyLayout* layout
-    cdef PropertySpan* spans = <PropertySpan*>address_of(span_array)
-    cdef unsigned char* scratch = address_of(scratch_array)
-    cdef uint8_t[::1] out = matches
-    try:
-        for each in regions:
-            region = <Region?>each
-            bases[pinned] = region.pin(0, region.size)
-            room[pinned] = region.size
-            pinned += 1
-        with nogil:
-            for i in range(n):
-                prefetch_places(bases, room, region_num, base_offsets, numbers, phy_offsets, i)
-                number = numbers[i]
-                if not 0 <= number < region_num or not texts.look(key_numbers[i], &wanted):
-                    continue
-                pos = phy_offsets[i] - base_offsets[number]
-                if not 0 <= pos < room[number]:
-                    continue
-                p = bases[number] + pos
-                if judge_record(p, room[number] - pos, phy_offsets[i], 0, &r) != RECORD:
-                    continue
-                if not begin <= r.store_timestamp <= end:
-                    continue
-                if not same_text(scratch, p + r.topic_pos, r.topic_len, wanted.topic, wanted.topic_size):
-                    continue
-                text, text_room = p + r.properties_pos, room[number] - pos - r.properties_pos
-                layout = layouts + (r.properties_len & (LAYOUTS - 1))
-                if not fits(layout, text, r.properties_len, text_room):
-                    span_num = split_properties(text, r.properties_len, text_room, spans, &known, &ascii)
-                    if ascii:
-                        learn(layout, text, r.properties_len, spans, span_num, &known)
-                    out[i] = spans_have_key(text, text_room, spans, &known, scratch, wanted.key, wanted.key_size, kinds)
-                else:
-                    out[i] = spans_have_key(text, text_room, layout.spans, &layout.known, scratch, wanted.key,
-                                            wanted.key_size, kinds)
-        return matches.view(np.bool_)
-    finally:
-        for i in range(pinned):
-            region = regions[i]
-            region.unpin()
 
 
 def chain_entries(IndexRegion index not None, const int32_t[::1] hashes not None):
@@ -7247,7 +7304,7 @@ def chain_entries(IndexRegion index not None, const int32_t[::1] hashes not None
                             at = index_head(base, index.magic, index.slot_num, index.index_num, hashes[following])
                         if at > 0:
                             walk_at[active], walk_key[active] = at, <int32_t>following
-                            prefetch(entries + ENTRY_SIZE * at)
+                            ask_for_entry(entries + ENTRY_SIZE * at)
                             active += 1
                         following += 1
                     i = 0
@@ -7263,8 +7320,123 @@ def chain_entries(IndexRegion index not None, const int32_t[::1] hashes not None
                             walk_at[i], walk_key[i] = walk_at[active], walk_key[active]
                         else:
                             walk_at[i] = prev
-                            prefetch(entries + ENTRY_SIZE * prev)
+                            ask_for_entry(entries + ENTRY_SIZE * prev)
                             i += 1
         return number_array[:used], offset_array[:used]
     finally:
         region.unpin()
+
+
+def entries_by_key(list parts not None, int64_t num):
+    """Put the entries of several index files in the order of their keys; the GIL is released.
+
+    Parameters
+    ----------
+    parts : list of (array of int32, array of int64)
+        What `chain_entries` gives for the same hashes, the newest file first.
+    num : int
+        How many hashes there are.
+
+    Returns
+    -------
+    (numpy.ndarray of int32, numpy.ndarray of int64, bool)
+        Number of the hash and phy offset of each entry; of one hash in the order in which they came, where one that leads to
+        the same record as the entry before it is left out.  The last says whether the offsets of every hash fall.
+
+    Raises
+    ------
+    ValueError
+        A number of no hash, or arrays of different lengths.
+    """
+    cdef const int32_t[::1] numbers
+    cdef const int64_t[::1] offsets
+    cdef int64_t i, n, total = 0, at, start = 0, kept = 0
+    cdef int32_t number
+    cdef bint wrong = num < 0, falling = True
+    cdef tuple fixed = tuple(parts)
+    next_array = np.zeros(max(num, 0), np.int64)
+    cdef int64_t[::1] following = next_array
+    for numbers, offsets in fixed:
+        n = numbers.shape[0]
+        if offsets.shape[0] != n:
+            raise ValueError(f"{n} numbers with {offsets.shape[0]} offsets")
+        total += n
+        with nogil:
+            for i in range(n):
+                if not 0 <= numbers[i] < num:
+                    wrong = True
+                    break
+                following[numbers[i]] += 1
+        if wrong:
+            raise ValueError(f"an entry of none of the {num} hashes")
+    number_array, offset_array = np.empty(total, np.int32), np.empty(total, np.int64)
+    cdef int32_t[::1] out_numbers = number_array
+    cdef int64_t[::1] out_offsets = offset_array
+    with nogil:
+        for i in range(num):
+            n = following[i]
+            following[i] = start
+            start += n
+    for numbers, offsets in fixed:
+        n = numbers.shape[0]
+        with nogil:
+            for i in range(n):
+                number = numbers[i]
+                # Looked at again: somebody else may have written to the parts since they were counted.
+                if not 0 <= number < num or following[number] >= total:
+                    wrong = True
+                    break
+                at = following[number]
+                following[number] = at + 1
+                out_numbers[at], out_offsets[at] = number, offsets[i]
+    if wrong:
+        raise ValueError(f"an entry of none of the {num} hashes")
+    with nogil:
+        for i in range(total):
+            if kept > 0 and out_numbers[i] == out_numbers[kept - 1]:
+                if out_offsets[i] == out_offsets[kept - 1]:
+                    continue
+                if out_offsets[i] > out_offsets[kept - 1]:
+                    falling = False
+            out_numbers[kept], out_offsets[kept] = out_numbers[i], out_offsets[i]
+            kept += 1
+    return number_array[:kept], offset_array[:kept], falling
+
+
+def text_arrays(tuple texts not None):
+    """Lay texts out as a text column: the offsets, and the bytes one behind the other.
+
+    Returns
+    -------
+    (numpy.ndarray of int32, numpy.ndarray of uint8) or None
+        None where one is not `str` or not ASCII, or where all are longer than the offsets reach.
+    """
+    cdef Py_ssize_t n = len(texts), i, length
+    cdef int64_t size = 0
+    cdef PyObject* text
+    cdef const unsigned char* p
+    offset_array = np.empty(n + 1, np.int32)
+    cdef int32_t[::1] offsets = offset_array
+    offsets[0] = 0
+    for i in range(n):
+        if i + 16 < n:
+            prefetch(<char*>PyTuple_GET_ITEM(texts, i + 16))
+        text = PyTuple_GET_ITEM(texts, i)
+        if not PyUnicode_CheckExact(text) or not PyUnicode_IS_COMPACT_ASCII(text):
+            return None
+        size += PyUnicode_GET_LENGTH(text)
+        if size > 0x7FFFFFFF:
+            return None
+        offsets[i + 1] = <int32_t>size
+    data_array = np.empty(size, np.uint8)
+    cdef unsigned char* to = address_of(data_array)
+    for i in range(n):
+        text = PyTuple_GET_ITEM(texts, i)
+        p, length = <const unsigned char*>PyUnicode_DATA(text), PyUnicode_GET_LENGTH(text)
+        if 8 <= length <= 16:
+            memcpy(to, p, 8)
+            memcpy(to + length - 8, p + length - 8, 8)
+        else:
+            memcpy(to, p, length)
+        to += length
+    return offset_array, data_array

@@ -7,6 +7,7 @@ decodes a record (`_core.ArrowColumns` does that) and imports pyarrow only when 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from rmqstore._core import (
     KeyTexts,
     Verdict,
     check_record,
-    match_records,
+    text_arrays,
 )
 from rmqstore.commit_log import CommitLog
 from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue
@@ -42,10 +43,12 @@ DEFAULT_COLUMNS = tuple(name for name in COLUMN_NAMES if name not in ("unique_ke
 _BATCH_BYTES = 64 * 1024 * 1024
 # Units of a queue that are looked at together.
 _QUEUE_STEP = 8192
+# Rows of a batch of what keys find: most queries are one batch.
+_KEY_ROWS = 32768
 # As many segments as the core takes in one call.
 _REGIONS = 64
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
-# Where `match_records` looks.
+# Where `ArrowColumns.fill_matching` looks.
 _KINDS = {None: 3, "U": 1, "K": 2, "T": 4}
 
 
@@ -95,7 +98,7 @@ def chosen_columns(columns: Iterable[str] | None) -> tuple[str, ...]:
     ValueError
         A name that no column has, or one that comes twice.
     """
-    if columns is None:
+    if columns is None or columns is DEFAULT_COLUMNS:
         return DEFAULT_COLUMNS
     names = (columns,) if isinstance(columns, str) else tuple(columns)
     for i, name in enumerate(names):
@@ -116,9 +119,28 @@ def scan_schema(columns: Iterable[str] | None = None) -> pa.Schema:
     MissingDependencyError
         pyarrow is not installed.
     """
+    import_pyarrow()
+    return _schema(chosen_columns(columns))
+
+
+@functools.lru_cache(64)
+def _schema(names: tuple[str, ...]) -> pa.Schema:
     pa = import_pyarrow()
     types = _types(pa)
-    return pa.schema([pa.field(name, types[name]) for name in chosen_columns(columns)])
+    return pa.schema([pa.field(name, types[name]) for name in names])
+
+
+@functools.lru_cache(64)
+def _fields(names: tuple[str, ...]) -> tuple[tuple[str, Any], ...]:
+    # Name and type of each column, as plain values: pyarrow makes new objects whenever a schema is asked.
+    return tuple((field.name, field.type) for field in _schema(names))
+
+
+@functools.lru_cache(64)
+def _query_schema(names: tuple[str, ...]) -> pa.Schema:
+    pa = import_pyarrow()
+    first = [pa.field("key", pa.string()), pa.field("key_number", pa.int32())]
+    return pa.schema(first + list(_schema(names)))
 
 
 def _decompress(body: bytes, sys_flag: int) -> bytes | None:
@@ -146,50 +168,46 @@ class Columns:
 
     def __init__(self, columns: Iterable[str] | None, batch_size: int, crc_check: int, byte_limit: int | None = None):
         self.pa = import_pyarrow()
-        self.schema = scan_schema(columns)
+        names = chosen_columns(columns)
+        self.schema = _schema(names)
+        self._fields = _fields(names)
         self.out = ArrowColumns(
-            self.schema.names,
+            names,
             capacity=batch_size,
             byte_limit=_BATCH_BYTES if byte_limit is None else byte_limit,
             check_crc=crc_check,
             decompress=_decompress,
             host_text=host_from_bytes,
         )
-        self._entry = self.pa.struct(
-            [self.pa.field("key", self.pa.string(), nullable=False), self.pa.field("value", self.pa.string())]
-        )
 
     def take(self) -> pa.RecordBatch:
         """pyarrow.RecordBatch: the rows that were filled in since the last one."""
+        return self.pa.RecordBatch.from_arrays(self.take_arrays(), schema=self.schema)
+
+    def take_arrays(self) -> list[pa.Array]:
+        """list of pyarrow.Array: the columns of `take`."""
         pa = self.pa
         num, parts = self.out.take()
-        buffer = pa.py_buffer
+        buffer, array = pa.py_buffer, pa.Array.from_buffers
         arrays = []
-        for field in self.schema:
-            values, valid, null_num, data, child, more_data, more_child = parts[field.name]
+        for name, type in self._fields:
+            values, valid, null_num, data, child, more_data, more_child = parts[name]
             buffers = [None if valid is None else buffer(valid), buffer(values)]
-            type = field.type
-            if field.name == "keys":
-                texts = pa.Array.from_buffers(pa.string(), len(child) - 1, [None, buffer(child), buffer(data)], 0)
-                arrays.append(pa.Array.from_buffers(type, num, buffers, 0, children=[texts]))
-            elif field.name == "properties":
+            if name == "keys":
+                texts = array(pa.string(), len(child) - 1, [None, buffer(child), buffer(data)], 0)
+                arrays.append(array(type, num, buffers, 0, children=[texts]))
+            elif name == "properties":
                 length = len(child) - 1
-                entries = pa.Array.from_buffers(
-                    self._entry,
-                    length,
-                    [None],
-                    0,
-                    children=[
-                        pa.Array.from_buffers(pa.string(), length, [None, buffer(child), buffer(data)], 0),
-                        pa.Array.from_buffers(pa.string(), length, [None, buffer(more_child), buffer(more_data)], 0),
-                    ],
-                )
-                arrays.append(pa.Array.from_buffers(type, num, buffers, 0, children=[entries]))
+                names = array(pa.string(), length, [None, buffer(child), buffer(data)], 0)
+                texts = array(pa.string(), length, [None, buffer(more_child), buffer(more_data)], 0)
+                entry = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())])
+                entries = array(entry, length, [None], 0, children=[names, texts])
+                arrays.append(array(type, num, buffers, 0, children=[entries]))
             else:
                 if data is not None:
                     buffers.append(buffer(data))
-                arrays.append(pa.Array.from_buffers(type, num, buffers, null_num))
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+                arrays.append(array(type, num, buffers, null_num))
+        return arrays
 
 
 def record_batches(log: CommitLog, columns: Columns, begin: int | None, end: int | None) -> Iterator[pa.RecordBatch]:
@@ -212,37 +230,52 @@ def time_range(begin: float | None, end: float | None) -> tuple[int, int]:
     return (low, high) if low <= high else (1, 0)
 
 
+def _segments(log: CommitLog, offsets: list[int]) -> tuple[list[Any], np.ndarray, list[int]]:
+    # The segments that begin at these offsets, where they begin, and for each offset its number among them, -1 for none.
+    numbers = []
+    regions: list[Any] = []
+    bases = []
+    for offset in offsets:
+        mapped_file = log.queue.find(offset)
+        try:
+            region = None if mapped_file is None else mapped_file.region
+        except OffsetOutOfRangeError:
+            region = None  # It expired meanwhile.
+        numbers.append(-1 if region is None else len(regions))
+        if mapped_file is not None and region is not None:
+            regions.append(region)
+            bases.append(mapped_file.file_from_offset)
+    return regions, np.array(bases, np.int64), numbers
+
+
 def _located(log: CommitLog, phy_offsets: np.ndarray) -> Iterator[tuple[slice, list[Any], np.ndarray, np.ndarray]]:
     # The offsets in parts that lie in few segments each: which part, the segments, where these begin, and for each offset
     # the number of its segment, -1 where the log holds nothing.
-    if log.queue.read_only and len(phy_offsets) and phy_offsets.max() >= log.max_offset:
+    if not len(phy_offsets):
+        return
+    lowest, highest = int(phy_offsets.min()), int(phy_offsets.max())
+    if log.queue.read_only and highest >= log.max_offset:
         log.refresh()
-    low = log.min_offset
-    inside = (phy_offsets >= low) & (phy_offsets < log.max_offset)
+    low, high, size = log.min_offset, log.max_offset, log.segment_size
+    if low <= lowest and highest < high and lowest // size == highest // size:
+        regions, bases, (number,) = _segments(log, [lowest // size * size])
+        yield slice(0, len(phy_offsets)), regions, bases, np.full(len(phy_offsets), number, np.int32)
+        return
+    inside = (phy_offsets >= low) & (phy_offsets < high)
     # Counted from 1 on; 0 where the log holds nothing.
-    before_first = low // log.segment_size - 1
-    segments = np.where(inside, phy_offsets // log.segment_size - before_first, 0)
+    before_first = low // size - 1
+    segments = np.where(inside, phy_offsets // size - before_first, 0)
     held = np.bincount(segments) > 0
     step = len(segments) if np.count_nonzero(held) <= _REGIONS else _REGIONS
-    for first in range(0, len(segments), max(step, 1)):
+    for first in range(0, len(segments), step):
         part = slice(first, first + step)
         if step < len(segments):
             held = np.bincount(segments[part]) > 0
-        there = np.flatnonzero(held)
-        numbers = np.full(len(there), -1, np.int32)
-        regions: list[Any] = []
-        bases = []
-        for i, segment in enumerate(there.tolist()):
-            mapped_file = log.queue.find((before_first + segment) * log.segment_size) if segment else None
-            try:
-                region = None if mapped_file is None else mapped_file.region
-            except OffsetOutOfRangeError:
-                continue  # It expired meanwhile.
-            if mapped_file is not None:
-                numbers[i] = len(regions)
-                regions.append(region)
-                bases.append(mapped_file.file_from_offset)
-        yield part, regions, np.array(bases, np.int64), numbers[(np.cumsum(held) - 1)[segments[part]]]
+        there = np.flatnonzero(held[1:]) + 1
+        regions, bases, found = _segments(log, [(before_first + segment) * size for segment in there.tolist()])
+        numbers = np.full(len(held), -1, np.int32)
+        numbers[there] = found
+        yield part, regions, bases, numbers[segments[part]]
 
 
 def rows_at(
@@ -393,7 +426,12 @@ def _text_column(pa: Any, texts: Any, what: str) -> Any:
             texts = pa.array([], pa.string())
         array = pa.concat_arrays([texts]) if not texts.offset else pa.array(texts.to_pylist(), pa.string())
     else:
-        items = [texts] if isinstance(texts, str) else list(texts)
+        items = (texts,) if isinstance(texts, str) else tuple(texts)
+        laid_out = text_arrays(items)
+        if laid_out is not None:
+            # ASCII, as nearly all texts are; the others are looked at one by one.
+            buffers = [None, pa.py_buffer(laid_out[0]), pa.py_buffer(laid_out[1])]
+            return pa.Array.from_buffers(pa.string(), len(items), buffers, 0)
         if set(map(type, items)) - {str}:
             for item in items:
                 if not isinstance(item, str):
@@ -420,9 +458,8 @@ def text_buffers(array: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def query_schema(columns: Iterable[str] | None = None) -> pa.Schema:
     """pyarrow.Schema: of what `MessageStore.query_table` gives: `scan_schema` behind ``key`` and ``key_number``."""
-    pa = import_pyarrow()
-    first = [pa.field("key", pa.string()), pa.field("key_number", pa.int32())]
-    return pa.schema(first + list(scan_schema(columns)))
+    import_pyarrow()
+    return _query_schema(chosen_columns(columns))
 
 
 def key_table(
@@ -437,38 +474,86 @@ def key_table(
 ) -> pa.Table:
     """pyarrow.Table: the messages that keys find, see `MessageStore.query_table`."""
     pa = import_pyarrow()
-    schema = query_schema(columns)
+    columns = chosen_columns(columns)
+    schema = _query_schema(columns)
     key_column = _text_column(pa, keys, "key")
     topic_column = _text_column(pa, topics, "topic")
     if len(topic_column) != len(key_column) and not isinstance(topics, str):
         raise ValueError(f"{len(topic_column)} topics for {len(key_column)} keys; give one, or one for each key")
     texts = KeyTexts(*text_buffers(key_column), *text_buffers(topic_column))
-    numbers, phy_offsets = np.empty(0, np.int32), np.empty(0, np.int64)
+    numbers, phy_offsets, falling = np.empty(0, np.int32), np.empty(0, np.int64), True
     if index_service is not None and max_num > 0 and times[0] <= times[1]:
-        numbers, phy_offsets = index_service.entries(texts.hashes(index_type == "T"))
-    matches = np.zeros(len(numbers), np.bool_)
+        numbers, phy_offsets, falling = index_service.entries(texts.hashes(index_type == "T"))
+    sought = (texts, _KINDS[index_type])
+    if not falling:
+        # A record that was indexed twice, or entries that do not follow the log: those of each key that count, in order.
+        matches = _matching(log, ArrowColumns((), 1 << 30), phy_offsets, numbers, *sought, times, _INT64_MAX)[1]
+        numbers, phy_offsets = _newest(numbers[matches], phy_offsets[matches], max_num)
+    made = Columns(columns, min(max(len(numbers), 1), _KEY_ROWS), log.crc_check)
+    parts, taken = _matching(log, made.out, phy_offsets, numbers, *sought, times, max_num, made.take_arrays)
+    if not taken.all():
+        numbers = numbers[taken]
+    key_numbers = pa.array(numbers, pa.int32())
+    if len(numbers) != len(key_column) or (numbers != np.arange(len(numbers), dtype=np.int32)).any():
+        key_column = key_column.take(key_numbers)
+    if len(parts) == 1:
+        return pa.Table.from_arrays([key_column, key_numbers, *parts[0]], schema=schema)
+    chunked = [pa.chunked_array([part[i] for part in parts], field.type) for i, field in enumerate(made.schema)]
+    return pa.Table.from_arrays([key_column, key_numbers, *chunked], schema=schema)
+
+
+def _matching(
+    log: CommitLog,
+    out: ArrowColumns,
+    phy_offsets: np.ndarray,
+    numbers: np.ndarray,
+    texts: KeyTexts,
+    kinds: int,
+    times: tuple[int, int],
+    max_num: int,
+    take: Callable[[], list[Any]] | None = None,
+) -> tuple[list[list[Any]], np.ndarray]:
+    # The rows of those records that have the key of their number and a time in the range, at most `max_num` of one number,
+    # and which places they are of.  The places of a number lie one behind the other.  `take` takes the arrays of a batch;
+    # without it the rows are only found.
+    batches = []
+    taken = np.zeros(len(phy_offsets), np.uint8)
+    out.choose(begin_timestamp=times[0], end_timestamp=times[1])
     for part, regions, bases, places in _located(log, phy_offsets):
-        matches[part] = match_records(
-            regions, bases, places, phy_offsets[part], numbers[part], texts, _KINDS[index_type], *times
-        )
-    numbers, phy_offsets = numbers[matches], phy_offsets[matches]
-    falling = (numbers[1:] > numbers[:-1]) | (phy_offsets[1:] < phy_offsets[:-1])
-    if not falling.all():
-        # A record that was indexed twice, or entries that do not follow the log: each once, where it came first.
-        order = np.lexsort((np.arange(len(numbers)), phy_offsets, numbers))
-        again = (np.diff(numbers[order]) == 0) & (np.diff(phy_offsets[order]) == 0)
-        first = np.sort(np.delete(order, np.flatnonzero(again) + 1))
-        numbers, phy_offsets = numbers[first], phy_offsets[first]
-    # The first `max_num` entries of each key, newest record first; they lie one behind the other.
-    if max_num < len(numbers) and (numbers[max_num:] == numbers[:-max_num]).any():
-        starts = np.searchsorted(numbers, np.arange(len(key_column), dtype=np.int32))
-        rank = np.arange(len(numbers)) - starts[numbers]
-        numbers, phy_offsets = numbers[rank < max_num], phy_offsets[rank < max_num]
-    if not falling.all():
-        order = np.lexsort((-phy_offsets, numbers))
-        numbers, phy_offsets = numbers[order], phy_offsets[order]
-    made = Columns(columns, min(max(len(numbers), 1), _QUEUE_STEP), log.crc_check)
-    batches, rows = rows_at(log, made, phy_offsets)
-    table = pa.Table.from_batches(batches, schema=made.schema)
-    key_numbers = pa.array(numbers[rows], pa.int32())
-    return pa.table([key_column.take(key_numbers), key_numbers, *table.columns], schema=schema)
+        at, num = 0, len(places)
+        while at < num:
+            first = part.start + at
+            # How many rows the key has of which others were looked at before.
+            run = int(np.searchsorted(numbers, numbers[first])) if first else 0
+            at = out.fill_matching(
+                regions,
+                bases,
+                places,
+                phy_offsets[part],
+                taken[part],
+                numbers[part],
+                texts,
+                kinds,
+                max_num,
+                at,
+                int(np.count_nonzero(taken[run:first])),
+            )
+            if at < num and take is not None:
+                batches.append(take())
+    if out.count and take is not None:
+        batches.append(take())
+    return batches, taken.view(np.bool_)
+
+
+def _newest(numbers: np.ndarray, phy_offsets: np.ndarray, max_num: int) -> tuple[np.ndarray, np.ndarray]:
+    # The first `max_num` entries of each key, each record once, where it came first; then the newest record first.  The
+    # entries of a key lie one behind the other.
+    order = np.lexsort((np.arange(len(numbers)), phy_offsets, numbers))
+    again = (np.diff(numbers[order]) == 0) & (np.diff(phy_offsets[order]) == 0)
+    first = np.sort(np.delete(order, np.flatnonzero(again) + 1))
+    numbers, phy_offsets = numbers[first], phy_offsets[first]
+    rank = np.arange(len(numbers)) - np.searchsorted(numbers, numbers)
+    kept = rank < max_num
+    numbers, phy_offsets = numbers[kept], phy_offsets[kept]
+    order = np.lexsort((-phy_offsets, numbers))
+    return numbers[order], phy_offsets[order]

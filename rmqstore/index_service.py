@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rmqstore._core import chain_entries, index_key_hash
+from rmqstore._core import chain_entries, entries_by_key, index_key_hash
 from rmqstore.config import StoreConfig
 from rmqstore.errors import GeometryError, IndexFileError, OffsetOutOfRangeError, ReadOnlyError, StoreClosedError
 from rmqstore.index_file import IndexFile
@@ -486,7 +486,7 @@ class IndexService:
                 page, at = index.select_chain(key_hash, at)
                 yield from page
 
-    def entries(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def entries(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
         """Every entry with one of these index hashes, as `candidates` gives them for one.
 
         Parameters
@@ -495,15 +495,11 @@ class IndexService:
 
         Returns
         -------
-        (int32 array, int64 array)
-            Number of the hash and phy offset of each entry; ordered by number, of one number the newest first.
+        (int32 array, int64 array, bool)
+            As of `_core.entries_by_key`: number of the hash and phy offset of each entry, ordered by number, of one number
+            the newest first; and whether the phy offsets of every number fall.
         """
-        parts = [chain_entries(index, hashes) for index in self.newest_first()]
-        if not parts:
-            return np.empty(0, np.int32), np.empty(0, np.int64)
-        numbers = np.concatenate([part[0] for part in parts])
-        order = np.argsort(numbers, kind="stable")
-        return numbers[order], np.concatenate([part[1] for part in parts])[order]
+        return entries_by_key([chain_entries(index, hashes) for index in self.newest_first()], len(hashes))
 
     # -------------------------------------------------------------------------------------------------------- upkeep
 

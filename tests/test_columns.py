@@ -6,6 +6,7 @@ comparison of scans, queue tables and query tables with `messages`, `get_message
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import shutil
@@ -341,8 +342,14 @@ def test_texts_of_one_length_are_told_apart(tmp_path, usual):
         zeros, places = np.zeros(len(texts), np.int32), np.array(offsets, np.int64)
         for key in ("ORD-1", "ORD-2", "OR ", "0A00000100002A9F", "ORD-1\x03"):
             sought = _core.KeyTexts(*key_offsets([key]), *key_offsets(["Odd"]))
-            found = _core.match_records([region], np.zeros(1, np.int64), zeros, places, zeros, sought, 3, 0, 2**62)
-            assert found.tolist() == [key in message.keys or key == message.unique_key for message in messages]
+            matches = [key in message.keys or key == message.unique_key for message in messages]
+            for names in ((), ALL):
+                found = np.ones(len(texts), np.uint8)
+                out = _core.ArrowColumns(names, capacity=len(texts))
+                where = ([region], np.zeros(1, np.int64), zeros, places)
+                assert out.fill_matching(*where, found, zeros, sought, 3, 2**62) == len(texts)
+                assert found.tolist() == matches
+                assert out.take()[0] == sum(matches)
 
 
 def key_offsets(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -749,6 +756,21 @@ def test_columns_of_a_closed_region():
             made.fill_at(*wrong)
     with pytest.raises(TypeError):
         made.fill_at([None], place, number, place, number, taken)
+    texts = _core.KeyTexts(*key_offsets(["k"]), *key_offsets(["T"]))
+    with pytest.raises(StoreClosedError):
+        made.fill_matching([other, region], np.zeros(2, np.int64), number, place, taken, number, texts, 3, 1)
+    for wrong in (
+        ([other], place, number, place, taken, number[:0], texts, 3, 1),
+        ([other], place, number, place, taken[:0], number, texts, 3, 1),
+        ([other], place, number, place, taken, number, texts, 3, 1, 2),
+        ([other], place, number, place, taken, number, texts, 3, 1, -1),
+    ):
+        with pytest.raises(ValueError):
+            made.fill_matching(*wrong)
+    for numbers in (number, number - 1, number + 1):
+        taken[0] = 1
+        assert made.fill_matching([other], place, number, place, taken, numbers, texts, 3, 1) == 1
+        assert not taken[0]
     assert other.pins == 0
 
 
@@ -905,6 +927,115 @@ def test_queries(odd, options):
     pairs += [("Orders", f"U{i}") for i in range(300)] + [("Orders", "TagA"), ("Pay", "标"), ("Orders", "\ufffd")]
     random.Random(1).shuffle(pairs)
     check_query(odd, pairs, **options)
+
+
+COLLIDING = ["Aa", "BB"]  # one Java hash, and so have all texts made of them
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory):
+    """Many index files of few slots, keys and topics of one hash, keys in many messages and several times in one."""
+    rng = random.Random(5)
+    now = [T0]
+
+    def clock():
+        now[0] += rng.choice([0, 1, 700])
+        return now[0]
+
+    texts = ["".join(rng.choices(COLLIDING, k=k)) for k in range(1, 6) for _ in range(6)] + ["", "k", "订单", "x" * 300]
+    config = StoreConfig(
+        **GEOMETRY | {"max_hash_slot_num": 5, "max_index_num": 90, "mapped_file_size_commit_log": 1 << 14},
+        clock=clock,
+        clean_resource_interval=0,
+    )
+    with MessageStore.open(tmp_path_factory.mktemp("crowded") / "store", config=config) as store:
+        for i in range(600):
+            keys = rng.choices(texts, k=rng.randrange(4))
+            message = Message(
+                rng.choice(COLLIDING),
+                b"%d" % i * rng.randrange(40),
+                keys=[key for key in keys if key],
+                tags=rng.choice([None, *texts[:-4]]),
+                properties={"UNIQ_KEY": rng.choice(texts[:-4])} if rng.random() < 0.5 else {},
+            )
+            store.put_message(message)
+        assert len(list(store.index_service.files())) > 10
+        assert len(store.commit_log.queue.offsets) > 3
+        yield store, texts
+
+
+@pytest.mark.parametrize("max_num", [1, 2, 7, 64, 10**6])
+@pytest.mark.parametrize("index_type", [None, "U", "K", "T"])
+@pytest.mark.parametrize("times", [{}, {"begin": T0 + 40_000, "end": T0 + 90_000}], ids=["always", "times"])
+def test_queries_where_hashes_and_keys_repeat(crowded, monkeypatch, max_num, index_type, times):
+    store, texts = crowded
+    pairs = [(topic, key) for topic in (*COLLIDING, "CC") for key in [*texts, "no such key", "BBBBBBAa"]]
+    rng = random.Random(max_num)
+    pairs = rng.choices(pairs, k=120)
+    options = {"max_num": max_num, "index_type": index_type} | times
+    rows = check_query(store, pairs, **options)
+    assert rows
+    # The places of few segments at a time, and batches that end in the midst of a key's rows.
+    monkeypatch.setattr(columns, "_REGIONS", 2)
+    monkeypatch.setattr(columns, "_KEY_ROWS", 3)
+    assert check_query(store, pairs[:40], **options) == [row for row in rows if row["key_number"] < 40]
+
+
+def test_queries_of_entries_that_do_not_follow_the_log(crowded, tmp_path):
+    shutil.copytree(crowded[0].path, tmp_path / "store")
+    with MessageStore.open(tmp_path / "store", config=crowded[0].config) as store:
+        rng, messages = random.Random(6), [message for message in store.messages() if message.keys]
+        for message in rng.sample(messages, 80):
+            store.index_service.put_hashes(
+                np.array([_core.index_key_hash(message.topic, message.keys[0])], np.int32),
+                np.array([message.phy_offset], np.int64),
+                np.array([message.store_timestamp], np.int64),
+            )
+        pairs = rng.choices([(message.topic, message.keys[-1]) for message in messages] + [("Aa", "none")], k=90)
+        for max_num in (1, 3, 1000):
+            check_query(store, pairs, max_num=max_num)
+
+
+def test_entries_in_the_order_of_their_keys():
+    newer = (np.array([2, 0, 2, 1, 2], np.int32), np.array([90, 80, 90, 70, 60], np.int64))
+    older = (np.array([3, 2, 0], np.int32), np.array([5, 60, 80], np.int64))
+    numbers, offsets, falling = _core.entries_by_key([newer, older], 5)
+    assert (numbers.tolist(), offsets.tolist(), falling) == ([0, 1, 2, 2, 3], [80, 70, 90, 60, 5], True)
+    numbers, offsets, falling = _core.entries_by_key([older, newer], 4)
+    assert (numbers.tolist(), offsets.tolist(), falling) == ([0, 1, 2, 2, 2, 3], [80, 70, 60, 90, 60, 5], False)
+    numbers, offsets, falling = _core.entries_by_key([], 0)
+    assert (numbers.tolist(), offsets.tolist(), falling) == ([], [], True)
+    assert (numbers.dtype, offsets.dtype) == (np.int32, np.int64)
+    wrong = [(newer[0] - 1, newer[1]), (newer[0], older[1])]
+    for parts, num in (([newer], 2), ([newer], 0), (wrong[:1], 9), (wrong[1:], 9), ([], -1)):
+        with pytest.raises(ValueError):
+            _core.entries_by_key(parts, num)
+
+
+def test_texts_laid_out():
+    for texts in ([], [""], ["a" * k for k in range(40)], ["", "kéy"[:1], "", "\x00\x7f"], [f"{i:x}" * 9 for i in range(99)]):
+        offsets, data = _core.text_arrays(tuple(texts))
+        assert (offsets.dtype, data.dtype) == (np.int32, np.uint8)
+        assert [bytes(data[a:b]).decode() for a, b in itertools.pairwise(offsets)] == texts
+        assert offsets[0] == 0 and offsets[-1] == len(data)
+    for texts in (["é"], ["a", "订"], ["\ud800"], [b"a"], [None], ["a", 1], [np.str_("a")]):
+        assert _core.text_arrays(tuple(texts)) is None
+
+
+def test_keys_and_topics_that_differ_in_one_byte(tmp_path):
+    # Index entries that lead to a record with another key or topic of the same length, as after a collision of hashes.
+    with MessageStore.open(tmp_path / "store", config=StoreConfig(**GEOMETRY)) as store:
+        for length in [*range(1, 20), 31, 32, 33, 64]:
+            topic, key = "t" * length, "k" * length
+            place = store.put_message(Message(topic, b"x", keys=[key])).phy_offset
+            pairs = [(topic, key[:at] + "j" + key[at + 1 :]) for at in range(length)]
+            pairs += [(topic[:at] + "s" + topic[at + 1 :], key) for at in range(length)]
+            hashes = np.array([_core.index_key_hash(*pair) for pair in pairs], np.int32)
+            where = np.full(len(pairs), place, np.int64)
+            times = np.full(len(pairs), store.message_at(place).store_timestamp, np.int64)
+            store.index_service.put_hashes(hashes, where, times)
+            rows = check_query(store, [*pairs, (topic, key)])
+            assert [row["key_number"] for row in rows] == [len(pairs)]
 
 
 def test_one_topic_for_all_keys(odd):

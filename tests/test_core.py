@@ -2567,8 +2567,8 @@ def reading_calls(region: Region, index: IndexRegion):
         "find_messages": lambda: _core.find_messages(
             [index], lambda phy_offset: None, "T", "k", 0, 0, 1, 1, QueryResult, _core.StoredMessage, 1, str.encode
         ),
-        "match_records": lambda: _core.match_records(
-            [region], zeros, zeros.astype(np.int32), zeros, zeros.astype(np.int32), key_texts(), 1, 0, 1
+        "ArrowColumns.fill_matching": lambda: _core.ArrowColumns(["topic"], 4).fill_matching(
+            [region], zeros, zeros.astype(np.int32), zeros, np.zeros(1, np.uint8), zeros.astype(np.int32), key_texts(), 1, 9
         ),
         "chain_entries": lambda: _core.chain_entries(index, np.ones(1, np.int32)),
         "ArrowColumns.fill": lambda: _core.ArrowColumns(["topic"], 4).fill(region, 0, 100, 0),
@@ -2628,6 +2628,7 @@ def test_every_region_function_is_tried_closed():
     methods = {name for name, value in vars(IndexRegion).items() if callable(value) and name[0] != "_"}
     without_region = {"java_string_hash", "java_string_hash_bytes", "index_key_hash", "crc32", "record_size"}
     without_region |= {"adopt", "put_results", "crc32_implementations", "crc32_with", "agreeing_unit_bytes", "unit_ends"}
+    without_region |= {"entries_by_key", "text_arrays"}
     of_other_classes = {name for name in named if "." in name}
     assert functions | methods == named - of_other_classes | without_region | {"attach", "entry_pos"}
 
