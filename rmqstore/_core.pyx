@@ -25,9 +25,9 @@ from libc.stdlib cimport free, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset, strcmp
 
 import os
+from array import array as stdlib_array
 
-import numpy as np
-
+from rmqstore import _numpy as np
 from rmqstore.errors import OffsetOutOfRangeError, ReadOnlyError, StoreClosedError
 
 cdef extern from "<sys/mman.h>" nogil:
@@ -4366,7 +4366,8 @@ cdef bint index_takes(IndexRegion index, int64_t num, int64_t phy_offset) except
 cdef enum:
     APPEND_KEYS = 64
 
-cdef int64_t[::1] EMPTY_TIMESTAMPS = np.empty(0, np.int64)
+# Made at import, when there is no NumPy yet.
+cdef int64_t[::1] EMPTY_TIMESTAMPS = stdlib_array("q")
 
 
 # -------------------------------------------------------------------------------------------------- consume queue

@@ -12,8 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from rmqstore import _numpy as np
 from rmqstore._core import (
     COLUMN_NAMES,
     EXT_ADDRESS_MAX,

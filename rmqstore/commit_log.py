@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import os
 import threading
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
 
 from rmqstore import _core
 from rmqstore._core import ArrowColumns, RecordColumns, RowBatch, Verdict
@@ -302,7 +301,7 @@ class CommitLog:
         self.queue = MappedFileQueue(
             os.path.join(root, "commitlog"), self.segment_size, pool, read_only=read_only, staging=root
         )
-        self.delays = np.array(config.delay_levels, np.int64)
+        self.delays = array("q", config.delay_levels)
         self._refreshing = threading.Lock()
         # The newest record that a reader beside a writer saw: its phy offset and first bytes.
         self._last_seen: tuple[int, bytes] = (-1, b"")

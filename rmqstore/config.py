@@ -26,8 +26,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
+from rmqstore import _numpy as np
 from rmqstore._core import (
     MAGIC_V1,
     MAGIC_V2,
@@ -610,7 +609,7 @@ def _infer_sizes(root: str, segments: list[_File], found: dict[str, Any], assume
 # ---------------------------------------------------------------------------------------------- index geometry
 
 _INDEX_HEADER = struct.Struct(">qqqqii")
-_ENTRY = np.dtype([("hash", ">i4"), ("phy_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+_ENTRY = [("hash", ">i4"), ("phy_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")]
 _ENTRIES_CHECKED = 100_000
 _CHUNK = 4 * 1024 * 1024
 _DEFAULT_SLOTS = 5_000_000

@@ -13,9 +13,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-import numpy as np
-
 from rmqstore import _core
+from rmqstore import _numpy as np
 from rmqstore._core import EXT_ADDRESS_BASE, EXT_ADDRESS_MAX, PRE_FILL_SIZE, RecordColumns
 from rmqstore.config import StoreConfig
 from rmqstore.errors import CorruptionError, InvalidMessageError, UnsupportedFormatError
@@ -85,7 +84,6 @@ def queue_directory(root: str, kind: str, topic: str, queue_id: int) -> str:
 
 # Beyond this no log ends; what is added to it does not overflow.
 _FAR = 2**62
-_UNIT = np.dtype([("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 
 
 class PlainQueue(NamedTuple):

@@ -12,8 +12,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-import numpy as np
-
+from rmqstore import _numpy as np
 from rmqstore._core import RecordColumns
 from rmqstore.config import StoreConfig
 from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue, PlainQueue, plain_queue, queue_directories

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-import numpy as np
-
+from rmqstore import _numpy as np
 from rmqstore._core import RecordColumns, RecordLayout, TopicTable
 from rmqstore.commit_log import CommitLog
 from rmqstore.config import StoreConfig

@@ -24,8 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
+from rmqstore import _numpy as np
 from rmqstore._core import COLUMN_NAMES, EXT_ADDRESS_MAX, PRE_FILL_SIZE, ArrowColumns, Verdict, check_record
 from rmqstore.columns import (
     Columns,

@@ -19,8 +19,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-import numpy as np
-
+from rmqstore import _numpy as np
 from rmqstore._core import chain_entries, entries_by_key, index_key_hash
 from rmqstore.config import StoreConfig
 from rmqstore.errors import GeometryError, IndexFileError, OffsetOutOfRangeError, ReadOnlyError, StoreClosedError

@@ -23,13 +23,13 @@ import random
 import threading
 import time
 import weakref
+from array import array
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeVar, overload
 
-import numpy as np
-
 from rmqstore import _core
+from rmqstore import _numpy as np
 from rmqstore._core import Appender, FileEnd, KeyKind, KeySearch, RecordColumns, RowBatch
 from rmqstore.checkpoint import Checkpoint
 from rmqstore.columns import Columns, key_table, queue_table, record_batches, time_range
@@ -37,8 +37,6 @@ from rmqstore.commit_log import CommitLog, check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue, Unit
 from rmqstore.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
-from rmqstore.consumer import Consumer
-from rmqstore.consumer_offset import ConsumerOffsets, LocalOffsets
 from rmqstore.dispatcher import CommitLogDispatcher, IndexProgress, multi_dispatch_allowed
 from rmqstore.errors import (
     DiskFullError,
@@ -81,12 +79,16 @@ from rmqstore.message import (
 from rmqstore.populating import PopulateAhead
 from rmqstore.recovery import RECOVERY_MODES, RecoveryReport, recover
 from rmqstore.retention import DiskSpace, RetentionReport, delete_expired_files, used_ratio
-from rmqstore.stats import StoreStats, take_stats
 from rmqstore.store_lock import StoreLock
 from rmqstore.table_rows import TablePart, table_parts
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    # Imported where they are used, as few programs use them.
+    from rmqstore.consumer import Consumer
+    from rmqstore.consumer_offset import ConsumerOffsets, LocalOffsets
+    from rmqstore.stats import StoreStats
 
 __all__ = [
     "GetMessageResult",
@@ -118,7 +120,7 @@ _TRANSACTION_COMMIT = int(SysFlag.TRANSACTION_COMMIT)
 _TRANSACTION_ROLLBACK = int(SysFlag.TRANSACTION_ROLLBACK)
 _INNER_BATCH = int(SysFlag.INNER_BATCH)
 _NOTHING_INDEXED = IndexProgress()
-_NO_TIMESTAMPS = np.empty(0, np.int64)
+_NO_TIMESTAMPS = array("q")
 # What `RowBatch` says of a row that it does not take: its topic or queue is new to it.
 _NEW_QUEUE = -2
 _UNSOUND = -3
@@ -379,7 +381,9 @@ class MessageStore:
         self.checkpoint = Checkpoint(os.path.join(path, "checkpoint"), read_only=read_only)
         self._consumer_offsets: ConsumerOffsets | None = None
         self._dispatcher = CommitLogDispatcher(self.commit_log, self.queues, self.index_service)
-        self._columns = RecordColumns()
+        if not read_only:
+            # A store that is only read has no use for them, nor for the NumPy in them.
+            self._columns = RecordColumns()
         self._renew_locks()
         self._store_lock: StoreLock | None = None
         self._housekeeping: Housekeeping | None = None
@@ -1023,6 +1027,8 @@ class MessageStore:
         OSError
             The store is gone.
         """
+        from rmqstore.stats import take_stats
+
         self._check_open()
         self.refresh()
 
@@ -1057,6 +1063,8 @@ class MessageStore:
         """
         with self._offsets_lock:
             if self._consumer_offsets is None:
+                from rmqstore.consumer_offset import ConsumerOffsets
+
                 # Light message queues have a file of their own, which holds all progress then.
                 name = "lmqConsumerOffset.json" if self.config.enable_lmq else "consumerOffset.json"
                 self._consumer_offsets = ConsumerOffsets.load(
@@ -1495,7 +1503,7 @@ class MessageStore:
         self._after_put(end, messages)
         return results
 
-    def _append_rows(self, rows: RowBatch, now: int, timestamps: np.ndarray) -> int:
+    def _append_rows(self, rows: RowBatch, now: int, timestamps: np.ndarray | array[int]) -> int:
         # Writes the rows, their units and their index entries; the end of the log then.  The caller holds the append lock.
         following: dict[int, int] = {}
         wanted: list[tuple[str, int]] = []
@@ -2013,6 +2021,8 @@ class MessageStore:
         ValueError
             A value out of range.
         """
+        from rmqstore.consumer import Consumer
+
         self._check_open()
         if offsets is None:
             if self.read_only:

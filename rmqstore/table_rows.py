@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from rmqstore import _numpy as np
 from rmqstore._core import ListColumn, NumberColumn, TableRows, TextColumn
 from rmqstore.columns import import_pyarrow
 from rmqstore.errors import InvalidMessageError

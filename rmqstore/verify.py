@@ -11,16 +11,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from rmqstore import _core
+from rmqstore import _numpy as np
 from rmqstore._core import RecordColumns, Verdict
 from rmqstore.checkpoint import Checkpoint
 from rmqstore.commit_log import CommitLog, Stretch, check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue
 from rmqstore.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
-from rmqstore.consumer_offset import ConsumerOffsets
 from rmqstore.errors import GeometryError, OffsetOutOfRangeError, StoreError
 from rmqstore.index_file import IndexFile
 from rmqstore.index_service import IndexService
@@ -449,6 +447,8 @@ class _Checker:
                 yield Finding(path, pos, "bad_checkpoint", f"{name} is {value}, the log ends at {self.end}")
 
     def _config_files(self) -> Iterator[Finding]:
+        from rmqstore.consumer_offset import ConsumerOffsets
+
         path = os.path.join(self.root, "config", "consumerOffset.json")
         try:
             ConsumerOffsets.load(path, read_only=True)

@@ -25,9 +25,9 @@ PACKAGE = ROOT / "rmqstore"
 
 # A module may import those to its left.  A subpackage counts as one module.
 ORDER = (
-    "_version errors texts _core message config mapped_file output_file store_lock housekeeping mapped_file_queue checkpoint "
-    "consumer_offset consumer index_file commit_log consume_queue consume_queue_store index_service populating dispatcher "
-    "recovery retention stats columns table_rows message_store describe verify rebuild "
+    "_version errors texts _numpy _core message config mapped_file output_file store_lock housekeeping mapped_file_queue "
+    "checkpoint consumer_offset consumer index_file commit_log consume_queue consume_queue_store index_service populating "
+    "dispatcher recovery retention stats columns table_rows message_store describe verify rebuild "
     "export importing metrics console cli demo spark __main__"
 ).split()
 # What the RabbitMQ side shares with the RocketMQ side; otherwise neither knows the other.

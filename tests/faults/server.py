@@ -20,6 +20,8 @@ import traceback
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, TESTS)
 
+# A store that is opened for writing needs it; importing it in every child would take longer than most children live.
+import numpy  # noqa: E402, F401
 import test_crash  # noqa: E402
 
 from rmqstore import Message, MessageStore, StoreError, index_service  # noqa: E402
