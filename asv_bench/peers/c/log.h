@@ -1,5 +1,5 @@
-/* What the loops share: numbers as they lie on disk, and the CRC, which folds with carry-less multiplication where the processor
- * has it, else takes eight bytes at a time from tables. */
+/* What the loops share: numbers as they lie on disk, the parts of a record, and the CRC, which folds with carry-less multiplication
+ * where the processor has it, else takes eight bytes at a time from tables. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -85,4 +85,48 @@ static void choose_crc(void) {
         crc_name = "PCLMULQDQ";
     }
 #endif
+}
+
+/* --------------------------------------------------------------------------------------------------------------- records */
+
+typedef struct {
+    uint32_t size, born_size, body_size, topic_size;
+    const uint8_t *stored, *store_host, *consumed, *body, *topic, *properties, *end;
+} record;
+
+/* The parts of the record at p, after a look at its magic and the CRC of its body; the program ends where these are wrong. */
+static inline record take_apart(const uint8_t *p, size_t pos) {
+    uint32_t magic = get32(p + 4), sys_flag = get32(p + 36);
+    record r = {get32(p), sys_flag & 0x10 ? 20 : 8, 0, 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL};
+    if (magic != 0xDAA320A7u && magic != 0xDAA320ABu) { fprintf(stderr, "no record at %zu\n", pos); exit(1); }
+    r.stored = p + 48 + r.born_size;
+    r.store_host = r.stored + 8;
+    r.consumed = r.store_host + (sys_flag & 0x20 ? 20 : 8);
+    r.body_size = get32(r.consumed + 12);
+    r.body = r.consumed + 16;
+    if (r.body_size && (~crc_of(~0u, r.body, r.body_size) & 0x7FFFFFFFu) != get32(p + 8)) {
+        fprintf(stderr, "bad CRC at %zu\n", pos);
+        exit(1);
+    }
+    const uint8_t *q = r.body + r.body_size;
+    r.topic_size = magic == 0xDAA320A7u ? *q : get16(q);
+    r.topic = q + (magic == 0xDAA320A7u ? 1 : 2);
+    r.properties = r.topic + r.topic_size + 2;
+    r.end = r.properties + get16(r.properties - 2);
+    return r;
+}
+
+typedef struct { const uint8_t *name, *value, *next; } property;
+
+/* The property that begins at `name`; one without a value ends the properties. */
+static inline int take_property(const uint8_t *name, const uint8_t *end, property *out) {
+    const uint8_t *one = name < end ? memchr(name, 1, (size_t)(end - name)) : NULL;
+    if (!one) return 0;
+    const uint8_t *two = memchr(one + 1, 2, (size_t)(end - one - 1));
+    *out = (property){name, one + 1, two ? two : end};
+    return 1;
+}
+
+static inline int is_named(const property *p, const char *name) {
+    return p->value - p->name == 5 && !memcmp(p->name, name, 4);
 }

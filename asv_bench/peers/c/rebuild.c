@@ -109,37 +109,22 @@ int main(int argc, char **argv) {
     uint64_t last_offset = 0, last_time = 0;
     for (size_t pos = 0; pos < end;) {
         const uint8_t *p = log + pos;
-        uint32_t size = get32(p), magic = get32(p + 4), queue_id = get32(p + 12), sys_flag = get32(p + 36);
-        if (magic != 0xDAA320A7u && magic != 0xDAA320ABu) { fprintf(stderr, "no record at %zu\n", pos); return 1; }
-        const uint8_t *q = p + 48 + (sys_flag & 0x10 ? 20 : 8);
-        uint64_t time = get64(q);
-        q += 8 + (sys_flag & 0x20 ? 20 : 8) + 12;
-        uint32_t body = get32(q);
-        q += 4;
-        if ((~crc_of(~0u, q, body) & 0x7FFFFFFFu) != get32(p + 8) && body) { fprintf(stderr, "bad CRC at %zu\n", pos); return 1; }
-        q += body;
-        uint32_t topic_size = magic == 0xDAA320A7u ? *q : get16(q);
-        const uint8_t *topic = q + (magic == 0xDAA320A7u ? 1 : 2);
-        const uint8_t *name = topic + topic_size + 2, *stop = name + get16(name - 2);
+        record r = take_apart(p, pos);
+        uint64_t time = get64(r.stored);
         const uint8_t *keys = NULL, *tags = NULL;
         uint32_t keys_size = 0, tags_size = 0;
-        while (name < stop) {
-            const uint8_t *value = memchr(name, 1, (size_t)(stop - name));
-            if (!value) break;
-            value++;
-            const uint8_t *next = memchr(value, 2, (size_t)(stop - value));
-            if (!next) next = stop;
-            if (value - name == 5 && !memcmp(name, "KEYS", 4)) { keys = value; keys_size = (uint32_t)(next - value); }
-            if (value - name == 5 && !memcmp(name, "TAGS", 4)) { tags = value; tags_size = (uint32_t)(next - value); }
-            name = next + 1;
+        property each;
+        for (const uint8_t *name = r.properties; take_property(name, r.end, &each); name = each.next + 1) {
+            if (is_named(&each, "KEYS")) { keys = each.value; keys_size = (uint32_t)(each.next - keys); }
+            if (is_named(&each, "TAGS")) { tags = each.value; tags_size = (uint32_t)(each.next - tags); }
         }
-        struct queue *queue = find_queue(topic, topic_size, queue_id);
+        struct queue *queue = find_queue(r.topic, r.topic_size, get32(p + 12));
         uint8_t *unit = queue->units + UNIT * get64(p + 20);
         put64(unit, pos);
-        put32(unit + 8, size);
+        put32(unit + 8, r.size);
         put64(unit + 12, (uint64_t)(int64_t)(int32_t)hash_on(0, tags, tags_size));
         units++;
-        uint32_t prefix = hash_on(0, topic, topic_size) * 31 + '#';
+        uint32_t prefix = hash_on(0, r.topic, r.topic_size) * 31 + '#';
         for (const uint8_t *key = keys, *keys_end = keys + keys_size; key < keys_end;) {
             const uint8_t *space = memchr(key, ' ', (size_t)(keys_end - key));
             if (!space) space = keys_end;
@@ -149,7 +134,7 @@ int main(int argc, char **argv) {
         if (tags_size) put_index(hash_on((prefix * 31 + 'T') * 31 + '#', tags, tags_size), pos, time);
         last_offset = pos;
         last_time = time;
-        pos += size;
+        pos += r.size;
     }
     put64(idx + 8, last_time);
     put64(idx + 24, last_offset);
