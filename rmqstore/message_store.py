@@ -2349,6 +2349,7 @@ class MessageStore:
         index_service = self.index_service
         if index_service is None or max_num < 0:
             return QueryResult()
+        # The questions of `_follow_index`, asked here: most queries follow soon on another, and need nothing of it.
         indexes = index_service.opened_files
         if not indexes or (
             self.read_only and (indexes[0].is_full or time.monotonic() - self._index_looked_at >= _LOOK_INTERVAL)
