@@ -92,20 +92,24 @@ def serve(
     listening = _listen(host, port)
     real_port = listening.getsockname()[1]
     address = f"http://{_shown(host)}:{real_port}/"
-    printer = Printer(given.as_json)
-    if given.as_json:
-        printer.json_line({"type": "serving", "address": address, "host": host, "port": real_port, "pid": os.getpid()})
-    else:
-        printer.line(f"the console is at {address}" + (" (it asks for the token)" if token else ""))
-    sys.stdout.flush()
-    note("Ctrl-C ends it")
     server = uvicorn.Server(
         uvicorn.Config(
             application, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
             date_header=True, timeout_graceful_shutdown=5, timeout_keep_alive=15, backlog=_WAITING, ws="none", http=Connection,
         )
     )  # fmt: skip
-    server.run(sockets=[listening])
+    printer = Printer(given.as_json)
+    # The server takes signals before it is announced: one that came while asyncio makes its loop would leave half a loop.
+    with server.capture_signals():
+        if given.as_json:
+            printer.json_line(
+                {"type": "serving", "address": address, "host": host, "port": real_port, "pid": os.getpid()}
+            )
+        else:
+            printer.line(f"the console is at {address}" + (" (it asks for the token)" if token else ""))
+        sys.stdout.flush()
+        note("Ctrl-C ends it")
+        server.run(sockets=[listening])
 
 
 def _token(token: str | None, token_file: str | None) -> str | None:

@@ -10,6 +10,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 from html import escape
 from unittest import mock
@@ -600,6 +602,29 @@ def test_ctrl_c_ends_it_quietly(golden_copy):
         link.close()
         assert code in ((130, 0) if end == signal.SIGINT else (143, 0, -15)), code
         assert not server.tracebacks(), server.log
+
+
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_server_starts_ends_it_quietly(golden_copy, end):
+    # The address is out already, so a program that started the console may end it now.
+    program = (
+        "import asyncio.base_events as events, signal, sys\n"
+        "begin = events.BaseEventLoop.__init__\n"
+        "def begin_at_a_bad_time(self):\n"
+        f"    signal.raise_signal({int(end)})\n"
+        "    begin(self)\n"
+        "events.BaseEventLoop.__init__ = begin_at_a_bad_time\n"
+        "from rmqstore.cli import main\n"
+        "main(sys.argv[1:])\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "serve", str(golden_copy("broker")), "--port", "0"],
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    assert ended.stdout.startswith("the console is at http://127.0.0.1:")
+    assert ended.returncode == (130 if end == signal.SIGINT else -signal.SIGTERM)
+    assert ended.stderr.splitlines() == ["Ctrl-C ends it", *["interrupted"] * (end == signal.SIGINT)]
 
 
 def test_the_page_of_an_error_shows_what_was_asked_as_text(hostile_console):
