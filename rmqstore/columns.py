@@ -33,10 +33,12 @@ from rmqstore.message import decompress_body, encode_java_utf8, host_from_bytes,
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["DEFAULT_COLUMNS", "Columns", "query_schema", "scan_schema"]
+__all__ = ["DEFAULT_COLUMNS", "NULLABLE_COLUMNS", "Columns", "query_schema", "scan_schema"]
 
 DEFAULT_COLUMNS = tuple(name for name in COLUMN_NAMES if name not in ("unique_key", "body_stored"))
 """The columns of a scan that names none: all but those that repeat what another one holds."""
+NULLABLE_COLUMNS = frozenset({"tags", "body", "unique_key"})
+"""The columns that some rows have no value in; no other column of a scan holds a null."""
 
 # Bodies and properties of one batch; far below the 2 GiB that Arrow's 32-bit offsets reach.
 _BATCH_BYTES = 64 * 1024 * 1024

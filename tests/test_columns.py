@@ -76,6 +76,8 @@ def plain(batches, names=ALL) -> list[dict]:
         assert batch.num_rows
         batch.validate(full=True)
         assert batch.schema.equals(columns.scan_schema(names))
+        # Readers take the other columns for never null, as Spark's does.
+        assert {name for name in names if batch.column(name).null_count} <= columns.NULLABLE_COLUMNS
         for name in ("born_timestamp", "store_timestamp"):
             if name in names:
                 batch = batch.set_column(names.index(name), name, batch.column(name).cast(pa.int64()))

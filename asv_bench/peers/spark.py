@@ -37,6 +37,8 @@ SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": str(CORES),
     "spark.sql.session.timeZone": "UTC",
+    # For all that come from Python; docs/spark.md recommends it.
+    "spark.python.unix.domain.socket.enabled": "true",
     # A segment is a file of its own here, and so a task.
     "spark.sql.files.openCostInBytes": str(SEGMENT),
 }
@@ -92,9 +94,9 @@ def _works(setting: Setting, spark: Any, folder: str) -> Iterator[Work]:
         sample = next(iter(store.scan(batch_size=8192)))
     piece = PIECE if not setting.quick else "1m"
 
-    def ours(schema: str | None = None) -> Any:
+    def ours(columns: list[str]) -> Any:
         reader = spark.read.format("rocketmq-store").option("partition_bytes", piece)
-        return (reader if schema is None else reader.schema(schema)).load(path)
+        return reader.option("columns", ",".join(columns)).load(path)
 
     def made_up(names: list[str]) -> Any:
         reader = spark.read.format(MADE_UP).options(rows=n, tasks=max(end // SEGMENT, CORES), columns=",".join(names))
@@ -102,7 +104,8 @@ def _works(setting: Setting, spark: Any, folder: str) -> Iterator[Work]:
 
     sample_file = os.path.join(folder, "sample.arrow")
     _write_sample(sample, sample_file)
-    ours().write.parquet(parquet)
+    names = [name for name in sample.schema.names if name != "corrupt"]
+    ours(names).write.parquet(parquet)
     setting.settle()
 
     def to_noop(frame: Callable[[], Any]) -> Callable[[], Outcome]:
@@ -130,27 +133,21 @@ def _works(setting: Setting, spark: Any, folder: str) -> Iterator[Work]:
         schema = ", ".join(f"{name} {kind}" for name, kind in DECODED.items() if name in columns)
         return files.select("content").mapInArrow(decoder(columns), schema)
 
-    names = [name for name in sample.schema.names if name != "corrupt"]
     base, limit, loop = "made-up rows", "Spark, Parquet", "binaryFile + struct in mapInArrow"
     chosen = {
-        "read all columns": (None, names, list(DECODED)),
-        "read topic, body and store_timestamp": (
-            "topic string, body binary, store_timestamp timestamp",
-            *[["topic", "body", "store_timestamp"]] * 2,
-        ),
-        "read topic and store_timestamp": (
-            "topic string, store_timestamp timestamp",
-            *[["topic", "store_timestamp"]] * 2,
-        ),
+        "read all columns": names,
+        "read topic, body and store_timestamp": ["topic", "body", "store_timestamp"],
+        "read topic and store_timestamp": ["topic", "store_timestamp"],
     }
-    for name, (schema, columns, decoded) in chosen.items():
+    for name, columns in chosen.items():
+        decoded = list(DECODED) if columns is names else columns
         yield Work(
             PART,
             name,
             "rows",
             n,
             {
-                "rmqstore": to_noop(lambda schema=schema: ours(schema)),
+                "rmqstore": to_noop(lambda columns=columns: ours(columns)),
                 base: to_noop(lambda columns=columns: made_up(columns)),
                 limit: to_noop(lambda columns=columns: spark.read.parquet(parquet).select(*columns)),
                 loop: to_noop(lambda decoded=decoded: with_struct(decoded)),
@@ -160,9 +157,9 @@ def _works(setting: Setting, spark: Any, folder: str) -> Iterator[Work]:
             goals={"rmqstore": 0.83},
             warm_up=setting.warm_up(1),
         )
-    for name, schema in {
-        "count": "phy_offset bigint",
-        "count with topic and store_timestamp": "topic string, store_timestamp timestamp",
+    for name, columns in {
+        "count": ["phy_offset"],
+        "count with topic and store_timestamp": ["topic", "store_timestamp"],
     }.items():
         yield Work(
             PART,
@@ -170,8 +167,8 @@ def _works(setting: Setting, spark: Any, folder: str) -> Iterator[Work]:
             "rows",
             n,
             {
-                "rmqstore": counted(lambda schema=schema: ours(schema)),
-                base: counted(lambda schema=schema: made_up([column.split()[0] for column in schema.split(", ")])),
+                "rmqstore": counted(lambda columns=columns: ours(columns)),
+                base: counted(lambda columns=columns: made_up(columns)),
                 limit: counted(lambda: spark.read.parquet(parquet)),
             },
             base=base,
@@ -188,10 +185,12 @@ def _write_sample(sample: Any, path: str) -> None:
     # The batch as Spark takes it: its own types of times.
     import pyarrow as pa
 
-    from rmqstore.spark.batches import in_spark_layout, spark_arrow_schema
+    from rmqstore.spark.batches import in_spark_layout
+    from rmqstore.spark.options import ReadOptions
+    from rmqstore.spark.source import checked_schema, spark_schema
 
     names = [name for name in sample.schema.names if name != "corrupt"]
-    batch = in_spark_layout(sample.select(names), spark_arrow_schema(names))
+    batch = in_spark_layout(sample.select(names), checked_schema(spark_schema(names, damage=False), ReadOptions(path)))
     with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
         writer.write_batch(batch)
 
@@ -227,7 +226,7 @@ def made_up_source() -> type:
             return MADE_UP
 
         def schema(self) -> Any:
-            return spark_schema(self.options["columns"].split(","))
+            return spark_schema(self.options["columns"].split(","), damage=False)
 
         def reader(self, schema: Any) -> Any:
             return MadeUpReader(self.options)

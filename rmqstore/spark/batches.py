@@ -10,7 +10,7 @@ verdict; where no record could be read, the row has only ``phy_offset`` and ``si
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rmqstore import _core
@@ -37,8 +37,11 @@ _BATCH_BYTES = 1024 * 1024
 _INT32_MAX = 2**31 - 1
 
 
-def spark_arrow_schema(columns: Iterable[str]) -> pa.Schema:
-    """pyarrow.Schema: these columns, maybe with ``_corrupt``, with the types that Spark reads: times in µs, its field names."""
+def spark_arrow_schema(columns: Iterable[str], never_null: Container[str] = ()) -> pa.Schema:
+    """pyarrow.Schema: these columns, maybe with ``_corrupt``, with the types that Spark reads: times in µs, its field names.
+
+    Those of `never_null` are declared as such, which spares Spark a look at every value.
+    """
     pa = import_pyarrow()
     text = pa.string()
     types = {
@@ -48,7 +51,8 @@ def spark_arrow_schema(columns: Iterable[str]) -> pa.Schema:
         "store_timestamp": pa.timestamp("us", tz="UTC"),
         CORRUPT_COLUMN: text,
     }
-    return pa.schema([pa.field(name, types.get(name) or scan_schema([name]).field(0).type) for name in columns])
+    kinds = {name: types.get(name) or scan_schema([name]).field(0).type for name in columns}
+    return pa.schema([pa.field(name, kind, name not in never_null) for name, kind in kinds.items()])
 
 
 class _Reader:
@@ -59,16 +63,16 @@ class _Reader:
         root: str,
         config: StoreConfig,
         options: ReadOptions,
-        columns: tuple[str, ...],
+        schema: pa.Schema,
         log: CommitLog,
         piece_end: int,
         log_end: int,
     ):
         self.pa = import_pyarrow()
-        self.root, self.config, self.options, self.columns, self.log = root, config, options, columns, log
+        self.root, self.config, self.options, self.schema, self.log = root, config, options, schema, log
         # A damaged stretch belongs to the piece in which it begins, a missing one to each that lies in it.
         self.piece_end, self.log_end = piece_end, log_end
-        self.schema = spark_arrow_schema(columns)
+        self.columns = columns = tuple(schema.names)
         self.source = {name: "body_stored" if name == "body" and not options.decode_body else name for name in columns}
         wanted = list(dict.fromkeys(self.source[name] for name in columns if name != CORRUPT_COLUMN))
         # A CRC covers the body, so it is computed where a body or a word about it is asked for.
@@ -203,7 +207,7 @@ def piece_batches(
     config: StoreConfig,
     piece: Piece,
     options: ReadOptions,
-    columns: tuple[str, ...],
+    schema: pa.Schema,
     log_end: int,
     *,
     first: bool = False,
@@ -216,8 +220,9 @@ def piece_batches(
         The store's.
     piece : Piece
     options : ReadOptions
-    columns : tuple of str
-        Of a scan, and ``_corrupt``; none at all gives batches that have only a number of rows.
+    schema : pyarrow.Schema
+        Of `spark_arrow_schema`; one without columns gives batches that have only a number of rows.  With ``corrupt=report``
+        every column of it has to be nullable.
     log_end : int
         Where the log ended when the pieces were cut.
     first : bool
@@ -226,7 +231,7 @@ def piece_batches(
     Yields
     ------
     pyarrow.RecordBatch
-        Of the schema `spark_arrow_schema`.
+        Of this schema.
 
     Raises
     ------
@@ -237,7 +242,7 @@ def piece_batches(
     """
     log = open_log(root, config, piece)
     try:
-        reader = _Reader(root, config, options, columns, log, piece.end, log_end)
+        reader = _Reader(root, config, options, schema, log, piece.end, log_end)
         if piece.missing:
             reader.damage(piece.begin, piece.end, None)
             yield from reader.ready
@@ -253,7 +258,7 @@ def piece_batches(
 
 
 def queue_piece_batches(
-    root: str, config: StoreConfig, piece: QueuePiece, options: ReadOptions, columns: tuple[str, ...], log_end: int
+    root: str, config: StoreConfig, piece: QueuePiece, options: ReadOptions, schema: pa.Schema, log_end: int
 ) -> Iterator[pa.RecordBatch]:
     """The chosen messages of a piece of a queue, in queue order; otherwise as `piece_batches`."""
     pool = MappedFilePool(64)
@@ -268,7 +273,7 @@ def queue_piece_batches(
             raise OffsetOutOfRangeError(
                 f"queue {piece.queue_id} of topic {piece.topic} is gone; plan the job again", root
             )
-        reader = _Reader(root, config, options, columns, log, log_end, log_end)
+        reader = _Reader(root, config, options, schema, log, log_end, log_end)
         reader.choose(True)
         batches = queue_batches(
             log,

@@ -39,9 +39,9 @@ from pyspark.sql.types import (
 )
 
 from rmqstore._core import COLUMN_NAMES
-from rmqstore.columns import DEFAULT_COLUMNS
+from rmqstore.columns import DEFAULT_COLUMNS, NULLABLE_COLUMNS
 from rmqstore.errors import StoreError
-from rmqstore.spark.batches import piece_batches, queue_piece_batches
+from rmqstore.spark.batches import piece_batches, queue_piece_batches, spark_arrow_schema
 from rmqstore.spark.options import CORRUPT_COLUMN, FORMAT, ReadOptions, store_config
 from rmqstore.spark.plan import LogPlan, Piece, QueuePiece, queue_pieces
 from rmqstore.spark.rabbitmq import QueueSource
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 __all__ = ["FORMAT", "StoreReader", "StoreSource", "register", "spark_schema"]
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+# A body that cannot be decompressed is damage: it fails, is passed over or makes a row of damage.
+NULLABLE = NULLABLE_COLUMNS - {"body"} | {CORRUPT_COLUMN}
 
 
 _registered: weakref.WeakSet[SparkSession] = weakref.WeakSet()
@@ -106,22 +108,27 @@ def _type_of(name: str) -> DataType:
     return BooleanType() if name == "corrupt" else StringType()
 
 
-def spark_schema(columns: Iterable[str] | None = None) -> StructType:
-    """pyspark.sql.types.StructType: these columns of a scan (docs/columns.md), and ``_corrupt`` if it is among them."""
-    return StructType([StructField(name, _type_of(name)) for name in (DEFAULT_COLUMNS if columns is None else columns)])
+def spark_schema(columns: Iterable[str] | None = None, *, damage: bool = True) -> StructType:
+    """pyspark.sql.types.StructType: these columns of a scan (docs/columns.md), and ``_corrupt`` if it is among them.
+
+    Without rows of damage, which have few values, only ``tags`` and ``unique_key`` are nullable.
+    """
+    names = DEFAULT_COLUMNS if columns is None else columns
+    return StructType([StructField(name, _type_of(name), damage or name in NULLABLE) for name in names])
 
 
 def _version() -> tuple[int, ...]:
     return tuple(int(part) for part in pyspark.__version__.split(".")[:2])
 
 
-def checked_columns(schema: StructType) -> tuple[str, ...]:
-    """tuple of str: the columns that a user's schema asks for.
+def checked_schema(schema: StructType, options: ReadOptions) -> pa.Schema:
+    """pyarrow.Schema: what the reader yields for the columns that a user's schema asks for.
 
     Raises
     ------
     StoreError
-        A column that no store has, one of another type, or no column where this PySpark cannot count rows without.
+        A column that no store has, one of another type or NOT NULL where it has nulls, or no column where this PySpark
+        cannot count rows without.
     """
     if not schema.fields and _version() < (4, 3):
         raise StoreError(
@@ -138,9 +145,10 @@ def checked_columns(schema: StructType) -> tuple[str, ...]:
                 f"column {field.name} is {wanted.simpleString()}, the schema says {field.dataType.simpleString()}; give the "
                 f"first and cast the DataFrame"
             )
-        if not field.nullable:
-            raise StoreError(f"the schema says that column {field.name} is never null; leave NOT NULL out")
-    return tuple(schema.fieldNames())
+        if not field.nullable and (field.name in NULLABLE or options.corrupt == "report"):
+            why = "" if field.name in NULLABLE else " and corrupt=report gives rows without it"
+            raise StoreError(f"the schema says that column {field.name} is never null{why}; leave NOT NULL out")
+    return spark_arrow_schema(schema.fieldNames(), {field.name for field in schema.fields if not field.nullable})
 
 
 class PiecePartition(InputPartition):
@@ -172,7 +180,7 @@ class StoreReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions, schema: StructType, raw: Any):
         self.options = options
-        self.columns = checked_columns(schema)
+        self.schema = checked_schema(schema, options)
         self.plan: LogPlan | None = LogPlan.of(options.path, store_config(options.path, raw, index=False))
         if not os.path.isdir(os.path.join(options.path, "commitlog")):
             # A name that is spelled wrongly would give no rows.
@@ -211,9 +219,9 @@ def read_partition(reader: Any, partition: InputPartition) -> Iterator[pa.Record
     spare_collector()
     piece = partition.piece
     if isinstance(piece, QueuePiece):
-        return queue_piece_batches(reader.root, reader.config, piece, reader.options, reader.columns, reader.log_end)
+        return queue_piece_batches(reader.root, reader.config, piece, reader.options, reader.schema, reader.log_end)
     return piece_batches(
-        reader.root, reader.config, piece, reader.options, reader.columns, reader.log_end, first=partition.first
+        reader.root, reader.config, piece, reader.options, reader.schema, reader.log_end, first=partition.first
     )
 
 
@@ -231,7 +239,7 @@ class StoreSource(DataSource):
         columns = DEFAULT_COLUMNS if options.columns is None else options.columns
         if options.corrupt == "report" and CORRUPT_COLUMN not in columns:
             columns = (*columns, CORRUPT_COLUMN)
-        return spark_schema(columns)
+        return spark_schema(columns, damage=options.corrupt == "report")
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The reader of a batch job."""

@@ -27,7 +27,7 @@ from rmqstore.errors import OffsetOutOfRangeError, StoreChangedError, StoreError
 from rmqstore.mapped_file import MappedFilePool
 from rmqstore.spark.options import ReadOptions, store_config
 from rmqstore.spark.plan import LogPlan, Piece, first_offset, known_end, segment_path
-from rmqstore.spark.source import PiecePartition, checked_columns, read_partition
+from rmqstore.spark.source import PiecePartition, checked_schema, read_partition
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -70,7 +70,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # What retention took away is another matter than damage.
         missing = "fail" if options.fail_on_data_loss else "skip"
         self.options = replace(options, missing=missing)
-        self.columns = checked_columns(schema)
+        self.schema = checked_schema(schema, options)
         self.root = check_store_root(options.path)
         self.config = store_config(options.path, raw, index=False)
         self.log_end = _FAR

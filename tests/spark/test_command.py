@@ -161,6 +161,32 @@ def test_spark_submit_runs_it(spark, path, tmp_path):
     ]
 
 
+HOW_WORKERS_ARE_REACHED = """
+import os
+from rmqstore.spark.command import UNIX_DOMAIN_SOCKET, _session
+
+for own in ((UNIX_DOMAIN_SOCKET + "=false",), ()):
+    with _session("local[1]", ("spark.ui.enabled=false", "spark.driver.host=127.0.0.1", *own)) as spark:
+        print(spark.range(1).rdd.map(lambda _: os.environ.get("PYTHON_UNIX_DOMAIN_ENABLED")).collect()[0])
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.java
+def test_a_session_of_our_own_reaches_workers_by_a_unix_domain_socket(spark):
+    import pyspark
+
+    if tuple(map(int, pyspark.__version__.split(".")[:2])) < (4, 1):
+        pytest.skip("Spark has it from 4.1 on")
+    done = subprocess.run(
+        [sys.executable, "-c", HOW_WORKERS_ARE_REACHED],
+        env=spark_environment(), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    # What --conf says goes before.
+    assert [line == "True" for line in done.stdout.split()] == [False, True]
+
+
 @pytest.mark.spark
 @pytest.mark.java
 def test_documented_commands_answer_as_shown(spark, tmp_path, monkeypatch):

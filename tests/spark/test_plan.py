@@ -35,13 +35,18 @@ def pieces_of(path, partition_bytes, config=None):
     return plan, plan.pieces(partition_bytes)
 
 
+def batches_of(plan, piece, columns=COLUMNS, **options):
+    return piece_batches(
+        plan.root, plan.config, piece, ReadOptions(plan.root, **options), spark_arrow_schema(columns), plan.end
+    )
+
+
 def read(path, partition_bytes, columns=COLUMNS, config=None, **options):
     """The rows of all pieces, one behind the other."""
     plan, pieces = pieces_of(path, partition_bytes, config)
-    chosen = ReadOptions(str(path), **{"corrupt": "skip", **options})
     rows = []
     for piece in pieces:
-        for batch in piece_batches(plan.root, plan.config, piece, chosen, columns, plan.end):
+        for batch in batches_of(plan, piece, columns, **{"corrupt": "skip", **options}):
             rows += batch.to_pylist()
     return rows
 
@@ -289,7 +294,7 @@ def test_a_segment_that_expires_after_the_plan(sound, tmp_path):
     def read_piece(piece, corrupt):
         options = ReadOptions(str(path), corrupt=corrupt)
         columns = ("phy_offset", "size", "_corrupt")
-        batches = piece_batches(plan.root, plan.config, piece, options, columns, plan.end)
+        batches = piece_batches(plan.root, plan.config, piece, options, spark_arrow_schema(columns), plan.end)
         return [row for batch in batches for row in batch.to_pylist()]
 
     for piece in pieces[:2]:
@@ -310,7 +315,7 @@ def test_wrong_geometry_and_truncated_files(sound, tmp_path):
         LogPlan.of(path)
     # A task that finds it so says the same.
     with pytest.raises(GeometryError, match=f"5000 bytes.*{last:020d}, position 5000"):
-        list(piece_batches(plan.root, plan.config, pieces[-1], ReadOptions(str(path)), COLUMNS, plan.end))
+        list(batches_of(plan, pieces[-1]))
     with pytest.raises(StoreError, match="does not exist"):
         LogPlan.of(tmp_path / "nothing")
 
@@ -323,7 +328,7 @@ def test_the_end_is_that_of_the_plan(tmp_path):
         store.put_messages([message for message, _ in messages(20, 20)])
         numbers = []
         for piece in pieces:
-            for batch in piece_batches(plan.root, plan.config, piece, ReadOptions(str(path)), ("body",), plan.end):
+            for batch in batches_of(plan, piece, ["body"]):
                 numbers += [int(body[8:14]) for body in batch.column("body").to_pylist()]
         assert numbers == list(range(20))
         # A record that is still being written is not there yet.
@@ -355,7 +360,7 @@ def test_any_range_of_offsets(sound):
         begin, end = sorted((dice.randrange(plan.end), dice.randrange(plan.end)))
         got = []
         for piece in plan.pieces(3000, begin, end):
-            for batch in piece_batches(plan.root, plan.config, piece, ReadOptions(str(sound)), COLUMNS, plan.end):
+            for batch in batches_of(plan, piece):
                 got += batch.to_pylist()
         assert got == [row for row in rows if begin <= row["phy_offset"] < end]
 
@@ -371,7 +376,7 @@ def test_pieces_of_queues(sound):
             rows = {}
             for piece in pieces:
                 for batch in queue_piece_batches(
-                    plan.root, plan.config, piece, ReadOptions(str(sound)), COLUMNS, plan.end
+                    plan.root, plan.config, piece, ReadOptions(str(sound)), spark_arrow_schema(COLUMNS), plan.end
                 ):
                     rows.setdefault((piece.topic, piece.queue_id), []).extend(batch.to_pylist())
             assert sorted(rows) == [(topic, number) for topic in store.topics() for number in store.queue_ids(topic)]
@@ -390,9 +395,8 @@ def test_a_unit_whose_record_is_damaged(sound, tmp_path):
 
     def rows(**options):
         chosen = ReadOptions(str(path), mode="queue", **options)
-        batches = queue_piece_batches(
-            plan.root, plan.config, piece, chosen, ("phy_offset", "size", "_corrupt"), plan.end
-        )
+        schema = spark_arrow_schema(["phy_offset", "size", "_corrupt"])
+        batches = queue_piece_batches(plan.root, plan.config, piece, chosen, schema, plan.end)
         return [each for batch in batches for each in batch.to_pylist()]
 
     with pytest.raises(CorruptionError, match=f"position {row['phy_offset'] % SEGMENT}"):
@@ -408,7 +412,7 @@ def test_what_a_filter_leaves_out_of_a_queue_is_no_damage(sound):
     for choice in ({}, {"begin_timestamp": START + 100_000}, {"tags": ("US",)}):
         want = scanned(sound, ["body"], topic="Orders", queue_id=0, **choice)
         chosen = ReadOptions(str(sound), mode="queue", **choice)
-        batches = queue_piece_batches(plan.root, plan.config, piece, chosen, ("body",), plan.end)
+        batches = queue_piece_batches(plan.root, plan.config, piece, chosen, spark_arrow_schema(["body"]), plan.end)
         assert [row for batch in batches for row in batch.to_pylist()] == want
         assert 30 < len(want) < 70
 
@@ -477,17 +481,18 @@ def test_the_layout_of_spark():
 
 READ_A_PIECE = """
 import resource, sys
-from rmqstore.spark.batches import piece_batches
+from rmqstore.spark.batches import piece_batches, spark_arrow_schema
 from rmqstore.spark.options import ReadOptions
 from rmqstore.spark.plan import LogPlan
 
 path, partition_bytes = sys.argv[1], int(sys.argv[2])
 plan = LogPlan.of(path)
 piece = plan.pieces(partition_bytes)[-2]
-next(piece_batches(plan.root, plan.config, plan.pieces(4096)[0], ReadOptions(path), ("body",), plan.end), None)
+next(piece_batches(plan.root, plan.config, plan.pieces(4096)[0], ReadOptions(path), spark_arrow_schema(["body"]), plan.end), None)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 size = 0
-for batch in piece_batches(plan.root, plan.config, piece, ReadOptions(path), ("topic", "body", "keys"), plan.end):
+schema = spark_arrow_schema(["topic", "body", "keys"])
+for batch in piece_batches(plan.root, plan.config, piece, ReadOptions(path), schema, plan.end):
     size += batch.nbytes
 print(size, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
