@@ -13,6 +13,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,7 +38,7 @@ SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.shuffle.partitions": str(CORES),
     "spark.sql.session.timeZone": "UTC",
-    # For all that come from Python; docs/spark.md recommends it.
+    # For all that comes from Python, see docs/spark.md.
     "spark.python.unix.domain.socket.enabled": "true",
     # A segment is a file of its own here, and so a task.
     "spark.sql.files.openCostInBytes": str(SEGMENT),
@@ -69,6 +70,9 @@ def works(setting: Setting) -> Iterator[Work]:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     folder = setting.folder("spark")
     builder = SparkSession.builder.master(f"local[{CORES}]").config("spark.local.dir", os.path.join(folder, "local"))
+    # The system takes no long path for a socket, and Spark does not remove it.
+    sockets = tempfile.mkdtemp()
+    builder = builder.config("spark.python.unix.domain.socket.dir", sockets)
     for name, value in SETTINGS.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
@@ -78,6 +82,7 @@ def works(setting: Setting) -> Iterator[Work]:
     finally:
         spark.stop()
         remove(folder)
+        remove(sockets)
 
 
 def _works(setting: Setting, spark: Any, folder: str) -> Iterator[Work]:

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-UNIX_DOMAIN_SOCKET = "spark.python.unix.domain.socket.enabled"
 _INSTALL = "pip install 'rmqstore[spark]'"
 _GROUPS = ("topic", "queue_id", "tags", "day", "hour")
 _INDEX_TYPES = {None: None, "key": "K", "unique": "U", "tag": "T"}
@@ -81,10 +80,6 @@ def _session(master: str | None, settings: tuple[str, ...]) -> Iterator[SparkSes
         builder = builder.config("spark.ui.showConsoleProgress", "false")
     if master is not None:
         builder = builder.master(master)
-    if os.name == "posix" and "PYSPARK_GATEWAY_PORT" not in os.environ:
-        # Batches come to Java sooner through it (docs/spark.md); before 4.1 Spark does not know it.  What spark-submit or
-        # --conf say goes before.
-        builder = builder.config(UNIX_DOMAIN_SOCKET, "true")
     for setting in settings:
         name, separator, value = setting.partition("=")
         if not separator:
