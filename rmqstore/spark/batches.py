@@ -14,6 +14,7 @@ from collections.abc import Container, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rmqstore import _core
+from rmqstore import _numpy as np
 from rmqstore._core import Verdict
 from rmqstore.columns import Columns, import_pyarrow, queue_batches, scan_schema, time_range
 from rmqstore.commit_log import CommitLog
@@ -35,6 +36,8 @@ __all__ = ["in_spark_layout", "piece_batches", "queue_piece_batches", "spark_arr
 _BATCH_ROWS = 32768
 _BATCH_BYTES = 1024 * 1024
 _INT32_MAX = 2**31 - 1
+# As many milliseconds as 64 bits hold in microseconds.
+_MOST_MS = (2**63 - 1) // 1000
 
 
 def spark_arrow_schema(columns: Iterable[str], never_null: Container[str] = ()) -> pa.Schema:
@@ -184,7 +187,12 @@ class _Reader:
 
 def _as_type(pa: Any, array: Any, field: Any) -> Any:
     if pa.types.is_timestamp(field.type):
-        return array.cast(field.type)
+        times = np.array(array.view(pa.int64()))
+        if len(times) and not (times.min() >= -_MOST_MS and times.max() <= _MOST_MS):
+            # Some producer's clock, or a damaged record without a body: no reason to end a job.
+            np.clip(times, -_MOST_MS, _MOST_MS, out=times)
+        times *= 1000
+        return pa.Array.from_buffers(field.type, len(array), [None, pa.py_buffer(times)])
     if field.name == "keys":
         # The same buffers under Spark's name of the items.
         buffers = array.buffers()[:2]

@@ -19,7 +19,7 @@ from stores import SEGMENT, START, look_alike, make_store, messages, overwrite, 
 
 from rmqstore import CorruptionError, GeometryError, Message, MessageStore, StoreConfig, StoreError
 from rmqstore.spark import plan as plan_module
-from rmqstore.spark.batches import piece_batches, queue_piece_batches, spark_arrow_schema
+from rmqstore.spark.batches import in_spark_layout, piece_batches, queue_piece_batches, spark_arrow_schema
 from rmqstore.spark.options import ReadOptions
 from rmqstore.spark.plan import LogPlan, Piece, first_offset, open_log, queue_pieces
 
@@ -477,6 +477,40 @@ def test_the_layout_of_spark():
     assert str(schema.field("keys").type) == "list<element: string>"
     assert str(schema.field("store_timestamp").type) == "timestamp[us, tz=UTC]"
     assert str(schema.field("_corrupt").type) == "string"
+
+
+@pytest.mark.parametrize("mode", ["log", "queue", "query"])
+def test_times_that_microseconds_cannot_hold_are_the_nearest_they_can(tmp_path, mode):
+    most = 2**63 // 1000
+    times = [0, 1_700_000_000_123, -5, most, most + 1, 2**63 - 1, -most - 1, -(2**63)]
+    with MessageStore.open(tmp_path, config=small_config()) as store:
+        store.put_messages([Message("Orders", b"x", keys=[f"k{i}"], born_timestamp=time) for i, time in enumerate(times)])
+    want = [max(min(time, most), -most) * 1000 for time in times]
+    plan = LogPlan.of(tmp_path)
+    names = ["born_timestamp", "keys"]
+    if mode == "log":
+        found = [batch for piece in plan.pieces() for batch in batches_of(plan, piece, names)]
+    elif mode == "queue":
+        found = [
+            batch
+            for piece in queue_pieces(plan, None, None, 4096)
+            for batch in queue_piece_batches(
+                plan.root, plan.config, piece, ReadOptions(plan.root), spark_arrow_schema(names), plan.end
+            )
+        ]
+    else:
+        with MessageStore.open(tmp_path, read_only=True) as store:
+            table = store.query_table([f"k{i}" for i in range(len(times))], topic="Orders", columns=names)
+        found = [in_spark_layout(batch.select(names), spark_arrow_schema(names)) for batch in table.to_batches()]
+    got = []
+    for batch in found:
+        batch.validate(full=True)
+        assert batch.schema.equals(spark_arrow_schema(names))
+        assert str(batch.schema.field("born_timestamp").type) == "timestamp[us, tz=UTC]"
+        got += zip(
+            batch.column("born_timestamp").view("int64").to_pylist(), batch.column("keys").to_pylist(), strict=True
+        )
+    assert sorted(got, key=lambda row: row[1]) == [(time, [f"k{i}"]) for i, time in enumerate(want)]
 
 
 READ_A_PIECE = """
