@@ -127,14 +127,16 @@ def checked_schema(schema: StructType, options: ReadOptions) -> pa.Schema:
     Raises
     ------
     StoreError
-        A column that no store has, one of another type or NOT NULL where it has nulls, or no column where this PySpark
-        cannot count rows without.
+        A column that no store has, one that comes twice, one of another type or NOT NULL where it has nulls, or no column
+        where this PySpark cannot count rows without.
     """
     if not schema.fields and _version() < (4, 3):
         raise StoreError(
             f"PySpark {pyspark.__version__} loses the rows of a schema without columns; name one, as queue_id int"
         )
-    for field in schema.fields:
+    for i, field in enumerate(schema.fields):
+        if field.name in schema.fieldNames()[:i]:
+            raise StoreError(f"column {field.name!r} is asked for twice; name it once and select it twice")
         if field.name != CORRUPT_COLUMN and field.name not in COLUMN_NAMES:
             raise StoreError(
                 f"there is no column {field.name!r}; there are {', '.join((*COLUMN_NAMES, CORRUPT_COLUMN))}"

@@ -259,6 +259,7 @@ def test_errors_say_what_to_do(spark, path, tmp_path):
         ({"topics": "A"}, None, "there is no option 'topics'"),
         ({}, "body string", "column body is binary, the schema says string"),
         ({}, "bodies binary", "there is no column 'bodies'"),
+        ({}, "topic string, body binary, topic string", "column 'topic' is asked for twice"),
         ({}, "topic string, tags string not null", "column tags is never null; leave NOT NULL out"),
         ({"corrupt": "report"}, "topic string not null", "corrupt=report gives rows without it; leave NOT NULL out"),
     ):
