@@ -108,8 +108,8 @@ def _works(setting: Setting, spark: Any, folder: str) -> Iterator[Work]:
         return reader.option("sample", sample_file).load()
 
     sample_file = os.path.join(folder, "sample.arrow")
-    _write_sample(sample, sample_file)
     names = [name for name in sample.schema.names if name != "corrupt"]
+    _write_sample(sample.select(names), sample_file)
     ours(names).write.parquet(parquet)
     setting.settle()
 
@@ -190,12 +190,11 @@ def _write_sample(sample: Any, path: str) -> None:
     # The batch as Spark takes it: its own types of times.
     import pyarrow as pa
 
-    from rmqstore.spark.batches import in_spark_layout
-    from rmqstore.spark.options import ReadOptions
-    from rmqstore.spark.source import checked_schema, spark_schema
+    from rmqstore.spark.batches import in_spark_layout, spark_arrow_schema
+    from rmqstore.spark.source import NULLABLE
 
-    names = [name for name in sample.schema.names if name != "corrupt"]
-    batch = in_spark_layout(sample.select(names), checked_schema(spark_schema(names, damage=False), ReadOptions(path)))
+    names = sample.schema.names
+    batch = in_spark_layout(sample, spark_arrow_schema(names, set(names) - NULLABLE))
     with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
         writer.write_batch(batch)
 

@@ -189,7 +189,7 @@ def _as_type(pa: Any, array: Any, field: Any) -> Any:
     if pa.types.is_timestamp(field.type):
         times = np.array(array.view(pa.int64()))
         if len(times) and not (times.min() >= -_MOST_MS and times.max() <= _MOST_MS):
-            # Some producer's clock, or a damaged record without a body: no reason to end a job.
+            # Some producer's clock, or a damaged header, which no CRC of the body covers: no reason to end a job.
             np.clip(times, -_MOST_MS, _MOST_MS, out=times)
         times *= 1000
         return pa.Array.from_buffers(field.type, len(array), [None, pa.py_buffer(times)])

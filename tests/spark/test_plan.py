@@ -292,9 +292,7 @@ def test_a_segment_that_expires_after_the_plan(sound, tmp_path):
     os.unlink(path / "commitlog" / f"{0:020d}")
 
     def read_piece(piece, corrupt):
-        options = ReadOptions(str(path), corrupt=corrupt)
-        columns = ("phy_offset", "size", "_corrupt")
-        batches = piece_batches(plan.root, plan.config, piece, options, spark_arrow_schema(columns), plan.end)
+        batches = batches_of(plan, piece, ("phy_offset", "size", "_corrupt"), corrupt=corrupt)
         return [row for batch in batches for row in batch.to_pylist()]
 
     for piece in pieces[:2]:
