@@ -178,12 +178,19 @@ def read(folder: str) -> Iterator[Kernel]:
             for i in range(n):
                 store.get_message("Orders", i % 4, i * 32 % 900, max_num=32)
 
+        read_once = list(store.messages())
+
+        def look(n: int) -> None:
+            for message in read_once[:n]:
+                message.keys, message.tags, message.unique_key  # noqa: B018
+
         keys = [f"ORD-{i:08d}" for i in range(0, STORED, 2)]
         yield Kernel("scan to RecordColumns", STORED, lambda n: times(n, scan_columns))
         yield Kernel("scan to Arrow, a handful", STORED, lambda n: times(n, lambda: scan(HANDFUL)))
         yield Kernel("scan to Arrow, all columns", STORED, lambda n: times(n, lambda: scan(None)))
         yield Kernel("messages", STORED, lambda n: times(n, decode))
         yield Kernel("get_message 32", 50, pages)
+        yield Kernel("keys, tags and unique_key of a message", 2000, look)
         yield Kernel("query_message", 500, each(lambda key: store.query_message("Orders", key), keys))
         yield Kernel("query_table", 1000, lambda n: store.query_table(keys[:n], "Orders", HANDFUL))
 

@@ -1979,6 +1979,11 @@ cdef int64_t unit_code_of(const unsigned char* p, RecordView* r, KnownProperties
 
 
 cdef object text_of(const unsigned char* p, int32_t n):
+    cdef str text
+    if is_ascii(p, n):
+        text = PyUnicode_New(n, 127)
+        memcpy(PyUnicode_DATA(<PyObject*>text), p, n)
+        return text
     # rmqstore.message registers the handler that replaces malformed parts as Java does.
     return PyUnicode_DecodeUTF8(<const char*>p, n, <const char*>b"rmqstore.java")
 
@@ -4914,7 +4919,11 @@ cdef class StoredMessage(MessageFields):
         text = property_of(self, b"KEYS", 4)
         if text is None:
             return []
-        return [text] if " " not in text else [key for key in text.split(" ") if key]
+        if PyUnicode_IS_COMPACT_ASCII(<PyObject*>text):
+            several = memchr(PyUnicode_DATA(<PyObject*>text), 32, PyUnicode_GET_LENGTH(<PyObject*>text)) != NULL
+        else:
+            several = " " in text
+        return [key for key in text.split(" ") if key] if several else [text]
 
     @property
     def tags(self):
@@ -4997,21 +5006,15 @@ cdef void take_properties(StoredMessage m, const unsigned char* text, int64_t n,
 cdef object property_of(StoredMessage m, const char* name, Py_ssize_t name_len):
     # The value of one property, None if there is none; what was parsed before stands, as its owner may have changed it.
     cdef const unsigned char* text
-    cdef const unsigned char* found
-    cdef int32_t start = 0, end, n = m.record.properties_len, value = -1, value_len = 0
+    cdef int32_t value, value_len, n = m.record.properties_len
+    cdef int64_t room = SHORT_PROPERTIES
     if (<MessageFields>m).properties is not None:
         return (<MessageFields>m).properties.get(name[:name_len].decode("ascii"))
     if m.long_properties is None:
         text = m.short_properties
     else:
-        text = <const unsigned char*>PyBytes_AS_STRING(m.long_properties)
-    # The rules are those of `find_properties`.
-    while start < n:
-        found = <const unsigned char*>memchr(text + start, 2, n - start)
-        end = <int32_t>(found - text) if found != NULL else n
-        if end - start > name_len + 1 and text[start + name_len] == 1 and memcmp(text + start, name, name_len) == 0:
-            value, value_len = <int32_t>(start + name_len + 1), <int32_t>(end - start - name_len - 1)
-        start = end + 1
+        text, room = <const unsigned char*>PyBytes_AS_STRING(m.long_properties), n
+    value = value_of(text, n, room, <const unsigned char*>name, <int32_t>name_len, &value_len)
     return text_of(text + value, value_len) if value >= 0 else None
 
 
@@ -5707,6 +5710,29 @@ cdef extern from *:
         return (any & 0x8080808080808080u) == 0;
     }
 
+    /* Where the value of one property begins in a properties text, and its length; -1 where there is none.  The rules are those
+       of `rmq_find_properties` for a name without 1 and 2; `room` bytes may be read. */
+    static int32_t rmq_value_of(const unsigned char *text, int32_t n, int64_t room, const unsigned char *name, int32_t name_len,
+                                int32_t *len) {
+        int32_t at = 0, start = 0, value = -1, here;
+        uint64_t ones, twos = 0, high;
+        for (;;) {
+            /* The end of the text ends a piece as well. */
+            while (!twos && at < n) {
+                rmq_marks_at(text, at, n, room, &ones, &twos, &high);
+                at += 64;
+            }
+            here = twos ? at - 64 + __builtin_ctzll(twos) : n;
+            if (here - start > name_len + 1 && text[start + name_len] == 1 && rmq_same(text + start, name, name_len)) {
+                value = start + name_len + 1;
+                *len = here - value;
+            }
+            if (!twos) return value;
+            twos &= twos - 1;
+            start = here + 1;
+        }
+    }
+
     static const char rmq_digits[] = "0123456789ABCDEF";
 
     #if defined(__SSE2__)
@@ -5849,6 +5875,8 @@ cdef extern from *:
                                                  int32_t num) noexcept nogil
     bint same_bytes_at "rmq_same"(const unsigned char* p, const unsigned char* q, int64_t n) noexcept nogil
     bint is_ascii "rmq_is_ascii"(const unsigned char* p, int64_t n) noexcept nogil
+    int32_t value_of "rmq_value_of"(const unsigned char* text, int32_t n, int64_t room, const unsigned char* name, int32_t name_len,
+                                    int32_t* len) noexcept nogil
     void put_hex "rmq_put_hex"(unsigned char* to, const unsigned char* source, int n) noexcept nogil
     void put_hex_8_8 "rmq_put_hex_8_8"(unsigned char* to, const unsigned char* first, const unsigned char* second) noexcept nogil
 

@@ -229,6 +229,39 @@ def test_cutting_bytes_or_text_is_the_same(data):
     assert parse_properties(data) == pieces
 
 
+def check_names(text: bytes) -> None:
+    """What a record's keys, tags and unique key are, without a look at all properties and after one."""
+    message, parsed = MessageExt(record(properties=text)), MessageExt(record(properties=text))
+    wanted = parse_properties(text)
+    assert parsed.properties == wanted
+    for each in (message, parsed):
+        assert each.tags == wanted.get("TAGS") and each.unique_key == wanted.get("UNIQ_KEY")
+        assert each.keys == [key for key in wanted.get("KEYS", "").split(" ") if key]
+
+
+names_in_pieces = st.lists(
+    st.sampled_from([b"KEYS\x01", b"TAGS\x01", b"UNIQ_KEY\x01", b"KEYS", b"TAG", b"XKEYS\x01", b"\x01", b"\x02", b"\x02", b"k1 k2",
+                     b" ", b"\xe8\xae\xa2", b"\xff", b"\x00", b"x" * 17, b"y" * 70]),
+    max_size=16,
+)  # fmt: skip
+
+
+@given(names_in_pieces.map(b"".join))
+def test_keys_tags_and_unique_key_are_those_of_the_properties(text):
+    check_names(text)
+
+
+@pytest.mark.parametrize("name", [b"KEYS", b"TAGS", b"UNIQ_KEY"])
+def test_they_are_found_wherever_they_stand(name):
+    # Texts are looked through 64 bytes at a time, and longer ones than 112 bytes are kept elsewhere.
+    piece = name + b"\x01a b\x02"
+    for before in (*range(76), *range(100, 140)):
+        for behind in (b"", b"z\x011\x02", b"z" * 60, name + b"\x01\x02", piece.replace(b"a", b"c")):
+            filler = b"p" * (before - 3) + b"\x011\x02" if before > 3 else b"\x02" * before
+            check_names(filler + piece + behind)
+            check_names(filler + piece[:-1])
+
+
 plain_text = st.text(
     alphabet=st.characters(blacklist_characters="\x01\x02", blacklist_categories=("Cs",)), min_size=1, max_size=12
 )
