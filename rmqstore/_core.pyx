@@ -1242,10 +1242,13 @@ cdef class IndexRegion:
         list of int
             phy offsets, newest entry first.
         """
-        return self.select_hash(index_hash(hash_str(0, key)), max_num, begin, end)
+        return self.select_one(index_hash(hash_str(0, key)), max_num, begin, end)
 
-    cpdef list select_hash(self, int32_t key_hash, int64_t max_num=64, int64_t begin=0, int64_t end=INT64_MAX):
+    def select_hash(self, int32_t key_hash, int64_t max_num=64, int64_t begin=0, int64_t end=INT64_MAX):
         """list of int: as `select_phy_offset` with the index hash instead of the text."""
+        return self.select_one(key_hash, max_num, begin, end)
+
+    cdef list select_one(self, int32_t key_hash, int64_t max_num, int64_t begin, int64_t end):
         cdef int64_t[SELECT_ROUND] out
         cdef int64_t index, found, i, room
         cdef list hits = []
