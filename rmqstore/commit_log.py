@@ -14,7 +14,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from rmqstore import _core
 from rmqstore._core import ArrowColumns, RecordColumns, RowBatch, Verdict
@@ -169,19 +169,191 @@ class _Scan:
         self.columns.count = 0
 
 
-class _Piece(NamedTuple):
-    # A piece of the log that another thread scans, from a place where a whole record seems to begin.
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece(Generic[Job, Result]):
+    """A piece of the log that another thread works at, from a place where a whole record seems to begin.
+
+    Attributes
+    ----------
+    begin : int
+        Offset in bytes.
+    job : object
+        What the work is done with.
+    """
+
     begin: int
-    columns: RecordColumns
-    result: Future[tuple[int, Verdict]]
+    job: Job
+    _done: Future[Result]
+
+    def result(self) -> Result | None:
+        """object or None: what the work gave, waited for; None if it raised, as it will again in the caller, or will not."""
+        return None if self._done.exception() is not None else self._done.result()
+
+    def abandon(self) -> None:
+        """See that nobody works at it any more; who does is waited for."""
+        if not self._done.cancel():
+            self._done.exception()
+
+
+class Pieces(Generic[Job, Result]):
+    """Pieces of the log, which further threads work at ahead of the caller, who goes over it.
+
+    Where a piece begins is found as behind damage, by magic, lengths, own offset and CRC.  That a record does begin there is
+    certain only once the way from record to record comes by, so that the work at a piece counts if the caller comes to its
+    begin, and is thrown away otherwise.  No piece goes beyond a segment.
+
+    Parameters
+    ----------
+    log : CommitLog
+    end : int
+        Where the caller will stop.
+    make : callable
+        Makes a job; only one piece at a time has it.
+    size, search : int
+        About how long a piece is, and how far behind that the next record is looked for, in bytes.
+    ahead : int
+        How many pieces are worked at or wait for the caller.
+    threads : int
+        How many threads work; with one there are none, but pieces begin in the same places.
+    worth_it : bool
+        Cut the log in pieces at all.
+    """
+
+    def __init__(
+        self,
+        log: CommitLog,
+        end: int,
+        make: Callable[[], Job],
+        *,
+        size: int,
+        search: int,
+        ahead: int,
+        threads: int,
+        worth_it: bool,
+    ):
+        self._log = log
+        self._end = end
+        self._make = make
+        self._size = size
+        self._search = search
+        self._ahead = ahead
+        self._thread_num = threads
+        self._in_pieces = worth_it and log.segment_size >= size
+        self._pieces: deque[Piece[Job, Result]] = deque()
+        self._spare: list[Job] = []
+        # Where the piece behind those that are known begins, -1 where that is not known.
+        self._next = -1
+        self._threads: ThreadPoolExecutor | None = None
+        # The threads themselves, and the process that has them.
+        self._members: set[int] = set()
+        self._process = -1
+
+    def come_to(self, at: int) -> Piece[Job, Result] | None:
+        """Piece or None: the one that begins at `at`, to which the way from record to record came."""
+        if self._threads is not None and self._process != os.getpid():
+            self._forget()
+        if self._pieces and self._pieces[0].begin < at:
+            self._drop()
+        return self._pieces.popleft() if self._pieces and self._pieces[0].begin == at else None
+
+    def end_behind(self, at: int) -> int:
+        """int: where the piece that `at` lies in ends, -1 where that is not known."""
+        if not self._pieces and self._next <= at:
+            self._next = self._piece_end(at)
+        return self._pieces[0].begin if self._pieces else self._next
+
+    def put_back(self, job: Job) -> None:
+        """Give a job for a later piece."""
+        self._spare.append(job)
+
+    def _forget(self) -> None:
+        # A child process has none of its parent's threads, which nobody may wait for.
+        self._threads, self._thread_num, self._next = None, 1, -1
+        self._pieces.clear()
+
+    def _drop(self) -> None:
+        # All of them, so that where pieces begin does not depend on how many threads there are.
+        for piece in self._pieces:
+            piece.abandon()
+            self._spare.append(piece.job)
+        self._pieces.clear()
+        self._next = -1
+
+    def _piece_end(self, begin: int) -> int:
+        # Where the next piece begins, -1 where there is none that can be found in a short time.
+        mapped_file = self._log.queue.find(begin) if self._in_pieces else None
+        if mapped_file is None:
+            return -1
+        base = mapped_file.file_from_offset
+        goal, segment_end = begin + self._size, base + mapped_file.size
+        if goal >= min(segment_end, self._end):
+            return segment_end if segment_end < self._end else -1
+        limit = min(goal + self._search, segment_end, self._end)
+        try:
+            region = mapped_file.region
+        except OffsetOutOfRangeError:
+            return -1  # It expired meanwhile.
+        found = _core.find_record(region, goal - base, base, limit - base)
+        return base + found if found >= 0 else -1
+
+    def launch(self, work: Callable[[Job, _core.Region, int, int, int], Result]) -> None:
+        """Let threads work at what lies ahead.
+
+        Parameters
+        ----------
+        work : callable
+            Called with a job, the region of a segment, the bounds of a piece as positions in it, and the offset of the
+            region's first byte.
+        """
+        while self._thread_num > 1 and self._next >= 0 and len(self._pieces) < self._ahead:
+            begin = self._next
+            mapped_file = self._log.queue.find(begin)
+            if mapped_file is None:
+                return
+            base, following = mapped_file.file_from_offset, self._piece_end(begin)
+            limit = following if following >= 0 else min(self._end, base + mapped_file.size)
+            if limit - begin > self._size + self._search:
+                # It has no known end, and the caller goes over it in steps.
+                return
+            try:
+                region = mapped_file.region
+            except OffsetOutOfRangeError:
+                return
+            job = self._spare.pop() if self._spare else self._make()
+            try:
+                done = self._executor().submit(work, job, region, begin - base, limit - base, base)
+            except RuntimeError:
+                # The interpreter is about to end, or the system gives no thread: the caller does it all.
+                self._thread_num = 1
+                return
+            self._next = following
+            self._pieces.append(Piece(begin, job, done))
+
+    def _executor(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            # Imported here because most who import this module scan no large log.
+            from concurrent.futures import ThreadPoolExecutor
+
+            members = self._members
+            self._process = os.getpid()
+            self._threads = ThreadPoolExecutor(
+                self._thread_num, "rmqstore-scan", initializer=lambda: members.add(threading.get_ident())
+            )
+        return self._threads
+
+    def close(self) -> None:
+        """End the threads; what they work at is waited for."""
+        if self._threads is not None and self._process == os.getpid():
+            # A garbage collection may close a scan in one of its own threads.
+            self._threads.shutdown(wait=threading.get_ident() not in self._members, cancel_futures=True)
 
 
 class _ScanAhead(_Scan):
-    """Fills columns with pieces of the log, which further threads do ahead of the caller.
-
-    Where a piece begins is found as behind damage, by magic, lengths, own offset and CRC.  That a record does begin there is
-    certain only once the way from record to record comes by, so that the scan of a piece counts if the caller comes to its
-    begin, and is thrown away otherwise.
+    """Fills columns with `Pieces` of the log, which further threads do ahead of the caller.
 
     Parameters
     ----------
@@ -196,83 +368,37 @@ class _ScanAhead(_Scan):
 
     def __init__(self, log: CommitLog, end: int, crc_check: int, keys: bool, *, worth_it: bool):
         super().__init__(log, RecordColumns(_PIECE_ROWS), crc_check, keys)
-        self._end = end
-        self._in_pieces = worth_it and log.segment_size >= _PIECE
-        self._threads: ThreadPoolExecutor | None = None
-        self._thread_num = min(_usable_cpus(), _THREADS)
-        self._pieces: deque[_Piece] = deque()
-        self._spare: list[RecordColumns] = []
-        # Where the piece behind those that are known begins, -1 where that is not known.
-        self._next = -1
+        self._pieces: Pieces[RecordColumns, tuple[int, Verdict]] = Pieces(
+            log,
+            end,
+            lambda: RecordColumns(_PIECE_ROWS),
+            size=_PIECE,
+            search=_PIECE_SEARCH,
+            ahead=_PIECES_AHEAD,
+            threads=min(_usable_cpus(), _THREADS),
+            worth_it=worth_it,
+        )
 
     def __call__(self, region: _core.Region, start: int, limit: int, base: int) -> tuple[int, Verdict, int, int]:
         at = base + start
-        if self._pieces and self._pieces[0].begin < at:
-            self._drop()
-        piece = self._pieces.popleft() if self._pieces and self._pieces[0].begin == at else None
+        piece = self._pieces.come_to(at)
         if piece is not None:
-            self._spare.append(self.columns)
-            self.columns = piece.columns
-        if not self._pieces and self._next <= at:
-            self._next = self._piece_end(at)
-        until = self._pieces[0].begin if self._pieces else self._next
-        self._launch()
-        if piece is not None and piece.result.exception() is None:
-            pos, verdict = piece.result.result()
-        else:
+            self._pieces.put_back(self.columns)
+            self.columns = piece.job
+        until = self._pieces.end_behind(at)
+        self._pieces.launch(self.fill)
+        result = None if piece is None else piece.result()
+        if result is None:
             # What went wrong in another thread goes wrong here again, or does not.
             limit = min(limit, start + _SCAN_WINDOW, until - base if until >= 0 else limit)
-            pos, verdict = self.fill(self.columns, region, start, limit, base)
+            result = self.fill(self.columns, region, start, limit, base)
+        pos, verdict = result
         num = self.columns.count
         return pos, verdict, num, int(self.columns.phy_offset[num - 1]) if num else -1
 
-    def _drop(self) -> None:
-        # All of them, so that where pieces begin does not depend on how many threads there are.
-        for piece in self._pieces:
-            if not piece.result.cancel():
-                piece.result.exception()
-            self._spare.append(piece.columns)
-        self._pieces.clear()
-        self._next = -1
-
-    def _piece_end(self, begin: int) -> int:
-        # Where the next piece begins, -1 where there is none that can be found in a short time.
-        mapped_file = self.log.queue.find(begin) if self._in_pieces else None
-        if mapped_file is None:
-            return -1
-        base = mapped_file.file_from_offset
-        goal, segment_end = begin + _PIECE, base + mapped_file.size
-        if goal >= min(segment_end, self._end):
-            return segment_end if segment_end < self._end else -1
-        limit = min(goal + _PIECE_SEARCH, segment_end, self._end)
-        found = _core.find_record(mapped_file.region, goal - base, base, limit - base)
-        return base + found if found >= 0 else -1
-
-    def _launch(self) -> None:
-        while self._thread_num > 1 and self._next >= 0 and len(self._pieces) < _PIECES_AHEAD:
-            begin = self._next
-            mapped_file = self.log.queue.find(begin)
-            if mapped_file is None:
-                return
-            base, following = mapped_file.file_from_offset, self._piece_end(begin)
-            limit = following if following >= 0 else min(self._end, base + mapped_file.size)
-            if limit - begin > _PIECE + _PIECE_SEARCH:
-                # It has no known end, and the caller goes over it in steps.
-                return
-            self._next = following
-            if self._threads is None:
-                # Imported here because most who import this module scan no large log.
-                from concurrent.futures import ThreadPoolExecutor
-
-                self._threads = ThreadPoolExecutor(self._thread_num, "rmqstore-scan")
-            columns = self._spare.pop() if self._spare else RecordColumns(_PIECE_ROWS)
-            result = self._threads.submit(self.fill, columns, mapped_file.region, begin - base, limit - base, base)
-            self._pieces.append(_Piece(begin, columns, result))
-
     def close(self) -> None:
         """End the threads."""
-        if self._threads is not None:
-            self._threads.shutdown(cancel_futures=True)
+        self._pieces.close()
 
 
 class CommitLog:
