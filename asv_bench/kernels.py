@@ -167,7 +167,8 @@ def read(folder: str) -> Iterator[Kernel]:
                 pass
 
         def scan(asked: list[str] | None) -> None:
-            for _ in store.scan(asked):
+            # How far threads come ahead is another number every time.
+            for _ in store.scan(asked, use_threads=False):
                 pass
 
         def decode() -> None:

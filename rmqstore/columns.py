@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rmqstore import _numpy as np
@@ -19,11 +20,12 @@ from rmqstore._core import (
     PRE_FILL_SIZE,
     ArrowColumns,
     KeyTexts,
+    Region,
     Verdict,
     check_record,
     text_arrays,
 )
-from rmqstore.commit_log import CommitLog
+from rmqstore.commit_log import CommitLog, Pieces, ScanProgress
 from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue
 from rmqstore.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import CorruptionError, MissingDependencyError, OffsetOutOfRangeError, UnsupportedFormatError
@@ -42,6 +44,16 @@ NULLABLE_COLUMNS = frozenset({"tags", "body", "unique_key"})
 
 # Bodies and properties of one batch; far below the 2 GiB that Arrow's 32-bit offsets reach.
 _BATCH_BYTES = 64 * 1024 * 1024
+# A scan on several threads cuts the log in pieces of so many bytes, longer ones for batches of many rows, so that few batches
+# end with a piece; how far behind that the next record is looked for, and how many threads decode at most.
+_PIECE, _LONG_PIECE = 8 * 1024 * 1024, 32 * 1024 * 1024
+_PIECE_BYTES_PER_ROW = 512
+_PIECE_SEARCH = 256 * 1024
+_THREADS = 4
+# Where pieces have few of the rows that are asked for, batches are put together that have less than this part of the rows that
+# a batch may have, and fewer bytes than this; what is put together has to be copied.
+_FEW = 8
+_JOINED_BYTES = 1024 * 1024
 # Units of a queue that are looked at together.
 _QUEUE_STEP = 8192
 # Rows of a batch of what keys find: most queries are one batch.
@@ -211,17 +223,159 @@ class Columns:
         return arrays
 
 
-def record_batches(log: CommitLog, columns: Columns, begin: int | None, end: int | None) -> Iterator[pa.RecordBatch]:
+def record_batches(
+    log: CommitLog,
+    columns: Columns,
+    begin: int | None,
+    end: int | None,
+    more: Callable[[], Columns] | None = None,
+) -> Iterator[pa.RecordBatch]:
     """The chosen records from `begin` to `end` as record batches, none of them empty.
 
     Parameters
     ----------
     begin, end : int, optional
         As of `CommitLog.entries`.
+    more : callable, optional
+        Makes columns like `columns`, for threads that decode ahead of the caller where that is worth it; without it there
+        are none.  The rows are the same, and so is their order.
     """
+    at = log.min_offset if begin is None else max(begin, log.min_offset)
+    stop = log.max_offset if end is None else min(end, log.max_offset)
+    size = min(max(_PIECE_BYTES_PER_ROW * columns.out.capacity, _PIECE), max(_LONG_PIECE, _PIECE), log.segment_size)
+    # Without columns a batch has no rows that could be counted.
+    if more is not None and size >= _PIECE and stop - at >= 2 * size and columns.out.columns:
+        pieces: Pieces[Columns, tuple[list[pa.RecordBatch], int]] = Pieces(
+            log, stop, more, size=size, search=_PIECE_SEARCH, threads=_THREADS
+        )
+        if pieces.thread_num > 1:
+            batches = _batches_of_pieces(log, pieces, columns, at, stop, size)
+            try:
+                yield from _without_small(batches, columns)
+            finally:
+                # Whoever holds on to the frames of an exception does not keep the threads.
+                batches.close()
+            return
     for _ in log.fill(columns.out, begin, end):
         if columns.out.count:
             yield columns.take()
+
+
+def _batches_of_pieces(
+    log: CommitLog,
+    pieces: Pieces[Columns, tuple[list[pa.RecordBatch], int]],
+    columns: Columns,
+    at: int,
+    stop: int,
+    size: int,
+) -> Generator[pa.RecordBatch, None, None]:
+    # The record batches of a scan from `at` to `stop`.  Those in front of the first piece of another thread, and of pieces that
+    # did not come to their end, are made here.
+    closing = threading.Event()
+
+    def decode(made: Columns, region: Region, begin: int, limit: int, base: int) -> tuple[list[pa.RecordBatch], int]:
+        # The batches of a piece, and where the pass goes on: before its end, where compressed bodies became so large that no
+        # more of them is to be held at once.
+        batches: list[pa.RecordBatch] = []
+        held, reached = 0, base + begin
+        try:
+            for goes_on in log.fill(made.out, base + begin, base + limit):
+                reached = goes_on
+                if made.out.count:
+                    batches.append(made.take())
+                    held += batches[-1].nbytes
+                if held >= _BATCH_BYTES or closing.is_set():
+                    break
+            return batches, reached
+        finally:
+            if made.out.count:
+                # What was filled in before an error is not to be in front of the next piece.
+                made.out.take()
+
+    passed = ScanProgress(log.queue)
+    # The first batch is made before there is any thread: some want no more than that.
+    is_first = True
+    try:
+        while at < stop:
+            passed.reach(at)
+            _check_open(log, at)
+            piece = pieces.come_to(at)
+            until = pieces.end_behind(at)
+            if not is_first:
+                pieces.launch(decode)
+            result = None if piece is None else piece.result()
+            if piece is not None and result is not None:
+                pieces.put_back(piece.job)
+                batches, reached = result
+                batches.reverse()
+                while batches:
+                    _check_open(log, at)
+                    yield batches.pop()
+                at = reached
+                continue
+            # What went wrong in another thread goes wrong here again, or does not.
+            began = at
+            for goes_on in log.fill(columns.out, began, until if until >= 0 else min(began + size, stop)):
+                at = goes_on
+                if columns.out.count:
+                    yield columns.take()
+                if is_first:
+                    is_first = False
+                    pieces.launch(decode)
+            if at <= began:
+                # The log was cut meanwhile.
+                return
+    finally:
+        closing.set()
+        pieces.close()
+
+
+def _check_open(log: CommitLog, at: int) -> None:
+    # What was decoded ahead is not given any more when the store was closed; that a segment expired is no error.
+    mapped_file = log.queue.find(at)
+    try:
+        if mapped_file is not None:
+            mapped_file.region  # noqa: B018
+    except OffsetOutOfRangeError:
+        pass
+
+
+def _without_small(batches: Iterator[pa.RecordBatch], columns: Columns) -> Iterator[pa.RecordBatch]:
+    # The same rows, with batches of few rows put together with the ones behind them.
+    capacity, few = columns.out.capacity, columns.out.capacity // _FEW
+    room = columns.out.byte_limit
+    little = min(_JOINED_BYTES, room // _FEW)
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        num = batch.num_rows
+        if not held and num >= few:
+            yield batch
+            continue
+        more = batch.nbytes
+        is_small = num < few and more < little
+        if held and (rows + num > capacity or size + more > min(_FEW * little, room)):
+            yield from _put_together(columns, held)
+            rows = size = 0
+            held = []
+        if not held and not is_small:
+            yield batch
+            continue
+        held.append(batch)
+        rows, size = rows + num, size + more
+        if rows >= few or size >= little:
+            yield from _put_together(columns, held)
+            rows = size = 0
+            held = []
+    yield from _put_together(columns, held)
+
+
+def _put_together(columns: Columns, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    if len(batches) < 2:
+        return batches
+    # `pyarrow.concat_batches` came with 19.
+    table = columns.pa.Table.from_batches(batches, schema=columns.schema).combine_chunks()
+    return list(table.to_batches())
 
 
 def time_range(begin: float | None, end: float | None) -> tuple[int, int]:

@@ -8,6 +8,7 @@ offset agree.
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from array import array
@@ -93,7 +94,7 @@ class Stretch(NamedTuple):
     last_record: int = -1
 
 
-class _ScanProgress:
+class ScanProgress:
     """Lets go of the pages behind a scan, so that it keeps a constant working set."""
 
     __slots__ = ("_at", "_queue")
@@ -215,12 +216,17 @@ class Pieces(Generic[Job, Result]):
         Makes a job; only one piece at a time has it.
     size, search : int
         About how long a piece is, and how far behind that the next record is looked for, in bytes.
-    ahead : int
-        How many pieces are worked at or wait for the caller.
     threads : int
-        How many threads work; with one there are none, but pieces begin in the same places.
+        How many threads work at most, on as many usable processors.
+    ahead : int, optional
+        How many pieces are worked at or wait for the caller; one more than there are threads by default.
     worth_it : bool
         Cut the log in pieces at all.
+
+    Attributes
+    ----------
+    thread_num : int
+        How many threads may work; with one there are none, but pieces begin in the same places.
     """
 
     def __init__(
@@ -231,17 +237,17 @@ class Pieces(Generic[Job, Result]):
         *,
         size: int,
         search: int,
-        ahead: int,
         threads: int,
-        worth_it: bool,
+        ahead: int | None = None,
+        worth_it: bool = True,
     ):
         self._log = log
         self._end = end
         self._make = make
         self._size = size
         self._search = search
-        self._ahead = ahead
-        self._thread_num = threads
+        self.thread_num = min(_usable_cpus(), threads)
+        self._ahead = self.thread_num + 1 if ahead is None else ahead
         self._in_pieces = worth_it and log.segment_size >= size
         self._pieces: deque[Piece[Job, Result]] = deque()
         self._spare: list[Job] = []
@@ -272,7 +278,7 @@ class Pieces(Generic[Job, Result]):
 
     def _forget(self) -> None:
         # A child process has none of its parent's threads, which nobody may wait for.
-        self._threads, self._thread_num, self._next = None, 1, -1
+        self._threads, self.thread_num, self._next = None, 1, -1
         self._pieces.clear()
 
     def _drop(self) -> None:
@@ -309,7 +315,7 @@ class Pieces(Generic[Job, Result]):
             Called with a job, the region of a segment, the bounds of a piece as positions in it, and the offset of the
             region's first byte.
         """
-        while self._thread_num > 1 and self._next >= 0 and len(self._pieces) < self._ahead:
+        while self.thread_num > 1 and self._next >= 0 and len(self._pieces) < self._ahead:
             begin = self._next
             mapped_file = self._log.queue.find(begin)
             if mapped_file is None:
@@ -328,7 +334,7 @@ class Pieces(Generic[Job, Result]):
                 done = self._executor().submit(work, job, region, begin - base, limit - base, base)
             except RuntimeError:
                 # The interpreter is about to end, or the system gives no thread: the caller does it all.
-                self._thread_num = 1
+                self.thread_num = 1
                 return
             self._next = following
             self._pieces.append(Piece(begin, job, done))
@@ -341,15 +347,22 @@ class Pieces(Generic[Job, Result]):
             members = self._members
             self._process = os.getpid()
             self._threads = ThreadPoolExecutor(
-                self._thread_num, "rmqstore-scan", initializer=lambda: members.add(threading.get_ident())
+                self.thread_num, "rmqstore-scan", initializer=lambda: members.add(threading.get_ident())
             )
+            # While the interpreter takes its modules apart it is too late for what a scan that nobody closed would do.
+            atexit.register(self.close)
         return self._threads
 
     def close(self) -> None:
         """End the threads; what they work at is waited for."""
-        if self._threads is not None and self._process == os.getpid():
+        threads, self._threads, self.thread_num = self._threads, None, 1
+        if threads is None:
+            return
+        atexit.unregister(self.close)
+        if self._process == os.getpid():
             # A garbage collection may close a scan in one of its own threads.
-            self._threads.shutdown(wait=threading.get_ident() not in self._members, cancel_futures=True)
+            threads.shutdown(wait=threading.get_ident() not in self._members, cancel_futures=True)
+        self._pieces.clear()
 
 
 class _ScanAhead(_Scan):
@@ -374,8 +387,8 @@ class _ScanAhead(_Scan):
             lambda: RecordColumns(_PIECE_ROWS),
             size=_PIECE,
             search=_PIECE_SEARCH,
+            threads=_THREADS,
             ahead=_PIECES_AHEAD,
-            threads=min(_usable_cpus(), _THREADS),
             worth_it=worth_it,
         )
 
@@ -910,7 +923,7 @@ class CommitLog:
 
     def _stretches(self, begin: int, end: int, step: _Walk | _Scan, resume: bool) -> Iterator[Stretch]:
         at = begin
-        passed = _ScanProgress(self.queue)
+        passed = ScanProgress(self.queue)
         while at < end:
             passed.reach(at)
             mapped_file = self.queue.find(at)
@@ -980,7 +993,7 @@ class CommitLog:
         """As `entries`, with messages that follow each other in lists, as they are read ahead."""
         at = self.min_offset if begin is None else max(begin, self.min_offset)
         stop = self.max_offset if end is None else min(end, self.max_offset)
-        passed = _ScanProgress(self.queue)
+        passed = ScanProgress(self.queue)
         # Whoever wants the first message only is not to wait for many.
         num = 1
         while at < stop:
@@ -1045,7 +1058,7 @@ class CommitLog:
         """
         at = self.min_offset if begin is None else max(begin, self.min_offset)
         stop = self.max_offset if end is None else min(end, self.max_offset)
-        passed = _ScanProgress(self.queue)
+        passed = ScanProgress(self.queue)
         while at < stop:
             passed.reach(at)
             mapped_file = self.queue.find(at)
@@ -1100,7 +1113,7 @@ class CommitLog:
         if mapped_file is None:
             return max(begin, goal)
         base, region = mapped_file.file_from_offset, mapped_file.region
-        passed = _ScanProgress(self.queue)
+        passed = ScanProgress(self.queue)
         while at < goal:
             passed.reach(at)
             pos, verdict, _, _ = _core.walk(region, at - base, min(goal, at + _SCAN_WINDOW) - base, base)

@@ -32,7 +32,7 @@ from rmqstore import _core
 from rmqstore import _numpy as np
 from rmqstore._core import Appender, FileEnd, KeyKind, KeySearch, RecordColumns, RowBatch
 from rmqstore.checkpoint import Checkpoint
-from rmqstore.columns import Columns, key_table, queue_table, record_batches, time_range
+from rmqstore.columns import Columns, chosen_columns, key_table, queue_table, record_batches, time_range
 from rmqstore.commit_log import CommitLog, check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.consume_queue import BatchConsumeQueue, ConsumeQueue, Unit
@@ -2129,6 +2129,7 @@ class MessageStore:
         begin_timestamp: int | None = None,
         end_timestamp: int | None = None,
         batch_size: int = 8192,
+        use_threads: bool = True,
     ) -> Iterator[pa.RecordBatch]:
         """The messages of the log in order, as Arrow record batches in which only the asked columns are decoded.
 
@@ -2150,6 +2151,10 @@ class MessageStore:
             Store time range in ms since epoch, both inclusive.
         batch_size : int
             Rows of a batch at most, 1 to 2**30; a batch ends earlier when its bodies and properties take 64 MiB.
+        use_threads : bool
+            Decode a log of more than a few MiB ahead of the caller, on as many processors as this process may use, at most
+            four.  Rows and their order are those of one thread; where batches end may differ.  The threads start behind
+            the first batch and end with the iterator.
 
         Yields
         ------
@@ -2166,17 +2171,25 @@ class MessageStore:
         """
         self._check_open()
         log = self.commit_log
-        made = Columns(columns, batch_size, log.crc_check)
+        names = chosen_columns(columns)
         subscription = _subscription(tags)
-        made.out.choose(
+        choice = (
             _texts(topic),
             None if queue_id is None else [queue_id] if isinstance(queue_id, int) else list(queue_id),
             None if subscription is None else _texts(text for texts in subscription.values() for text in texts),
             *time_range(begin_timestamp, end_timestamp),
         )
+
+        def make() -> Columns:
+            made = Columns(names, batch_size, log.crc_check)
+            made.out.choose(*choice)
+            return made
+
+        made = make()
         if self.read_only:
             log.refresh()
-        return record_batches(log, made, begin_phy_offset, log.max_offset if end_phy_offset is None else end_phy_offset)
+        end = log.max_offset if end_phy_offset is None else end_phy_offset
+        return record_batches(log, made, begin_phy_offset, end, make if use_threads else None)
 
     def get_table(
         self,

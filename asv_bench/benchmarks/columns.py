@@ -50,32 +50,52 @@ class _Store:
 
 
 class Scan(_Store):
-    """The whole log, 200 000 messages, CRCs included where ``corrupt`` is asked for."""
+    """The whole log, 200 000 messages, CRCs included where ``corrupt`` is asked for, on one thread and on several."""
 
     params = [list(COLUMNS), [8192, 65536]]
     param_names = ["columns", "batch size"]
 
     def time_scan(self, columns, batch_size):
+        for _ in self.store.scan(COLUMNS[columns], batch_size=batch_size, use_threads=False):
+            pass
+
+    def time_scan_threads(self, columns, batch_size):
         for _ in self.store.scan(COLUMNS[columns], batch_size=batch_size):
             pass
 
     def peakmem_scan(self, columns, batch_size):
+        for _ in self.store.scan(COLUMNS[columns], batch_size=batch_size, use_threads=False):
+            pass
+
+    def peakmem_scan_threads(self, columns, batch_size):
         for _ in self.store.scan(COLUMNS[columns], batch_size=batch_size):
             pass
 
 
 class Filter(_Store):
-    """The handful of columns of the messages that a filter keeps."""
+    """The handful of columns of the messages that a filter keeps, on one thread and on several."""
 
     def time_topic(self):
+        for _ in self.store.scan(COLUMNS["handful"], topic="Stock", use_threads=False):
+            pass
+
+    def time_topic_threads(self):
         for _ in self.store.scan(COLUMNS["handful"], topic="Stock"):
             pass
 
     def time_tags(self):
+        for _ in self.store.scan(COLUMNS["handful"], tags="paid", use_threads=False):
+            pass
+
+    def time_tags_threads(self):
         for _ in self.store.scan(COLUMNS["handful"], tags="paid"):
             pass
 
     def time_nothing_found(self):
+        for _ in self.store.scan(COLUMNS["handful"], topic="NoSuchTopic", use_threads=False):
+            pass
+
+    def time_nothing_found_threads(self):
         for _ in self.store.scan(COLUMNS["handful"], topic="NoSuchTopic"):
             pass
 

@@ -105,7 +105,7 @@ class Compressed(_Store):
             at = page.next_queue_offset
 
     def time_scan_bodies(self, kind):
-        for _ in self.store.scan(["body"], end_phy_offset=self.store.commit_log.max_offset):
+        for _ in self.store.scan(["body"], end_phy_offset=self.store.commit_log.max_offset, use_threads=False):
             pass
 
 
@@ -279,7 +279,7 @@ class Memory:
 
     def peakmem_scan(self, path):
         with self.opened(path) as store:
-            for _ in store.scan():
+            for _ in store.scan(use_threads=False):
                 pass
 
     def peakmem_get_table(self, path):

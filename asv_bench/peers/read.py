@@ -7,6 +7,7 @@ reads its body, keys, topic and queue offset.  Java's decoded messages are what 
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -187,13 +188,15 @@ def scan(setting: Setting, store: MessageStore, n: int, folder: str, segment: st
         seconds, (messages, total) = timed(all_of_them)
         return Outcome(seconds, {"messages": messages, "sum": total})
 
-    def columns(chosen: list[str] | None) -> Outcome:
+    def columns(chosen: list[str] | None, use_threads: bool) -> Outcome:
         import pyarrow.compute as pc
+
+        # A release without threads does not know the word.
+        how = {"use_threads": use_threads} if has_threads else {}
 
         def all_of_them() -> tuple[int, int]:
             messages = total = 0
-            batches = store.scan() if chosen is None else store.scan(columns=chosen)
-            for batch in batches:
+            for batch in store.scan(columns=chosen, **how):
                 messages += len(batch)
                 total += pc.sum(batch.column("queue_offset")).as_py()
                 if "body" in batch.schema.names:
@@ -222,11 +225,17 @@ def scan(setting: Setting, store: MessageStore, n: int, folder: str, segment: st
         "scan(), 5 columns without body": handful,
         "scan(), these and body": [*handful, "body"],
     }
+    has_threads = hasattr(store, "scan") and "use_threads" in inspect.signature(store.scan).parameters
+    with_threads = {name: f"{name}, two threads" for name in names}
     for name, chosen in names.items():
         if hasattr(store, "scan"):
-            contenders[name] = lambda chosen=chosen: columns(chosen)
+            contenders[name] = lambda chosen=chosen: columns(chosen, False)
         else:
             skipped[name] = "this rmqstore has no scan"
+        if has_threads:
+            contenders[with_threads[name]] = lambda chosen=chosen: columns(chosen, True)
+        else:
+            skipped[with_threads[name]] = "this rmqstore scans on one thread"
     why_not = compile_loop(folder, "scan")
     loops = {}
     for name, chosen in {"all columns": "all", "5 columns": "handful", "these and body": "body"}.items():
@@ -244,7 +253,7 @@ def scan(setting: Setting, store: MessageStore, n: int, folder: str, segment: st
         contenders | setting.of_java("Java decode with CRC", of_java),
         base="Java decode with CRC",
         others=list(loops),
-        goals={"scan(), all columns": 8, "scan(), 5 columns without body": 8, "scan(), these and body": 8},
+        goals=dict.fromkeys([*names, *with_threads.values()], 8),
         skipped=skipped,
         warm_up=setting.warm_up(2),
     )
