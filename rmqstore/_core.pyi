@@ -1,7 +1,7 @@
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from enum import IntEnum
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -631,6 +631,23 @@ def find_messages(
     encode: Callable[[str], bytes],
     log: FileStream | None = None,
 ) -> _L | None: ...
+
+class KeyQuery(Generic[_L, _M]):
+    def __init__(
+        self,
+        indexes: object,
+        region_of: Callable[[int], tuple[Region, int, int, int] | None],
+        result_kind: type[_L],
+        kind: type[_M],
+        check_crc: int,
+        encode: Callable[[str], bytes],
+        log: FileStream,
+        clock: Callable[[], float],
+        interval: float,
+    ) -> None: ...
+    looked_at: float
+    closed: bool
+    def find(self, topic: str, key: str, max_num: int) -> _L | None: ...
 
 class KeySearch:
     def __init__(

@@ -20,7 +20,8 @@ from cpython.list cimport PyList_Append, PyList_GET_SIZE
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF
 from libc.errno cimport errno
-from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t, uint8_t
+from libc.math cimport INFINITY
+from libc.stdint cimport INT32_MAX, INT32_MIN, INT64_MAX, INT64_MIN, int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memchr, memcmp, memcpy, memset, strcmp
 
@@ -1388,6 +1389,9 @@ cdef class IndexRegion:
     @property
     def is_full(self):
         """bool: no further entry fits."""
+        return self.full()
+
+    cdef bint full(self) except -1:
         cdef Region region = self.region
         cdef unsigned char* p = region.pin(0, INDEX_HEADER_SIZE)
         cdef int32_t count = get_i32(p + INDEX_COUNT)
@@ -5476,8 +5480,19 @@ def find_messages(indexes, region_of not None, str topic not None, str key not N
     result_kind or None
         None where the chain of a file is long, or its offsets do not fall: the caller goes on with a `KeySearch` of its own.
     """
-    if not issubclass(result_kind, list):
-        raise TypeError(f"{result_kind!r} is no kind of list")
+    return messages_with_key(indexes, region_of, topic, key, key_kind, begin, end, max_num, list_type(result_kind), kind,
+                             check_crc, encode, log)
+
+
+cdef type list_type(type kind):
+    # Makes sure that what is made of it is a list.
+    if kind is None or not issubclass(kind, list):
+        raise TypeError(f"{kind!r} is no kind of list")
+    return kind
+
+
+cdef object messages_with_key(indexes, object region_of, str topic, str key, int key_kind, int64_t begin, int64_t end,
+                              int64_t max_num, type result_kind, type kind, int check_crc, object encode, FileStream log):
     cdef object found = (<PyTypeObject*>result_kind).tp_new(result_kind, <PyObject*>NO_ARGUMENTS, NULL)
     cdef KeySearch search = KeySearch.__new__(KeySearch)
     cdef IndexRegion index
@@ -5491,6 +5506,62 @@ def find_messages(indexes, region_of not None, str topic not None, str key not N
         return None
     found.truncated = search.truncated
     return found
+
+
+@cython.no_gc_clear
+cdef class KeyQuery:
+    """Answers the usual query by key in one call: ASCII, unique keys and keys, all times, while all index files are open.
+
+    Whatever it does not know, or should look for first, it leaves to its caller, who goes the long way.
+
+    Parameters
+    ----------
+    indexes : object
+        With `opened_files`: a tuple of `IndexRegion`, newest first, or None.
+    region_of, result_kind, kind, check_crc, encode, log
+        As of `find_messages`.
+    clock : callable
+        Gives seconds.
+    interval : float
+        So many seconds after `looked_at`, and where the newest index file is full, a query goes the long way: another process
+        may have begun a new one.  Infinite where this process is the one that would, which also knows when a file is full.
+
+    Attributes
+    ----------
+    looked_at : float
+        When somebody last looked whether the files are those that are there, by `clock`.
+    closed : bool
+        Answer nothing more.
+    """
+
+    cdef public double looked_at
+    cdef public bint closed
+    cdef object indexes, region_of, encode, clock
+    cdef type result_kind, kind
+    cdef int check_crc
+    cdef FileStream log
+    cdef double interval
+
+    def __cinit__(self, indexes, region_of not None, type result_kind not None, type kind not None, int check_crc, encode,
+                  FileStream log not None, clock not None, double interval):
+        self.indexes, self.region_of, self.encode, self.clock, self.interval = indexes, region_of, encode, clock, interval
+        self.result_kind, self.kind, self.check_crc, self.log = list_type(result_kind), message_type(kind), check_crc, log
+        self.looked_at = -1.0
+
+    def find(self, topic, key, max_num):
+        """result_kind or None: the messages as `find_messages` gives them, None where the caller has to."""
+        cdef int64_t num
+        if (self.closed or not PyUnicode_CheckExact(<PyObject*>topic) or not PyUnicode_CheckExact(<PyObject*>key)
+                or not PyUnicode_IS_COMPACT_ASCII(<PyObject*>topic) or not PyUnicode_IS_COMPACT_ASCII(<PyObject*>key)
+                or not small_number(<PyObject*>max_num, &num) or num < 0):
+            return None
+        indexes = self.indexes.opened_files
+        if not indexes:
+            return None
+        if self.interval < INFINITY and ((<IndexRegion?>indexes[0]).full() or self.clock() - self.looked_at >= self.interval):
+            return None
+        return messages_with_key(indexes, self.region_of, topic, key, ANY_KEY, INT64_MIN, INT64_MAX, num, self.result_kind,
+                                 self.kind, self.check_crc, self.encode, self.log)
 
 
 # --------------------------------------------------------------------------------------------------- Arrow columns

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeVar, overl
 
 from rmqstore import _core
 from rmqstore import _numpy as np
-from rmqstore._core import Appender, FileEnd, KeyKind, KeySearch, RecordColumns, RowBatch
+from rmqstore._core import Appender, FileEnd, KeyKind, KeyQuery, KeySearch, RecordColumns, RowBatch
 from rmqstore.checkpoint import Checkpoint
 from rmqstore.columns import Columns, chosen_columns, key_table, queue_table, record_batches, time_range
 from rmqstore.commit_log import CommitLog, check_store_root
@@ -378,6 +378,19 @@ class MessageStore:
         self.index_service: IndexService | None = (
             IndexService(path, config, read_only=read_only) if config.message_index_enable else None
         )
+        self._key_query: KeyQuery[QueryResult, MessageExt] | None = None
+        if self.index_service is not None:
+            self._key_query = KeyQuery(
+                self.index_service,
+                self._region_of,
+                QueryResult,
+                MessageExt,
+                self.commit_log.crc_check,
+                encode_java_utf8,
+                self.commit_log.queue,
+                time.monotonic,
+                _LOOK_INTERVAL if read_only else math.inf,
+            )
         self.checkpoint = Checkpoint(os.path.join(path, "checkpoint"), read_only=read_only)
         self._consumer_offsets: ConsumerOffsets | None = None
         self._dispatcher = CommitLogDispatcher(self.commit_log, self.queues, self.index_service)
@@ -396,7 +409,6 @@ class MessageStore:
         self._disk_full = False
         self._no_space: int | None = None
         self._waiting = 0
-        self._index_looked_at = -1.0
         self._closing = self._closed = False
         self._sync_flush = config.flush_disk_type == "SYNC_FLUSH"
         self._pid = os.getpid()
@@ -885,6 +897,8 @@ class MessageStore:
                         self._close_in_order()
             finally:
                 self._closed = True
+                if self._key_query is not None:
+                    self._key_query.closed = True
                 try:
                     with self._lock:
                         self._close_files()
@@ -994,15 +1008,15 @@ class MessageStore:
 
     def _follow_index(self) -> None:
         # Entries show as they are put, new files do not.
-        index_service = self.index_service
-        if not self.read_only or index_service is None:
+        index_service, key_query = self.index_service, self._key_query
+        if not self.read_only or index_service is None or key_query is None:
             return
         now = time.monotonic()
         try:
             up_to_date = index_service.has_room()
-            if up_to_date and now - self._index_looked_at >= _LOOK_INTERVAL:
+            if up_to_date and now - key_query.looked_at >= _LOOK_INTERVAL:
                 up_to_date = not index_service.was_replaced()
-                self._index_looked_at = now
+                key_query.looked_at = now
         except (FileNotFoundError, OffsetOutOfRangeError):
             up_to_date = False
         if not up_to_date:
@@ -2354,21 +2368,20 @@ class MessageStore:
         QueryResult
             Newest first, each once, every one checked against its topic and key; `truncated` when there are more.
         """
-        if self._closed:
-            self._check_open()
+        quick = self._key_query
+        if quick is not None and begin is None and end is None and index_type is None and not compat:
+            # Most queries follow soon on another one, and ask for nothing unusual.
+            answer = quick.find(topic, key, max_num)
+            if answer is not None:
+                return answer
+        self._check_open()
         if compat:
             return self._query_like_java(topic, key, max_num, begin, end, index_type)
         text = key if index_type is None else _index_text(key, index_type)
         index_service = self.index_service
         if index_service is None or max_num < 0:
             return QueryResult()
-        # The questions of `_follow_index`, asked here: most queries follow soon on another, and need nothing of it.
-        indexes = index_service.opened_files
-        if not indexes or (
-            self.read_only and (indexes[0].is_full or time.monotonic() - self._index_looked_at >= _LOOK_INTERVAL)
-        ):
-            self._follow_index()
-            indexes = None
+        self._follow_index()
         low, high = _INT64_MIN, _INT64_MAX
         if begin is not None or end is not None:
             # Whole milliseconds, as far as 64 bits go.
@@ -2383,7 +2396,7 @@ class MessageStore:
             max_num = _INT64_MAX
         log = self.commit_log
         found = _core.find_messages(
-            indexes or index_service.newest_first(), self._region_of, topic, key, _KEY_KINDS[index_type], low, high, max_num,
+            index_service.newest_first(), self._region_of, topic, key, _KEY_KINDS[index_type], low, high, max_num,
             QueryResult, MessageExt, log.crc_check, encode_java_utf8, log.queue,
         )  # fmt: skip
         if found is not None:

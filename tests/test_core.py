@@ -8,6 +8,7 @@ from Java's arithmetic, worked out in a comment.  A test that could crash the in
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import random
 import signal
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
+from types import SimpleNamespace
 
 import golden
 import numpy as np
@@ -2453,6 +2455,13 @@ def key_search():
     return _core.KeySearch("T", "k", 0, 0, 1, 1, [], _core.StoredMessage, 1, str.encode)
 
 
+def key_query(indexes, clock=lambda: 0.0, interval=math.inf, kind=_core.StoredMessage, result_kind=QueryResult):
+    files = SimpleNamespace(opened_files=tuple(indexes))
+    log = _core.FileStream()
+    log.file_offsets, log.wrote_where = [], 0
+    return _core.KeyQuery(files, lambda phy_offset: None, result_kind, kind, 1, str.encode, log, clock, interval)
+
+
 def key_texts():
     offsets = np.array([0, 1], np.int32)
     return _core.KeyTexts(offsets, np.frombuffer(b"k", np.uint8), offsets, np.frombuffer(b"T", np.uint8))
@@ -2567,6 +2576,7 @@ def reading_calls(region: Region, index: IndexRegion):
         "find_messages": lambda: _core.find_messages(
             [index], lambda phy_offset: None, "T", "k", 0, 0, 1, 1, QueryResult, _core.StoredMessage, 1, str.encode
         ),
+        "KeyQuery.find": lambda: key_query([index]).find("T", "k", 1),
         "ArrowColumns.fill_matching": lambda: _core.ArrowColumns(["topic"], 4).fill_matching(
             [region], zeros, zeros.astype(np.int32), zeros, np.zeros(1, np.uint8), zeros.astype(np.int32), key_texts(), 1, 9
         ),

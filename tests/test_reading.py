@@ -10,11 +10,13 @@ from __future__ import annotations
 import copy
 import gc
 import itertools
+import math
 import pickle
 import random
 import shutil
 import sys
 import threading
+from types import SimpleNamespace
 
 import golden
 import pytest
@@ -410,6 +412,78 @@ def test_a_search_that_the_caller_leads_astray(stores):
     with pytest.raises(OffsetOutOfRangeError):
         search().walk(index, index.index_num, store.commit_log.region_of)
     assert index.region.pins == region.pins == 0
+
+
+@pytest.mark.parametrize("name", ["base", "propcrc", "broker"])
+def test_the_short_way_of_a_query_finds_what_the_long_one_does(stores, monkeypatch, name):
+    store = stores(name)
+    # All files at once, however many they are.
+    files = SimpleNamespace(opened_files=tuple(store.index_service.newest_first()))
+    assert files.opened_files
+    query = _core.KeyQuery(
+        files, store.commit_log.region_of, QueryResult, MessageExt, 1, encode_java_utf8, store.commit_log.queue, len, math.inf
+    )
+    monkeypatch.setattr(store, "_key_query", None)
+    asked = {("T", "k"), ("no such topic", "k"), ("", "")}
+    for message in itertools.islice(store.messages(), 0, None, 5):
+        asked |= {(message.topic, key) for key in (*message.keys, message.unique_key or "none", "", " ", "not there")}
+    assert len(asked) > 10
+    answered = 0
+    for topic, key in sorted(asked):
+        for max_num in (0, 1, 2, 64, 2**62):
+            found, expected = query.find(topic, key, max_num), store.query_message(topic, key, max_num)
+            if found is not None:
+                assert found == expected and found.truncated == expected.truncated and type(found) is QueryResult
+                answered += 1
+    # Keys that are not ASCII, and chains whose offsets do not fall, are the caller's.
+    assert answered > len(asked)
+
+
+def test_what_the_short_way_of_a_query_leaves_to_the_long_one(tmp_path):
+    class Text(str):
+        pass
+
+    config = StoreConfig(mapped_file_size_commit_log=1 << 16, max_hash_slot_num=10, max_index_num=5)
+    times = iter([100.0, 100.0, 101.0, 101.0])
+    with MessageStore.open(tmp_path / "store", config=config) as store:
+        puts = [store.put_message(Message("T", b"x", keys=f"k{i}")) for i in range(3)]
+        query = store._key_query
+        assert query.find("T", "k1", 64) is None and len(store.query_message("T", "k1")) == 1
+        # The files are open from the first query on.
+        assert [each.phy_offset for each in query.find("T", "k1", 64)] == [puts[1].phy_offset]
+        for topic, key, max_num in (
+            ("T", "k\u8ba2", 1), ("\u8ba2", "k1", 1), (Text("T"), "k1", 1), ("T", Text("k1"), 1), (b"T", "k1", 1), ("T", None, 1),
+            ("T", "k1", -1), ("T", "k1", 2**63), ("T", "k1", True), ("T", "k1", 1.0), ("T", "k1", None),
+        ):  # fmt: skip
+            assert query.find(topic, key, max_num) is None
+        assert [each.phy_offset for each in store.query_message("T", "k1", True)] == [puts[1].phy_offset]
+        assert store.query_message("T", "k1", -1) == [] and len(store.query_message("T", "k1", 2**70)) == 1
+        # A reader beside a writer looks from time to time, and when no entry fits into the newest file any more.
+        with MessageStore.open(tmp_path / "store", read_only=True) as reader:
+            assert len(reader.query_message("T", "k2")) == 1
+            timed = _core.KeyQuery(
+                reader.index_service, reader.commit_log.region_of, QueryResult, MessageExt, 1, encode_java_utf8,
+                reader.commit_log.queue, lambda: next(times), 1.0,
+            )  # fmt: skip
+            timed.looked_at = 99.5
+            assert len(timed.find("T", "k2", 64)) == 1
+            timed.looked_at = 99.0
+            assert timed.find("T", "k2", 64) is None
+            store.put_messages([Message("T", b"x", keys=f"n{i}") for i in range(2)])
+            timed.looked_at = 101.0
+            assert timed.find("T", "k2", 64) is None and len(list(times)) == 2
+            assert len(reader.query_message("T", "n1")) == 1
+        with pytest.raises(TypeError):
+            _core.KeyQuery(
+                store.index_service, len, list, Message, 1, encode_java_utf8, store.commit_log.queue, len, 1.0
+            )
+        with pytest.raises(TypeError):
+            _core.KeyQuery(
+                store.index_service, len, tuple, MessageExt, 1, encode_java_utf8, store.commit_log.queue, len, 1.0
+            )
+    assert query.find("T", "k1", 64) is None
+    with pytest.raises(StoreClosedError, match="the store is closed"):
+        store.query_message("T", "k1")
 
 
 def test_a_long_chain_is_walked_in_parts(tmp_path):
