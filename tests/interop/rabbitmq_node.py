@@ -514,9 +514,11 @@ def is_alive(pid: int) -> bool:
     """Whether there is such a process that has not ended."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
+            fields = file.read().rpartition(")")[2].split()
     except OSError:
         return False
+    # Where only the first thread has ended, the others have its files and ports open still.
+    return fields[0] != "Z" or int(fields[17]) > 1
 
 
 def vhost_directory(vhost: str) -> str:

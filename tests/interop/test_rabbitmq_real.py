@@ -258,6 +258,33 @@ def test_a_malformed_journal_hangs_the_boot(rabbitmq_node, rabbitmq_base):
     assert not rabbitmq_node.running
 
 
+FIRST_THREAD_ENDS = """
+import ctypes, os, sys, threading
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0))).start()
+print("ready", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+
+
+def test_a_process_lives_as_long_as_one_of_its_threads():
+    # A node that is killed may have its port open still when its first thread is gone already.
+    with subprocess.Popen(
+        [sys.executable, "-c", FIRST_THREAD_ENDS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stdin is not None
+        assert process.stdout.readline() == b"ready\n"
+        stat = Path(f"/proc/{process.pid}/stat")
+        deadline = time.monotonic() + 60
+        while stat.read_text().rpartition(")")[2].split()[0] != "Z":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        assert is_alive(process.pid)
+        process.stdin.close()
+        while is_alive(process.pid):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
 KILLED_INTERPRETER = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[1])
