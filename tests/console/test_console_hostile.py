@@ -141,12 +141,13 @@ def test_huge_bodies_cost_a_bounded_amount(hostile, hostile_console):
         return max(memory.samples)
 
     before = hostile_console.anonymous_memory()
-    first = peak(1)
-    again = peak(4)
+    # As often both times: how many answers are made at the same time is chance, and less of it the more there are.
+    first = peak(3)
+    again = peak(3)
     assert not failures, failures
-    # How many of the sixteen answers are made at the same time is chance, and an allocator keeps what it had: one bound for both.
-    # Eighty that kept what they took, 13 MiB each at the least, would be over it by far.
-    assert max(first, again) - before < 600 << 20, [number >> 20 for number in (before, first, again)]
+    assert first - before < 400 << 20, [number >> 20 for number in (before, first, again)]
+    # An allocator keeps what it had; asking again must not take as much once more.
+    assert again - first < 100 << 20, [number >> 20 for number in (before, first, again)]
 
 
 def test_consumer_groups_are_text(hostile_console):
