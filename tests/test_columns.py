@@ -6,6 +6,7 @@ comparison of scans, queue tables and query tables with `messages`, `get_message
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -682,26 +683,35 @@ def test_a_reader_beside_a_writer(tmp_path):
                 assert len(plain(reader.scan(("phy_offset",)), ("phy_offset",))) == 1 + 30 * n
 
 
+@contextlib.contextmanager
+def written_meanwhile(store, num):
+    """A thread puts `num` batches of ten; the event that it sets in the end."""
+    done = threading.Event()
+
+    def write():
+        for n in range(num):
+            store.put_messages([Message("T", b"%d" % n * 50, keys=[f"k{n}"]) for _ in range(10)])
+        done.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield done
+    finally:
+        thread.join()
+
+
 def test_scans_while_a_thread_writes(tmp_path):
     config = StoreConfig(**GEOMETRY)
     with MessageStore.open(tmp_path / "store", config=config) as store:
-        done = threading.Event()
-
-        def write():
-            for n in range(200):
-                store.put_messages([Message("T", b"%d" % n * 50, keys=[f"k{n}"]) for _ in range(10)])
-            done.set()
-
-        thread = threading.Thread(target=write)
-        thread.start()
         before = 0
-        while not done.is_set():
-            batches = list(store.scan(ALL, batch_size=100))
-            num = sum(batch.num_rows for batch in batches)
-            assert num >= before
-            assert not any(any(batch.column("corrupt").to_pylist()) for batch in batches)
-            before = num
-        thread.join()
+        with written_meanwhile(store, 200) as done:
+            while not done.is_set():
+                batches = list(store.scan(ALL, batch_size=100))
+                num = sum(batch.num_rows for batch in batches)
+                assert num >= before
+                assert not any(any(batch.column("corrupt").to_pylist()) for batch in batches)
+                before = num
         assert len(check_scan(store)) == 2000
 
 

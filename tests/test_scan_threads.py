@@ -22,6 +22,7 @@ import oracle
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_columns import written_meanwhile
 
 from rmqstore import (
     Message,
@@ -294,23 +295,14 @@ def test_a_writer_that_deletes_what_expired(tmp_path, monkeypatch):
 def test_scans_while_a_thread_writes(tmp_path, monkeypatch):
     set_pieces(monkeypatch, 2000)
     with MessageStore.open(tmp_path / "store", config=StoreConfig(mapped_file_size_commit_log=SEGMENT)) as store:
-        done = threading.Event()
-
-        def write():
-            for n in range(60):
-                store.put_messages([Message("T", b"%d" % n * 50, keys=[f"k{n}"]) for _ in range(10)])
-            done.set()
-
-        thread = threading.Thread(target=write)
-        thread.start()
         before = 0
-        while not done.is_set():
-            found = table_of(store.scan(ALL, batch_size=100), 100)
-            num = 0 if found is None else found.num_rows
-            assert num >= before
-            assert not num or not any(found.column("corrupt").to_pylist())
-            before = num
-        thread.join()
+        with written_meanwhile(store, 60) as done:
+            while not done.is_set():
+                found = table_of(store.scan(ALL, batch_size=100), 100)
+                num = 0 if found is None else found.num_rows
+                assert num >= before
+                assert not num or not any(found.column("corrupt").to_pylist())
+                before = num
         assert check_equal(store).num_rows == 600
 
 
