@@ -16,12 +16,17 @@ BUILD_REQUIREMENTS := "setuptools>=77" "Cython>=3.1"
 
 CORE_SOURCES := setup.py $(shell find rmqstore -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 DEBUG_LIB := build/debug/lib
+PORTABLE_LIB := build/portable/lib
+# macOS's compiler, where it is there.
+PORTABLE_CC ?= $(shell command -v clang || echo cc)
+# What these take besides is in their heads: make test-pythons PYTHONS=3.12, make test-arm64 PYTEST_ARGS=-x
+PYTHONS ?=
 # Writes what asv wants to know about this machine without asking; it is chatty about it.
 ASV_MACHINE := $(BIN)/asv machine --yes --config asv_bench/asv.conf.json >/dev/null 2>&1
 ASV_RUN := cd asv_bench && ../$(BIN)/asv run --python=same
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build demo docs test soak debug-test check lint typecheck fuzz instructions bench bench-full bench-peers bench-growth clean distclean
+.PHONY: help venv build test-venv demo docs test test-rest test-all soak debug-test test-portable test-pythons test-arm64 check lint typecheck fuzz instructions bench bench-full bench-peers bench-growth clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -31,22 +36,41 @@ $(VENV)/.stamp-venv: Makefile
 	$(BIN)/python -m pip install --quiet $(BUILD_REQUIREMENTS)
 	@touch $@
 
-# Editable: Python changes need no build.  Comes here again only when a Cython source or the package's description changed.
-$(VENV)/.stamp-build: $(VENV)/.stamp-venv pyproject.toml $(CORE_SOURCES)
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[dev]'
+# Editable: Python changes need no build.  Comes here again only when the package's description changed; it compiles nothing.
+$(VENV)/.stamp-install: $(VENV)/.stamp-venv pyproject.toml setup.py
+	RMQSTORE_WITHOUT_CORE=1 $(BIN)/python -m pip install --quiet --no-build-isolation --editable .
 	@touch $@
 
-venv: $(VENV)/.stamp-build ## create the environment in .venv with everything for development
+# Compiles the modules whose sources changed, and only those.
+$(VENV)/.stamp-build: $(VENV)/.stamp-install $(CORE_SOURCES)
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	@touch $@
 
-build: $(VENV)/.stamp-build ## rebuild the compiled core if a source changed
+# What an extra of the package needs besides, into the environment that has the package: .stamp-test, .stamp-dev ...
+EXTRAS := bench browser dev spark test
+$(EXTRAS:%=$(VENV)/.stamp-%): $(VENV)/.stamp-%: $(VENV)/.stamp-install
+	$(BIN)/python -m pip install --quiet 'rmqstore[$*]'
+	@touch $@
+
+build: $(VENV)/.stamp-build ## what the package itself needs, in .venv; rebuild the compiled core if a source changed
+
+venv: build $(VENV)/.stamp-dev ## the environment in .venv with everything for development
+
+# What `make test` uses; Spark, Java, a node or a browser are only for the rest.
+test-venv: build $(VENV)/.stamp-test
 
 demo: build ## the main job on a real broker's store, with rates
 	$(BIN)/python -m rmqstore.demo
 
-test: build ## the test suite, with short versions of the long soaks
-	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
+test: test-venv ## the tests for every change: all but the long ones; at most five minutes on two processors
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not long" $(PYTEST_ARGS)
 
-soak: build ## every bit flip, every crash state, long random runs: takes an hour or more
+test-rest: test-venv $(VENV)/.stamp-browser $(VENV)/.stamp-spark ## what `make test` leaves out: RocketMQ's and RabbitMQ's own programs, clusters, a browser, long runs
+	$(BIN)/python -m pytest $(PARALLEL) -m "long and not slow" $(PYTEST_ARGS)
+
+test-all: test test-rest ## both
+
+soak: test-venv $(VENV)/.stamp-browser $(VENV)/.stamp-spark ## every bit flip, every crash state, long random runs: takes an hour or more
 	$(BIN)/python -m pytest --slow --timeout=7200 $(PYTEST_ARGS)
 
 build/debug/.stamp: $(VENV)/.stamp-venv pyproject.toml $(CORE_SOURCES)
@@ -59,57 +83,73 @@ NO_CORE_TESTS := tests/console tests/test_docs_run.py tests/test_examples.py tes
 
 # The Python modules are copied anew each time, so that none that was removed or changed is left from before.  The tests
 # run through bin/pytest and with a safe path, so that the working directory (the other build) is not the first to be searched.
-debug-test: build build/debug/.stamp ## the suite without slow tests on a debug build: bounds checks, asserts, checked malloc
+debug-test: test-venv build/debug/.stamp ## the suite without slow tests on a debug build: bounds checks, asserts, checked malloc
 	find $(DEBUG_LIB) -name '*.py' -delete
 	RMQSTORE_DEBUG=1 $(BIN)/python setup.py --quiet build_py --build-lib $(DEBUG_LIB)
 	PYTHONPATH=$(CURDIR)/$(DEBUG_LIB) RMQSTORE_EXPECTED_BUILD=$(CURDIR)/$(DEBUG_LIB) PYTHONSAFEPATH=1 PYTHONMALLOC=debug \
-		$(BIN)/pytest $(PARALLEL) -m "not slow and not java and not rabbitmq" $(NO_CORE_TESTS:%=--ignore=%) $(PYTEST_ARGS)
+		$(BIN)/pytest $(PARALLEL) -m "not slow and not long and not java and not rabbitmq" $(NO_CORE_TESTS:%=--ignore=%) $(PYTEST_ARGS)
 
-lint: build ## ruff
+build/portable/.stamp: $(VENV)/.stamp-venv pyproject.toml $(CORE_SOURCES)
+	rm -rf $(PORTABLE_LIB)
+	$(PORTABLE_CC) --version | head -n 1
+	CC=$(PORTABLE_CC) LDSHARED="$(PORTABLE_CC) -shared" RMQSTORE_PORTABLE=1 \
+		$(BIN)/python setup.py --quiet build_ext --build-lib $(PORTABLE_LIB) --build-temp build/portable/temp
+	@touch $@
+
+# As debug-test.  ci/portable takes away from Python what macOS has not.
+test-portable: test-venv build/portable/.stamp ## the same on a build without what only Linux or one processor has, by clang where it is there
+	find $(PORTABLE_LIB) -name '*.py' -delete
+	RMQSTORE_PORTABLE=1 $(BIN)/python setup.py --quiet build_py --build-lib $(PORTABLE_LIB)
+	PYTHONPATH=$(CURDIR)/$(PORTABLE_LIB):$(CURDIR)/ci/portable RMQSTORE_EXPECTED_BUILD=$(CURDIR)/$(PORTABLE_LIB) \
+		RMQSTORE_PORTABLE=1 PYTHONSAFEPATH=1 \
+		$(BIN)/pytest $(PARALLEL) -m "not slow and not long and not java and not rabbitmq" $(NO_CORE_TESTS:%=--ignore=%) $(PYTEST_ARGS)
+
+test-pythons: ## the suite without Spark and browser on 3.10, 3.12, 3.13, 3.14, or PYTHONS="3.12 3.14"
+	JOBS=$(JOBS) PYTEST_ARGS="$(PYTEST_ARGS)" bash ci/pythons.sh $(PYTHONS)
+
+test-arm64: build ## the tests of the core on aarch64, under qemu; fetching its Debian needs root
+	JOBS=$(JOBS) PYTEST_ARGS="$(PYTEST_ARGS)" PYTHON=$(BIN)/python bash ci/arm64.sh
+
+lint: venv ## ruff
 	$(BIN)/ruff check .
 
-typecheck: build ## mypy over the package
+typecheck: venv ## mypy over the package
 	$(BIN)/mypy
 
 check: lint typecheck ## ruff, mypy, and the tests that hold sources, stub and documents together
 	$(BIN)/python -m pytest tests/test_source.py tests/test_stub.py $(wildcard tests/test_*docs*.py tests/test_*readme*.py)
 
-docs: build ## the documents as a site, in build/site
+docs: venv ## the documents as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-instructions: build ## machine instructions of the pinned kernels, compared with those committed; fails on 10 % more
+instructions: venv ## machine instructions of the pinned kernels, compared with those committed; fails on 10 % more
 	bash ci/valgrind.sh
 	$(BIN)/python -m asv_bench.instructions $(INSTRUCTIONS_ARGS)
 
-bench-full: build ## all benchmarks, measured; results under asv_bench/results
+bench-full: venv ## all benchmarks, measured; results under asv_bench/results
 	$(ASV_MACHINE)
 	$(ASV_RUN) --show-stderr --set-commit-hash $$(git rev-parse HEAD) $(ASV_ARGS)
 
-bench: build ## every benchmark once: shows that they run, only roughly how fast
+bench: venv ## every benchmark once: shows that they run, only roughly how fast
 	$(ASV_MACHINE)
 	export RMQSTORE_BENCH_QUICK=1; $(ASV_RUN) --quick --show-stderr $(ASV_ARGS)
 
-# What only the peers and the plots need.
-$(VENV)/.stamp-bench: $(VENV)/.stamp-build
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[bench]'
-	@touch $@
-
-bench-peers: build $(VENV)/.stamp-bench ## beside the real RocketMQ store, LMDB, rocksdict, SQLite, C, a RabbitMQ node, alternately in one run
+bench-peers: venv $(VENV)/.stamp-bench ## beside the real RocketMQ store, LMDB, rocksdict, SQLite, C, a RabbitMQ node, alternately in one run
 	bash ci/java.sh
 	bash ci/rabbitmq.sh
 	$(BIN)/python -m asv_bench.peers $(PEERS_ARGS)
 
-bench-growth: build $(VENV)/.stamp-bench ## how cost grows with keys, chains, queues, segments; plots with GROWTH_ARGS=--document
+bench-growth: venv $(VENV)/.stamp-bench ## how cost grows with keys, chains, queues, segments; plots with GROWTH_ARGS=--document
 	$(BIN)/python -m asv_bench.growth $(GROWTH_ARGS)
 
-fuzz: build ## hostile bytes for the readers of RabbitMQ's terms, by atheris: make fuzz FUZZ_SECONDS=600
+fuzz: venv ## hostile bytes for the readers of RabbitMQ's terms, by atheris: make fuzz FUZZ_SECONDS=600
 	bash ci/fuzz.sh $(FUZZ_SECONDS)
 
 clean: ## remove builds and caches (the environment stays)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis asv_bench/env asv_bench/html
 	find rmqstore tests asv_bench -name __pycache__ -prune -exec rm -rf {} +
 	find rmqstore \( -name '*.so' -o -name '*.c' \) -delete
-	rm -f $(VENV)/.stamp-build $(VENV)/.stamp-bench
+	rm -f $(addprefix $(VENV)/.stamp-,install build $(EXTRAS))
 
 distclean: clean ## remove the environment and benchmark results too
 	rm -rf $(VENV) asv_bench/results

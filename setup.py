@@ -2,8 +2,9 @@
 
 Owns the compiler flags and the Cython directives.  RMQSTORE_DEBUG=1 in the environment makes a debug build: bounds
 and initialisation checks, Cython's and C's asserts on, and compiler warnings shown.  The generated C lies under build/,
-apart for the two kinds of build, so that one never takes the other's.  No -march: a wheel runs on every machine of its
-architecture, and code for newer instructions is chosen at run time.
+apart for the two kinds of build, so that one never takes the other's.  RMQSTORE_PORTABLE=1 leaves out what belongs to one
+system or one processor: Linux's MADV_POPULATE_WRITE, and the instructions for CRC and hash (`make test-portable`).  No
+-march: a wheel runs on every machine of its architecture, and code for newer instructions is chosen at run time.
 
 The same sources give the same bytes in whatever folder they are built: the folder's name is left out of what the compiler
 writes, and so are the positions for a debugger, except in a debug build.  The times in a wheel or a source distribution are
@@ -23,6 +24,9 @@ MODULES = ("rmqstore._core", "rmqstore.rabbitmq._core", "rmqstore.rabbitmq._term
 HEADERS = ("rmqstore/_crc32.h", "rmqstore/_java_hash.h")
 
 DEBUG = os.environ.get("RMQSTORE_DEBUG", "0") not in ("", "0")
+PORTABLE = os.environ.get("RMQSTORE_PORTABLE", "0") not in ("", "0")
+# Each module takes a minute or more, so they are translated and compiled side by side.
+PROCESSES = min(len(MODULES), os.cpu_count() or 1)
 C_FOLDER = os.path.join("build", "cython-debug" if DEBUG else "cython")
 
 # The same in both builds: these change what the code means.  cdivision is C's (and Java's) remainder of a negative
@@ -47,6 +51,10 @@ if DEBUG:
 else:
     COMPILE_ARGS = ["-O3", "-g0", f"-ffile-prefix-map={os.getcwd()}=."]
     MACROS = [("CYTHON_WITHOUT_ASSERTIONS", "1"), ("NDEBUG", "1")]
+# The generated C is the same; only the compiler sees this.
+if PORTABLE:
+    MACROS = [*MACROS, ("RMQSTORE_PORTABLE", "1")]
+    COMPILE_ARGS = [*COMPILE_ARGS, "-U__SSE2__"]
 
 
 def extension(name):
@@ -88,14 +96,19 @@ class Sdist(sdist):
         return path
 
 
-setup(
-    cmdclass={"sdist": Sdist},
-    ext_modules=cythonize(
+def extensions():
+    """The compiled modules, none where RMQSTORE_WITHOUT_CORE=1: an editable install then takes those that are built in place."""
+    if os.environ.get("RMQSTORE_WITHOUT_CORE", "0") not in ("", "0"):
+        return []
+    return cythonize(
         [extension(name) for name in MODULES],
         build_dir=C_FOLDER,
         compiler_directives=DIRECTIVES,
+        nthreads=PROCESSES,
         force=any(generated_before_setup_changed(name) for name in MODULES),
-    ),
-    # Each module takes a minute or more, so they are compiled side by side.
-    options={"build_ext": {"parallel": min(len(MODULES), os.cpu_count() or 1)}},
-)
+    )
+
+
+# The processes that translate read this file again where they are not forks of this one (macOS, Python 3.14).
+if __name__ == "__main__":
+    setup(cmdclass={"sdist": Sdist}, ext_modules=extensions(), options={"build_ext": {"parallel": PROCESSES}})

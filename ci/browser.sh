@@ -55,6 +55,3 @@ browser=$(find_browser) || give_up "the package chromium has no program chromium
 # Debian's wrapper complains of a comparison on machines with much memory; the answer is on stdout.
 version=$("$browser" --version 2>/dev/null) || give_up "$browser does not start"
 echo "browser.sh: $version ($browser)"
-if [ -x .venv/bin/python ] && ! .venv/bin/python -c 'import playwright.sync_api, axe_playwright_python' 2>/dev/null; then
-    give_up "playwright or axe-playwright-python is missing in .venv; make venv installs them"
-fi

@@ -71,7 +71,7 @@ wheels() {
     clean rmqstore serve "$PWD" >"$scratch/serve.log" 2>&1 && return 1
     grep -q "rmqstore\[console\]" "$scratch/serve.log" || { cat "$scratch/serve.log"; return 1; }
     clean python -m pip install --quiet --only-binary :all: "$wheel[all]" || return 1
-    clean python -I -c 'import rmqstore.console, rmqstore.metrics, rmqstore.columns; print("the extra all brings the console, metrics and columns")'
+    clean python -I -c 'import rmqstore.console, rmqstore.offline.metrics, rmqstore.store.columns; print("the extra all brings the console, metrics and columns")'
 }
 
 check "ruff" make lint

@@ -1,0 +1,14 @@
+"""What macOS's Python lacks, taken away from this one: `make test-portable` puts this folder on the path of every interpreter.
+
+Owns the names; the compiled half is RMQSTORE_PORTABLE in setup.py.  The standard library has a way without each of them.
+"""
+
+import os
+
+for name in (
+    "copy_file_range", "eventfd", "fdatasync", "getrandom", "memfd_create", "pidfd_open", "posix_fadvise", "posix_fallocate",
+    "sched_getaffinity", "sched_setaffinity", "splice",
+    "O_DIRECT", "O_NOATIME", "O_PATH", "O_TMPFILE", "POSIX_FADV_WILLNEED", "SEEK_DATA", "SEEK_HOLE",
+):  # fmt: skip
+    if hasattr(os, name):
+        delattr(os, name)

@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# The steps of continuous integration: demo, tests, checks, fuzzing, debug tests, the other environments (a build without Linux's own,
+# another Python, aarch64), instruction counts, benchmarks once.
+#
+# ci/run.sh starts this as a stranger.  After a failed demo or set-up nothing else runs; any other step that fails lets the
+# following ones run, so that one run says everything that is wrong.  The last lines are the time of each step, pytest's closing
+# lines, and "N passed, N failed" (errors count as failed).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+times=()
+failed_steps=()
+
+step() {
+    local name=$1 begin=$SECONDS code=0
+    shift
+    printf '\n=== %s: %s\n' "$name" "$*"
+    "$@" || code=$?
+    times+=("$(printf '%-12s %4d s  %s' "$name" $((SECONDS - begin)) "$([ "$code" = 0 ] && echo ok || echo "FAILED, code $code")")")
+    [ "$code" = 0 ] || failed_steps+=("$name")
+    return "$code"
+}
+
+# The number in front of a word of pytest's closing lines, added up.  That no line has the word is no failure: grep would end the
+# script there, and just when nothing failed.
+count() { { grep -oE "[0-9]+ $1" <<<"$closing" || true; } | awk '{ sum += $1 } END { print sum + 0 }'; }
+
+summary() {
+    local name line failed=0
+    closing=
+    printf '\n=== steps\n'
+    printf '%s\n' ${times[@]+"${times[@]}"}
+    printf 'all          %4d s\n' "$SECONDS"
+    for name in test test-rest; do
+        line=$(grep -E '^=+ .* in [0-9.]+s.* =+$' "build/ci/$name.log" 2>/dev/null | tail -n 1 || true)
+        if [ -n "$line" ]; then
+            echo "$name: $line"
+            closing+="$line"$'\n'
+        else
+            # Tests that never came to their end, or that pytest would not start, are no success.
+            echo "make $name did not come to its end"
+            [ ${#failed_steps[@]} -gt 0 ] || failed_steps+=("$name")
+            failed=1
+        fi
+    done
+    [ ${#failed_steps[@]} = 0 ] || echo "failed: ${failed_steps[*]}"
+    failed=$((failed + $(count failed) + $(count 'errors?')))
+    echo "$(count passed) passed, $failed failed"
+}
+
+rm -rf build/ci
+step demo bash ci/demo.sh || { summary; exit 1; }
+step setup bash ci/setup.sh || { summary; exit 1; }
+step test bash ci/tests.sh test || true
+step venv make venv || true
+step test-rest bash ci/tests.sh test-rest || true
+# Disks that are full or read-only, which only root may mount: root of a namespace of its own.
+step outages env RMQSTORE_MOUNTS=required unshare --user --map-root-user --mount .venv/bin/python -m pytest -q --color=no \
+    tests/test_faults.py tests/test_populating.py -k "full_disk or read_only_file_system or end_the_process" || true
+step checks bash ci/checks.sh || true
+# The same seed every time: whether a change passes is not to hang on luck; `make fuzz` searches on.
+step fuzz bash ci/fuzz.sh 20 -seed=1 || true
+step debug-test make debug-test PYTEST_ARGS="--color=no -q" || true
+step portable make test-portable PYTEST_ARGS="--color=no -q" || true
+step python env PYTEST_ARGS="-q" bash ci/pythons.sh --turn || true
+step arm64 env PYTEST_ARGS="-q" bash ci/arm64.sh --short || true
+step instructions make instructions || true
+step bench bash ci/bench.sh || true
+summary
+[ ${#failed_steps[@]} = 0 ]
