@@ -29,7 +29,7 @@ import numpy as np
 
 from rmqstore import IndexFile, MessageStore, StoreConfig
 from rmqstore._core import MAGIC_BLANK, Region, encode_records
-from rmqstore.index_service import IndexService
+from rmqstore.index.index_service import IndexService
 
 from . import document, machine
 from .peers import data

@@ -7,8 +7,17 @@ programs use are loaded when they are first asked for.
 from typing import TYPE_CHECKING
 
 from rmqstore._version import __version__
+
+try:
+    import rmqstore._core  # noqa: F401  # asked for first, so that its absence is explained
+except ModuleNotFoundError as _error:
+    if _error.name != "rmqstore._core":
+        raise
+    from rmqstore import _unbuilt
+
+    raise ImportError(_unbuilt.explain(), name="rmqstore._core", path=__file__) from None
+
 from rmqstore.config import StoreConfig
-from rmqstore.describe import StoreDescription, describe
 from rmqstore.errors import (
     ChecksumError,
     CorruptionError,
@@ -27,9 +36,12 @@ from rmqstore.errors import (
     StorePoisonedError,
     UnsupportedFormatError,
 )
-from rmqstore.index_file import IndexFile
+from rmqstore.index.index_file import IndexFile
 from rmqstore.message import Message, MessageExt
-from rmqstore.message_store import (
+from rmqstore.offline.describe import StoreDescription, describe
+from rmqstore.offline.rebuild import RebuildReport, rebuild
+from rmqstore.offline.verify import Finding, verify
+from rmqstore.store.message_store import (
     GetMessageResult,
     GetMessageStatus,
     MessageStore,
@@ -38,9 +50,7 @@ from rmqstore.message_store import (
     PutTableResult,
     QueryResult,
 )
-from rmqstore.rebuild import RebuildReport, rebuild
-from rmqstore.recovery import RecoveryReport
-from rmqstore.verify import Finding, verify
+from rmqstore.store.recovery import RecoveryReport
 
 __all__ = [
     "ChecksumError",
@@ -85,17 +95,17 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from rmqstore.consumer import Consumer
-    from rmqstore.consumer_offset import ConsumerOffsets, LocalOffsets
-    from rmqstore.stats import StoreStats
+    from rmqstore.consumer.consumer import Consumer
+    from rmqstore.consumer.consumer_offset import ConsumerOffsets
+    from rmqstore.consumer.local_offsets import LocalOffsets
+    from rmqstore.store.stats import StoreStats
 else:
-    # The module of each name that is loaded when it is first asked for.  No function can be one of them whose module has its
-    # name (describe, rebuild, verify): the first import of that module, whenever it is, would put the module in its place.
+    # The module of each name that is loaded when it is first asked for.
     _LOADED_LATER = {
-        "Consumer": "rmqstore.consumer",
-        "ConsumerOffsets": "rmqstore.consumer_offset",
-        "LocalOffsets": "rmqstore.consumer_offset",
-        "StoreStats": "rmqstore.stats",
+        "Consumer": "rmqstore.consumer.consumer",
+        "ConsumerOffsets": "rmqstore.consumer.consumer_offset",
+        "LocalOffsets": "rmqstore.consumer.local_offsets",
+        "StoreStats": "rmqstore.store.stats",
     }
 
     def __getattr__(name):

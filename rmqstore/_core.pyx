@@ -16,6 +16,7 @@ Layouts: Apache RocketMQ 5.5.0 (docs/formats.md); every integer in a file is big
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.exc cimport PyErr_CheckSignals
 from cpython.list cimport PyList_Append, PyList_GET_SIZE
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_INCREF
@@ -36,7 +37,8 @@ cdef extern from "<sys/mman.h>" nogil:
     int munmap(void* addr, size_t length)
     int msync(void* addr, size_t length, int flags)
     int madvise(void* addr, size_t length, int advice)
-    int PROT_READ, PROT_WRITE, MAP_SHARED, MS_SYNC, MADV_SEQUENTIAL, MADV_RANDOM, MADV_NORMAL, MADV_WILLNEED, MADV_DONTNEED
+    int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE, MAP_FIXED, MS_SYNC
+    int MADV_SEQUENTIAL, MADV_RANDOM, MADV_NORMAL, MADV_WILLNEED, MADV_DONTNEED
     void* MAP_FAILED
 
 cdef extern from *:
@@ -48,7 +50,7 @@ cdef extern from *:
     #endif
     /* 1: every page of the range can be written without a fault; 0: the system was asked to read them ahead, or declined. */
     static inline int rmq_populate(void *p, size_t size) {
-    #ifdef MADV_POPULATE_WRITE
+    #if defined(MADV_POPULATE_WRITE) && !defined(RMQSTORE_PORTABLE)
         if (madvise(p, size, MADV_POPULATE_WRITE) == 0) return 1;
         if (errno != EINVAL) return 0;
     #endif
@@ -160,6 +162,7 @@ cdef extern from "_java_hash.h":
 cdef extern from "_crc32.h":
     void crc32_start "rmq_crc32_start"() noexcept
     uint32_t crc32_update "rmq_crc32_update"(uint32_t crc, const uint8_t* p, size_t n) noexcept nogil
+    uint32_t crc32_shifted "rmq_crc32_shifted"(uint32_t crc, uint64_t n) noexcept nogil
     uint32_t crc32_by "rmq_crc32_by"(int i, uint32_t crc, const uint8_t* p, size_t n) noexcept nogil
     const char* crc32_name "rmq_crc32_name"(int i) noexcept
     int crc32_implementation_num "rmq_crc32_implementation_num"
@@ -241,7 +244,7 @@ cpdef enum Verdict:
     COLUMNS_FULL = 3
     LIMIT = 4            # the end that the caller gave
     BAD_MAGIC = -1
-    BAD_SIZE = -2        # the total size is negative, too small, or goes beyond the segment
+    BAD_SIZE = -2        # the total size is negative, too small, or goes beyond the segment; a blank's is not the rest of it
     BAD_LENGTH = -3      # the parts do not add up to the total size
     BAD_PHY_OFFSET = -4  # the record says that it lies elsewhere
     BAD_BODY_CRC = -5
@@ -284,6 +287,21 @@ cdef int64_t CLOSED = <int64_t>1 << 62
 cdef int64_t PAGE_SIZE = sysconf(_SC_PAGESIZE)
 
 
+cdef void* map_pages(int fd, int64_t size, int64_t length, int prot) noexcept nogil:
+    # `size` bytes of address space.  Where the file has only `length` of them, pages of zeros that belong to no file lie
+    # behind those of the file; the system fills the file's last page with zeros itself.
+    cdef void* base
+    if length >= size:
+        return mmap(NULL, <size_t>size, prot, MAP_SHARED, fd, 0)
+    base = mmap(NULL, <size_t>size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+    if base == MAP_FAILED or length == 0:
+        return base
+    if mmap(base, <size_t>length, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED:
+        munmap(base, <size_t>size)
+        return MAP_FAILED
+    return base
+
+
 cdef class Region:
     """The fence around one mapping: the only object that stores a pointer into a file.
 
@@ -299,26 +317,32 @@ cdef class Region:
         self.state = CLOSED
 
     @staticmethod
-    def map(int fd, int64_t size, bint writable=False):
+    def map(int fd, int64_t size, bint writable=False, bint padded=False):
         """Map `size` bytes (the whole file) of the descriptor `fd`, shared; the descriptor may be closed afterwards.
+
+        Parameters
+        ----------
+        padded : bool
+            A file that was cut short reads as zeros from its end to `size`; only for reading.
 
         Raises
         ------
         ValueError
-            `size` is not positive.
+            `size` is not positive, or the file is shorter and not `padded`.
         OSError
             The system refused, with its errno.
         """
         if size <= 0:
             raise ValueError(f"cannot map {size} bytes")
-        if os.fstat(fd).st_size < size:
+        cdef int64_t length = os.fstat(fd).st_size
+        if length < size and (writable or not padded):
             # Touching a page behind the end of the file would end the process with SIGBUS.
-            raise ValueError(f"cannot map {size} bytes of a file of {os.fstat(fd).st_size}")
+            raise ValueError(f"cannot map {size} bytes of a file of {length}")
         cdef Region region = Region.__new__(Region)
         cdef int prot = PROT_READ | PROT_WRITE if writable else PROT_READ
         cdef void* base
         with nogil:
-            base = mmap(NULL, <size_t>size, prot, MAP_SHARED, fd, 0)
+            base = map_pages(fd, size, length, prot)
         if base == MAP_FAILED:
             PyErr_SetFromErrno(OSError)
         region.base = <unsigned char*>base
@@ -880,14 +904,32 @@ cdef int64_t index_put_many(unsigned char* base, uint64_t magic, int64_t slot_nu
 
 cdef inline int64_t index_head(const unsigned char* base, uint64_t magic, int64_t slot_num, int64_t index_num,
                                int32_t key_hash) noexcept nogil:
-    # Newest entry of the key's chain, 0 if none that a reader may trust.
+    # Newest entry of the key's chain, 0 if there is none, -1 where the slot says what cannot be.
     cdef int64_t count = index_count_of(base)
     cdef uint32_t slot = fastmod(<uint32_t>key_hash, magic, <uint32_t>slot_num)
     cdef int64_t head = get_i32(base + INDEX_HEADER_SIZE + SLOT_SIZE * <int64_t>slot)
     acquire_fence()
-    if head <= 0 or head > count or head >= index_num or count <= 1 or key_hash < 0:
+    if head > count:
+        # A writer may have gone on since the count was read.
+        count = index_count_of(base)
+    if head == 0 or count <= 1 or key_hash < 0:
         return 0
-    return head
+    return head if 0 < head <= count and head < index_num else -1
+
+
+cdef inline int64_t entry_before(const unsigned char* entry, int64_t at, int32_t key_hash, uint64_t magic, int64_t slot_num,
+                                 bint* damaged) noexcept nogil:
+    # The entry that entry `at` of the chain of `key_hash` leads to, 0 at the end.  Only entries of one slot make a chain, and
+    # each leads to one that was made before it.
+    cdef int64_t prev = get_i32(entry + ENTRY_PREV_INDEX)
+    cdef int32_t own = get_i32(entry + ENTRY_KEY_HASH)
+    if own != key_hash and (own < 0 or fastmod(<uint32_t>own, magic, <uint32_t>slot_num)
+                            != fastmod(<uint32_t>key_hash, magic, <uint32_t>slot_num)):
+        damaged[0] = True
+    if 0 <= prev < at:
+        return prev
+    damaged[0] = True
+    return 0
 
 
 cdef int64_t index_select(const unsigned char* base, int64_t slot_num, int64_t* index, int32_t key_hash,
@@ -991,18 +1033,18 @@ cdef int64_t place_hits(const int64_t* hits, const int32_t* lanes, int64_t found
     return used
 
 
-cdef int64_t index_chain(const unsigned char* base, int64_t slot_num, int64_t* index, int32_t key_hash, int64_t* out,
-                         int64_t room) noexcept nogil:
+cdef int64_t index_chain(const unsigned char* base, uint64_t magic, int64_t slot_num, int64_t* index, int32_t key_hash,
+                         int64_t* out, int64_t room, bint* damaged) noexcept nogil:
     # Every entry of the chain with this hash, whatever its time.
-    cdef int64_t n = index[0], found = 0, prev
+    cdef int64_t n = index[0], found = 0
     cdef const unsigned char* entry
     while n > 0 and found < room:
         entry = base + INDEX_HEADER_SIZE + SLOT_SIZE * slot_num + ENTRY_SIZE * n
         if get_i32(entry + ENTRY_KEY_HASH) == key_hash:
             out[found] = get_i64(entry + ENTRY_PHY_OFFSET)
+            damaged[0] |= out[found] < 0
             found += 1
-        prev = get_i32(entry + ENTRY_PREV_INDEX)
-        n = 0 if prev <= 0 or prev >= n else prev
+        n = entry_before(entry, n, key_hash, magic, slot_num, damaged)
     index[0] = n
     return found
 
@@ -1010,6 +1052,7 @@ cdef int64_t index_chain(const unsigned char* base, int64_t slot_num, int64_t* i
 cdef enum:
     SELECT_ROUND = 128
     KEY_CHUNK = 131072
+    KEY_HASHES = 256  # of one record
 
 
 cdef list arrow_or_list_chunks(object keys):
@@ -1096,9 +1139,15 @@ cdef class IndexRegion:
         Geometry: hash slots and entry places (entry 0 is never used, so ``index_num - 1`` entries fit).
     region : Region
         The mapping; its length is ``40 + 4 * slot_num + 20 * index_num``.
+    damaged : bool
+        An exact search met what cannot be: a slot or an entry that leads nowhere or into another chain, or an entry whose
+        record is not there or has no such key.  What it hides is to be looked for in the log.
+    is_distrusted : bool
+        Somebody took note of this: exact searches go on without saying it again.
     """
 
     cdef readonly Region region
+    cdef public bint damaged, is_distrusted
     cdef readonly int64_t slot_num, index_num
     cdef uint64_t magic
     cdef cython.pymutex mutex
@@ -1356,7 +1405,9 @@ cdef class IndexRegion:
             phy offsets, newest entry first, and the entry number to go on with (0 = the chain is at its end).
         """
         cdef int64_t[SELECT_ROUND] out
-        cdef int64_t found, i, count
+        cdef int64_t found, i
+        cdef bint damaged = False, asked = False
+        cdef const unsigned char* entry
         cdef Region region = self.region
         if max_num < 1 or max_num > SELECT_ROUND:
             max_num = SELECT_ROUND
@@ -1366,9 +1417,16 @@ cdef class IndexRegion:
                 return [], 0
             if index < 0:
                 index = index_head(base, self.magic, self.slot_num, self.index_num, key_hash)
+                if index < 0:
+                    index, damaged = 0, True
             elif index >= self.index_num:
                 raise OffsetOutOfRangeError(f"entry {index} of {self.index_num}")
-            found = index_chain(base, self.slot_num, &index, key_hash, out, max_num)
+            else:
+                entry = base + INDEX_HEADER_SIZE + SLOT_SIZE * self.slot_num + ENTRY_SIZE * index
+                # A caller's number may be that of no entry of this chain, which says nothing about the file.
+                entry_before(entry, index, key_hash, self.magic, self.slot_num, &asked)
+            found = index_chain(base, self.magic, self.slot_num, &index, key_hash, out, max_num, &damaged)
+            self.damaged |= damaged and not asked
             return [out[i] for i in range(found)], index
         finally:
             region.unpin()
@@ -1607,7 +1665,7 @@ cdef class IndexRegion:
         list of (int, str)
             Position in the file and what is wrong there; at most 1000, then one that says how many more.
         """
-        cdef int64_t n, count, stored, slot, prev, more = 0, phy, last = 0, entries, used = 0
+        cdef int64_t n, count, stored, slot, prev, more = 0, phy, last = 0, before = 0, odd, entries, used = 0
         cdef int32_t key_hash, diff
         cdef unsigned char* entry
         cdef list found = []
@@ -1639,7 +1697,12 @@ cdef class IndexRegion:
                             with gil:
                                 if key_hash < 0:
                                     found.append((entries + ENTRY_SIZE * n, f"entry {n}: key hash {key_hash} is negative"))
-                                if phy < last or phy >= end_phy_offset:
+                                if before <= phy < last:
+                                    # It goes on from the entry before the last one, which is the one that is too high.
+                                    odd = entries + ENTRY_SIZE * (n - 1) + ENTRY_PHY_OFFSET
+                                    found.append((odd, f"entry {n - 1}: phy offset {last} does not lie between the one "
+                                                       f"before, {before}, and the one after, {phy}"))
+                                elif phy < last or phy >= end_phy_offset:
                                     found.append((entries + ENTRY_SIZE * n + ENTRY_PHY_OFFSET,
                                                   f"entry {n}: phy offset {phy} does not lie between the one before, "
                                                   f"{last}, and the end of the log, {end_phy_offset}"))
@@ -1652,8 +1715,10 @@ cdef class IndexRegion:
                                                   f"needs {heads[slot]}"))
                         else:
                             more += 1
-                    if 0 <= phy < end_phy_offset:
-                        last = phy if phy > last else last
+                    if before <= phy < end_phy_offset:
+                        if phy >= last:
+                            before = last
+                        last = phy
                     used += heads[slot] == 0
                     heads[slot] = <int32_t>n
                 for slot in range(self.slot_num):
@@ -1872,7 +1937,8 @@ cdef int parse_record(const unsigned char* p, int64_t room, RecordView* r) noexc
     if total == 0:
         return EMPTY  # the size is published last, so this record is being written
     if r.magic == C_MAGIC_BLANK:
-        return BLANK
+        # Every writer since RocketMQ 3 gives a blank all bytes that are left; one that says otherwise was a record.
+        return BLANK if total == room else BAD_SIZE
     if total < RECORD_FIXED_SIZE or total > room:
         return BAD_SIZE
     r.body_crc = get_i32(p + RECORD_BODY_CRC)
@@ -1932,21 +1998,25 @@ cdef bint has_prop_crc(const unsigned char* p, RecordView* r) noexcept nogil:
     return ends_with_crc(p + r.properties_pos, r.properties_len)
 
 
-cdef bint prop_crc_ok(const unsigned char* p, RecordView* r) noexcept nogil:
-    # True as well when there is none.  The digits stand least significant first.
+cdef int64_t stored_prop_crc(const unsigned char* p, RecordView* r) noexcept nogil:
+    # The number that the text of a property CRC says, -1 if it is none.  The digits stand least significant first.
     cdef const unsigned char* tail = p + r.total_size - PROP_CRC_SIZE
-    cdef uint64_t value = 0
+    cdef int64_t value = 0
     cdef int32_t i
-    if not has_prop_crc(p, r):
-        return True
     for i in range(9, 19):
         if not 48 <= tail[i] <= 57:
-            return False
+            return -1
     if tail[19] != 2:
-        return False
+        return -1
     for i in range(18, 8, -1):
         value = value * 10 + (tail[i] - 48)
-    return value == (crc32_update(0, p, r.total_size - PROP_CRC_SIZE) & 0x7FFFFFFFu)
+    return value
+
+
+cdef bint prop_crc_ok(const unsigned char* p, RecordView* r) noexcept nogil:
+    # True as well when there is none.
+    return not has_prop_crc(p, r) or stored_prop_crc(p, r) == (
+        <int64_t>(crc32_update(0, p, r.total_size - PROP_CRC_SIZE) & 0x7FFFFFFFu))
 
 
 cdef int64_t parse_decimal(const unsigned char* p, int32_t n, int64_t otherwise) noexcept nogil:
@@ -1991,7 +2061,7 @@ cdef object text_of(const unsigned char* p, int32_t n):
         text = PyUnicode_New(n, 127)
         memcpy(PyUnicode_DATA(<PyObject*>text), p, n)
         return text
-    # rmqstore.message registers the handler that replaces malformed parts as Java does.
+    # rmqstore.message.message registers the handler that replaces malformed parts as Java does.
     return PyUnicode_DecodeUTF8(<const char*>p, n, <const char*>b"rmqstore.java")
 
 
@@ -2031,6 +2101,8 @@ def decode_record(Region region not None, int64_t pos, int64_t limit=-1, int che
     cdef bint ok = True
     try:
         verdict = parse_record(p, limit - pos, &r)
+        if verdict == BAD_SIZE and r.magic == C_MAGIC_BLANK and r.total_size == region.size - pos:
+            verdict = BLANK
         if verdict != RECORD:
             return Verdict(verdict)
         if check_crc:
@@ -2165,33 +2237,125 @@ cdef inline void prefetch_places(unsigned char** bases, const int64_t* room, int
                 prefetch_tail(bases[number] + pos, room[number] - pos)
 
 
-def find_record(Region region not None, int64_t pos, int64_t base_offset, int64_t limit=-1, int check_crc=1):
-    """int: position of the first whole record at or after `pos` (magic, lengths, own offset, CRC), -1 if none.
+cdef enum:
+    # How many bytes a search goes on before it asks whether somebody wants it to stop.
+    SEARCH_SLICE = 4 * 1024 * 1024
+    # A sum is kept for every so many bytes.
+    SUM_BLOCK = 4096
 
-    Its magic lies before `limit` (-1 = the end of the segment); the record may go on behind, as it may end with zeros.
-    `check_crc` as of `decode_record`.
+
+cdef class RecordSearch:
+    """Looks for whole records in one segment, where it is not known at which place one begins.
+
+    The headers of what might be records can be nested, thousands in the body of one, each with a CRC of its own over nearly
+    all that follows.  The sums over the bytes that are common to them are computed once, so a search takes time in proportion
+    to the bytes that it passes, and many searches with the same object do so together.  Bytes that changed since they were
+    summed up are taken for what they were: whoever looks again at a segment that is written to makes a new object.
+
+    Parameters
+    ----------
+    region : Region
+        A commit-log segment.
+    base_offset : int
+        Absolute offset of its first byte.
+    check_crc : int
+        As of `decode_record`.
     """
-    if limit < 0 or limit > region.size:
-        limit = region.size
-    cdef unsigned char* p = region.pin(pos, region.size - pos)
-    cdef int64_t n = limit - pos, room = region.size - pos, at = 0, answer = -1
-    cdef const unsigned char* found
-    cdef RecordView r
-    try:
-        with nogil:
-            while at + RECORD_MAGIC < n:
-                # The magic's first byte lies four bytes into the record.
-                found = <const unsigned char*>memchr(p + at + RECORD_MAGIC, 0xDA, n - at - RECORD_MAGIC)
-                if found == NULL:
-                    break
-                at = found - p - RECORD_MAGIC
-                if judge_record(p + at, room - at, base_offset + pos + at, check_crc, &r) == RECORD:
-                    answer = pos + at
-                    break
-                at += 1
-        return answer
-    finally:
-        region.unpin()
+
+    cdef readonly Region region
+    cdef int64_t base_offset
+    cdef int check_crc
+    # The CRC of the bytes from `sums_begin` up to each multiple of SUM_BLOCK behind it; `sum_num` of them are known.
+    cdef uint32_t[::1] sums
+    cdef int64_t sums_begin, sum_num
+
+    def __cinit__(self, Region region not None, int64_t base_offset, int check_crc=1):
+        self.region, self.base_offset, self.check_crc = region, base_offset, check_crc
+        self.sums = None
+        self.sum_num = 0
+
+    def find(self, int64_t pos, int64_t limit=-1):
+        """int: position of the first whole record at or after `pos` (magic, lengths, own offset, CRC), -1 if none.
+
+        Its magic lies before `limit` (-1 = the end of the segment); the record may go on after that, as it may end with zeros.
+        A signal that came meanwhile is handled every 4 MiB, so Ctrl-C ends a long search.
+        """
+        cdef Region region = self.region
+        if limit < 0 or limit > region.size:
+            limit = region.size
+        if pos + RECORD_MAGIC >= limit and 0 <= pos <= region.size and not region.closed:
+            return -1
+        cdef unsigned char* base = region.pin(0, region.size)
+        cdef int64_t at = pos, stop, answer = -1
+        try:
+            if pos < 0 or pos > region.size:
+                raise OffsetOutOfRangeError(f"position {pos} is outside the segment", pos=pos)
+            if self.sums is None:
+                self.sums = np.empty(region.size // SUM_BLOCK + 1, np.uint32)
+            while answer < 0 and at + RECORD_MAGIC < limit:
+                stop = at + SEARCH_SLICE if at + SEARCH_SLICE + RECORD_MAGIC < limit else limit - RECORD_MAGIC
+                with nogil:
+                    answer = self.find_before(base, at, stop)
+                at = stop
+                PyErr_CheckSignals()
+            return answer
+        finally:
+            region.unpin()
+
+    cdef int64_t find_before(self, const unsigned char* base, int64_t at, int64_t stop) noexcept nogil:
+        # The first whole record that begins at or after `at` and before `stop`, -1 if there is none.
+        cdef const unsigned char* found
+        cdef RecordView r
+        while at < stop:
+            # The magic's first byte lies four bytes into the record.
+            found = <const unsigned char*>memchr(base + at + RECORD_MAGIC, 0xDA, stop - at)
+            if found == NULL:
+                return -1
+            at = found - base - RECORD_MAGIC
+            if (judge_record(base + at, self.region.size - at, self.base_offset + at, 0, &r) == RECORD
+                    and self.sums_agree(base, at, &r)):
+                return at
+            at += 1
+        return -1
+
+    cdef bint sums_agree(self, const unsigned char* base, int64_t at, RecordView* r) noexcept nogil:
+        # What `judge_record` asks of a record whose lengths are whole.
+        cdef const unsigned char* p = base + at
+        cdef int64_t begin = at + r.body_pos, wanted
+        if self.check_crc == 0:
+            return True
+        if r.total_size <= 2 * SUM_BLOCK:
+            if not body_crc_ok(p, r) or not prop_crc_ok(p, r):
+                return False
+        else:
+            if <int32_t>(self.crc_of(base, begin, begin + r.body_len) & 0x7FFFFFFFu) != r.body_crc:
+                return False
+            if has_prop_crc(p, r):
+                wanted = stored_prop_crc(p, r)
+                if wanted != <int64_t>(self.crc_of(base, at, at + r.total_size - PROP_CRC_SIZE) & 0x7FFFFFFFu):
+                    return False
+        return self.check_crc < 2 or has_prop_crc(p, r)
+
+    cdef uint32_t crc_of(self, const unsigned char* base, int64_t begin, int64_t end) noexcept nogil:
+        # The CRC of a part from those of what ends where the part begins and where it ends.
+        if self.sum_num == 0 or begin < self.sums_begin:
+            self.sums_begin, self.sum_num = begin - begin % SUM_BLOCK, 1
+            self.sums[0] = 0
+        return self.crc_to(base, end) ^ crc32_shifted(self.crc_to(base, begin), end - begin)
+
+    cdef uint32_t crc_to(self, const unsigned char* base, int64_t end) noexcept nogil:
+        cdef int64_t block = (end - self.sums_begin) // SUM_BLOCK
+        cdef const unsigned char* p = base + self.sums_begin
+        while self.sum_num <= block:
+            self.sums[self.sum_num] = crc32_update(self.sums[self.sum_num - 1], p + SUM_BLOCK * (self.sum_num - 1), SUM_BLOCK)
+            # Not in place, which a debug build's check for None refuses without the GIL.
+            self.sum_num = self.sum_num + 1
+        return crc32_update(self.sums[block], p + SUM_BLOCK * block, end - self.sums_begin - SUM_BLOCK * block)
+
+
+def find_record(Region region not None, int64_t pos, int64_t base_offset, int64_t limit=-1, int check_crc=1):
+    """int: as `RecordSearch.find`, for one search in a segment."""
+    return RecordSearch(region, base_offset, check_crc).find(pos, limit)
 
 
 cpdef enum KeyKind:
@@ -2626,7 +2790,7 @@ cdef class RecordColumns:
     phy_offset, queue_offset, store_timestamp, tags_code, inner_base : numpy.ndarray of int64, shape (capacity,)
     size, queue_id, sys_flag, topic, queue, inner_num : numpy.ndarray of int32, shape (capacity,)
         `topic` numbers `topics.topics`, `queue` numbers `topics.queues`; `inner_num` is 1 unless the record is an inner batch, of which it is the number of
-        messages; 0 where that is missing.
+        messages; 0 where that is missing or not within 1 to 32767, what a unit has room for.
     multi_dispatch, prop_crc : numpy.ndarray of uint8, shape (capacity,)
         1 where the record carries INNER_MULTI_DISPATCH; 1 where it ends with a property CRC.
     key_start : numpy.ndarray of int64, shape (capacity + 1,)
@@ -2795,6 +2959,11 @@ cdef class RecordColumns:
 
 
 cdef enum:
+    # A unit of a batch queue has 16 bits for the number of its messages.
+    MAX_INNER_NUM = 0x7FFF
+
+
+cdef enum:
     # Inner answers of scan_rows beside the verdicts.
     NEED_TOPIC = 100
     NEED_KEY_ROOM = 101
@@ -2843,7 +3012,9 @@ cdef int64_t put_key_hashes(int32_t* out, int64_t at, int64_t room, uint32_t top
 
 cdef int scan_rows(const unsigned char* base, int64_t* pos, int64_t size, int64_t limit, int64_t base_offset,
                    RecordColumns out, const int64_t* delays, int64_t delay_num, int check_crc,
-                   bint index_tags, bint keys) noexcept nogil:
+                   bint index_tags, bint keys, RecordView* unknown) noexcept nogil:
+    # `unknown` becomes the record whose topic or queue has no number yet (NEED_TOPIC).  It is not parsed a second time: its
+    # writer, or whoever damages the file, may have changed it by then.
     cdef RecordView r
     cdef KnownProperties k
     cdef int64_t i, at, code
@@ -2873,6 +3044,7 @@ cdef int scan_rows(const unsigned char* base, int64_t* pos, int64_t size, int64_
             queue_id = r.queue_id
             queue = out.topics.look_up_queue(topic, queue_id) if topic >= 0 else -1
             if queue < 0:
+                unknown[0] = r
                 return NEED_TOPIC
         find_properties(p + r.properties_pos, r.properties_len, size - pos[0] - r.properties_pos, &k)
         at = out.c_key_start[i]
@@ -2900,7 +3072,9 @@ cdef int scan_rows(const unsigned char* base, int64_t* pos, int64_t size, int64_
         if r.sys_flag & SYS_INNER_BATCH:
             out.c_inner_num[i] = 0
             if k.inner_num_pos >= 0:
-                out.c_inner_num[i] = <int32_t>parse_decimal(p + r.properties_pos + k.inner_num_pos, k.inner_num_len, 0)
+                code = parse_decimal(p + r.properties_pos + k.inner_num_pos, k.inner_num_len, 0)
+                if 0 < code <= MAX_INNER_NUM:
+                    out.c_inner_num[i] = <int32_t>code
             if k.inner_base_pos >= 0:
                 out.c_inner_base[i] = parse_decimal(p + r.properties_pos + k.inner_base_pos, k.inner_base_len,
                                                     r.queue_offset)
@@ -2953,10 +3127,9 @@ def scan(Region region not None, int64_t pos, int64_t limit, int64_t base_offset
         while True:
             state = let_others_run((limit - at) // COPIED_BYTES)
             verdict = scan_rows(base, &at, region.size, limit, base_offset, out, delay_at, delay_num, check_crc,
-                                index_tags, keys)
+                                index_tags, keys, &r)
             go_on(state)
             if verdict == NEED_TOPIC:
-                parse_record(base + at, region.size - at, &r)
                 out.topics.add_queue(
                     out.topics.add(PyBytes_FromStringAndSize(<char*>base + at + r.topic_pos, r.topic_len)), r.queue_id)
             elif verdict == NEED_KEY_ROOM:
@@ -3072,7 +3245,8 @@ cdef class FileStream:
             region.unpin()
 
     def read_recent_queued(self, FileStream log not None, tuple known not None, queue_offset, num, max_num, int64_t max_bytes,
-                           type kind not None, int check_crc, type result_kind not None, status):
+                           type kind not None, int check_crc, type result_kind not None, status, str topic not None,
+                           int64_t queue_id):
         """As `read_queued`, of the file of units (this stream) and the segment that were asked for last: what most gets come to.
 
         Parameters
@@ -3125,7 +3299,7 @@ cdef class FileStream:
             base = segment.pin(0, segment.size)
             try:
                 pull(&at, first_unit, count, base, segment.size, log.found_base, log.found_base, log.wrote_where, kind, out,
-                     wanted, max_bytes, check_crc, None, None)
+                     wanted, max_bytes, check_crc, None, None, topic, queue_id, first)
             finally:
                 segment.unpin()
         finally:
@@ -4957,9 +5131,16 @@ cdef class StoredMessage(MessageFields):
         """int: the stored CRC-32 of the stored body, top bit clear."""
         return self.record.body_crc
 
+    def check_queue(self, str topic not None, int64_t queue_id, int64_t queue_offset):
+        """bool: its record says that it is the one with this place in this queue; if not, it is marked as corrupt."""
+        cdef bint ours = is_of_queue(self, topic, queue_id, queue_offset)
+        if not ours:
+            self.crc_ok = False
+        return ours
+
     @property
     def corrupt(self):
-        """bool: the stored body does not fit its CRC."""
+        """bool: the stored body does not fit its CRC, or the record says that it is another message than its queue unit."""
         return not self.crc_ok
 
     @property
@@ -5169,16 +5350,31 @@ cdef struct Pull:
     bint full, missing
 
 
+cdef bint is_of_queue(StoredMessage message, str topic, int64_t queue_id, int64_t queue_offset) except -1:
+    # Whether the record says that it is this message of this queue, or one of its further queues (RocketMQ's LMQ).
+    if (message.record.queue_id == queue_id and message.record.queue_offset == queue_offset
+            and <str>(<MessageFields>message).topic == topic):
+        return True
+    if queue_id != 0:
+        return False
+    cdef bytes wanted = topic.encode("utf-8", "replace"), text = message.properties_stored
+    cdef bytes scratch = PyBytes_FromStringAndSize(NULL, 3 * PyBytes_GET_SIZE(text))
+    return is_dispatched_to(<unsigned char*>PyBytes_AS_STRING(scratch), <const unsigned char*>PyBytes_AS_STRING(text),
+                            PyBytes_GET_SIZE(text), <int32_t>PyBytes_GET_SIZE(text),
+                            <const unsigned char*>PyBytes_AS_STRING(wanted), PyBytes_GET_SIZE(wanted), queue_offset)
+
+
 cdef int pull(Pull* at, const unsigned char* units, int64_t num, const unsigned char* base, int64_t segment_size,
               int64_t base_offset, int64_t low, int64_t high, type kind, list out, int64_t max_num, int64_t max_bytes,
-              int check_crc, frozenset tags_codes, frozenset tags) except -1:
-    # The caller holds pins on both.
+              int check_crc, frozenset tags_codes, frozenset tags, str topic, int64_t queue_id, int64_t first) except -1:
+    # The caller holds pins on both.  `first` is the queue offset of the first unit.
     cdef int64_t phy, following, tags_code
     cdef int32_t unit_size
     cdef StoredMessage message
     cdef const unsigned char* unit
     cdef const unsigned char* record
     cdef RecordView r
+    cdef object known = None
     if low < base_offset:
         low = base_offset
     if high > base_offset + segment_size:
@@ -5212,6 +5408,13 @@ cdef int pull(Pull* at, const unsigned char* units, int64_t num, const unsigned 
             at.missing |= at.taken == 0
         else:
             message = message_of(kind, record, &r, check_crc)
+            if ((<MessageFields>message).topic is not known or r.queue_id != queue_id
+                    or r.queue_offset != first + at.done):
+                if not is_of_queue(message, topic, queue_id, first + at.done):
+                    message.crc_ok = False
+                elif <str>(<MessageFields>message).topic == topic:
+                    # Messages that follow mostly have the same text, which then need not be compared.
+                    known = (<MessageFields>message).topic
             if tags is None or property_of(message, b"TAGS", 4) in tags:
                 out.append(message)
                 at.taken += 1
@@ -5223,7 +5426,8 @@ cdef int pull(Pull* at, const unsigned char* units, int64_t num, const unsigned 
 
 def read_queued(Region units not None, int64_t pos, int64_t num, Region segment not None, int64_t base_offset,
                 int64_t low, int64_t high, type kind not None, list out not None, int64_t size, int64_t max_num,
-                int64_t max_bytes, int check_crc=1, frozenset tags_codes=None, frozenset tags=None):
+                int64_t max_bytes, int check_crc, frozenset tags_codes, frozenset tags, str topic not None, int64_t queue_id,
+                int64_t first):
     """Decode the messages to which consecutive 20-byte units lead, as long as they lie in one segment.
 
     Parameters
@@ -5246,6 +5450,9 @@ def read_queued(Region units not None, int64_t pos, int64_t num, Region segment 
     tags_codes, tags : frozenset of int, frozenset of str, optional
         Only messages with one of these tags; units whose tags code has other low 32 bits are passed over unread.  A tags code
         that is an address in an extension is not looked up and passes.
+    topic, queue_id, first : str, int, int
+        The queue, and the queue offset of the first unit.  A record that says that it is another message is marked as
+        corrupt.
 
     Returns
     -------
@@ -5271,7 +5478,7 @@ def read_queued(Region units not None, int64_t pos, int64_t num, Region segment 
         base = segment.pin(0, segment.size)
         try:
             pull(&at, first_unit, num, base, segment.size, base_offset, low, high, kind, out, max_num, max_bytes, check_crc,
-                 tags_codes, tags)
+                 tags_codes, tags, topic, queue_id, first)
         finally:
             segment.unpin()
     finally:
@@ -5389,24 +5596,27 @@ cdef class KeySearch:
         cdef Region region = index.region
         cdef unsigned char* entries = region.pin(0, region.size)
         cdef const unsigned char* entry
-        cdef int64_t prev, phy, steps = 0
+        cdef int64_t phy, steps = 0
+        cdef bint damaged = False
         try:
             if at < 0:
                 at = index_head(entries, index.magic, index.slot_num, index.index_num, self.key_hash)
+                damaged = at < 0
             while at > 0 and not self.truncated and steps < WALK_STEPS:
                 entry = entries + INDEX_HEADER_SIZE + SLOT_SIZE * index.slot_num + ENTRY_SIZE * at
                 phy = get_i64(entry + ENTRY_PHY_OFFSET)
-                prev = get_i32(entry + ENTRY_PREV_INDEX)
-                if get_i32(entry + ENTRY_KEY_HASH) == self.key_hash and phy >= 0:
-                    self.look_at(phy, region_of)
-                at = 0 if prev <= 0 or prev >= at else prev
+                if get_i32(entry + ENTRY_KEY_HASH) == self.key_hash:
+                    damaged |= phy < 0 or self.look_at(phy, region_of)
+                at = entry_before(entry, at, self.key_hash, index.magic, index.slot_num, &damaged)
                 steps += 1
-            return 0 if self.truncated else at
+            if damaged:
+                index.damaged = True
+            return 0 if self.truncated or at < 0 else at
         finally:
             region.unpin()
 
     cdef int look_at(self, int64_t phy, object region_of) except -1:
-        # In the segment of the record before, or else in the one that the caller finds.
+        # In the segment of the record before, or else in the one that the caller finds.  1 where an entry cannot lead there.
         cdef object found
         cdef Region segment
         cdef unsigned char* p
@@ -5418,7 +5628,8 @@ cdef class KeySearch:
             else:
                 found = region_of(phy)
                 if found is None:
-                    return 0
+                    # Retention took it, its segment is lost, or the log does not go so far.
+                    return self.log is not None and phy >= self.log.wrote_where
                 self.segment, self.base_offset, self.low, self.high = found
             if self.segment is None:
                 return 0
@@ -5427,7 +5638,7 @@ cdef class KeySearch:
             if self.high > self.base_offset + self.segment.size:
                 self.high = self.base_offset + self.segment.size
             if not self.low <= phy < self.high:
-                return 0
+                return phy >= self.high
         segment = self.segment
         p = segment.pin(phy - self.base_offset, segment.size - (phy - self.base_offset))
         prefetch_head(p, segment.size - (phy - self.base_offset))
@@ -5439,11 +5650,13 @@ cdef class KeySearch:
     cdef int take(self, const unsigned char* p, int64_t room, int64_t phy) except -1:
         cdef RecordView r
         cdef Py_ssize_t topic_len, key_len
-        if judge_record(p, room, phy, 0, &r) != RECORD or not self.begin <= r.store_timestamp <= self.end:
-            return 0
+        if judge_record(p, room, phy, 0, &r) != RECORD:
+            return 1
         cdef const unsigned char* topic = bytes_of(self.topic, &topic_len)
         cdef const unsigned char* key = bytes_of(self.key, &key_len)
         if not has_key(p, &r, topic, topic_len, key, key_len, self.key_kind):
+            return not has_key_hash(p, &r, self.key_hash)
+        if not self.begin <= r.store_timestamp <= self.end:
             return 0
         if phy >= self.lowest:
             # A key that was indexed twice; only where offsets rise the others have to be asked.
@@ -5478,7 +5691,8 @@ def find_messages(indexes, region_of not None, str topic not None, str key not N
     Returns
     -------
     result_kind or None
-        None where the chain of a file is long, or its offsets do not fall: the caller goes on with a `KeySearch` of its own.
+        None where the chain of a file is long or damaged, or its offsets do not fall: the caller goes on with a `KeySearch` of
+        its own.
     """
     return messages_with_key(indexes, region_of, topic, key, key_kind, begin, end, max_num, list_type(result_kind), kind,
                              check_crc, encode, log)
@@ -5498,7 +5712,7 @@ cdef object messages_with_key(indexes, object region_of, str topic, str key, int
     cdef IndexRegion index
     search.prepare(topic, key, key_kind, begin, end, max_num, found, kind, check_crc, encode, log)
     for index in indexes:
-        if search.walk(index, -1, region_of) != 0:
+        if search.walk(index, -1, region_of) != 0 or (index.damaged and not index.is_distrusted):
             return None
         if search.truncated:
             break
@@ -6581,12 +6795,11 @@ cdef int write_rows(ColumnSink* s) noexcept nogil:
 
 
 cdef int stage_row(ColumnSink* s, StagedRow* row) noexcept nogil:
-    # Takes the parsed record of the next staged row in, or says what has to come first.
+    # Takes the parsed record of the next staged row in, or says what has to come first; `row.ok` says what is known of it.
     cdef int64_t mask = s.mask, weight = 0
     cdef RecordView* r = &row.r
     cdef const unsigned char* p = row.p
-    row.ok = True
-    if mask & 1 << COL_CORRUPT or (mask & 1 << COL_BODY and r.sys_flag & SYS_COMPRESSED):
+    if row.ok and (mask & 1 << COL_CORRUPT or (mask & 1 << COL_BODY and r.sys_flag & SYS_COMPRESSED)):
         row.ok = body_crc_ok(p, r) and prop_crc_ok(p, r) and (s.check_crc < 2 or has_prop_crc(p, r))
     if mask & 1 << COL_BODY:
         row.body, row.body_len, row.body_room = p + r.body_pos, r.body_len, row.room - r.body_pos
@@ -6662,6 +6875,50 @@ cdef inline bint same_text(unsigned char* scratch, const unsigned char* p, int64
     if n == size and same_bytes_at(p, wanted, n):
         return True
     return not ascii and not is_ascii(p, n) and put_java_utf8(scratch, p, n) == size and memcmp(scratch, wanted, size) == 0
+
+
+cdef struct PlacesQueue:
+    # The queue whose units lead to the places, and the queue offset of each.
+    const unsigned char* topic
+    int64_t topic_size
+    int32_t queue_id
+    const int64_t* queue_offsets
+    bint shows  # in `corrupt`, and not only by how a compressed body is given
+
+
+cdef bint is_otherwise_of_queue(unsigned char* scratch, const unsigned char* p, int64_t room, RecordView* r,
+                                PlacesQueue* queue, int64_t queue_offset) noexcept nogil:
+    # As `is_of_queue`: its topic is malformed and reads as the queue's, or the queue is one of its further ones.
+    if (r.queue_id == queue.queue_id and r.queue_offset == queue_offset
+            and same_text(scratch, p + r.topic_pos, r.topic_len, queue.topic, queue.topic_size)):
+        return True
+    return queue.queue_id == 0 and is_dispatched_to(scratch, p + r.properties_pos, room - r.properties_pos, r.properties_len,
+                                                    queue.topic, queue.topic_size, queue_offset)
+
+
+cdef bint is_dispatched_to(unsigned char* scratch, const unsigned char* text, int64_t room, int32_t n,
+                           const unsigned char* topic, int64_t topic_size, int64_t queue_offset) noexcept nogil:
+    # Whether the properties name queue 0 of this topic, with this offset in it, as one of the further ones.
+    cdef unsigned char[20] digits
+    cdef int32_t names_len, numbers_len
+    cdef int32_t name = value_of(text, n, room, <const unsigned char*>b"INNER_MULTI_DISPATCH", 20, &names_len)
+    cdef int32_t number = value_of(text, n, room, <const unsigned char*>b"INNER_MULTI_QUEUE_OFFSET", 24, &numbers_len)
+    cdef int64_t name_end, number_end, names_end = name + names_len, numbers_end = number + numbers_len, left = queue_offset
+    cdef int first = 20
+    if name < 0 or number < 0 or queue_offset < 0:
+        return False
+    while first == 20 or left:
+        first -= 1
+        digits[first] = <unsigned char>(48 + left % 10)
+        left //= 10
+    while name <= names_end and number <= numbers_end:
+        name_end = name + before(text + name, 44, names_end - name, room - name)
+        number_end = number + before(text + number, 44, numbers_end - number, room - number)
+        if (number_end - number == 20 - first and memcmp(text + number, digits + first, 20 - first) == 0
+                and same_text(scratch, text + name, name_end - name, topic, topic_size)):
+            return True
+        name, number = <int32_t>(name_end + 1), <int32_t>(number_end + 1)
+    return False
 
 
 cdef inline bint spans_have_key(const unsigned char* text, int64_t room, PropertySpan* spans, KnownSpans* known,
@@ -7037,6 +7294,7 @@ cdef class ArrowColumns:
                     verdict = BAD_PHY_OFFSET
                 if verdict == RECORD:
                     prefetch_stream(row.p, row.r.total_size, row.room)
+                    row.ok = True
                     verdict = self.take_row(s, row, ids, id_num, NULL)
                 if verdict == RECORD or verdict == PASSED_OVER:
                     pos[0] = at + row.r.total_size
@@ -7047,9 +7305,10 @@ cdef class ArrowColumns:
                 return verdict
 
     cdef bytes body_of(self, const unsigned char* p, int64_t room):
-        # The decompressed body of the record at p, None if it cannot be decompressed.
+        # The decompressed body of the record at p, None if it cannot be decompressed or is no record any more.
         cdef RecordView r
-        parse_record(p, room, &r)
+        if parse_record(p, room, &r) != RECORD:
+            return None
         stored = PyBytes_FromStringAndSize(<char*>p + r.body_pos, r.body_len)
         return stored if self.decompress is None else self.decompress(stored, r.sys_flag)
 
@@ -7064,7 +7323,9 @@ cdef class ArrowColumns:
             return True
         if verdict != NEED_HOST:
             return False
-        parse_record(p, room, &r)
+        if parse_record(p, room, &r) != RECORD:
+            # It changed meanwhile; the next look at it says what it is.
+            return True
         host = p + RECORD_BORN_HOST if s.wanting == COL_BORN_HOST else p + r.store_host_pos
         n = r.born_host_len if s.wanting == COL_BORN_HOST else r.store_host_len
         text = self.host_text(PyBytes_FromStringAndSize(<char*>host, n)).encode("ascii")
@@ -7126,8 +7387,8 @@ cdef class ArrowColumns:
     cdef int fill_places(self, ColumnSink* s, unsigned char** bases, const int64_t* room, int64_t region_num,
                          const int64_t[::1] base_offsets, const int32_t[::1] numbers, const int64_t[::1] phy_offsets,
                          const int32_t* sizes, uint8_t[::1] taken, int64_t* at, const int32_t* ids, int64_t id_num,
-                         WantedKey* wanted, const int32_t* key_numbers, KeyTexts texts) noexcept nogil:
-        # `sizes` and `wanted` may be NULL: no sizes, no keys are asked for.
+                         WantedKey* wanted, const int32_t* key_numbers, KeyTexts texts, PlacesQueue* queue) noexcept nogil:
+        # `sizes`, `wanted` and `queue` may be NULL: no sizes, no keys are asked for, no queue leads here.
         cdef StagedRow* row
         cdef int64_t n = phy_offsets.shape[0], pos
         cdef int32_t number
@@ -7160,6 +7421,13 @@ cdef class ArrowColumns:
                         if (judge_record(row.p, row.room, phy_offsets[at[0]], 0, &row.r) == RECORD
                                 and (sizes == NULL or sizes[at[0]] == row.r.total_size)):
                             s.number, s.pos = number, pos
+                            row.ok = True
+                            if (queue != NULL and (queue.shows or row.r.sys_flag & SYS_COMPRESSED)
+                                    and (row.r.queue_offset != queue.queue_offsets[at[0]] or row.r.queue_id != queue.queue_id
+                                         or row.r.topic_len != queue.topic_size
+                                         or not same_bytes_at(row.p + row.r.topic_pos, queue.topic, queue.topic_size))):
+                                row.ok = is_otherwise_of_queue(<unsigned char*>s.name_slots, row.p, row.room, &row.r, queue,
+                                                               queue.queue_offsets[at[0]])
                             verdict = self.take_row(s, row, ids, id_num, wanted)
                 if verdict == RECORD or verdict == PASSED_OVER:
                     if verdict == RECORD:
@@ -7175,7 +7443,7 @@ cdef class ArrowColumns:
 
     def fill_at(self, list regions not None, const int64_t[::1] base_offsets not None, const int32_t[::1] numbers not None,
                 const int64_t[::1] phy_offsets not None, const int32_t[::1] sizes not None, uint8_t[::1] taken not None,
-                int64_t first=0):
+                int64_t first=0, bytes topic=None, int32_t queue_id=0, const int64_t[::1] queue_offsets=None):
         """Append rows for the chosen records at these places, in their order; the GIL is released.
 
         Parameters
@@ -7193,6 +7461,12 @@ cdef class ArrowColumns:
             Becomes 1 for each place that has a row, 0 where no such record begins or it was not chosen.
         first : int
             The place to begin with.
+        topic : bytes, optional
+            UTF-8.  The places are those of the units of a queue of this topic: a row whose record says that it is another
+            message is marked as corrupt, as by `read_queued`.
+        queue_id : int
+        queue_offsets : array of int64
+            The queue offset of each unit.
 
         Returns
         -------
@@ -7201,8 +7475,16 @@ cdef class ArrowColumns:
         """
         if sizes.shape[0] not in (0, phy_offsets.shape[0]):
             raise ValueError(f"{phy_offsets.shape[0]} places, {sizes.shape[0]} sizes")
+        cdef PlacesQueue queue
+        cdef bint asks = topic is not None and phy_offsets.shape[0] > 0
+        if asks:
+            if queue_offsets is None or queue_offsets.shape[0] != phy_offsets.shape[0]:
+                raise ValueError(f"give a queue offset for each of {phy_offsets.shape[0]} places")
+            queue.topic, queue.topic_size = <const unsigned char*>PyBytes_AS_STRING(topic), PyBytes_GET_SIZE(topic)
+            queue.queue_id, queue.queue_offsets = queue_id, &queue_offsets[0]
+            queue.shows = (self.mask & 1 << COL_CORRUPT) != 0
         return self.fill_from(regions, base_offsets, numbers, phy_offsets, &sizes[0] if sizes.shape[0] else NULL, taken, first,
-                              NULL, NULL, None)
+                              NULL, NULL, None, &queue if asks and self.mask & (1 << COL_CORRUPT | 1 << COL_BODY) else NULL)
 
     def fill_matching(self, list regions not None, const int64_t[::1] base_offsets not None,
                       const int32_t[::1] numbers not None, const int64_t[::1] phy_offsets not None,
@@ -7238,11 +7520,11 @@ cdef class ArrowColumns:
             wanted.number = key_numbers[first]
             wanted.there = texts.look(wanted.number, &wanted.view)
         return self.fill_from(regions, base_offsets, numbers, phy_offsets, NULL, taken, first, &wanted,
-                              &key_numbers[0] if key_numbers.shape[0] else NULL, texts)
+                              &key_numbers[0] if key_numbers.shape[0] else NULL, texts, NULL)
 
     cdef int64_t fill_from(self, list regions, const int64_t[::1] base_offsets, const int32_t[::1] numbers,
                            const int64_t[::1] phy_offsets, const int32_t* sizes, uint8_t[::1] taken, int64_t first,
-                           WantedKey* wanted, const int32_t* key_numbers, KeyTexts texts) except -1:
+                           WantedKey* wanted, const int32_t* key_numbers, KeyTexts texts, PlacesQueue* queue) except -1:
         cdef unsigned char* bases[MAX_REGIONS]
         cdef int64_t[MAX_REGIONS] room
         cdef int64_t n = phy_offsets.shape[0], region_num = len(regions), pinned = 0, at = first, i
@@ -7269,7 +7551,7 @@ cdef class ArrowColumns:
             while True:
                 with nogil:
                     verdict = self.fill_places(&s, bases, room, region_num, base_offsets, numbers, phy_offsets, sizes, taken,
-                                               &at, ids, id_num, wanted, key_numbers, texts)
+                                               &at, ids, id_num, wanted, key_numbers, texts, queue)
                 self.keep(&s)
                 if verdict == LIMIT or verdict == COLUMNS_FULL:
                     return at
@@ -7378,6 +7660,7 @@ def chain_entries(IndexRegion index not None, const int32_t[::1] hashes not None
     """
     cdef Region region = index.region
     cdef int64_t n = hashes.shape[0], capacity = 2 * n + WALKS, used = 0, following = 0, active = 0, i, at, prev
+    cdef bint damaged = False
     cdef int64_t[WALKS] walk_at
     cdef int32_t[WALKS] walk_key
     cdef const unsigned char* entries
@@ -7405,6 +7688,7 @@ def chain_entries(IndexRegion index not None, const int32_t[::1] hashes not None
                         at = 0
                         if hashes[following] >= 0:
                             at = index_head(base, index.magic, index.slot_num, index.index_num, hashes[following])
+                        damaged |= at < 0
                         if at > 0:
                             walk_at[active], walk_key[active] = at, <int32_t>following
                             ask_for_entry(entries + ENTRY_SIZE * at)
@@ -7416,18 +7700,67 @@ def chain_entries(IndexRegion index not None, const int32_t[::1] hashes not None
                         entry = entries + ENTRY_SIZE * at
                         if get_i32(entry + ENTRY_KEY_HASH) == hashes[walk_key[i]]:
                             numbers[used], offsets[used] = walk_key[i], get_i64(entry + ENTRY_PHY_OFFSET)
+                            damaged |= offsets[used] < 0
                             used += 1
-                        prev = get_i32(entry + ENTRY_PREV_INDEX)
-                        if prev <= 0 or prev >= at:
+                        prev = entry_before(entry, at, hashes[walk_key[i]], index.magic, index.slot_num, &damaged)
+                        if prev == 0:
                             active -= 1
                             walk_at[i], walk_key[i] = walk_at[active], walk_key[active]
                         else:
                             walk_at[i] = prev
                             ask_for_entry(entries + ENTRY_SIZE * prev)
                             i += 1
+        if damaged:
+            index.damaged = True
         return number_array[:used], offset_array[:used]
     finally:
         region.unpin()
+
+
+cdef bint has_key_hash(const unsigned char* p, RecordView* r, int32_t key_hash) noexcept nogil:
+    # Whether an entry with this hash may lead to this record; of one with very many keys it is taken for granted.
+    cdef int32_t[KEY_HASHES] hashes
+    cdef KnownProperties k
+    cdef int64_t i, num, code
+    find_properties(p + r.properties_pos, r.properties_len, r.properties_len, &k)
+    num = put_key_hashes(hashes, 0, KEY_HASHES, hash_utf8(0, p + r.topic_pos, r.topic_len), p + r.properties_pos, &k.indexed,
+                         True, &code)
+    for i in range(num):
+        if hashes[i] == key_hash:
+            return True
+    return num < 0
+
+
+def doubtful_entry(list regions not None, const int64_t[::1] base_offsets not None, const int32_t[::1] numbers not None,
+                   const int64_t[::1] phy_offsets not None, const int32_t[::1] key_hashes not None, int64_t first=0):
+    """int: the first place, from `first` on, to which an index entry with its key hash cannot lead; -1 if there is none.
+
+    Parameters
+    ----------
+    regions, base_offsets, numbers, phy_offsets
+        As of `ArrowColumns.fill_at`; a place in no region is not judged.
+    key_hashes : array of int32
+        The hash of each entry.
+    """
+    cdef int64_t i, pos, n = phy_offsets.shape[0], found = -1
+    cdef const unsigned char* p
+    cdef Region region
+    cdef RecordView r
+    if numbers.shape[0] != n or key_hashes.shape[0] != n or base_offsets.shape[0] != len(regions) or first < 0:
+        raise ValueError(f"{n} places, {numbers.shape[0]} numbers, {key_hashes.shape[0]} hashes, {len(regions)} regions")
+    for i in range(first, n):
+        if not 0 <= numbers[i] < base_offsets.shape[0]:
+            continue
+        region = <Region?>regions[numbers[i]]
+        pos = phy_offsets[i] - base_offsets[numbers[i]]
+        p = region.pin(0, region.size)
+        if 0 <= pos < region.size and (judge_record(p + pos, region.size - pos, phy_offsets[i], 0, &r) != RECORD
+                                       or not has_key_hash(p + pos, &r, key_hashes[i])):
+            found = i
+        region.unpin()
+        if found >= 0:
+            return found
+    return -1
 
 
 def entries_by_key(list parts not None, int64_t num):

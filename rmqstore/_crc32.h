@@ -24,7 +24,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__GNUC__)
+/* RMQSTORE_PORTABLE: the build of `make test-portable`, see setup.py. */
+#if defined(RMQSTORE_PORTABLE)
+#elif defined(__x86_64__) && defined(__GNUC__)
 #define RMQ_CRC32_X86 1
 #include <immintrin.h>
 #elif defined(__aarch64__) && defined(__GNUC__) && (defined(__linux__) || defined(__APPLE__))
@@ -297,6 +299,27 @@ static uint32_t rmq_crc32_by(int i, uint32_t crc, const uint8_t *p, size_t n) {
 /* As zlib's crc32(crc, p, n): 0 starts, and the value of the first part goes in with the next. */
 static inline uint32_t rmq_crc32_update(uint32_t crc, const uint8_t *p, size_t n) {
     return ~rmq_crc32_chosen(~crc, p, n);
+}
+
+/* The product of two polynomials modulo G, first bit highest term as everywhere here. */
+static inline uint32_t rmq_crc32_product(uint32_t a, uint32_t b) {
+    uint32_t product = 0;
+    for (; a; a <<= 1) {
+        if (a & 0x80000000u) product ^= b;
+        b = b & 1 ? b >> 1 ^ 0xEDB88320u : b >> 1;
+    }
+    return product;
+}
+
+/* What the value of some bytes counts for in that of these bytes and n further ones: the CRC of both parts together is this
+   ^ the CRC of the second (as zlib's crc32_combine).  It is `crc` times x^(8n). */
+static inline uint32_t rmq_crc32_shifted(uint32_t crc, uint64_t n) {
+    uint32_t power = 0x00800000u; /* x^8 */
+    for (; n; n >>= 1) {
+        if (n & 1) crc = rmq_crc32_product(power, crc);
+        power = rmq_crc32_product(power, power);
+    }
+    return crc;
 }
 
 #endif

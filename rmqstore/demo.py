@@ -32,12 +32,12 @@ import click
 from rmqstore.cli.group import CannotOpenError
 from rmqstore.cli.terminal import escape
 from rmqstore.config import StoreConfig
-from rmqstore.describe import describe
 from rmqstore.errors import StoreError
 from rmqstore.message import Message, MessageExt
-from rmqstore.message_store import GetMessageStatus, MessageStore, QueryResult
-from rmqstore.rebuild import rebuild
-from rmqstore.verify import verify
+from rmqstore.offline.describe import describe
+from rmqstore.offline.rebuild import rebuild
+from rmqstore.offline.verify import verify
+from rmqstore.store.message_store import GetMessageStatus, MessageStore, QueryResult
 
 __all__ = ["main"]
 

@@ -6,15 +6,21 @@ the session the sizes and modification times are compared, so a test that wrote 
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
 import golden
 import pytest
 from hypothesis import HealthCheck, settings
+from long_tests import LONG
 from scratch import SCRATCH
 
-FORCING = {"test_consumer_offset", "test_durability", "test_put", "test_rebuild", "test_retention"}
+FORCING = {"test_consumer_offset", "test_durability", "test_put", "test_rebuild", "test_retention", "test_versions"}
+
+# What some machines set for every program changes when a process writes, and strangers' machines do not set it.
+for _name in ("PYTHONUNBUFFERED", "PYTHONUTF8", "PYTHONIOENCODING"):
+    os.environ.pop(_name, None)
 
 settings.register_profile(
     "ci",
@@ -56,6 +62,10 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(config, items):
+    for item in items:
+        path = item.path.relative_to(Path(__file__).parent).as_posix()
+        if f"{path}::{item.name}".startswith(LONG) or "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.long)
     if config.getoption("--slow"):
         return
     skip = pytest.mark.skip(reason="slow: give --slow to run it")

@@ -34,27 +34,57 @@ JAVA_STORES = (
 )
 #: Stores of a whole RocketMQ 5.5.0 broker: after an orderly shutdown, and as a killed process leaves it.
 BROKER_STORES = ("broker", "broker.killed")
-STORES = JAVA_STORES + BROKER_STORES
+#: Stores of whole brokers of the older versions that they are named by, after an orderly shutdown.
+VERSION_STORES = ("4.9.7", "5.1.4", "5.3.3")
+STORES = JAVA_STORES + BROKER_STORES + VERSION_STORES
 #: The stores for which the data hold what the Java store itself reads from them.
-STORES_WITH_LINES = ("base", "base.running", "propcrc", "ext", "compaction", "broker", "broker.killed")
+STORES_WITH_LINES = (
+    "base",
+    "base.running",
+    "propcrc",
+    "ext",
+    "compaction",
+    "broker",
+    "broker.killed",
+    *VERSION_STORES,
+)
 #: Of those, the ones that Java had to recover first: its index then holds the record of the boundary twice.
 RECOVERED_BY_JAVA = ("base.running", "broker.killed")
 
-_ARCHIVES = {name: DATA / "rocketmq" / f"{name}.tar.xz" for name in JAVA_STORES} | {
+_VERSIONS = DATA / "rocketmq-versions"
+_ARCHIVES = {
+    **{name: DATA / "rocketmq" / f"{name}.tar.xz" for name in JAVA_STORES},
     "broker": DATA / "rocketmq-broker" / "store.tar.xz",
     "broker.killed": DATA / "rocketmq-broker" / "store.killed.tar.xz",
+    **{name: _VERSIONS / f"{name}.tar.xz" for name in VERSION_STORES},
 }
-_LINES = {name: DATA / "rocketmq" / f"{name}.jsonl" for name in JAVA_STORES} | {
+_LINES = {
+    **{name: DATA / "rocketmq" / f"{name}.jsonl" for name in JAVA_STORES},
     "broker": DATA / "rocketmq-broker" / "store.jsonl.xz",
     "broker.killed": DATA / "rocketmq-broker" / "store.killed.jsonl.xz",
+    **{name: _VERSIONS / f"{name}.jsonl.xz" for name in VERSION_STORES},
+    # What the versions read after `appended.append` had written to their stores.
+    **{f"{name}.appended": _VERSIONS / f"{name}.appended.jsonl.xz" for name in VERSION_STORES},
 }
 
 
 def geometry(name: str) -> dict[str, Any]:
     """Return the geometry that golden store `name` was written with, keyed by StoreConfig's field names.
 
-    Sizes are bytes.  `index_tags` is False for the stores of 5.3.x and True for those of 5.5.0.
+    Sizes are bytes.  `index_tags` is False for the stores of 5.3.x and before, and True for those of 5.5.0.
     """
+    if name in VERSION_STORES:
+        return {
+            "mapped_file_size_commit_log": 16384,
+            "mapped_file_size_consume_queue": 200,
+            "max_hash_slot_num": 50,
+            "max_index_num": 150,
+            "mapped_file_size_consume_queue_ext": 256 if name == "5.3.3" else 50331648,
+            "message_delay_level": "1s 2s 30m 1h",
+            "index_tags": False,
+            "enable_consume_queue_ext": name == "5.3.3",
+            "enabled_append_prop_crc": name == "5.3.3",
+        }
     if name in BROKER_STORES:
         return {
             "mapped_file_size_commit_log": 1048576,

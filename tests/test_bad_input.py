@@ -148,14 +148,8 @@ def test_files_of_an_odd_length(golden_copy, part, which, length):
     config = StoreConfig(**BASE)
     size = {"commitlog": 4096, "index": 480}.get(part, 200)
     refused(root, GeometryError, f"has {length} bytes", path, pos=min(length, size), config=config)
-    if part != "consumequeue/TopicTest/0" and (part, which, length) != ("index", "last", 0):
-        # Queues are looked at when they are asked for, and a newest file without bytes is one that a broker is just making.
-        refused(root, GeometryError, f"has {length} bytes", path, config=config, read_only=True)
-    # Without a config the sizes are taken from the files; they contradict each other then.
-    with pytest.raises(StoreError) as caught:
-        with MessageStore.open(root) as store:
-            raise AssertionError(f"opened with {store.config}")
-    assert str(root / part) in str(caught.value)
+    # Without a config the sizes are those that most files have.  A reader reads the rest: tests/test_damaged_files.py.
+    refused(root, GeometryError, f"has {length} bytes.*restore the file from a copy", path)
 
 
 @pytest.mark.parametrize("part", ["commitlog", "consumequeue/TopicTest/0"])

@@ -1,4 +1,4 @@
-"""Tests of rmqstore.checkpoint."""
+"""Tests of rmqstore.files.checkpoint."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmqstore._core import CheckpointLayout
-from rmqstore.checkpoint import CHECKPOINT_SIZE, Checkpoint
 from rmqstore.errors import GeometryError, ReadOnlyError
+from rmqstore.files.checkpoint import CHECKPOINT_SIZE, Checkpoint
 
 FIELDS = ("physic_msg_timestamp", "logics_msg_timestamp", "index_msg_timestamp", "master_flushed_offset",
           "confirm_phy_offset", "logics_physical_offset")  # fmt: skip

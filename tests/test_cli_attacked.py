@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-import rmqstore.importing
+import rmqstore.offline.importing
 from rmqstore import InvalidMessageError, Message, MessageStore, StoreConfig
 from rmqstore.cli import main
 from rmqstore.texts import parse_time
@@ -42,9 +42,10 @@ def program(*args, **more):
 
 
 def golden_vhost(folder):
-    data = os.path.join(os.path.dirname(__file__), "data/rabbitmq/11-clean-small/vhost.tar.xz")
-    subprocess.run(["tar", "-xJf", data, "-C", str(folder)], check=True)
-    return folder / "vhost"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(os.path.join(os.path.dirname(__file__), "rabbitmq"))
+        import golden_rabbitmq
+    return golden_rabbitmq.unpack("11-clean-small", folder)
 
 
 def bodies(path):
@@ -199,11 +200,11 @@ def test_two_imports_make_one_new_store(tmp_path, monkeypatch):
 
     def late(source, target):
         # Somebody else is a moment earlier.
-        monkeypatch.setattr(rmqstore.importing.os, "rename", real)
+        monkeypatch.setattr(rmqstore.offline.importing.os, "rename", real)
         (tmp_path / "new/commitlog").mkdir(parents=True)
         real(source, target)
 
-    monkeypatch.setattr(rmqstore.importing.os, "rename", late)
+    monkeypatch.setattr(rmqstore.offline.importing.os, "rename", late)
     done = run("import", tmp_path / "new", tmp_path / "rows.jsonl", *SIZES)
     assert (
         done.exit_code == 3 and "somebody else has made this while the import ran, and nothing was put" in done.stderr
@@ -235,7 +236,7 @@ def test_an_odd_file_is_a_finding_whatever_else_is_given(store):
     segment = sorted((store / "commitlog").iterdir())[0]
     os.truncate(segment, 2048)
     done = run("verify", store, "-o", "message_delay_level=1s")
-    assert done.exit_code == 1 and "geometry: " in done.stdout
+    assert done.exit_code == 1 and f"{segment}:2048: file: " in done.stdout
     os.truncate(segment, 4096)
     assert run("verify", store, *SIZES, "-o", "mapped_file_size_commit_log=8192").exit_code == 3
 

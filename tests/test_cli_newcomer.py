@@ -160,6 +160,20 @@ def test_output_that_cannot_be_written(broker, command):
     assert "Traceback" not in ran.stderr and "Exception ignored" not in ran.stderr
 
 
+def test_findings_that_cannot_be_written_are_not_findings(golden_copy):
+    # The command ended with the exit code of findings, and the interpreter with 120: nobody had seen any.
+    copy = golden_copy("broker")
+    shutil.rmtree(copy / "consumequeue" / "Orders")
+    if not os.path.exists("/dev/full"):
+        pytest.skip("this system has no /dev/full")
+    for redirection in ("> /dev/full", "> /dev/full 2> /dev/full"):
+        shell = f'"{sys.executable}" -m rmqstore verify "{copy}" {redirection}; echo "$?" >&3'
+        ran = subprocess.run(
+            ["bash", "-c", f"exec 3>&1; {shell}"], env=environment(), capture_output=True, text=True, timeout=60, check=True
+        )
+        assert ran.stdout == "3\n" and "Exception ignored" not in ran.stderr
+
+
 def test_streams_that_are_closed(broker):
     for redirection, code in ((">&-", 0), ("2>&-", 0), ("<&- >&- 2>&-", 0)):
         shell = f'"{sys.executable}" -m rmqstore info "{broker}" {redirection}'

@@ -34,9 +34,9 @@ from rmqstore import (
     StoreConfig,
     UnsupportedFormatError,
     _core,
-    columns,
 )
 from rmqstore.message import compress_body, compression_flags, decode_java_utf8
+from rmqstore.store import columns
 
 pa = pytest.importorskip("pyarrow")
 

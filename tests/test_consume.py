@@ -676,7 +676,7 @@ def test_local_offsets(root, tmp_path):
 def test_own_offsets_are_persisted_while_it_goes(root, tmp_path, monkeypatch):
     path = tmp_path / "offsets.json"
     now = [1000.0]
-    monkeypatch.setattr("rmqstore.consumer.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("rmqstore.consumer.consumer.time.monotonic", lambda: now[0])
     with MessageStore.open(root, config=SMALL.replace(flush_consumer_offset_interval=5000)) as store:
         fill(store, 10)
         offsets = ConsumerOffsets(path, read_only=False)

@@ -1,4 +1,4 @@
-"""Tests of rmqstore.consumer_offset: the fastjson dialect, the broker's offsets and a broadcasting consumer's.
+"""Tests of rmqstore.consumer.consumer_offset: the fastjson dialect, the broker's offsets and a broadcasting consumer's.
 
 Owns a second encoder of the broker's file, written from the format's description with the oracle's string hash, and a
 model of a directory that says what a kill or a power loss may leave at every step of a persist.
@@ -23,8 +23,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import rmqstore.consumer_offset
-from rmqstore.consumer_offset import ConsumerOffsets, LocalOffsets, format_fastjson, parse_fastjson
+import rmqstore.consumer.consumer_offset
+from rmqstore.consumer.consumer_offset import ConsumerOffsets
+from rmqstore.consumer.fastjson import format_fastjson, parse_fastjson
+from rmqstore.consumer.local_offsets import LocalOffsets
 from rmqstore.errors import CorruptionError, ReadOnlyError
 
 PRETTY = ("consumerOffset.empty.pretty", "consumerOffset.pretty", "delayOffset.nodv.pretty", "delayOffset.pretty",
@@ -1329,15 +1331,15 @@ def test_what_is_written_is_the_table_of_one_moment(tmp_path, monkeypatch):
     for queue_id in range(3):
         offsets.commit("g", "t", queue_id, 1)
     first = offsets.list()
-    real = rmqstore.consumer_offset.java_string_hash
+    real = rmqstore.consumer.consumer_offset.java_string_hash
 
     def commit_meanwhile(text):
-        monkeypatch.setattr(rmqstore.consumer_offset, "java_string_hash", real)
+        monkeypatch.setattr(rmqstore.consumer.consumer_offset, "java_string_hash", real)
         offsets.commit("new", "t", 0, 1)
         offsets.commit("g", "t", 3, 1)
         return real(text)
 
-    monkeypatch.setattr(rmqstore.consumer_offset, "java_string_hash", commit_meanwhile)
+    monkeypatch.setattr(rmqstore.consumer.consumer_offset, "java_string_hash", commit_meanwhile)
     assert offsets.persist()
     assert len(offsets.list()) == 2 and ConsumerOffsets.load(offsets.path).list() == first
     assert offsets.persist() and ConsumerOffsets.load(offsets.path).list() == offsets.list()

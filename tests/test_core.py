@@ -30,7 +30,7 @@ import rmqstore.message  # noqa: F401  (registers the error handler by which top
 from rmqstore import _core
 from rmqstore._core import IndexRegion, RecordColumns, Region, TopicTable, Verdict
 from rmqstore.errors import OffsetOutOfRangeError, ReadOnlyError, StoreClosedError, StoreError
-from rmqstore.message_store import QueryResult
+from rmqstore.store.message_store import QueryResult
 
 MAX_I64 = 2**63 - 1
 MIN_I64 = -(2**63)
@@ -1957,8 +1957,9 @@ def test_every_bit_flip_of_a_segment(golden_store):
             region.write(pos, bytes([data[pos] ^ (1 << bit)]))
             (ended, verdict), walked, _ = use_segment(region, columns)
             if at == len(records):
-                # In the blank only its magic matters, behind its head nothing.
-                assert (ended, verdict) == (end, Verdict.BAD_MAGIC if end + 4 <= pos < end + 8 else Verdict.BLANK)
+                # A blank must fill its segment exactly; after its head nothing matters.
+                expected = Verdict.BAD_SIZE if pos < end + 4 else Verdict.BAD_MAGIC if pos < end + 8 else Verdict.BLANK
+                assert (ended, verdict) == (end, expected)
             elif pos >= records[at].end - 20 and verdict == Verdict.BLANK:
                 # A tail that does not look like one any more is no property CRC, so only the body's is left.
                 digits = range(records[at].end - 11, records[at].end - 1)
@@ -2003,10 +2004,8 @@ def test_every_truncation_of_a_segment(golden_store):
         whole = sum(end <= size for end in ends)
         assert (columns.count, ended) == (whole, ends[whole - 1] if whole else 0)
         left = size - ended
-        if whole == len(records):
-            assert verdict == (Verdict.LIMIT if not left else Verdict.EMPTY if left < 8 else Verdict.BLANK)
-        else:
-            assert verdict == (Verdict.LIMIT if not left else Verdict.EMPTY if left < 8 else Verdict.BAD_SIZE)
+        # The blank at the end does not fill what is left either.
+        assert verdict == (Verdict.LIMIT if not left else Verdict.EMPTY if left < 8 else Verdict.BAD_SIZE)
         assert isinstance(_core.decode_record(region, ended), Verdict)
         assert _core.find_record(region, ended, 0) == -1
         assert _core.record_matches(region, ended, ended, b"T", b"k") == (False, 0)
@@ -2571,7 +2570,10 @@ def reading_calls(region: Region, index: IndexRegion):
         "record_matches": lambda: _core.record_matches(region, 0, 0, b"T", b"k"),
         "read_message": lambda: _core.read_message(region, 0, 0, _core.StoredMessage),
         "read_messages": lambda: _core.read_messages(region, 0, 9, 0, _core.StoredMessage, 1, 9),
-        "read_queued": lambda: _core.read_queued(region, 0, 1, region, 0, 0, 9, _core.StoredMessage, [], 0, 1, 1),
+        "read_queued": lambda: _core.read_queued(
+            region, 0, 1, region, 0, 0, 9, _core.StoredMessage, [], 0, 1, 1, 1, None, None, "T",
+            0, 0
+        ),
         "KeySearch.walk": lambda: key_search().walk(index, -1, lambda phy_offset: None),
         "find_messages": lambda: _core.find_messages(
             [index], lambda phy_offset: None, "T", "k", 0, 0, 1, 1, QueryResult, _core.StoredMessage, 1, str.encode
@@ -2581,6 +2583,9 @@ def reading_calls(region: Region, index: IndexRegion):
             [region], zeros, zeros.astype(np.int32), zeros, np.zeros(1, np.uint8), zeros.astype(np.int32), key_texts(), 1, 9
         ),
         "chain_entries": lambda: _core.chain_entries(index, np.ones(1, np.int32)),
+        "doubtful_entry": lambda: _core.doubtful_entry(
+            [region], np.zeros(1, np.int64), np.zeros(1, np.int32), np.zeros(1, np.int64), np.ones(1, np.int32)
+        ),
         "ArrowColumns.fill": lambda: _core.ArrowColumns(["topic"], 4).fill(region, 0, 100, 0),
         "scan": lambda: _core.scan(region, 0, 100, 0, columns, NO_DELAYS),
         "walk": lambda: _core.walk(region, 0, 100, 0),

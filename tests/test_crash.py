@@ -30,9 +30,9 @@ from test_model import content, content_of_record
 
 import rmqstore
 from rmqstore import CorruptionError, Message, MessageStore, StoreConfig, StoreError
-from rmqstore.checkpoint import Checkpoint
-from rmqstore.index_file import IndexFile
-from rmqstore.mapped_file import MappedFile
+from rmqstore.files.checkpoint import Checkpoint
+from rmqstore.files.mapped_file import MappedFile
+from rmqstore.index.index_file import IndexFile
 
 NOW = 1_700_000_000_000
 SEGMENT = 1024
@@ -299,7 +299,7 @@ class Camera:
 
     def trace(self, frame, event, arg):
         folder, name = os.path.split(frame.f_code.co_filename)
-        if folder != PACKAGE or name not in self.MODULES:
+        if not folder.startswith(PACKAGE) or name not in self.MODULES:
             return None
         self.look(f"{name}:{frame.f_lineno} in {frame.f_code.co_name}")
         return self.trace

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from rmqstore import Message, MessageStore, demo
-from rmqstore.rebuild import rebuild
+from rmqstore.offline.rebuild import rebuild
 
 SMALL = ["--messages", "600"]
 SAMPLE = golden.DATA / "rocketmq-broker"

@@ -107,7 +107,9 @@ def prepare(folder: Path) -> None:
     shutil.copytree(folder / "vhost", folder / "node" / "msg_stores" / "vhosts" / "628WB79CIFDYO9LJI6DKMI09L")
     (folder / "examples").symlink_to(ROOT / "examples")
     (folder / "data").mkdir()
-    (folder / "tmp").mkdir()
+    # One that an import finds is small; one that it makes has the default sizes, 1.4 GB.
+    shutil.copytree(golden.unpack("broker", folder / "unpacked"), folder / "tmp" / "copy")
+    shutil.rmtree(folder / "unpacked")
 
 
 @pytest.fixture

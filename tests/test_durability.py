@@ -33,13 +33,13 @@ from rmqstore import (
     StoreConfig,
     StorePoisonedError,
     _core,
-    index_service,
-    mapped_file,
-    message_store,
 )
-from rmqstore.checkpoint import Checkpoint
-from rmqstore.housekeeping import Housekeeping, Task
-from rmqstore.mapped_file import STAGING_PREFIX, MappedFile
+from rmqstore.files import mapped_file
+from rmqstore.files.checkpoint import Checkpoint
+from rmqstore.files.mapped_file import STAGING_PREFIX, MappedFile
+from rmqstore.index import index_service
+from rmqstore.store import message_store
+from rmqstore.store.housekeeping import Housekeeping, Task
 
 #: Nothing happens by a timer, so that each test says itself when a flush is due.
 QUIET = StoreConfig(
@@ -88,10 +88,9 @@ class Disk:
         self.failures: list[tuple[str, OSError]] = []
         self.before_checkpoint: Callable[[Checkpoint], None] | None = None
         self._notes = threading.Lock()
-        real = {
-            name: getattr(owner, name)
-            for owner, name in ((os, "fsync"), (os, "fdatasync"), (os, "link"), (os, "rename"), (os, "mkdir"))
-        }
+        # macOS has no fdatasync.
+        forces = [name for name in ("fsync", "fdatasync") if hasattr(os, name)]
+        real = {name: getattr(os, name) for name in (*forces, "link", "rename", "mkdir")}
         real_flush, real_force, real_checkpoint = MappedFile.flush, IndexFile.force, Checkpoint.flush
 
         def flush(each: MappedFile) -> None:
@@ -127,7 +126,7 @@ class Disk:
         monkeypatch.setattr(MappedFile, "flush", flush)
         monkeypatch.setattr(IndexFile, "force", force)
         monkeypatch.setattr(Checkpoint, "flush", flush_checkpoint)
-        for name in ("fsync", "fdatasync"):
+        for name in forces:
             monkeypatch.setattr(os, name, of_descriptor(name))
         for name in ("link", "rename", "mkdir"):
             monkeypatch.setattr(os, name, naming(name))
@@ -444,7 +443,7 @@ def test_a_flush_takes_no_note_of_later_writes(tmp_path, disk, threads):
         assert counts == [disk.times(part) for part in ("commitlog/", "consumequeue/", "index/")]
 
 
-def test_a_file_that_the_pool_let_go_is_forced_all_the_same(tmp_path, disk):
+def test_a_file_that_the_pool_let_go_is_forced_all_the_same(system, tmp_path, disk):
     config = QUIET.replace(max_mapped_files=1, message_index_enable=False)
     with MessageStore.open(tmp_path / "store", config=config) as store:
         puts = [store.put_message(Message("Orders", b"x" * 2500), number % 3) for number in range(12)]
@@ -735,6 +734,14 @@ def sparse(path: str) -> None:
         file.truncate(len(content))
 
 
+@pytest.fixture(params=["linux", "macos"])
+def system(request, monkeypatch):
+    """This system, and then one whose Python lacks what macOS's does."""
+    if request.param == "macos":
+        for name in ("fdatasync", "posix_fallocate"):
+            monkeypatch.delattr(os, name, raising=False)
+
+
 def allocated(path: str) -> bool:
     status = os.stat(path)
     return status.st_blocks * 512 >= status.st_size
@@ -757,7 +764,7 @@ def sparse_store(tmp_path):
     return root, config, files
 
 
-def test_files_with_holes_are_allocated_before_the_first_write(sparse_store, monkeypatch):
+def test_files_with_holes_are_allocated_before_the_first_write(system, sparse_store, monkeypatch):
     root, config, files = sparse_store
     looked: dict[str, bool] = {}
 
@@ -1019,7 +1026,7 @@ def prepare_small_files(monkeypatch):
     monkeypatch.setattr(message_store, "_PREPARE_FROM_SIZE", 1000)
 
 
-def test_the_thread_prepares_the_next_segment_and_index_file(tmp_path, prepare_small_files):
+def test_the_thread_prepares_the_next_segment_and_index_file(system, tmp_path, prepare_small_files):
     root = tmp_path / "store"
     with MessageStore.open(root, config=PREPARING) as store:
         store.put_message(small())

@@ -32,7 +32,7 @@ from rmqstore import (
     StoreError,
 )
 from rmqstore.cli import main
-from rmqstore.export import FORMATS, OutputFile, Selection, export, format_of, message_row
+from rmqstore.offline.export import FORMATS, OutputFile, Selection, export, format_of, message_row
 
 csv.field_size_limit(1 << 30)
 pa = pytest.importorskip("pyarrow")
@@ -599,14 +599,16 @@ def slow_export(store, target, *more):
     """An export in a process of its own that stops after its first batch until it is killed."""
     program = (
         "import sys, time\n"
-        "import rmqstore.export as engine\n"
+        "import rmqstore.offline.export as engine\n"
         "from rmqstore.cli import main\n"
         "tell = engine._Source.tell\n"
         "def stop(self, at):\n"
         "    tell(self, at)\n"
         "    if at > self.begin:\n"
         "        print('stopped', file=sys.stderr, flush=True)\n"
-        "        time.sleep(60)\n"
+        # Not one long sleep: a signal that came just before it would be looked at after it.
+        "        for _ in range(6000):\n"
+        "            time.sleep(0.01)\n"
         "engine._Source.tell = stop\n"
         "main(['export', *sys.argv[1:]])\n"
     )

@@ -20,9 +20,9 @@ from click.testing import CliRunner
 
 from rmqstore import InvalidMessageError, Message, MessageStore, StoreConfig, StoreError, StoreLockedError, verify
 from rmqstore.cli import main
-from rmqstore.columns import DEFAULT_COLUMNS
-from rmqstore.export import export
-from rmqstore.importing import IMPORT_FORMATS, import_files
+from rmqstore.offline.export import export
+from rmqstore.offline.importing import IMPORT_FORMATS, import_files
+from rmqstore.store.columns import DEFAULT_COLUMNS
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -43,6 +43,8 @@ ROOMY = {
     "max_hash_slot_num": 1000,
     "max_index_num": 10_000,
 }
+# The command line's new store has the default sizes, 1.4 GB, unless it is told.
+SMALL_OPTIONS = [word for name, value in ROOMY.items() for word in ("-o", f"{name}={value}")]
 FILES = {"jsonl": "a.jsonl", "csv": "a.csv", "arrow": "a.arrow", "parquet": "a.parquet", "files": "folder"}
 BODIES = [b"", b"plain", b"zero\0byte", b"\xff\xfe", b'"q",\n;\r\n', "鍵 😀".encode(), bytes(range(256)) * 4]
 
@@ -173,7 +175,7 @@ def test_several_files_packed_and_without_endings(small, tmp_path, monkeypatch):
 def test_what_query_prints_can_be_imported(broker, tmp_path):
     result = CliRunner().invoke(main, ["query", str(broker), "Orders", "ORD-100000", "--json"])
     (tmp_path / "found.jsonl").write_text(result.stdout)
-    assert run(tmp_path / "new", tmp_path / "found.jsonl").exit_code == 0
+    assert run(tmp_path / "new", tmp_path / "found.jsonl", *SMALL_OPTIONS).exit_code == 0
     with MessageStore.open(tmp_path / "new", read_only=True) as store:
         assert [message.keys for message in store.messages()] == [
             json.loads(line)["keys"] for line in result.stdout.splitlines()
@@ -197,6 +199,7 @@ def test_literals_stand_for_all_rows(small, tmp_path):
             "A",
             "--key",
             "B",
+            *SMALL_OPTIONS,
         )
         assert result.exit_code == 0, result.output
         with MessageStore.open(target, read_only=True) as store:
@@ -476,14 +479,16 @@ def test_a_kill_leaves_no_half_store(tmp_path):
     (tmp_path / "b.jsonl").write_text('{"topic":"A","keys":["K"],"body":"x"}\n' * 9000)
     program = (
         "import sys, time\n"
-        "import rmqstore.importing as engine\n"
+        "import rmqstore.offline.importing as engine\n"
         "from rmqstore.cli import main\n"
         "each, calls = engine._Import.each, []\n"
         "def stop(self, chunk, *calls_of):\n"
         "    calls.append(each(self, chunk, *calls_of))\n"
         "    if len(calls) == 3:\n"
         "        print('stopped', file=sys.stderr, flush=True)\n"
-        "        time.sleep(60)\n"
+        # Not one long sleep: a signal that came just before it would be looked at after it.
+        "        for _ in range(6000):\n"
+        "            time.sleep(0.01)\n"
         "    return calls[-1]\n"
         "engine._Import.each = stop\n"
         "main(['import', *sys.argv[1:]])\n"

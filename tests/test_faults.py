@@ -23,8 +23,8 @@ from scratch import SCRATCH
 from test_crash import changes, check_readable, check_recovered, config_of, geometry, without_crowded_keys, write_files
 
 from rmqstore import MessageStore, StoreError
-from rmqstore.consumer_offset import ConsumerOffsets
-from rmqstore.rebuild import REBUILD_DIRECTORY, rebuild
+from rmqstore.consumer.consumer_offset import ConsumerOffsets
+from rmqstore.offline.rebuild import REBUILD_DIRECTORY, rebuild
 
 FLUSH_TYPES = ("ASYNC_FLUSH", "SYNC_FLUSH")
 
@@ -103,8 +103,8 @@ def test_the_layer_sees_every_kind_of_call(server, root):
     outcome = server.run("life", root)
     assert outcome.ended, outcome
     seen = {call.name for call in outcome.calls}
-    # Stores are neither cut nor written to by other calls than these.
-    assert seen >= set(faults.NAMES) - {"ftruncate", "photo"}
+    # Stores are neither cut nor written to by other calls than these.  macOS has two of them not.
+    assert seen >= set(faults.NAMES) - {"ftruncate", "photo"} - set(ABSENT)
     assert not any(call.error for call in outcome.calls if call.name in ("msync", "fsync", "fdatasync", "fallocate"))
     numbers = sorted(call.number for call in outcome.calls if call.name in faults.CHANGING)
     assert numbers == list(range(1, len(numbers) + 1)) == list(range(1, outcome.said[-1]["count"] + 1))
@@ -229,8 +229,11 @@ def kill_at_random(server, root: str, name: str, flush_disk_type: str, seed: int
 @pytest.mark.parametrize("flush_disk_type", FLUSH_TYPES)
 @pytest.mark.parametrize("name", ["plain", "propcrc-ext"])
 def test_killed_at_random_moments(server, root, name, flush_disk_type):
-    said = sum(len(kill_at_random(server, root, name, flush_disk_type, seed).said) for seed in range(8))
-    assert said > 20
+    said = seed = 0
+    # A slow machine says less before the kill; it then takes more kills, not another verdict.
+    while seed < 8 or said <= 20:
+        said += len(kill_at_random(server, root, name, flush_disk_type, seed).said)
+        seed += 1
 
 
 @pytest.mark.slow
@@ -261,6 +264,9 @@ def test_ten_thousand_kills(server, root, capsys):
 
 
 # -------------------------------------------------------------------------------------------------------------- errors
+
+#: Calls that this system's Python has not (`make test-portable`); others do their work.
+ABSENT = [name for name, call in {"fallocate": "posix_fallocate", "fdatasync": "fdatasync"}.items() if not hasattr(os, call)]
 
 #: What a call may fail with, by the manual pages and by what disks, quotas and limits do.
 ERRORS = {
@@ -378,7 +384,7 @@ KINDS = (("plain", "SYNC_FLUSH"), ("propcrc-ext", "ASYNC_FLUSH"))
 
 
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("call", ERRORS)
+@pytest.mark.parametrize("call", [call for call in ERRORS if call not in ABSENT])
 def test_every_call_fails_once(server, root, copy, thorough, call):
     met = tried = 0
     for name, flush_disk_type in KINDS:
@@ -441,6 +447,8 @@ def small_disk(server, request):
         command = ["mount", "-t", "tmpfs", "-o", again + options, "rmqstore-tests", path]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
+            # Continuous integration runs these in a namespace of their own, where they must run.
+            assert not os.environ.get("RMQSTORE_MOUNTS"), done.stderr
             pytest.skip(f"needs the right to mount a tmpfs (root in most places): {done.stderr.strip()}")
         return path
 

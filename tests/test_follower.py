@@ -35,8 +35,8 @@ from rmqstore import (
     verify,
 )
 from rmqstore._core import FileStream
-from rmqstore.mapped_file_queue import MappedFileQueue
-from rmqstore.store_lock import StoreLock
+from rmqstore.files.mapped_file_queue import MappedFileQueue
+from rmqstore.files.store_lock import StoreLock
 
 CONFIG_TEXT = (
     "StoreConfig(mapped_file_size_commit_log=8192, mapped_file_size_consume_queue=400, max_hash_slot_num=20, "
@@ -551,7 +551,7 @@ def delete_all_but_the_newest(writer: MessageStore) -> int:
 
 
 def mapped_deleted(root) -> list[str]:
-    with open("/proc/self/maps") as file:
+    with open("/proc/self/maps", errors="surrogateescape") as file:
         return [line for line in file if str(root) in line and "(deleted)" in line]
 
 
@@ -999,7 +999,7 @@ def test_two_threads_that_race_for_a_store(root):
 
 FORK = """
     import signal, tempfile
-    from rmqstore import message_store
+    from rmqstore.store import message_store
     message_store._PREPARE_FROM_SIZE = 1000
     root, how = sys.argv[1:3]
     # Nothing may hang, as a lock would that nobody gives back: the alarm then ends it and says where.

@@ -16,8 +16,8 @@ import oracle
 import pytest
 
 from rmqstore import GetMessageStatus, MessageStore, StoreConfig
-from rmqstore.commit_log import Blank
-from rmqstore.consume_queue import BatchConsumeQueue
+from rmqstore.commitlog.commit_log import Blank
+from rmqstore.consumequeue.consume_queue import BatchConsumeQueue
 from rmqstore.message import MessageExt, host_to_bytes
 
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"

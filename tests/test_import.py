@@ -20,8 +20,8 @@ NOT_NEEDED = {
     "asyncio", "click", "ctypes", "cython", "decimal", "hashlib", "ipaddress", "json", "lz4", "multiprocessing", "numpy",
     "pandas", "pickle", "platform", "pyarrow", "rich", "secrets", "shutil", "socket", "sqlite3", "ssl", "subprocess",
     "tempfile", "unittest", "urllib.request", "zstandard",
-    "rmqstore.cli", "rmqstore.console", "rmqstore.consumer", "rmqstore.consumer_offset", "rmqstore.demo", "rmqstore.export",
-    "rmqstore.importing", "rmqstore.metrics", "rmqstore.rabbitmq", "rmqstore.spark", "rmqstore.stats",
+    "rmqstore.cli", "rmqstore.console", "rmqstore.consumer", "rmqstore.demo", "rmqstore.offline.export",
+    "rmqstore.offline.importing", "rmqstore.offline.metrics", "rmqstore.rabbitmq", "rmqstore.spark", "rmqstore.store.stats",
 }  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def modules_after(code: str, *arguments: str) -> set[str]:
 
 def test_importing_the_package_loads_only_what_every_use_needs():
     loaded = modules_after("import rmqstore")
-    assert {"rmqstore.message_store", "rmqstore._core", "rmqstore._numpy"} <= loaded
+    assert {"rmqstore.store.message_store", "rmqstore._core", "rmqstore._numpy"} <= loaded
     assert not loaded & NOT_NEEDED
 
 
@@ -81,9 +81,9 @@ def test_every_public_name_is_there():
 def test_a_name_that_is_loaded_later_is_that_of_its_module():
     loaded = modules_after(
         "import rmqstore\nfrom rmqstore import Consumer, StoreStats\n"
-        "from rmqstore.stats import StoreStats as same\nassert rmqstore.StoreStats is StoreStats is same"
+        "from rmqstore.store.stats import StoreStats as same\nassert rmqstore.StoreStats is StoreStats is same"
     )
-    assert {"rmqstore.consumer", "rmqstore.stats"} <= loaded
+    assert {"rmqstore.consumer.consumer", "rmqstore.store.stats"} <= loaded
     assert pickle.loads(pickle.dumps(rmqstore.StoreStats)) is rmqstore.StoreStats
 
 
@@ -99,12 +99,12 @@ def test_a_name_that_is_not_there_is_an_error():
     "statements",
     [
         "import rmqstore",
-        "import rmqstore.{name}",
-        "import rmqstore\nimport rmqstore.{name}",
-        "from rmqstore.{name} import {name}",
-        "import rmqstore.{name} as module\nimport rmqstore",
-        "from importlib import import_module\nimport_module('rmqstore.{name}')\nimport_module('rmqstore')",
-        "import rmqstore.message_store, rmqstore.cli, rmqstore.{name}",
+        "import rmqstore.offline.{name}",
+        "import rmqstore\nimport rmqstore.offline.{name}",
+        "from rmqstore.offline.{name} import {name}",
+        "import rmqstore.offline.{name} as module\nimport rmqstore",
+        "from importlib import import_module\nimport_module('rmqstore.offline.{name}')\nimport_module('rmqstore')",
+        "import rmqstore.store.message_store, rmqstore.cli, rmqstore.offline.{name}",
     ],
 )
 def test_a_function_is_not_hidden_by_the_module_of_its_name(name, statements):

@@ -56,7 +56,7 @@ def filled(root: str, number: int = 60) -> MessageStore:
 
 def maps_of(root: str) -> int:
     """How many mappings of files below `root` this process has."""
-    with open("/proc/self/maps") as maps:
+    with open("/proc/self/maps", errors="surrogateescape") as maps:
         return sum(root in line for line in maps)
 
 

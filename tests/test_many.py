@@ -11,8 +11,12 @@ import struct
 import pytest
 
 from rmqstore import GeometryError, Message, MessageStore, StoreConfig
-from rmqstore.consume_queue import ConsumeQueue, PlainQueue, plain_queue
-from rmqstore.mapped_file import MappedFile, MappedFilePool
+from rmqstore.consumequeue.consume_queue import ConsumeQueue, PlainQueue, plain_queue
+from rmqstore.files.mapped_file import MappedFile, MappedFilePool
+
+# Without (macOS, `make test-portable`) the short look gives up, and the queue is opened.
+TELLS_HOLES = hasattr(os, "SEEK_DATA")
+tells_holes = pytest.mark.skipif(not TELLS_HOLES, reason="the short look needs a system that tells holes")
 
 CONFIG = StoreConfig(
     mapped_file_size_commit_log=4096,
@@ -61,6 +65,7 @@ def folder_bytes(path: str) -> dict[str, bytes]:
     return found
 
 
+@tells_holes
 def test_opening_a_closed_store_maps_no_queue(store_path, mapped):
     with MessageStore.open(store_path, config=CONFIG) as store:
         assert not [path for path in mapped if f"{os.sep}consumequeue{os.sep}" in path]
@@ -93,7 +98,7 @@ def test_opening_lists_the_segments_once_for_their_size_and_once_for_their_names
     monkeypatch.setattr(os, "scandir", counted)
     MessageStore.open(store_path, read_only=read_only, config=None).close()
     assert listed.count(os.path.join(store_path, "commitlog")) == 2
-    assert listed.count(os.path.join(store_path, "consumequeue", "Topic3", "1")) <= 2
+    assert listed.count(os.path.join(store_path, "consumequeue", "Topic3", "1")) <= (2 if TELLS_HOLES else 3)
 
 
 def test_reading_maps_no_queue_at_opening(store_path, mapped):
@@ -228,6 +233,8 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_short_look_says_what_the_queue_says(tmp_path, name):
+    if CASES[name][1] is not None and not TELLS_HOLES:
+        pytest.skip("the short look needs a system that tells holes")
     files, expected = CASES[name]
     directory = tmp_path / "consumequeue" / "T" / "0"
     directory.mkdir(parents=True)
@@ -255,6 +262,16 @@ def test_the_short_look_says_what_the_queue_says(tmp_path, name):
     queue.close()
 
 
+def test_the_short_look_gives_up_where_holes_are_not_told(tmp_path, monkeypatch):
+    path = str(tmp_path / "store")
+    with MessageStore.open(path, config=CONFIG) as store:
+        put = store.put_message(Message("T", b"x"))
+    monkeypatch.delattr(os, "SEEK_DATA", raising=False)
+    with MessageStore.open(path, config=CONFIG) as store:
+        assert store.queues.plain("T", 0) is None
+        assert store.max_queue_offset("T", 0) == 1 and store.message_at(put.phy_offset).body == b"x"
+
+
 def test_the_short_look_is_for_queues_without_an_extension(tmp_path):
     path = str(tmp_path / "store")
     config = CONFIG.replace(enable_consume_queue_ext=True)
@@ -265,6 +282,7 @@ def test_the_short_look_is_for_queues_without_an_extension(tmp_path):
         assert store.queues.find("T", 0).ext is not None
 
 
+@tells_holes
 @pytest.mark.parametrize("change", ["longer", "shorter", "missing"])
 def test_the_short_look_refuses_files_that_are_not_whole(tmp_path, change):
     directory = tmp_path / "0"
@@ -281,7 +299,7 @@ def test_the_short_look_refuses_files_that_are_not_whole(tmp_path, change):
 
 
 def test_the_names_of_many_folders_are_forced_together(tmp_path, monkeypatch):
-    from rmqstore import mapped_file
+    from rmqstore.files import mapped_file
 
     for i in range(300):
         (tmp_path / f"{i}").mkdir()

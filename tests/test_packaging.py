@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import fnmatch
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,7 +23,7 @@ import rmqstore
 if sys.version_info >= (3, 11):
     import tomllib
 else:
-    tomllib = pytest.importorskip("tomllib", reason="TOML is read from Python 3.11 on")
+    import tomli as tomllib  # pytest itself needs it there
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -151,6 +152,9 @@ def test_wheels_are_built_for_the_pythons_that_are_named():
     assert [f"Programming Language :: Python :: 3.{minor}" for minor in versions] == [
         line for line in META["classifiers"] if re.fullmatch(r"Programming Language :: Python :: 3\.\d+", line)
     ]
+    # The suite runs on each: by ci/pythons.sh, and on 3.11 by everything else.
+    (others,) = re.findall(r"(?m)^VERSIONS=\((.*)\)$", (ROOT / "ci" / "pythons.sh").read_text(encoding="utf-8"))
+    assert {*others.split(), "3.11"} == {f"3.{minor}" for minor in versions}
     allowed = SpecifierSet(META["requires-python"])
     assert f"3.{versions[0]}" in allowed and f"3.{int(versions[0]) - 1}" not in allowed
     for word in config["test-command"].split()[1:]:
@@ -204,3 +208,21 @@ def test_the_workflow_builds_on_each_architecture():
     for script in re.findall(r"\bci/\S+\.py", "\n".join(commands)):
         assert (ROOT / script).is_file()
     assert workflow["permissions"] == {"contents": "read"}
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_source_folder_without_the_compiled_core_says_so(tmp_path, installed):
+    # After `pip install .` the checkout hides what was installed, and "No module named 'rmqstore._core'" taught nobody.
+    shutil.copytree(ROOT / "rmqstore", tmp_path / "checkout" / "rmqstore", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    (tmp_path / "site" / "rmqstore").mkdir(parents=True)
+    (tmp_path / "site" / "rmqstore" / "__init__.py").touch()
+    # Without site packages and PYTHONPATH, so that no other build is found.
+    path = f"sys.path.append({str(tmp_path / 'site')!r}); " if installed else ""
+    code = f"import sys; sys.path.insert(0, ''); {path}import rmqstore"
+    ran = subprocess.run(
+        [sys.executable, "-S", "-I", "-c", code], cwd=tmp_path / "checkout", capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 1
+    (sentence,) = [line for line in ran.stderr.splitlines() if line.startswith("ImportError: ")]
+    assert str(tmp_path / "checkout" / "rmqstore") in sentence and "make build" in sentence
+    assert (str(tmp_path / "site" / "rmqstore") in sentence) == installed

@@ -33,10 +33,10 @@ from rmqstore import (
     StoreConfig,
     StorePoisonedError,
     _core,
-    index_service,
 )
-from rmqstore.commit_log import Blank
-from rmqstore.mapped_file import MappedFile
+from rmqstore.commitlog.commit_log import Blank
+from rmqstore.files.mapped_file import MappedFile
+from rmqstore.index import index_service
 from rmqstore.message import SysFlag, compress_body, compression_flags, encode_inner_batch
 
 T0 = 1700000000000

@@ -25,11 +25,11 @@ from hypothesis import strategies as st
 
 from rmqstore import Message, MessageStore, StoreConfig, _core
 from rmqstore._core import StoredMessage, Verdict
-from rmqstore.commit_log import Blank, Damage
-from rmqstore.consume_queue import ConsumeQueue
+from rmqstore.commitlog.commit_log import Blank, Damage
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError, StoreClosedError, StoreError
 from rmqstore.message import MessageExt, encode_java_utf8, parse_properties, tags_code
-from rmqstore.message_store import GetMessageResult, QueryResult, _subscription
+from rmqstore.store.message_store import GetMessageResult, QueryResult, _subscription
 
 FIELDS = (1, 1, 0, 2, 3, 4, 5, 0, 7, b"\x7f\0\0\1\0\0\0\1", 8, b"\x7f\0\0\1\0\0\0\2", 9, 10, b"body", "T", b"", True)
 TEXTS = st.lists(
@@ -372,7 +372,7 @@ def test_what_is_no_record_gives_the_verdict(golden_store, stores):
         with pytest.raises(TypeError):
             _core.read_messages(region, 0, size, 0, kind, 1, size)
         with pytest.raises(TypeError):
-            _core.read_queued(region, 0, 1, region, 0, 0, size, kind, [], 0, 1, 1)
+            _core.read_queued(region, 0, 1, region, 0, 0, size, kind, [], 0, 1, 1, 1, None, None, "T", 0, 0)
         with pytest.raises(TypeError):
             _core.KeySearch("T", "k", 0, 0, 1, 1, [], kind, 1, str.encode)
         with pytest.raises(TypeError):
@@ -381,7 +381,7 @@ def test_what_is_no_record_gives_the_verdict(golden_store, stores):
             _core.find_messages([], lambda _: None, "T", "k", 0, 0, 1, 1, kind, MessageExt, 1, str.encode)
     for pos, num in ((-1, 1), (0, -1), (size, 1), (0, 2**61), (0, size)):
         with pytest.raises(StoreError):
-            _core.read_queued(region, pos, num, region, 0, 0, size, MessageExt, [], 0, 1, 1)
+            _core.read_queued(region, pos, num, region, 0, 0, size, MessageExt, [], 0, 1, 1, 1, None, None, "T", 0, 0)
     assert region.pins == 0
 
 

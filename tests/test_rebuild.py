@@ -20,7 +20,7 @@ from rmqstore import (
     StoreError,
     StoreLockedError,
 )
-from rmqstore.rebuild import REBUILD_DIRECTORY
+from rmqstore.offline.rebuild import REBUILD_DIRECTORY
 
 FOLDERS = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
 SMALL = StoreConfig(
@@ -128,7 +128,7 @@ def test_damage_is_reported_and_passed_over(tmp_path):
 
 
 def test_a_wrong_build_is_never_swapped_in(tmp_path, monkeypatch):
-    from rmqstore.dispatcher import CommitLogDispatcher
+    from rmqstore.store.dispatcher import CommitLogDispatcher
 
     filled(tmp_path / "s")
     tree = oracle.read_files(tmp_path / "s")
@@ -151,7 +151,7 @@ def killed_at(steps, root):
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     # Nothing of the parent's may run here: only the rebuild, then death.
     try:
-        module = sys.modules["rmqstore.rebuild"]
+        module = sys.modules["rmqstore.offline.rebuild"]
 
         def counted(call):
             def step(*args, **kwargs):

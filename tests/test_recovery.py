@@ -1,6 +1,6 @@
 """Recovery in detail: what it looks at, what it reports, and what it leaves alone.
 
-Owns the decisions of `rmqstore.recovery` one by one, and the scan of the log under them.  That nothing acknowledged is
+Owns the decisions of `rmqstore.store.recovery` one by one, and the scan of the log under them.  That nothing acknowledged is
 lost, whenever a process dies, is tested in test_crash.py; here stores are damaged at one known place.  Numbers as 11.9 name
 what RocketMQ 5.5.0 does wrong; the tests state what is to happen instead.
 """
@@ -36,12 +36,13 @@ from test_crash import (
     shutdown_files,
 )
 
-from rmqstore import CorruptionError, Message, MessageStore, OffsetOutOfRangeError, StoreConfig, commit_log
+from rmqstore import CorruptionError, Message, MessageStore, OffsetOutOfRangeError, StoreConfig
 from rmqstore._core import RecordColumns, Verdict
-from rmqstore.checkpoint import Checkpoint
-from rmqstore.commit_log import CommitLog
-from rmqstore.dispatcher import CommitLogDispatcher
-from rmqstore.mapped_file import MappedFilePool
+from rmqstore.commitlog import commit_log
+from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.files.checkpoint import Checkpoint
+from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.store.dispatcher import CommitLogDispatcher
 
 
 @pytest.fixture

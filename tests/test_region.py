@@ -11,6 +11,7 @@ import ctypes
 import gc
 import mmap
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,10 +24,12 @@ from pathlib import Path
 import numpy as np
 import oracle
 import pytest
+from scratch import SCRATCH
 
 from rmqstore import _core
 from rmqstore._core import IndexRegion, RecordColumns, Region
 from rmqstore.errors import OffsetOutOfRangeError, ReadOnlyError, StoreClosedError, StoreError
+from rmqstore.files.mapped_file import MappedFile
 
 MAX_I64 = 2**63 - 1
 MIN_I64 = -(2**63)
@@ -51,7 +54,8 @@ def named(path: Path, size: int, writable: bool = True) -> Region:
 
 
 def is_mapped(path: Path) -> bool:
-    return any(line.rstrip().endswith(str(path)) for line in Path("/proc/self/maps").read_text().splitlines())
+    maps = Path("/proc/self/maps").read_text(errors="surrogateescape")
+    return any(line.rstrip().endswith(str(path)) for line in maps.splitlines())
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -118,6 +122,39 @@ def test_zero_and_last_nonzero():
         region.zero(start, length)
         assert region.read(0, size) == b"\xaa" * start + bytes(length) + b"\xaa" * (size - start - length)
         assert region.last_nonzero(0, start + length) == start
+
+
+@pytest.mark.parametrize("tells", [True, False], ids=["holes told", "holes not told"])
+def test_the_last_byte_of_a_file_is_found_without_touching_its_holes(monkeypatch, tmp_path, tells):
+    # In memory a look at a hole through a mapping gives it a page; when memory is full that is a SIGBUS.
+    if not tells:
+        monkeypatch.delattr(os, "SEEK_DATA", raising=False)
+    elif not hasattr(os, "SEEK_DATA"):
+        pytest.skip("this system does not tell holes")
+    path = Path(tempfile.mkdtemp(dir=SCRATCH or tmp_path)) / "sparse"
+    size = 2 * (1 << 20) + 2 * PAGE + 5
+    try:
+        path.touch()
+        os.truncate(path, size)
+        file = MappedFile(path, size)
+        assert [file.last_nonzero(pos) for pos in (0, 7, PAGE, size - 1, size)] == [0, 7, PAGE, size - 1, size]
+        assert os.stat(path).st_blocks == 0
+        for at in (0, 7, PAGE - 1, PAGE, (1 << 20) - 1, 1 << 20, (1 << 20) + PAGE + 7, 2 << 20, size - 1):
+            with open(path, "r+b") as other:
+                other.seek(at)
+                other.write(b"\x01")
+            for pos in {0, max(0, at - PAGE - 3), max(0, at - 1), at}:
+                assert file.last_nonzero(pos) == at + 1
+            assert file.last_nonzero(at + 1) == at + 1
+        # Of a reader's file that lost its end, or has too much of it, only what belongs to it counts.
+        for length in (size + 3, (1 << 20) + PAGE + 8, 3, 0):
+            os.truncate(path, length)
+            padded = MappedFile(path, size, read_only=True, padded=True)
+            assert padded.last_nonzero() == {size + 3: size, 3: 1}.get(length, length)
+            padded.close()
+        file.close()
+    finally:
+        shutil.rmtree(path.parent)
 
 
 @linux

@@ -27,14 +27,13 @@ from rmqstore import (
     ReadOnlyError,
     StoreConfig,
     StorePoisonedError,
-    message_store,
-    retention,
     verify,
 )
-from rmqstore.mapped_file import MappedFile
-from rmqstore.mapped_file_queue import MappedFileQueue
+from rmqstore.files.mapped_file import MappedFile
+from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.message import SysFlag, encode_inner_batch
-from rmqstore.retention import DiskSpace, is_time_to_delete, used_ratio
+from rmqstore.store import message_store, retention
+from rmqstore.store.retention import DiskSpace, is_time_to_delete, used_ratio
 
 HOUR = 3_600_000
 #: Ten records of 400 bytes fill a segment; 30 units a queue file; nothing happens by a timer.
@@ -522,7 +521,7 @@ def test_batch_queues_and_extensions_follow_too(root, clock):
 
 def mapped_deleted(root) -> int:
     """How many files below `root` this process maps although they were deleted (Linux)."""
-    with open("/proc/self/maps") as file:
+    with open("/proc/self/maps", errors="surrogateescape") as file:
         return sum(str(root) in line and "(deleted)" in line for line in file)
 
 

@@ -13,10 +13,12 @@ import pytest
 from scratch import SCRATCH
 
 import rmqstore
-from rmqstore import Message, MessageStore, StoreConfig, _core, commit_log, recovery
+from rmqstore import Message, MessageStore, StoreConfig, _core
 from rmqstore._core import RecordColumns, Verdict
-from rmqstore.commit_log import CommitLog
-from rmqstore.mapped_file import MappedFilePool
+from rmqstore.commitlog import commit_log
+from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.store import recovery
 
 SEGMENT = 32 * 1024
 CONFIG = {

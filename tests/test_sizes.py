@@ -14,9 +14,9 @@ import oracle
 import pytest
 
 from rmqstore import GeometryError, IndexFile, Message, MessageStore, StoreConfig
-from rmqstore.commit_log import Blank
-from rmqstore.consume_queue import ConsumeQueue
-from rmqstore.mapped_file import MappedFilePool
+from rmqstore.commitlog.commit_log import Blank
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
+from rmqstore.files.mapped_file import MappedFilePool
 
 T0 = 1700000000000
 GIB = 1 << 30
@@ -66,7 +66,8 @@ def blank(base: int, pos: int, segment_size: int) -> bytes:
 
 def maps_of(root) -> list[str]:
     """The files below `root` that this process has mapped."""
-    return [line.split(maxsplit=5)[5] for line in Path("/proc/self/maps").read_text().splitlines() if str(root) in line]
+    maps = Path("/proc/self/maps").read_text(errors="surrogateescape")
+    return [line.split(maxsplit=5)[5] for line in maps.splitlines() if str(root) in line]
 
 
 # ----------------------------------------------------------------------------------------- far out, at default geometry

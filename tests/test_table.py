@@ -12,11 +12,13 @@ import threading
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import rmqstore
 from rmqstore import DiskFullError, InvalidMessageError, Message, MessageStore, StoreConfig
+from rmqstore.cli import main
 from rmqstore.errors import MissingDependencyError, StorePoisonedError
 from rmqstore.message import SysFlag, compress_body, compression_flags
 
@@ -475,7 +477,7 @@ def test_anything_with_the_c_stream_interface_is_a_table(tmp_path):
 def test_a_scanned_table_is_put_again(tmp_path, golden_store, name):
     fields = ["topic", "body_stored", "properties", *ROW_TYPES.keys() - {"body", "keys", "tags"}, "store_timestamp"]
     with MessageStore.open(golden_store(name), read_only=True) as source, MessageStore.open(tmp_path / name) as store:
-        names = [each for each in rmqstore.columns.scan_schema(None).names if each not in ("keys", "tags")]
+        names = [each for each in rmqstore.store.columns.scan_schema(None).names if each not in ("keys", "tags")]
         scanned = pa.Table.from_batches(source.scan([*names, "body_stored"]))
         # Halves of transactions and batches have no places of their own in a queue.
         good = [not message.sys_flag & 0x8C for message in source.messages()]
@@ -623,7 +625,7 @@ def test_a_store_that_takes_no_writes_says_so_on_the_short_way(tmp_path, monkeyp
     store.put_message(message)
     store.put_message(message)
     with monkeypatch.context() as patched:
-        patched.setattr("rmqstore.message_store.used_ratio", lambda path: 0.99)
+        patched.setattr("rmqstore.store.message_store.used_ratio", lambda path: 0.99)
         store.delete_expired_files()
         for put in (
             lambda: store.put_message(message),
@@ -632,7 +634,7 @@ def test_a_store_that_takes_no_writes_says_so_on_the_short_way(tmp_path, monkeyp
         ):
             with pytest.raises(DiskFullError):
                 put()
-    monkeypatch.setattr("rmqstore.message_store.used_ratio", lambda path: 0.1)
+    monkeypatch.setattr("rmqstore.store.message_store.used_ratio", lambda path: 0.1)
     store.delete_expired_files()
     assert store.put_message(message).queue_offset == 2
     store._fail(OSError("the disk went away"))
@@ -699,3 +701,27 @@ def test_more_keys_than_the_short_way_takes(tmp_path):
         for _ in range(3):
             store.put_message(Message("Orders", b"x", keys=keys))
         assert [len(store.query_message("Orders", key)) for key in keys] == [3] * 100
+
+
+def test_a_column_key_is_refused_unless_a_query_gave_it(tmp_path):
+    # It was passed over in silence, and the message had no keys: only what a query gives has it, beside `key_number`.
+    with MessageStore.open(tmp_path / "store", config=config()) as store:
+        for columns in ({"key": ["k1"]}, {"key": ["k1"], "keys": [["k2"]]}):
+            with pytest.raises(InvalidMessageError, match=r"column .key."):
+                store.put_table(pa.table({"topic": ["T"], "body": [b"b"], **columns}))
+        assert store.commit_log.max_offset == 0
+        store.put_message(Message("T", b"b", keys="k1"))
+        with pytest.raises(InvalidMessageError, match="column 'key'"):
+            store.put_table(store.query_table(["k1"], "T", columns=["topic", "body"]))
+        found = store.query_table(["k1"], "T", columns=["topic", "body", "keys"])
+        assert {"key", "key_number"} <= set(found.column_names)
+        store.put_table(found)
+        assert [message.keys for message in store.query_message("T", "k1")] == [["k1"]] * 2
+    (tmp_path / "rows.jsonl").write_text('{"topic": "T", "body": "b", "key": "k1"}\n')
+    (tmp_path / "rows.csv").write_text("topic,body,key\nT,b,k1\n")
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table({"topic": ["T"], "body": [b"b"], "key": ["k1"]}), tmp_path / "rows.parquet")
+    for name in ("rows.jsonl", "rows.csv", "rows.parquet"):
+        done = CliRunner().invoke(main, ["import", str(tmp_path / "store"), str(tmp_path / name)])
+        assert done.exit_code not in (0, 1) and "column 'key'" in done.stderr, name

@@ -11,9 +11,9 @@ import golden
 import pytest
 
 from rmqstore import IndexFile, Message, MessageStore, StoreConfig
-from rmqstore.commit_log import Blank, CommitLog
-from rmqstore.consume_queue import ConsumeQueue
-from rmqstore.mapped_file import MappedFilePool, name_of_offset, offset_of_name
+from rmqstore.commitlog.commit_log import Blank, CommitLog
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
+from rmqstore.files.mapped_file import MappedFilePool, name_of_offset, offset_of_name
 from rmqstore.message import host_to_bytes, offset_message_id, parse_message_id, parse_properties, properties_to_bytes
 
 SMALL = {"mapped_file_size_commit_log": 4096, "mapped_file_size_consume_queue": 200}

@@ -9,6 +9,9 @@ from the package's public functions.  Invariants:
 - Text from a store never reaches the terminal raw: control and other invisible characters are escaped.
 - ``--json`` prints one object a line on stdout and nothing else there; notes, progress and errors go to stderr.
 
+Shared by all commands: `group` (exit codes, lazy commands, errors), `terminal` (how an answer looks), `options`, `paths` (what a
+wrong PATH is), `completion`, `examples`, `messages`, `welcome`.
+
 A new command is a module here and a line in `_COMMANDS`.
 """
 

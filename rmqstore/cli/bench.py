@@ -32,7 +32,7 @@ from rmqstore.cli.terminal import Printer, Progress, format_number, format_size,
 from rmqstore.config import StoreConfig
 from rmqstore.errors import MissingDependencyError, StoreError
 from rmqstore.message import Message
-from rmqstore.message_store import MessageStore
+from rmqstore.store.message_store import MessageStore
 
 _TOPIC = "Bench"
 _QUEUES = 4

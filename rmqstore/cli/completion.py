@@ -89,7 +89,7 @@ def complete_group(ctx: click.Context, param: click.Parameter, incomplete: str) 
     path = _argument(ctx, "path", 0)
     if not path:
         return []
-    from rmqstore.consumer_offset import ConsumerOffsets
+    from rmqstore.consumer.consumer_offset import ConsumerOffsets
     from rmqstore.errors import StoreError
 
     with contextlib.suppress(OSError, ValueError, StoreError):

@@ -17,12 +17,12 @@ from rmqstore.cli.completion import complete_topic
 from rmqstore.cli.group import nothing
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.terminal import Printer, Progress, escape, format_time
-from rmqstore.commit_log import Blank, Damage
-from rmqstore.consume_queue_store import AnyConsumeQueue
+from rmqstore.commitlog.commit_log import Blank, Damage
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import StoreError
-from rmqstore.index_file import IndexFile
+from rmqstore.index.index_file import IndexFile
 from rmqstore.message import MessageExt
-from rmqstore.message_store import MessageStore
+from rmqstore.store.message_store import MessageStore
 
 _PREVIEW = 60
 

@@ -47,6 +47,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "rmqstore query store Orders ORD-100000",
         "rmqstore query store Orders CUST-1 --begin 2026-11-21T05:32:40Z --max-num 10 --body none",
         "rmqstore query store Orders created --type tag --max-num 5",
+        "rmqstore query store Orders ORD-100000 ORD-100001 --max-num 1 --body none",
         "rmqstore query store --id 7F0000010000518C000000000000037E --json",
         "rmqstore query store --phy-offset 484 --body hex",
     ),

@@ -20,7 +20,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from rmqstore.cli.examples import epilog_of
-from rmqstore.cli.terminal import escape, note
+from rmqstore.cli.terminal import discard, escape, note
 from rmqstore.errors import GeometryError, StoreError
 
 FOUND_NOTHING = 1
@@ -42,11 +42,15 @@ class CannotOpenError(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         # What was printed before it comes first where both streams go to one place.
-        with contextlib.suppress(OSError):
+        try:
             sys.stdout.flush()
+        except OSError:
+            discard(sys.stdout)
         # Where stderr takes nothing (its disk is full) the exit code says it all the same.
-        with contextlib.suppress(OSError):
+        try:
             super().show(file)
+        except OSError:
+            discard(sys.stderr)
 
     def format_message(self) -> str:
         return escape(self.message) + (f"\n{self.hint}" if self.hint else "")
@@ -134,8 +138,6 @@ class StoreGroup(click.Group):
             # Help, the version or an error of usage.
             told = of_error(error)
             told.show()
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(told.exit_code)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -149,13 +151,17 @@ class StoreGroup(click.Group):
                 stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         try:
             with _logging_escaped():
-                result = super().invoke(ctx)
+                try:
+                    result = super().invoke(ctx)
+                except click.exceptions.Exit:
+                    # An answer that ends with findings must have been printed too.
+                    sys.stdout.flush()
+                    raise
             sys.stdout.flush()
             return result
         except BrokenPipeError:
-            # The reader (head, a pager) has seen enough; what is buffered must not fail once more at exit.
-            with contextlib.suppress(OSError, ValueError, AttributeError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            # The reader (head, a pager) has seen enough.
+            discard(sys.stdout)
             ctx.exit(READER_GONE)
         except KeyboardInterrupt:
             note("interrupted")

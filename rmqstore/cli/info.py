@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from rmqstore.cli.options import Given, path_argument, store_options
-from rmqstore.cli.terminal import Printer, format_size, format_time
-from rmqstore.describe import StoreDescription, describe
+from rmqstore.cli.terminal import Printer, escape, format_size, format_time
+from rmqstore.offline.describe import StoreDescription, describe
 
 
 @click.command()
@@ -17,7 +17,7 @@ from rmqstore.describe import StoreDescription, describe
 @store_options
 def info(path: str, given: Given) -> None:
     """Describe a store: geometry, log, queues, index, checkpoint, consumers."""
-    description = describe(path, given.config(path))
+    description = describe(path, given.config(path, read_only=True))
     printer = Printer(given.as_json)
     if given.as_json:
         printer.json_line(_info_object(description))
@@ -50,10 +50,16 @@ def _info_object(description: StoreDescription) -> dict[str, Any]:
             for queue in description.queues
         ],
         "index_files": [dataclasses.asdict(index) for index in description.index_files],
+        "rocksdb": list(description.rocksdb),
+        "queues_elsewhere": description.queues_elsewhere,
+        "undispatched": None if description.undispatched is None else list(description.undispatched),
+        "unserved": None if description.unserved is None else list(description.unserved),
         "checkpoint": dataclasses.asdict(description.checkpoint),
         "consumer_offsets": [
             dict(zip(("group", "topic", "queue_id", "offset", "lag"), row)) for row in _progress_rows(description)
         ],
+        "consumer_offsets_error": description.consumer_offsets_error,
+        "damaged_files": [{"path": path, "detail": detail} for path, detail in description.damaged_files],
     }
 
 
@@ -73,6 +79,8 @@ def _print_info(printer: Printer, description: StoreDescription) -> None:
             ("index of tags", "yes" if config.index_tags else "no"),
             ("store host", config.store_host),
             ("assumed", ", ".join(config.assumed) or "nothing"),
+            *([("not dispatched", _undispatched_text(description))] if description.undispatched else []),
+            *([("RocksDB", _rocksdb_text(description))] if description.rocksdb else []),
         ]
     )  # fmt: skip
     printer.table(
@@ -113,9 +121,31 @@ def _print_info(printer: Printer, description: StoreDescription) -> None:
         printer.table(
             "consumer progress",
             ("group", "topic", "queue", "offset", "lag"),
-            [(*row[:4], "no queue" if row[4] is None else row[4]) for row in rows],
+            [(*row[:4], _lag_text(row[4])) for row in rows],
             left=2,
         )
+
+
+def _lag_text(lag: int | None) -> str | int:
+    if lag is None:
+        return "unknown, no queue"
+    return lag if lag >= 0 else "unknown, beyond the end of the queue"
+
+
+def _undispatched_text(description: StoreDescription) -> str:
+    assert description.undispatched is not None
+    begin, end = description.undispatched
+    text = f"{end - begin} bytes from phy offset {begin} on are in no queue on disk"
+    if description.unserved is None:
+        return f"{text}; read from the log here"
+    return f"{text}; here queues end at phy offset {description.unserved[0]}: rmqstore rebuild --what consumequeue"
+
+
+def _rocksdb_text(description: StoreDescription) -> str:
+    folders = ", ".join(f"{escape(name)}/" for name in description.rocksdb)
+    if description.queues_elsewhere:
+        return f"{folders}: the queues are probably in there; not read (storeType=defaultRocksDB)"
+    return f"{folders}: not read"
 
 
 def _checkpoint_value(name: str, value: int) -> str:

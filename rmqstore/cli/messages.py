@@ -10,7 +10,7 @@ import click
 from rmqstore.cli.terminal import Printer, escape, format_time
 from rmqstore.errors import StoreError
 from rmqstore.message import MessageExt
-from rmqstore.message_store import MessageStore
+from rmqstore.store.message_store import MessageStore
 
 _BODY_SHOWN = 1024
 
@@ -30,6 +30,18 @@ def about_topic(store: MessageStore, topic: str) -> str:
         return f"; the store has no topic {topic}: did you mean {' or '.join(near)}?"
     rest = f" and {len(known) - 10} more" if len(known) > 10 else ""
     return f"; the store has no topic {topic}, it has: {', '.join(known[:10]) or 'none'}{rest}"
+
+
+def uncovered_text(store: MessageStore, uncovered: tuple[tuple[int, int], ...], advice: str) -> str:
+    """str: which part of the log an answer leaves out, by place and store time."""
+    size = sum(end - begin for begin, end in uncovered)
+    shown = [
+        f"phy offsets {begin} to {end} (stored {format_time(times[0])} to {format_time(times[1])})"
+        for begin, end in uncovered[:5]
+        for times in [store.commit_log.times_of(begin, end)]
+    ]
+    rest = f" and {len(uncovered) - 5} stretches more" if len(uncovered) > 5 else ""
+    return f"{size} bytes of the log were not looked at, which the index does not cover: {', '.join(shown)}{rest}; {advice}"
 
 
 def message_object(message: MessageExt, body: str) -> dict[str, Any]:
@@ -56,7 +68,7 @@ def message_line(message: MessageExt) -> str:
     if message.keys:
         parts.append(f"keys={escape(' '.join(message.keys))}")
     if message.corrupt:
-        parts.append("CORRUPT (CRC)")
+        parts.append(f"CORRUPT ({message.damage})")
     return "  ".join(parts)
 
 

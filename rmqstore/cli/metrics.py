@@ -13,8 +13,8 @@ from rmqstore.cli.options import Given, store_options
 from rmqstore.cli.terminal import Printer, escape, note
 from rmqstore.config import parse_java_properties
 from rmqstore.errors import StoreError
-from rmqstore.metrics import Findings, collect, text
-from rmqstore.output_file import OutputFile, check_outside
+from rmqstore.files.output_file import OutputFile, check_outside
+from rmqstore.offline.metrics import Findings, collect, text
 
 
 @click.command(name="metrics")
@@ -57,7 +57,7 @@ def metrics_command(
         "broker": names.get("brokerName", "") if broker is None else broker,
     }
     findings = None if findings_file is None else _findings(findings_file)
-    config = given.config(paths[0]) if len(paths) == 1 else None
+    config = given.config(paths[0], read_only=True) if len(paths) == 1 else None
     if config is None and (given.options or given.config_file is not None):
         raise click.UsageError("-o and --config belong to one store: give one PATH")
     stores: Any = paths[0] if len(paths) == 1 else list(paths)

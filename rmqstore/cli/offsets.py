@@ -14,10 +14,10 @@ from rmqstore.cli.group import StoreGroup, nothing
 from rmqstore.cli.messages import about_topic
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.terminal import TIME, Printer, escape, note
-from rmqstore.consumer_offset import ConsumerOffsets
+from rmqstore.consumer.consumer_offset import ConsumerOffsets
 from rmqstore.errors import StoreError
-from rmqstore.message_store import MessageStore
-from rmqstore.store_lock import StoreLock
+from rmqstore.files.store_lock import StoreLock
+from rmqstore.store.message_store import MessageStore
 
 
 @click.group(cls=StoreGroup)
@@ -131,7 +131,7 @@ def offsets_reset(
 @contextlib.contextmanager
 def _quiet_about_going_back() -> Iterator[None]:
     # Going back is what was asked for; each change is shown with what was before.
-    log = logging.getLogger("rmqstore.consumer_offset")
+    log = logging.getLogger("rmqstore.consumer.consumer_offset")
     log.addFilter(_nothing_at_all)
     try:
         yield

@@ -14,7 +14,7 @@ from rmqstore.cli.paths import check_store_path
 from rmqstore.cli.terminal import escape, note
 from rmqstore.config import StoreConfig, parse_java_properties
 from rmqstore.errors import StoreError
-from rmqstore.message_store import MessageStore
+from rmqstore.store.message_store import MessageStore
 
 _TRIES = 3
 
@@ -74,12 +74,12 @@ def _overrides(config_file: str | None, options: Sequence[str]) -> dict[str, Any
     return values
 
 
-def _config(path: str, config_file: str | None, options: Sequence[str]) -> StoreConfig:
+def _config(path: str, config_file: str | None, options: Sequence[str], read_only: bool) -> StoreConfig:
     """The store's config: what its files say, overridden by the broker.conf and then by the options."""
     overrides = _overrides(config_file, options)
     check_store_path(path)
     try:
-        config = StoreConfig.infer(path, **overrides)
+        config = StoreConfig.infer(path, read_only=read_only, **overrides)
     except StoreError:
         raise
     except ValueError as error:
@@ -111,19 +111,19 @@ class Given:
         """dict: the fields of StoreConfig that the options say, of the broker.conf and of each ``-o``."""
         return _overrides(self.config_file, self.options)
 
-    def config(self, path: str) -> StoreConfig:
-        """StoreConfig: that of the store in `path`."""
-        return _config(path, self.config_file, self.options)
+    def config(self, path: str, *, read_only: bool = False) -> StoreConfig:
+        """StoreConfig: that of the store in `path`; for whoever only reads also where the index does not tell its own."""
+        return _config(path, self.config_file, self.options, read_only)
 
     def open(self, path: str) -> MessageStore:
         """Open the store at `path` read-only with these options."""
         for _ in range(_TRIES):
             try:
-                return MessageStore.open(path, config=self.config(path), read_only=True)
+                return MessageStore.open(path, config=self.config(path, read_only=True), read_only=True)
             except FileNotFoundError:
                 # A broker deleted a file that was listed just before: retention.
                 continue
-        return MessageStore.open(path, config=self.config(path), read_only=True)
+        return MessageStore.open(path, config=self.config(path, read_only=True), read_only=True)
 
 
 def store_options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TextIO
+
 import click
 
 from rmqstore.cli.completion import complete_queue
-from rmqstore.cli.group import nothing
-from rmqstore.cli.messages import about_topic, body_option, print_message
+from rmqstore.cli.group import FOUND_NOTHING, nothing
+from rmqstore.cli.messages import about_topic, body_option, print_message, uncovered_text
 from rmqstore.cli.options import (
     Given,
     note_assumed,
@@ -15,10 +18,11 @@ from rmqstore.cli.options import (
     store_options,
     topic_argument,
 )
-from rmqstore.cli.terminal import TIME, Printer, escape, note
+from rmqstore.cli.terminal import TIME, Printer, Progress, escape, note
 from rmqstore.errors import CorruptionError, OffsetOutOfRangeError
+from rmqstore.index.log_index import DEFAULT_LOG_BYTES
 from rmqstore.message import MessageExt
-from rmqstore.message_store import MessageStore
+from rmqstore.store.message_store import MessageStore
 
 _INDEX_TYPES = {None: None, "key": "K", "unique": "U", "tag": "T"}
 
@@ -26,7 +30,8 @@ _INDEX_TYPES = {None: None, "key": "K", "unique": "U", "tag": "T"}
 @click.command()
 @path_argument
 @optional_topic_argument
-@click.argument("key", required=False)
+@click.argument("keys", metavar="[KEY]...", nargs=-1)
+@click.option("--keys-from", type=click.File(encoding="utf-8"), help="More keys, one a line of this file; - is stdin.")
 @click.option(
     "--type",
     "key_type",
@@ -37,54 +42,88 @@ _INDEX_TYPES = {None: None, "key": "K", "unique": "U", "tag": "T"}
 @click.option("--end", type=TIME, help="Stored at or before.")
 @click.option("--max-num", type=click.IntRange(min=1), default=64, show_default=True, help="At most so many.")
 @click.option("--compat", is_flag=True, help="Answer as RocketMQ's queryMessage does, quirks included.")
-@click.option("--id", "msg_id", help="Instead of TOPIC and KEY: an offset message id.")
+@click.option(
+    "--max-log-bytes",
+    type=click.IntRange(min=0),
+    default=DEFAULT_LOG_BYTES,
+    show_default=True,
+    help="Search at most so many bytes of the log that the index does not cover.",
+)
+@click.option("--id", "msg_id", help="Instead of KEY: an offset message id, or a producer's id, of TOPIC or any.")
 @click.option("--phy-offset", "phy_offset", type=int, help="Instead of TOPIC and KEY: a phy offset.")
 @body_option
 @store_options
 def query(
     path: str,
     topic: str | None,
-    key: str | None,
+    keys: tuple[str, ...],
+    keys_from: TextIO | None,
     key_type: str | None,
     begin: int | None,
     end: int | None,
     max_num: int,
     compat: bool,
+    max_log_bytes: int,
     msg_id: str | None,
     phy_offset: int | None,
     body: str,
     given: Given,
 ) -> None:
-    """Find messages by key in the index, newest first, each checked against its message."""
+    """Find messages by key in the index, newest first, each checked against its message.
+
+    Of several keys each is asked for in turn.  What the index does not cover is searched in the log.
+    """
     by_place = (msg_id is not None) + (phy_offset is not None)
-    if by_place + (topic is not None) != 1 or (topic is not None and key is None):
-        raise click.UsageError("give TOPIC and KEY, or --id, or --phy-offset")
+    by_key = bool(keys) or keys_from is not None
+    if by_place + by_key != 1 or (topic is None and by_key) or (topic is not None and phy_offset is not None):
+        raise click.UsageError("give TOPIC and KEY, or --id (and maybe TOPIC), or --phy-offset")
     printer = Printer(given.as_json)
     with given.open(path) as store:
         if by_place:
-            message = _message_at(store, msg_id, phy_offset)
+            message = _message_at(store, msg_id, phy_offset, topic)
             print_message(printer, message, body)
             if message.corrupt:
                 nothing("the message does not agree with its CRC")
             return
-        assert topic is not None and key is not None
+        assert topic is not None
         if key_type == "tag":
             note_assumed(store.config, ("index_tags",))
-        found = store.query_message(
-            topic, key, max_num, begin, end, index_type=_INDEX_TYPES[key_type], compat=compat
-        )  # fmt: skip
-        for message in found:
-            print_message(printer, message, body)
-        if not found:
-            nothing(f"no message of topic {topic} has {key_type or 'key'} {key}{about_topic(store, topic)}")
-        if found.truncated:
-            note(f"there are more than {max_num}; give --max-num or a time range")
+        absent, several = 0, len(keys) > 1 or keys_from is not None
+        uncovered: tuple[tuple[int, int], ...] = ()
+        with Progress("searching the log", "bytes") as progress:
+            for key in (*keys, *(_lines(keys_from) if keys_from is not None else ())):
+                found = store.query_message(
+                    topic, key, max_num, begin, end, index_type=_INDEX_TYPES[key_type], compat=compat,
+                    max_log_bytes=max_log_bytes, progress=progress,
+                )  # fmt: skip
+                for message in found:
+                    print_message(printer, message, body)
+                uncovered = found.uncovered
+                if not found:
+                    absent += 1
+                    where = " in what was searched" if uncovered else about_topic(store, topic)
+                    note(f"no message of topic {topic} has {key_type or 'key'} {key}{where}")
+                if found.truncated:
+                    note(f"there are more than {max_num}{f' of {key}' if several else ''}; give --max-num or a time range")
+        if uncovered:
+            if given.as_json:
+                printer.json_line({"complete": False, "uncovered": [list(stretch) for stretch in uncovered]})
+            nothing(uncovered_text(store, uncovered, "give --max-log-bytes, or rmqstore rebuild --what index"))
+        if absent:
+            click.get_current_context().exit(FOUND_NOTHING)
 
 
-def _message_at(store: MessageStore, msg_id: str | None, phy_offset: int | None) -> MessageExt:
+def _lines(file: TextIO) -> Iterator[str]:
+    for line in file:
+        key = line.rstrip("\r\n")
+        if key:
+            yield key
+
+
+def _message_at(store: MessageStore, msg_id: str | None, phy_offset: int | None, topic: str | None) -> MessageExt:
     try:
         if msg_id is not None:
-            return store.message_by_id(msg_id)
+            phy_offset = store.phy_offset_by_id(msg_id, topic)
         assert phy_offset is not None
         message = store.commit_log.look_up(phy_offset)
         # A corrupt message is shown and said to be so; where there is none the error tells why.
@@ -137,6 +176,8 @@ def get(
             if left <= 0 or not queue_offset < result.next_queue_offset < result.max_queue_offset:
                 break
             queue_offset = result.next_queue_offset
+        if store.unserved is not None:
+            note(f"messages from phy offset {store.unserved[0]} on are in no queue; rmqstore rebuild --what consumequeue")
         if left == max_num:
             known = store.queue_ids(topic)
             if queue_id not in known:

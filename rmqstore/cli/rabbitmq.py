@@ -20,12 +20,24 @@ from rmqstore.cli.group import FOUND_NOTHING, CannotOpenError, StoreGroup, nothi
 from rmqstore.cli.paths import check_vhost_path
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, format_time, note
 from rmqstore.errors import InvalidMessageError
-from rmqstore.rabbitmq import Finding, Queue, QueuedMessage, Vhost, find_vhosts, node_process, repair, verify
+from rmqstore.rabbitmq import (
+    Finding,
+    LostMessage,
+    Queue,
+    QueuedMessage,
+    Vhost,
+    find_vhosts,
+    node_process,
+    repair,
+    verify,
+)
 from rmqstore.rabbitmq.transfer import FORMATS, export, import_messages, message_object, object_message
 
 __all__ = ["main"]
 
 _BODY_SHOWN = 60
+# Of the messages of an answer that are lost so many are named, unless the answer is JSON.
+_LOST_SHOWN = 20
 
 
 def _path(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -234,6 +246,36 @@ def _message_line(message: QueuedMessage) -> str:
     return "  ".join([*marks, escape(f"{message.exchange or '(default)'}/{keys}"), escape(text)])
 
 
+def _lost_sentence(number: int) -> str:
+    what = "message is" if number == 1 else "messages are"
+    return f"{number} {what} live in the index and lost on disk: rmqstore rabbitmq verify says more"
+
+
+class _Lost:
+    """Prints each lost message of a queue in its turn, the first of many."""
+
+    def __init__(self, printer: Printer, *, shown: bool = True):
+        self.printer = printer
+        self.shown = shown
+        self.number = 0
+
+    def __call__(self, lost: LostMessage) -> None:
+        self.number += 1
+        if self.printer.as_json and self.shown:
+            value = {**lost._asdict(), "msg_id": lost.msg_id.hex()}
+            self.printer.json_line({"type": "lost", **value})
+        elif self.number <= _LOST_SHOWN:
+            text = f"lost: {lost}"
+            self.printer.line(escape(text)) if self.shown else note(f"queue {lost.queue}: {text}")
+
+    def end(self) -> int:
+        """int: how many there were."""
+        if self.number > _LOST_SHOWN and not (self.printer.as_json and self.shown):
+            text = f"and {self.number - _LOST_SHOWN} more are lost"
+            self.printer.line(text) if self.shown else note(text)
+        return self.number
+
+
 @main.command()
 @_path
 @click.option("--queue", "queue_name", help="Only this queue.")
@@ -248,15 +290,19 @@ def dump(
     as_json: bool,
     segment_entry_count: int | None,
 ) -> None:
-    """Print the live messages, oldest first; P = persistent, R = would be delivered as redelivered."""
+    """Print the live messages, oldest first; P = persistent, R = would be delivered as redelivered.
+
+    One whose bytes are lost is named in its place, and the exit code is 1.
+    """
     printer = Printer(as_json)
-    shown = 0
+    shown = lost_num = 0
     _note_running(path)
     with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
         for queue in [vhost.queue(queue_name)] if queue_name is not None else vhost.queues():
             if not as_json:
                 printer.line(f"queue {escape(queue.name)}: {queue.depth} messages")
-            for number, message in enumerate(queue.messages()):
+            lost = _Lost(printer)
+            for number, message in enumerate(queue.messages(lost)):
                 if number == max_num:
                     break
                 shown += 1
@@ -264,8 +310,11 @@ def dump(
                     printer.json_line({"type": "message", **message_object(queue, message)})
                 else:
                     printer.line(_message_line(message))
+            lost_num += lost.end()
             if not as_json:
                 printer.line()
+    if lost_num:
+        nothing(_lost_sentence(lost_num))
     if not shown:
         nothing("there are no messages")
 
@@ -359,6 +408,9 @@ def repair_command(
     ]
     columns = ("queue", "files", "redelivered", "messages", "lost", "transient", "expired")
     printer.table("queues", columns, rows, left=3)
+    for queue in report.queues:
+        if queue.expired:
+            printer.line(escape(f"queue {queue.name}: {queue.expired} have expired: {queue.fate_of_expired}"))
     printer.line(
         f"\n{report.messages} messages will be delivered, {report.lost} are lost; {len(report.findings)} findings"
     )
@@ -390,8 +442,12 @@ def export_command(
     as_json: bool,
     segment_entry_count: int | None,
 ) -> None:
-    """Write the live messages to one file: JSON lines, Arrow or Parquet."""
+    """Write the live messages to one file: JSON lines, Arrow or Parquet.
+
+    A message whose bytes are lost is named on stderr, and the exit code is 1.
+    """
     _note_running(path)
+    lost = _Lost(Printer(as_json), shown=False)
     with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
         with orderly_end(), Progress("exporting", "messages") as progress:
             number = export(
@@ -401,11 +457,14 @@ def export_command(
                 format=kind,
                 force=force,
                 progress=progress,
+                on_lost=lost,
             )
     if as_json and output != "-":
-        Printer(True).json_line({"type": "export", "output": output, "messages": number})
+        Printer(True).json_line({"type": "export", "output": output, "messages": number, "lost": lost.number})
     else:
         note(f"{number} messages")
+    if lost.end():
+        nothing(_lost_sentence(lost.number))
     if not number:
         click.get_current_context().exit(FOUND_NOTHING)
 

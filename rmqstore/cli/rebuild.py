@@ -13,9 +13,9 @@ from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.paths import check_store_path
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, note
 from rmqstore.errors import CorruptionError, StoreError
-from rmqstore.message_store import MessageStore
-from rmqstore.rebuild import REBUILD_DIRECTORY, RebuildReport, rebuild
-from rmqstore.recovery import RECOVERY_MODES
+from rmqstore.offline.rebuild import REBUILD_DIRECTORY, RebuildReport, rebuild
+from rmqstore.store.message_store import MessageStore
+from rmqstore.store.recovery import RECOVERY_MODES
 
 
 @click.command(name="rebuild")

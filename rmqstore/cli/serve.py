@@ -17,6 +17,9 @@ from rmqstore.rabbitmq import find_vhosts
 
 # Connections that wait for the server.
 _WAITING = 2048
+# mallopt(3): blocks from so many bytes on are mapped by themselves.
+_M_MMAP_THRESHOLD = -3
+_LARGE_BLOCK = 1 << 20
 
 
 @click.command()
@@ -82,13 +85,14 @@ def serve(
     for path in rabbitmq:
         find_vhosts(path)
     # Options that were given hold for the whole run; otherwise the files tell anew whenever a store is opened.
-    config = given.config(paths[0]) if given.options or given.config_file is not None else None
+    config = given.config(paths[0], read_only=True) if given.options or given.config_file is not None else None
     names = {*LOOPBACK_NAMES, *allowed_hosts, host.strip("[]").lower()}
     if not loopback:
         names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
     application = console.app(
         list(paths), config=config, token=token, rabbitmq=rabbitmq, allowed_hosts=names, any_address=not loopback
     )
+    _return_large_blocks()
     listening = _listen(host, port)
     real_port = listening.getsockname()[1]
     address = f"http://{_shown(host)}:{real_port}/"
@@ -110,6 +114,16 @@ def serve(
         sys.stdout.flush()
         note("Ctrl-C ends it")
         server.run(sockets=[listening])
+
+
+def _return_large_blocks() -> None:
+    # glibc raises the threshold by itself, up to 32 MiB; then each thread that once read a large body keeps as much for ever.
+    import ctypes
+
+    try:
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
+    except (OSError, AttributeError):
+        return  # Not glibc.
 
 
 def _token(token: str | None, token_file: str | None) -> str | None:

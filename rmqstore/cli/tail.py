@@ -27,12 +27,12 @@ from rmqstore.cli.group import INTERRUPTED, CannotOpenError, nothing
 from rmqstore.cli.messages import about_topic, body_option, print_message
 from rmqstore.cli.options import Given, optional_topic_argument, path_argument, store_options
 from rmqstore.cli.terminal import Printer, Progress, note
-from rmqstore.commit_log import Blank, Damage
-from rmqstore.consume_queue import ConsumeQueue, Unit
-from rmqstore.consume_queue_store import AnyConsumeQueue
+from rmqstore.commitlog.commit_log import Blank, Damage
+from rmqstore.consumequeue.consume_queue import ConsumeQueue, Unit
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError, StoreChangedError
 from rmqstore.message import MessageExt, tags_code
-from rmqstore.message_store import MessageStore
+from rmqstore.store.message_store import MessageStore
 
 _UNIT_BLOCK = 256
 # How many of the last records are remembered, to go on behind the newest that a writer's recovery left.

@@ -6,19 +6,21 @@ invisible characters are escaped.  Answers go to stdout; notes and progress go t
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
 from rmqstore.texts import escape, format_size, format_time, parse_time
 
-__all__ = ["TIME", "Printer", "Progress", "escape", "format_size", "format_time", "note", "parse_time"]
+__all__ = ["TIME", "Printer", "Progress", "discard", "escape", "format_size", "format_time", "note", "parse_time"]
 
 
 class _TimeType(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
@@ -104,7 +106,20 @@ def note(text: str) -> None:
         raise
     except OSError:
         # Nobody can be told, as where stderr's disk is full.  The answer, and its exit code, are not less right for it.
-        pass
+        discard(sys.stderr)
+
+
+def discard(stream: TextIO) -> None:
+    """Send what `stream` holds, and all that follows, to nowhere: its file takes nothing more.
+
+    Otherwise the interpreter tries once more at its end, fails again, and changes the exit code to 120.
+    """
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, stream.fileno())
+        finally:
+            os.close(nowhere)
 
 
 def format_rate(per_second: float | None, unit: str) -> str:

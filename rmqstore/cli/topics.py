@@ -10,11 +10,11 @@ from rmqstore._core import PRE_FILL_SIZE
 from rmqstore.cli.group import nothing
 from rmqstore.cli.messages import about_topic
 from rmqstore.cli.options import Given, optional_topic_argument, path_argument, store_options
-from rmqstore.cli.terminal import Printer, Progress, format_size, format_time
-from rmqstore.consume_queue import ConsumeQueue
-from rmqstore.consume_queue_store import AnyConsumeQueue
+from rmqstore.cli.terminal import Printer, Progress, format_size, format_time, note
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError
-from rmqstore.message_store import MessageStore
+from rmqstore.store.message_store import MessageStore
 
 _UNIT_BLOCK = 1 << 16
 bytes_option = click.option(
@@ -55,7 +55,7 @@ def topics(path: str, with_bytes: bool, given: Given) -> None:
             times = [each for each in (topic[name], row[name]) if each is not None]
             topic[name] = choose(times) if times else None
     if not merged:
-        nothing("the store has no queues, so that no topic is known (rebuild makes them anew from the commit log)")
+        nothing("the store has no queues, so that no topic is known (rebuild makes them from the commit log)")
     if given.as_json:
         for topic in merged.values():
             printer.json_line({"type": "topic", **topic})
@@ -91,7 +91,7 @@ def queues(path: str, topic: str | None, with_bytes: bool, given: Given) -> None
         advice = "" if topic is None else about_topic(store, topic)
     if not rows:
         if topic is None:
-            nothing("the store has no queues (rebuild makes them anew from the commit log)")
+            nothing("the store has no queues (rebuild makes them from the commit log)")
         nothing(f"there is no queue of topic {topic}{advice}")
     if given.as_json:
         for row in rows:
@@ -136,6 +136,11 @@ def _queue_objects(store: MessageStore, topic: str | None, with_bytes: bool) -> 
                 except OffsetOutOfRangeError:
                     # Retention deleted a file meanwhile; the list of files is read again.
                     store.refresh()
+    advice = "rmqstore rebuild --what consumequeue makes queues"
+    if store.unserved is not None:
+        note(f"messages from phy offset {store.unserved[0]} on are in no queue, and not counted here; {advice}")
+    elif rows and not any(queue.disk_files for queue in store.queues.opened()):
+        note(f"no queue of consumequeue/ has a file: the queues are shown as the log tells; {advice}")
     return rows
 
 

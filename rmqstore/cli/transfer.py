@@ -13,7 +13,7 @@ from rmqstore.cli.options import Given, note_assumed, path_argument, store_optio
 from rmqstore.cli.terminal import TIME, Printer, Progress, escape, format_size, note
 from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreError
-from rmqstore.export import (
+from rmqstore.offline.export import (
     BODY_FORMS,
     COMPRESSIONS,
     CORRUPT_MODES,
@@ -23,7 +23,7 @@ from rmqstore.export import (
     export,
     format_of,
 )
-from rmqstore.importing import IMPORT_FORMATS, import_files
+from rmqstore.offline.importing import IMPORT_FORMATS, import_files
 
 _COMPRESSION_NAMES = sorted({name for names in COMPRESSIONS.values() for name in names})
 # Offsets and times of a store have 64 bits.
@@ -117,7 +117,7 @@ def export_command(
     if shown and (kind in ("arrow", "parquet") or compress not in (None, "none")):
         raise click.UsageError("this is nothing for a terminal: give --output FILE, or send it on with | or >")
     names = None if columns is None else [name.strip() for name in columns.split(",") if name.strip()]
-    config = given.config(path)
+    config = given.config(path, read_only=True)
     try:
         selection = Selection(
             topics,

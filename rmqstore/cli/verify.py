@@ -13,7 +13,7 @@ from rmqstore.cli.options import Given, note_assumed, path_argument, store_optio
 from rmqstore.cli.terminal import Printer, Progress, escape
 from rmqstore.config import StoreConfig
 from rmqstore.errors import GeometryError
-from rmqstore.verify import verify
+from rmqstore.offline.verify import verify
 
 
 def _tells_geometry(path: str) -> bool:
@@ -34,7 +34,7 @@ def verify_command(path: str, given: Given) -> None:
     """
     config: StoreConfig | None
     try:
-        config = given.config(path)
+        config = given.config(path, read_only=True)
         note_assumed(config, ("message_delay_level", "index_tags"))
     except GeometryError:
         if (given.options or given.config_file is not None) and _tells_geometry(path):

@@ -2,6 +2,16 @@
 
 Owns `app`, which puts them together.  Nothing here writes to a store, and every response is one that a hostile message body
 can do nothing in (`rmqstore.console.gate`).  Needs the extra ``console``; ``import rmqstore`` loads nothing of it.
+
+- `application`: the addresses; putting pages, API and gate together
+- `connections`: how many connections, and how long one may keep silent
+- `gate`: hosts, token, origin, methods, response headers
+- `pages`, `api`: what each address shows; the table behind API and OpenAPI document
+- `answers`, `rabbitmq_answers`: answers as plain values
+- `paging`: cursors: pages of a key, a time range, a queue
+- `anatomy`: a record's fields, its queue units, its index entries
+- `followed_store`: the open store, and when it is opened again
+- `verify_run`: one verify run at a time
 """
 
 from rmqstore.errors import MissingDependencyError

@@ -21,12 +21,12 @@ from rmqstore._core import (
     crc32,
     index_key_hash,
 )
-from rmqstore.consume_queue import BatchConsumeQueue
-from rmqstore.dispatcher import multi_dispatch_places
+from rmqstore.consumequeue.consume_queue import BatchConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError, StoreError
-from rmqstore.index_file import IndexFile
+from rmqstore.index.index_file import IndexFile
 from rmqstore.message import MessageExt, host_from_bytes
-from rmqstore.message_store import MessageStore
+from rmqstore.store.dispatcher import multi_dispatch_places
+from rmqstore.store.message_store import MessageStore
 
 __all__ = [
     "Field",

@@ -31,12 +31,13 @@ from rmqstore.console.anatomy import (
     record_place,
 )
 from rmqstore.console.paging import BadCursorError, Page, key_page, queue_page, time_page
-from rmqstore.consume_queue_store import AnyConsumeQueue
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import CorruptionError, InvalidMessageError, OffsetOutOfRangeError, StoreError
-from rmqstore.index_file import IndexFile
-from rmqstore.message import MessageExt, decompress_body, parse_message_id
-from rmqstore.message_store import MessageStore
-from rmqstore.retention import used_ratio
+from rmqstore.index.index_file import IndexFile
+from rmqstore.message import MessageExt, decompress_body
+from rmqstore.offline.describe import rocksdb_folders
+from rmqstore.store.message_store import MessageStore
+from rmqstore.store.retention import used_ratio
 
 __all__ = ["Answers", "BadQueryError", "NotFoundError"]
 
@@ -57,7 +58,6 @@ _HISTOGRAMS_KEPT = 32
 _ENTRIES_READ = 1 << 20
 # RocketMQ warns above this part of the disk (diskSpaceWarningLevelRatio).
 _DISK_WARNING = 0.9
-_UNIQUE_KEY_TOPICS = 1000
 _STEP_LIMIT = 64
 
 
@@ -106,6 +106,7 @@ def message_row(message: MessageExt) -> dict[str, Any]:
         "store_timestamp": message.store_timestamp,
         "born_timestamp": message.born_timestamp,
         "corrupt": message.corrupt,
+        "damage": message.damage,
         **_preview(message),
     }
 
@@ -119,8 +120,8 @@ def _queue_row(store: MessageStore, queue: AnyConsumeQueue) -> dict[str, Any]:
         "min_queue_offset": low,
         "max_queue_offset": high,
         "messages": high - low,
-        "files": len(queue.queue),
-        "size": len(queue.queue) * queue.queue.mapped_file_size,
+        "files": queue.disk_files,
+        "size": queue.disk_files * queue.queue.mapped_file_size,
         "error": None,
     }
 
@@ -166,7 +167,8 @@ class Answers:
         topics: dict[str, dict[str, Any]] = {}
         last: int | None = None
         errors: list[str] = []
-        for row, queue in self._queues(store):
+        queues = self._queues(store)
+        for row, queue in queues:
             topic = topics.setdefault(
                 row["topic"],
                 {"topic": row["topic"], "queues": 0, "messages": 0, "total": 0, "size": 0, "kind": row["kind"]},
@@ -207,7 +209,7 @@ class Answers:
             "index": self._index_summary(store),
             "checkpoint": store.checkpoint.as_dict(),
             "rates": rates,
-            "health": self._health(store, last, errors),
+            "health": self._health(store, last, errors, queues),
             "disk": _disk(store.path),
             "config": store.config.as_dict(),
             "assumed": list(store.config.assumed),
@@ -262,7 +264,13 @@ class Answers:
             "end_timestamp": None if header is None else header.end_timestamp,
         }
 
-    def _health(self, store: MessageStore, last: int | None, errors: list[str]) -> list[dict[str, str]]:
+    def _health(
+        self,
+        store: MessageStore,
+        last: int | None,
+        errors: list[str],
+        queues: list[tuple[dict[str, Any], AnyConsumeQueue | None]],
+    ) -> list[dict[str, str]]:
         found: list[dict[str, str]] = []
 
         def note(name: str, state: str, text: str) -> None:
@@ -274,11 +282,31 @@ class Answers:
             note("closing", "good", "closed in order")
         if os.path.exists(os.path.join(store.path, ".rmqstore-rebuild")):
             note("rebuild", "bad", "a rebuild was interrupted or is running; run the same rebuild again if none is")
+        damaged = [(problem.path or store.path, problem.message) for problem in store.damaged_files()]
+        queue_files = sum(os.path.relpath(path, store.path).startswith("consumequeue") for path, _ in damaged)
         if errors:
             note("queues", "bad", f"{len(errors)} queues cannot be read, the first: {errors[0]}")
+        elif queue_files:
+            note("queues", "bad", f"{queue_files} of their files are damaged, and what those lost reads as zeros: see files")
         else:
             note("queues", "good", "every queue can be read")
         log = store.commit_log
+        rocksdb = rocksdb_folders(store.path)
+        if rocksdb and log.max_offset > log.min_offset and not any(queue.disk_files for _, queue in queues if queue):
+            folders = ", ".join(f"{name}/" for name in rocksdb)
+            note(
+                "queue files",
+                "bad",
+                f"there are none; the queues are probably in RocksDB, which is not read: {folders}",
+            )
+        if store.undispatched is not None:
+            begin, end = store.undispatched
+            unserved = "" if store.unserved is None else f"; of these the last {end - store.unserved[0]} are shown in no queue here"
+            note(
+                "dispatch",
+                "note" if store.unserved is None else "bad",
+                f"no queue leads to {end - begin} bytes of the log, from phy offset {begin} on{unserved}",
+            )
         point = store.checkpoint
         if last is not None and point.physic_msg_timestamp < last:
             seconds = (last - point.physic_msg_timestamp) / 1000
@@ -299,7 +327,7 @@ class Answers:
                 note(
                     "index",
                     state,
-                    "there is no index file; queries by key find nothing. rmqstore rebuild makes the index",
+                    "there is no index file; queries by key search the log, up to a bound. rmqstore rebuild makes the index",
                 )
             else:
                 behind = log.max_offset - newest.header.end_phy_offset
@@ -312,6 +340,8 @@ class Answers:
             store.consumer_offsets.list()
         except (StoreError, OSError) as error:
             note("consumer progress", "bad", f"cannot be read: {error}")
+        for path, message in damaged:
+            note("files", "bad", f"{file_name(path, store.path)}: {message}")
         return found
 
     # ------------------------------------------------------------------------------------------------------------ queues
@@ -350,6 +380,7 @@ class Answers:
                 "size": mapped_file.size,
             }
             for mapped_file in queue.files()
+            if not queue.queue.is_memory_only(mapped_file.file_from_offset)
         ]
         return {
             **row,
@@ -404,24 +435,12 @@ class Answers:
 
     def place_of_id(self, store: MessageStore, msg_id: str, topic: str | None) -> int:
         """int: phy offset of the message with an offset message id, or with a producer's unique key."""
-        msg_id = msg_id.strip()
         try:
-            phy_offset = parse_message_id(msg_id)[1]
-            message = store.commit_log.look_up(phy_offset)
-            if message is not None and message.msg_id == msg_id.upper():
-                return phy_offset
-        except InvalidMessageError:
-            message = None
-        # A unique key has 32 hex digits as well.  It is indexed by topic, so that each topic has to be asked.
-        topics = [topic] if topic else store.topics()[:_UNIQUE_KEY_TOPICS]
-        for name in topics:
-            found = store.query_message(name, msg_id, 1, index_type="U")
-            if found:
-                return found[0].phy_offset
-        if message is not None:
-            # The place holds a message whose host was another when the id was made.
-            return message.phy_offset
-        raise NotFoundError("no message of this store has that id, neither as offset message id nor as unique key")
+            return store.phy_offset_by_id(msg_id.strip(), topic or None)
+        except (InvalidMessageError, OffsetOutOfRangeError, CorruptionError) as error:
+            raise NotFoundError(
+                f"no message of this store has that id, neither as offset message id nor as unique key: {error.message}"
+            ) from None
 
     def _look_up(self, store: MessageStore, phy_offset: int) -> MessageExt:
         message = store.commit_log.look_up(phy_offset)

@@ -169,8 +169,8 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
         "topic", "queue_id", "queue_offset", "phy_offset", "store_size", "msg_id", "keys", "store_timestamp", "corrupt",
         topic={"type": "string"}, queue_id=_WHOLE, queue_offset=_WHOLE, phy_offset=_WHOLE, store_size=_WHOLE,
         msg_id={"type": "string"}, keys={"type": "array", "items": {"type": "string"}}, store_timestamp=_WHOLE,
-        corrupt={"type": "boolean"}, tags={"type": ["string", "null"]}, unique_key={"type": ["string", "null"]},
-        preview={"type": ["string", "null"]},
+        corrupt={"type": "boolean"}, damage={"type": ["string", "null"]}, tags={"type": ["string", "null"]},
+        unique_key={"type": ["string", "null"]}, preview={"type": ["string", "null"]},
     ),
     "Overview": _object(
         "The store", "path", "clean", "commit_log", "topics", "messages", "index", "checkpoint", "rates", "health",
@@ -182,9 +182,11 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
         topic={"type": "string"}, queue_id=_WHOLE, min_queue_offset=_WHOLE, max_queue_offset=_WHOLE, start=_WHOLE, rows=_LIST,
     ),
     "Messages": _object(
-        "A page of messages; `stopped` says that the search paused before the page was full",
-        "messages", "next_cursor", "stopped",
-        messages=_ROWS, next_cursor={"type": ["string", "null"]}, stopped={"type": "boolean"},
+        "A page of messages; `stopped` says that the search paused before the page was full, `uncovered` which stretches "
+        "of the log (begin and end, phy offsets) neither the index covers nor anybody looked at",
+        "messages", "next_cursor", "stopped", "complete", "uncovered",
+        messages=_ROWS, next_cursor={"type": ["string", "null"]}, stopped={"type": "boolean"}, complete={"type": "boolean"},
+        uncovered={"type": "array", "items": {"type": "array", "items": _WHOLE}},
     ),
     "Message": {
         "allOf": [
@@ -204,7 +206,7 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
     ),
     "Vhosts": _object("Vhosts", "vhosts", vhosts=_LIST),
     "Vhost": _object("A vhost", "number", "name", "queue_list", queue_list=_LIST),
-    "RabbitmqQueue": _object("A queue", "name", "depth", "rows", rows=_LIST),
+    "RabbitmqQueue": _object("A queue", "name", "depth", "rows", "lost", "lost_num", rows=_LIST, lost=_LIST, lost_num=_WHOLE),
     "OpenApi": {"type": "object"},
 }  # fmt: skip
 
@@ -409,7 +411,15 @@ def _max_num(request: Request) -> int:
 
 
 def _page(page: Page) -> Response:
-    return _json({"messages": page.rows, "next_cursor": page.following, "stopped": page.stopped})
+    return _json(
+        {
+            "messages": page.rows,
+            "next_cursor": page.following,
+            "stopped": page.stopped,
+            "complete": not page.uncovered,
+            "uncovered": [list(stretch) for stretch in page.uncovered],
+        }
+    )
 
 
 def _body(body: bytes, mode: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from rmqstore.config import StoreConfig
 from rmqstore.errors import GeometryError, StoreChangedError, StoreClosedError, StoreError
-from rmqstore.message_store import MessageStore
+from rmqstore.store.message_store import MessageStore
 
 __all__ = ["FollowedStore", "StoreGoneError"]
 

@@ -162,7 +162,11 @@ def answering(endpoint: _Endpoint) -> _Endpoint:
     def wrapped(self: Any, request: Request) -> Response:
         scope = request.scope
         try:
-            return endpoint(self, request)
+            try:
+                return endpoint(self, request)
+            except GeometryError:
+                # The sizes were perhaps told by files of a store in the making; they are asked again where none were given.
+                return endpoint(self, request)
         except NotFoundError as error:
             return _error(scope, 404, "Not found", str(error))
         except BadQueryError as error:
@@ -256,7 +260,7 @@ def metrics_text(path: str, config: StoreConfig | None, run: VerifyRun) -> bytes
         A library is missing, or the store cannot be read.
     """
     # Loaded when it is asked for: the other pages do without its library.
-    metrics = importlib.import_module("rmqstore.metrics")
+    metrics = importlib.import_module("rmqstore.offline.metrics")
     last = run.last_finished()
     findings = None if last is None else metrics.Findings(last[0], last[1])
     text: bytes = metrics.text(path, config, findings=findings)
@@ -503,9 +507,12 @@ class Pages:
             rows = self._answers.consumers(store)
         groups: dict[str, dict[str, Any]] = {}
         for row in rows:
-            total = groups.setdefault(row["group"], {"group": row["group"], "queues": 0, "lag": 0})
+            total = groups.setdefault(row["group"], {"group": row["group"], "queues": 0, "lag": 0, "unknown": 0})
             total["queues"] += 1
-            total["lag"] += max(row["lag"] or 0, 0)
+            if row["lag"] is None or row["lag"] < 0:
+                total["unknown"] += 1
+            else:
+                total["lag"] += row["lag"]
         chosen = [row for row in rows if not group or row["group"] == group]
         return self._page(
             request, "consumers.html", rows=chosen[first : first + _LIST_SHOWN], number=len(chosen), first=first,
@@ -570,7 +577,7 @@ class Pages:
         """Prometheus's text format."""
         with self._console.store.use():
             text = self._console.metrics()
-        return Response(text, media_type=importlib.import_module("rmqstore.metrics").content_type())
+        return Response(text, media_type=importlib.import_module("rmqstore.offline.metrics").content_type())
 
 
 def now_ms() -> int:

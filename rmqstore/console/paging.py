@@ -8,24 +8,31 @@ one by one, so that a page of large messages needs the memory of one.
 from __future__ import annotations
 
 import heapq
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from rmqstore import _core
 from rmqstore._core import index_key_hash
-from rmqstore.consume_queue import BatchConsumeQueue, Unit
-from rmqstore.consume_queue_store import AnyConsumeQueue
+from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, Unit
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError
+from rmqstore.index.index_service import IndexService
 from rmqstore.message import MessageExt, encode_java_utf8
-from rmqstore.message_store import MessageStore
+from rmqstore.store.columns import doubt_entries
+from rmqstore.store.message_store import MessageStore
 
 __all__ = ["BadCursorError", "Page", "key_page", "queue_page", "time_page"]
 
 # Index entries, or units, that one page looks at before it hands on.
 _STEPS = 100_000
 _CHAIN_READ = 128
+# Of what the index does not cover so much is gone over for a page.
+_LOG_BYTES = 256 << 20
 _UNITS_READ = 64
 
 Row = dict[str, Any]
@@ -38,11 +45,15 @@ class BadCursorError(ValueError):
 
 @dataclass(slots=True)
 class Page:
-    """Rows, and the cursor of what follows; None at the end.  `stopped`: the search paused before the page was full."""
+    """Rows, and the cursor of what follows; None at the end.  `stopped`: the search paused before the page was full.
+
+    `uncovered`: stretches of the log, begin and end in phy offsets, that nobody looked at.
+    """
 
     rows: list[Row]
     following: str | None
     stopped: bool = False
+    uncovered: tuple[tuple[int, int], ...] = ()
 
 
 # ---------------------------------------------------------------------------------------------------------------- by key
@@ -79,15 +90,43 @@ def key_page(
     """
     service = store.index_service
     if service is None:
-        return Page([], None)
-    store._follow_index()
+        return Page([], None, uncovered=store._whole_log())
+    missed: tuple[tuple[int, int], ...] = ()
+    while True:
+        uncovered = store._look_at_log(_LOG_BYTES, None, kind)
+        page = _key_page(store, service, topic, key, kind, begin, end, cursor, size, make_row)
+        if not service.note_damage():
+            page.uncovered = (*uncovered, *missed)
+            return page
+        last = _key_cursor(cursor)[2]
+        if last >= 0:
+            # The search goes on below the last row that was shown; what was hidden above it can no more be shown.
+            cursor, missed = _key_text("log0", -1, last), ((last, store.commit_log.max_offset),)
+
+
+def _key_page(
+    store: MessageStore,
+    service: IndexService,
+    topic: str,
+    key: str,
+    kind: str | None,
+    begin: int | None,
+    end: int | None,
+    cursor: str | None,
+    size: int,
+    make_row: MakeRow,
+) -> Page:
     key_hash = index_key_hash(topic, "T#" + key if kind == "T" else key)
     name, at, last = _key_cursor(cursor)
-    names = list(reversed(service.names))
-    if name is not None:
-        if name not in names:
-            raise BadCursorError("the index file of this page is gone; start the search again")
+    names = list(reversed(service.all_names))
+    below: int | None = None
+    if name in names:
         names = names[names.index(name) :]
+    elif name is not None and name.startswith("log") and last >= 0:
+        # What the log was searched for is in an index file now.  Rows go down, so the next is below the last that was shown.
+        below = last
+    elif name is not None:
+        raise BadCursorError("the index file of this page is gone; start the search again")
     rows: list[Row] = []
     seen = {last}
     left = _STEPS
@@ -105,11 +144,13 @@ def key_page(
             except OffsetOutOfRangeError:
                 raise BadCursorError("the cursor leads to no entry; start the search again") from None
             left -= max(len(page), 1)
+            others: list[int] = []
             for number, phy_offset in enumerate(page):
-                if phy_offset in seen:
+                if phy_offset in seen or (below is not None and phy_offset >= below):
                     continue
                 message = matches(phy_offset)
                 if message is None:
+                    others.append(phy_offset)
                     continue
                 if len(rows) == size:
                     # The next page begins with this entry: everything before it on this stretch was looked at.
@@ -118,6 +159,8 @@ def key_page(
                 rows.append(make_row(message))
                 seen.add(phy_offset)
                 last = phy_offset
+            hashes = np.full(len(others), key_hash, np.int32)
+            doubt_entries(store.commit_log, service, hashes, np.array(others, np.int64))
             if left <= 0:
                 following = _key_text(each, at, last) if at else _key_text_after(names, each, last)
                 return Page(rows, following, stopped=following is not None)
@@ -165,7 +208,7 @@ def _key_cursor(cursor: str | None) -> tuple[str | None, int, int]:
     # File, entry to go on with (-1: its newest), phy offset of the last row.
     if not cursor:
         return None, -1, -1
-    match = re.fullmatch(r"([0-9]{1,19})\.(-1|[0-9]{1,10})\.(-1|[0-9]{1,19})", cursor)
+    match = re.fullmatch(r"((?:log)?[0-9]{1,19})\.(-1|[0-9]{1,10})\.(-1|[0-9]{1,19})", cursor)
     if match is None:
         raise BadCursorError(f"{cursor!r} is no cursor; start the search again")
     return match[1], int(match[2]), int(match[3])
@@ -214,14 +257,14 @@ def time_page(
             high = min(high, store.offset_by_time(topic, queue_id, end, "upper") + _width(queue))
         if newest_first:
             high = high if behind is None else min(high, _first_at(queue, low, high, behind))
-            parts.append(_descending(queue, low, high))
+            parts.append(zip(_descending(queue, low, high), itertools.repeat(queue_id)))
         else:
             low = low if behind is None else max(low, _first_at(queue, low, high, behind + 1))
-            parts.append(_ascending(queue, low, high))
-    units = heapq.merge(*parts, key=lambda unit: unit.phy_offset, reverse=newest_first)
+            parts.append(zip(_ascending(queue, low, high), itertools.repeat(queue_id)))
+    units = heapq.merge(*parts, key=lambda each: each[0].phy_offset, reverse=newest_first)
     rows: list[Row] = []
     last = -1
-    for number, unit in enumerate(units):
+    for number, (unit, queue_id) in enumerate(units):
         phy_offset = unit.phy_offset
         if phy_offset == last or (
             behind is not None and (phy_offset >= behind if newest_first else phy_offset <= behind)
@@ -233,6 +276,7 @@ def time_page(
         message = store.commit_log.look_up(phy_offset)
         if message is None:
             continue
+        message.check_queue(topic, queue_id, unit.queue_offset)
         if (begin is None or message.store_timestamp >= begin) and (end is None or message.store_timestamp <= end):
             rows.append(make_row(message))
     return Page(rows, None)
@@ -290,6 +334,8 @@ def queue_page(store: MessageStore, topic: str, queue_id: int, start: int, size:
         if len(rows) == size:
             break
         message = store.commit_log.look_up(unit.phy_offset, unit.size)
+        if message is not None:
+            message.check_queue(topic, queue_id, unit.queue_offset)
         row: Row = {"unit": unit._asdict(), "message": None if message is None else make_row(message)}
         rows.append(row)
     return rows

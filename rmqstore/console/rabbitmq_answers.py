@@ -9,18 +9,20 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
 from rmqstore.console.answers import NotFoundError
 from rmqstore.errors import StoreError
-from rmqstore.rabbitmq import Queue, QueuedMessage, Vhost, find_vhosts, node_process
+from rmqstore.rabbitmq import LostMessage, Queue, QueuedMessage, Vhost, find_vhosts, node_process
 from rmqstore.rabbitmq.transfer import message_object
 
 __all__ = ["RabbitmqAnswers"]
 
 _PREVIEW = 120
+# So many lost messages of a queue are named.
+_LOST_SHOWN = 200
 # Vhosts that are read at one time: each takes memory of its own.
 _AT_ONCE = 2
 
@@ -66,36 +68,46 @@ class RabbitmqAnswers:
             }
 
     def queue(self, number: int, name: str, first: int, size: int) -> dict[str, Any]:
-        """One queue of a vhost and its messages from the `first` on, oldest first."""
+        """One queue of a vhost and its messages from the `first` on, oldest first; and those that are lost up to there."""
         with self._vhost(number) as vhost:
             queue = next((each for each in vhost.queues() if each.name == name), None)
             if queue is None:
                 raise NotFoundError("this vhost has no queue of that name on disk")
-            rows = [_message_row(message) for message in _from(queue, first, size)]
+            lost: list[LostMessage] = []
+            rows = [_message_row(message) for message in _from(queue, first, size, lost.append)]
             return {
                 "number": number,
                 "vhost": vhost.name,
                 **_queue_object(vhost, queue),
                 "first": first,
                 "rows": rows,
+                "lost": [{**each._asdict(), "msg_id": each.msg_id.hex(), "detail": str(each)} for each in lost[:_LOST_SHOWN]],
+                "lost_num": len(lost),
                 "older": max(0, first - size) if first else None,
-                "newer": first + size if first + len(rows) < queue.depth and len(rows) == size else None,
+                "newer": first + size if first + len(rows) + len(lost) < queue.depth and len(rows) == size else None,
             }
 
     def message(self, number: int, name: str, place: int) -> dict[str, Any]:
         """One message, by its place in the queue."""
         with self._vhost(number) as vhost:
             queue = next((each for each in vhost.queues() if each.name == name), None)
-            message = None if queue is None or place < 0 else next(_from(queue, place, 1), None)
+            message = None if queue is None or place < 0 else next(_from(queue, place, 1, _nobody), None)
             if queue is None or message is None:
                 raise NotFoundError("this queue has no message at that place")
             return {"number": number, "place": place, **message_object(queue, message)}
 
 
-def _from(queue: Queue, first: int, number: int) -> Iterator[QueuedMessage]:
+def _nobody(lost: LostMessage) -> None:
+    # The queue's own page names what is lost.
+    pass
+
+
+def _from(
+    queue: Queue, first: int, number: int, on_lost: Callable[[LostMessage], None]
+) -> Iterator[QueuedMessage]:
     # An address may name more than `islice` can count to; no queue is that long.
     first = min(first, sys.maxsize - number)
-    return islice(queue.messages(), first, first + number)
+    return islice(queue.messages(on_lost), first, first + number)
 
 
 def _vhost_object(vhost: Vhost) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreError
-from rmqstore.verify import Finding, verify
+from rmqstore.offline.verify import Finding, verify
 
 __all__ = ["VerifyRun"]
 

@@ -2,8 +2,20 @@
 
 Owns the names that users import.  Shares the Region fence, the byte order, the errors and MappedFile with the RocketMQ
 side of the package, and imports nothing else of it.
+
+- `_term` (Cython): Erlang's external term format, AMQP's properties and tables; what a message term holds
+- `_core` (Cython): bytes of journal, segments, message files and version 2: one pass over each, the table of message locations
+- `layout`, `definitions`: names of directories and small files; the durable queues that a node's Mnesia tables know
+- `term`, `amqp`, `dets`, `ets`: values of terms and their text; AMQP's types; the two kinds of tables that a clean stop leaves
+- `message`: a message, made with the bytes that a node writes, or read lazily
+- `queue_index`, `queue_index_v2`: one queue's index: version 1 read and written, version 2 read
+- `message_store`: the message files of a vhost: references, rolling, merging, recovery, clean state
+- `columns`, `batches`: messages as Arrow arrays and record batches
+- `vhost`: which directory is whose; an index entry and its message together
+- `verify`, `repair`, `transfer`: what is wrong and what a node would do; a directory without it; messages out and in
 """
 
+from rmqstore.rabbitmq.batches import LostMessage
 from rmqstore.rabbitmq.definitions import QueueDefinition, durable_queues
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore
@@ -19,6 +31,7 @@ __all__ = [
     "Finding",
     "ImportReport",
     "IndexEntry",
+    "LostMessage",
     "Message",
     "MessageStore",
     "Problem",

@@ -1,7 +1,7 @@
 """Messages of a queue as Arrow record batches: the columns of an export, and of Spark.
 
 Owns the schema, and how the terms of a batch are brought together from segments, journal and message store; they are decoded
-by the compiled core, many at once.  It only reads.  A message whose bytes are lost or damaged is passed over, as
+by the compiled core, many at once.  It only reads.  A message whose bytes are lost or damaged is passed over and told of, as
 `Queue.messages` does.
 """
 
@@ -11,15 +11,17 @@ import base64
 import datetime
 import decimal
 import json
+import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from rmqstore._core import Region
 from rmqstore.errors import CorruptionError
+from rmqstore.files.mapped_file import open_regular
 from rmqstore.rabbitmq import _term, amqp
 from rmqstore.rabbitmq.amqp import Timestamp
 from rmqstore.rabbitmq.columns import arrow_arrays, pyarrow
@@ -30,7 +32,9 @@ from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["COLUMNS", "Batches", "json_value", "schema"]
+__all__ = ["COLUMNS", "Batches", "LostMessage", "json_value", "schema"]
+
+logger = logging.getLogger(__name__)
 
 # What the index says of a message; everything else is in the message.
 _OF_THE_INDEX = ("vhost", "queue", "level", "seq_id", "msg_id", "persistent", "delivered", "expiry", "size", "location")
@@ -127,6 +131,63 @@ def schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
     return pa.schema([pa.field(name, types.get(name, pa.string())) for name in columns])
 
 
+class LostMessage(NamedTuple):
+    """A message that a queue's index has, and whose bytes are not there, or are not a message.
+
+    Attributes
+    ----------
+    queue : str
+    seq_id : int
+    msg_id : bytes
+        16 bytes.
+    level : int or None
+        Of a priority queue.
+    path : str
+        The file of the index that knows it.
+    embedded : bool
+        Its bytes should stand in the queue's own files; otherwise in the vhost's message store.
+    """
+
+    queue: str
+    seq_id: int
+    msg_id: bytes
+    level: int | None
+    path: str
+    embedded: bool
+
+    def __str__(self) -> str:
+        where = "the queue's own files" if self.embedded else "the message store"
+        level = "" if self.level is None else f" of level {self.level}"
+        return f"seq_id {self.seq_id}{level} (message {self.msg_id.hex()}, {self.path}) has no whole bytes in {where}"
+
+
+class LostMessages:
+    """Tells of each lost message, or in one warning of all where nobody listens."""
+
+    def __init__(self, on_lost: Callable[[LostMessage], None] | None):
+        self._on_lost = on_lost
+        self._number = 0
+        self._first: LostMessage | None = None
+
+    def add(self, lost: LostMessage) -> None:
+        """Take note of one."""
+        if self._on_lost is not None:
+            self._on_lost(lost)
+            return
+        self._number += 1
+        self._first = self._first or lost
+
+    def warn(self) -> None:
+        """Say how many nobody was told of."""
+        if self._first is not None:
+            logger.warning(
+                "queue %s: lost messages left out: %d, the first is %s; verify says more",
+                self._first.queue,
+                self._number,
+                self._first,
+            )
+
+
 class Batches:
     """Goes over the live messages of a queue's directory.
 
@@ -142,6 +203,8 @@ class Batches:
         What the columns of these names say.
     columns : sequence of str
         Of `COLUMNS`; only these are decoded.
+    on_lost : callable, optional
+        Told of each message that is passed over; by default a warning at the end says how many there were.
     """
 
     def __init__(
@@ -155,7 +218,9 @@ class Batches:
         queue: str,
         level: int | None,
         columns: Sequence[str] = COLUMNS,
+        on_lost: Callable[[LostMessage], None] | None = None,
     ):
+        self._on_lost = on_lost
         self._path = path
         self._indexes = indexes
         self._entries = entries
@@ -168,16 +233,18 @@ class Batches:
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """pyarrow.RecordBatch: up to 8192 messages each, in the order of sequence ids."""
+        lost = LostMessages(self._on_lost)
         if len(self._indexes) == 1 and isinstance(self._indexes[0], QueueIndex):
-            yield from self._of_version_1(self._indexes[0])
-            return
-        entries = iter(self._entries)
-        while rows := list(islice(entries, BATCH_ROWS // 8)):
-            yield from self._of_entries(rows)
+            yield from self._of_version_1(self._indexes[0], lost)
+        else:
+            entries = iter(self._entries)
+            while rows := list(islice(entries, BATCH_ROWS // 8)):
+                yield from self._of_entries(rows, lost)
+        lost.warn()
 
     # ------------------------------------------------------------------------------------------------- version 1
 
-    def _of_version_1(self, index: QueueIndex) -> Iterator[pa.RecordBatch]:
+    def _of_version_1(self, index: QueueIndex, lost: LostMessages) -> Iterator[pa.RecordBatch]:
         columns = index.columns()
         deliver = index.next_deliver_seq_id
         weights = np.cumsum(np.maximum(columns.term_size, columns.size))
@@ -188,7 +255,7 @@ class Batches:
             end = min(first + BATCH_ROWS, int(np.searchsorted(weights, before + _BATCH_BYTES, "right")))
             end = max(end, first + 1)
             rows = IndexColumns(*(column[first:end] for column in columns))
-            batch = self._batch(rows, deliver)
+            batch = self._batch(rows, deliver, lost)
             if batch is not None:
                 yield batch
             first = end
@@ -200,7 +267,7 @@ class Batches:
                 if region is not None:
                     region.close()
             path = os.path.join(self._path, "journal.jif" if segment < 0 else f"{segment}.idx")
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_regular(path)
             try:
                 size = os.fstat(fd).st_size
                 self._sources[segment] = Region.map(fd, size) if size else None
@@ -208,7 +275,7 @@ class Batches:
                 os.close(fd)
         return self._sources[segment]
 
-    def _batch(self, rows: IndexColumns, deliver: int) -> pa.RecordBatch | None:
+    def _batch(self, rows: IndexColumns, deliver: int, lost: LostMessages) -> pa.RecordBatch | None:
         embedded = (rows.flags & ENTRY_EMBEDDED) != 0
         persistent = (rows.flags & ENTRY_PERSISTENT) != 0
         there = np.ones(len(rows.seq_id), bool)
@@ -235,8 +302,9 @@ class Batches:
                     at += len(term)
             numbers[~embedded] = len(sources)
             sources.append(b"".join(held))
+        paths = [os.path.join(self._path, "journal.jif" if each < 0 else f"{each}.idx") for each in rows.segment.tolist()]
         return self._finish(
-            rows, there, persistent, embedded, rows.seq_id < deliver, sources, positions, sizes, numbers
+            rows, there, persistent, embedded, rows.seq_id < deliver, sources, positions, sizes, numbers, lost, paths
         )
 
     def _stored(self, msg_id: bytes, persistent: bool) -> bytes | None:
@@ -250,7 +318,7 @@ class Batches:
 
     # ------------------------------------------------------------------------------------------------- version 2
 
-    def _of_entries(self, entries: list[IndexEntry]) -> Iterator[pa.RecordBatch]:
+    def _of_entries(self, entries: list[IndexEntry], lost: LostMessages) -> Iterator[pa.RecordBatch]:
         terms = [
             entry.message if entry.message is not None else self._stored(entry.msg_id, entry.persistent)
             for entry in entries
@@ -278,6 +346,8 @@ class Batches:
             positions,
             sizes,
             np.zeros(len(entries), np.int32),
+            lost,
+            [entry.path for entry in entries],
             "queue",
         )
         if batch is not None:
@@ -296,6 +366,8 @@ class Batches:
         positions: np.ndarray,
         sizes: np.ndarray,
         numbers: np.ndarray,
+        lost: LostMessages,
+        paths: list[str],
         embedding: str = "index",
     ) -> pa.RecordBatch | None:
         pa = pyarrow()
@@ -336,5 +408,11 @@ class Batches:
                 arrays.append(pa.array(["store", embedding]).take(pa.array(inside.astype(np.int8))))
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         if not good.all():
+            for i in np.flatnonzero(~good).tolist():
+                lost.add(
+                    LostMessage(
+                        self._queue, int(rows.seq_id[i]), rows.msg_id[i].tobytes(), self._level, paths[i], bool(inside[i])
+                    )
+                )
             batch = batch.filter(pa.array(good))
         return batch if batch.num_rows else None

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmqstore.errors import CorruptionError
+from rmqstore.files.mapped_file import open_regular
 from rmqstore.rabbitmq import term
 
 __all__ = ["QueueDefinition", "data_directory", "durable_queues"]
@@ -52,6 +53,24 @@ class QueueDefinition:
         return tuple(range(highest + 1))
 
 
+def fate_of_expired(definition: QueueDefinition | None) -> str:
+    """str: what the node does with messages of this queue that have expired, as far as its own arguments say.
+
+    A policy can name an exchange too; the arguments go before it.  None: the node's definitions are not known.
+    """
+    if definition is None:
+        return "the node drops them, or dead-letters them if the queue's arguments or a policy say so, which is not known here"
+    exchange, key = (definition.arguments.get(f"x-dead-letter-{name}") for name in ("exchange", "routing-key"))
+    if not isinstance(exchange, str):
+        return "the node drops them, unless a policy names a dead-letter exchange"
+    if exchange == "":
+        if isinstance(key, str):
+            return f"the node dead-letters them into queue {key!r}"
+        return "the node dead-letters them into the queues that their own routing keys name"
+    routing = f"routing key {key!r}" if isinstance(key, str) else "their own routing keys"
+    return f"the node dead-letters them to exchange {exchange!r} with {routing}"
+
+
 def data_directory(vhost_path: str | os.PathLike[str]) -> str | None:
     """str or None: the node's data directory that this vhost directory stands in (``<it>/msg_stores/vhosts/<vhost>``)."""
     parts = os.path.abspath(os.fspath(vhost_path)).split(os.sep)
@@ -61,7 +80,7 @@ def data_directory(vhost_path: str | os.PathLike[str]) -> str | None:
 def _items(path: str) -> Iterator[Any]:
     """The terms of a disk_log; ends at the first item that is not whole, as a log that was being written does."""
     try:
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             data = file.read()
     except FileNotFoundError:
         return

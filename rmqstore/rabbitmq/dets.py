@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rmqstore.errors import CorruptionError
+from rmqstore.files.mapped_file import open_regular
 from rmqstore.rabbitmq import _term
 from rmqstore.rabbitmq._term import Atom, ImproperList, MapPairs
 
@@ -500,7 +501,7 @@ def _hashes_elsewhere(key: Any, header: DetsHeader, slot: int) -> bool:
 
 def read(path: str | os.PathLike[str]) -> DetsTable:
     """Read the table at `path`; never raises for damage, OSError if the file cannot be read."""
-    with open(path, "rb") as file:
+    with open(open_regular(os.fspath(path)), "rb") as file:
         return parse(file.read())
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from rmqstore.errors import CorruptionError
+from rmqstore.files.mapped_file import open_regular
 from rmqstore.rabbitmq import _term
 from rmqstore.rabbitmq._term import Atom, ImproperList
 from rmqstore.rabbitmq.term import consult, format_term
@@ -125,7 +126,7 @@ def parse(data: bytes, *, path: str | None = None) -> EtsTable:
 
 def read(path: str | os.PathLike[str]) -> EtsTable:
     """Read the image at `path`; CorruptionError as of `parse`, OSError if the file cannot be read."""
-    with open(path, "rb") as file:
+    with open(open_regular(os.fspath(path)), "rb") as file:
         return parse(file.read(), path=os.fspath(path))
 
 

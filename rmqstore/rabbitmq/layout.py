@@ -11,6 +11,7 @@ import os
 import re
 
 from rmqstore.errors import CorruptionError, GeometryError
+from rmqstore.files.mapped_file import open_regular
 
 __all__ = [
     "DEFAULT_SEGMENT_ENTRY_COUNT",
@@ -141,7 +142,7 @@ def read_segment_entry_count(vhost_path: str | os.PathLike[str]) -> int | None:
     """
     path = os.path.join(os.fspath(vhost_path), ".config")
     try:
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             text = file.read(65536).decode("latin-1")
     except FileNotFoundError:
         return None

@@ -35,7 +35,7 @@ from rmqstore.errors import (
     StoreLockedError,
     StorePoisonedError,
 )
-from rmqstore.mapped_file import fsync_directory, naming_errors
+from rmqstore.files.mapped_file import NotCopied, fsync_directory, naming_errors, open_regular
 from rmqstore.rabbitmq import _core, _term
 from rmqstore.rabbitmq.queue_index import Problem
 from rmqstore.rabbitmq.term import Atom, consult, decode, encode
@@ -155,7 +155,7 @@ def _stop_problem(path: str, region: Region, end: int, stop: int) -> Problem | N
 
 def _map(path: str) -> Region | None:
     # None for an empty file, which cannot be mapped.
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_regular(path)
     try:
         size = os.fstat(fd).st_size
         with naming_errors(path):
@@ -285,7 +285,7 @@ class _CleanState(NamedTuple):
     node: str
 
 
-class MessageStore:
+class MessageStore(NotCopied):
     """The messages of a vhost that do not lie in a queue's index; made by `open`, usable in a ``with`` statement.
 
     All methods may be called from several threads; one lock guards them.
@@ -514,7 +514,7 @@ class MessageStore:
             self._files[0] = [0, 0]
         number = next(reversed(self._files))
         path = self._file_path(number)
-        self._current_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._current_fd = open_regular(path, os.O_RDWR | os.O_CREAT)
         if end is None:
             end = self._files[number][1]
         if os.fstat(self._current_fd).st_size != end:
@@ -554,7 +554,12 @@ class MessageStore:
             finally:
                 region.close()
         staged = f"{path}.rmqstore"
-        with naming_errors(staged), open(path, "rb") as old, open(rdt_path, "rb") as saved, open(staged, "wb") as new:
+        with (
+            naming_errors(staged),
+            open(open_regular(path), "rb") as old,
+            open(open_regular(rdt_path), "rb") as saved,
+            open(staged, "wb") as new,
+        ):
             _copy(old, 0, end, new)
             _copy(saved, 0, os.fstat(saved.fileno()).st_size, new)
             _copy(old, end, tail, new)
@@ -617,7 +622,7 @@ class MessageStore:
         for path in (summary_path, index_path):
             if not os.path.exists(path):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        with open(clean_path, "rb") as file:
+        with open(open_regular(clean_path), "rb") as file:
             text = file.read()
         try:
             said = {str(pair[0]): pair[1] for pair in consult(text)}
@@ -630,7 +635,7 @@ class MessageStore:
         if client_refs is not None and sorted(refs) != client_refs:
             raise CorruptionError("the state was made for other queues than those with recovery terms", clean_path, 0)
 
-        with open(summary_path, "rb") as file:
+        with open(open_regular(summary_path), "rb") as file:
             data = file.read()
         files: dict[int, list[int]] = {}
         for row in _ets_rows(data, summary_path):
@@ -655,7 +660,7 @@ class MessageStore:
             self.problems.append(Problem(self._file_path(number), 0, "unknown_file", detail, None))
         files = dict(sorted(files.items()))
 
-        with open(index_path, "rb") as file:
+        with open(open_regular(index_path), "rb") as file:
             data = file.read()
         header, at = _ets_header(data, index_path)
         table = _core.LocationTable(len(data) // 60)
@@ -814,7 +819,7 @@ class MessageStore:
             return self._current_fd
         fd = self._fds.pop(key, -1)
         if fd < 0:
-            fd = os.open(self._file_path(key), os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_regular(self._file_path(key))
             if len(self._fds) >= _MAX_OPEN_FILES:
                 os.close(self._fds.pop(next(iter(self._fds))))
         # The one that was used last is let go last.
@@ -1130,7 +1135,7 @@ class MessageStore:
             with open(rdt_path, "wb") as new, naming_errors(rdt_path):
                 for number in (destination, source):
                     ids, positions, sizes, dead = self._live(number)
-                    with open(self._file_path(number), "rb") as old:
+                    with open(open_regular(self._file_path(number)), "rb") as old:
                         for begin, size in _runs(positions, sizes):
                             _copy(old, begin, size, new)
                     ends = at + np.cumsum(sizes)

@@ -38,7 +38,7 @@ from rmqstore.errors import (
     StoreLockedError,
     StorePoisonedError,
 )
-from rmqstore.mapped_file import fsync_directory, make_directories, naming_errors
+from rmqstore.files.mapped_file import NotCopied, fsync_directory, make_directories, naming_errors, open_regular
 from rmqstore.rabbitmq._core import (
     ENTRY_ACK,
     ENTRY_DAMAGED,
@@ -247,7 +247,7 @@ def _problems_of(findings: Findings, path_of: Callable[[int], str]) -> list[Prob
 
 def _read_file(path: str) -> bytes | None:
     try:
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             return file.read()
     except FileNotFoundError:
         return None
@@ -256,7 +256,7 @@ def _read_file(path: str) -> bytes | None:
 def _map_file(path: str) -> Region | bytes | None:
     """The file as a Region, empty bytes for an empty one, None where there is none."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_regular(path)
     except FileNotFoundError:
         return None
     try:
@@ -366,7 +366,7 @@ def read_journal(
         data = bytes(source)
     else:
         path = os.fspath(source)
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             data = file.read()
     findings = Findings()
     JournalMap(MAX_SEGMENT_ENTRY_COUNT).load(data, findings, check_terms)
@@ -420,7 +420,7 @@ _REASONS: dict[int, tuple[type[StoreError], str]] = {
 }
 
 
-class QueueIndex:
+class QueueIndex(NotCopied):
     """The queue index (version 1) of one classic queue; made by `open`.
 
     Usable in a ``with`` statement, from any thread; calls are serialised.  Actions lie in memory until `sync` writes them to
@@ -710,7 +710,7 @@ class QueueIndex:
         is_stored: Callable[[bytes], bool] | None,
     ) -> None:
         path = self._path_of(-1)
-        self._journal_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._journal_fd = open_regular(path, os.O_RDWR | os.O_CREAT)
         self._cut_tails()
         journal = self._journal
         if self._journal_size_read != journal.used:
@@ -733,7 +733,7 @@ class QueueIndex:
             path = self._path_of(number)
             logger.warning("%s: cut from %d to %d bytes, its last whole record", path, segment.size, segment.end)
             with self._poisoning(path):
-                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                fd = open_regular(path, os.O_RDWR)
                 try:
                     if os.fstat(fd).st_size != segment.size:
                         raise StoreChangedError("the file was changed by someone else; is a node running?", path)
@@ -1096,7 +1096,7 @@ class QueueIndex:
         self._journal.prepare(segment)
         old = max(segment.size, 0)
         with naming_errors(path):
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             try:
                 self._check_unchanged(fd, path, old)
                 try:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rmqstore.files.mapped_file import NotCopied, open_regular
 from rmqstore.rabbitmq import _core, _term
 from rmqstore.rabbitmq.queue_index import IndexEntry, Problem
 
@@ -128,7 +129,7 @@ def read_segment_v2(source: str | os.PathLike[str] | bytes, number: int | None =
         path, data = "", source
     else:
         path = os.fspath(source)
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             data = file.read()
         match = _NAME.fullmatch(os.path.basename(path))
         if number is None and match is not None:
@@ -228,7 +229,7 @@ def read_store_v2(source: str | os.PathLike[str] | bytes) -> StoreV2:
         path, data = "", source
     else:
         path = os.fspath(source)
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             data = file.read()
     problems: list[Problem] = []
     head = _head(data, _QS_MAGIC)
@@ -255,7 +256,7 @@ def read_store_v2(source: str | os.PathLike[str] | bytes) -> StoreV2:
     return StoreV2(pos, term_size, verdict, terms, problems)
 
 
-class QueueIndexV2:
+class QueueIndexV2(NotCopied):
     """The live entries of a queue's directory of version 2, read-only; made by `open`.
 
     Attributes
@@ -374,7 +375,7 @@ class QueueIndexV2:
             return
         path = self._file(number, "qs")
         try:
-            with open(path, "rb") as file:
+            with open(open_regular(path), "rb") as file:
                 data = file.read()
         except FileNotFoundError:
             verdicts[own] = _core.QueueStoreVerdict.QUEUE_STORE_OUTSIDE
@@ -413,7 +414,7 @@ class QueueIndexV2:
             qi_path, qs_path = self._file(number, "qi"), self._file(number, "qs")
             data = b""
             if np.any((segment.location == PER_QUEUE) & (verdicts == 0)):
-                with open(qs_path, "rb") as file:
+                with open(open_regular(qs_path), "rb") as file:
                     data = file.read()
             for row in range(len(segment.seq_id)):
                 seq_id = int(segment.seq_id[row])

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from rmqstore.errors import CorruptionError, StoreError
-from rmqstore.mapped_file import fsync_directory, fsync_tree
+from rmqstore.files.mapped_file import fsync_directory, fsync_tree, open_regular
 from rmqstore.rabbitmq import layout
+from rmqstore.rabbitmq.definitions import QueueDefinition, fate_of_expired
+from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message_store import MessageStore
 from rmqstore.rabbitmq.queue_index import IndexEntry, QueueIndex
 from rmqstore.rabbitmq.verify import (
@@ -61,12 +63,14 @@ class RepairedQueue:
     lost : int
         Live entries whose message is gone or damaged.
     transient, expired : int
-        Messages that the node drops at any start: left out, and kept though they are not delivered.
+        Messages that the node drops at any start, left out; and messages that have expired, kept though they are not delivered.
     files : str
         ``"copied"`` as they are, ``"rewritten"``, or ``"left out"``: the node would delete the directory, and its messages count as
         lost.  `export` reads them.
     redelivered : str
         ``"exact"``: the flag is as before; ``"all"``: the node marks all its messages as redelivered.
+    fate_of_expired : str
+        Where the node sends those that have expired (dead-letter exchange), empty where none has.
     """
 
     name: str
@@ -78,6 +82,7 @@ class RepairedQueue:
     expired: int
     files: str
     redelivered: str
+    fate_of_expired: str = ""
 
 
 @dataclass(frozen=True)
@@ -301,7 +306,12 @@ class _Repair:
             rows.expired,
             files,
             "exact" if exact else "all",
+            fate_of_expired(self._definition(name)) if rows.expired else "",
         )
+
+    def _definition(self, name: QueueName | None) -> QueueDefinition | None:
+        definitions = self.vhost.definitions
+        return None if definitions is None or name is None else definitions.get((name.vhost, name.queue))
 
     def _write_index(self, target: str, rows: _Rows) -> dict[str, Any]:
         index = QueueIndex.open(target, segment_entry_count=self.vhost.segment_entry_count, create=True)
@@ -452,7 +462,7 @@ def _force(path: str) -> None:
     # All names and all that was written, before the directory gets the name by which a node takes it.
     for folder, _, files in os.walk(path):
         for name in files:
-            fd = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_regular(os.path.join(folder, name))
             try:
                 os.fsync(fd)
             finally:

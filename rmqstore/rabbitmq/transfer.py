@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from rmqstore.errors import CorruptionError, InvalidMessageError, StoreError, StoreLockedError
-from rmqstore.output_file import OutputFile, check_outside
+from rmqstore.files.output_file import OutputFile, check_outside
 from rmqstore.rabbitmq import layout
 from rmqstore.rabbitmq.amqp import Float32, Table, Timestamp
-from rmqstore.rabbitmq.batches import BATCH_ROWS, NUMBERS, json_value, schema
+from rmqstore.rabbitmq.batches import BATCH_ROWS, NUMBERS, LostMessage, json_value, schema
 from rmqstore.rabbitmq.columns import pyarrow
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore
@@ -156,6 +156,7 @@ def export(
     format: str | None = None,
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    on_lost: Callable[[LostMessage], None] | None = None,
 ) -> int:
     """Write the live messages of a vhost to a file.
 
@@ -173,11 +174,14 @@ def export(
         Replace a file that exists.
     progress : callable, optional
         Called with (messages done, messages in all).
+    on_lost : callable, optional
+        Told of each message that is live and cannot be written, as its bytes are lost; by default a warning for each queue says
+        how many there were.
 
     Returns
     -------
     int
-        Messages written.  One whose bytes are lost is passed over; `verify` names it.
+        Messages written.
 
     Raises
     ------
@@ -188,14 +192,16 @@ def export(
     """
     if not isinstance(vhost, Vhost):
         with Vhost.open(vhost) as opened:
-            return export(opened, output, queues=queues, format=format, force=force, progress=progress)
+            return export(
+                opened, output, queues=queues, format=format, force=force, progress=progress, on_lost=on_lost
+            )
     if isinstance(queues, str):
         queues = [queues]
     chosen = vhost.queues() if queues is None else [vhost.queue(name) for name in dict.fromkeys(queues)]
     if format is not None and format not in FORMATS:
         raise ValueError(f"format is {format!r}, not one of {', '.join(FORMATS)}")
     if not isinstance(output, (str, os.PathLike)):
-        return _write(output, chosen, format or "jsonl", progress)
+        return _write(output, chosen, format or "jsonl", progress, on_lost)
     path = os.fspath(output)
     if format is None:
         ending = os.path.splitext(path)[1].lower()
@@ -208,14 +214,18 @@ def export(
         format = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow"}.get(ending, "jsonl")
     check_outside(path, vhost.path)
     with OutputFile(path, force=force) as file:
-        return _write(file, chosen, format, progress)
+        return _write(file, chosen, format, progress, on_lost)
 
 
-def _told(queues: list[Queue], progress: Callable[[int, int], None] | None) -> Iterator[tuple[Queue, QueuedMessage]]:
+def _told(
+    queues: list[Queue],
+    progress: Callable[[int, int], None] | None,
+    on_lost: Callable[[LostMessage], None] | None,
+) -> Iterator[tuple[Queue, QueuedMessage]]:
     total = sum(queue.depth for queue in queues) if progress is not None else 0
     done = 0
     for queue in queues:
-        for message in queue.messages():
+        for message in queue.messages(on_lost):
             yield queue, message
             done += 1
             if progress is not None and done % 1000 == 0:
@@ -224,10 +234,16 @@ def _told(queues: list[Queue], progress: Callable[[int, int], None] | None) -> I
         progress(done, done)
 
 
-def _write(file: IO[bytes], queues: list[Queue], format: str, progress: Callable[[int, int], None] | None) -> int:
+def _write(
+    file: IO[bytes],
+    queues: list[Queue],
+    format: str,
+    progress: Callable[[int, int], None] | None,
+    on_lost: Callable[[LostMessage], None] | None,
+) -> int:
     number = 0
     if format == "jsonl":
-        for queue, message in _told(queues, progress):
+        for queue, message in _told(queues, progress, on_lost):
             number += 1
             text = json.dumps(message_object(queue, message), ensure_ascii=False, separators=(",", ":"))
             file.write(text.encode("utf-8", "backslashreplace") + b"\n")
@@ -242,7 +258,7 @@ def _write(file: IO[bytes], queues: list[Queue], format: str, progress: Callable
     total = sum(queue.depth for queue in queues) if progress is not None else 0
     with writer:
         for queue in queues:
-            for batch in queue.batches():
+            for batch in queue.batches(on_lost=on_lost):
                 writer.write_batch(batch)
                 number += batch.num_rows
                 if progress is not None:
@@ -295,7 +311,9 @@ def node_process(path: str | os.PathLike[str]) -> int | None:
             continue
         for name in names:
             with contextlib.suppress(OSError):
-                if os.readlink(os.path.join(folder, name)).startswith(root):
+                opened = os.readlink(os.path.join(folder, name))
+                # Whoever only lists folders, such as du, is no node.
+                if opened.startswith(root) and not os.path.isdir(opened):
                     return int(process)
     return None
 

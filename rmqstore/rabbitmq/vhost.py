@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rmqstore.errors import CorruptionError, GeometryError, StoreClosedError, StoreError
-from rmqstore.mapped_file import fsync_directory
+from rmqstore.files.mapped_file import NotCopied, fsync_directory, open_regular
 from rmqstore.rabbitmq import dets, layout, term
-from rmqstore.rabbitmq.batches import COLUMNS, Batches
+from rmqstore.rabbitmq.batches import COLUMNS, Batches, LostMessage, LostMessages
 from rmqstore.rabbitmq.definitions import QueueDefinition, data_directory, durable_queues
 from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message import Message
@@ -88,7 +88,7 @@ def _is_vhost(path: str) -> bool:
     )
 
 
-class QueueDirectory:
+class QueueDirectory(NotCopied):
     """One directory below ``queues``: a queue, or one level of a priority queue.
 
     Attributes
@@ -115,7 +115,7 @@ class QueueDirectory:
             self.files = sorted(os.listdir(self.path))
         self.index_version = 2 if any(map(_V2_FILE.fullmatch, self.files)) else 1
         try:
-            with open(os.path.join(self.path, ".queue_name"), "rb") as file:
+            with open(open_regular(os.path.join(self.path, ".queue_name")), "rb") as file:
                 self.queue_name = layout.parse_queue_name(file.read(1 << 16))
         except OSError:
             pass
@@ -254,7 +254,7 @@ class QueuedMessage:
         return self.message.term
 
 
-class Queue:
+class Queue(NotCopied):
     """A queue of a vhost, opened by `Vhost.queues` or `Vhost.queue`.
 
     Attributes
@@ -303,25 +303,39 @@ class Queue:
         """list of Problem: what is damaged in its index files; `rmqstore.rabbitmq.verify` says more."""
         return [problem for each in self.directories for problem in each.problems]
 
-    def messages(self) -> Iterator[QueuedMessage]:
+    def messages(self, on_lost: Callable[[LostMessage], None] | None = None) -> Iterator[QueuedMessage]:
         """The live messages, oldest first; of a priority queue the highest level first, as the node delivers.
 
-        A message whose bytes are lost is passed over (`rmqstore.rabbitmq.verify` names it).
+        A message whose bytes are lost counts in `depth` and cannot be given.
+
+        Parameters
+        ----------
+        on_lost : callable, optional
+            Told of each such message in its turn; by default a warning at the end says how many there were.
         """
+        lost = LostMessages(on_lost)
         for directory in reversed(self.directories):
             level = directory.queue_name.priority if directory.queue_name else None
             for entry in directory.entries():
                 found = self._vhost.message_of(entry)
                 if found is not None:
                     yield QueuedMessage(entry, found[0], level, found[1])
+                else:
+                    embedded = entry.message is not None
+                    lost.add(LostMessage(self.name, entry.seq_id, entry.msg_id, level, entry.path, embedded))
+        lost.warn()
 
-    def batches(self, columns: Sequence[str] = COLUMNS) -> Iterator[pa.RecordBatch]:
+    def batches(
+        self, columns: Sequence[str] = COLUMNS, on_lost: Callable[[LostMessage], None] | None = None
+    ) -> Iterator[pa.RecordBatch]:
         """The same messages as Arrow record batches, of which only the asked columns are decoded.
 
         Parameters
         ----------
         columns : sequence of str
             Of `rmqstore.rabbitmq.batches.COLUMNS`, which `rmqstore.rabbitmq.batches.schema` describes.
+        on_lost : callable, optional
+            As of `messages`.
 
         Raises
         ------
@@ -340,10 +354,11 @@ class Queue:
                 queue=self.name,
                 level=directory.queue_name.priority if directory.queue_name else None,
                 columns=columns,
+                on_lost=on_lost,
             )
 
 
-class Vhost:
+class Vhost(NotCopied):
     """The directory of one vhost, opened by `Vhost.open`.
 
     Attributes
@@ -438,7 +453,7 @@ class Vhost:
 
     def _read_name(self) -> str:
         try:
-            with open(os.path.join(self.path, ".vhost"), "rb") as file:
+            with open(open_regular(os.path.join(self.path, ".vhost")), "rb") as file:
                 return file.read(1 << 16).decode("utf-8", "surrogateescape")
         except OSError:
             return self._name_elsewhere()
@@ -448,7 +463,7 @@ class Vhost:
         folder = os.path.join(self.path, "queues")
         for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
             try:
-                with open(os.path.join(folder, name, ".queue_name"), "rb") as file:
+                with open(open_regular(os.path.join(folder, name, ".queue_name")), "rb") as file:
                     found = layout.parse_queue_name(file.read(1 << 16))
             except OSError:
                 continue
@@ -510,7 +525,7 @@ class Vhost:
 
     def _is_erlang(self, path: str) -> bool:
         try:
-            with open(path, "rb") as file:
+            with open(open_regular(path), "rb") as file:
                 term.consult(file.read(1 << 16))
         except (StoreError, OSError):
             return False

@@ -2,6 +2,18 @@
 
 Owns the public names of the subpackage.  Each is looked up when it is first asked for, so that importing this package
 imports neither pyspark nor pyarrow.
+
+Nothing below this folder imports it, and it imports pyspark only where Spark itself is needed.
+
+- `plan`: pieces of a log and of its queues; where the first record of a piece begins.  Never imports pyspark
+- `options`, `batches`: what may be asked of a source; the record batches of a piece, damage among them
+- `source`, `stream`, `writer`: the data source `rocketmq-store` as Spark sees it: batch, stream, append
+- `rabbitmq`: the data source `rabbitmq-queue`
+- `query`: the messages of many keys through the index files
+- `rebuild`, `bulk_load`: passes over a log, or over rows, by tasks that are plain functions over paths
+- `export`, `profile`, `report`: files for other tools; figures of a store, and their page
+- `task`: what every task does first
+- `command`: `rmqstore spark …`, and the file for `spark-submit`
 """
 
 from __future__ import annotations

@@ -16,15 +16,16 @@ from typing import TYPE_CHECKING, Any
 from rmqstore import _core
 from rmqstore import _numpy as np
 from rmqstore._core import Verdict
-from rmqstore.columns import Columns, import_pyarrow, queue_batches, scan_schema, time_range
-from rmqstore.commit_log import CommitLog
+from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
-from rmqstore.consume_queue_store import ConsumeQueueStore
+from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.errors import ChecksumError, CorruptionError, OffsetOutOfRangeError
-from rmqstore.mapped_file import MappedFilePool
-from rmqstore.message import encode_java_utf8
+from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.message import OTHER_MESSAGE, encode_java_utf8
 from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions
 from rmqstore.spark.plan import Piece, QueuePiece, first_offset, open_log, segment_path
+from rmqstore.store.columns import Columns, import_pyarrow, queue_batches, scan_schema, time_range
+from rmqstore.store.undispatched import Undispatched
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -126,7 +127,9 @@ class _Reader:
     def verdict_at(self, phy_offset: int) -> str:
         mapped_file = self.log.segment(phy_offset)
         base = mapped_file.file_from_offset
-        return _core.check_record(mapped_file.region, phy_offset - base, base, self.log.crc_check)[0].name
+        verdict = _core.check_record(mapped_file.region, phy_offset - base, base, self.log.crc_check)[0]
+        # A whole record that is marked is not the one that its queue unit is about.
+        return OTHER_MESSAGE if verdict is Verdict.RECORD else verdict.name
 
     def found(self, phy_offset: int, verdict: str, is_crc: bool = False, way: str | None = None) -> str:
         # The text of a damaged place; an error if damage is one.
@@ -137,6 +140,9 @@ class _Reader:
                 if self.options.missing is not None:
                     advice = "option fail_on_data_loss=false goes on with what is there"
                 raise CorruptionError(f"the segment is missing; restore it; {advice}", path, pos)
+            if verdict == OTHER_MESSAGE:
+                what = f"the record at phy offset {phy_offset} is another message: {verdict}"
+                raise CorruptionError(f"{what}; {advice}", path, pos)
             if is_crc:
                 raise ChecksumError(
                     f"the record at phy offset {phy_offset} does not agree with its CRC; {advice}", path, pos
@@ -277,6 +283,10 @@ def queue_piece_batches(
         log.set_end(log_end)
         queues.load()
         queue = queues.find(piece.topic, piece.queue_id)
+        if queue is None or queue.max_queue_offset < piece.end:
+            # The plan has units that a broker did not come to write.
+            Undispatched(root, log, queues).look()
+            queue = queues.find(piece.topic, piece.queue_id)
         if queue is None:
             raise OffsetOutOfRangeError(
                 f"queue {piece.queue_id} of topic {piece.topic} is gone; plan the job again", root

@@ -24,17 +24,17 @@ import numpy as np
 
 from rmqstore import _core
 from rmqstore._core import Region, RowBatch, TopicTable
-from rmqstore.checkpoint import Checkpoint
-from rmqstore.columns import import_pyarrow
 from rmqstore.config import StoreConfig, system_clock
 from rmqstore.errors import InvalidMessageError, StoreError
-from rmqstore.mapped_file import MappedFile, fsync_directory, make_directories, name_of_offset
+from rmqstore.files.checkpoint import Checkpoint
+from rmqstore.files.mapped_file import MappedFile, fsync_directory, make_directories, name_of_offset
 from rmqstore.message import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, host_to_bytes
-from rmqstore.message_store import MessageStore
-from rmqstore.rebuild import delete_tree
+from rmqstore.offline.rebuild import delete_tree
 from rmqstore.spark.options import CORRUPT_COLUMN
 from rmqstore.spark.rebuild import Mapper, default_parallelism, rebuild_with, spark_mapper
-from rmqstore.table_rows import TablePart, table_parts
+from rmqstore.store.columns import import_pyarrow
+from rmqstore.store.message_store import MessageStore
+from rmqstore.store.table_rows import TablePart, table_parts
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -31,7 +31,7 @@ from rmqstore.cli.group import FOUND_NOTHING, CannotOpenError, StoreGroup, nothi
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.rebuild import agree_to_replace, print_rebuild
 from rmqstore.cli.terminal import TIME, Printer, escape, format_size, format_time, note
-from rmqstore.commit_log import check_store_root
+from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.errors import MissingDependencyError
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class Selection:
         fields = given.overrides()
         if given.config_file is not None:
             # What neither the files nor the broker.conf tell has RocketMQ's default.
-            fields |= given.config(path).as_dict()
+            fields |= given.config(path, read_only=True).as_dict()
             del fields["store_host"]
         return {**{name: value for name, value in self.values.items() if value not in (None, ())}, **fields}
 
@@ -370,7 +370,7 @@ def query_command(
     """Find the messages of many keys through the index, each checked against its message."""
     if bool(keys) == (keys_from is not None):
         raise click.UsageError("give KEYS, or --keys-from FILE")
-    config = given.config(path)
+    config = given.config(path, read_only=True)
     with session as spark:
         from rmqstore.spark.query import query
 

@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rmqstore.columns import chosen_columns
 from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreError
 from rmqstore.spark.plan import PARTITION_BYTES
+from rmqstore.store.columns import chosen_columns
 
 __all__ = ["DATA_SOURCE_OPTIONS", "FORMAT", "ReadOptions", "number_of_bytes", "store_config"]
 
@@ -156,7 +156,7 @@ def store_config(root: str, options: Mapping[str, str], *, index: bool = True) -
         standard = StoreConfig()
         for name in ("max_hash_slot_num", "max_index_num", "index_tags"):
             overrides.setdefault(name, getattr(standard, name))
-    return StoreConfig.infer(root, **overrides)
+    return StoreConfig.infer(root, read_only=True, **overrides)
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,14 @@ from dataclasses import dataclass
 
 from rmqstore import _core
 from rmqstore._core import UnitLayout
-from rmqstore.commit_log import CommitLog, check_store_root
+from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.config import StoreConfig
-from rmqstore.consume_queue import ConsumeQueue, queue_directories
-from rmqstore.consume_queue_store import ConsumeQueueStore
+from rmqstore.consumequeue.consume_queue import ConsumeQueue, queue_directories
+from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.errors import OffsetOutOfRangeError
-from rmqstore.mapped_file import MappedFilePool, name_of_offset, offset_of_name
+from rmqstore.files.mapped_file import MappedFilePool, name_of_offset, offset_of_name, open_regular
 from rmqstore.message import MessageExt
+from rmqstore.store.undispatched import Undispatched
 
 __all__ = [
     "PARTITION_BYTES",
@@ -114,11 +115,11 @@ class LogPlan:
         StoreError
             There is no such directory.
         GeometryError
-            A segment is not as long as the others, or as `config` says.
+            The segments are not as long as `config` says.
         """
         root = os.path.abspath(check_store_root(path))
         if config is None:
-            config = StoreConfig.infer(root)
+            config = StoreConfig.infer(root, read_only=True)
         log = CommitLog(root, config, MappedFilePool(2), read_only=True)
         try:
             log.load()
@@ -263,7 +264,7 @@ def _unit_before(directory: str, file_size: int, cut: int) -> tuple[int, int, in
 
 def _read_unit(directory: str, base: int, number: int) -> tuple[int, int]:
     # Phy offset and size; what was never written lies behind everything.
-    fd = os.open(os.path.join(directory, name_of_offset(base)), os.O_RDONLY | os.O_CLOEXEC)
+    fd = open_regular(os.path.join(directory, name_of_offset(base)))
     try:
         data = os.pread(fd, _UNIT_SIZE, number * _UNIT_SIZE)
     finally:
@@ -296,12 +297,17 @@ def queue_pieces(
     pool = MappedFilePool(16)
     queues = ConsumeQueueStore(plan.root, plan.config, pool, read_only=True)
     queues.load()
+    log = plan.open()
     bounds = []
-    for topic, queue_id in queues.keys():
-        queue = queues.find(topic, queue_id)
-        if queue is not None:
-            bounds.append((queue, *queue.bounds(plan.begin)))
-            queue.close()
+    try:
+        Undispatched(plan.root, log, queues).look()
+        for topic, queue_id in queues.keys():
+            queue = queues.find(topic, queue_id)
+            if queue is not None:
+                bounds.append((queue, *queue.bounds(plan.begin)))
+                queue.close()
+    finally:
+        log.close()
     units = sum(max(end - begin, 0) for _, begin, end in bounds)
     step = max(size * units // max(plan.end - plan.begin, 1), 1)
     for queue, begin, end in bounds:

@@ -2,13 +2,14 @@
 
 Owns how the work is cut.  Few keys go to every task, and each task asks some of the index files; a DataFrame of keys is
 arranged by hash slot, so that a task reads one range of each file's slots.  Every hit is compared with its record by
-`rmqstore.columns.key_table`, so that no foreign key of the same hash is among them.  It changes nothing on disk.
+`rmqstore.store.columns.key_table`, so that no foreign key of the same hash is among them.  It changes nothing on disk.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame, Window
@@ -16,20 +17,23 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from rmqstore._core import KeyTexts
-from rmqstore.columns import DEFAULT_COLUMNS, chosen_columns, import_pyarrow, key_table, text_buffers, time_range
 from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreChangedError
-from rmqstore.index_service import IndexService
+from rmqstore.index.index_service import IndexService
+from rmqstore.index.log_index import DEFAULT_LOG_BYTES, LogIndex
 from rmqstore.spark.batches import in_spark_layout, spark_arrow_schema
 from rmqstore.spark.plan import LogPlan
 from rmqstore.spark.source import spark_schema
 from rmqstore.spark.task import spare_collector
+from rmqstore.store.columns import DEFAULT_COLUMNS, chosen_columns, import_pyarrow, key_table, text_buffers, time_range
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
 __all__ = ["query"]
+
+logger = logging.getLogger(__name__)
 
 # Keys that are looked up together, and index files that are asked by one task.
 _KEYS_AT_ONCE = 4096
@@ -49,12 +53,16 @@ class _KeySearch:
         max_num: int,
         times: tuple[int, int],
         index_type: str | None,
+        with_log: bool = False,
     ):
+        # Whether a task that asks all index files searches the log as well.
+        self.with_log = with_log
         self.plan, self.files, self.columns, self.max_num = plan, files, columns, max_num
         self.times, self.index_type = times, index_type
         self.schema = spark_arrow_schema(columns)
 
-    def batches(self, names: list[str], keys: list[str], topics: list[str]) -> Iterator[pa.RecordBatch]:
+    def batches(self, names: list[str] | None, keys: list[str], topics: list[str]) -> Iterator[pa.RecordBatch]:
+        # Of these index files; of what no index file covers where there are no names.
         spare_collector()
         pa = import_pyarrow()
         log = self.plan.open()
@@ -67,19 +75,30 @@ class _KeySearch:
                 raise StoreChangedError(
                     "the index files were replaced since the query was made; make the query anew", index_service.path
                 )
-            index_service.take([name for name in names if name in left])
+            index_service.take([name for name in (self.files if names is None else names) if name in left])
+            if names is None or (self.with_log and len(names) == len(self.files)):
+                log_index = LogIndex(self.plan.root, log, index_service)
+                log_index.cover(DEFAULT_LOG_BYTES)
+                if names is None:
+                    log_index.only_log()
             for first in range(0, len(keys), _KEYS_AT_ONCE):
                 part = slice(first, first + _KEYS_AT_ONCE)
-                table = key_table(
-                    log,
-                    index_service,
-                    pa.array(keys[part], pa.string()),
-                    pa.array(topics[part], pa.string()),
-                    self.columns,
-                    self.max_num,
-                    self.times,
-                    self.index_type,
-                )
+                while True:
+                    table = key_table(
+                        log,
+                        index_service,
+                        pa.array(keys[part], pa.string()),
+                        pa.array(topics[part], pa.string()),
+                        self.columns,
+                        self.max_num,
+                        self.times,
+                        self.index_type,
+                    )
+                    if not index_service.note_damage():
+                        break
+                    # What a damaged file hides is in the log; all others say what is not.  A row may come from two tasks.
+                    index_service.take(left)
+                    LogIndex(self.plan.root, log, index_service).cover(DEFAULT_LOG_BYTES)
                 for batch in table.combine_chunks().to_batches():
                     laid_out = in_spark_layout(batch.select(list(self.columns)), self.schema)
                     arrays = [batch.column("key"), *laid_out.columns]
@@ -104,6 +123,8 @@ def query(
     partitions: int | None = None,
 ) -> DataFrame:
     """Find messages by their keys, through the index files; exact hits only.
+
+    What the index files do not cover is searched in the log, up to 1 GiB by a task; where there is more, a warning says so.
 
     Parameters
     ----------
@@ -151,10 +172,11 @@ def query(
     index_service = IndexService(plan.root, plan.config, read_only=True)
     index_service.load()
     files = list(index_service.names)
+    with_log = _uncovered(plan, index_service)
     schema = StructType([StructField("key", StringType()), *spark_schema(names).fields])
     times = time_range(begin, end)
     if isinstance(keys, DataFrame):
-        search = _KeySearch(plan, files, names, max_num, times, index_type)
+        search = _KeySearch(plan, files, names, max_num, times, index_type, with_log)
         return _by_slot(keys, topic, search, files, schema, partitions)
     if topic is None:
         raise ValueError("topic is None, which needs a DataFrame of keys with a column topic")
@@ -164,12 +186,16 @@ def query(
             raise TypeError(f"key {key!r} is not text: give str")
     tasks = min(partitions or -(-len(files) // _FILES_OF_A_TASK), len(files)) if chosen else 0
     if tasks < 2:
-        search = _KeySearch(plan, files, names, max_num, times, index_type)
+        search = _KeySearch(plan, files, names, max_num, times, index_type, with_log)
         return _by_file(spark, search, [files], chosen, topic, schema)
     # A key's newest messages lie in the files of several tasks; a record that was indexed twice may do so too.
     wanted = names if "phy_offset" in names else (*names, "phy_offset")
     search = _KeySearch(plan, files, wanted, max_num, times, index_type)
-    groups = [files[len(files) * i // tasks : len(files) * (i + 1) // tasks] for i in range(tasks)]
+    groups: list[list[str] | None] = [
+        list(files[len(files) * i // tasks : len(files) * (i + 1) // tasks]) for i in range(tasks)
+    ]
+    if with_log:
+        groups.append(None)
     whole = StructType([StructField("key", StringType()), *spark_schema(wanted).fields])
     found = _by_file(spark, search, groups, chosen, topic, whole)
     newest = Window.partitionBy("key").orderBy(F.desc("phy_offset"))
@@ -180,8 +206,26 @@ def query(
     return ranked.where((F.col("_place") <= max_num) & (F.col("_copy") == 1)).select("key", *names)
 
 
+def _uncovered(plan: LogPlan, index_service: IndexService) -> bool:
+    # Whether the index files leave out a part of the log; said, where that is more than will be searched.
+    log = plan.open()
+    try:
+        stretches = LogIndex(plan.root, log, index_service).stretches()
+    finally:
+        log.close()
+        index_service.close()
+    size = sum(end - begin for begin, end in stretches)
+    if size > DEFAULT_LOG_BYTES:
+        logger.warning(
+            "%s: the index does not cover %d bytes of the log, from phy offset %d to %d; the newest %d bytes of these are "
+            "searched, so that keys of older messages may be missing. rmqstore rebuild --what index makes the index",
+            plan.root, size, stretches[0][0], stretches[-1][1], DEFAULT_LOG_BYTES,
+        )  # fmt: skip
+    return bool(stretches)
+
+
 def _by_file(
-    spark: SparkSession, search: _KeySearch, groups: list[list[str]], keys: list[str], topic: str, schema: StructType
+    spark: SparkSession, search: _KeySearch, groups: Sequence[list[str] | None], keys: list[str], topic: str, schema: StructType
 ) -> DataFrame:
     def look_up(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -30,15 +30,21 @@ import numpy as np
 
 from rmqstore import _core
 from rmqstore._core import PRE_FILL_SIZE, IndexLayout, RecordColumns, SlotHeads, UnitLayout, Verdict
-from rmqstore.commit_log import CommitLog, Stretch, check_store_root
+from rmqstore.commitlog.commit_log import CommitLog, Stretch, check_store_root
 from rmqstore.config import StoreConfig, system_clock
-from rmqstore.consume_queue import queue_directories, queue_directory
-from rmqstore.consume_queue_store import ConsumeQueueStore
-from rmqstore.dispatcher import CommitLogDispatcher, IndexProgress, multi_dispatch_places, queued_rows
+from rmqstore.consumequeue.consume_queue import can_name_queue, queue_directories, queue_directory
+from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.errors import CorruptionError, StoreError
-from rmqstore.index_service import index_name_after
-from rmqstore.mapped_file import MappedFilePool, fsync_directory, make_directories, name_of_offset
-from rmqstore.rebuild import (
+from rmqstore.files.mapped_file import (
+    MappedFilePool,
+    fsync_directory,
+    make_directories,
+    name_of_offset,
+    read_small_file,
+)
+from rmqstore.files.store_lock import StoreLock
+from rmqstore.index.index_service import index_name_after
+from rmqstore.offline.rebuild import (
     REBUILD_DIRECTORY,
     RebuildReport,
     delete_tree,
@@ -51,9 +57,16 @@ from rmqstore.rebuild import (
     refuse_assumed,
     swap,
 )
+from rmqstore.offline.verify import Finding, verify_index_file, verify_queue, verify_records
 from rmqstore.spark.plan import PARTITION_BYTES, Piece, first_offset
-from rmqstore.store_lock import StoreLock
-from rmqstore.verify import Finding, verify_index_file, verify_queue, verify_records
+from rmqstore.store.dispatcher import (
+    CommitLogDispatcher,
+    IndexProgress,
+    multi_dispatch_places,
+    multi_dispatch_problem,
+    queued_rows,
+    without_unit,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,6 +76,7 @@ __all__ = ["rebuild", "rebuild_with"]
 
 logger = logging.getLogger(__name__)
 
+_INNER_BATCH = 0x80
 _SMALLEST_RECORD = int(_core.RecordLayout.RECORD_FIXED_SIZE)
 _UNIT_SIZE = int(UnitLayout.UNIT_SIZE)
 _UNIT = np.dtype([("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
@@ -73,6 +87,7 @@ _WHOLE = (Verdict.RECORD, Verdict.BLANK, None, *_DAMAGED_BODY)
 # Records that are read at once, and entries that are made at once.
 _ROWS = 32768
 _ENTRIES = 1 << 20
+_PAGE = 4096
 # A span of an index file has no fewer entries than this: merging slot heads costs more than it gains then.
 _SMALLEST_SPAN = 1 << 21
 # Index files are cut where there would be so many times more tasks at once than files.
@@ -274,7 +289,7 @@ class LogSummary:
         return json.dumps(values)
 
     @classmethod
-    def from_json(cls, text: str) -> LogSummary:
+    def from_json(cls, text: str | bytes) -> LogSummary:
         """What `to_json` wrote."""
         values = json.loads(text)
         values["queues"] = {(topic, queue_id): rest for topic, queue_id, *rest in values["queues"]}
@@ -341,14 +356,6 @@ def _write_named(path: str, data: Buffer) -> None:
         raise
 
 
-def _read_text(path: str) -> str | None:
-    try:
-        with open(path, encoding="utf-8") as file:
-            return file.read()
-    except FileNotFoundError:
-        return None
-
-
 # ------------------------------------------------------------------------------------------------------- pass 1: the records
 
 
@@ -381,7 +388,7 @@ def _summary_path(plan: RebuildPlan, number: int) -> str:
 
 def _scan_piece(plan: RebuildPlan, number: int) -> LogSummary:
     plan.folder("pieces")
-    done = _read_text(_summary_path(plan, number))
+    done = read_small_file(_summary_path(plan, number))
     if done is not None:
         return LogSummary.from_json(done)
     piece = plan.piece(number)
@@ -456,16 +463,24 @@ class _PieceScan:
             self._topics.append(topic.decode("utf-8", "rmqstore.java"))
         if (inner & queued).any():
             summary.batch_topics |= {self._topics[number] for number in set(columns.topic[:n][inner & queued].tolist())}
+        # What the dispatcher has something to tell of is left to it.
+        for row in np.flatnonzero(queued & ((columns.sys_flag[:n] & _INNER_BATCH) != 0) & ~inner).tolist():
+            summary.alone.add((self._topics[columns.topic[row]], int(columns.queue_id[row])))
         if plan.config.enable_lmq and plan.config.enable_multi_dispatch:
             for row in np.flatnonzero(queued & (columns.multi_dispatch[:n] != 0)).tolist():
                 message = self.log.look_up(int(columns.phy_offset[row]))
                 places = [] if message is None else multi_dispatch_places(message, plan.config)
                 summary.alone |= {(name, 0) for name, _ in places}
+                if message is not None and multi_dispatch_problem(message, plan.config) is not None:
+                    summary.alone.add((self._topics[columns.topic[row]], int(columns.queue_id[row])))
                 summary.further |= bool(places)
         groups, order = columns.by_queue(queued.view(np.uint8))
         for number, start, end in groups:
             topic_number, queue_id = columns.topics.queues[number]
-            self._take_queue((self._topics[topic_number], queue_id), columns, order[start:end])
+            key = self._topics[topic_number], queue_id
+            if not can_name_queue(key[0]):
+                summary.alone.add(key)
+            self._take_queue(key, columns, order[start:end])
 
     def _take_queue(self, key: QueueKey, columns: RecordColumns, rows: np.ndarray) -> None:
         place = self.summary.queues.get(key)
@@ -527,16 +542,28 @@ def _units_of(columns: RecordColumns, rows: np.ndarray) -> np.ndarray | None:
     return spread
 
 
+def _runs(pos: int, data: memoryview) -> Iterator[tuple[int, memoryview]]:
+    # Without the pages that are all zeros, which a file has as holes: where each run begins, and its bytes.
+    starts = np.concatenate([[0], np.arange(_PAGE - pos % _PAGE, len(data), _PAGE)])
+    written = np.flatnonzero(np.maximum.reduceat(np.frombuffer(data, np.uint8), starts))
+    ends = np.append(starts[1:], len(data))
+    for run in np.split(written, np.flatnonzero(np.diff(written) != 1) + 1):
+        if len(run):
+            begin, end = int(starts[run[0]]), int(ends[run[-1]])
+            yield pos + begin, data[begin:end]
+
+
 def _write_at(path: str, size: int, pos: int, data: Buffer) -> None:
     # Through the file, not through a mapping: pages of a shared file are not this task's alone, and a full disk is an error.
+    # Nobody else writes to the same bytes, unless the same ones, so that what is zero stays a hole.
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         if os.fstat(fd).st_size < size:
             os.ftruncate(fd, size)
-        view = memoryview(data).cast("B")
-        while len(view):
-            written = os.pwrite(fd, view, pos)
-            view, pos = view[written:], pos + written
+        for at, view in _runs(pos, memoryview(data).cast("B")) if len(memoryview(data)) else ():
+            while len(view):
+                written = os.pwrite(fd, view, at)
+                view, at = view[written:], at + written
     finally:
         os.close(fd)
 
@@ -580,7 +607,7 @@ def dispatch_alone(plan: RebuildPlan, task: tuple[list[int], list[QueueKey], lis
     segments, queues, batch_topics = task
     target = os.path.join(plan.build, "alone")
     report = os.path.join(target, "report.json")
-    text = _read_text(report)
+    text = read_small_file(report)
     if text is None:
         attempt = f"{target}.{uuid.uuid4().hex}"
         os.mkdir(attempt)
@@ -593,7 +620,7 @@ def dispatch_alone(plan: RebuildPlan, task: tuple[list[int], list[QueueKey], lis
             # Another attempt was there first.
             if not isinstance(error, OSError) or not os.path.exists(report):
                 raise
-        text = _read_text(report)
+        text = read_small_file(report)
         assert text is not None
     units, misplaced = json.loads(text)
     return units, misplaced
@@ -602,7 +629,7 @@ def dispatch_alone(plan: RebuildPlan, task: tuple[list[int], list[QueueKey], lis
 def _dispatch_alone(
     plan: RebuildPlan, target: str, segments: list[int], queues: frozenset[QueueKey], batch_topics: list[str]
 ) -> tuple[int, list[Any]]:
-    store = ConsumeQueueStore(target, plan.config, MappedFilePool(plan.config.max_mapped_files))
+    store = ConsumeQueueStore(target, plan.config, MappedFilePool(plan.config.max_mapped_files, sparse=True))
     try:
         with _segments(plan, segments) as log:
             for topic in batch_topics:
@@ -790,7 +817,7 @@ def write_empty_file(plan: RebuildPlan, task: tuple[int, EntryPlace | None]) -> 
 
 
 def check_pieces(
-    plan: RebuildPlan, task: tuple[int, int, int, list[str]]
+    plan: RebuildPlan, task: tuple[int, int, int, list[str], list[int]]
 ) -> tuple[list[Finding], dict[QueueKey, int], int]:
     """Compare what was built with the records of the pieces from `task[0]` to before `task[1]`.
 
@@ -799,16 +826,16 @@ def check_pieces(
 
     Parameters
     ----------
-    task : (int, int, int, list of str)
-        The pieces, the number of the first piece's first entry in the whole index, from 0 on, and the topics with batch
-        queues.
+    task : (int, int, int, list of str, list of int)
+        The pieces, the number of the first piece's first entry in the whole index, from 0 on, the topics with batch queues,
+        and the phy offsets of records that have no unit because they are misplaced.
 
     Returns
     -------
     (list of Finding, dict of (str, int) to int, int)
         The first findings, how many units of each queue belong to these records, and the number behind the last entry.
     """
-    first, last, entry, batch_topics = task
+    first, last, entry, batch_topics, misplaced = task
     findings: list[Finding] = []
     covered: dict[QueueKey, int] = {}
     for number in range(first, last):
@@ -827,6 +854,7 @@ def check_pieces(
                 queues="consumequeue" in plan.kinds,
                 batch_topics=batch_topics,
                 first_entry=entry if "index" in plan.kinds else None,
+                without_unit=frozenset(misplaced),
             )
         findings += found
         for key, count in units.items():
@@ -836,7 +864,7 @@ def check_pieces(
     return findings, covered, entry
 
 
-def check_part(plan: RebuildPlan, task: tuple[int, int, int, list[str]] | str) -> Any:
+def check_part(plan: RebuildPlan, task: tuple[int, int, int, list[str], list[int]] | str) -> Any:
     """`check_file` for a name, `check_pieces` for pieces."""
     return check_file(plan, task) if isinstance(task, str) else check_pieces(plan, task)
 
@@ -1056,7 +1084,7 @@ def _build(mapper: Mapper, plan: RebuildPlan, parallelism: int) -> RebuildReport
     if "consumequeue" in plan.kinds:
         _build_queues(mapper, plan, summary, summaries, groups, report)
     _assemble(plan, summary, index_names)
-    _verify(mapper, plan, summary, groups, index_names)
+    _verify(mapper, plan, summary, groups, index_names, sorted(without_unit(report.damage)))
     return report
 
 
@@ -1078,13 +1106,13 @@ def _build_index(mapper: Mapper, plan: RebuildPlan, summary: LogSummary, paralle
             before = EntryPlace(piece, first + count - 1)
         write_empty_file(plan, (file_num, before))
         file_num += 1
-    text = _read_text(os.path.join(plan.build, "names.json"))
+    text = read_small_file(os.path.join(plan.build, "names.json"))
     if text is None:
         names: list[str] = []
         for _ in range(file_num):
             names.append(index_name_after(names[-1] if names else None, time.time_ns() // 1_000_000))
-        text = json.dumps(names)
-        _write_named(os.path.join(plan.build, "names.json"), text.encode())
+        text = json.dumps(names).encode()
+        _write_named(os.path.join(plan.build, "names.json"), text)
     return list(json.loads(text))
 
 
@@ -1155,14 +1183,15 @@ def _verify(
     summary: LogSummary,
     groups: list[tuple[int, int]],
     index_names: list[str],
+    misplaced: list[int],
 ) -> None:
     batch_topics = sorted(plan.batch_topics | summary.batch_topics)
     starts = [0, *np.cumsum(summary.entry_nums, dtype=np.int64).tolist()] if summary.entry_nums else None
-    tasks = [(*numbers, starts[numbers[0]] if starts else 0, batch_topics) for numbers in groups]
+    tasks = [(*numbers, starts[numbers[0]] if starts else 0, batch_topics, misplaced) for numbers in groups]
     covered: dict[QueueKey, int] = {}
     # In one go: a pass costs a moment even where it has little to do.
     answers = mapper(check_part, plan, [*tasks, *index_names])
-    for (_, last, _, _), (findings, units, entry) in zip(tasks, answers, strict=False):
+    for (_, last, *_), (findings, units, entry) in zip(tasks, answers, strict=False):
         _refuse(findings)
         for key, count in units.items():
             covered[key] = covered.get(key, 0) + count

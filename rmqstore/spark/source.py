@@ -39,13 +39,13 @@ from pyspark.sql.types import (
 )
 
 from rmqstore._core import COLUMN_NAMES
-from rmqstore.columns import DEFAULT_COLUMNS, NULLABLE_COLUMNS
 from rmqstore.errors import StoreError
 from rmqstore.spark.batches import piece_batches, queue_piece_batches, spark_arrow_schema
 from rmqstore.spark.options import CORRUPT_COLUMN, FORMAT, ReadOptions, store_config
 from rmqstore.spark.plan import LogPlan, Piece, QueuePiece, queue_pieces
 from rmqstore.spark.rabbitmq import QueueSource
 from rmqstore.spark.task import spare_collector
+from rmqstore.store.columns import DEFAULT_COLUMNS, NULLABLE_COLUMNS
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -22,9 +22,9 @@ from pyspark.sql.types import StructType
 
 from rmqstore import _core
 from rmqstore._core import Verdict
-from rmqstore.commit_log import CommitLog, check_store_root
+from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.errors import OffsetOutOfRangeError, StoreChangedError, StoreError
-from rmqstore.mapped_file import MappedFilePool
+from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.spark.options import ReadOptions, store_config
 from rmqstore.spark.plan import LogPlan, Piece, first_offset, known_end, segment_path
 from rmqstore.spark.source import PiecePartition, checked_schema, read_partition

@@ -21,10 +21,10 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from rmqstore.columns import import_pyarrow
 from rmqstore.errors import InvalidMessageError, StoreError
-from rmqstore.message_store import MessageStore
 from rmqstore.spark.options import CORRUPT_COLUMN, check_names, store_config, store_path
+from rmqstore.store.columns import import_pyarrow
+from rmqstore.store.message_store import MessageStore
 
 if TYPE_CHECKING:
     import pyarrow as pa

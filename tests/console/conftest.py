@@ -35,6 +35,13 @@ document.addEventListener("securitypolicyviolation",
 """
 
 
+def pytest_collection_modifyitems(items):
+    """Mark what takes the browser, so that a run without one can leave it out."""
+    for item in items:
+        if "browser" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.browser)
+
+
 def unavailable(reason: str) -> None:
     if os.environ.get("CI") == "true":
         pytest.fail(f"{reason} (required when CI=true)")

@@ -570,10 +570,20 @@ def test_connections_that_say_nothing_keep_nobody_out(console):
 # What is left behind
 
 
-def test_nothing_is_written_whatever_is_asked(golden_copy, start_console):
+@pytest.fixture
+def protected(golden_copy):
+    """A store in which nobody but root may change anything, until the test ends."""
     root = golden_copy("broker")
     for path in sorted(root.rglob("*"), reverse=True):
         path.chmod(0o555 if path.is_dir() else 0o444)
+    yield root
+    for path in root.rglob("*"):
+        if path.is_dir():
+            path.chmod(0o755)
+
+
+def test_nothing_is_written_whatever_is_asked(protected, start_console):
+    root = protected
     before = golden.tree(root)
     server = start_console(root)
     routes, faults = walk(server, each=4, limit=80)

@@ -24,8 +24,9 @@ sys.path.insert(0, TESTS)
 import numpy  # noqa: E402, F401
 import test_crash  # noqa: E402
 
-from rmqstore import Message, MessageStore, StoreError, index_service  # noqa: E402
-from rmqstore.rebuild import REBUILD_DIRECTORY, rebuild  # noqa: E402
+from rmqstore import Message, MessageStore, StoreError  # noqa: E402
+from rmqstore.index import index_service  # noqa: E402
+from rmqstore.offline.rebuild import REBUILD_DIRECTORY, rebuild  # noqa: E402
 
 EXPECTED = (StoreError, OSError)
 # A new index file is tried three times, a second apart.

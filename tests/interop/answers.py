@@ -12,8 +12,8 @@ import zlib
 from collections import Counter
 
 from rmqstore import MessageStore
-from rmqstore.commit_log import Blank
-from rmqstore.consume_queue import BatchConsumeQueue
+from rmqstore.commitlog.commit_log import Blank
+from rmqstore.consumequeue.consume_queue import BatchConsumeQueue
 from rmqstore.message import host_to_bytes
 
 __all__ = ["assert_same", "assert_whole", "differences", "dump", "lines_of"]

@@ -11,6 +11,8 @@ import builtins
 import contextlib
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -267,3 +269,12 @@ def test_a_repair_that_fails_leaves_nothing(golden_vhost, tmp_path):
         assert set(os.listdir(outputs)) <= {"new"}, stop
         if (outputs / "new").exists():
             shutil.rmtree(outputs / "new")
+
+
+def test_who_lists_a_folder_is_no_node(tmp_path):
+    (tmp_path / "file").write_bytes(b"x")
+    for what, seen in ((".", False), ("file", True)):
+        program = f"import os, sys\nos.open({os.fspath(tmp_path / what)!r}, os.O_RDONLY)\nprint(flush=True)\nsys.stdin.read()"
+        with subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1) as other:
+            assert other.stdout.readline()
+            assert transfer_module.node_process(tmp_path) == (other.pid if seen else None)

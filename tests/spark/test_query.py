@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import sys
 
 import pytest
 from stores import START, make_store
 
-from rmqstore import MessageStore
+from rmqstore import MessageStore, StoreConfig
 
 pytestmark = [pytest.mark.spark, pytest.mark.java]
 
@@ -78,10 +79,10 @@ def test_index_files_that_go_meanwhile(spark, path, tmp_path):
     files = sorted((copy / "index").iterdir())
     # Retention takes the oldest.
     files[0].unlink()
-    assert {len(found(frame)) for frame in frames} == {
-        len(found(query(spark, copy, "Orders", ["K7", "G1"], COLUMNS, max_num=1000)))
-    }
-    assert 0 < len(found(frames[0])) < len(whole)
+    (number,) = {len(found(frame)) for frame in frames}
+    assert 0 < number < len(whole)
+    # Whoever asks again finds that the log still has what the file led to.
+    assert found(query(spark, copy, "Orders", ["K7", "G1"], COLUMNS, max_num=1000)) == whole
     # A rebuild replaces all.  Spark keeps what it has shuffled of a frame, so that others are asked.
     frames = [query(spark, copy, "Orders", ["K7", "G1"], COLUMNS, partitions=n) for n in (1, 3)]
     for file in files[1:]:
@@ -89,6 +90,37 @@ def test_index_files_that_go_meanwhile(spark, path, tmp_path):
     for frame in frames:
         with pytest.raises(Exception, match="replaced since the query was made"):
             frame.collect()
+
+
+@pytest.mark.parametrize("gone", [[0], [2, 4], [-1], "all"])
+def test_what_the_index_lacks_is_searched_in_the_log(spark, path, tmp_path, gone):
+    from rmqstore.spark import query
+
+    config = StoreConfig.infer(path)
+    copy = tmp_path / "store"
+    shutil.copytree(path, copy)
+    files = sorted((copy / "index").iterdir())
+    for file in files if gone == "all" else [files[i] for i in gone]:
+        file.unlink()
+    keys = [f"K{i}" for i in range(0, 400, 7)] + ["G1"]
+    want = wanted(path, keys, "Orders", max_num=1000)
+    for partitions in (1, 3):
+        frame = query(spark, copy, "Orders", keys, COLUMNS, max_num=1000, partitions=partitions, config=config)
+        assert found(frame) == want
+    frame = spark.createDataFrame([(key,) for key in keys], "key string")
+    assert found(query(spark, copy, "Orders", frame, COLUMNS, max_num=1000, partitions=2, config=config)) == want
+
+
+def test_what_is_not_searched_is_said(spark, path, tmp_path, monkeypatch, caplog):
+    from rmqstore.spark import query
+
+    config = StoreConfig.infer(path)
+    copy = tmp_path / "store"
+    shutil.copytree(path, copy)
+    shutil.rmtree(copy / "index")
+    monkeypatch.setattr(sys.modules[query.__module__], "DEFAULT_LOG_BYTES", 1000)
+    query(spark, copy, "Orders", ["K1"], COLUMNS, config=config)
+    assert "the index does not cover" in caplog.text
 
 
 def test_questions_that_make_no_sense(spark, path):

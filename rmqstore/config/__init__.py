@@ -1,0 +1,11 @@
+"""StoreConfig: the options of a store, where they come from, and what a store's own files say about them.
+
+Owns RocketMQ's option names with its defaults, the reading of a broker.conf, and finding the geometry of a store from its files
+alone.  It never writes, locks or maps anything.
+"""
+
+from rmqstore.config.broker_conf import fields_by_option, parse_java_properties
+from rmqstore.config.infer import is_usual_size
+from rmqstore.config.store_config import StoreConfig, system_clock
+
+__all__ = ["StoreConfig", "fields_by_option", "is_usual_size", "parse_java_properties", "system_clock"]

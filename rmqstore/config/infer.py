@@ -1,0 +1,593 @@
+"""The geometry of a store, and a few of its options, found from its files alone.
+
+Nothing is written, locked or mapped, and no size is taken for granted that the files contradict.  Numbers from files are hostile:
+every read is bounded and every walk ends.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import re
+import stat
+import struct
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rmqstore import _numpy as np
+from rmqstore._core import MAGIC_V1, MAGIC_V2, BatchUnitLayout, IndexLayout, UnitLayout, index_key_hash
+from rmqstore.errors import GeometryError, StoreError
+from rmqstore.files.mapped_file import last_nonzero, written_extents
+from rmqstore.message import decode_java_utf8, host_from_bytes, host_to_bytes, parse_properties
+
+if TYPE_CHECKING:
+    from rmqstore.config.store_config import StoreConfig
+
+__all__ = ["infer", "is_usual_size"]
+
+logger = logging.getLogger(__name__)
+
+UNIT_SIZE = int(UnitLayout.UNIT_SIZE)
+BATCH_UNIT_SIZE = int(BatchUnitLayout.BATCH_UNIT_SIZE)
+INDEX_HEADER_SIZE = int(IndexLayout.INDEX_HEADER_SIZE)
+INDEX_SLOT_SIZE = int(IndexLayout.SLOT_SIZE)
+INDEX_ENTRY_SIZE = int(IndexLayout.ENTRY_SIZE)
+
+
+def infer(cls: type[StoreConfig], root: str, read_only: bool, overrides: Mapping[str, Any]) -> StoreConfig:
+    """What `StoreConfig.infer` says."""
+    if os.path.isfile(root):
+        # One index file on its own.
+        single: dict[str, Any] = dict(overrides)
+        unclear: list[str] = []
+        _infer_index_geometry(
+            os.path.dirname(root) or ".", [_File(root, 0, os.stat(root).st_size)], single, unclear
+        )
+        return cls(**{"assumed": tuple(unclear), **single})
+    if not os.path.isdir(root):
+        raise StoreError("there is no store directory: give the broker's storePathRootDir", root)
+    unknown_names = set(overrides) - set(cls.__dataclass_fields__)
+    if unknown_names:
+        raise TypeError(f"no such option: {', '.join(sorted(unknown_names))}")
+    found: dict[str, Any] = dict(overrides)
+    assumed: list[str] = []
+    segments = _numbered_files(os.path.join(root, "commitlog"))
+    _infer_sizes(root, segments, found, assumed)
+    index_files = _numbered_files(os.path.join(root, "index"), digits=None)
+    try:
+        _infer_index_geometry(root, index_files, found, assumed)
+    except GeometryError as error:
+        if not read_only:
+            raise
+        logger.warning("the index is passed over, and no key is found by it: %s", error)
+        assumed += [name for name in ("max_hash_slot_num", "max_index_num") if name not in found]
+    for name in ("message_delay_level", "index_tags"):
+        if name not in found:
+            assumed.append(name)
+    config = cls(**found)
+    first = next(_first_records(segments, config.mapped_file_size_commit_log), None) if segments else None
+    if first is not None:
+        if "enabled_append_prop_crc" not in found:
+            found["enabled_append_prop_crc"] = bool(_PROPERTIES_CRC.search(first.properties))
+        if "store_host" not in found:
+            try:
+                found["store_host"] = host_from_bytes(first.store_host)
+                host_to_bytes(found["store_host"])
+            except (StoreError, ValueError):
+                del found["store_host"]
+    if "index_tags" not in found:
+        whole = [file for file in index_files if file.size == config.index_file_size]
+        index_tags = _infer_index_tags(whole, segments, config)
+        if index_tags is not None:
+            found["index_tags"] = index_tags
+            assumed.remove("index_tags")
+    return cls(**{"assumed": tuple(assumed), **found})
+
+
+# ------------------------------------------------------------------------------------------------ sizes of files
+
+_MAX_QUEUE_FILES_LOOKED_AT = 512
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    path: str
+    number: int
+    size: int
+
+
+def _numbered_files(directory: str, digits: int | None = 20) -> list[_File]:
+    """The regular files whose names are decimal numbers, in their order; a missing directory has none."""
+    files = []
+    try:
+        entries = list(os.scandir(directory))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    is_number = re.compile("[0-9]{20}" if digits == 20 else "[0-9]{1,19}").fullmatch
+    for entry in entries:
+        if not is_number(entry.name):
+            continue
+        status = entry.stat()
+        if stat.S_ISREG(status.st_mode):
+            files.append(_File(entry.path, int(entry.name), status.st_size))
+    return sorted(files, key=lambda file: file.number)
+
+
+def _queue_files(directory: str) -> Iterator[_File]:
+    """Files of <directory>/<topic>/<queueId>/, in the order in which the file system gives them."""
+    try:
+        topics = [entry.path for entry in os.scandir(directory) if entry.is_dir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for topic in topics:
+        for queue in sorted(entry.path for entry in os.scandir(topic) if entry.is_dir()):
+            yield from _numbered_files(queue)
+
+
+def _usual_size(files: list[_File]) -> int:
+    """The size that `files` were made with, 0 if they do not tell.
+
+    All have it but those that were cut short or damaged.  In a directory of a stream each file's name is the offset of its
+    first byte, so that it is a multiple of the size, and the next file begins one size behind it.  A length of which the
+    names speak goes before one that most files have, and that before a longer one.
+    """
+    sizes = Counter(file.size for file in files if file.size)
+    if len(sizes) <= 1:
+        return next(iter(sizes), 0)
+    ordered = sorted(files, key=lambda file: (os.path.dirname(file.path), file.number))
+    steps = {
+        later.number - file.number
+        for file, later in itertools.pairwise(ordered)
+        if os.path.dirname(file.path) == os.path.dirname(later.path)
+    }
+    fitting = [size for size in sizes if all(file.number % size == 0 for file in files)]
+    if not fitting:
+        return min(steps, default=max(sizes, key=lambda size: (sizes[size], size)))
+    return max(fitting, key=lambda size: (size in steps, sizes[size], size))
+
+
+def _usual_index_size(files: list[_File]) -> int:
+    """As `_usual_size`, for index files, whose names are times: the length that most have, the longest of these."""
+    sizes = Counter(file.size for file in files if file.size)
+    return max(sizes, key=lambda size: (sizes[size], size), default=0)
+
+
+def is_usual_size(root: str | os.PathLike[str], kind: str, size: int) -> bool:
+    """bool: the files of one kind in a store were made with `size` bytes each, whatever became of some of them.
+
+    Parameters
+    ----------
+    root : path-like
+        The store's directory.
+    kind : str
+        The directory's name: "commitlog", "index", "consumequeue", "batchconsumequeue" or "consumequeue_ext".
+    """
+    directory = os.path.join(root, kind)
+    if kind == "index":
+        return _usual_index_size(_numbered_files(directory, digits=None)) == size
+    if kind == "commitlog":
+        return _usual_size(_numbered_files(directory)) == size
+    return _usual_size(list(itertools.islice(_queue_files(directory), _MAX_QUEUE_FILES_LOOKED_AT))) == size
+
+
+def _common_size(files: list[_File], kind: str, option: str) -> int:
+    """As `_usual_size`; GeometryError if the files do not tell."""
+    size = _usual_index_size(files) if kind == "an index file" else _usual_size(files)
+    if not size:
+        raise GeometryError(f"{kind} of 0 bytes: the size cannot be told; give {option}=...", files[0].path)
+    return size
+
+
+def _infer_sizes(root: str, segments: list[_File], found: dict[str, Any], assumed: list[str]) -> None:
+    if "mapped_file_size_commit_log" not in found:
+        if not segments:
+            raise GeometryError(
+                "the store has no commit log segment, so that its geometry cannot be told: give the options "
+                "(mapped_file_size_commit_log=... at least) or the broker.conf",
+                os.path.join(root, "commitlog"),
+            )
+        found["mapped_file_size_commit_log"] = _common_size(
+            segments, "a commit log segment", "mapped_file_size_commit_log"
+        )
+    for directory, option, unit in (
+        ("consumequeue", "mapped_file_size_consume_queue", UNIT_SIZE),
+        ("batchconsumequeue", "mapper_file_size_batch_consume_queue", BATCH_UNIT_SIZE),
+        ("consumequeue_ext", "mapped_file_size_consume_queue_ext", 1),
+    ):
+        if directory == "consumequeue_ext" and option in found and "enable_consume_queue_ext" in found:
+            continue
+        if directory != "consumequeue_ext" and option in found:
+            continue
+        files = list(itertools.islice(_queue_files(os.path.join(root, directory)), _MAX_QUEUE_FILES_LOOKED_AT))
+        if directory == "consumequeue_ext":
+            found.setdefault("enable_consume_queue_ext", bool(files))
+            if option in found:
+                continue
+        if not files:
+            assumed.append(option)
+            continue
+        size = _common_size(files, f"a file of {directory}", option)
+        if size % unit:
+            raise GeometryError(
+                f"a file of {directory} of {size} bytes is not made of whole units of {unit} bytes: "
+                f"give {option}=... if it is to be read nevertheless",
+                files[0].path,
+            )
+        found[option] = size
+    # Queues of light message queues exist only where a broker dispatches to them.
+    try:
+        with os.scandir(os.path.join(root, "consumequeue")) as entries:
+            dispatches = any(entry.name.startswith("%LMQ%") for entry in entries)
+    except (FileNotFoundError, NotADirectoryError):
+        dispatches = False
+    if dispatches:
+        found.setdefault("enable_lmq", True)
+        found.setdefault("enable_multi_dispatch", True)
+
+
+# ---------------------------------------------------------------------------------------------- index geometry
+
+_INDEX_HEADER = struct.Struct(">qqqqii")
+_ENTRY = [("hash", ">i4"), ("phy_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")]
+_ENTRIES_CHECKED = 100_000
+_DEFAULT_SLOTS = 5_000_000
+_DEFAULT_ENTRIES = 20_000_000
+
+
+def _read(descriptor: int, size: int, pos: int) -> bytes:
+    """`size` bytes at `pos`; fewer when the file ends there."""
+    parts = []
+    while size > 0:
+        data = os.pread(descriptor, min(size, 64 * 1024 * 1024), pos)
+        if not data:
+            break
+        parts.append(data)
+        pos += len(data)
+        size -= len(data)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _last_nonzero(descriptor: int, size: int) -> int:
+    """Position of the last byte that is not zero, -1 if there is none; holes of sparse files are skipped."""
+    extents = written_extents(descriptor, 0, size)
+    for start, end in reversed([(0, size)] if extents is None else extents):
+        last = last_nonzero(descriptor, start, end)
+        if last > start:
+            return last - 1
+    return -1
+
+
+def _infer_index_geometry(root: str, files: list[_File], found: dict[str, Any], assumed: list[str]) -> None:
+    slots, entries = found.get("max_hash_slot_num"), found.get("max_index_num")
+    if slots is not None and entries is not None:
+        return
+    if not files:
+        for name in ("max_hash_slot_num", "max_index_num"):
+            if name not in found:
+                assumed.append(name)
+        return
+    size = _common_size(files, "an index file", "max_hash_slot_num=..., max_index_num")
+    files = [file for file in files if file.size == size]
+    words, odd = divmod(size - INDEX_HEADER_SIZE, 4)
+    if odd or words < 1 + 5 * 2:
+        raise GeometryError(
+            f"an index file of {size} bytes: no number of slots and entries gives that size; "
+            "give max_hash_slot_num=... and max_index_num=... or move the file away",
+            files[0].path,
+        )
+    if slots is not None or entries is not None:
+        # One of the two is known, so that the length tells the other.
+        other, rest = divmod(words - slots, 5) if slots is not None else (words - 5 * (entries or 0), 0)
+        if rest or other < 1:
+            known = f"max_hash_slot_num={slots}" if slots is not None else f"max_index_num={entries}"
+            raise GeometryError(f"an index file of {size} bytes does not fit {known}", files[0].path)
+        chosen = slots if slots is not None else other
+        for file in list(reversed(files))[:8]:
+            fitting = _fitting_slot_counts(file.path, words)
+            if fitting and chosen not in fitting:
+                raise GeometryError(
+                    f"the index file's contents say {fitting[0]} slots, not {chosen}; leave max_hash_slot_num and "
+                    "max_index_num out, or give what the file was written with",
+                    file.path,
+                )
+        found["max_hash_slot_num"], found["max_index_num"] = (slots, other) if slots is not None else (other, entries)
+        return
+    votes: Counter[int] = Counter()
+    witness: dict[int, str] = {}
+    ambiguous: tuple[str, list[int]] | None = None
+    # The newest files are looked at first: they are the ones that are surely of the current geometry.
+    for file in list(reversed(files))[:8]:
+        fitting = _fitting_slot_counts(file.path, words)
+        if len(fitting) == 1:
+            votes[fitting[0]] += 1
+            witness.setdefault(fitting[0], file.path)
+        elif fitting:
+            ambiguous = ambiguous or (file.path, fitting)
+    if len(votes) > 1:
+        (first, _), (second, _) = votes.most_common(2)
+        raise GeometryError(
+            f"the index files disagree: this one has {second} slots, {witness[first]} has {first}; "
+            "give max_hash_slot_num=...",
+            witness[second],
+        )
+    if votes:
+        (slots,) = votes
+    elif words == _DEFAULT_SLOTS + 5 * _DEFAULT_ENTRIES:
+        # Nothing in the files speaks for or against it, but the length is that of RocketMQ's defaults.
+        slots = _DEFAULT_SLOTS
+        assumed += ["max_hash_slot_num", "max_index_num"]
+    elif ambiguous:
+        path, fitting = ambiguous
+        raise GeometryError(
+            f"an index file of {size} bytes fits {len(fitting)} numbers of slots "
+            f"({', '.join(map(str, fitting[:4]))}{', ...' if len(fitting) > 4 else ''}): give max_hash_slot_num=...",
+            path,
+        )
+    else:
+        raise GeometryError(
+            f"an index file of {size} bytes fits many numbers of slots and its contents do not tell which (empty or "
+            "damaged): give max_hash_slot_num=...",
+            files[-1].path,
+        )
+    found["max_hash_slot_num"], found["max_index_num"] = slots, (words - slots) // 5
+
+
+def _fitting_slot_counts(path: str, words: int) -> list[int]:
+    """Numbers of slots that the contents of an index file agree with; none when it is empty or damaged.
+
+    The length gives slots + 5 * entries = `words`, so that the entry table can only begin at one place in 20 bytes; the
+    last byte that is not zero lies in the newest entry, whose number the header has.  Both together leave one place
+    (two, if the put of one more entry was cut off); the slots and the chains then have to confirm it.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    try:
+        size = INDEX_HEADER_SIZE + 4 * words
+        header = _read(descriptor, INDEX_HEADER_SIZE, 0)
+        if len(header) < INDEX_HEADER_SIZE:
+            return []
+        *_, end_phy_offset, hash_slot_count, index_count = _INDEX_HEADER.unpack(header)
+        if index_count <= 1 or index_count > words // 5:
+            return []
+        last = _last_nonzero(descriptor, size)
+        if last < INDEX_HEADER_SIZE:
+            return []
+        candidates = set()
+        # The newest entry, number indexCount - 1, holds `last`, or the next one whose put was cut off.  When all of
+        # them are of the record at offset 0 the newest may be all zeros, so that earlier ones are tried too.
+        deepest = min(index_count, 64) if end_phy_offset == 0 else 1
+        for newest in range(index_count - deepest, index_count + 1):
+            # 40 + 4 * slots + 20 * newest <= last < 40 + 4 * slots + 20 * (newest + 1)
+            highest = (last - INDEX_HEADER_SIZE) // 4 - 5 * newest
+            slots = highest - (highest - words) % 5
+            if slots >= 1 and (words - slots) // 5 >= max(index_count, 2):
+                candidates.add(slots)
+        return sorted(
+            slots
+            for slots in candidates
+            if _split_fits(descriptor, slots, words, hash_slot_count, index_count, end_phy_offset)
+        )
+    finally:
+        os.close(descriptor)
+
+
+def _split_fits(
+    descriptor: int, slots: int, words: int, hash_slot_count: int, index_count: int, end_phy_offset: int
+) -> bool:
+    table_pos = INDEX_HEADER_SIZE + INDEX_SLOT_SIZE * slots
+    head_num = min(index_count, _ENTRIES_CHECKED)
+    tail_first = max(1, index_count - _ENTRIES_CHECKED)
+    head_data = _read(descriptor, head_num * INDEX_ENTRY_SIZE, table_pos)
+    tail_data = _read(
+        descriptor, (index_count - tail_first) * INDEX_ENTRY_SIZE, table_pos + tail_first * INDEX_ENTRY_SIZE
+    )
+    if len(head_data) < head_num * INDEX_ENTRY_SIZE or len(tail_data) < (index_count - tail_first) * INDEX_ENTRY_SIZE:
+        return False
+    head = np.frombuffer(head_data, _ENTRY)
+    tail = np.frombuffer(tail_data, _ENTRY)
+    if any(head_data[:INDEX_ENTRY_SIZE]) or int(tail["phy_offset"][-1]) != end_phy_offset:
+        return False
+    for part, first in ((head[1:], 1), (tail, tail_first)):
+        previous = part["previous"].astype(np.int64)
+        if (
+            (part["hash"] < 0).any()
+            or (part["phy_offset"] < 0).any()
+            or (part["seconds"] < 0).any()
+            or (previous < 0).any()
+            or (previous >= np.arange(first, first + len(part))).any()
+        ):
+            return False
+    # From entry 1 on the chains can be replayed: the previous entry is the last one before it with the same slot.
+    numbers = np.arange(1, head_num, dtype=np.int64)
+    places = head["hash"][1:].astype(np.int64) % slots
+    order = np.argsort(places, kind="stable")
+    same_slot = places[order][1:] == places[order][:-1]
+    expected = np.zeros(head_num - 1, dtype=np.int64)
+    expected[order[1:][same_slot]] = numbers[order[:-1][same_slot]]
+    if not np.array_equal(expected, head["previous"][1:]):
+        return False
+    slot_table = np.frombuffer(_read(descriptor, slots * INDEX_SLOT_SIZE, INDEX_HEADER_SIZE), ">i4")
+    # A put that was cut off may have left the number `index_count` in its slot.
+    if len(slot_table) < slots or (slot_table < 0).any() or (slot_table > index_count).any():
+        return False
+    used = int(np.count_nonzero(slot_table))
+    # RocketMQ before 4.7.1 counted every put, later ones count the slots; a cut-off put is not counted yet.
+    if hash_slot_count not in (used, used - 1, index_count - 1):
+        return False
+    # Every slot holds the newest entry of its chain.
+    for part, first in ((head[1:], 1), (tail, tail_first)):
+        newest = slot_table[part["hash"].astype(np.int64) % slots]
+        if (newest < np.arange(first, first + len(part))).any():
+            return False
+    in_tail = (slot_table >= tail_first) & (slot_table < index_count)
+    held = slot_table[in_tail].astype(np.int64) - tail_first
+    return np.array_equal(tail["hash"][held].astype(np.int64) % slots, np.flatnonzero(in_tail))
+
+
+# ------------------------------------------------------------------------------------------- first records of a log
+
+_PROPERTIES_CRC = re.compile(rb"(?:\A|\x02)__CRC32#\x01[0-9]{10}\x02\Z")
+_RECORDS_LOOKED_AT = 1000
+_DECISIVE_RECORDS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    phy_offset: int
+    sys_flag: int
+    store_host: bytes
+    topic: str
+    properties: bytes
+
+
+def _records_of_segment(segment: _File, segment_size: int) -> Iterator[_Record]:
+    """The records of a segment from its start up to the first bytes that are no record; only a few fields are read."""
+    descriptor = os.open(segment.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    try:
+        limit = min(segment.size, segment_size)
+        pos = 0
+        while pos + 91 <= limit:
+            head = _read(descriptor, 112, pos)
+            if len(head) < 91:
+                return
+            total_size, magic = struct.unpack_from(">ii", head)
+            if magic not in (MAGIC_V1, MAGIC_V2) or not 91 <= total_size <= limit - pos:
+                return
+            (sys_flag,) = struct.unpack_from(">i", head, 36)
+            store_host_pos = 56 + (20 if sys_flag & 0x10 else 8)
+            host_size = 20 if sys_flag & 0x20 else 8
+            # Body length, which the reconsume times and the prepared transaction offset precede.
+            body_length_pos = store_host_pos + host_size + 12
+            if body_length_pos + 4 > len(head):
+                return
+            (body_size,) = struct.unpack_from(">i", head, body_length_pos)
+            rest = total_size - body_length_pos - 4
+            if not 0 <= body_size <= rest:
+                return
+            tail_size = min(rest - body_size, 2 + 32767 + 2 + 32767)
+            tail = _read(descriptor, tail_size, pos + body_length_pos + 4 + body_size)
+            topic_format, topic_length_size = (">b", 1) if magic == MAGIC_V1 else (">h", 2)
+            if len(tail) < topic_length_size + 2:
+                return
+            (topic_size,) = struct.unpack_from(topic_format, tail)
+            properties_pos = topic_length_size + topic_size + 2
+            if topic_size < 0 or properties_pos > len(tail):
+                return
+            (properties_size,) = struct.unpack_from(">h", tail, properties_pos - 2)
+            if properties_size < 0 or properties_pos + properties_size > len(tail):
+                return
+            yield _Record(
+                segment.number + pos,
+                sys_flag,
+                head[store_host_pos : store_host_pos + host_size],
+                decode_java_utf8(tail[topic_length_size : topic_length_size + topic_size]),
+                tail[properties_pos : properties_pos + properties_size],
+            )
+            pos += total_size
+    finally:
+        os.close(descriptor)
+
+
+def _first_records(segments: list[_File], segment_size: int) -> Iterator[_Record]:
+    for segment in segments[:2]:
+        yield from _records_of_segment(segment, segment_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _IndexHead:
+    path: str
+    begin_phy_offset: int
+    end_phy_offset: int
+    index_count: int
+
+
+def _infer_index_tags(index_files: list[_File], segments: list[_File], config: StoreConfig) -> bool | None:
+    """Whether the index of a store holds tags; None when no record shows it.
+
+    The records of the first segment, and of the one where the newest index file begins, are looked up (at most 1000 of
+    each).  A record that the index covers and whose tags are not found there speaks for an index without tags.
+    """
+    heads = []
+    for file in index_files:
+        if file.size != config.index_file_size:
+            continue
+        with open(file.path, "rb", buffering=0) as handle:
+            header = handle.read(INDEX_HEADER_SIZE)
+        if len(header) == INDEX_HEADER_SIZE:
+            _, _, begin, end, _, index_count = _INDEX_HEADER.unpack(header)
+            if 1 < index_count <= config.max_index_num:
+                heads.append(_IndexHead(file.path, begin, end, index_count))
+    if not heads or not segments:
+        return None
+    looked_at = [segments[0]]
+    for segment in reversed(segments):
+        if segment.number <= heads[-1].begin_phy_offset:
+            looked_at += [segment] if segment.number != segments[0].number else []
+            break
+    votes = {True: 0, False: 0}
+    for segment in looked_at:
+        records = _records_of_segment(segment, config.mapped_file_size_commit_log)
+        for record in itertools.islice(records, _RECORDS_LOOKED_AT):
+            vote = _tags_vote(record, heads, config.max_hash_slot_num)
+            if vote is not None:
+                votes[vote] += 1
+                if sum(votes.values()) >= _DECISIVE_RECORDS:
+                    break
+        if votes[True] != votes[False]:
+            return votes[True] > votes[False]
+    return None
+
+
+def _tags_vote(record: _Record, heads: list[_IndexHead], slots: int) -> bool | None:
+    properties = parse_properties(record.properties)
+    tags = properties.get("TAGS")
+    # Records of a rollback are not indexed.
+    if not tags or record.sys_flag & 0xC == 0xC:
+        return None
+    covering = [head for head in heads if head.begin_phy_offset <= record.phy_offset <= head.end_phy_offset]
+    if not covering:
+        return None
+
+    def is_indexed(key: str) -> bool:
+        return any(_holds(head, slots, record.topic, key, record.phy_offset) for head in covering)
+
+    if is_indexed(f"T#{tags}"):
+        return True
+    keys = [key for key in properties.get("KEYS", "").split(" ") if key]
+    if "UNIQ_KEY" in properties:
+        keys.append(properties["UNIQ_KEY"])
+    if keys:
+        return False if all(is_indexed(key) for key in keys[:8]) else None
+    inside = any(head.begin_phy_offset < record.phy_offset < head.end_phy_offset for head in covering)
+    return False if inside else None
+
+
+def _holds(head: _IndexHead, slots: int, topic: str, key: str, phy_offset: int) -> bool:
+    """Whether an index file has an entry for ``topic#key`` and `phy_offset`.
+
+    Entries are in the order of the log, so the record's are found by bisection; a chain may be as long as the file.
+    """
+    hash_code = index_key_hash(topic, key)
+    with open(head.path, "rb", buffering=0) as file:
+
+        def entry(number: int) -> tuple[int, int]:
+            data = _read(file.fileno(), 20, INDEX_HEADER_SIZE + 4 * slots + 20 * number)
+            stored_hash, stored_phy_offset, _, _ = struct.unpack(">iqii", data.ljust(20, b"\0"))
+            return stored_hash, stored_phy_offset
+
+        low, high = 1, head.index_count
+        while low < high:
+            middle = (low + high) // 2
+            if entry(middle)[1] < phy_offset:
+                low = middle + 1
+            else:
+                high = middle
+        for number in range(low, min(low + _ENTRIES_CHECKED, head.index_count)):
+            stored_hash, stored_phy_offset = entry(number)
+            if stored_phy_offset != phy_offset:
+                return False
+            if stored_hash == hash_code:
+                return True
+    return False

@@ -1,0 +1,320 @@
+"""StoreConfig: RocketMQ's options in snake_case, with its defaults and bounds.
+
+A config is immutable; `replace` makes a changed copy.  `assumed` names the fields that `infer` filled in without evidence; whoever
+writes bytes that depend on them asks.
+
+Names and defaults are those of Apache RocketMQ 5.5.0 (MessageStoreConfig, BrokerConfig).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmqstore.config.broker_conf import DEFAULT_STORE_HOST, values_of_properties
+from rmqstore.config.infer import (
+    BATCH_UNIT_SIZE,
+    INDEX_ENTRY_SIZE,
+    INDEX_HEADER_SIZE,
+    INDEX_SLOT_SIZE,
+    UNIT_SIZE,
+    infer,
+)
+from rmqstore.errors import GeometryError
+from rmqstore.message import host_to_bytes
+
+__all__ = ["StoreConfig", "system_clock"]
+
+# Java holds sizes and positions inside one file in 32-bit ints.
+_MAX_FILE_SIZE = 2**31 - 1
+_DELAY_UNITS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def system_clock() -> int:
+    """Milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+@functools.lru_cache(maxsize=64)
+def _parse_delay_levels(text: str) -> tuple[int, ...]:
+    levels = []
+    for piece in text.split():
+        unit = _DELAY_UNITS.get(piece[-1])
+        if unit is None or not re.fullmatch("[0-9]{1,12}", piece[:-1]):
+            raise ValueError(
+                f"message_delay_level: {piece!r} is not a delay: write numbers with a unit s, m, h or d, as '1s 5m 2h'"
+            )
+        levels.append(int(piece[:-1]) * unit)
+    return tuple(levels)
+
+
+# Marks a field that is ours: RocketMQ has no option for it, so that no broker.conf sets it.
+_OWN = {"own": True}
+
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoreConfig:
+    """Options of a store; all of them are given by name.
+
+    Sizes are in bytes, intervals in milliseconds, unless the name or the comment says otherwise.
+
+    Raises
+    ------
+    ValueError
+        A value of the wrong kind or outside its range.
+    GeometryError
+        Sizes that RocketMQ cannot work with.
+    """
+
+    # Geometry of the files.
+    mapped_file_size_commit_log: int = 1_073_741_824
+    mapped_file_size_consume_queue: int = 6_000_000
+    mapper_file_size_batch_consume_queue: int = 13_800_000
+    enable_consume_queue_ext: bool = False
+    mapped_file_size_consume_queue_ext: int = 50_331_648
+    bit_map_length_consume_queue_ext: int = 64  # bits
+    max_hash_slot_num: int = 5_000_000
+    max_index_num: int = 20_000_000
+
+    # What is written.
+    message_index_enable: bool = True
+    message_index_safe: bool = False
+    max_message_size: int = 4_194_304
+    message_delay_level: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+    enabled_append_prop_crc: bool = False
+    force_verify_prop_crc: bool = False
+    auto_message_version_on_topic_len: bool = True
+    enable_lmq: bool = False
+    enable_multi_dispatch: bool = False
+
+    # Flushing.
+    flush_disk_type: str = "ASYNC_FLUSH"
+    flush_interval_commit_log: int = 500
+    flush_commit_log_least_pages: int = 4
+    flush_commit_log_thorough_interval: int = 10_000
+    flush_interval_consume_queue: int = 1000
+    flush_consume_queue_least_pages: int = 2
+    flush_consume_queue_thorough_interval: int = 60_000
+    sync_flush_timeout: int = 5000
+    flush_consumer_offset_interval: int = 5000
+    consumer_offset_update_version_step: int = 500
+
+    # Recovery.
+    check_crc_on_recover: bool = True
+    commit_log_recover_max_num: int = 10
+    check_commit_log_offset_on_recover: bool = False
+    recheck_reput_offset_from_cq: bool = False
+
+    # Reading.
+    max_msgs_num_batch: int = 64
+    default_query_max_num: int = 32
+    max_transfer_bytes_on_message_in_memory: int = 262_144
+    max_transfer_count_on_message_in_memory: int = 32
+    max_transfer_bytes_on_message_in_disk: int = 65_536
+    max_transfer_count_on_message_in_disk: int = 8
+    access_message_in_memory_max_ratio: int = 40  # percent of RAM
+    travel_cq_file_num_when_get_message: int = 1
+
+    # Retention.
+    delete_when: str = "04"  # local hours joined by ';'
+    file_reserved_time: int = 72  # hours
+    disk_max_used_space_ratio: int = 75  # percent
+    disk_space_clean_forcibly_ratio: int = 85  # percent
+    disk_space_warning_level_ratio: int = 90  # percent
+    clean_file_forcibly_enable: bool = True
+    clean_resource_interval: int = 10_000
+    delete_file_batch_max: int = 10
+    delete_commit_log_files_interval: int = 100
+    delete_consume_queue_files_interval: int = 100
+
+    # Ours.
+    index_tags: bool = field(default=True, metadata=_OWN)
+    """Tags go into the index: RocketMQ does so since 5.4.0 and has no option for it."""
+    store_host: str = field(default=DEFAULT_STORE_HOST, metadata=_OWN)
+    clock: Callable[[], int] = field(default=system_clock, repr=False, compare=False, metadata=_OWN)
+    generate_unique_key: bool = field(default=False, metadata=_OWN)
+    max_mapped_files: int = field(default=1024, metadata=_OWN)
+    """Bound on the number of files that are mapped at the same time."""
+    populate_ahead_size: int = field(default=33_554_432, metadata=_OWN)
+    """Up to so many bytes ahead of each end that grows fast are made ready by a thread of the store; 0 = none, no thread."""
+    assumed: tuple[str, ...] = field(default=(), metadata=_OWN)
+    """Fields that `infer` could not tell from the store and filled with defaults."""
+    unknown: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False, metadata=_OWN)
+    """Names and values of a broker.conf that are no option of a store, as they were written there."""
+
+    def __post_init__(self) -> None:
+        for item in dataclasses.fields(self):
+            _check_kind(item.name, item.type, getattr(self, item.name))
+        for name, low, high in _BOUNDS:
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ValueError(f"{name} is {value}: give a number from {low} to {high}")
+        if self.flush_disk_type not in ("ASYNC_FLUSH", "SYNC_FLUSH"):
+            raise ValueError(f"flush_disk_type is {self.flush_disk_type!r}: give 'ASYNC_FLUSH' or 'SYNC_FLUSH'")
+        for hour in self.delete_when.split(";"):
+            if hour.strip() and not (re.fullmatch("[0-9]{1,2}", hour.strip()) and int(hour) < 24):
+                raise ValueError(f"delete_when is {self.delete_when!r}: give hours of 00 to 23, joined by ';'")
+        if not callable(self.clock):
+            raise ValueError("clock must be callable and return milliseconds since the epoch")
+        _parse_delay_levels(self.message_delay_level)
+        host_to_bytes(self.store_host)
+        for name in ("consume_queue_file_size", "batch_consume_queue_file_size", "index_file_size"):
+            size = getattr(self, name)
+            if size > _MAX_FILE_SIZE:
+                what = "max_hash_slot_num and max_index_num" if name == "index_file_size" else "the configured size"
+                raise GeometryError(
+                    f"{what} make a file of {size} bytes: RocketMQ computes it in 32 bits and breaks above "
+                    f"{_MAX_FILE_SIZE}; give smaller numbers"
+                )
+
+    @property
+    def consume_queue_file_size(self) -> int:
+        """Size of a consume-queue file: `mapped_file_size_consume_queue` rounded up to whole units of 20 bytes."""
+        return -(-self.mapped_file_size_consume_queue // UNIT_SIZE) * UNIT_SIZE
+
+    @property
+    def batch_consume_queue_file_size(self) -> int:
+        """Size of a batch consume-queue file: rounded up to whole units of 46 bytes."""
+        unit = BATCH_UNIT_SIZE
+        return -(-self.mapper_file_size_batch_consume_queue // unit) * unit
+
+    @property
+    def index_file_size(self) -> int:
+        """Size of an index file: 40 + 4 * `max_hash_slot_num` + 20 * `max_index_num`."""
+        return INDEX_HEADER_SIZE + INDEX_SLOT_SIZE * self.max_hash_slot_num + INDEX_ENTRY_SIZE * self.max_index_num
+
+    @property
+    def delay_levels(self) -> tuple[int, ...]:
+        """Delays in milliseconds; level n is item n - 1."""
+        return _parse_delay_levels(self.message_delay_level)
+
+    def as_dict(self) -> dict[str, Any]:
+        """dict: the options by name, without `clock`, `assumed` and `unknown`."""
+        left_out = ("clock", "assumed", "unknown")
+        return {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name not in left_out}
+
+    def replace(self, **changes: Any) -> StoreConfig:
+        """A copy with some fields changed; what is given is no longer `assumed`."""
+        if "assumed" not in changes:
+            changes["assumed"] = tuple(name for name in self.assumed if name not in changes)
+        return dataclasses.replace(self, **changes)
+
+    @classmethod
+    def from_properties(cls, source: str | os.PathLike[str] | Mapping[str, Any], **overrides: Any) -> StoreConfig:
+        """Read a broker.conf, or a mapping with RocketMQ's option names.
+
+        The names of 4.x (mapedFileSizeCommitLog, mapedFileSizeConsumeQueue) are taken too.  brokerIP1 and listenPort
+        become `store_host`.  Names that are no option of a store stay in `unknown`.
+
+        Raises
+        ------
+        ValueError
+            A value of the wrong kind or range; names file and line.
+        OSError
+            The file cannot be read.
+        """
+        return cls(**values_of_properties(cls, source, overrides))
+
+    @classmethod
+    def infer(cls, path: str | os.PathLike[str], *, read_only: bool = False, **overrides: Any) -> StoreConfig:
+        """Find the geometry of the store in `path` from its files; nothing is written, locked or mapped.
+
+        Sizes come from the files' lengths, slot and entry counts of the index from header, slots and entries,
+        `enabled_append_prop_crc` and `store_host` from the first record, `index_tags` from looking up the tags of the
+        first records.  Fields that the store cannot tell keep their defaults and are listed in `assumed`.  Where files of
+        one kind differ in length, the one that their names agree with counts, otherwise that of most.
+
+        Parameters
+        ----------
+        path : path-like
+            The store's directory (storePathRootDir), or an index file, of which only the index geometry is found.
+        read_only : bool
+            Index files that do not tell their geometry are no error: whoever only reads passes them over.
+        **overrides
+            Fields that are known; they are taken as given.
+
+        Raises
+        ------
+        StoreError
+            There is no such directory.
+        GeometryError
+            An empty store, or an index that no geometry fits, or more than one; names the file and the option to give.
+        """
+        return infer(cls, os.fspath(path), read_only, overrides)
+
+
+_FIELD_KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "bool": (bool,), "str": (str,)}
+
+
+def _check_kind(name: str, annotation: Any, value: object) -> None:
+    kinds = _FIELD_KINDS.get(annotation)
+    if kinds is None:
+        return
+    # A bool is an int for Python, but max_index_num=True is a mistake.
+    if not isinstance(value, kinds) or (annotation == "int" and isinstance(value, bool)):
+        raise ValueError(f"{name} is {value!r}: give {'an' if annotation == 'int' else 'a'} {annotation}")
+
+
+_BOUNDS: tuple[tuple[str, int, int], ...] = (
+    # A segment holds at least the smallest record (92 bytes) and the 8 bytes of a blank.
+    ("mapped_file_size_commit_log", 100, _MAX_FILE_SIZE),
+    ("mapped_file_size_consume_queue", 1, _MAX_FILE_SIZE),
+    ("mapper_file_size_batch_consume_queue", 1, _MAX_FILE_SIZE),
+    # One unit without a bitmap (20 bytes) and the 4 bytes that must stay after it.
+    ("mapped_file_size_consume_queue_ext", 24, _MAX_FILE_SIZE),
+    ("bit_map_length_consume_queue_ext", 0, 32767 * 8),
+    ("max_hash_slot_num", 1, 2**31 - 1),
+    # Entry 0 is never used, so that fewer than two entries hold nothing.
+    ("max_index_num", 2, 2**31 - 1),
+    ("max_message_size", 1, _MAX_FILE_SIZE),
+    *(
+        (name, 0, 2**31 - 1)
+        for name in (
+            "flush_interval_commit_log",
+            "flush_commit_log_least_pages",
+            "flush_commit_log_thorough_interval",
+            "flush_interval_consume_queue",
+            "flush_consume_queue_least_pages",
+            "flush_consume_queue_thorough_interval",
+            "sync_flush_timeout",
+            "flush_consumer_offset_interval",
+            "file_reserved_time",
+            "clean_resource_interval",
+            "delete_commit_log_files_interval",
+            "delete_consume_queue_files_interval",
+            "populate_ahead_size",
+        )
+    ),
+    *(
+        (name, 1, 2**31 - 1)
+        for name in (
+            "consumer_offset_update_version_step",
+            "commit_log_recover_max_num",
+            "max_msgs_num_batch",
+            "default_query_max_num",
+            "max_transfer_bytes_on_message_in_memory",
+            "max_transfer_count_on_message_in_memory",
+            "max_transfer_bytes_on_message_in_disk",
+            "max_transfer_count_on_message_in_disk",
+            "travel_cq_file_num_when_get_message",
+            "delete_file_batch_max",
+            "max_mapped_files",
+        )
+    ),
+    *(
+        (name, 0, 100)
+        for name in (
+            "access_message_in_memory_max_ratio",
+            "disk_max_used_space_ratio",
+            "disk_space_clean_forcibly_ratio",
+            "disk_space_warning_level_ratio",
+        )
+    ),
+)

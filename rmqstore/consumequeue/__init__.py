@@ -1,0 +1,7 @@
+"""ConsumeQueues: where the messages of a topic's queue lie in the log.
+
+A unit is what a record left there: nothing here reads the log.
+
+- `consume_queue`: one queue: simple, with extension, batch
+- `consume_queue_store`: all queues of a store, opened at their first use
+"""

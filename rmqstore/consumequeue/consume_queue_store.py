@@ -1,0 +1,260 @@
+"""All consume queues of a store: which there are, of which kind, and finding or making one.
+
+Owns the list of queues by topic and queue id.  A queue's files are looked at when it is first asked for, so a store with
+ten thousand queues opens by listing names.  Whether a topic's queues are batch queues follows from the directory that is
+there and from ``config/topics.json`` (attribute ``queue.type``); a record that holds an inner batch settles it for a new
+topic.  It never reads the commit log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+
+from rmqstore import _numpy as np
+from rmqstore._core import RecordColumns
+from rmqstore.config import StoreConfig
+from rmqstore.consumequeue.consume_queue import (
+    BatchConsumeQueue,
+    ConsumeQueue,
+    PlainQueue,
+    plain_queue,
+    queue_directories,
+)
+from rmqstore.errors import GeometryError
+from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, read_small_file
+from rmqstore.message import decode_java_utf8
+
+__all__ = ["AnyConsumeQueue", "ConsumeQueueStore"]
+
+AnyConsumeQueue = ConsumeQueue | BatchConsumeQueue
+
+
+class ConsumeQueueStore(NotCopied):
+    """The queues below a store's root directory.
+
+    Parameters
+    ----------
+    root : str
+    config : StoreConfig
+    pool : MappedFilePool
+    read_only : bool
+    """
+
+    def __init__(self, root: str, config: StoreConfig, pool: MappedFilePool, *, read_only: bool = False):
+        self.root = root
+        self.config = config
+        self.pool = pool
+        self.read_only = read_only
+        self._queues: dict[tuple[str, int], AnyConsumeQueue | None] = {}
+        self._batch_topics: set[str] = set()
+        self._extended = False
+        self._in_memory = False
+        self._lock = threading.RLock()
+
+    def renew_lock(self) -> None:
+        """Give up the lock that another thread of a parent process may have held at a fork."""
+        self._lock = threading.RLock()
+
+    def load(self) -> None:
+        """List the queues; their files are looked at when they are first asked for.
+
+        Raises
+        ------
+        GeometryError
+            A topic has both simple and batch queues, which a real broker refuses to load as well.
+        """
+        queues: dict[tuple[str, int], AnyConsumeQueue | None] = {}
+        for topic, queue_id, _ in queue_directories(self.root, ConsumeQueue.kind):
+            queues[topic, queue_id] = None
+        for topic, queue_id, directory in queue_directories(self.root, BatchConsumeQueue.kind):
+            if (topic, queue_id) in queues and os.listdir(directory):
+                raise GeometryError(
+                    f"topic {topic!r} has both simple and batch queues; move the directory away that does not belong to "
+                    "it, then rebuild the queues",
+                    directory,
+                )
+            queues[topic, queue_id] = None
+            self._batch_topics.add(topic)
+        # What was opened stays so.
+        queues.update((key, queue) for key, queue in self._queues.items() if queue is not None)
+        self._queues = queues
+        self._extended = self.config.enable_consume_queue_ext or os.path.isdir(
+            os.path.join(self.root, "consumequeue_ext")
+        )
+        self.load_topics(os.path.join(self.root, "config", "topics.json"))
+
+    def load_topics(self, path: str) -> None:
+        """Take the topics of queue type BatchCQ from a ``topics.json``; a missing or unreadable file says nothing."""
+        self._batch_topics |= _batch_topics_of(path)
+
+    def keys(self) -> list[tuple[str, int]]:
+        """list of (str, int): topic and queue id of every queue, sorted."""
+        with self._lock:
+            return sorted(self._queues)
+
+    @property
+    def batch_topics(self) -> frozenset[str]:
+        """frozenset of str: the topics that are known to have batch queues."""
+        return frozenset(self._batch_topics)
+
+    def is_batch_topic(self, topic: str) -> bool:
+        """bool: the topic's queues are batch queues."""
+        return topic in self._batch_topics
+
+    def add_batch_topic(self, topic: str) -> bool:
+        """Make `topic` one with batch queues; False if it has simple ones already."""
+        with self._lock:
+            if topic not in self._batch_topics and any(name == topic for name, _ in self._queues):
+                return False
+            self._batch_topics.add(topic)
+            return True
+
+    def find(self, topic: str, queue_id: int) -> AnyConsumeQueue | None:
+        """The queue, None if there is none."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None and (topic, queue_id) in self._queues:
+            with self._lock:
+                queue = self._queues[topic, queue_id]
+                if queue is None:
+                    queue = self._make(topic, queue_id)
+                    queue.load()
+                    self._queues[topic, queue_id] = queue
+        return queue
+
+    def find_or_create(self, topic: str, queue_id: int) -> AnyConsumeQueue:
+        """The queue; a new one gets its first file with its first unit."""
+        queue = self._find_or_create(topic, queue_id)
+        if self._in_memory and not queue.in_memory:
+            queue.in_memory = True
+        return queue
+
+    @contextlib.contextmanager
+    def in_memory(self) -> Iterator[None]:
+        """Let whoever puts units meanwhile put them into memory, where they stay until `forget_memory` (read-only use)."""
+        self._in_memory = True
+        try:
+            yield
+        finally:
+            self._in_memory = False
+
+    def forget_memory(self) -> None:
+        """Forget the units that are in memory; the queues are what is on disk again."""
+        with self._lock:
+            kept = {key: queue for key, queue in self._queues.items() if queue is None or not queue.in_memory}
+            self._queues = kept
+            self.load()
+
+    def _find_or_create(self, topic: str, queue_id: int) -> AnyConsumeQueue:
+        queue = self.find(topic, queue_id)
+        if queue is None:
+            with self._lock:
+                # Files may be there all the same, of an extension for instance.
+                queue = self._make(topic, queue_id)
+                queue.load()
+                if not self.read_only:
+                    queue.tidy()
+                self._queues[topic, queue_id] = queue
+        return queue
+
+    def forget(self, topic: str, queue_id: int) -> None:
+        """Take a queue without any file out of the list again."""
+        with self._lock:
+            queue = self._queues.get((topic, queue_id))
+            if queue is not None and not len(queue.queue):
+                del self._queues[topic, queue_id]
+                queue.close()
+
+    def plain(self, topic: str, queue_id: int) -> PlainQueue | None:
+        """What `plain_queue` says of a queue that is there and was not asked for yet; None also for one that was."""
+        if self._extended or topic in self._batch_topics or self._queues.get((topic, queue_id)) is not None:
+            return None
+        return plain_queue(self._plain_directory(topic, queue_id), self.config.consume_queue_file_size)
+
+    def plain_agrees(
+        self, plain: PlainQueue, topic: str, queue_id: int, columns: RecordColumns, rows: np.ndarray
+    ) -> bool | None:
+        """bool: as `ConsumeQueue.agrees`; None where the queue must be asked, or was asked for already."""
+        if self._queues.get((topic, queue_id)) is not None:
+            return None
+        return plain.agrees(self._plain_directory(topic, queue_id), self.config.consume_queue_file_size, columns, rows)
+
+    def _plain_directory(self, topic: str, queue_id: int) -> str:
+        # The topic is the name of a directory that was listed.
+        return os.sep.join((self.root, ConsumeQueue.kind, topic, str(queue_id)))
+
+    def unit_num(self, topic: str, queue_id: int) -> int | None:
+        """Number of units of a queue that was asked for, None for others."""
+        queue = self._queues.get((topic, queue_id))
+        return None if queue is None else queue.unit_num
+
+    def set_aside(self, limit: int) -> None:
+        """If more than `limit` queues were asked for, close those that nothing was written to until they are asked for again.
+
+        For whoever went over all of them; nobody else may hold one of them meanwhile.
+        """
+        with self._lock:
+            if len(self._queues) <= limit:
+                return
+            for key, queue in self._queues.items():
+                if queue is None or queue.in_memory:
+                    continue
+                if not any(mapped_file in self.pool.dirty for mapped_file in queue.files()):
+                    self._queues[key] = None
+                    queue.close()
+
+    def _make(self, topic: str, queue_id: int) -> AnyConsumeQueue:
+        kind = BatchConsumeQueue if topic in self._batch_topics else ConsumeQueue
+        return kind(self.root, topic, queue_id, self.config, self.pool, read_only=self.read_only)
+
+    def refresh(self) -> None:
+        """Look for queues that another process made since (read-only use)."""
+        with self._lock:
+            self.load()
+
+    def __iter__(self) -> Iterator[AnyConsumeQueue]:
+        for topic, queue_id in self.keys():
+            queue = self.find(topic, queue_id)
+            if queue is not None:
+                yield queue
+
+    def opened(self) -> list[AnyConsumeQueue]:
+        """The queues that were asked for so far."""
+        with self._lock:
+            return [queue for queue in self._queues.values() if queue is not None]
+
+    def take_dirty(self, least_pages: int = 0) -> list[MappedFile]:
+        """The files that were written since this was last asked, see `MappedFileQueue.take_dirty`; ask while nobody writes."""
+        files: list[MappedFile] = []
+        for queue in self.opened():
+            files += queue.take_dirty(least_pages)
+        return files
+
+    def flush(self) -> None:
+        """Force everything written to the disk."""
+        for mapped_file in self.take_dirty():
+            mapped_file.flush()
+
+    def close(self) -> None:
+        """Close every queue."""
+        for queue in self.opened():
+            queue.close()
+
+
+def _batch_topics_of(path: str) -> set[str]:
+    import json
+
+    # What cannot be read says nothing; the directories that are there and the records decide then.  Values that are nested
+    # too deeply for the parser are a RecursionError.
+    try:
+        table = json.loads(decode_java_utf8(read_small_file(path) or b"{}")).get("topicConfigTable", {})
+        return {
+            topic
+            for topic, options in table.items()
+            if (options.get("attributes") or {}).get("queue.type", (options.get("attributes") or {}).get("+queue.type"))
+            == "BatchCQ"
+        }
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+        return set()

@@ -1,0 +1,246 @@
+"""Consumer: reads the queues of a topic on behalf of a group, waits for new messages, and commits progress.
+
+Owns the position in each queue and when progress is committed: a message counts as consumed when the next one is asked
+for, so that a consumer that dies gets it again (at least once).  It never reads files itself and never waits in a busy
+loop.  Progress that is committed never goes past a message that was not handed out, except where retention deleted it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from rmqstore.consumer.consumer_offset import ConsumerOffsets
+from rmqstore.consumer.local_offsets import LocalOffsets
+from rmqstore.errors import StoreClosedError
+from rmqstore.message import MessageExt
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["Consumer"]
+
+logger = logging.getLogger(__name__)
+
+
+class _Store(Protocol):
+    # What a consumer needs of a store.
+    path: str
+    config: Any
+
+    @property
+    def closed(self) -> bool: ...
+    def queue_ids(self, topic: str) -> list[int]: ...
+    def min_queue_offset(self, topic: str, queue_id: int = 0) -> int: ...
+    def max_queue_offset(self, topic: str, queue_id: int = 0) -> int: ...
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: str = "lower") -> int: ...
+    def get_message(
+        self, topic: str, queue_id: int, queue_offset: int, max_num: int, tags: str | Iterable[str] | None
+    ) -> Any: ...
+    def wait_for_messages(self, is_there: Callable[[], bool], timeout: float | None) -> bool: ...
+
+
+class Consumer(Iterator[MessageExt]):
+    """The messages of a topic for a group, one by one; made by `MessageStore.consume`.
+
+    Iterate over it in one thread.  `close`, the end of a ``with`` block, and the next message commit what was handed out
+    before; a loop that is left by ``break`` or an exception gets its last message again.
+    """
+
+    def __init__(
+        self,
+        store: _Store,
+        topic: str,
+        group: str,
+        *,
+        queue_ids: Sequence[int] | None,
+        tags: str | Iterable[str] | None,
+        max_num: int,
+        consume_from: str | int,
+        timeout: float | None,
+        offsets: ConsumerOffsets | LocalOffsets,
+        broker_name: str,
+        persist: bool,
+    ):
+        if max_num < 1:
+            raise ValueError(f"max_num is {max_num}: give the messages to fetch at once, 1 or more")
+        if consume_from not in ("first", "last") and (isinstance(consume_from, (str, bool)) or consume_from < 0):
+            raise ValueError(f"consume_from is {consume_from!r}: give 'first', 'last' or a time in ms since epoch")
+        self.topic = topic
+        self.group = group
+        self._store = store
+        self._queue_ids = None if queue_ids is None else list(queue_ids)
+        self._tags = tags if tags is None or isinstance(tags, str) else list(tags)
+        self._max_num = max_num
+        self._consume_from = consume_from
+        self._timeout = timeout
+        self._offsets = offsets
+        self._broker_name = broker_name
+        self._persist = persist
+        self._persisted = time.monotonic()
+        # The next queue offset to fetch, by queue; in turn, so that no queue waits for another to run dry.
+        self._positions: dict[int, int] = {}
+        self._turn: deque[int] = deque()
+        self._fetched: deque[tuple[MessageExt, int]] = deque()
+        self._fetched_from = -1
+        self._handed_out: tuple[int, int] | None = None
+        self._closed = False
+        self._find_queues(first=True)
+
+    # ------------------------------------------------------------------------------------------------------- progress
+
+    def _committed(self, queue_id: int) -> int:
+        if isinstance(self._offsets, LocalOffsets):
+            return self._offsets.get(self.topic, queue_id, self._broker_name)
+        return self._offsets.get(self.group, self.topic, queue_id)
+
+    def _commit(self, queue_id: int, queue_offset: int) -> None:
+        if isinstance(self._offsets, LocalOffsets):
+            self._offsets.commit(self.topic, queue_id, queue_offset, self._broker_name)
+        else:
+            self._offsets.commit(self.group, self.topic, queue_id, queue_offset)
+
+    def commit(self) -> None:
+        """Commit everything that was handed out, the last message included, without asking for the next one."""
+        handed_out, self._handed_out = self._handed_out, None
+        if handed_out is not None:
+            self._commit(*handed_out)
+        if (
+            self._persist
+            and time.monotonic() - self._persisted >= self._store.config.flush_consumer_offset_interval / 1000
+        ):
+            self._offsets.persist()
+            self._persisted = time.monotonic()
+
+    def _find_queues(self, first: bool = False) -> None:
+        known = self._store.queue_ids(self.topic) if self._queue_ids is None else self._queue_ids
+        for queue_id in known:
+            if queue_id in self._positions:
+                continue
+            position = self._committed(queue_id)
+            low = self._store.min_queue_offset(self.topic, queue_id)
+            high = self._store.max_queue_offset(self.topic, queue_id)
+            if position > high:
+                # What was consumed was lost with the machine before it was flushed; what comes now has its numbers.
+                logger.warning(
+                    "%s: group %s consumed %s/%d up to %d, but the queue ends at %d; going on there",
+                    self._store.path, self.group, self.topic, queue_id, position, high,
+                )  # fmt: skip
+                position = high
+                self._commit(queue_id, position)
+            elif position < 0:
+                position = low
+                # A queue that came into being later is new as a whole.
+                if first and self._consume_from != "first":
+                    position = (
+                        high
+                        if isinstance(self._consume_from, str)
+                        else self._store.offset_by_time(self.topic, queue_id, self._consume_from)
+                    )
+                    self._commit(queue_id, position)
+            self._positions[queue_id] = position
+            self._turn.append(queue_id)
+
+    # ------------------------------------------------------------------------------------------------------ iteration
+
+    def __iter__(self) -> Consumer:
+        return self
+
+    def __next__(self) -> MessageExt:
+        if self._closed or self._store.closed:
+            raise StopIteration
+        try:
+            self.commit()
+            self._wait()
+        except StoreClosedError:
+            # Another thread closed the store: what was fetched before could not be committed any more.
+            if self._store.closed:
+                raise StopIteration from None
+            raise
+        if not self._fetched:
+            raise StopIteration
+        message, following = self._fetched.popleft()
+        self._handed_out = (self._fetched_from, following)
+        return message
+
+    def _wait(self) -> None:
+        # Until a message was fetched, the time is over, or the store was closed.
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        while not self._fetched and not self._store.closed:
+            if self._fetch():
+                continue
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return
+            self._store.wait_for_messages(self._is_there, left)
+
+    def _fetch(self) -> bool:
+        # True if there is a message now, or if a position moved.
+        self._find_queues()
+        for _ in range(len(self._turn)):
+            queue_id = self._turn[0]
+            self._turn.rotate(-1)
+            position = self._positions[queue_id]
+            got = self._store.get_message(self.topic, queue_id, position, self._max_num, self._tags)
+            if got.messages:
+                self._fetched.extend(zip(got.messages, _ends_of(got, position), strict=True))
+                self._fetched_from = queue_id
+                self._positions[queue_id] = got.next_queue_offset
+                return True
+            if got.next_queue_offset > position:
+                if got.status.value in ("OFFSET_TOO_SMALL", "OFFSET_FOUND_NULL", "MESSAGE_WAS_REMOVING"):
+                    logger.warning(
+                        "%s: %s/%d from %d to %d was deleted before group %s consumed it",
+                        self._store.path, self.topic, queue_id, position, got.next_queue_offset, self.group,
+                    )  # fmt: skip
+                # What no wanted tag matched, or what is gone, is behind this group.
+                self._positions[queue_id] = got.next_queue_offset
+                self._commit(queue_id, got.next_queue_offset)
+                return True
+        return False
+
+    def _is_there(self) -> bool:
+        known = self._store.queue_ids(self.topic) if self._queue_ids is None else self._queue_ids
+        return any(
+            queue_id not in self._positions
+            or self._store.max_queue_offset(self.topic, queue_id) > self._positions[queue_id]
+            for queue_id in known
+        )
+
+    def close(self) -> None:
+        """Commit what was handed out and end the iteration; closing twice does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._fetched.clear()
+        if not self._store.closed:
+            self.commit()
+        if self._persist:
+            self._offsets.persist()
+
+    def __enter__(self) -> Consumer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            # The message that was being worked on when it failed is not done.
+            self._handed_out = None
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Consumer({self.topic!r}, {self.group!r}, {self._positions})"
+
+
+def _ends_of(got: Any, position: int) -> list[int]:
+    # What is committed when each of the messages is consumed: where the next one lies.  A message says that itself, and
+    # nothing protects it, so it counts only within what the queue says.
+    ends = []
+    for message in got.messages[1:]:
+        position = min(max(message.queue_offset, position), got.next_queue_offset)
+        ends.append(position)
+    return [*ends, got.next_queue_offset]

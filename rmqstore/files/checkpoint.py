@@ -1,0 +1,213 @@
+"""Checkpoint: the file that says how far a store was flushed.
+
+Owns the six fields of the `checkpoint` file and their place in its 4096 bytes.  It reads and writes the file with plain
+reads and writes and never maps it.  Invariants:
+
+- A flush writes the whole 4096 bytes at their place in the file and returns after they are on disk.
+- Bytes after the known fields are kept as they were read, but for the last 24: they hold a mark of this package while a
+  store is open for writing, and zeros after an orderly close.  The mark is void when anybody changed the fields.
+- A checkpoint that was loaded read-only never writes; a missing file reads as zeros and is not created by loading.
+
+Layout: Apache RocketMQ 4.0 to 5.5.0 (StoreCheckpoint); six i64 big-endian.  Versions before 5.0.0 hold the first three
+fields, 5.0.0 adds the fourth, 5.1.1 the fifth, 5.4.0 the sixth; older files have zeros there.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+
+from rmqstore._core import CheckpointLayout
+from rmqstore.errors import GeometryError, ReadOnlyError
+from rmqstore.files.mapped_file import force_data, fsync_directory, naming_errors, open_regular
+
+__all__ = ["CHECKPOINT_SIZE", "Checkpoint"]
+
+CHECKPOINT_SIZE = int(CheckpointLayout.CHECKPOINT_SIZE)
+
+_FIELDS = struct.Struct(">qqqqqq")
+# Magic, phy offset up to which everything is on disk, process id of the writer, CRC-32 of all fields and these.
+_MARK = struct.Struct(">4sqqI")
+_MARK_MAGIC = b"RMQS"
+_MARK_POS = CHECKPOINT_SIZE - _MARK.size
+_NAMES = (
+    "physic_msg_timestamp",
+    "logics_msg_timestamp",
+    "index_msg_timestamp",
+    "master_flushed_offset",
+    "confirm_phy_offset",
+    "logics_physical_offset",
+)
+# The store may have flushed a record a little after its timestamp, so that a start goes back by this much.
+_SAFETY_MARGIN = 3000
+
+
+def _mark_crc(fields: bytes, flushed_offset: int, process_id: int) -> int:
+    return zlib.crc32(fields + struct.pack(">qq", flushed_offset, process_id))
+
+
+class Checkpoint:
+    """The checkpoint of a store; `load` reads one.
+
+    Attributes
+    ----------
+    physic_msg_timestamp : int
+        Store timestamp (ms) up to which the commit log is on disk.
+    logics_msg_timestamp : int
+        The same for the consume queues.
+    index_msg_timestamp : int
+        End timestamp (ms) of the newest full index file that is on disk.
+    master_flushed_offset : int
+        For replication (5.0.0).
+    confirm_phy_offset : int
+        After a recovery the start of the last valid record (5.1.1).
+    logics_physical_offset : int
+        Phy offset up to which the consume queues are on disk (5.4.0).
+    flushed_offset : int
+        This package's own mark while a store is open: everything below this phy offset is on disk, in the log, the queues
+        and the index; -1 if unknown.  RocketMQ's fields must say less, see `MessageStore`.
+    process_id : int
+        Of the process that wrote the mark.
+    path : str
+    read_only : bool
+    """
+
+    __slots__ = (*_NAMES, "_rest", "_written", "flushed_offset", "path", "process_id", "read_only")
+
+    physic_msg_timestamp: int
+    logics_msg_timestamp: int
+    index_msg_timestamp: int
+    master_flushed_offset: int
+    confirm_phy_offset: int
+    logics_physical_offset: int
+
+    def __init__(self, path: str | os.PathLike[str], *, read_only: bool = False):
+        self.path = os.fspath(path)
+        self.read_only = read_only
+        self._rest = bytes(CHECKPOINT_SIZE - _FIELDS.size)
+        # What is surely on disk; the same is not written twice.
+        self._written = b""
+        self.flushed_offset = -1
+        self.process_id = 0
+        for name in _NAMES:
+            setattr(self, name, 0)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, read_only: bool = False) -> Checkpoint:
+        """Read the checkpoint file at `path`.
+
+        A missing or empty file reads as zeros, one that ends early as zeros from there on.
+
+        Raises
+        ------
+        GeometryError
+            A size that is over 4096 bytes or not made of whole fields of 8 bytes.
+        OSError
+            The file cannot be read.
+        """
+        checkpoint = cls(path, read_only=read_only)
+        try:
+            descriptor = open_regular(checkpoint.path)
+        except FileNotFoundError:
+            return checkpoint
+        try:
+            size = os.fstat(descriptor).st_size
+            if size > CHECKPOINT_SIZE or size % 8:
+                raise GeometryError(
+                    f"a checkpoint file has {CHECKPOINT_SIZE} bytes, this one {size}: it is damaged or something else; "
+                    "move it away, the store then recovers from the start of its log",
+                    checkpoint.path,
+                )
+            data = b""
+            while len(data) < size:
+                piece = os.pread(descriptor, size - len(data), len(data))
+                if not piece:
+                    break
+                data += piece
+        finally:
+            os.close(descriptor)
+        checkpoint._decode(data.ljust(CHECKPOINT_SIZE, b"\0"))
+        return checkpoint
+
+    def _decode(self, data: bytes) -> None:
+        for name, value in zip(_NAMES, _FIELDS.unpack_from(data), strict=True):
+            setattr(self, name, value)
+        magic, flushed_offset, process_id, crc = _MARK.unpack_from(data, _MARK_POS)
+        rest_end = CHECKPOINT_SIZE
+        if magic == _MARK_MAGIC:
+            rest_end = _MARK_POS
+            if crc == _mark_crc(data[: _FIELDS.size], flushed_offset, process_id):
+                self.flushed_offset, self.process_id = flushed_offset, process_id
+        self._rest = data[_FIELDS.size : rest_end].ljust(CHECKPOINT_SIZE - _FIELDS.size, b"\0")
+
+    def to_bytes(self) -> bytes:
+        """The 4096 bytes of the file.
+
+        Raises
+        ------
+        ValueError
+            A field is not an int of 64 bits.
+        """
+        values = [getattr(self, name) for name in _NAMES]
+        try:
+            fields = _FIELDS.pack(*values)
+            if self.flushed_offset < 0:
+                return fields + self._rest
+            crc = _mark_crc(fields, self.flushed_offset, self.process_id)
+            mark = _MARK.pack(_MARK_MAGIC, self.flushed_offset, self.process_id, crc)
+            return fields + self._rest[: -_MARK.size] + mark
+        except struct.error:
+            raise ValueError(f"a checkpoint field is no 64-bit int: {dict(zip(_NAMES, values, strict=True))}") from None
+
+    @property
+    def min_timestamp(self) -> int:
+        """Where an unclean start begins to look, in ms: max(0, min(physic, logics) - 3000)."""
+        return max(0, min(self.physic_msg_timestamp, self.logics_msg_timestamp) - _SAFETY_MARGIN)
+
+    def flush(self) -> None:
+        """Write the fields to the file, made if it is missing, and wait until they are on disk; nothing if none changed.
+
+        Raises
+        ------
+        ReadOnlyError
+            The checkpoint was loaded read-only.
+        ValueError
+            A field is not an int of 64 bits.
+        OSError
+            The file cannot be written.
+        """
+        if self.read_only:
+            raise ReadOnlyError("the checkpoint was loaded read-only and cannot be written", self.path)
+        content = self.to_bytes()
+        if content == self._written:
+            return
+        data = memoryview(content)
+        is_new = not os.path.exists(self.path)
+        descriptor = open_regular(self.path, os.O_WRONLY | os.O_CREAT)
+        try:
+            pos = 0
+            with naming_errors(self.path):
+                while pos < len(data):
+                    pos += os.pwrite(descriptor, data[pos:], pos)
+                force_data(descriptor)
+        finally:
+            os.close(descriptor)
+        if is_new:
+            # The name of a new file is on disk only after its directory is.
+            fsync_directory(os.path.dirname(self.path) or ".")
+        self._written = content
+
+    def as_dict(self) -> dict[str, int]:
+        """dict of str to int: RocketMQ's six fields by name."""
+        return {name: getattr(self, name) for name in _NAMES}
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Checkpoint):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in _NAMES)
+
+    __hash__ = None  # type: ignore[assignment]  # The fields change.
+
+    def __repr__(self) -> str:
+        return f"Checkpoint({', '.join(f'{name}={getattr(self, name)}' for name in _NAMES)})"

@@ -1,0 +1,807 @@
+"""One fixed-size file of a store, mapped on demand, and the pool that bounds how many are mapped at once.
+
+Owns creation (allocated in full beside its place and renamed into it, so that no half-made file is ever seen, and a
+full disk is an error here and never a SIGBUS later), mapping, flushing and removal of one file.  It never looks at
+what the bytes mean and never changes a file's size (I2).  A read-only file is opened and mapped read-only (I7).
+
+Eviction from the pool, and deletion, only drop the reference: whoever works with a `Region` keeps it until done.
+What is written is noted first (`mark_dirty`); a flush takes these notes while nobody writes and forces the bytes later,
+so that writers never wait for a disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import logging
+import os
+import stat
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import IO, NoReturn, SupportsIndex
+
+from rmqstore._core import Region
+from rmqstore.errors import GeometryError, OffsetOutOfRangeError, ReadOnlyError, StoreClosedError, StoreError
+
+__all__ = [
+    "STAGING_PREFIX",
+    "MappedFile",
+    "MappedFilePool",
+    "MemoryFile",
+    "NotCopied",
+    "delete_staged",
+    "fsync_directory",
+    "fsync_tree",
+    "last_nonzero",
+    "make_directories",
+    "naming_errors",
+    "open_regular",
+    "read_small_file",
+    "written_extents",
+]
+
+logger = logging.getLogger(__name__)
+
+STAGING_PREFIX = ".rmqstore-allocating-"
+_PAGE = 4096
+_staging_numbers = itertools.count()
+# Up to so many folders are forced one by one, a millisecond each on a disk; more take one call for the file system, which may
+# have to wait for what other programs wrote.
+_FEW_FOLDERS = 256
+
+
+@contextlib.contextmanager
+def naming_errors(path: str) -> Iterator[None]:
+    """Give an OSError that names no file the name `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, path) from error
+
+
+def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
+    """int: a descriptor of the file `path`, to read it unless `flags` say otherwise; every file of a store is opened so.
+
+    Parameters
+    ----------
+    flags, mode : int
+        As of `os.open`; O_CLOEXEC is added.
+
+    Raises
+    ------
+    OSError
+        It cannot be opened, or is no regular file: opening a FIFO would wait for somebody at its other end, and a device
+        may have no end.
+    """
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, mode)
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISREG(mode):
+        return fd
+    os.close(fd)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise OSError(errno.EINVAL, "this is no regular file; move it away", path)
+
+
+def read_small_file(path: str) -> bytes | None:
+    """bytes or None: what a small file holds, such as a broker's JSON; None when it is missing or empty.
+
+    Raises
+    ------
+    OSError
+        It cannot be read, or is no regular file.
+    """
+    try:
+        with open(open_regular(path), "rb") as file:
+            return file.read() or None
+    except FileNotFoundError:
+        return None
+
+
+def written_extents(fd: int, begin: int, end: int) -> list[tuple[int, int]] | None:
+    """Where from `begin` to `end` the file system says that something was written; None where it does not tell."""
+    extents: list[tuple[int, int]] = []
+    at = begin
+    try:
+        while at < end and len(extents) < 100_000:
+            try:
+                start = os.lseek(fd, at, os.SEEK_DATA)
+            except OSError as error:
+                return extents if error.errno == errno.ENXIO else None
+            if start >= end:
+                return extents
+            at = min(os.lseek(fd, start, os.SEEK_HOLE), end)
+            extents.append((start, at))
+    except (OSError, AttributeError):
+        return None
+    return extents if at >= end else [*extents, (at, end)]
+
+
+def last_nonzero(fd: int, begin: int, end: int) -> int:
+    """int: the position after the last byte from `begin` to `end` that is not zero, read by `pread`; `begin` if none is."""
+    piece = 1 << 20
+    zeros = bytes(piece)
+    for at in range(begin + (end - 1 - begin) // piece * piece, begin - 1, -piece):
+        # Shorter than asked for where the file is; zeros stand for what it lacks.
+        data = os.pread(fd, min(piece, end - at), at)
+        if data != zeros[: len(data)]:
+            return at + len(data.rstrip(b"\0"))
+    return begin
+
+
+def fsync_directory(path: str) -> None:
+    """Make the names in directory `path` durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with naming_errors(path):
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def fsync_tree(path: str) -> None:
+    """Make the names in directory `path`, and in all directories below it, durable."""
+    folders = [folder for folder, _, _ in os.walk(path)]
+    if len(folders) > _FEW_FOLDERS and _sync_file_system(path):
+        # Of another file system that is mounted below, this said nothing.
+        device = os.stat(path).st_dev
+        folders = [folder for folder in folders if os.stat(folder).st_dev != device]
+    for folder in folders:
+        fsync_directory(folder)
+
+
+def _sync_file_system(path: str) -> bool:
+    # One call for all that a file system was given (Linux 2.6.39; it reports failures since 5.8); False where there is none.
+    import ctypes
+
+    try:
+        syncfs = ctypes.CDLL(None, use_errno=True).syncfs
+    except (OSError, AttributeError):
+        return False
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if syncfs(fd) != 0:
+            errno = ctypes.get_errno()
+            raise OSError(errno, os.strerror(errno), path)
+    finally:
+        os.close(fd)
+    return True
+
+
+def make_directories(path: str) -> None:
+    """Create directory `path` and what is missing above it; their names are durable afterwards."""
+    missing = []
+    while path and not os.path.isdir(path):
+        missing.append(path)
+        path = os.path.dirname(path)
+    for directory in reversed(missing):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory)
+        fsync_directory(os.path.dirname(directory) or ".")
+
+
+def force_data(fd: int) -> None:
+    """Force a file's bytes, and its size if that changed, to the disk: `fdatasync`, or `fsync` where there is none (macOS)."""
+    getattr(os, "fdatasync", os.fsync)(fd)
+
+
+def _allocate(fd: int, size: int) -> None:
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, size)
+    else:
+        _write_holes(fd, size)
+
+
+def _write_holes(fd: int, size: int) -> None:
+    # macOS: only what was written has its place on the disk.  Nobody else writes before the file is allocated, so each byte stays.
+    status = os.fstat(fd)
+    if status.st_size >= size and status.st_blocks * 512 >= size:
+        return
+    pos = 0
+    while pos < size:
+        data = os.pread(fd, min(size - pos, 1 << 20), pos) or bytes(min(size - pos, 1 << 20))
+        pos += os.pwrite(fd, data, pos)
+
+
+def delete_staged(path: str) -> None:
+    """Delete a file that `MappedFile.allocate` made; what cannot be deleted now is when the store is opened next."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        logger.warning("%s could not be deleted: %s", path, error)
+
+
+# Linux has one number for ENOTSUP and EOPNOTSUPP, macOS two.
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
+
+
+def _rename_without_replacing(source: str, target: str) -> None:
+    # A link fails where a file exists, a rename would replace it; some file systems have no links.
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        raise
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS or os.path.exists(target):
+            raise
+        os.rename(source, target)
+    else:
+        # The file is in its place.
+        delete_staged(source)
+
+
+class NotCopied:
+    """What owns files, mappings or locks: a copy would share them with the original and write beside it.
+
+    Neither `copy` nor `pickle` makes a second one; where another is needed, it is opened by its path.
+    """
+
+    __slots__ = ()
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        name = type(self).__name__
+        raise TypeError(
+            f"a {name} owns files or locks and cannot be copied or pickled: give its path, and open it again where it is needed"
+        )
+
+
+class MappedFilePool(NotCopied):
+    """Bounds the number of mapped files of a store; the least recently used ones are let go (second chance).
+
+    Parameters
+    ----------
+    max_mapped_files : int
+        How many may be mapped at once, at least 1.
+    sparse : bool
+        Files are made as holes, and only the pages that something is written to get space on disk, before the write: for a
+        rebuild, after which nobody writes to most files.  Whoever opens such a file to write on allocates the rest.
+
+    Attributes
+    ----------
+    dirty : set of MappedFile
+        Those that were written since a flush took note of it.
+    on_create : callable or None
+        Called when a queue of files got a new one.
+    """
+
+    def __init__(self, max_mapped_files: int = 1024, *, sparse: bool = False):
+        if max_mapped_files < 1:
+            raise ValueError(f"max_mapped_files is {max_mapped_files}, it must be at least 1")
+        self.max_mapped_files = max_mapped_files
+        self.sparse = sparse
+        self.lock = threading.RLock()
+        self.dirty: set[MappedFile] = set()
+        self.on_create: Callable[[], object] | None = None
+        self._mapped: deque[MappedFile] = deque()
+
+    def __len__(self) -> int:
+        return len(self._mapped)
+
+    def admit(self, mapped_file: MappedFile) -> None:
+        """Count `mapped_file`, which was just mapped, and let others go while there are too many."""
+        with self.lock:
+            self._mapped.append(mapped_file)
+            # Twice round at most: the first round may find every file used since it was last looked at.
+            for _ in range(2 * len(self._mapped)):
+                if len(self._mapped) <= self.max_mapped_files:
+                    return
+                oldest = self._mapped.popleft()
+                if oldest is mapped_file or oldest.used:
+                    oldest.used = False
+                    self._mapped.append(oldest)
+                else:
+                    oldest.let_go()
+
+    def forget(self, mapped_file: MappedFile) -> None:
+        """Take `mapped_file` out of the count; nothing happens if it is not in it."""
+        with self.lock:
+            try:
+                self._mapped.remove(mapped_file)
+            except ValueError:
+                pass
+
+
+class MappedFile(NotCopied):
+    """One file of fixed size.
+
+    Attributes
+    ----------
+    path : str
+    size : int
+        Bytes; the file on disk must have exactly so many, unless it is `padded`.
+    file_from_offset : int
+        Offset of the file's first byte in its queue of files, bytes.
+    padded : bool
+        A file of another length is read all the same: it was cut short, and its missing end reads as zeros, or it is too long,
+        and nothing behind `size` is read.  Only read-only.
+    advice : str
+        How it will be read, as of `Region.advise`; told to the system before the first touch.
+    used : bool
+        Asked for since the pool last looked.
+    """
+
+    __slots__ = (
+        "__weakref__", "_allocated", "_allocated_to", "_closed", "_deleted", "_inode", "_region", "_taken", "advice",
+        "file_from_offset", "padded", "path", "pool", "read_only", "size", "used",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        size: int,
+        *,
+        file_from_offset: int = 0,
+        read_only: bool = False,
+        pool: MappedFilePool | None = None,
+        padded: bool = False,
+        advice: str = "normal",
+    ):
+        self.path = os.fspath(path)
+        self.size = size
+        self.padded = padded and read_only
+        self.advice = advice
+        self.file_from_offset = file_from_offset
+        self.read_only = read_only
+        self.pool = pool if pool is not None else MappedFilePool(1)
+        self.used = False
+        self._region: Region | None = None
+        self._closed = False
+        self._deleted = False
+        self._inode = (0, 0)
+        self._taken = False
+        self._allocated = False
+        # Of a sparse file: up to where its pages have space, at least.
+        self._allocated_to = 0
+
+    @staticmethod
+    def allocate(directory: str | os.PathLike[str], size: int, *, sparse: bool = False) -> str:
+        """Make a file of `size` zero bytes under a name that no store reads, allocated on disk or all hole; its path.
+
+        Raises
+        ------
+        OSError
+            The disk is full, …; nothing is left behind.
+        """
+        temporary = os.path.join(os.fspath(directory), f"{STAGING_PREFIX}{os.getpid()}-{next(_staging_numbers)}")
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            with naming_errors(temporary):
+                os.ftruncate(fd, size) if sparse else _allocate(fd, size)
+                os.fsync(fd)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        finally:
+            os.close(fd)
+        return temporary
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        size: int,
+        *,
+        file_from_offset: int = 0,
+        pool: MappedFilePool | None = None,
+        staging: str | os.PathLike[str] | None = None,
+        allocated: str | None = None,
+    ) -> MappedFile:
+        """Make a file of `size` zero bytes, allocated on disk unless `pool` is sparse, and open it for writing.
+
+        Parameters
+        ----------
+        staging : path, optional
+            Directory on the same file system in which the file is made before it is renamed to `path`; by default the
+            directory of `path`.  A real broker refuses strange names beside its segments, so stores stage in their root.
+        allocated : path, optional
+            A file that `allocate` made before, to be used instead of a new one.
+
+        Raises
+        ------
+        OSError
+            The file exists already, the disk is full, …; nothing is left behind.
+        """
+        path = os.fspath(path)
+        directory = os.path.dirname(path) or "."
+        make_directories(directory)
+        sparse = pool is not None and pool.sparse
+        if allocated is not None:
+            temporary = allocated
+        elif sparse:
+            temporary = cls.allocate(directory if staging is None else staging, size, sparse=True)
+        else:
+            temporary = cls.allocate(directory if staging is None else staging, size)
+        try:
+            _rename_without_replacing(temporary, path)
+        except BaseException:
+            if allocated is None:
+                os.unlink(temporary)
+            raise
+        try:
+            fsync_directory(directory)
+        except BaseException:
+            # The caller may make it again, under another name even.
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            raise
+        created = cls(path, size, file_from_offset=file_from_offset, pool=pool)
+        created._allocated = allocated is not None or not sparse
+        return created
+
+    @property
+    def region(self) -> Region:
+        """The mapping; made at the first use and again after the pool let it go.
+
+        Raises
+        ------
+        StoreClosedError
+            `close` was called.
+        OffsetOutOfRangeError
+            The file was deleted, by this process or another, since it was listed.
+        GeometryError
+            The file's length is not `size`.
+        """
+        region = self._region
+        if region is None:
+            region = self._map()
+        self.used = True
+        return region
+
+    def _map(self) -> Region:
+        with self.pool.lock:
+            if self._deleted:
+                raise OffsetOutOfRangeError(
+                    "the file was deleted; what it held is no part of the store any more", self.path
+                )
+            if self._closed:
+                raise StoreClosedError("the file is closed; open the store again", self.path)
+            if self._region is not None:
+                return self._region
+            try:
+                fd = open_regular(self.path, os.O_RDONLY if self.read_only else os.O_RDWR)
+            except FileNotFoundError:
+                raise OffsetOutOfRangeError(
+                    "the file was deleted by another process since it was listed; what it held is no part of the store "
+                    "any more",
+                    self.path,
+                ) from None
+            try:
+                status = os.fstat(fd)
+                length = status.st_size
+                self._inode = (status.st_dev, status.st_ino)
+                if length != self.size and not self.padded:
+                    raise GeometryError(
+                        f"the file has {length} bytes where the configuration says {self.size}; open the store with "
+                        "the sizes that it was written with, or StoreConfig.infer(path)",
+                        self.path,
+                        min(length, self.size),
+                    )
+                with naming_errors(self.path):
+                    region = Region.map(fd, self.size, not self.read_only, self.padded)
+                if self.advice != "normal":
+                    region.advise(self.advice)
+            finally:
+                os.close(fd)
+            self._region = region
+            self.pool.admit(self)
+            return region
+
+    def is_current(self) -> bool:
+        """bool: the file that was mapped last still bears its name."""
+        try:
+            status = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        return (status.st_dev, status.st_ino) == self._inode
+
+    @property
+    def mapped(self) -> bool:
+        """bool: the file is mapped now."""
+        return self._region is not None
+
+    def advise(self, how: str) -> None:
+        """Set `advice`, for the mapping that is there as well."""
+        region, self.advice = self._region, how
+        if region is not None:
+            # It may be closed meanwhile.
+            with contextlib.suppress(StoreClosedError):
+                region.advise(how)
+
+    @property
+    def available(self) -> bool:
+        """bool: `close` was not called."""
+        return not self._closed
+
+    def let_go(self) -> None:
+        """Drop the mapping; it is made anew at the next use.  What was written stays, in the page cache or on disk."""
+        self._region = None
+
+    def last_nonzero(self, pos: int = 0) -> int:
+        """int: the position after the last byte from `pos` on that is not zero, or `pos` if none is.
+
+        Holes, and space that was allocated but never written, are not read, so asking costs what was written.  Where the
+        system does not tell them, the file is read by `pread`: looked at through a mapping, a hole takes a page of a file
+        system in memory, and a full one has none, which is a SIGBUS.
+        """
+        region = self.region
+        if pos >= self.size:
+            return pos
+        fd = open_regular(self.path)
+        try:
+            extents = written_extents(fd, pos, self.size)
+            if extents is None:
+                with naming_errors(self.path):
+                    return last_nonzero(fd, pos, self.size)
+        finally:
+            os.close(fd)
+        for start, end in reversed(extents):
+            last = region.last_nonzero(start, end - start)
+            if last > start:
+                return last
+        return pos
+
+    def zero_from(self, pos: int) -> int:
+        """int: how many bytes from `pos` to the last one that is not zero were made zero."""
+        last = self.last_nonzero(pos)
+        if last > pos:
+            self.mark_dirty()
+            self.region.zero(pos, last - pos)
+        return last - pos
+
+    def hold(self, pos: int = 0, size: int | None = None) -> memoryview:
+        """memoryview: read-only bytes of the file without a copy; they keep the mapping until the view is released."""
+        region = self.region
+        return region.view(pos, region.size - pos if size is None else size)
+
+    def mark_dirty(self, end: int | None = None) -> None:
+        """Note that something will be written, so that `flush` has work to do; space on disk is made sure of first.
+
+        Files that a Java store made have holes (it only extends them), and a write into a hole of a full disk would kill
+        the process with SIGBUS.
+
+        Parameters
+        ----------
+        end : int, optional
+            Nothing is written at or behind this position; a file of a sparse pool then stays a hole from there on.
+
+        Raises
+        ------
+        OSError
+            There is no space; nothing was written.
+        """
+        if not self._allocated:
+            if end is not None and self.pool.sparse:
+                self.reserve_range(self._allocated_to, end)
+                self._allocated_to = max(self._allocated_to, -(-end // _PAGE) * _PAGE)
+            else:
+                self.reserve()
+        self.pool.dirty.add(self)
+
+    def adopt(self) -> None:
+        """Let the next flush force what a process that died may have left unforced."""
+        self.pool.dirty.add(self)
+
+    def reserve(self) -> None:
+        """Allocate the whole file on disk, once.
+
+        Raises
+        ------
+        OSError
+            There is no space.
+        """
+        if self._allocated or self.read_only:
+            return
+        fd = open_regular(self.path, os.O_RDWR)
+        try:
+            with naming_errors(self.path):
+                _allocate(fd, self.size)
+        finally:
+            os.close(fd)
+        self._allocated = True
+
+    def reserve_range(self, begin: int, end: int) -> None:
+        """Allocate the pages that hold the bytes from `begin` to `end`, those of a file that is to stay sparse.
+
+        Raises
+        ------
+        OSError
+            There is no space.
+        """
+        begin, end = begin // _PAGE * _PAGE, min(-(-end // _PAGE) * _PAGE, self.size)
+        if self._allocated or end <= begin:
+            return
+        if not hasattr(os, "posix_fallocate"):
+            self.reserve()
+            return
+        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            with naming_errors(self.path):
+                os.posix_fallocate(fd, begin, end - begin)
+        finally:
+            os.close(fd)
+
+    def populate(self, pos: int, size: int) -> bool:
+        """Make pages ready for a writer, see `Region.populate`; what lies behind the file's end is left out.
+
+        Nothing happens to a file that is not mapped now, is read-only, or was not allocated on disk by `create` or
+        `reserve`: pages of holes would take space that nobody made sure of.
+
+        Returns
+        -------
+        bool
+            The system was asked to.
+        """
+        region = self._region
+        size = min(size, self.size - pos)
+        if region is None or self.read_only or not self._allocated or size <= 0:
+            return False
+        try:
+            region.populate(pos, size)
+        except StoreError:
+            # It was closed meanwhile.
+            return False
+        return True
+
+    @staticmethod
+    def populate_allocated(path: str, size: int, length: int) -> None:
+        """Make the first `size` bytes of a file that `allocate` made ready, which is `length` bytes long and has no name yet.
+
+        The pages stay in the page cache; whoever maps the file then has it cheaper.
+
+        Raises
+        ------
+        OSError
+            It cannot be opened.
+        """
+        fd = open_regular(path, os.O_RDWR)
+        try:
+            region = Region.map(fd, length, True)
+        finally:
+            os.close(fd)
+        try:
+            region.populate(0, min(size, length))
+        finally:
+            region.close()
+
+    def take_dirty(self) -> bool:
+        """Whether anything was written since this was last asked; `flush` then forces it.  Ask while nobody writes."""
+        if self in self.pool.dirty:
+            self.pool.dirty.discard(self)
+            self._taken = True
+        return self._taken
+
+    def flush(self) -> None:
+        """Force what was written to the disk.  Writers may go on, if `take_dirty` was asked before.
+
+        Raises
+        ------
+        OSError
+            The system could not write; nothing is known about what reached the disk.
+        """
+        if not (self._taken or self.take_dirty()):
+            return
+        if self.read_only:
+            raise ReadOnlyError("a read-only file cannot be flushed", self.path)
+        self._taken = False
+        region = self._region
+        if self._deleted:
+            return
+        try:
+            with naming_errors(self.path):
+                if region is not None:
+                    region.flush()
+                else:
+                    fd = open_regular(self.path, os.O_RDWR)
+                    try:
+                        force_data(fd)
+                    finally:
+                        os.close(fd)
+        except BaseException:
+            # A file that was deleted meanwhile needs no flush.
+            self._taken = not self._deleted
+            if self._taken:
+                raise
+
+    def close(self) -> None:
+        """Refuse new uses; the memory goes when the last view does.  Closing twice does nothing."""
+        with self.pool.lock:
+            self._closed = True
+            region, self._region = self._region, None
+            self.pool.forget(self)
+            self.pool.dirty.discard(self)
+        if region is not None:
+            region.close()
+
+    def mark_deleted(self) -> None:
+        """Refuse new uses, as for a file that is not there; who uses it goes on."""
+        with self.pool.lock:
+            self._deleted = True
+            self._closed = True
+            self._region = None
+            self.pool.forget(self)
+            self.pool.dirty.discard(self)
+
+    def destroy(self) -> None:
+        """Delete the file.  Whoever reads it or holds a view goes on; the memory goes with the last of them."""
+        if self.read_only:
+            raise ReadOnlyError("a file that was opened read-only is not deleted", self.path)
+        self.mark_deleted()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+    def __repr__(self) -> str:
+        return f"MappedFile({self.path!r}, size={self.size})"
+
+
+class MemoryFile(MappedFile):
+    """A file of a store that is in this process's memory only: what a reader works out, and must not write to disk.
+
+    Parameters
+    ----------
+    path : str
+        The name that it would have.
+    size : int
+        Bytes, zero at first; pages that are not written take no memory.
+    content : buffer
+        What it begins with.
+    """
+
+    __slots__ = ()
+
+    def __init__(self, path: str, size: int, *, file_from_offset: int = 0, content: bytes | memoryview = b""):
+        super().__init__(path, size, file_from_offset=file_from_offset)
+        with _memory() as file:
+            os.ftruncate(file.fileno(), size)
+            region = Region.map(file.fileno(), size, True)
+        if len(content):
+            region.write(0, content)
+        self._region = region
+
+    def let_go(self) -> None:
+        """Nothing: what was let go could not be made again."""
+
+    def is_current(self) -> bool:
+        """bool: True, as nobody else can replace it."""
+        return True
+
+    def mark_dirty(self, end: int | None = None) -> None:
+        """Nothing: it never goes to a disk."""
+
+    def reserve(self) -> None:
+        """Nothing: it takes no disk."""
+
+
+def _memory() -> IO[bytes]:
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("rmqstore", os.MFD_CLOEXEC), "w+b", 0)
+    # macOS.  Imported where it is needed, as it loads much.
+    import tempfile
+
+    return tempfile.TemporaryFile()
+
+
+def offset_of_name(name: str) -> int | None:
+    """int or None: the offset that a 20-digit file name stands for, None if the name has another form."""
+    if len(name) == 20 and name.isascii() and name.isdigit():
+        offset = int(name)
+        return offset if offset < 2**63 else None
+    return None
+
+
+def name_of_offset(offset: int) -> str:
+    """str: the name of the file that begins at `offset`: decimal, 20 digits.
+
+    Raises
+    ------
+    StoreError
+        `offset` is negative or above 2**63 - 1.
+    """
+    if not 0 <= offset < 2**63:
+        raise StoreError(f"no file can begin at offset {offset}; offsets are 0 to 2**63 - 1")
+    return f"{offset:020d}"

@@ -1,0 +1,600 @@
+"""An ordered run of equally long files that together hold one stream of bytes.
+
+Owns the directory: which files there are, the one that holds an offset, where the stream ends, and making and removing
+files at its ends.  It never interprets bytes, never maps a file before it is asked for (a store of 10 000 files opens by
+listing names), and changes nothing when it was opened read-only (I7).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+
+from rmqstore._core import FileStream
+from rmqstore.errors import GeometryError, ReadOnlyError, StoreClosedError
+from rmqstore.files.mapped_file import (
+    MappedFile,
+    MappedFilePool,
+    MemoryFile,
+    NotCopied,
+    delete_staged,
+    fsync_directory,
+    name_of_offset,
+    offset_of_name,
+)
+
+__all__ = ["MappedFileQueue"]
+
+logger = logging.getLogger(__name__)
+
+_PAGE = 4096
+
+
+class _ListingError(GeometryError):
+    # A problem with a file name or length; `harmless` to whoever only reads, `damaged` if part of what the file held is gone,
+    # `tidied` by whoever writes.
+
+    def __init__(
+        self, message: str, path: str, pos: int, *, harmless: bool = True, damaged: bool = False, tidied: bool = False
+    ):
+        super().__init__(message, path, pos)
+        self.harmless = harmless
+        self.damaged = damaged
+        self.tidied = tidied
+
+
+class MappedFileQueue(NotCopied, FileStream):
+    """Files of `mapped_file_size` bytes, named by the offset of their first byte.
+
+    Parameters
+    ----------
+    path : path
+        The directory; it need not exist yet.
+    mapped_file_size : int
+        Bytes of each file.
+    pool : MappedFilePool
+        Bounds how many are mapped.
+    read_only : bool
+        Change nothing on disk; strange files are passed over (`verify` reports them) instead of refused.
+    staging : path, optional
+        Where new files are made before they are renamed into place.
+    is_usual_size : callable, optional
+        Whether the store's files of this kind were made with `mapped_file_size` bytes.  It is asked about a file of another
+        length: such a file is damaged then, and the size is wrong otherwise, which nobody can read with.
+    advice : str
+        As of `MappedFile`.
+
+    Attributes
+    ----------
+    wrote_where : int
+        Offset behind the last byte of the stream; what lies behind it in the last file is not part of it.
+    problems : list of GeometryError
+        What the directory was listed with although it is not as a writer leaves it.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        mapped_file_size: int,
+        pool: MappedFilePool,
+        *,
+        read_only: bool = False,
+        staging: str | os.PathLike[str] | None = None,
+        is_usual_size: Callable[[], bool] | None = None,
+        advice: str = "normal",
+    ):
+        self.path = os.fspath(path)
+        self.mapped_file_size = mapped_file_size
+        self.pool = pool
+        self.read_only = read_only
+        self.staging = staging
+        self.problems: list[GeometryError] = []
+        self._is_usual_size = is_usual_size
+        self._advice = advice
+        # Replaced as a whole where files go from its front, so that a reader on another thread never sees it shift.
+        self.file_offsets = []
+        self._files: dict[int, MappedFile] = {}
+        self._zero_length: str | None = None
+        self._prepared: list[str] = []
+        # The prepared file whose head `populate` made ready.
+        self._populated: str | None = None
+        self._taken_where = 0
+        self._closed = False
+        # Read-only: what is appended goes into memory; the files there that are on no disk.
+        self.in_memory = False
+        self._memory_only: set[int] = set()
+
+    def load(self, on_problem: Callable[[GeometryError], None] | None = None) -> None:
+        """List the directory; `wrote_where` becomes the end of the last file.  Nothing is changed.
+
+        A last file of zero bytes is what a crash between creating and extending leaves (RocketMQ 5.5.0 deletes it at
+        load): it is passed over, and `tidy` deletes it.  Read-only, a file that was cut short reads as zeros from its end
+        on, and one that is too long ends where the next begins.
+
+        Parameters
+        ----------
+        on_problem : callable, optional
+            Takes each problem instead of the first being raised; files that cannot be read from are left out then.
+
+        Raises
+        ------
+        GeometryError
+            A name that is not 20 digits or not a multiple of the size, a directory, another length, or a gap.  Read-only
+            only where the files say that the size is another one.
+        """
+        self.relist(on_problem)
+        self._taken_where = self.wrote_where = self.file_offsets[-1] + self.mapped_file_size if self.file_offsets else 0
+
+    def take(self, offsets: Iterable[int], end: int) -> None:
+        """As `load`, where it is known which files there are: nothing is listed, and no length looked at before its use.
+
+        Parameters
+        ----------
+        offsets : iterable of int
+            The first offset of each file, ascending multiples of `mapped_file_size`.
+        end : int
+            What `wrote_where` becomes.
+        """
+        self.file_offsets = list(offsets)
+        self._taken_where = self.wrote_where = end
+
+    def relist(self, on_problem: Callable[[GeometryError], None] | None = None) -> None:
+        """As `load`, but `wrote_where` stays, so that nobody sees an end that is none."""
+        offsets: list[int] = []
+        problems: list[GeometryError] = []
+        told = {problem.path for problem in self.problems}
+        for problem in self._list(offsets):
+            if on_problem is not None:
+                on_problem(problem)
+            elif not (problem.harmless if self.read_only else problem.tidied):
+                raise problem
+            elif problem.damaged and problem.path not in told:
+                logger.warning("%s: %s", problem.path, problem.message)
+            problems.append(problem)
+        self.file_offsets, self.problems = offsets, problems
+
+    def _list(self, offsets: list[int]) -> Iterator[_ListingError]:
+        # Takes what fits into the list and yields what does not.
+        try:
+            entries = sorted(os.scandir(self.path), key=lambda entry: entry.name)
+        except FileNotFoundError:
+            entries = []
+        sized: list[tuple[int, int, str]] = []
+        for entry in entries:
+            offset = offset_of_name(entry.name)
+            if offset is None or not entry.is_file():
+                kind = "file" if entry.is_file() else "directory"
+                yield _ListingError(
+                    f"a {kind} that is no part of the store lies among its files; move it away",
+                    entry.path,
+                    0,
+                )
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                # What another process deletes meanwhile is not there.
+                sized.append((offset, entry.stat().st_size, entry.path))
+        if sized and sized[-1][1] == 0:
+            self._zero_length = sized.pop()[2]
+            yield _ListingError(
+                "the newest file has no bytes, which is what a crash while it was being made leaves; opening the store for "
+                "writing deletes it. If it had messages, restore it from a copy first",
+                self._zero_length,
+                0,
+                tidied=True,
+            )
+        for offset, length, path in sized:
+            if length != self.mapped_file_size:
+                problem = self._of_length(length, path)
+                yield problem
+                if not problem.harmless:
+                    continue
+            if offset % self.mapped_file_size:
+                yield _ListingError(
+                    f"the name is not a multiple of the file size {self.mapped_file_size}; restore the name or the "
+                    "size with which the store was written",
+                    path,
+                    0,
+                    damaged=True,
+                )
+                continue
+            if offsets and offset != offsets[-1] + self.mapped_file_size:
+                yield _ListingError(
+                    f"the file before it begins at {offsets[-1]}, so one at "
+                    f"{offsets[-1] + self.mapped_file_size} is missing; restore it, or open the store read-only to "
+                    "get out what is there",
+                    path,
+                    0,
+                )
+            offsets.append(offset)
+
+    def _of_length(self, length: int, path: str) -> _ListingError:
+        size = self.mapped_file_size
+        pos = min(length, size)
+        if self._is_usual_size is None or not self._is_usual_size():
+            return _ListingError(
+                f"the file has {length} bytes where the configuration says {size}; open the store with the sizes that it "
+                "was written with, or StoreConfig.infer(path)",
+                path,
+                pos,
+                harmless=False,
+            )
+        what = "it was cut short, and what it lost reads as zeros" if length < size else "what is behind them is not read"
+        return _ListingError(
+            f"the file has {length} bytes where the store's files have {size}: {what}. Read-only the rest can be read. To "
+            f"write, restore the file from a copy; without one, truncate -s {size} FILE gives it its size, what it lost is "
+            "then damage that recovery='skip' passes over, and rebuild writes queues and index again",
+            path,
+            pos,
+            damaged=True,
+        )
+
+    def damaged(self) -> list[GeometryError]:
+        """list of GeometryError: the files among `problems` of which something is gone, or never counted."""
+        return [problem for problem in self.problems if isinstance(problem, _ListingError) and problem.damaged]
+
+    def advise(self, how: str) -> None:
+        """Say how all files are read from now on, as of `Region.advise`."""
+        self._advice = how
+        for mapped_file in list(self._files.values()):
+            mapped_file.advise(how)
+
+    def tidy(self) -> None:
+        """Delete what `load` passed over as the remains of a crash."""
+        if self._zero_length is not None:
+            logger.warning(
+                "deleted %s: it has no bytes, as a crash while it was being created leaves it", self._zero_length
+            )
+            os.unlink(self._zero_length)
+            self._zero_length = None
+
+    def __len__(self) -> int:
+        return len(self.file_offsets)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """tuple of int: the first offset of every file, ascending."""
+        return tuple(self.file_offsets)
+
+    @property
+    def min_offset(self) -> int:
+        """int: offset of the first byte, -1 if there is no file."""
+        return self.file_offsets[0] if self.file_offsets else -1
+
+    def file(self, offset: int) -> MappedFile:
+        """The file that begins at `offset`, which must be one of `offsets`."""
+        mapped_file = self._files.get(offset)
+        if mapped_file is None:
+            with self.pool.lock:
+                if self._closed:
+                    raise StoreClosedError("the store is closed; open it again", self.path)
+                mapped_file = self._files.get(offset)
+                if mapped_file is None:
+                    mapped_file = MappedFile(
+                        self._path_of(offset),
+                        self.mapped_file_size,
+                        file_from_offset=offset,
+                        read_only=self.read_only,
+                        pool=self.pool,
+                        padded=self.read_only,
+                        advice=self._advice,
+                    )
+                    at = bisect_right(self.file_offsets, offset) - 1
+                    if at >= 0 and self.file_offsets[at] == offset:
+                        self._files[offset] = mapped_file
+                    else:
+                        # It left the queue while it was being looked for, and must not be mapped again.
+                        mapped_file.mark_deleted()
+        return mapped_file
+
+    def find(self, offset: int) -> MappedFile | None:
+        """The file that holds `offset`, None if there is none; one that is missing in the middle is None as well."""
+        offsets = self.file_offsets
+        at = bisect_right(offsets, offset) - 1
+        if at < 0 or offset >= offsets[at] + self.mapped_file_size:
+            return None
+        return self.file(offsets[at])
+
+    def last(self) -> MappedFile | None:
+        """The newest file, None if there is none."""
+        return self.file(self.file_offsets[-1]) if self.file_offsets else None
+
+    def file_for_append(self, start_offset: int = 0) -> MappedFile:
+        """The file in which `wrote_where` lies; a new one when the last is full or none exists.
+
+        Parameters
+        ----------
+        start_offset : int
+            Of an empty queue: the first file is the one whose range holds this offset.
+        """
+        if self.file_offsets:
+            if self.wrote_where < self.file_offsets[-1] + self.mapped_file_size:
+                if not self.in_memory:
+                    return self.file(self.file_offsets[-1])
+                # Empty files may follow on disk, which a writer that died had made.
+                held = self.find(self.wrote_where) or self.file(self.file_offsets[-1])
+                return held if isinstance(held, MemoryFile) else self._in_memory(held)
+            return self._append_file(self.file_offsets[-1] + self.mapped_file_size)
+        return self._append_file(start_offset - start_offset % self.mapped_file_size)
+
+    def _in_memory(self, mapped_file: MappedFile) -> MappedFile:
+        # A copy of the file, up to what is appended to it.
+        base = mapped_file.file_from_offset
+        copy = MemoryFile(
+            mapped_file.path,
+            self.mapped_file_size,
+            file_from_offset=base,
+            content=mapped_file.region.read(0, max(self.wrote_where - base, 0)),
+        )
+        with self.pool.lock:
+            self._files[base] = copy
+            # Another list says that what was found among these files must be looked for again.
+            self.file_offsets = list(self.file_offsets)
+        return copy
+
+    @property
+    def disk_num(self) -> int:
+        """int: how many of the files are on disk."""
+        return len(self.file_offsets) - len(self._memory_only)
+
+    def is_memory_only(self, offset: int) -> bool:
+        """bool: the file that begins at `offset` is on no disk."""
+        return offset in self._memory_only
+
+    def _append_file(self, offset: int) -> MappedFile:
+        if self._closed:
+            raise StoreClosedError("the store is closed; open it again", self.path)
+        if self.read_only and self.in_memory:
+            created = MemoryFile(self._path_of(offset), self.mapped_file_size, file_from_offset=offset)
+            with self.pool.lock:
+                self._files[offset] = created
+                self._memory_only.add(offset)
+                self.file_offsets = [*self.file_offsets, offset]
+            self.wrote_where = offset
+            return created
+        if self.read_only:
+            raise ReadOnlyError("the store was opened read-only", self.path)
+        allocated = self._prepared[0] if self._prepared else None
+        if allocated is not None and not os.path.exists(allocated):
+            # Somebody tidied up the store's directory.
+            allocated = None
+        mapped_file = MappedFile.create(
+            self._path_of(offset),
+            self.mapped_file_size,
+            file_from_offset=offset,
+            pool=self.pool,
+            staging=self.staging,
+            allocated=allocated,
+        )
+        del self._prepared[:1]
+        self._files[offset] = mapped_file
+        self.file_offsets.append(offset)
+        self.wrote_where = offset
+        if self.pool.on_create is not None:
+            self.pool.on_create()
+        return mapped_file
+
+    def prepare(self, count: int = 1) -> None:
+        """Allocate the next `count` files before they are needed, out of sight; a roll then only renames one.
+
+        Raises
+        ------
+        OSError
+            The disk is full, …; the queue is as it was.
+        """
+        while len(self._prepared) < count:
+            self._prepared.append(
+                MappedFile.allocate(self.path if self.staging is None else self.staging, self.mapped_file_size)
+            )
+
+    def populate(self, start: int, end: int) -> bool:
+        """Make the pages from offset `start` to `end` ready for a writer, in the newest file and at the head of a prepared one.
+
+        Anybody may call it at any time; what is not there, or not this store's own space on disk, is left alone, and
+        nothing that goes wrong raises.
+
+        Returns
+        -------
+        bool
+            The system was asked to, for the newest file.
+        """
+        offsets = self.file_offsets
+        if not offsets:
+            return False
+        base = offsets[-1]
+        mapped_file, prepared = self._files.get(base), self._prepared[:1]
+        asked = False
+        if mapped_file is not None and start < base + self.mapped_file_size:
+            asked = mapped_file.populate(max(start - base, 0), end - max(start, base))
+        beyond = end - base - self.mapped_file_size
+        if beyond > 0 and prepared and prepared[0] != self._populated:
+            self._populated = prepared[0]
+            # It may be renamed into its place meanwhile.
+            with contextlib.suppress(OSError):
+                MappedFile.populate_allocated(prepared[0], beyond, self.mapped_file_size)
+        return asked
+
+    def make_room(self, size: int) -> None:
+        """Make sure that `size` bytes can be appended: every file that this takes is allocated now.
+
+        Raises
+        ------
+        OSError
+            The disk is full, …; the queue is as it was.
+        """
+        room = 0
+        if self.file_offsets:
+            room = self.file_offsets[-1] + self.mapped_file_size - self.wrote_where
+            if room:
+                self.file(self.file_offsets[-1]).reserve()
+        if size > room:
+            self.prepare(-(-(size - room) // self.mapped_file_size))
+
+    def forget_prepared(self) -> None:
+        """Leave what was prepared to the parent of this forked process."""
+        self._prepared = []
+
+    @property
+    def prepared(self) -> int:
+        """int: how many files `prepare` holds ready."""
+        return len(self._prepared)
+
+    def refresh(self) -> bool:
+        """Take in the files that another process appended or deleted (read-only use); True if there are new ones."""
+        with self.pool.lock:
+            offsets, end = self.file_offsets, self.wrote_where
+            gone = 0
+            while gone < len(offsets) and not os.path.exists(self._path_of(offsets[gone])):
+                gone += 1
+            for offset in offsets[:gone]:
+                # A reader that runs for months must not keep the disk space of what was deleted.
+                forgotten = self._files.pop(offset, None)
+                if forgotten is not None:
+                    self.pool.forget(forgotten)
+                    forgotten.let_go()
+            offsets = offsets[gone:]
+            before = len(offsets)
+            if offsets:
+                while self._is_whole(offsets[-1] + self.mapped_file_size):
+                    offsets.append(offsets[-1] + self.mapped_file_size)
+                self.file_offsets = offsets
+            else:
+                self.relist()
+            # Where everything that was known is gone, the stream is taken up at the start of what there is.
+            self.wrote_where = max(end, self.min_offset, 0)
+            return len(self.file_offsets) > before
+
+    def forget_files(self) -> None:
+        """Let every mapping go, for files that another process replaced; `load` finds the new ones."""
+        with self.pool.lock:
+            for mapped_file in self._files.values():
+                self.pool.forget(mapped_file)
+                mapped_file.let_go()
+            self._files = {}
+
+    def was_replaced(self) -> bool:
+        """bool: the newest file that is mapped is not the one that bears its name now, or its name is gone (read-only use)."""
+        with self.pool.lock:
+            for offset in reversed(self.file_offsets):
+                mapped_file = self._files.get(offset)
+                if mapped_file is not None and mapped_file.mapped:
+                    if os.path.exists(mapped_file.path):
+                        return not mapped_file.is_current()
+                    # Retention deletes from the front, so that what goes while older files stay was cut.
+                    return any(os.path.exists(self._path_of(older)) for older in self.file_offsets if older < offset)
+        return False
+
+    def forget_replaced_behind(self, offset: int) -> None:
+        """Let go of files behind the one that holds `offset` which another process deleted or made anew (read-only use).
+
+        A broker makes the next file early, and its recovery after a crash makes it once more.
+        """
+        with self.pool.lock:
+            kept = bisect_right(self.file_offsets, offset)
+            for base in self.file_offsets[kept:]:
+                mapped_file = self._files.get(base)
+                there = os.path.exists(self._path_of(base))
+                if mapped_file is not None and not (there and (not mapped_file.mapped or mapped_file.is_current())):
+                    self.pool.forget(mapped_file)
+                    mapped_file.let_go()
+                    del self._files[base]
+                if not there:
+                    break
+                kept += 1
+            if kept < len(self.file_offsets):
+                self.file_offsets = self.file_offsets[:kept]
+
+    def _path_of(self, offset: int) -> str:
+        return os.path.join(self.path, name_of_offset(offset))
+
+    def _is_whole(self, offset: int) -> bool:
+        # A Java store makes a file and then extends it; one that is not as long as the others yet does not count.
+        try:
+            return os.stat(self._path_of(offset)).st_size == self.mapped_file_size
+        except OSError:
+            return False
+
+    def truncate(self, offset: int) -> int:
+        """Cut the stream at `offset`: zero what lies behind it in its file and delete the files after that.
+
+        The first file stays even if nothing of it does, so that the stream keeps its place.
+        Zeroing keeps a later recovery from taking old bytes for records again (RocketMQ issue 10666).
+
+        Returns
+        -------
+        int
+            How many files were deleted.
+        """
+        deleted = 0
+        while len(self.file_offsets) > 1 and self.file_offsets[-1] >= offset:
+            last = self.file(self.file_offsets[-1])
+            self.file_offsets = self.file_offsets[:-1]
+            last.destroy()
+            self._files.pop(last.file_from_offset, None)
+            deleted += 1
+        if self.file_offsets and offset < self.file_offsets[-1] + self.mapped_file_size:
+            self.file(self.file_offsets[-1]).zero_from(max(offset - self.file_offsets[-1], 0))
+        if deleted:
+            fsync_directory(self.path)
+        self.wrote_where = max(min(self.wrote_where, offset), self.min_offset, 0)
+        return deleted
+
+    def destroy(self) -> None:
+        """Delete every file, the newest first, so that a kill leaves a shorter queue; it is empty then."""
+        for offset in reversed(self.file_offsets):
+            self.file(offset).destroy()
+        if self.file_offsets:
+            fsync_directory(self.path)
+        self.file_offsets, self._files, self.wrote_where = [], {}, 0
+
+    def delete_before(self, offset: int) -> int:
+        """Delete the files that end at or below `offset`, oldest first, never the last; their number."""
+        deleted = 0
+        while len(self.file_offsets) > 1 and self.file_offsets[0] + self.mapped_file_size <= offset:
+            self.drop_first().destroy()
+            deleted += 1
+        if deleted:
+            fsync_directory(self.path)
+        return deleted
+
+    def drop_first(self) -> MappedFile:
+        """Take the oldest file out of the queue, for its deletion: readers find it whole, or not at all."""
+        with self.pool.lock:
+            first = self.file(self.file_offsets[0])
+            self.file_offsets = self.file_offsets[1:]
+            self._files.pop(first.file_from_offset, None)
+        return first
+
+    def take_dirty(self, least_pages: int = 0) -> list[MappedFile]:
+        """The files that were written since this was last asked, for `MappedFile.flush`; ask while nobody writes.
+
+        Parameters
+        ----------
+        least_pages : int
+            No files if the stream grew by fewer pages of 4096 bytes (RocketMQ's flushLeastPages); 0 = whatever there is.
+        """
+        if not self.pool.dirty:
+            return []
+        # Where a stream was cut, or its end was not known yet, it may lie before what was taken last.
+        taken = min(self._taken_where, self.wrote_where)
+        if least_pages and self.wrote_where // _PAGE - taken // _PAGE < least_pages:
+            return []
+        self._taken_where = self.wrote_where
+        return [mapped_file for mapped_file in list(self._files.values()) if mapped_file.take_dirty()]
+
+    def flush(self) -> None:
+        """Force every file that was written since the last flush to the disk."""
+        for mapped_file in self.take_dirty():
+            mapped_file.flush()
+
+    def close(self) -> None:
+        """Close every file; none is mapped again.  What was prepared and not used is deleted."""
+        with self.pool.lock:
+            self._closed = True
+            prepared, self._prepared = self._prepared, []
+        for path in prepared:
+            delete_staged(path)
+        for mapped_file in list(self._files.values()):
+            mapped_file.close()

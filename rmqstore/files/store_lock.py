@@ -1,0 +1,169 @@
+"""The lock of a store: who may write to it.
+
+Owns the ``lock`` file: an exclusive POSIX record lock on byte 0, which excludes a Java broker as well (``flock`` would
+not), and the list of stores that this process holds, because a POSIX lock vanishes as soon as any descriptor of the
+file is closed in the process.  Readers never touch it.  A forked child holds nothing: the lock stays with the parent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import struct
+import sys
+import threading
+
+from rmqstore.errors import StoreLockedError
+from rmqstore.files.mapped_file import NotCopied, naming_errors, open_regular
+
+__all__ = ["StoreLock", "is_held"]
+
+# By the store's real path, so that two names of one directory meet.
+_held: set[str] = set()
+# Reentrant: a collection of garbage inside may release the lock of a forgotten store.
+_held_lock = threading.RLock()
+
+# struct flock of 64-bit Linux: type, whence, start, length, process.
+_FLOCK = "hhqqi"
+
+
+def _forget_after_fork() -> None:
+    global _held_lock
+    _held.clear()
+    _held_lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def _holder(fd: int) -> str:
+    # Who holds the lock, as far as the system tells: its process id, and what runs there.
+    process = 0
+    if sys.platform.startswith("linux"):
+        with contextlib.suppress(OSError, struct.error):
+            asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+            kind, _, _, _, process = struct.unpack(_FLOCK, fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+            process = 0 if kind == fcntl.F_UNLCK else process
+    if process <= 0:
+        return "another process"
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{process}/cmdline", "rb") as file:
+            words = [" ".join(word.decode("utf-8", "replace").split()) for word in file.read(4096).split(b"\0")]
+        words = [word for word in words if word]
+        command = " ".join(words)
+        # A broker's command line is kilobytes of class path; its beginning and its main class tell enough.
+        return f"process {process} ({command if len(command) <= 120 else f'{command[:80]} ... {words[-1][:80]}'})"
+    return f"process {process}"
+
+
+def is_held(root: str) -> bool:
+    """bool: a process, maybe this one, has the store at `root` open for writing, as far as the system tells without a trace.
+
+    The lock file is not opened: closing it again would give up a lock that this process holds on it.  Linux lists the locks of the
+    processes that can be seen from here; elsewhere, and of processes that cannot be seen, nothing is known and False is said.
+    """
+    if os.path.realpath(root) in _held:
+        return True
+    try:
+        status = os.stat(os.path.join(root, "lock"))
+        with open("/proc/locks", encoding="ascii", errors="replace") as file:
+            locks = file.read()
+    except OSError:
+        return False
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    return any(" POSIX " in line and place in line.split() for line in locks.splitlines())
+
+
+class StoreLock(NotCopied):
+    """The right to write to the store at `root`; held from its making to `release`, also usable in a ``with``.
+
+    Raises
+    ------
+    StoreLockedError
+        Another process, or this one, holds it; the error names it.
+    OSError
+        The file cannot be made.
+    """
+
+    def __init__(self, root: str):
+        self._fd = -1
+        self._pid = os.getpid()
+        self.path = os.path.join(root, "lock")
+        self._key = os.path.realpath(root)
+        with _held_lock:
+            if self._key in _held:
+                raise StoreLockedError(
+                    f"this process ({os.getpid()}) has the store open for writing already; close it first, or open it with "
+                    "read_only=True",
+                    self.path,
+                )
+            fd = open_regular(self.path, os.O_RDWR | os.O_CREAT)
+            try:
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+                with naming_errors(self.path):
+                    os.pwrite(fd, b"lock", 0)
+            except OSError as error:
+                holder = _holder(fd)
+                os.close(fd)
+                if error.errno in (errno.EAGAIN, errno.EACCES):
+                    raise StoreLockedError(
+                        f"{holder} has the store open for writing; stop it, or open the store with read_only=True",
+                        self.path,
+                    ) from None
+                raise
+            except BaseException:
+                os.close(fd)
+                raise
+            _held.add(self._key)
+            self._fd = fd
+
+    def hold(self) -> None:
+        """Take the lock once more, in case that this process lost it by closing another descriptor of the file.
+
+        Raises
+        ------
+        StoreLockedError
+            It was lost, and another process took it.
+        """
+        with _held_lock:
+            if self._fd < 0 or self._pid != os.getpid():
+                return
+            if not os.path.exists(self.path) or not os.path.samestat(os.stat(self.path), os.fstat(self._fd)):
+                raise StoreLockedError(
+                    "the lock file was deleted or replaced, so that it keeps nobody out any more; close the store here, and "
+                    "leave the file alone while a store is open",
+                    self.path,
+                )
+            try:
+                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+            except OSError as error:
+                if error.errno not in (errno.EAGAIN, errno.EACCES):
+                    raise
+                raise StoreLockedError(
+                    f"this process lost the lock of the store, because it opened and closed {self.path} elsewhere, and "
+                    f"{_holder(self._fd)} took it; close the store here",
+                    self.path,
+                ) from None
+
+    def release(self) -> None:
+        """Give it back; doing so twice does nothing, and so does a forked child."""
+        with _held_lock:
+            fd, self._fd = self._fd, -1
+            if fd < 0:
+                return
+            os.close(fd)
+            if self._pid == os.getpid():
+                _held.discard(self._key)
+
+    def __del__(self) -> None:
+        # A store that was only forgotten must not keep its lock for as long as the process lives.
+        self.release()
+
+    def __enter__(self) -> StoreLock:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.release()

@@ -1,0 +1,8 @@
+"""The index by key: hash index files, and which of them answer a question.
+
+Entries hold hashes: whoever reads a record says whether it has the key.
+
+- `index_file`: one hash index file
+- `index_service`: all of them: rolling, names, the read-write lock, three tries to make a file
+- `log_index`: entries in memory for what the files on disk do not cover, made from the log
+"""

@@ -1,0 +1,280 @@
+"""One index file: the hash table of a store that finds records by key.
+
+Owns making, opening and describing an index file; the bytes themselves are worked on by `_core.IndexRegion`, of which
+`IndexFile` is a subclass so that a call costs no second hop.  All state lies in the file: the counters are read from its
+header at every use (I5).  It never looks at the commit log.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from rmqstore import _core
+from rmqstore import _numpy as np
+from rmqstore._core import IndexRegion
+from rmqstore.config import StoreConfig
+from rmqstore.errors import GeometryError, ReadOnlyError
+from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, naming_errors
+
+__all__ = ["IndexFile", "IndexHeader"]
+
+_PAGE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class IndexHeader:
+    """The header of an index file; timestamps are ms since epoch, offsets bytes in the commit log.
+
+    `index_count` is the number of the next entry, 1 for an empty file; `hash_slot_count` the number of used slots
+    (RocketMQ up to 4.7.0 counted every put).
+    """
+
+    begin_timestamp: int
+    end_timestamp: int
+    begin_phy_offset: int
+    end_phy_offset: int
+    hash_slot_count: int
+    index_count: int
+
+
+class IndexFile(NotCopied, IndexRegion):
+    """An index file that is mapped.  Made by `create` or `open`, usable in a ``with`` statement.
+
+    Methods of the compiled base class: `put_key`, `put_keys`, `select_phy_offset`, `select_phy_offsets`.
+    """
+
+    mapped_file: MappedFile
+    # The header that was last taken note of for a flush: everything that is put changes it.
+    _taken_header: tuple[int, ...] | None = None
+    # Of a sparse file: which pages of its hash slots have space.
+    _slot_pages: np.ndarray | None = None
+
+    @classmethod
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        config: StoreConfig | None = None,
+        *,
+        staging: str | None = None,
+        allocated: str | None = None,
+        sparse: bool = False,
+    ) -> IndexFile:
+        """Make a new index file of zero bytes, allocated on disk.
+
+        Parameters
+        ----------
+        path : path
+        config : StoreConfig, optional
+            `max_hash_slot_num` and `max_index_num`; RocketMQ's defaults (5 000 000 and 20 000 000, 420 000 040 bytes).
+        staging : path, optional
+            Where the file is made before it is renamed into place.
+        allocated : path, optional
+            A file that `MappedFile.allocate` made before, to be used instead of a new one.
+        sparse : bool
+            All but the header is a hole; `reserve_entries` before each put.
+
+        Raises
+        ------
+        OSError
+            The file exists, the disk is full, …
+        """
+        config = StoreConfig() if config is None else config
+        pool = MappedFilePool(1, sparse=sparse)
+        created = MappedFile.create(path, config.index_file_size, staging=staging, allocated=allocated, pool=pool)
+        try:
+            if sparse:
+                created.reserve_range(0, int(_core.IndexLayout.INDEX_HEADER_SIZE))
+            return cls._over(created, config)
+        except BaseException:
+            # An empty file among others would never be filled: a further try takes a new name.
+            created.destroy()
+            raise
+
+    @classmethod
+    def open(
+        cls, path: str | os.PathLike[str], config: StoreConfig | None = None, *, read_only: bool = False
+    ) -> IndexFile:
+        """Open an index file that is there; a file of another length is refused, never extended.
+
+        Parameters
+        ----------
+        config : StoreConfig, optional
+            Its geometry; by default it is found from the file itself (`StoreConfig.infer`).
+
+        Raises
+        ------
+        GeometryError
+            The length is not that of the configured slots and entries, or the contents do not tell the geometry.
+        OSError
+            The file cannot be opened.
+        """
+        path = os.fspath(path)
+        if config is None:
+            config = StoreConfig.infer(path)
+        length = os.stat(path).st_size
+        if length != config.index_file_size:
+            raise GeometryError(
+                f"the index file has {length} bytes, but {config.max_hash_slot_num} slots and {config.max_index_num} "
+                f"entries make {config.index_file_size}; give the max_hash_slot_num and max_index_num that it was "
+                "written with",
+                path,
+                min(length, config.index_file_size),
+            )
+        return cls._over(MappedFile(path, length, read_only=read_only), config)
+
+    @classmethod
+    def over(cls, mapped_file: MappedFile, config: StoreConfig) -> IndexFile:
+        """The index file that `mapped_file` is, of the geometry that `config` says."""
+        return cls._over(mapped_file, config)
+
+    @classmethod
+    def _over(cls, mapped_file: MappedFile, config: StoreConfig) -> IndexFile:
+        index = cls()
+        index.mapped_file = mapped_file
+        index.attach(mapped_file.region, config.max_hash_slot_num, config.max_index_num)
+        return index
+
+    @property
+    def path(self) -> str:
+        """str: the file."""
+        return self.mapped_file.path
+
+    @property
+    def name(self) -> str:
+        """str: the file's name, which is its order among the others."""
+        return os.path.basename(self.mapped_file.path)
+
+    @property
+    def header(self) -> IndexHeader:
+        """The header as it stands now."""
+        begin, end, begin_phy, end_phy, slots, count = self.read_header()
+        return IndexHeader(begin, end, begin_phy, end_phy, slots, max(count, 1))
+
+    @property
+    def index_count(self) -> int:
+        """int: number of the next entry, from 1 on."""
+        return max(self.read_header()[5], 1)
+
+    def follow(self, previous: IndexFile) -> None:
+        """Give this new file the beginning that RocketMQ gives one that follows a full one: its end time and offset."""
+        header = previous.header
+        time = max(header.end_timestamp, 0)
+        phy_offset = max(header.end_phy_offset, 0)
+        self.write_header(time, time, phy_offset, phy_offset, 0, 0)
+
+    def matches_time(self, begin: int, end: int) -> bool:
+        """bool: whether RocketMQ (5.5.0) looks into this file for the inclusive time range, ms since epoch."""
+        header = self.read_header()
+        first, last = header[0], header[1]
+        return (begin < first and end > last) or first <= begin <= last or first <= end <= last
+
+    def populate(self, num: int | None = None) -> None:
+        """Make the pages of the hash slots and of the next `num` entries (default: all) ready to be written.
+
+        The first write to a page of a new file costs many times what later ones do.  This takes about as long in all, but
+        may be done before the puts have to be fast (docs/performance.md).  The pages become dirty: 20 bytes an entry and 4 a
+        slot go to the disk some time.  A store does the like by itself.
+
+        Raises
+        ------
+        OSError
+            The file has holes (a Java store made it), and the disk has no space for them.
+        ReadOnlyError, StoreClosedError
+        """
+        count = self.index_count
+        left = self.index_num - count
+        num = left if num is None else max(min(num, left), 0)
+        if not self.region.writable:
+            raise ReadOnlyError("the index file was opened read-only; no page of it will be written", self.path)
+        self.mapped_file.reserve()
+        self.region.populate(0, self.entry_pos(0))
+        if num:
+            self.region.populate(self.entry_pos(count), num * _core.IndexLayout.ENTRY_SIZE)
+
+    def reserve_entries(self, hashes: np.ndarray) -> None:
+        """Allocate the pages of a sparse file that entries with these index hashes are written to.
+
+        Parameters
+        ----------
+        hashes : int32 array
+            As of `put_hashes`.
+
+        Raises
+        ------
+        OSError
+            The disk is full; nothing was written.
+        """
+        count = self.index_count
+        num = min(len(hashes), self.index_num - count)
+        if num <= 0:
+            return
+        self.mapped_file.reserve_range(self.entry_pos(count), self.entry_pos(count + num))
+        layout = _core.IndexLayout
+        if self._slot_pages is None:
+            self._slot_pages = np.zeros(self.entry_pos(0) // _PAGE + 1, bool)
+        slots = (hashes[:num] % np.int32(self.slot_num)).astype(np.int64)
+        wanted = np.zeros(len(self._slot_pages), bool)
+        wanted[(slots * int(layout.SLOT_SIZE) + int(layout.INDEX_HEADER_SIZE)) // _PAGE] = True
+        wanted &= ~self._slot_pages
+        pages = np.flatnonzero(wanted)
+        # Neighbours get their space in one call.
+        for run in np.split(pages, np.flatnonzero(np.diff(pages) != 1) + 1):
+            if len(run):
+                self.mapped_file.reserve_range(int(run[0]) * _PAGE, (int(run[-1]) + 1) * _PAGE)
+        self._slot_pages[pages] = True
+
+    def adopt(self) -> None:
+        """Let the next flush force the file whether or not anything is put."""
+        self._taken_header = None
+
+    def take_dirty(self) -> bool:
+        """Whether anything was put since this was last asked; ask while nobody puts.  `force` then writes it."""
+        header = self.read_header()
+        if header[5] < 1:
+            # RocketMQ writes the count of an empty file, 1, with its first flush.
+            self.write_header(*header[:5], 1)
+            header = self.read_header()
+        before, self._taken_header = self._taken_header, header
+        return before != header
+
+    def force(self) -> None:
+        """Force the file to the disk while puts may go on; only what `take_dirty` saw is sure to be there.
+
+        Raises
+        ------
+        OSError
+            The system could not write.
+        """
+        with naming_errors(self.path):
+            self.region.flush()
+
+    def flush(self) -> None:
+        """Force the file to the disk.
+
+        Raises
+        ------
+        OSError
+            The system could not write.
+        """
+        if not self.region.writable:
+            raise ReadOnlyError("a read-only index file cannot be flushed", self.path)
+        self.take_dirty()
+        self.force()
+
+    def let_go(self) -> None:
+        """Forget the file's pool, which refers back to it: the mapping then goes with the last reference to this object."""
+        self.mapped_file.pool.forget(self.mapped_file)
+
+    def close(self) -> None:
+        """Refuse further use; closing twice does nothing."""
+        self.mapped_file.close()
+
+    def __enter__(self) -> IndexFile:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"IndexFile({self.path!r})"

@@ -1,0 +1,692 @@
+"""The index service: the index files of a store as one index.
+
+Owns the list of index files, their names and their order, rolling to a new file when one is full, and answering a key
+over all files.  A read-write lock guards the list, not the entries.  It never reads the commit log; hits are offsets,
+and whether they are the right messages is the store's to check.  File names strictly increase, so that two files made
+within one millisecond, or in the repeated hour of a clock change, never meet (RocketMQ 5.5.0 lets the second overwrite
+the first).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from rmqstore import _numpy as np
+from rmqstore._core import chain_entries, entries_by_key, index_key_hash
+from rmqstore.config import StoreConfig, is_usual_size
+from rmqstore.errors import GeometryError, IndexFileError, OffsetOutOfRangeError, ReadOnlyError, StoreClosedError
+from rmqstore.files.mapped_file import MappedFile, NotCopied, delete_staged, fsync_directory
+from rmqstore.index.index_file import IndexFile
+
+__all__ = ["IndexService", "QueryOffsetResult", "ReadWriteLock", "index_name_after"]
+
+logger = logging.getLogger(__name__)
+
+_CREATE_TRIES = 3
+_CREATE_PAUSE = 1.0  # seconds, as in RocketMQ
+
+
+def _is_name(name: str) -> bool:
+    # RocketMQ takes whatever parses as a 64-bit number.
+    return name.isascii() and name.isdigit() and len(name) <= 19
+
+
+class ReadWriteLock:
+    """Many readers or one writer; a waiting writer goes before new readers, so it is never starved."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition(threading.Lock())
+        self._readers = 0
+        self._writers_waiting = 0
+        self._writing = False
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[None]:
+        """Hold it together with other readers."""
+        with self._condition:
+            while self._writing or self._writers_waiting:
+                self._condition.wait()
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._readers -= 1
+                if not self._readers:
+                    self._condition.notify_all()
+
+    @contextlib.contextmanager
+    def write(self) -> Iterator[None]:
+        """Hold it alone."""
+        with self._condition:
+            self._writers_waiting += 1
+            while self._writing or self._readers:
+                self._condition.wait()
+            self._writers_waiting -= 1
+            self._writing = True
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._writing = False
+                self._condition.notify_all()
+
+
+class QueryOffsetResult(NamedTuple):
+    """What RocketMQ's index service answers; offsets newest first, the newest file's end time (ms) and end offset."""
+
+    phy_offsets: list[int]
+    index_last_update_timestamp: int
+    index_last_update_phy_offset: int
+
+
+def index_name_after(last: str | None, now: int) -> str:
+    """str: a 17-digit name for the time `now` (ms since epoch, local time zone) that is larger than `last`."""
+    moment = datetime.datetime.fromtimestamp(now / 1000)
+    name = moment.strftime("%Y%m%d%H%M%S") + f"{now % 1000:03d}"
+    if last is None or int(name) > int(last):
+        return name
+    try:
+        following = datetime.datetime.strptime(last[:14], "%Y%m%d%H%M%S") + datetime.timedelta(
+            milliseconds=int(last[14:]) + 1
+        )
+        name = following.strftime("%Y%m%d%H%M%S") + f"{following.microsecond // 1000:03d}"
+    except (ValueError, OverflowError):
+        name = ""
+    # A name that is no time is still a number to RocketMQ.
+    return name if name and int(name) > int(last) else f"{int(last) + 1:017d}"
+
+
+class IndexService(NotCopied):
+    """The index below a store's root directory.
+
+    Parameters
+    ----------
+    root : path
+        The store's root; the files lie in ``index`` below it.
+    config : StoreConfig
+    read_only : bool
+
+    Attributes
+    ----------
+    index_error : bool
+        A file could not be created; nothing more is indexed until the store is opened again.
+    flush_on_roll : bool
+        Force a file to the disk as soon as it is full; False where somebody else flushes it later.
+    sparse : bool
+        Only what `put_hashes` writes gets space on disk, as of `MappedFilePool`.
+    opened_files : tuple of IndexFile, or None
+        All files, newest first, while all are open.
+    passed_over : dict of str to GeometryError
+        By name the files that `load` found damaged and left out; no key is found by them (read-only use).
+    distrusted : set of str
+        Names of the files in which an exact search met what cannot be, so that they may hide entries.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], config: StoreConfig, *, read_only: bool = False):
+        self.root = os.fspath(root)
+        self.path = os.path.join(root, "index")
+        self.config = config
+        self.read_only = read_only
+        self.index_error = False
+        self.passed_over: dict[str, GeometryError] = {}
+        self.distrusted: set[str] = set()
+        self.create_pause = _CREATE_PAUSE
+        self.lock = ReadWriteLock()
+        self._names: list[str] = []
+        self._open: OrderedDict[str, IndexFile] = OrderedDict()
+        self._open_lock = threading.RLock()
+        # The one that was asked for last, while it is in `_open`: most questions are about the newest.
+        self._recent: tuple[str, IndexFile] | None = None
+        self.opened_files: tuple[IndexFile, ...] | None = None
+        # Another number whenever files come or go.
+        self.version = 0
+        self._log_files: dict[str, IndexFile] = {}
+        # All names in their order, oldest first, those of the files made from the log among them; None until these are known.
+        self._order: list[str] | None = None
+        self._covers = True
+        self._noted = False
+        self._closed = False
+        self._prepared: str | None = None
+        # The prepared file that `populate_prepared` worked on.
+        self._populated: str | None = None
+        self.flush_on_roll = True
+        self.sparse = False
+
+    def renew_locks(self) -> None:
+        """Give up the locks that other threads of a parent process may have held at a fork."""
+        self.lock = ReadWriteLock()
+        self._open_lock = threading.RLock()
+
+    def load(self) -> None:
+        """List the index files; a name that is no decimal number is passed over, as RocketMQ does.
+
+        Raises
+        ------
+        GeometryError
+            A directory lies there, or a file has another length than the configured slots and entries make.  Read-only
+            such a file is passed over, unless most files say that the numbers are wrong.
+        """
+        names = []
+        passed_over: dict[str, GeometryError] = {}
+        try:
+            entries = list(os.scandir(self.path))
+        except FileNotFoundError:
+            entries = []
+        entries = [entry for entry in entries if _is_name(entry.name)]
+        newest = max((entry.name for entry in entries), key=int, default=None)
+        for entry in entries:
+            if not entry.is_file():
+                if self.read_only:
+                    continue
+                raise GeometryError("a directory lies among the index files; move it away", entry.path)
+            try:
+                length = entry.stat().st_size
+            except FileNotFoundError:
+                continue  # Another process deleted it meanwhile.
+            if self.read_only and length == 0 and entry.name == newest:
+                # A Java store makes a file and then extends it.
+                continue
+            if length != self.config.index_file_size:
+                error = self.of_length(length, entry.path)
+                if not (self.read_only and self._is_usual_size()):
+                    raise error
+                if entry.name not in self.passed_over and "max_index_num" not in self.config.assumed:
+                    # Of numbers that are only assumed `StoreConfig.infer` has warned.
+                    logger.warning("%s: %s", entry.path, error.message)
+                passed_over[entry.name] = error
+                continue
+            names.append(entry.name)
+        self.passed_over = passed_over
+        self.take(names)
+
+    def _is_usual_size(self) -> bool:
+        # Numbers that were only assumed, because no file told them, say nothing about a file.
+        return "max_index_num" in self.config.assumed or is_usual_size(self.root, "index", self.config.index_file_size)
+
+    def of_length(self, length: int, path: str) -> GeometryError:
+        """GeometryError: what to say of an index file that has `length` bytes, which is not what it should have."""
+        config, pos = self.config, min(length, self.config.index_file_size)
+        numbers = f"max_hash_slot_num={config.max_hash_slot_num} and max_index_num={config.max_index_num}"
+        if "max_index_num" in config.assumed:
+            return GeometryError(
+                f"the index file has {length} bytes, and its numbers of slots and entries are not known: no key is found by it; "
+                "give max_hash_slot_num and max_index_num",
+                path,
+                pos,
+            )
+        if not self._is_usual_size():
+            return GeometryError(
+                f"the index file has {length} bytes, but {numbers} make {config.index_file_size}; open the store with the "
+                "numbers that it was written with, or StoreConfig.infer(path)",
+                path,
+                pos,
+            )
+        return GeometryError(
+            f"the index file has {length} bytes where {numbers} make {config.index_file_size}: it is damaged, and no key is "
+            "found by it. Read-only the rest can be read. To write, restore the file from a copy, or run rebuild, which "
+            "writes the index again from the log",
+            path,
+            pos,
+        )
+
+    def take(self, names: list[str]) -> None:
+        """Use exactly these files instead of what `load` would list."""
+        with self._open_lock:
+            ordered = sorted(names, key=lambda name: (int(name), name))
+            gone = [name for name, index in self._open.items() if name not in names or not index.mapped_file.is_current()]
+            if ordered != self._names or gone:
+                self._list_changed()
+            self._names = ordered
+            for name in gone:
+                # Deleted or made anew by another process; whoever searches it goes on.
+                self._open.pop(name).let_go()
+                self.distrusted.discard(name)
+
+    def _list_changed(self) -> None:
+        self._recent = self.opened_files = self._order = None
+        self.version += 1
+
+    def take_log_files(self, order: list[tuple[str, IndexFile | None]], covers: bool, version: int) -> bool:
+        """Let exact questions ask files in memory too, which `log_index` made from the log.
+
+        Parameters
+        ----------
+        order : list of (str, IndexFile or None)
+            Every name, oldest first; None for those that are on disk.
+        covers : bool
+            Together they cover the whole log.
+        version : int
+            `version` as it was before the names were asked for.
+
+        Returns
+        -------
+        bool
+            False where the list changed since then: nothing is taken, as it would hide what came.
+        """
+        with self._open_lock:
+            if version != self.version:
+                return False
+            self.opened_files = None
+            self._log_files = {name: index for name, index in order if index is not None}
+            self._order, self._covers = [name for name, _ in order], covers
+            return True
+
+    @property
+    def has_log_files(self) -> bool:
+        """bool: `take_log_files` was told which files there are since the list changed last."""
+        return self._order is not None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """tuple of str: the file names, oldest first."""
+        return tuple(self._names)
+
+    @property
+    def all_names(self) -> tuple[str, ...]:
+        """tuple of str: as `names`, those in memory among them."""
+        return tuple(self._names if self._order is None else self._order)
+
+    def file(self, name: str) -> IndexFile:
+        """The index file of that name, opened; few are kept open besides the newest."""
+        recent = self._recent
+        if recent is not None and recent[0] == name:
+            return recent[1]
+        with self._open_lock:
+            if self._closed:
+                raise StoreClosedError("the store is closed; open it again", self.path)
+            index = self._open.get(name)
+            if index is None and name in self._log_files:
+                return self._log_files[name]
+            if index is None:
+                if name not in self._names:
+                    raise OffsetOutOfRangeError(
+                        "the index file was deleted since it was listed", os.path.join(self.path, name)
+                    )
+                index = IndexFile.open(os.path.join(self.path, name), self.config, read_only=self.read_only)
+                index.is_distrusted = name in self.distrusted
+                self._open[name] = index
+                self._let_go_of_others(name)
+            else:
+                self._open.move_to_end(name)
+            self._recent = name, index
+            return index
+
+    def _let_go_of_others(self, name: str) -> None:
+        # Only the reference goes: whoever is searching a file keeps it until done.
+        while len(self._open) > max(2, self.config.max_mapped_files):
+            oldest = next(each for each in self._open if each not in (name, self._names[-1]))
+            if self._open[oldest].region.writable:
+                self._open[oldest].flush()
+            self._recent = self.opened_files = None
+            index = self._open.pop(oldest)
+            self._take_note(oldest, index)
+            index.let_go()
+
+    def files(self) -> Iterator[IndexFile]:
+        """The index files, newest first."""
+        for name in reversed(self._names):
+            yield self.file(name)
+
+    # ------------------------------------------------------------------------------------------------------ building
+
+    def current(self) -> IndexFile:
+        """The file that takes the next entry: the newest, or a new one when it is full or none exists.
+
+        Raises
+        ------
+        IndexFileError
+            Three tries, a pause apart, could not create it; `index_error` is set.
+        """
+        newest = self.newest()
+        if newest is not None and not newest.is_full:
+            # A file that a Java store made has holes; on a full disk that must be an error here and no SIGBUS later.
+            if not self.sparse:
+                newest.mapped_file.reserve()
+            return newest
+        if self.read_only:
+            raise ReadOnlyError("the store was opened read-only", self.path)
+        if self.index_error:
+            raise IndexFileError(
+                "an earlier failure to create an index file stopped indexing; reopen the store", self.path
+            )
+        failure: OSError | None = None
+        for attempt in range(_CREATE_TRIES):
+            if attempt:
+                time.sleep(self.create_pause)
+            try:
+                created = self._create(newest)
+                break
+            except OSError as error:
+                failure = error
+                logger.warning("try %d of %d to create an index file failed: %s", attempt + 1, _CREATE_TRIES, error)
+        else:
+            self.index_error = True
+            raise IndexFileError(
+                f"an index file of {self.config.index_file_size} bytes could not be created in {_CREATE_TRIES} tries "
+                f"({failure}); free space or mend the directory, then open the store again: what is not indexed yet is "
+                "indexed then",
+                self.path,
+            ) from failure
+        if newest is not None and self.flush_on_roll:
+            newest.flush()
+        return created
+
+    def newest(self) -> IndexFile | None:
+        """The newest file, None if there is none."""
+        return self.file(self._names[-1]) if self._names else None
+
+    def prepare(self) -> None:
+        """Allocate the next file before it is needed, out of sight; a roll then only renames it.
+
+        Raises
+        ------
+        OSError
+            The disk is full, …; nothing is left behind.
+        """
+        if self._prepared is None:
+            self._prepared = MappedFile.allocate(self.root, self.config.index_file_size)
+
+    def opened_newest(self) -> IndexFile | None:
+        """The newest file if it is open now, else None."""
+        names = self._names
+        return self._open.get(names[-1]) if names else None
+
+    def populate_prepared(self, size: int) -> None:
+        """Make the first `size` bytes of a prepared file ready for a writer, once; nothing that goes wrong raises."""
+        prepared = self._prepared
+        if prepared is not None and prepared != self._populated:
+            self._populated = prepared
+            # It may be renamed into its place meanwhile.
+            with contextlib.suppress(OSError):
+                MappedFile.populate_allocated(prepared, size, self.config.index_file_size)
+
+    def has_room(self) -> bool:
+        """bool: there is a newest file, and it is not full."""
+        names = self._names
+        return bool(names) and not self.file(names[-1]).is_full
+
+    def was_replaced(self) -> bool:
+        """bool: the newest file is not the one that bears its name now (read-only use)."""
+        return bool(self._names) and not self.file(self._names[-1]).mapped_file.is_current()
+
+    def is_whole(self) -> bool:
+        """bool: exactly the files that were listed or made are there."""
+        with self._open_lock:
+            names = set(self._names)
+            try:
+                there = {name for name in os.listdir(self.path) if _is_name(name)}
+            except FileNotFoundError:
+                there = set()
+            return names == there and all(index.mapped_file.is_current() for index in self._open.values())
+
+    def adopt(self, flushed_timestamp: int) -> None:
+        """Let the next flush force what a process that died may have left unforced: the files that end after that time."""
+        for index in self.files():
+            if index.header.end_timestamp <= flushed_timestamp:
+                break
+            index.adopt()
+
+    def forget_prepared(self) -> None:
+        """Leave what was prepared to the parent of this forked process."""
+        self._prepared = None
+
+    def reserve(self) -> None:
+        """Allocate the newest file on disk where a Java store left holes in it.
+
+        Raises
+        ------
+        OSError
+            The disk is full.
+        """
+        if self._names:
+            self.file(self._names[-1]).mapped_file.reserve()
+
+    @property
+    def fill(self) -> float:
+        """float: used part of the newest file's entries, 0 to 1; 0 if there is no file."""
+        if not self._names:
+            return 0.0
+        index = self.file(self._names[-1])
+        return (index.index_count - 1) / max(index.index_num - 1, 1)
+
+    def _create(self, newest: IndexFile | None) -> IndexFile:
+        name = index_name_after(self._names[-1] if self._names else None, time.time_ns() // 1_000_000)
+        # Taken out first: what another thread prepares meanwhile is for the next time.
+        allocated, self._prepared = self._prepared, None
+        if allocated is not None and not os.path.exists(allocated):
+            allocated = None
+        try:
+            index = IndexFile.create(
+                os.path.join(self.path, name),
+                self.config,
+                staging=self.root,
+                allocated=allocated,
+                sparse=self.sparse,
+            )
+        except BaseException:
+            self._prepared = self._prepared or allocated
+            raise
+        if newest is not None:
+            index.follow(newest)
+        with self.lock.write(), self._open_lock:
+            self._list_changed()
+            self._names.append(name)
+            self._open[name] = index
+            self._let_go_of_others(name)
+        return index
+
+    def put_hashes(self, hashes: np.ndarray, phy_offsets: np.ndarray, store_timestamps: np.ndarray) -> None:
+        """Put entries in order, rolling to new files as they fill.
+
+        Parameters
+        ----------
+        hashes : int32 array
+            Index hashes (`_core.index_key_hash`).
+        phy_offsets, store_timestamps : int64 arrays
+        """
+        done = 0
+        while done < len(hashes):
+            index = self.current()
+            if self.sparse:
+                index.reserve_entries(hashes[done:])
+            done += index.put_hashes(hashes[done:], phy_offsets[done:], store_timestamps[done:])
+
+    def build_index(
+        self,
+        topic: str,
+        keys: list[str],
+        unique_key: str | None,
+        tags: str | None,
+        phy_offset: int,
+        store_timestamp: int,
+    ) -> None:
+        """Index one record as RocketMQ does: unique key, keys, then (5.4.0 and later, `index_tags`) the tag.
+
+        A record below the newest file's end offset is there already and is passed over.
+        """
+        hashes = []
+        if unique_key is not None:
+            hashes.append(index_key_hash(topic, unique_key))
+        hashes.extend(index_key_hash(topic, key) for key in keys if key)
+        if tags and self.config.index_tags:
+            hashes.append(index_key_hash(topic, "T#" + tags))
+        # RocketMQ (5.5.0) makes or rolls the file for every record, also for one without keys.
+        index = self.current()
+        if self.sparse:
+            index.mapped_file.reserve()
+        if not hashes:
+            return
+        if phy_offset < index.read_header()[3]:
+            return
+        for key_hash in hashes:
+            while not index.put_hash(key_hash, phy_offset, store_timestamp):
+                index = self.current()
+
+    # ------------------------------------------------------------------------------------------------------ querying
+
+    def query_offset(self, topic: str, key: str, max_num: int, begin: int, end: int) -> QueryOffsetResult:
+        """What RocketMQ's ``IndexService.queryOffset`` (5.5.0) answers, quirks included.
+
+        Parameters
+        ----------
+        key : str
+            For a tag, ``T#`` and the tag.
+        max_num : int
+            At most so many, and never more than `max_msgs_num_batch` (64).
+        begin, end : int
+            ms since epoch, inclusive.
+        """
+        max_num = min(max_num, self.config.max_msgs_num_batch)
+        key_hash = index_key_hash(topic, key)
+        phy_offsets: list[int] = []
+        last_time = last_phy = 0
+        with self.lock.read():
+            for number, name in enumerate(reversed(self._names)):
+                try:
+                    index = self.file(name)
+                except (FileNotFoundError, OffsetOutOfRangeError):
+                    break  # It expired meanwhile, and so did what is older.
+                header = index.read_header()
+                if number == 0:
+                    last_time, last_phy = header[1], header[3]
+                if index.matches_time(begin, end):
+                    phy_offsets += index.select_hash(key_hash, max_num - len(phy_offsets), begin, end)
+                if header[0] < begin or len(phy_offsets) >= max_num:
+                    break
+        return QueryOffsetResult(phy_offsets, last_time, last_phy)
+
+    def newest_first(self) -> Iterable[IndexFile]:
+        """The files as they are now, newest first, opened one by one; one that expires meanwhile is passed over."""
+        return self.opened_files or self._open_in_turn()
+
+    def _open_in_turn(self) -> Iterator[IndexFile]:
+        with self._open_lock:
+            names, log_files = self.all_names[::-1], self._log_files
+        for name in names:
+            try:
+                index = log_files.get(name) or self.file(name)
+            except (FileNotFoundError, OffsetOutOfRangeError):
+                continue
+            yield index
+        with self._open_lock:
+            known = {**self._open, **self._log_files}
+            # Who answers from these alone must know that they cover the log.
+            complete = self._order is not None and self._covers and names == self.all_names[::-1]
+            if complete and all(name in known for name in names):
+                self.opened_files = tuple(known[name] for name in names)
+
+    def note_damage(self) -> bool:
+        """bool: a search met what cannot be in a file that was trusted so far; ask again, as `log_index` covers it now."""
+        with self._open_lock:
+            before = len(self.distrusted)
+            for name, index in self._open.items():
+                self._take_note(name, index)
+            noted, self._noted = self._noted or len(self.distrusted) > before, False
+            return noted
+
+    def _take_note(self, name: str, index: IndexFile) -> None:
+        if not index.damaged or index.is_distrusted:
+            return
+        index.is_distrusted = True
+        if name not in self.distrusted:
+            self.distrusted.add(name)
+            self._list_changed()
+            self._noted = True
+            logger.warning(
+                "index file %s has an entry that leads nowhere or to another message; the log is searched instead "
+                "(rmqstore verify says more, rmqstore rebuild --what index rebuilds it)",
+                os.path.join(self.path, name),
+            )
+
+    def distrust_entry(self, key_hash: int, phy_offset: int) -> None:
+        """Have the next `note_damage` name the files in which an entry with this hash leads to `phy_offset`."""
+        for name in self.names:
+            with contextlib.suppress(FileNotFoundError, OffsetOutOfRangeError):
+                index, at = self.file(name), -1
+                while at:
+                    page, at = index.select_chain(key_hash, at)
+                    index.damaged |= phy_offset in page
+
+    def candidates(self, topic: str, key: str) -> Iterator[int]:
+        """The phy offset of every entry with the key's hash, newest entry first, whatever its time.
+
+        Other keys with the same hash are among them, and a key that was indexed twice comes twice.
+        """
+        key_hash = index_key_hash(topic, key)
+        for index in self.newest_first():
+            page, at = index.select_chain(key_hash)
+            yield from page
+            while at:
+                page, at = index.select_chain(key_hash, at)
+                yield from page
+
+    def entries(self, hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool]:
+        """Every entry with one of these index hashes, as `candidates` gives them for one.
+
+        Parameters
+        ----------
+        hashes : int32 array
+
+        Returns
+        -------
+        (int32 array, int64 array, bool)
+            As of `_core.entries_by_key`: number of the hash and phy offset of each entry, ordered by number, of one number
+            the newest first; and whether the phy offsets of every number fall.
+        """
+        return entries_by_key([chain_entries(index, hashes) for index in self.newest_first()], len(hashes))
+
+    # -------------------------------------------------------------------------------------------------------- upkeep
+
+    def delete_expired(self, min_phy_offset: int) -> int:
+        """Delete the files whose last record lies below `min_phy_offset`, oldest first, never the newest; their number."""
+        deleted = 0
+        while len(self._names) > 1:
+            index = self.file(self._names[0])
+            if index.read_header()[3] >= min_phy_offset:
+                break
+            self.remove(self._names[0])
+            deleted += 1
+        return deleted
+
+    def remove(self, name: str) -> None:
+        """Delete one file."""
+        index = self.file(name)
+        with self.lock.write(), self._open_lock:
+            self._list_changed()
+            self._names.remove(name)
+            self._open.pop(name, None)
+        # Whoever searches it goes on; the memory goes with the last of them.
+        index.mapped_file.destroy()
+        fsync_directory(self.path)
+
+    def take_dirty(self) -> list[IndexFile]:
+        """The files in which anything was put since this was last asked, for `IndexFile.force`; ask while nobody puts."""
+        with self._open_lock:
+            return [index for index in self._open.values() if index.region.writable and index.take_dirty()]
+
+    def flush(self) -> None:
+        """Force to the disk what was put since the last flush."""
+        for index in self.take_dirty():
+            index.force()
+
+    def close(self) -> None:
+        """Close every file; none is opened again."""
+        with self._open_lock:
+            self._closed = True
+            self._recent = self.opened_files = None
+            for index in [*self._open.values(), *self._log_files.values()]:
+                index.close()
+            self._log_files = {}
+            self._open.clear()
+            prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            delete_staged(prepared)

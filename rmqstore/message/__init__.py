@@ -1,0 +1,73 @@
+"""Messages: what goes into the log and what comes out of it, and the codecs of their parts.
+
+Owns `Message` and `MessageExt`, the properties text, tags codes, hosts and message ids, the sysFlag with body compression, and the
+client form of inner batches.  Nothing here touches a file.
+"""
+
+from rmqstore.message.compression import (
+    MAX_BODY_SIZE,
+    CompressionType,
+    SysFlag,
+    compress_body,
+    compression_flags,
+    decompress_body,
+)
+from rmqstore.message.hosts import (
+    host_from_bytes,
+    host_to_bytes,
+    offset_message_id,
+    parse_message_id,
+)
+from rmqstore.message.inner_batch import (
+    encode_inner_batch,
+)
+from rmqstore.message.java_text import (
+    decode_java_utf8,
+    encode_java_utf8,
+)
+from rmqstore.message.message import (
+    MAX_RETRY_TOPIC_LENGTH,
+    MAX_TOPIC_LENGTH,
+    OTHER_MESSAGE,
+    Message,
+    MessageExt,
+    check_topic,
+)
+from rmqstore.message.properties import (
+    MAX_PROPERTIES_SIZE,
+    NAME_VALUE_SEPARATOR,
+    PROPERTY_SEPARATOR,
+    parse_properties,
+    properties_to_bytes,
+    properties_to_text,
+    tags_code,
+)
+
+__all__ = [
+    "MAX_BODY_SIZE",
+    "MAX_PROPERTIES_SIZE",
+    "MAX_RETRY_TOPIC_LENGTH",
+    "MAX_TOPIC_LENGTH",
+    "NAME_VALUE_SEPARATOR",
+    "OTHER_MESSAGE",
+    "PROPERTY_SEPARATOR",
+    "CompressionType",
+    "Message",
+    "MessageExt",
+    "SysFlag",
+    "check_topic",
+    "compress_body",
+    "compression_flags",
+    "decode_java_utf8",
+    "decompress_body",
+    "encode_inner_batch",
+    "encode_java_utf8",
+    "host_from_bytes",
+    "host_to_bytes",
+    "offset_message_id",
+    "parse_message_id",
+    "parse_properties",
+    "properties_to_bytes",
+    "properties_to_text",
+    "tags_code",
+]

@@ -1,0 +1,235 @@
+"""describe: what a store is, as plain values.
+
+Owns the summary that the command line shows: geometry, bounds of the log, queues, index files, checkpoint, consumer
+progress.  It only reads, and reads little: file lists, headers, the last segment and the last file of each queue.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from rmqstore.config import StoreConfig
+from rmqstore.store.message_store import MessageStore
+
+__all__ = [
+    "CheckpointDescription",
+    "CommitLogDescription",
+    "IndexFileDescription",
+    "QueueDescription",
+    "StoreDescription",
+    "describe",
+    "rocksdb_folders",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitLogDescription:
+    """The log: bytes, and the store times of the first and last message (ms since epoch, None when there is none)."""
+
+    segments: int
+    segment_size: int
+    min_offset: int
+    max_offset: int
+    first_store_timestamp: int | None
+    last_store_timestamp: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDescription:
+    """One consume queue: `kind` is "SimpleCQ" or "BatchCQ", as RocketMQ names them."""
+
+    topic: str
+    queue_id: int
+    kind: str
+    min_queue_offset: int
+    max_queue_offset: int
+    files: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFileDescription:
+    """One index file; timestamps in ms since epoch, offsets in bytes of the log."""
+
+    name: str
+    entries: int
+    capacity: int
+    used_slots: int
+    begin_timestamp: int
+    end_timestamp: int
+    begin_phy_offset: int
+    end_phy_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointDescription:
+    """The checkpoint's six fields; ms since epoch and bytes of the log."""
+
+    physic_msg_timestamp: int
+    logics_msg_timestamp: int
+    index_msg_timestamp: int
+    master_flushed_offset: int
+    confirm_phy_offset: int
+    logics_physical_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreDescription:
+    """A store.
+
+    Attributes
+    ----------
+    path : str
+    clean : bool
+        There is no ``abort`` file: the last user closed the store in order, or none uses it now.
+    config : StoreConfig
+        The geometry; what the files do not tell is listed in ``config.assumed``.
+    commit_log : CommitLogDescription
+    queues : tuple of QueueDescription
+        By topic and queue id.
+    index_files : tuple of IndexFileDescription
+        Oldest first.
+    checkpoint : CheckpointDescription
+    consumer_offsets : dict of (str, str) to dict of int to int
+        Next queue offset by (group, topic) and queue id.
+    consumer_offsets_error : str or None
+        Why their file cannot be read; nothing is known of them then.
+    damaged_files : tuple of (str, str)
+        Path and what is wrong, of files that do not have their length: segments, queue files, index files.
+    rocksdb : tuple of str
+        As of `rocksdb_folders`.
+    undispatched, unserved : tuple of (int, int) or None
+        As of `MessageStore`.
+    """
+
+    path: str
+    clean: bool
+    config: StoreConfig
+    commit_log: CommitLogDescription
+    queues: tuple[QueueDescription, ...]
+    index_files: tuple[IndexFileDescription, ...]
+    checkpoint: CheckpointDescription
+    consumer_offsets: dict[tuple[str, str], dict[int, int]]
+    consumer_offsets_error: str | None = None
+    damaged_files: tuple[tuple[str, str], ...] = ()
+    rocksdb: tuple[str, ...] = ()
+    undispatched: tuple[int, int] | None = None
+    unserved: tuple[int, int] | None = None
+
+    @property
+    def queues_elsewhere(self) -> bool:
+        """bool: the log has messages, no queue has a file, and there is a RocksDB that may hold the queues."""
+        log = self.commit_log
+        return bool(self.rocksdb) and log.max_offset > log.min_offset and not any(each.files for each in self.queues)
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """tuple of str: the topics that have queues, sorted."""
+        return tuple(sorted({queue.topic for queue in self.queues}))
+
+
+def describe(path: str | os.PathLike[str], config: StoreConfig | None = None) -> StoreDescription:
+    """Describe the store at `path`; nothing is changed, a running broker is not disturbed.
+
+    Parameters
+    ----------
+    config : StoreConfig, optional
+        Its geometry; by default `StoreConfig.infer`.
+
+    Raises
+    ------
+    StoreError, GeometryError
+        There is no store, or its files do not fit the geometry.
+    """
+    with MessageStore.open(path, config=config, read_only=True) as store, store.commit_log.single_records():
+        log = store.commit_log
+        first = next(store.messages(), None)
+        queues = []
+        last: int | None = None
+        for queue in store.queues:
+            unit = queue.last_record()
+            if unit is not None:
+                time = log.store_timestamp_at(unit.phy_offset)
+                if time >= 0 and (last is None or time > last):
+                    last = time
+            low, high = queue.bounds(log.min_offset)
+            queues.append(
+                QueueDescription(
+                    queue.topic,
+                    queue.queue_id,
+                    queue.cq_type,
+                    low,
+                    high,
+                    queue.disk_files,
+                )
+            )
+        if last is None:
+            last = log.last_store_timestamp()
+        index_files = []
+        if store.index_service is not None:
+            for name in store.index_service.names:
+                index = store.index_service.file(name)
+                header = index.header
+                index_files.append(
+                    IndexFileDescription(
+                        name,
+                        header.index_count - 1,
+                        index.index_num - 1,
+                        header.hash_slot_count,
+                        header.begin_timestamp,
+                        header.end_timestamp,
+                        header.begin_phy_offset,
+                        header.end_phy_offset,
+                    )
+                )
+        point = store.checkpoint
+        return StoreDescription(
+            store.path,
+            not os.path.exists(os.path.join(store.path, "abort")),
+            store.config,
+            CommitLogDescription(
+                len(log.queue),
+                log.segment_size,
+                log.min_offset,
+                log.max_offset,
+                None if first is None else first.store_timestamp,
+                last,
+            ),
+            tuple(queues),
+            tuple(index_files),
+            CheckpointDescription(
+                point.physic_msg_timestamp,
+                point.logics_msg_timestamp,
+                point.index_msg_timestamp,
+                point.master_flushed_offset,
+                point.confirm_phy_offset,
+                point.logics_physical_offset,
+            ),
+            *store.consumer_progress(),
+            tuple((problem.path or store.path, problem.message) for problem in store.damaged_files()),
+            rocksdb_folders(store.path),
+            store.undispatched,
+            store.unserved,
+        )
+
+
+def rocksdb_folders(root: str) -> tuple[str, ...]:
+    """tuple of str: the folders below `root` that are a RocksDB, relative to it and sorted; nothing here reads them.
+
+    A broker with ``storeType=defaultRocksDB`` keeps its queues in one instead of in queue files; others keep timers, the
+    index or config there.  RocksDB has the files ``CURRENT`` and ``MANIFEST-`` and a number in each of its folders.
+    """
+    found = []
+    for folder in ("", "config"):
+        try:
+            names = [entry.name for entry in os.scandir(os.path.join(root, folder)) if entry.is_dir()]
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        found += [os.path.join(folder, name) for name in names if _is_rocksdb(os.path.join(root, folder, name))]
+    return tuple(sorted(found))
+
+
+def _is_rocksdb(path: str) -> bool:
+    if not os.path.isfile(os.path.join(path, "CURRENT")):
+        return False
+    return any(entry.name.startswith("MANIFEST-") for entry in os.scandir(path))

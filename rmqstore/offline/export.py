@@ -1,0 +1,957 @@
+"""Messages of a store as files that other tools read: JSON lines, CSV, Arrow, Parquet, or a file for each body.
+
+Owns which messages a selection means, the order in which they come (that of the log), and what damage does.  It opens stores
+read-only and never changes one.  Invariants:
+
+- An output has its name only when it is complete (`output_file`).
+- Memory does not grow with the number of messages: what is held is a batch, and for a look-up by key 8 bytes for each hit.
+- A message that is chosen is written or reported; where the index does not reach, the log itself is searched.
+- JSON lines, CSV and single files need no library; Arrow and Parquet need pyarrow.  All formats give the same rows.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import csv
+import datetime
+import gzip
+import heapq
+import io
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from rmqstore import _numpy as np
+from rmqstore._core import (
+    COLUMN_NAMES,
+    EXT_ADDRESS_MAX,
+    PRE_FILL_SIZE,
+    ArrowColumns,
+    Verdict,
+    check_record,
+    index_key_hash,
+)
+from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.config import StoreConfig
+from rmqstore.errors import (
+    ChecksumError,
+    CorruptionError,
+    MissingDependencyError,
+    OffsetOutOfRangeError,
+    UnsupportedFormatError,
+)
+from rmqstore.files.mapped_file import name_of_offset
+from rmqstore.files.output_file import OutputFile, OutputFolder, check_outside
+from rmqstore.message import OTHER_MESSAGE, MessageExt, encode_java_utf8, tags_code
+from rmqstore.store.columns import (
+    Columns,
+    chosen_columns,
+    doubt_entries,
+    import_pyarrow,
+    queue_places,
+    rows_at,
+    scan_schema,
+    time_range,
+)
+from rmqstore.store.message_store import MessageStore
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "BODY_FORMS",
+    "COMPRESSIONS",
+    "CORRUPT_MODES",
+    "FORMATS",
+    "ExportReport",
+    "Selection",
+    "export",
+    "format_of",
+]
+
+FORMATS = ("jsonl", "csv", "arrow", "parquet", "files")
+"""The formats of an export."""
+
+BODY_FORMS = ("text", "hex", "base64", "raw", "none")
+"""How bodies are written: text where they are UTF-8 (else base64), hexadecimal, base64, bytes as they are, or not at all."""
+
+CORRUPT_MODES = ("fail", "report", "skip")
+"""What damage does: end the export, be passed over and counted, or be written with ``corrupt`` set."""
+
+COMPRESSIONS = {
+    "jsonl": ("none", "gzip", "zstd"),
+    "csv": ("none", "gzip", "zstd"),
+    "arrow": ("none", "lz4", "zstd"),
+    "parquet": ("none", "snappy", "gzip", "zstd"),
+    "files": ("none",),
+}
+"""The compressions of each format."""
+
+_ENDINGS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".parquet": "parquet",
+}
+_COMPRESSED_ENDINGS = {".gz": "gzip", ".zst": "zstd"}
+_BODIES = ("body", "body_stored")
+# A CRC covers the body, so it is looked at where a body or a word about it is asked for.
+_JUDGED = frozenset({*_BODIES, "corrupt"})
+# Columns whose name differs from that of a message's attribute.
+_ATTRIBUTES = {"size": "store_size"}
+# SysFlag.COMPRESSED and the bits of the kinds of compression.
+_COMPRESSION_BITS = 0x701
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_TIMES = ("born_timestamp", "store_timestamp")
+_BATCH_ROWS = 8192
+_BATCH_BYTES = 16 << 20
+# Row groups of a Parquet file end with so many rows or bytes.
+_GROUP_ROWS = 1 << 17
+_GROUP_BYTES = 64 << 20
+# Files in one folder of single bodies.
+_FOLDER_FILES = 10_000
+_HOUR = 3_600_000
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+# What a clock may have gone back by, in ms, where segments are passed over because of their times.
+_CLOCK_STEP = _HOUR
+_INT64_MAX = 2**63 - 1
+MANIFEST = "messages.jsonl"
+"""The file that describes single bodies, in their folder."""
+
+
+# ---------------------------------------------------------------------------------------------------------- what to export
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which messages of a store; all of the conditions must hold, and one that is None or empty does.
+
+    Attributes
+    ----------
+    topics : tuple of str
+    queue_ids : tuple of int
+    tags : str or None
+        As of `MessageStore.get_message`: one, or several as ``a || b``.
+    keys : tuple of str
+        Messages that have one of these as a key or as their unique key.
+    begin_timestamp, end_timestamp : int or None
+        Store time in ms since epoch, both inclusive.
+    begin_phy_offset, end_phy_offset : int or None
+        Records that begin at or after the first and before the second.
+    begin_queue_offset, end_queue_offset : int or None
+        Likewise for the place in the queue; read through the queues of `topics`, which must be given then.
+    """
+
+    topics: tuple[str, ...] = ()
+    queue_ids: tuple[int, ...] = ()
+    tags: str | None = None
+    keys: tuple[str, ...] = ()
+    begin_timestamp: int | None = None
+    end_timestamp: int | None = None
+    begin_phy_offset: int | None = None
+    end_phy_offset: int | None = None
+    begin_queue_offset: int | None = None
+    end_queue_offset: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.by_queue and not self.topics:
+            raise ValueError("a range of queue offsets needs a topic: give one")
+
+    @property
+    def by_queue(self) -> bool:
+        """bool: a range of queue offsets is asked for."""
+        return self.begin_queue_offset is not None or self.end_queue_offset is not None
+
+    @property
+    def tag_names(self) -> tuple[str, ...] | None:
+        """tuple of str or None: the tags, None for all."""
+        names = [name for part in (self.tags or "").split("||") if (name := part.strip())]
+        return None if not names or "*" in names else tuple(names)
+
+
+class _Chosen:
+    """A selection as a test of single messages, and as what the core compares."""
+
+    def __init__(self, selection: Selection):
+        self.selection = selection
+        self.topics = frozenset(selection.topics)
+        self.queue_ids = frozenset(selection.queue_ids)
+        self.tags = selection.tag_names
+        self.keys = frozenset(selection.keys)
+        self.low, self.high = time_range(selection.begin_timestamp, selection.end_timestamp)
+
+    def choose(self, out: ArrowColumns) -> None:
+        def texts(names: Iterable[str] | None) -> list[bytes] | None:
+            return [encode_java_utf8(name) for name in names] if names else None
+
+        out.choose(
+            texts(self.selection.topics), list(self.queue_ids) or None, texts(self.tags), self.low, self.high
+        )  # fmt: skip
+
+    def has(self, message: MessageExt) -> bool:
+        selection = self.selection
+        return (
+            (not self.topics or message.topic in self.topics)
+            and (not self.queue_ids or message.queue_id in self.queue_ids)
+            and self.low <= message.store_timestamp <= self.high
+            and (selection.begin_phy_offset is None or message.phy_offset >= selection.begin_phy_offset)
+            and (selection.end_phy_offset is None or message.phy_offset < selection.end_phy_offset)
+            and (selection.begin_queue_offset is None or _queue_end(message) > selection.begin_queue_offset)
+            and (selection.end_queue_offset is None or message.queue_offset < selection.end_queue_offset)
+            and (self.tags is None or message.tags in self.tags)
+            and (not self.keys or message.unique_key in self.keys or not self.keys.isdisjoint(message.keys))
+        )
+
+
+def _queue_end(message: MessageExt) -> int:
+    # An inner batch has the places of all its messages.
+    text = message.properties.get("INNER_NUM", "") if message.is_inner_batch else ""
+    return message.queue_offset + (max(int(text), 1) if text.isascii() and text.isdigit() and len(text) < 10 else 1)
+
+
+# ------------------------------------------------------------------------------------------------------------------ damage
+
+
+@dataclass
+class _Damage:
+    """What damage does, and how much of it there was."""
+
+    log: CommitLog
+    mode: str
+    records: int = 0
+    stretches: int = 0
+    size: int = 0
+
+    def where(self, phy_offset: int) -> tuple[str, int]:
+        pos = phy_offset % self.log.segment_size
+        return os.path.join(self.log.path, name_of_offset(phy_offset - pos)), pos
+
+    def stretch(self, begin: int, end: int, verdict: Verdict | None) -> None:
+        """A part of the log that holds no record, or another than its queue says; None where no segment holds it."""
+        if verdict is None:
+            # Retention may have taken the oldest segments since the export began: that is no damage.
+            self.log.refresh()
+            if end <= self.log.min_offset:
+                return
+        if self.mode == "fail":
+            what = "the segment is missing" if verdict is None else f"no whole record begins here ({verdict.name})"
+            if verdict is Verdict.RECORD:
+                what = f"the record is another message than its queue leads to ({OTHER_MESSAGE})"
+            raise CorruptionError(
+                f"{what}, phy offset {begin}; corrupt='skip' (--corrupt skip) passes over it, and rmqstore verify lists "
+                "all that is wrong",
+                *self.where(begin),
+            )
+        self.stretches += 1
+        self.size += end - begin
+
+    def record(self, phy_offset: int, is_crc: bool) -> bool:
+        """bool: write this message, whose CRC is wrong or whose body cannot be decompressed."""
+        if self.mode == "fail":
+            what = "does not agree with its CRC" if is_crc else "has a body that cannot be decompressed"
+            kind = ChecksumError if is_crc else CorruptionError
+            raise kind(
+                f"the record at phy offset {phy_offset} {what}; corrupt='skip' (--corrupt skip) leaves it out, 'report' writes it "
+                "as it is",
+                *self.where(phy_offset),
+            )
+        self.records += 1
+        return self.mode == "report"
+
+    def is_sound(self, message: MessageExt, names: Sequence[str]) -> bool:
+        """bool: write these columns of this message."""
+        if not _JUDGED.isdisjoint(names) and message.corrupt:
+            return self.record(message.phy_offset, True)
+        if "body" in names and message.sys_flag & _COMPRESSION_BITS:
+            try:
+                message.body  # noqa: B018
+            except (CorruptionError, UnsupportedFormatError):
+                return self.record(message.phy_offset, False)
+        return True
+
+
+# ------------------------------------------------------------------------------------------------- where the messages are
+
+
+class _Source:
+    """The places of the chosen messages in a log, in its order, some at a time."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        selection: Selection,
+        damage: _Damage,
+        progress: Callable[[int, int], None] | None,
+    ):
+        self.store, self.log = store, store.commit_log
+        self.selection = selection
+        self.chosen = _Chosen(selection)
+        self.damage = damage
+        low = self.log.min_offset
+        high = self.log.max_offset
+        begin = low if selection.begin_phy_offset is None else max(selection.begin_phy_offset, low)
+        end = high if selection.end_phy_offset is None else min(selection.end_phy_offset, high)
+        self.begin, self.end = self._within_times(begin, end)
+        if low < self.begin == selection.begin_phy_offset:
+            # Any number may be given; a pass begins with a record.
+            base = self.begin - self.begin % self.log.segment_size
+            self.begin = self.log.step_to(max(base, low), self.begin)
+        self.progress = progress
+
+    @property
+    def is_scan(self) -> bool:
+        """bool: a pass over the log, whose rows the core chooses alone."""
+        return not self.selection.keys and not self.selection.by_queue
+
+    def tell(self, phy_offset: int) -> None:
+        if self.progress is not None and self.end > self.begin:
+            self.progress(min(max(phy_offset, self.begin), self.end) - self.begin, self.end - self.begin)
+
+    def _within_times(self, begin: int, end: int) -> tuple[int, int]:
+        # Segments whose neighbours are all too old or too new hold nothing in the range, as times only rise, but for the
+        # step that a clock may have gone back by.
+        firsts = [(base, self.log.store_timestamp_at(base)) for base in self.log.queue.offsets]
+        known = [(base, time) for base, time in firsts if time >= 0]
+        if self.selection.begin_timestamp is not None:
+            for base, time in known:
+                if time >= self.chosen.low - _CLOCK_STEP:
+                    break
+                begin = max(begin, base)
+        if self.selection.end_timestamp is not None:
+            for base, time in reversed(known):
+                if time <= self.chosen.high + _CLOCK_STEP:
+                    break
+                end = min(end, base)
+        return begin, max(end, begin)
+
+    def fill(
+        self, out: ArrowColumns, begin: int, end: int, on_damage: Callable[[int, int, Verdict | None], None]
+    ) -> Iterator[int]:
+        """Fill `out` with what the core chooses between two places."""
+        self.chosen.choose(out)
+        for at in self.log.fill(out, begin, end, on_damage):
+            yield at
+            self.tell(at)
+
+    def _scanned(self, begin: int, end: int) -> Iterator[np.ndarray]:
+        out = ArrowColumns(["phy_offset"], capacity=_BATCH_ROWS)
+        stretches: list[tuple[int, int, Verdict | None]] = []
+        for _ in self.fill(out, begin, end, lambda *stretch: stretches.append(stretch)):
+            num, parts = out.take()
+            phy_offsets = np.frombuffer(parts["phy_offset"][0], np.int64)[:num].copy()
+            # What lies in front of damage is judged first, so that the first damage is the one that is told.
+            for stretch in stretches:
+                before = int(np.searchsorted(phy_offsets, stretch[0]))
+                yield phy_offsets[:before]
+                self.damage.stretch(*stretch)
+                phy_offsets = phy_offsets[before:]
+            stretches.clear()
+            yield phy_offsets
+
+    def offsets(self) -> Iterator[np.ndarray]:
+        """The phy offsets of messages among which the chosen ones are, in ascending order."""
+        if self.selection.by_queue:
+            yield from self._queued()
+        elif self.selection.keys and self.selection.topics and self.store.index_service is not None:
+            yield from self._indexed()
+        else:
+            yield from self._scanned(self.begin, self.end)
+
+    def _indexed(self) -> Iterator[np.ndarray]:
+        service = self.store.index_service
+        assert service is not None
+        hits = []
+        for topic in dict.fromkeys(self.selection.topics):
+            for key in dict.fromkeys(self.selection.keys):
+                hits.append(np.fromiter(service.candidates(topic, key), np.int64))
+                hashes = np.full(len(hits[-1]), index_key_hash(topic, key), np.int32)
+                doubt_entries(self.log, service, hashes, hits[-1])
+        service.note_damage()
+        spans = []
+        for name in service.names:
+            header = service.file(name).header
+            if name in service.distrusted:
+                continue
+            if header.index_count > 1 and header.begin_phy_offset <= header.end_phy_offset:
+                spans.append((header.begin_phy_offset, header.end_phy_offset))
+        found = np.unique(np.concatenate([np.empty(0, np.int64), *hits]))
+        at = self.begin
+        # What lies between the spans of the index files was perhaps never indexed, or its file is lost.
+        for first, last in sorted(spans):
+            newest = self.log.look_up(last)
+            if last < at or newest is None:
+                # Its end is no record, so the file is not believed: the log itself is searched.
+                continue
+            first = max(first, at)
+            yield from self._scanned(at, min(first, self.end))
+            here = found[(found >= first) & (found <= last) & (found < self.end)]
+            for start in range(0, len(here), _BATCH_ROWS):
+                part = here[start : start + _BATCH_ROWS]
+                yield part
+                self.tell(int(part[-1]))
+            at = last + newest.store_size
+            if at >= self.end:
+                return
+        yield from self._scanned(at, self.end)
+
+    def _queued(self) -> Iterator[np.ndarray]:
+        selection = self.selection
+        low = selection.begin_queue_offset or 0
+        high = _INT64_MAX if selection.end_queue_offset is None else selection.end_queue_offset
+        units = [
+            self._units(topic, queue_id, low, high)
+            for topic in dict.fromkeys(selection.topics)
+            for queue_id in self.store.queue_ids(topic)
+            if not selection.queue_ids or queue_id in selection.queue_ids
+        ]
+        batch: list[int] = []
+        for phy_offset in heapq.merge(*units):
+            batch.append(phy_offset)
+            if len(batch) == _BATCH_ROWS:
+                yield np.array(batch, np.int64)
+                self.tell(batch[-1])
+                batch = []
+        if batch:
+            yield np.array(batch, np.int64)
+
+    def _units(self, topic: str, queue_id: int, low: int, high: int) -> Iterator[int]:
+        queue = self.store.queues.find(topic, queue_id)
+        if queue is None:
+            return
+        codes = None
+        if self.chosen.tags is not None:
+            codes = np.array(sorted({tags_code(tag) & 0xFFFFFFFF for tag in self.chosen.tags}), np.int64)
+        low = max(low, queue.bounds(self.log.min_offset)[0])
+        newest = -1
+        for phy_offsets, queue_offsets, sizes, unit_codes in queue_places(queue, low, high):
+            kept = (phy_offsets != 0) | (sizes != PRE_FILL_SIZE)
+            kept &= (phy_offsets >= self.begin) & (phy_offsets < self.end)
+            if codes is not None:
+                kept &= np.isin(unit_codes & 0xFFFFFFFF, codes) | (unit_codes <= EXT_ADDRESS_MAX)
+            places = zip(phy_offsets[kept].tolist(), queue_offsets[kept].tolist(), sizes[kept].tolist())
+            for phy_offset, queue_offset, size in places:
+                message = self.log.look_up(phy_offset, size)
+                if message is None or not message.check_queue(topic, queue_id, queue_offset):
+                    self.damage.stretch(phy_offset, phy_offset + max(size, 0), self._judged(phy_offset, size))
+                elif phy_offset > newest:
+                    # In a damaged queue offsets may fall; what was passed is not given twice.
+                    newest = phy_offset
+                    yield phy_offset
+
+    def _judged(self, phy_offset: int, size: int) -> Verdict | None:
+        try:
+            mapped_file = self.log.segment(phy_offset)
+            base = mapped_file.file_from_offset
+            verdict, found, _ = check_record(mapped_file.region, phy_offset - base, base, 0)
+            return Verdict.BAD_SIZE if verdict is Verdict.RECORD and found != size else verdict
+        except OffsetOutOfRangeError:
+            return None
+
+
+def _messages(source: _Source, names: Sequence[str]) -> Iterator[MessageExt]:
+    for phy_offsets in source.offsets():
+        for phy_offset in phy_offsets.tolist():
+            message = source.log.look_up(phy_offset)
+            if message is not None and source.chosen.has(message) and source.damage.is_sound(message, names):
+                yield message
+
+
+def _batches(source: _Source, columns: tuple[str, ...]) -> Iterator[pa.RecordBatch]:
+    # The same rows as those of `_messages`, as record batches.
+    judged = not _JUDGED.isdisjoint(columns)
+    extra = [name for name in ("corrupt", "phy_offset") if judged and name not in columns]
+    made = Columns([*columns, *extra], _BATCH_ROWS, source.log.crc_check, _BATCH_BYTES)
+    if source.is_scan:
+        ready: list[pa.RecordBatch] = []
+
+        def take() -> None:
+            if made.out.count:
+                ready.append(_sound_rows(made.take(), columns, source.damage, judged))
+
+        def on_damage(begin: int, end: int, verdict: Verdict | None) -> None:
+            # What lies in front of it is judged first, so that the first damage is the one that is told.
+            take()
+            source.damage.stretch(begin, end, verdict)
+
+        for _ in source.fill(made.out, source.begin, source.end, on_damage):
+            take()
+            yield from ready
+            ready.clear()
+        return
+    source.chosen.choose(made.out)
+    for phy_offsets in source.offsets():
+        chosen = [
+            phy_offset
+            for phy_offset in phy_offsets.tolist()
+            if (message := source.log.look_up(phy_offset)) is not None and source.chosen.has(message)
+        ]
+        for batch in rows_at(source.log, made, np.array(chosen, np.int64))[0]:
+            yield _sound_rows(batch, columns, source.damage, judged)
+
+
+def _sound_rows(batch: pa.RecordBatch, columns: tuple[str, ...], damage: _Damage, judged: bool) -> pa.RecordBatch:
+    if not judged:
+        return batch
+    bad = batch.column("corrupt").to_numpy(zero_copy_only=False)
+    unreadable = np.zeros(len(bad), bool)
+    if "body" in columns:
+        unreadable = batch.column("body").is_null().to_numpy(zero_copy_only=False) & ~bad
+    places = np.flatnonzero(bad | unreadable)
+    if len(places):
+        keep = np.ones(len(bad), bool)
+        for place in places.tolist():
+            keep[place] = damage.record(batch.column("phy_offset")[place].as_py(), bool(bad[place]))
+        batch = batch.filter(import_pyarrow().array(keep))
+    return batch.select(list(columns))
+
+
+def format_of(path: str | os.PathLike[str]) -> tuple[str | None, str | None]:
+    """(str or None, str or None): the format and the compression that the ending of a file's name says."""
+    stem, ending = os.path.splitext(os.fspath(path).lower())
+    compression = _COMPRESSED_ENDINGS.get(ending)
+    if compression is not None:
+        ending = os.path.splitext(stem)[1]
+    return _ENDINGS.get(ending), compression
+
+
+@contextlib.contextmanager
+def _compressed(file: IO[bytes], compression: str) -> Iterator[IO[bytes]]:
+    if compression == "gzip":
+        # No name and no time: the same messages give the same bytes.
+        with gzip.GzipFile("", "wb", 6, file, mtime=0) as packed:
+            yield packed  # type: ignore[misc]
+    elif compression == "zstd":
+        with _import_zstandard().ZstdCompressor().stream_writer(file, closefd=False) as packed:
+            yield packed
+    else:
+        yield file
+
+
+def _import_zstandard() -> Any:
+    try:
+        import zstandard
+    except ImportError:
+        raise MissingDependencyError(
+            "files compressed with zstd need the library zstandard: install it with 'pip install rmqstore[compression]'"
+        ) from None
+    return zstandard
+
+
+# ----------------------------------------------------------------------------------------------------------------- writing
+
+
+def _coded(body: bytes, form: str) -> tuple[str, str]:
+    # A body as text, and what it is.
+    if form == "text":
+        try:
+            return body.decode("utf-8"), "utf-8"
+        except UnicodeDecodeError:
+            return base64.b64encode(body).decode("ascii"), "base64"
+    if form == "hex":
+        return body.hex(), "hex"
+    return base64.b64encode(body).decode("ascii"), "base64"
+
+
+def _body(message: MessageExt, name: str) -> bytes | None:
+    if name == "body_stored":
+        return message.body_stored
+    try:
+        return message.body
+    except (CorruptionError, UnsupportedFormatError):
+        return None
+
+
+def message_row(message: MessageExt, columns: Sequence[str], form: str) -> dict[str, Any]:
+    """dict: these columns of a message as values that JSON can hold; times are ms since epoch.
+
+    Behind ``body`` stands ``body_encoding``: utf-8, hex or base64; both are None for a body that cannot be decompressed.
+    """
+    row: dict[str, Any] = {}
+    for name in columns:
+        if name in _BODIES:
+            raw = _body(message, name)
+            row[name], row[f"{name}_encoding"] = (None, None) if raw is None else _coded(raw, form)
+        else:
+            row[name] = getattr(message, _ATTRIBUTES.get(name, name))
+    return row
+
+
+class _Writer(Protocol):
+    def message(self, message: MessageExt) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def _visible(text: str) -> str:
+    # What a terminal could obey or hide, as JSON escapes it.
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
+
+
+def _json_bytes(row: dict[str, Any], shown: bool = False) -> bytes:
+    text = _encode(row)
+    return (_visible(text) if shown else text).encode("utf-8", "backslashreplace") + b"\n"
+
+
+class _JsonLines:
+    def __init__(self, file: IO[bytes], columns: Sequence[str], form: str, shown: bool):
+        self.file, self.columns, self.form, self.shown = file, columns, form, shown
+
+    def message(self, message: MessageExt) -> None:
+        self.file.write(_json_bytes(message_row(message, self.columns, self.form), self.shown))
+
+    def close(self) -> None:
+        pass
+
+
+def iso_time(timestamp: int) -> str:
+    """str: ms since epoch as ISO 8601 in UTC; the bare number where no calendar reaches."""
+    try:
+        moment = _EPOCH + datetime.timedelta(milliseconds=timestamp)
+    except OverflowError:
+        return str(timestamp)
+    return moment.isoformat(timespec="milliseconds")
+
+
+class _Csv:
+    def __init__(self, file: IO[bytes], columns: Sequence[str], form: str, shown: bool):
+        self.file, self.columns, self.form, self.shown = file, columns, form, shown
+        # Lines end as RFC 4180 has it only where a field needs it: "\n" alone is what every tool reads.
+        self.rows = csv.writer(self, lineterminator="\n")
+        self.rows.writerow(
+            [each for name in columns for each in ([name, f"{name}_encoding"] if name in _BODIES else [name])]
+        )
+
+    def write(self, text: str) -> None:
+        self.file.write(text.encode("utf-8", "backslashreplace"))
+
+    def message(self, message: MessageExt) -> None:
+        row = message_row(message, self.columns, self.form)
+        for name in _BODIES:
+            # Readers of CSV take no zero bytes.
+            if row.get(name) is not None and "\0" in row[name]:
+                row[name] = base64.b64encode(row[name].encode()).decode("ascii")
+                row[f"{name}_encoding"] = "base64"
+        cells = [_cell(name, value) for name, value in row.items()]
+        self.rows.writerow([_visible(cell) for cell in cells] if self.shown else cells)
+
+    def close(self) -> None:
+        pass
+
+
+def _cell(name: str, value: Any) -> str:
+    if type(value) is str:
+        return value
+    if value is None:
+        return ""
+    if name == "keys":
+        return " ".join(value)
+    if name == "properties":
+        return _encode(value)
+    if name in _TIMES:
+        return iso_time(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+class _Files:
+    def __init__(self, folder: str, columns: Sequence[str]):
+        self.folder = folder
+        self.columns = [name for name in columns if name not in _BODIES]
+        self.source = "body_stored" if "body_stored" in columns and "body" not in columns else "body"
+        self.num = 0
+        self.manifest = open(os.path.join(folder, MANIFEST), "wb")
+
+    def message(self, message: MessageExt) -> None:
+        row = message_row(message, self.columns, "raw")
+        body = _body(message, self.source)
+        row["body_file"] = None
+        # Nothing of the store is part of a name.
+        folder = os.path.join("bodies", f"{self.num // _FOLDER_FILES:06}")
+        if self.num % _FOLDER_FILES == 0:
+            os.makedirs(os.path.join(self.folder, folder))
+        self.num += 1
+        if body is not None:
+            row["body_file"] = os.path.join(folder, name_of_offset(message.phy_offset))
+            with open(os.path.join(self.folder, row["body_file"]), "xb") as file:
+                file.write(body)
+        self.manifest.write(_json_bytes(row))
+
+    def close(self) -> None:
+        self.manifest.flush()
+        os.fsync(self.manifest.fileno())
+        self.manifest.close()
+
+
+class _Sink(io.RawIOBase):
+    """What pyarrow writes to.  Its writers end a file properly even when they are thrown away; then nothing goes on."""
+
+    def __init__(self, file: IO[bytes]):
+        self.file: IO[bytes] | None = file
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        return len(memoryview(data).cast("B")) if self.file is None else self.file.write(data)
+
+    def abandon(self) -> None:
+        self.file = None
+
+
+class _ArrowFile:
+    """Record batches into an Arrow or Parquet file; Parquet's row groups are gathered."""
+
+    def __init__(self, file: _Sink, format: str, columns: Sequence[str], form: str, compression: str, seekable: bool):
+        pa = self.pa = import_pyarrow()
+        self.form = form
+        self.schema = _arrow_schema(pa, columns, form)
+        self.ready: list[Any] = []
+        self.rows = self.size = 0
+        self.groups = format == "parquet"
+        if format == "arrow":
+            options = pa.ipc.IpcWriteOptions(compression=None if compression == "none" else compression)
+            # A stream can be written to a pipe, and read from one.
+            new = pa.ipc.new_file if seekable else pa.ipc.new_stream
+            self.writer = new(file, self.schema, options=options)
+        else:
+            import pyarrow.parquet
+
+            self.writer = pyarrow.parquet.ParquetWriter(
+                file, self.schema, compression="NONE" if compression == "none" else compression
+            )
+
+    def batch(self, batch: pa.RecordBatch) -> None:
+        batch = _arrow_batch(self.pa, batch, self.schema, self.form)
+        if not self.groups:
+            self.writer.write_batch(batch)
+            return
+        self.ready.append(batch)
+        self.rows += batch.num_rows
+        self.size += batch.nbytes
+        if self.rows >= _GROUP_ROWS or self.size >= _GROUP_BYTES:
+            self._write_group()
+
+    def _write_group(self) -> None:
+        if self.ready:
+            table = self.pa.Table.from_batches(self.ready, schema=self.schema)
+            self.writer.write_table(table, row_group_size=max(table.num_rows, 1))
+        self.ready, self.rows, self.size = [], 0, 0
+
+    def close(self) -> None:
+        self._write_group()
+        self.writer.close()
+
+
+def _arrow_schema(pa: Any, columns: Sequence[str], form: str) -> pa.Schema:
+    fields = []
+    for each in scan_schema(columns):
+        if each.name in _BODIES and form != "raw":
+            fields += [pa.field(each.name, pa.string()), pa.field(f"{each.name}_encoding", pa.string())]
+        else:
+            fields.append(each)
+    return pa.schema(fields)
+
+
+def _arrow_batch(pa: Any, batch: pa.RecordBatch, schema: pa.Schema, form: str) -> pa.RecordBatch:
+    if form == "raw" or not any(name in _BODIES for name in batch.schema.names):
+        return batch
+    arrays = []
+    for name in batch.schema.names:
+        array = batch.column(name)
+        if name not in _BODIES:
+            arrays.append(array)
+            continue
+        pairs = [(None, None) if body is None else _coded(body, form) for body in array.to_pylist()]
+        arrays += [pa.array([text for text, _ in pairs], pa.string()), pa.array([how for _, how in pairs], pa.string())]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+# ------------------------------------------------------------------------------------------------------------------ export
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What an export wrote.
+
+    Attributes
+    ----------
+    output, format : str
+        ``-`` for a file that the caller opened.
+    messages : int
+        Rows written.
+    corrupt_records : int
+        Messages whose CRC is wrong or whose body cannot be decompressed: left out with ``skip``, among `messages` with ``report``.
+    damaged_stretches, damaged_size : int
+        Parts of the log, and their bytes, that hold no record; nothing can be written of them.
+    columns : tuple of str
+    """
+
+    output: str
+    format: str
+    messages: int
+    corrupt_records: int
+    damaged_stretches: int
+    damaged_size: int
+    columns: tuple[str, ...] = field(default=())
+
+
+def export(
+    path: str | os.PathLike[str],
+    output: str | os.PathLike[str] | IO[bytes],
+    selection: Selection | None = None,
+    *,
+    config: StoreConfig | None = None,
+    format: str | None = None,
+    columns: Iterable[str] | None = None,
+    body: str | None = None,
+    corrupt: str = "fail",
+    compression: str | None = None,
+    force: bool = False,
+    shown: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> ExportReport:
+    """Write messages of the store at `path` to a file, in the order of the log; the store is only read.
+
+    Parameters
+    ----------
+    path : path
+        The store's root; a broker may be running on it.  What is put after the call began is left out.
+    output : path or binary file
+        The format ``files`` makes a folder.  A path has its name only when all is written; a file that the caller opened is
+        neither closed nor forced to the disk.
+    selection : Selection, optional
+        By default everything.
+    config : StoreConfig, optional
+        By default `StoreConfig.infer`.
+    format : {"jsonl", "csv", "arrow", "parquet", "files"}, optional
+        By default what the ending of `output` says, ``jsonl`` for an open file.
+    columns : iterable of str, optional
+        As of `MessageStore.scan`; by default all but those that repeat others.
+    body : {"text", "hex", "base64", "raw", "none"}, optional
+        How bodies are written.  By default ``raw`` for Arrow, Parquet and single files, ``text`` otherwise: bodies that are not
+        UTF-8 become base64, and ``body_encoding`` says so.
+    corrupt : {"fail", "report", "skip"}
+        What damage does.  Without ``body`` and ``corrupt`` among the columns CRCs are not looked at.
+    compression : str, optional
+        One of `COMPRESSIONS`; by default what the ending says (``.gz``, ``.zst``), zstd for Parquet.
+    force : bool
+        Replace a file that exists; a folder is never replaced.
+    shown : bool
+        The output is a terminal: everything outside ASCII is escaped.
+    progress : callable, optional
+        Called with (bytes of the log done, bytes in all).
+
+    Returns
+    -------
+    ExportReport
+
+    Raises
+    ------
+    CorruptionError, ChecksumError
+        Damage, with ``corrupt="fail"``; there is no output then.
+    StoreError
+        There is no store, or the output exists.
+    ValueError
+        An option that there is not, or one that does not fit the format.
+    MissingDependencyError
+        The format needs a library that is not installed.
+    """
+    is_path = isinstance(output, (str, os.PathLike))
+    target = os.fspath(output) if is_path else "-"  # type: ignore[arg-type]
+    told, told_compression = format_of(target) if is_path else ("jsonl", None)
+    if format is None:
+        format = told
+        if format is None:
+            raise ValueError(
+                f"the name {target!r} does not tell the format; give one of {', '.join(FORMATS)}, or a name that ends with "
+                ".jsonl, .csv, .arrow or .parquet"
+            )
+    if told_compression is not None and format not in ("jsonl", "csv"):
+        raise ValueError(
+            f"a {format} file is compressed inside: leave .gz and .zst out of its name, and give --compress"
+        )
+    names, form, compression = _checked(format, columns, body, corrupt, compression or told_compression)
+    if format in ("arrow", "parquet"):
+        import_pyarrow()
+    if is_path:
+        check_outside(target, path)
+    with contextlib.ExitStack() as stack:
+        # That the output cannot be written is said before anything is read.
+        folder = None
+        file: IO[bytes] | None = None
+        if format == "files":
+            if not is_path:
+                raise ValueError("the format files makes a folder; give its name")
+            folder = OutputFolder(target)
+        elif is_path:
+            opened = OutputFile(target, force=force)
+        store = stack.enter_context(MessageStore.open(path, config=config, read_only=True))
+        log = store.commit_log
+        damage = _Damage(log, corrupt)
+        source = _Source(store, selection or Selection(), damage, progress)
+        source.tell(source.begin)
+        if folder is not None:
+            writer: Any = _Files(stack.enter_context(folder), names)
+            stack.callback(writer.manifest.close)
+        else:
+            file = stack.enter_context(opened) if is_path else output  # type: ignore[assignment]
+            assert file is not None
+            packed = file if format in ("arrow", "parquet") else stack.enter_context(_compressed(file, compression))
+            if format == "jsonl":
+                writer = _JsonLines(packed, names, form, shown)
+            elif format == "csv":
+                writer = _Csv(packed, names, form, shown)
+            else:
+                sink = _Sink(packed)
+                stack.callback(sink.abandon)
+                writer = _ArrowFile(sink, format, names, form, compression, is_path and file.seekable())
+        number = 0
+        if format in ("arrow", "parquet"):
+            for batch in _batches(source, names):
+                if batch.num_rows:
+                    writer.batch(batch)
+                    number += batch.num_rows
+        else:
+            for message in _messages(source, names):
+                writer.message(message)
+                number += 1
+        writer.close()
+        source.tell(source.end)
+    return ExportReport(target, format, number, damage.records, damage.stretches, damage.size, names)
+
+
+def _checked(
+    format: str, columns: Iterable[str] | None, body: str | None, corrupt: str, compression: str | None
+) -> tuple[tuple[str, ...], str, str]:
+    for value, what, known in [(format, "format", FORMATS), (corrupt, "corrupt", CORRUPT_MODES)]:
+        if value not in known:
+            raise ValueError(f"{what} is {value!r}; give {', '.join(known[:-1])} or {known[-1]}")
+    if body is not None and body not in BODY_FORMS:
+        raise ValueError(f"body is {body!r}; give {', '.join(BODY_FORMS[:-1])} or {BODY_FORMS[-1]}")
+    binary = format in ("arrow", "parquet", "files")
+    form = body or ("raw" if binary else "text")
+    if form == "raw" and not binary:
+        raise ValueError(f"{format} has no place for raw bytes; give text, hex, base64 or none, or another format")
+    if format == "files" and form != "raw":
+        raise ValueError("the format files writes bodies as they are; leave body out, or choose another format")
+    names = chosen_columns(columns)
+    if format == "files" and _JUDGED.isdisjoint(names):
+        names = (*names, "body")
+    if form == "none":
+        names = tuple(name for name in names if name not in _BODIES)
+    if not names:
+        raise ValueError(f"no column is left; there are {', '.join(COLUMN_NAMES)}")
+    compression = compression or ("zstd" if format == "parquet" else "none")
+    if compression not in COMPRESSIONS[format]:
+        raise ValueError(f"{format} is not compressed with {compression}; give {', '.join(COMPRESSIONS[format])}")
+    if compression == "zstd" and format in ("jsonl", "csv"):
+        _import_zstandard()
+    return names, form, compression

@@ -1,0 +1,382 @@
+"""Metrics of a store for Prometheus: families, and the text that a scrape or node_exporter's textfile collector takes.
+
+Owns names, labels and meaning of the metrics, never a number: those are `MessageStore.stats`.  It opens stores read-only and
+changes nothing.  Names that begin with ``rocketmq_`` are those of rocketmq-exporter and mean the same; what a directory does
+not tell (clients, rates of the broker's memory) is left out instead of made up.  Names that begin with ``rmqstore_`` are ours.
+A text of a store only ever becomes a label's value, escaped, so that no name in it breaks the text.
+
+Source of the exporter's names, labels and sums: apache/rocketmq-exporter, RMQMetricsCollector and MetricsCollectTask.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rmqstore.config import StoreConfig
+from rmqstore.errors import MissingDependencyError, StoreError
+from rmqstore.store.message_store import MessageStore
+from rmqstore.store.stats import StoreStats
+
+if TYPE_CHECKING:
+    from prometheus_client.core import GaugeMetricFamily
+
+__all__ = ["Findings", "collect", "content_type", "names", "text"]
+
+_RETRY_PREFIX, _DLQ_PREFIX = "%RETRY%", "%DLQ%"
+_STORE_LABELS = ("cluster", "broker")
+_RUNTIME_LABELS = ("cluster", "brokerIP")
+
+# By name: help and labels (behind those of the store).  What is exported is listed here and nowhere else.
+_FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
+    # As rocketmq-exporter has them.
+    "rocketmq_producer_offset": ("Sum of the max offsets of a topic's queues.", (*_STORE_LABELS, "topic")),
+    "rocketmq_topic_retry_offset": ("Sum of the max offsets of a retry topic's queues.", (*_STORE_LABELS, "topic")),
+    "rocketmq_topic_dlq_offset": ("Sum of the max offsets of a group's dead-letter queues.", (*_STORE_LABELS, "group")),
+    "rocketmq_consumer_offset": (
+        "Sum of a group's offsets in the queues of a topic.",
+        (*_STORE_LABELS, "topic", "group"),
+    ),
+    "rocketmq_group_diff": ("Messages of a topic that a group has not consumed.", ("group", "topic")),
+    "rocketmq_group_retrydiff": ("Messages of a retry topic that its group has not consumed.", ("group", "topic")),
+    "rocketmq_group_get_latency_by_storetime": (
+        "Age in ms of the oldest message that a group consumes next, 0 where nothing is left.",
+        (*_STORE_LABELS, "topic", "group"),
+    ),
+    "rocketmq_brokeruntime_commitlog_disk_ratio": (
+        "Used part of the disk below the commit log, 0 to 1.",
+        _RUNTIME_LABELS,
+    ),
+    "rocketmq_brokeruntime_consumequeue_disk_ratio": (
+        "Used part of the disk below the consume queues, 0 to 1.",
+        _RUNTIME_LABELS,
+    ),
+    "rocketmq_brokeruntime_commitlogdir_capacity_total": ("Bytes of the disk below the store.", _RUNTIME_LABELS),
+    "rocketmq_brokeruntime_commitlogdir_capacity_free": ("Free bytes of the disk below the store.", _RUNTIME_LABELS),
+    "rocketmq_brokeruntime_commitlog_maxoffset": ("Phy offset behind the last record of the log.", _RUNTIME_LABELS),
+    "rocketmq_brokeruntime_commitlog_minoffset": ("Phy offset of the oldest segment of the log.", _RUNTIME_LABELS),
+    "rocketmq_brokeruntime_earliest_message_timestamp": (
+        "Store time of the oldest message, ms since the epoch.",
+        _RUNTIME_LABELS,
+    ),
+    "rocketmq_brokeruntime_remain_howmanydata_toflush": (
+        "Bytes of the log that may not be on the disk; only of a store that is asked by its own writer.",
+        _RUNTIME_LABELS,
+    ),
+    # The store's own health.
+    "rmqstore_up": ("1 if the store could be read, 0 if not.", _STORE_LABELS),
+    "rmqstore_clean": (
+        "1 if there is no abort file: nobody writes, and the last who did closed in order.",
+        _STORE_LABELS,
+    ),
+    "rmqstore_files": ("Files of a part of the store.", (*_STORE_LABELS, "part")),
+    "rmqstore_size_bytes": ("Bytes of these files, unused rest included.", (*_STORE_LABELS, "part")),
+    "rmqstore_log_bytes": ("Bytes of the log that hold records.", _STORE_LABELS),
+    "rmqstore_log_behind_queues_bytes": ("Bytes of the log behind the last record that is in a queue.", _STORE_LABELS),
+    "rmqstore_disk_usable_bytes": ("Free bytes of the disk that are not kept for root.", _STORE_LABELS),
+    "rmqstore_first_store_timestamp_seconds": ("Store time of the oldest message, s since the epoch.", _STORE_LABELS),
+    "rmqstore_last_store_timestamp_seconds": ("Store time of the newest message, s since the epoch.", _STORE_LABELS),
+    "rmqstore_checkpoint_timestamp_seconds": (
+        "Store time up to which a part is on the disk according to the checkpoint, s since the epoch.",
+        (*_STORE_LABELS, "part"),
+    ),
+    "rmqstore_checkpoint_lag_seconds": (
+        "How far the checkpoint of a part is behind the newest message.",
+        (*_STORE_LABELS, "part"),
+    ),
+    "rmqstore_queues": ("Consume queues of a topic.", (*_STORE_LABELS, "topic")),
+    "rmqstore_topic_messages": ("Messages of a topic that are still there.", (*_STORE_LABELS, "topic")),
+    "rmqstore_topic_last_store_timestamp_seconds": (
+        "Store time of the newest message of a topic, s since the epoch.",
+        (*_STORE_LABELS, "topic"),
+    ),
+    "rmqstore_queue_min_offset": (
+        "Queue offset of the first message that is still there.",
+        (*_STORE_LABELS, "topic", "queue_id"),
+    ),
+    "rmqstore_queue_max_offset": ("Queue offset of the next message to come.", (*_STORE_LABELS, "topic", "queue_id")),
+    "rmqstore_consumer_queue_offset": (
+        "Queue offset that a group consumes next.",
+        (*_STORE_LABELS, "group", "topic", "queue_id"),
+    ),
+    "rmqstore_consumer_lag_messages": (
+        "Messages of a queue that a group has not consumed; no sample where the queue is gone or ends before its offset.",
+        (*_STORE_LABELS, "group", "topic", "queue_id"),
+    ),
+    "rmqstore_index_files": ("Index files.", _STORE_LABELS),
+    "rmqstore_index_entries": ("Entries of all index files.", _STORE_LABELS),
+    "rmqstore_index_newest_entries_ratio": ("Used part of the newest index file's entries, 0 to 1.", _STORE_LABELS),
+    "rmqstore_index_newest_slots_ratio": ("Used part of the newest index file's slots, 0 to 1.", _STORE_LABELS),
+    "rmqstore_index_last_store_timestamp_seconds": (
+        "Store time of the newest message that is in the index, s since the epoch.",
+        _STORE_LABELS,
+    ),
+    "rmqstore_verify_findings": ("What the last verify found, by kind.", (*_STORE_LABELS, "kind")),
+    "rmqstore_verify_timestamp_seconds": ("When the last verify ended, s since the epoch.", _STORE_LABELS),
+}
+# Which field of the checkpoint speaks for which part.
+_CHECKPOINT_PARTS = {
+    "physic_msg_timestamp": "commitlog",
+    "logics_msg_timestamp": "consumequeue",
+    "index_msg_timestamp": "index",
+}
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a run of `verify` found.
+
+    Attributes
+    ----------
+    kinds : mapping of str to int
+        Number of findings by kind; empty if nothing is wrong.
+    timestamp : int
+        When the run ended, ms since epoch.
+    """
+
+    kinds: Mapping[str, int]
+    timestamp: int
+
+
+def names() -> tuple[str, ...]:
+    """tuple of str: the names of all metrics that `collect` can yield."""
+    return tuple(_FAMILIES)
+
+
+def _import_prometheus() -> Any:
+    try:
+        import prometheus_client
+        import prometheus_client.core
+    except ImportError:
+        raise MissingDependencyError(
+            "metrics need the library prometheus-client: install it with 'pip install rmqstore[metrics]'"
+        ) from None
+    return prometheus_client
+
+
+def content_type() -> str:
+    """str: the content type of `text`, for an HTTP answer."""
+    return str(_import_prometheus().CONTENT_TYPE_LATEST)
+
+
+def _label(value: object) -> str:
+    # A lone surrogate (a folder's name that is no UTF-8) has no place in the text; it becomes readable, not lost.
+    return str(value).encode("utf-8", "backslashreplace").decode()
+
+
+class _Samples:
+    """The samples of all families, before they are families: in the order of `_FAMILIES`, and each series once."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[tuple[tuple[str, str], ...], float]] = {name: {} for name in _FAMILIES}
+
+    def add(self, name: str, value: float, labels: Mapping[str, object]) -> None:
+        """One sample; a label without a value is left out, which is the same to Prometheus."""
+        pairs = tuple((key, _label(each)) for key, each in labels.items() if each != "")
+        # Names that differ in what cannot be shown would be one series twice, and Prometheus refuses all of such a text.
+        self._of[name].setdefault(pairs, value)
+
+    def families(self) -> Iterator[GaugeMetricFamily]:
+        core = _import_prometheus().core
+        for name, samples in self._of.items():
+            if samples:
+                family = core.GaugeMetricFamily(name, _FAMILIES[name][0])
+                for pairs, value in samples.items():
+                    family.add_sample(name, dict(pairs), value)
+                yield family
+
+
+def collect(
+    stores: str | os.PathLike[str] | MessageStore | Sequence[str | os.PathLike[str] | MessageStore],
+    config: StoreConfig | None = None,
+    *,
+    cluster: str = "",
+    broker: str = "",
+    findings: Findings | Mapping[str, Findings] | None = None,
+) -> Iterator[GaugeMetricFamily]:
+    """The metrics of a store as families of `prometheus_client`, to yield from a collector of a registry.
+
+    Parameters
+    ----------
+    stores : path, MessageStore, or sequence of them
+        Paths are opened read-only.  All series of one among several have the label ``store`` with its path.
+    config : StoreConfig, optional
+        Of all paths; by default what the files of each say.
+    cluster, broker : str
+        Values of the labels of that name, which a directory does not tell; without a value the label is left out.
+    findings : Findings, or mapping of path to Findings, optional
+        Of the last `verify`.
+
+    Yields
+    ------
+    prometheus_client.core.GaugeMetricFamily
+        Those without a sample are left out.
+
+    Raises
+    ------
+    MissingDependencyError
+        prometheus-client is not installed.
+    StoreError, OSError
+        The store cannot be read.  Of several stores, one that cannot be read has ``rmqstore_up 0`` and no more.
+    """
+    _import_prometheus()
+    samples = _Samples()
+    if isinstance(stores, (str, os.PathLike, MessageStore)):
+        stats = _stats(stores, config)
+        _add(samples, stats[0], stats[1], {"cluster": cluster, "broker": broker}, _findings(findings, stats[0].path))
+    else:
+        for store in stores:
+            path = store.path if isinstance(store, MessageStore) else os.fspath(store)
+            labels = {"cluster": cluster, "broker": broker, "store": path}
+            try:
+                stats = _stats(store, config)
+            except (StoreError, OSError):
+                samples.add("rmqstore_up", 0, labels)
+                continue
+            _add(samples, stats[0], stats[1], labels, _findings(findings, path))
+    yield from samples.families()
+
+
+def _findings(findings: Findings | Mapping[str, Findings] | None, path: str) -> Findings | None:
+    return findings if findings is None or isinstance(findings, Findings) else findings.get(path)
+
+
+def _stats(store: str | os.PathLike[str] | MessageStore, config: StoreConfig | None) -> tuple[StoreStats, str]:
+    if isinstance(store, MessageStore):
+        return store.stats(), store.config.store_host
+    with MessageStore.open(store, config=config, read_only=True) as opened:
+        return opened.stats(), "" if "store_host" in opened.config.assumed else opened.config.store_host
+
+
+def _add(
+    samples: _Samples, stats: StoreStats, store_host: str, labels: Mapping[str, str], findings: Findings | None
+) -> None:
+    def store(name: str, value: float | None, **more: object) -> None:
+        if value is not None:
+            samples.add(name, value, {**labels, **more})
+
+    def seconds(name: str, timestamp: int | None, **more: object) -> None:
+        # In RocketMQ's files 0 stands for a time that is not known.
+        store(name, timestamp / 1000 if timestamp else None, **more)
+
+    runtime = {**{name: value for name, value in labels.items() if name != "broker"}, "brokerIP": store_host}
+
+    def broker(name: str, value: float | None) -> None:
+        if value is not None:
+            samples.add(f"rocketmq_brokeruntime_{name}", value, runtime)
+
+    broker("commitlog_disk_ratio", stats.disk.used_ratio)
+    broker("consumequeue_disk_ratio", stats.disk.used_ratio)
+    broker("commitlogdir_capacity_total", stats.disk.total)
+    broker("commitlogdir_capacity_free", stats.disk.free)
+    broker("commitlog_maxoffset", stats.max_phy_offset)
+    broker("commitlog_minoffset", stats.min_phy_offset)
+    broker("earliest_message_timestamp", stats.first_store_timestamp)
+    broker("remain_howmanydata_toflush", stats.unflushed_size)
+
+    store("rmqstore_up", 1)
+    store("rmqstore_clean", int(stats.clean))
+    for part, number in stats.files.items():
+        store("rmqstore_files", number, part=part)
+        store("rmqstore_size_bytes", stats.sizes[part], part=part)
+    store("rmqstore_log_bytes", stats.max_phy_offset - stats.min_phy_offset)
+    store("rmqstore_log_behind_queues_bytes", stats.max_phy_offset - stats.dispatched_phy_offset)
+    store("rmqstore_disk_usable_bytes", stats.disk.usable)
+    seconds("rmqstore_first_store_timestamp_seconds", stats.first_store_timestamp)
+    seconds("rmqstore_last_store_timestamp_seconds", stats.last_store_timestamp)
+    for field, part in _CHECKPOINT_PARTS.items():
+        timestamp = stats.checkpoint[field]
+        if timestamp > 0:
+            seconds("rmqstore_checkpoint_timestamp_seconds", timestamp, part=part)
+            if stats.last_store_timestamp is not None:
+                behind = max(stats.last_store_timestamp - timestamp, 0)
+                store("rmqstore_checkpoint_lag_seconds", behind / 1000, part=part)
+    _add_topics(store, stats)
+    _add_consumers(samples, store, stats, labels)
+    store("rmqstore_index_files", len(stats.index_files))
+    store("rmqstore_index_entries", sum(index.entries for index in stats.index_files))
+    if stats.index_files:
+        newest = stats.index_files[-1]
+        store("rmqstore_index_newest_entries_ratio", newest.entries / max(newest.max_entries, 1))
+        store("rmqstore_index_newest_slots_ratio", newest.used_slots / max(newest.slots, 1))
+        seconds("rmqstore_index_last_store_timestamp_seconds", max(index.end_timestamp for index in stats.index_files))
+    if findings is not None:
+        for kind, number in findings.kinds.items():
+            store("rmqstore_verify_findings", number, kind=kind)
+        if not findings.kinds:
+            store("rmqstore_verify_findings", 0)
+        seconds("rmqstore_verify_timestamp_seconds", findings.timestamp)
+
+
+def _add_topics(store: Any, stats: StoreStats) -> None:
+    topics: dict[str, list[Any]] = {}
+    for queue in stats.queues:
+        topics.setdefault(queue.topic, []).append(queue)
+        where = {"topic": queue.topic, "queue_id": queue.queue_id}
+        store("rmqstore_queue_min_offset", queue.min_queue_offset, **where)
+        store("rmqstore_queue_max_offset", queue.max_queue_offset, **where)
+    for topic, queues in topics.items():
+        total = sum(queue.max_queue_offset for queue in queues)
+        if topic.startswith(_RETRY_PREFIX):
+            store("rocketmq_topic_retry_offset", total, topic=topic)
+        elif topic.startswith(_DLQ_PREFIX):
+            store("rocketmq_topic_dlq_offset", total, group=topic.replace(_DLQ_PREFIX, ""))
+        else:
+            store("rocketmq_producer_offset", total, topic=topic)
+        store("rmqstore_queues", len(queues), topic=topic)
+        store("rmqstore_topic_messages", sum(queue.messages for queue in queues), topic=topic)
+        times = [queue.last_store_timestamp for queue in queues if queue.last_store_timestamp is not None]
+        if times:
+            store("rmqstore_topic_last_store_timestamp_seconds", max(times) / 1000, topic=topic)
+
+
+def _add_consumers(samples: _Samples, store: Any, stats: StoreStats, labels: Mapping[str, str]) -> None:
+    groups: dict[tuple[str, str], list[Any]] = {}
+    for consumer in stats.consumers:
+        groups.setdefault((consumer.group, consumer.topic), []).append(consumer)
+        where = {"group": consumer.group, "topic": consumer.topic, "queue_id": consumer.queue_id}
+        if consumer.queue_offset >= 0:
+            store("rmqstore_consumer_queue_offset", consumer.queue_offset, **where)
+        # An offset beyond the end says that units were lost, so how much is left is not known.
+        if consumer.lag is not None and consumer.lag >= 0:
+            store("rmqstore_consumer_lag_messages", consumer.lag, **where)
+    for (group, topic), consumers in groups.items():
+        if topic.startswith(_DLQ_PREFIX):
+            continue  # As in the exporter: nobody consumes them.
+        diff = "rocketmq_group_retrydiff" if topic.startswith(_RETRY_PREFIX) else "rocketmq_group_diff"
+        only_store = {name: value for name, value in labels.items() if name == "store"}
+        lags = [each.lag for each in consumers if each.lag is not None]
+        known = len(lags) == len(consumers)
+        if known:
+            samples.add(diff, sum(lags), {**only_store, "group": group, "topic": topic})
+        offsets = sum(max(each.queue_offset, 0) for each in consumers)
+        store("rocketmq_consumer_offset", offsets, topic=topic, group=group)
+        ages = [
+            stats.timestamp - each.next_store_timestamp for each in consumers if each.next_store_timestamp is not None
+        ]
+        if known:
+            store("rocketmq_group_get_latency_by_storetime", max([0, *ages]), topic=topic, group=group)
+
+
+def text(
+    stores: str | os.PathLike[str] | MessageStore | Sequence[str | os.PathLike[str] | MessageStore],
+    config: StoreConfig | None = None,
+    *,
+    cluster: str = "",
+    broker: str = "",
+    findings: Findings | Mapping[str, Findings] | None = None,
+) -> bytes:
+    """bytes: the metrics of a store in Prometheus' text format, to be answered with `content_type`.
+
+    Parameters and errors are those of `collect`.
+    """
+    prometheus = _import_prometheus()
+    found = list(collect(stores, config, cluster=cluster, broker=broker, findings=findings))
+
+    class Collected:
+        def collect(self) -> Iterable[Any]:
+            return found
+
+    return bytes(prometheus.generate_latest(Collected()))

@@ -1,0 +1,433 @@
+"""rebuild: the index and the consume queues of a store, made anew from its commit log alone.
+
+Owns building beside the old files, checking what was built against the log, and swapping it in by rename.  It never
+changes the commit log, and the old files stay in place until the new ones are complete, verified and on disk.  The bytes
+are those that the broker wrote (RocketMQ 5.5.0, or before 5.4.0 with ``index_tags=False``), file names of the index
+aside.
+
+A rebuild that was killed while building starts again; one that was killed while swapping goes on with the swap.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from rmqstore import _core
+from rmqstore._core import RecordColumns, Verdict
+from rmqstore.commitlog.commit_log import CommitLog, check_store_root
+from rmqstore.config import StoreConfig
+from rmqstore.consumequeue.consume_queue import queue_directories
+from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
+from rmqstore.errors import CorruptionError, GeometryError, StoreError
+from rmqstore.files.checkpoint import Checkpoint
+from rmqstore.files.mapped_file import MappedFilePool, fsync_directory, make_directories, naming_errors, open_regular
+from rmqstore.files.store_lock import StoreLock
+from rmqstore.index.index_service import IndexService
+from rmqstore.offline.verify import verify_parts
+from rmqstore.store.dispatcher import CommitLogDispatcher, IndexProgress, QueueKindError, without_unit
+
+__all__ = ["REBUILD_DIRECTORY", "RebuildReport", "rebuild"]
+
+logger = logging.getLogger(__name__)
+
+REBUILD_DIRECTORY = ".rmqstore-rebuild"
+_COMPLETE = "complete"
+# Verdicts on records whose lengths are whole.
+_CORRUPT = (Verdict.BAD_BODY_CRC.name, Verdict.BAD_PROP_CRC.name)
+_FOLDERS = {"index": ("index",), "consumequeue": ("consumequeue", "batchconsumequeue", "consumequeue_ext")}
+
+
+@dataclass(slots=True)
+class RebuildReport:
+    """What a rebuild did.
+
+    Attributes
+    ----------
+    what : tuple of str
+        "index", "consumequeue" or both.
+    output : str
+        The directory that holds the new files: the store itself after a swap.
+    records, units, index_entries : int
+        Records read, queue units and index entries written.
+    damage : list of (int, int, str)
+        Stretches of the log that could not be read: phy offset, size, verdict.  Nothing was built of them, except of
+        records that only fail their CRC.
+    log_bytes : int
+        Bytes of log that were read.
+    resumed : bool
+        An earlier rebuild was complete, only the swap was left.
+    seconds : float
+    """
+
+    what: tuple[str, ...]
+    output: str
+    records: int = 0
+    units: int = 0
+    index_entries: int = 0
+    damage: list[tuple[int, int, str]] = field(default_factory=list)
+    log_bytes: int = 0
+    resumed: bool = False
+    seconds: float = 0.0
+
+
+def rebuild(
+    path: str | os.PathLike[str],
+    what: Iterable[str] = ("index", "consumequeue"),
+    config: StoreConfig | None = None,
+    output: str | os.PathLike[str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> RebuildReport:
+    """Make index and queues anew from the commit log.
+
+    Parameters
+    ----------
+    path : path
+        The store's root.  Nobody else may have it open for writing.
+    what : iterable of {"index", "consumequeue"}
+    config : StoreConfig, optional
+        The geometry; by default `StoreConfig.infer`.  Values that would change bytes and that the store does not tell
+        (`config.assumed`) must be given: slot and entry counts, queue file size, delay levels, whether tags are indexed.
+    output : path, optional
+        Build into this directory, which must not hold them already, and leave the store as it is.
+    progress : callable, optional
+        Called with (bytes of log done, bytes of log in all), now and then and at the end.
+
+    Returns
+    -------
+    RebuildReport
+
+    Raises
+    ------
+    GeometryError
+        A needed value is only assumed; the message names the option to give.
+    StoreLockedError
+        A broker or another process has the store open.
+    CorruptionError
+        What was built does not agree with the log; the old files are untouched.
+    """
+    started = time.perf_counter()
+    root = check_store_root(path)
+    kinds = kinds_of(what)
+    if output is not None:
+        config = known_config(root, config, kinds)
+        target = free_output(output, kinds)
+        try:
+            report = _build(root, target, kinds, config, progress)
+        except BaseException:
+            _remove(target, kinds)
+            raise
+        report.output = target
+        report.seconds = time.perf_counter() - started
+        return report
+    with StoreLock(root):
+        work = os.path.join(root, REBUILD_DIRECTORY)
+        complete = finish_swap(root, work)
+        if complete and set(kinds) <= set(complete):
+            return RebuildReport(complete, root, resumed=True, seconds=time.perf_counter() - started)
+        config = known_config(root, config, kinds)
+        delete_tree(work, ignore_errors=True)
+        make_directories(work)
+        try:
+            report = _build(root, work, kinds, config, progress)
+        except BaseException:
+            delete_tree(work, ignore_errors=True)
+            raise
+        mark_complete(work, kinds)
+        swap(root, work, kinds)
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def kinds_of(what: Iterable[str] | str) -> tuple[str, ...]:
+    """tuple of str: "index", "consumequeue" or both, as asked for; ValueError for anything else."""
+    kinds = tuple(dict.fromkeys([what] if isinstance(what, str) else what))
+    for kind in kinds:
+        if kind not in _FOLDERS:
+            raise ValueError(f"what holds {kind!r}; give 'index', 'consumequeue' or both")
+    if not kinds:
+        raise ValueError("what is empty; give 'index', 'consumequeue' or both")
+    return kinds
+
+
+def free_output(output: str | os.PathLike[str], kinds: Iterable[str]) -> str:
+    """str: the directory to build into, made if it is missing; StoreError if it holds what is to be built."""
+    target = os.fspath(output)
+    for folder in folders_of(kinds):
+        if os.path.exists(os.path.join(target, folder)):
+            raise StoreError(f"{folder} exists in the output directory; give an empty one", target)
+    make_directories(target)
+    return target
+
+
+def mark_complete(work: str, kinds: Iterable[str]) -> None:
+    """Say that the folders in `work` are whole, so that only the swap is left: whole or not there at all, also after a
+    power failure."""
+    marker = os.path.join(work, _COMPLETE)
+    with naming_errors(marker + ".new"), open(marker + ".new", "w", encoding="ascii") as file:
+        file.write(" ".join(kinds))
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(marker + ".new", marker)
+    fsync_directory(work)
+
+
+def finish_swap(root: str, work: str) -> tuple[str, ...]:
+    """tuple of str: what an earlier rebuild had made ready, which is swapped in now; empty if there is none."""
+    marker = os.path.join(work, _COMPLETE)
+    if not os.path.exists(marker):
+        return ()
+    with open(open_regular(marker), encoding="ascii") as file:
+        complete = tuple(file.read().split())
+    swap(root, work, complete)
+    return complete
+
+
+def folders_of(kinds: Iterable[str]) -> list[str]:
+    """list of str: the folders of a store that these kinds are in."""
+    return [folder for kind in kinds for folder in _FOLDERS[kind]]
+
+
+def known_config(root: str, config: StoreConfig | None, kinds: tuple[str, ...]) -> StoreConfig:
+    """The geometry, by default `StoreConfig.infer`; GeometryError where a value that would change bytes is only assumed."""
+    config = StoreConfig.infer(root) if config is None else config
+    needed = []
+    if "index" in kinds:
+        needed += ["max_hash_slot_num", "max_index_num"]
+    if "consumequeue" in kinds:
+        needed += ["mapped_file_size_consume_queue"]
+        if config.enable_consume_queue_ext:
+            needed += ["mapped_file_size_consume_queue_ext"]
+    missing = [name for name in needed if name in config.assumed]
+    if missing:
+        raise GeometryError(
+            f"the store does not tell {', '.join(missing)}, and a wrong value would make files that its broker misreads; give "
+            f"them: config=StoreConfig.infer(path, {missing[0]}=...) or StoreConfig.from_properties('broker.conf')",
+            root,
+        )
+    return config
+
+
+def _build(
+    root: str, target: str, kinds: tuple[str, ...], config: StoreConfig, progress: Callable[[int, int], None] | None
+) -> RebuildReport:
+    batch_topics = {topic for topic, _, _ in queue_directories(root, "batchconsumequeue")}
+    while True:
+        try:
+            return _build_once(root, target, kinds, config, progress, batch_topics)
+        except QueueKindError as error:
+            # The first records of the topic were single ones: begin again, knowing its kind.
+            if error.topic in batch_topics:
+                raise
+            batch_topics.add(error.topic)
+            _remove(target, kinds)
+
+
+def delete_tree(path: str, ignore_errors: bool = False) -> None:
+    """Delete a directory and all that is in it."""
+    # Imported here because it brings the compression libraries along, which no other module of a plain import needs.
+    import shutil
+
+    shutil.rmtree(path, ignore_errors=ignore_errors)
+
+
+def _remove(target: str, kinds: tuple[str, ...]) -> None:
+    for folder in folders_of(kinds):
+        delete_tree(os.path.join(target, folder), ignore_errors=True)
+
+
+def _build_once(
+    root: str,
+    target: str,
+    kinds: tuple[str, ...],
+    config: StoreConfig,
+    progress: Callable[[int, int], None] | None,
+    batch_topics: set[str],
+) -> RebuildReport:
+    # Imported here because the command line imports this module for every command.
+    from concurrent.futures import ThreadPoolExecutor
+
+    report = RebuildReport(kinds, root)
+    # Nobody writes to most of the files that are built, so that their holes may stay what they are.
+    log_pool, pool = MappedFilePool(4), MappedFilePool(config.max_mapped_files, sparse=True)
+    commit_log = CommitLog(root, config, log_pool, read_only=True)
+    queues = ConsumeQueueStore(target, config, pool) if "consumequeue" in kinds else None
+    index_service = IndexService(target, config) if "index" in kinds else None
+    if index_service is not None:
+        index_service.sparse = True
+    try:
+        commit_log.load()
+        if queues is not None:
+            queues.load_topics(os.path.join(root, "config", "topics.json"))
+            for topic in batch_topics:
+                queues.add_batch_topic(topic)
+        dispatcher = CommitLogDispatcher(commit_log, queues, index_service)
+        dispatcher.refuse_mixed_topics = True
+        begin = commit_log.min_offset
+        if progress is None:
+            # Whole records are what they are; where the log ends is asked only when something else comes.
+            commit_log.set_end(max((base + commit_log.segment_size for base in commit_log.queue.offsets), default=0))
+            at, verdict = _dispatch_log(
+                commit_log, dispatcher, report, begin, commit_log.max_offset, None, resume=False
+            )
+            end = commit_log.find_end_behind_damage(at if verdict is Verdict.EMPTY else -1)
+        else:
+            at, end = begin, commit_log.find_end_behind_damage()
+        commit_log.set_end(end)
+        _dispatch_log(commit_log, dispatcher, report, at, end, progress)
+        report.records = dispatcher.counts.records
+        report.units, report.index_entries = dispatcher.counts.units, dispatcher.counts.index_entries
+        # Every CRC was compared just now, and is only once more if one of them was wrong.
+        corrupt = any(verdict in _CORRUPT for _, _, verdict in report.damage)
+        report.damage += dispatcher.counts.misplaced
+        report.log_bytes = end - begin
+        with ThreadPoolExecutor(1, "rmqstore-flush") as thread:
+            # The disk has time until the new files take their place.
+            flushed = thread.submit(_flush, queues, index_service)
+            misplaced = without_unit(dispatcher.counts.misplaced)
+            _verify(root, target, config, queues is not None, index_service is not None, end, corrupt, misplaced)
+            flushed.result()
+    finally:
+        commit_log.close()
+        if queues is not None:
+            queues.close()
+        if index_service is not None:
+            index_service.close()
+    for folder in folders_of(kinds):
+        # A store without such records has the folder all the same, so that the swap takes the old one away.
+        make_directories(os.path.join(target, folder)) if folder in kinds else None
+    return report
+
+
+def _dispatch_log(
+    commit_log: CommitLog,
+    dispatcher: CommitLogDispatcher,
+    report: RebuildReport,
+    begin: int,
+    end: int,
+    progress: Callable[[int, int], None] | None,
+    *,
+    resume: bool = True,
+) -> tuple[int, Verdict | None]:
+    # Dispatches the records from `begin` to `end`, behind damage as well or up to it; where it stopped, and what is there.
+    damaged = RecordColumns(1)
+    for stretch, columns in commit_log.scans(begin, end, resume=resume):
+        verdict = stretch.verdict
+        if verdict is Verdict.RECORD:
+            refuse_assumed(columns, commit_log.config, report.what, report.output)
+            dispatcher.dispatch_columns(columns, IndexProgress(), allow_gaps=True)
+        elif verdict is not Verdict.BLANK and not resume:
+            return stretch.begin, verdict
+        elif verdict is not None and verdict.name in _CORRUPT:
+            # Its lengths are whole, so it keeps its place in its queue and under its keys; readers mark it as corrupt.
+            for _ in commit_log.stretches(stretch.begin, stretch.end, damaged, check_crc=False):
+                dispatcher.dispatch_columns(damaged, IndexProgress(), allow_gaps=True)
+        if verdict not in (Verdict.RECORD, Verdict.BLANK):
+            what = "missing segment" if verdict is None else verdict.name
+            report.damage.append((stretch.begin, stretch.end - stretch.begin, what))
+        if progress is not None:
+            progress(stretch.end - begin, end - begin)
+    return end, Verdict.LIMIT
+
+
+def _flush(queues: ConsumeQueueStore | None, index_service: IndexService | None) -> None:
+    if queues is not None:
+        queues.flush()
+    if index_service is not None:
+        index_service.flush()
+
+
+def _verify(
+    root: str,
+    target: str,
+    config: StoreConfig,
+    queues: bool,
+    index: bool,
+    end: int,
+    check_crc: bool,
+    misplaced: frozenset[int],
+) -> None:
+    for finding in verify_parts(
+        root, target, config, queues=queues, index=index, end=end, check_crc=check_crc, without_unit=misplaced
+    ):
+        raise CorruptionError(
+            f"what was rebuilt does not agree with the log ({finding.kind}: {finding.detail}); nothing was swapped in, please "
+            "report this",
+            finding.path,
+            finding.pos,
+        )
+
+
+def refuse_assumed(columns: RecordColumns, config: StoreConfig, kinds: tuple[str, ...], root: str) -> None:
+    """Raise GeometryError if the records need delay levels or the tag switch, and those are only assumed."""
+    if "consumequeue" in kinds and "message_delay_level" in config.assumed:
+        topics = columns.topics.topics
+        if b"SCHEDULE_TOPIC_XXXX" in topics:
+            raise GeometryError(
+                "the log holds delayed messages, whose queue units depend on the broker's delay levels; give "
+                "message_delay_level, for RocketMQ's default config=StoreConfig.infer(path, "
+                f"message_delay_level={StoreConfig().message_delay_level!r})",
+                root,
+            )
+    if "index" in kinds and "index_tags" in config.assumed and (columns.tags_code[: columns.count] != 0).any():
+        raise GeometryError(
+            "the log holds tagged messages, and nothing tells whether the broker indexes tags; give index_tags: True for "
+            "RocketMQ 5.4.0 and later, False before",
+            root,
+        )
+
+
+def swap(root: str, work: str, kinds: tuple[str, ...]) -> None:
+    """Put the new folders in place of the old ones; each step may be the last before a kill, and is not done twice."""
+    for folder in folders_of(kinds):
+        new, place, old = (
+            os.path.join(work, folder),
+            os.path.join(root, folder),
+            os.path.join(work, "old-" + folder),
+        )
+        if os.path.isdir(new):
+            if os.path.isdir(place) and not os.path.exists(old):
+                os.rename(place, old)
+            os.rename(new, place)
+        elif (
+            folder not in kinds
+            and os.path.isdir(place)
+            and not os.path.exists(old)
+            and not _has_been_swapped(work, folder)
+        ):
+            # The log has no records for this kind of queue, so what lay there is stale.
+            os.rename(place, old)
+        with open(os.path.join(work, "swapped-" + folder), "w"):
+            pass
+        fsync_directory(work)
+        fsync_directory(root)
+    if "index" in kinds:
+        _raise_checkpoint(root)
+    # Without the marker what is left is only rubbish, in whatever order it goes.
+    os.unlink(os.path.join(work, _COMPLETE))
+    fsync_directory(work)
+    try:
+        delete_tree(work)
+    except OSError as error:
+        logger.warning("%s is no longer needed, but could not be deleted: %s", work, error)
+    fsync_directory(root)
+
+
+def _has_been_swapped(work: str, folder: str) -> bool:
+    return os.path.exists(os.path.join(work, "swapped-" + folder))
+
+
+def _raise_checkpoint(root: str) -> None:
+    # A real broker that finds an abort file deletes index files newer than this time (RocketMQ 5.5.0).
+    directory = os.path.join(root, "index")
+    names = sorted(name for name in os.listdir(directory) if name.isdigit()) if os.path.isdir(directory) else []
+    checkpoint = Checkpoint.load(os.path.join(root, "checkpoint"))
+    if names:
+        with open(open_regular(os.path.join(directory, names[-1])), "rb") as file:
+            file.seek(int(_core.IndexLayout.INDEX_END_TIMESTAMP))
+            end = int.from_bytes(file.read(8), "big", signed=True)
+        checkpoint.index_msg_timestamp = max(checkpoint.index_msg_timestamp, end)
+        checkpoint.flush()

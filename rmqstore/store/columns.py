@@ -1,0 +1,745 @@
+"""Messages as Apache Arrow columns: the schema, and the ways from the log, a queue or the index to it.
+
+Owns the names and types of the columns and the making of Arrow arrays over the core's buffers, without a copy.  It never
+decodes a record (`_core.ArrowColumns` does that) and imports pyarrow only when columns are asked for.  A row equals the
+`MessageExt` that the same place of the log gives.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from rmqstore import _numpy as np
+from rmqstore._core import (
+    COLUMN_NAMES,
+    EXT_ADDRESS_MAX,
+    PRE_FILL_SIZE,
+    ArrowColumns,
+    KeyTexts,
+    Region,
+    Verdict,
+    check_record,
+    doubtful_entry,
+    text_arrays,
+)
+from rmqstore.commitlog.commit_log import CommitLog, Pieces, ScanProgress
+from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
+from rmqstore.errors import CorruptionError, MissingDependencyError, OffsetOutOfRangeError, UnsupportedFormatError
+from rmqstore.index.index_service import IndexService
+from rmqstore.message import decompress_body, encode_java_utf8, host_from_bytes, tags_code
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["DEFAULT_COLUMNS", "NULLABLE_COLUMNS", "Columns", "query_schema", "scan_schema"]
+
+DEFAULT_COLUMNS = tuple(name for name in COLUMN_NAMES if name not in ("unique_key", "body_stored"))
+"""The columns of a scan that names none: all but those that repeat what another one holds."""
+NULLABLE_COLUMNS = frozenset({"tags", "body", "unique_key"})
+"""The columns that some rows have no value in; no other column of a scan holds a null."""
+
+# Bodies and properties of one batch; far below the 2 GiB that Arrow's 32-bit offsets reach.
+_BATCH_BYTES = 64 * 1024 * 1024
+# A scan on several threads cuts the log in pieces of so many bytes, longer ones for batches of many rows, so that few batches
+# end with a piece; how far behind that the next record is looked for, and how many threads decode at most.
+_PIECE, _LONG_PIECE = 8 * 1024 * 1024, 32 * 1024 * 1024
+_PIECE_BYTES_PER_ROW = 512
+_PIECE_SEARCH = 256 * 1024
+_THREADS = 4
+# Where pieces have few of the rows that are asked for, batches are put together that have less than this part of the rows that
+# a batch may have, and fewer bytes than this; what is put together has to be copied.
+_FEW = 8
+_JOINED_BYTES = 1024 * 1024
+# Units of a queue that are looked at together.
+_QUEUE_STEP = 8192
+# Rows of a batch of what keys find: most queries are one batch.
+_KEY_ROWS = 32768
+# As many segments as the core takes in one call.
+_REGIONS = 64
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+# Where `ArrowColumns.fill_matching` looks.
+_KINDS = {None: 3, "U": 1, "K": 2, "T": 4}
+
+
+def import_pyarrow() -> Any:
+    """The library pyarrow, which only columns need; MissingDependencyError says how to install it."""
+    try:
+        import pyarrow
+    except ImportError:
+        raise MissingDependencyError(
+            "columns need the library pyarrow: install it with 'pip install rmqstore[arrow]'"
+        ) from None
+    return pyarrow
+
+
+def _types(pa: Any) -> dict[str, Any]:
+    text, time = pa.string(), pa.timestamp("ms", tz="UTC")
+    return {
+        "topic": text,
+        "queue_id": pa.int32(),
+        "queue_offset": pa.int64(),
+        "phy_offset": pa.int64(),
+        "size": pa.int32(),
+        "msg_id": text,
+        "keys": pa.list_(text),
+        "tags": text,
+        "body": pa.binary(),
+        "properties": pa.map_(text, text),
+        "born_timestamp": time,
+        "store_timestamp": time,
+        "born_host": text,
+        "store_host": text,
+        "flag": pa.int32(),
+        "sys_flag": pa.int32(),
+        "reconsume_times": pa.int32(),
+        "prepared_transaction_offset": pa.int64(),
+        "corrupt": pa.bool_(),
+        "unique_key": text,
+        "body_stored": pa.binary(),
+    }
+
+
+def chosen_columns(columns: Iterable[str] | None) -> tuple[str, ...]:
+    """tuple of str: the names that `columns` asks for, in its order; `DEFAULT_COLUMNS` for None.
+
+    Raises
+    ------
+    ValueError
+        A name that no column has, or one that comes twice.
+    """
+    if columns is None or columns is DEFAULT_COLUMNS:
+        return DEFAULT_COLUMNS
+    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    for i, name in enumerate(names):
+        if name not in COLUMN_NAMES:
+            raise ValueError(f"there is no column {name!r}; there are {', '.join(COLUMN_NAMES)}")
+        if name in names[:i]:
+            raise ValueError(f"column {name!r} is asked for twice")
+    return names
+
+
+def scan_schema(columns: Iterable[str] | None = None) -> pa.Schema:
+    """pyarrow.Schema: the names and types of these columns (docs/columns.md); without names those of a scan.
+
+    Raises
+    ------
+    ValueError
+        A name that no column has, or one that comes twice.
+    MissingDependencyError
+        pyarrow is not installed.
+    """
+    import_pyarrow()
+    return _schema(chosen_columns(columns))
+
+
+@functools.lru_cache(64)
+def _schema(names: tuple[str, ...]) -> pa.Schema:
+    pa = import_pyarrow()
+    types = _types(pa)
+    return pa.schema([pa.field(name, types[name]) for name in names])
+
+
+@functools.lru_cache(64)
+def _fields(names: tuple[str, ...]) -> tuple[tuple[str, Any], ...]:
+    # Name and type of each column, as plain values: pyarrow makes new objects whenever a schema is asked.
+    return tuple((field.name, field.type) for field in _schema(names))
+
+
+@functools.lru_cache(64)
+def _query_schema(names: tuple[str, ...]) -> pa.Schema:
+    pa = import_pyarrow()
+    first = [pa.field("key", pa.string()), pa.field("key_number", pa.int32())]
+    return pa.schema(first + list(_schema(names)))
+
+
+def _decompress(body: bytes, sys_flag: int) -> bytes | None:
+    # In a column damage is a value; that a library is missing is an error, as it would hide sound bodies.
+    try:
+        return decompress_body(body, sys_flag)
+    except (CorruptionError, UnsupportedFormatError):
+        return None
+
+
+class Columns:
+    """Arrow record batches out of `ArrowColumns`.
+
+    Parameters
+    ----------
+    columns : iterable of str, optional
+        As of `chosen_columns`.
+    batch_size : int
+        Rows of a batch at most.
+    crc_check : int
+        As of `CommitLog.crc_check`.
+    byte_limit : int, optional
+        Bytes of bodies and properties with which a batch ends; 64 MiB by default.
+    """
+
+    def __init__(self, columns: Iterable[str] | None, batch_size: int, crc_check: int, byte_limit: int | None = None):
+        self.pa = import_pyarrow()
+        names = chosen_columns(columns)
+        self.schema = _schema(names)
+        self._fields = _fields(names)
+        self.out = ArrowColumns(
+            names,
+            capacity=batch_size,
+            byte_limit=_BATCH_BYTES if byte_limit is None else byte_limit,
+            check_crc=crc_check,
+            decompress=_decompress,
+            host_text=host_from_bytes,
+        )
+
+    def take(self) -> pa.RecordBatch:
+        """pyarrow.RecordBatch: the rows that were filled in since the last one."""
+        return self.pa.RecordBatch.from_arrays(self.take_arrays(), schema=self.schema)
+
+    def take_arrays(self) -> list[pa.Array]:
+        """list of pyarrow.Array: the columns of `take`."""
+        pa = self.pa
+        num, parts = self.out.take()
+        buffer, array = pa.py_buffer, pa.Array.from_buffers
+        arrays = []
+        for name, type in self._fields:
+            values, valid, null_num, data, child, more_data, more_child = parts[name]
+            buffers = [None if valid is None else buffer(valid), buffer(values)]
+            if name == "keys":
+                texts = array(pa.string(), len(child) - 1, [None, buffer(child), buffer(data)], 0)
+                arrays.append(array(type, num, buffers, 0, children=[texts]))
+            elif name == "properties":
+                length = len(child) - 1
+                names = array(pa.string(), length, [None, buffer(child), buffer(data)], 0)
+                texts = array(pa.string(), length, [None, buffer(more_child), buffer(more_data)], 0)
+                entry = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())])
+                entries = array(entry, length, [None], 0, children=[names, texts])
+                arrays.append(array(type, num, buffers, 0, children=[entries]))
+            else:
+                if data is not None:
+                    buffers.append(buffer(data))
+                arrays.append(array(type, num, buffers, null_num))
+        return arrays
+
+
+def record_batches(
+    log: CommitLog,
+    columns: Columns,
+    begin: int | None,
+    end: int | None,
+    more: Callable[[], Columns] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The chosen records from `begin` to `end` as record batches, none of them empty.
+
+    Parameters
+    ----------
+    begin, end : int, optional
+        As of `CommitLog.entries`.
+    more : callable, optional
+        Makes columns like `columns`, for threads that decode ahead of the caller where that is worth it; without it there
+        are none.  The rows are the same, and so is their order.
+    """
+    at = log.min_offset if begin is None else max(begin, log.min_offset)
+    stop = log.max_offset if end is None else min(end, log.max_offset)
+    size = min(max(_PIECE_BYTES_PER_ROW * columns.out.capacity, _PIECE), max(_LONG_PIECE, _PIECE), log.segment_size)
+    # Without columns a batch has no rows that could be counted.
+    if more is not None and size >= _PIECE and stop - at >= 2 * size and columns.out.columns:
+        pieces: Pieces[Columns, tuple[list[pa.RecordBatch], int]] = Pieces(
+            log, stop, more, size=size, search=_PIECE_SEARCH, threads=_THREADS
+        )
+        if pieces.thread_num > 1:
+            batches = _batches_of_pieces(log, pieces, columns, at, stop, size)
+            try:
+                yield from _without_small(batches, columns)
+            finally:
+                # Whoever holds on to the frames of an exception does not keep the threads.
+                batches.close()
+            return
+    for _ in log.fill(columns.out, begin, end):
+        if columns.out.count:
+            yield columns.take()
+
+
+def _batches_of_pieces(
+    log: CommitLog,
+    pieces: Pieces[Columns, tuple[list[pa.RecordBatch], int]],
+    columns: Columns,
+    at: int,
+    stop: int,
+    size: int,
+) -> Generator[pa.RecordBatch, None, None]:
+    # The record batches of a scan from `at` to `stop`.  Those in front of the first piece of another thread, and of pieces that
+    # did not come to their end, are made here.
+    closing = threading.Event()
+
+    def decode(made: Columns, region: Region, begin: int, limit: int, base: int) -> tuple[list[pa.RecordBatch], int]:
+        # The batches of a piece, and where the pass goes on: before its end, where compressed bodies became so large that no
+        # more of them is to be held at once.
+        batches: list[pa.RecordBatch] = []
+        held, reached = 0, base + begin
+        try:
+            for goes_on in log.fill(made.out, base + begin, base + limit):
+                reached = goes_on
+                if made.out.count:
+                    batches.append(made.take())
+                    held += batches[-1].nbytes
+                if held >= _BATCH_BYTES or closing.is_set():
+                    break
+            return batches, reached
+        finally:
+            if made.out.count:
+                # What was filled in before an error is not to be in front of the next piece.
+                made.out.take()
+
+    passed = ScanProgress(log.queue)
+    # The first batch is made before there is any thread: some want no more than that.
+    is_first = True
+    try:
+        while at < stop:
+            passed.reach(at)
+            _check_open(log, at)
+            piece = pieces.come_to(at)
+            until = pieces.end_behind(at)
+            if not is_first:
+                pieces.launch(decode)
+            result = None if piece is None else piece.result()
+            if piece is not None and result is not None:
+                pieces.put_back(piece.job)
+                batches, reached = result
+                batches.reverse()
+                while batches:
+                    _check_open(log, at)
+                    yield batches.pop()
+                at = reached
+                continue
+            # What went wrong in another thread goes wrong here again, or does not.
+            began = at
+            for goes_on in log.fill(columns.out, began, until if until >= 0 else min(began + size, stop)):
+                at = goes_on
+                if columns.out.count:
+                    yield columns.take()
+                if is_first:
+                    is_first = False
+                    pieces.launch(decode)
+            if at <= began:
+                # The log was cut meanwhile.
+                return
+    finally:
+        closing.set()
+        pieces.close()
+
+
+def _check_open(log: CommitLog, at: int) -> None:
+    # What was decoded ahead is not given any more when the store was closed; that a segment expired is no error.
+    mapped_file = log.queue.find(at)
+    try:
+        if mapped_file is not None:
+            mapped_file.region  # noqa: B018
+    except OffsetOutOfRangeError:
+        pass
+
+
+def _without_small(batches: Iterator[pa.RecordBatch], columns: Columns) -> Iterator[pa.RecordBatch]:
+    # The same rows, with batches of few rows put together with the ones behind them.
+    capacity, few = columns.out.capacity, columns.out.capacity // _FEW
+    room = columns.out.byte_limit
+    little = min(_JOINED_BYTES, room // _FEW)
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        num = batch.num_rows
+        if not held and num >= few:
+            yield batch
+            continue
+        more = batch.nbytes
+        is_small = num < few and more < little
+        if held and (rows + num > capacity or size + more > min(_FEW * little, room)):
+            yield from _put_together(columns, held)
+            rows = size = 0
+            held = []
+        if not held and not is_small:
+            yield batch
+            continue
+        held.append(batch)
+        rows, size = rows + num, size + more
+        if rows >= few or size >= little:
+            yield from _put_together(columns, held)
+            rows = size = 0
+            held = []
+    yield from _put_together(columns, held)
+
+
+def _put_together(columns: Columns, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    if len(batches) < 2:
+        return batches
+    # `pyarrow.concat_batches` came with 19.
+    table = columns.pa.Table.from_batches(batches, schema=columns.schema).combine_chunks()
+    return list(table.to_batches())
+
+
+def time_range(begin: float | None, end: float | None) -> tuple[int, int]:
+    """(int, int): the whole milliseconds from `begin` to `end`, both included, as far as 64 bits go; (1, 0) for none."""
+    low = _INT64_MIN if begin is None else max(math.ceil(begin), _INT64_MIN)
+    high = _INT64_MAX if end is None else min(math.floor(end), _INT64_MAX)
+    return (low, high) if low <= high else (1, 0)
+
+
+def _segments(log: CommitLog, offsets: list[int]) -> tuple[list[Any], np.ndarray, list[int]]:
+    # The segments that begin at these offsets, where they begin, and for each offset its number among them, -1 for none.
+    numbers = []
+    regions: list[Any] = []
+    bases = []
+    for offset in offsets:
+        mapped_file = log.queue.find(offset)
+        try:
+            region = None if mapped_file is None else mapped_file.region
+        except OffsetOutOfRangeError:
+            region = None  # It expired meanwhile.
+        numbers.append(-1 if region is None else len(regions))
+        if mapped_file is not None and region is not None:
+            regions.append(region)
+            bases.append(mapped_file.file_from_offset)
+    return regions, np.array(bases, np.int64), numbers
+
+
+def _located(log: CommitLog, phy_offsets: np.ndarray) -> Iterator[tuple[slice, list[Any], np.ndarray, np.ndarray]]:
+    # The offsets in parts that lie in few segments each: which part, the segments, where these begin, and for each offset
+    # the number of its segment, -1 where the log holds nothing.
+    if not len(phy_offsets):
+        return
+    lowest, highest = int(phy_offsets.min()), int(phy_offsets.max())
+    if log.queue.read_only and highest >= log.max_offset:
+        log.refresh()
+    low, high, size = log.min_offset, log.max_offset, log.segment_size
+    if low <= lowest and highest < high and lowest // size == highest // size:
+        regions, bases, (number,) = _segments(log, [lowest // size * size])
+        yield slice(0, len(phy_offsets)), regions, bases, np.full(len(phy_offsets), number, np.int32)
+        return
+    inside = (phy_offsets >= low) & (phy_offsets < high)
+    # Counted from 1 on; 0 where the log holds nothing.
+    before_first = low // size - 1
+    segments = np.where(inside, phy_offsets // size - before_first, 0)
+    held = np.bincount(segments) > 0
+    step = len(segments) if np.count_nonzero(held) <= _REGIONS else _REGIONS
+    for first in range(0, len(segments), step):
+        part = slice(first, first + step)
+        if step < len(segments):
+            held = np.bincount(segments[part]) > 0
+        there = np.flatnonzero(held[1:]) + 1
+        regions, bases, found = _segments(log, [(before_first + segment) * size for segment in there.tolist()])
+        numbers = np.full(len(held), -1, np.int32)
+        numbers[there] = found
+        yield part, regions, bases, numbers[segments[part]]
+
+
+def rows_at(
+    log: CommitLog,
+    columns: Columns,
+    phy_offsets: np.ndarray,
+    sizes: np.ndarray | None = None,
+    queue: AnyConsumeQueue | None = None,
+    queue_offsets: np.ndarray | None = None,
+) -> tuple[list[pa.RecordBatch], np.ndarray]:
+    """(list of pyarrow.RecordBatch, array): the chosen records at these places, and the numbers of those that became rows.
+
+    Where these are the places of a queue's units, a row whose record is another message is marked as corrupt.
+    """
+    topic = None if queue is None else encode_java_utf8(queue.topic)
+    batches = []
+    taken = np.zeros(len(phy_offsets), np.uint8)
+    nowhere = np.empty(0, np.int32)
+    for part, regions, bases, numbers in _located(log, phy_offsets):
+        first, num = 0, len(numbers)
+        while first < num:
+            first = columns.out.fill_at(
+                regions,
+                bases,
+                numbers,
+                phy_offsets[part],
+                nowhere if sizes is None else sizes[part],
+                taken[part],
+                first,
+                topic,
+                0 if queue is None else queue.queue_id,
+                None if queue_offsets is None else queue_offsets[part],
+            )
+            if first < num:
+                batches.append(columns.take())
+    if columns.out.count:
+        batches.append(columns.take())
+    return batches, np.flatnonzero(taken)
+
+
+def queue_places(
+    queue: AnyConsumeQueue, queue_offset: int, end: int = _INT64_MAX
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+    """(arrays): phy offset, queue offset, size, tags code of the units from `queue_offset` to `end`, some at a time."""
+    if isinstance(queue, BatchConsumeQueue):
+        while queue_offset < end and (units := list(queue.read(queue_offset, _QUEUE_STEP))):
+            units = [unit for unit in units if unit.queue_offset < end]
+            queue_offset = units[-1].queue_offset + max(units[-1].num, 1)
+            yield (
+                np.array([unit.phy_offset for unit in units], np.int64),
+                np.array([unit.queue_offset for unit in units], np.int64),
+                np.array([unit.size for unit in units], np.int32),
+                np.array([unit.tags_code for unit in units], np.int64),
+            )
+        return
+    while queue_offset < min(queue.max_queue_offset, end):
+        phy_offsets, sizes, codes = queue.units(queue_offset, min(_QUEUE_STEP, end - queue_offset))
+        if len(phy_offsets):
+            yield phy_offsets, np.arange(queue_offset, queue_offset + len(phy_offsets)), sizes, codes
+            queue_offset += len(phy_offsets)
+        else:
+            queue_offset = queue.next_file_offset(queue_offset)
+
+
+def queue_table(
+    log: CommitLog,
+    queue: AnyConsumeQueue | None,
+    columns: Columns,
+    queue_offset: int,
+    max_num: int | None,
+    tags: Iterable[str] | None,
+) -> pa.Table:
+    """pyarrow.Table: messages of a queue, see `MessageStore.get_table`."""
+    batches: list[pa.RecordBatch] = []
+    num = 0
+    limit = _INT64_MAX if max_num is None else max_num
+    wanted = None if tags is None else {tags_code(text) & 0xFFFFFFFF for text in tags}
+    codes = None if wanted is None else np.array(sorted(wanted), np.int64)
+    for phy_offsets, queue_offsets, sizes, unit_codes in () if queue is None else queue_places(queue, queue_offset):
+        if wanted is not None and codes is not None:
+            # The low 32 bits, as RocketMQ compares them; an address that leads nowhere in the extension lets pass.
+            kept = np.isin(unit_codes & 0xFFFFFFFF, codes)
+            ext = queue.ext if isinstance(queue, ConsumeQueue) else None
+            for place in np.flatnonzero(unit_codes <= EXT_ADDRESS_MAX).tolist():
+                unit = ext.get(int(unit_codes[place])) if ext is not None else None
+                kept[place] = unit is None or unit[0] & 0xFFFFFFFF in wanted
+            phy_offsets, queue_offsets, sizes = phy_offsets[kept], queue_offsets[kept], sizes[kept]
+        else:
+            phy_offsets, queue_offsets, sizes = (each[: limit - num] for each in (phy_offsets, queue_offsets, sizes))
+        found, rows = rows_at(log, columns, phy_offsets, sizes, queue, queue_offsets)
+        batches += found
+        num += len(rows)
+        if num >= limit:
+            break
+    return columns.pa.Table.from_batches(batches, schema=columns.schema).slice(0, max_num)
+
+
+def queue_batches(
+    log: CommitLog,
+    queue: AnyConsumeQueue,
+    columns: Columns,
+    begin: int,
+    end: int,
+    tags: Iterable[str] | None = None,
+    on_damage: Callable[[int, int, Verdict | None], None] | None = None,
+    begin_phy_offset: int | None = None,
+    end_phy_offset: int | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The messages of the units of a queue from queue offset `begin` to before `end`, in queue order.
+
+    Parameters
+    ----------
+    columns : Columns
+        Chosen to the same tags.
+    tags : iterable of str, optional
+        Units with the hash of another tag are passed over without a look at their record.
+    on_damage : callable, optional
+        Told of each unit that leads to no record of its size, as by `CommitLog.fill`.
+    begin_phy_offset, end_phy_offset : int, optional
+        Only records that begin at or after the first and before the second.
+    """
+    codes = None if tags is None else np.array(sorted({tags_code(text) & 0xFFFFFFFF for text in tags}), np.int64)
+    for phy_offsets, queue_offsets, sizes, unit_codes in queue_places(queue, begin, end):
+        # What a queue was filled up with leads nowhere.
+        kept = (phy_offsets != 0) | (sizes != PRE_FILL_SIZE)
+        if begin_phy_offset is not None:
+            kept &= phy_offsets >= begin_phy_offset
+        if end_phy_offset is not None:
+            kept &= phy_offsets < end_phy_offset
+        if codes is not None:
+            kept &= np.isin(unit_codes & 0xFFFFFFFF, codes) | (unit_codes <= EXT_ADDRESS_MAX)
+        phy_offsets, queue_offsets, sizes = phy_offsets[kept], queue_offsets[kept], sizes[kept]
+        batches, rows = rows_at(log, columns, phy_offsets, sizes, queue, queue_offsets)
+        if on_damage is not None and len(rows) < len(phy_offsets):
+            for place in np.setdiff1d(np.arange(len(phy_offsets)), rows).tolist():
+                phy_offset, size = int(phy_offsets[place]), int(sizes[place])
+                verdict, found = _judge(log, phy_offset)
+                if verdict != Verdict.RECORD or found != size:
+                    wrong = Verdict.BAD_SIZE if verdict == Verdict.RECORD else verdict
+                    on_damage(phy_offset, phy_offset + size, wrong)
+        yield from batches
+
+
+def _judge(log: CommitLog, phy_offset: int) -> tuple[Verdict | None, int]:
+    # What begins there and its size; None where no segment holds it.
+    try:
+        mapped_file = log.segment(phy_offset)
+        pos = phy_offset - mapped_file.file_from_offset
+        return check_record(mapped_file.region, pos, mapped_file.file_from_offset, 0)[:2]
+    except OffsetOutOfRangeError:
+        return None, 0
+
+
+def _text_column(pa: Any, texts: Any, what: str) -> Any:
+    # An Arrow array of strings without nulls, its offsets from 0 on.
+    if isinstance(texts, (pa.Array, pa.ChunkedArray)):
+        texts = texts.cast(pa.string())
+        if isinstance(texts, pa.ChunkedArray):
+            texts = texts.combine_chunks()
+        if isinstance(texts, pa.ChunkedArray):  # before pyarrow 16, of no chunk
+            texts = pa.array([], pa.string())
+        array = pa.concat_arrays([texts]) if not texts.offset else pa.array(texts.to_pylist(), pa.string())
+    else:
+        items = (texts,) if isinstance(texts, str) else tuple(texts)
+        laid_out = text_arrays(items)
+        if laid_out is not None:
+            # ASCII, as nearly all texts are; the others are looked at one by one.
+            buffers = [None, pa.py_buffer(laid_out[0]), pa.py_buffer(laid_out[1])]
+            return pa.Array.from_buffers(pa.string(), len(items), buffers, 0)
+        if set(map(type, items)) - {str}:
+            for item in items:
+                if not isinstance(item, str):
+                    raise TypeError(f"{what} {item!r} is not text: give str")
+        try:
+            array = pa.array(items, pa.string())
+        except UnicodeEncodeError:
+            # A lone surrogate is stored as "?".
+            array = pa.array([encode_java_utf8(item).decode() for item in items], pa.string())
+    if array.null_count:
+        raise TypeError(f"a {what} is null: give text")
+    return array
+
+
+def text_buffers(array: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(int32 array, uint8 array): offsets and bytes of a pyarrow array of strings that begins at its buffers' start."""
+    _, offsets, data = array.buffers()
+    num = len(array)
+    return (
+        np.frombuffer(offsets, np.int32)[: num + 1] if offsets is not None and offsets.size else np.zeros(1, np.int32),
+        np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8),
+    )
+
+
+def query_schema(columns: Iterable[str] | None = None) -> pa.Schema:
+    """pyarrow.Schema: of what `MessageStore.query_table` gives: `scan_schema` behind ``key`` and ``key_number``."""
+    import_pyarrow()
+    return _query_schema(chosen_columns(columns))
+
+
+def key_table(
+    log: CommitLog,
+    index_service: IndexService | None,
+    keys: Any,
+    topics: Any,
+    columns: Iterable[str] | None,
+    max_num: int,
+    times: tuple[int, int],
+    index_type: str | None,
+) -> pa.Table:
+    """pyarrow.Table: the messages that keys find, see `MessageStore.query_table`."""
+    pa = import_pyarrow()
+    columns = chosen_columns(columns)
+    schema = _query_schema(columns)
+    key_column = _text_column(pa, keys, "key")
+    topic_column = _text_column(pa, topics, "topic")
+    if len(topic_column) != len(key_column) and not isinstance(topics, str):
+        raise ValueError(f"{len(topic_column)} topics for {len(key_column)} keys; give one, or one for each key")
+    texts = KeyTexts(*text_buffers(key_column), *text_buffers(topic_column))
+    numbers, phy_offsets, falling = np.empty(0, np.int32), np.empty(0, np.int64), True
+    if index_service is not None and max_num > 0 and times[0] <= times[1]:
+        numbers, phy_offsets, falling = index_service.entries(texts.hashes(index_type == "T"))
+    sought = (texts, _KINDS[index_type])
+    if not falling:
+        # A record that was indexed twice, or entries that do not follow the log: those of each key that count, in order.
+        matches = _matching(log, ArrowColumns((), 1 << 30), phy_offsets, numbers, *sought, times, _INT64_MAX)[1]
+        if index_service is not None:
+            doubt_entries(log, index_service, texts.hashes(index_type == "T")[numbers[~matches]], phy_offsets[~matches])
+        numbers, phy_offsets = _newest(numbers[matches], phy_offsets[matches], max_num)
+    made = Columns(columns, min(max(len(numbers), 1), _KEY_ROWS), log.crc_check)
+    parts, taken = _matching(log, made.out, phy_offsets, numbers, *sought, times, max_num, made.take_arrays)
+    if index_service is not None and not taken.all():
+        # Of a key with enough rows the others were not looked at.
+        lacks = ~taken & (np.bincount(numbers[taken], minlength=len(key_column))[numbers] < max_num)
+        doubt_entries(log, index_service, texts.hashes(index_type == "T")[numbers[lacks]], phy_offsets[lacks])
+    if not taken.all():
+        numbers = numbers[taken]
+    key_numbers = pa.array(numbers, pa.int32())
+    if len(numbers) != len(key_column) or (numbers != np.arange(len(numbers), dtype=np.int32)).any():
+        key_column = key_column.take(key_numbers)
+    if len(parts) == 1:
+        return pa.Table.from_arrays([key_column, key_numbers, *parts[0]], schema=schema)
+    chunked = [pa.chunked_array([part[i] for part in parts], field.type) for i, field in enumerate(made.schema)]
+    return pa.Table.from_arrays([key_column, key_numbers, *chunked], schema=schema)
+
+
+def doubt_entries(log: CommitLog, index_service: IndexService, key_hashes: np.ndarray, phy_offsets: np.ndarray) -> None:
+    """Have the index service distrust the files whose entries with these hashes cannot lead to these phy offsets."""
+    for place in np.flatnonzero(phy_offsets >= log.max_offset).tolist():
+        index_service.distrust_entry(int(key_hashes[place]), int(phy_offsets[place]))
+    for part, regions, bases, numbers in _located(log, phy_offsets):
+        hashes, offsets = key_hashes[part], phy_offsets[part]
+        place = -1
+        while (place := doubtful_entry(regions, bases, numbers, offsets, hashes, place + 1)) >= 0:
+            index_service.distrust_entry(int(hashes[place]), int(offsets[place]))
+
+
+def _matching(
+    log: CommitLog,
+    out: ArrowColumns,
+    phy_offsets: np.ndarray,
+    numbers: np.ndarray,
+    texts: KeyTexts,
+    kinds: int,
+    times: tuple[int, int],
+    max_num: int,
+    take: Callable[[], list[Any]] | None = None,
+) -> tuple[list[list[Any]], np.ndarray]:
+    # The rows of those records that have the key of their number and a time in the range, at most `max_num` of one number,
+    # and which places they are of.  The places of a number lie one behind the other.  `take` takes the arrays of a batch;
+    # without it the rows are only found.
+    batches = []
+    taken = np.zeros(len(phy_offsets), np.uint8)
+    out.choose(begin_timestamp=times[0], end_timestamp=times[1])
+    for part, regions, bases, places in _located(log, phy_offsets):
+        at, num = 0, len(places)
+        while at < num:
+            first = part.start + at
+            # How many rows the key has of which others were looked at before.
+            run = int(np.searchsorted(numbers, numbers[first])) if first else 0
+            at = out.fill_matching(
+                regions,
+                bases,
+                places,
+                phy_offsets[part],
+                taken[part],
+                numbers[part],
+                texts,
+                kinds,
+                max_num,
+                at,
+                int(np.count_nonzero(taken[run:first])),
+            )
+            if at < num and take is not None:
+                batches.append(take())
+    if out.count and take is not None:
+        batches.append(take())
+    return batches, taken.view(np.bool_)
+
+
+def _newest(numbers: np.ndarray, phy_offsets: np.ndarray, max_num: int) -> tuple[np.ndarray, np.ndarray]:
+    # The first `max_num` entries of each key, each record once, where it came first; then the newest record first.  The
+    # entries of a key lie one behind the other.
+    order = np.lexsort((np.arange(len(numbers)), phy_offsets, numbers))
+    again = (np.diff(numbers[order]) == 0) & (np.diff(phy_offsets[order]) == 0)
+    first = np.sort(np.delete(order, np.flatnonzero(again) + 1))
+    numbers, phy_offsets = numbers[first], phy_offsets[first]
+    rank = np.arange(len(numbers)) - np.searchsorted(numbers, numbers)
+    kept = rank < max_num
+    numbers, phy_offsets = numbers[kept], phy_offsets[kept]
+    order = np.lexsort((-phy_offsets, numbers))
+    return numbers[order], phy_offsets[order]

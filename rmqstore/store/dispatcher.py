@@ -1,0 +1,508 @@
+"""Dispatching: from records in the commit log to queue units and index entries.
+
+Owns the rules of RocketMQ 5.5.0 for what a record leaves behind: units for records that are no transaction's first or
+rolled-back half, units in further queues (INNER_MULTI_DISPATCH), index entries for all but rolled-back records.  It is
+idempotent: units that are there already are compared and, where they differ, mended.  It never appends to the log.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from rmqstore import _numpy as np
+from rmqstore._core import RecordColumns, RecordLayout, TopicTable
+from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.config import StoreConfig
+from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue, PlainQueue, can_name_queue
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
+from rmqstore.errors import CorruptionError
+from rmqstore.index.index_service import IndexService
+from rmqstore.message import MessageExt
+
+__all__ = [
+    "Agreement",
+    "CommitLogDispatcher",
+    "DispatchCounts",
+    "IndexProgress",
+    "QueueGapError",
+    "QueueKindError",
+    "without_unit",
+]
+
+logger = logging.getLogger(__name__)
+
+_SMALLEST_RECORD = int(RecordLayout.RECORD_FIXED_SIZE)
+_TRANSACTION_MASK = 0xC
+_PREPARED = 0x4
+_ROLLBACK = 0xC
+_INNER_BATCH = 0x80
+# A unit of a batch queue has 16 bits for the number of its messages.
+_LARGEST_BATCH = 0x7FFF
+# An int64 has so many digits at most; more of them take Python long to make a number of.
+_DIGITS = 19
+
+
+class QueueGapError(CorruptionError):
+    """A record's queue offset lies beyond the end of its queue: earlier records of the queue were not dispatched."""
+
+
+class QueueKindError(CorruptionError):
+    """A topic that has simple queues holds inner batches, which only batch queues can hold."""
+
+    def __init__(self, message: str, path: str, topic: str):
+        super().__init__(message, path)
+        self.topic = topic
+
+
+@dataclass(slots=True)
+class IndexProgress:
+    """How far the index goes: all entries below `phy_offset`, and the first `entry_num` of the record there."""
+
+    phy_offset: int = -1
+    entry_num: int = 0
+
+    @classmethod
+    def of(cls, index_service: IndexService) -> IndexProgress:
+        """Read it off the newest entries."""
+        progress = cls()
+        for index in index_service.files():
+            count = min(index.index_count, index.index_num)
+            if count <= 1:
+                continue
+            if progress.phy_offset < 0:
+                progress.phy_offset = index.read_entry(count - 1)[1]
+            num = index.tail_num(progress.phy_offset)
+            progress.entry_num += num
+            if num < count - 1:
+                break
+        return progress
+
+
+class Agreement:
+    """Whether the queues hold already, exactly, what records leave behind in them; it only reads.
+
+    Parameters
+    ----------
+    queues : ConsumeQueueStore
+    plain : dict of (str, int) to PlainQueue
+        Queues that were found in order and may be compared without being opened.
+
+    Attributes
+    ----------
+    ends : dict of (str, int) to int
+        For every queue that was compared the number behind the last unit that was found right.
+    """
+
+    def __init__(self, queues: ConsumeQueueStore, plain: Mapping[tuple[str, int], PlainQueue] = MappingProxyType({})):
+        self.queues = queues
+        self.plain = plain
+        self.ends: dict[tuple[str, int], int] = {}
+
+    def holds(self, columns: RecordColumns) -> bool:
+        """bool: every unit is there, says what its record needs, and follows the one before.
+
+        False also where it takes a dispatcher to tell: batch queues, records that are in several queues.
+        """
+        chosen, odd = columns.queued()
+        if odd:
+            queued, inner = queued_rows(columns)
+            if (queued & (inner | (columns.multi_dispatch[: columns.count] != 0))).any():
+                return False
+        groups, order = columns.by_queue(chosen)
+        for number, start, end in groups:
+            topic, queue_id = columns.topics.queues[number]
+            key = columns.topics.topics[topic].decode("utf-8", "rmqstore.java"), queue_id
+            rows = order[start:end]
+            first = int(columns.queue_offset[rows[0]])
+            if self.ends.get(key, first) != first or not self._agrees(key, columns, rows):
+                return False
+            self.ends[key] = first + len(rows)
+        return True
+
+    def was_cut(self) -> bool:
+        """bool: a queue has lost units meanwhile that were found right."""
+        for key, end in self.ends.items():
+            number = self.queues.unit_num(*key)
+            if number is not None and number < end:
+                return True
+        return False
+
+    def _agrees(self, key: tuple[str, int], columns: RecordColumns, rows: np.ndarray) -> bool:
+        plain = self.plain.get(key)
+        agrees = None if plain is None else self.queues.plain_agrees(plain, *key, columns, rows)
+        if agrees is None:
+            queue = self.queues.find(*key)
+            agrees = isinstance(queue, ConsumeQueue) and queue.agrees(columns, rows)
+        return agrees
+
+
+def queued_rows(columns: RecordColumns) -> tuple[np.ndarray, np.ndarray]:
+    """(bool array, bool array): which records get a unit, and which are inner batches; shape (count,)."""
+    n = columns.count
+    transaction = columns.sys_flag[:n] & _TRANSACTION_MASK
+    queued = (transaction != _PREPARED) & (transaction != _ROLLBACK)
+    # A record with the bit and without INNER_NUM is no batch: one of its bits is damaged.
+    return queued, ((columns.sys_flag[:n] & _INNER_BATCH) != 0) & (columns.inner_num[:n] > 0)
+
+
+@dataclass(slots=True)
+class DispatchCounts:
+    """What dispatching did; `misplaced` are the records that say what cannot be: phy offset, size, what it is.
+
+    "BAD_QUEUE_OFFSET", "BAD_TOPIC": its queue offset or its topic, so it has no unit.  "BAD_INNER_NUM": the number of messages
+    of an inner batch, so it counts as one.  "BAD_MULTI_DISPATCH": one of the further queues that it names, or its queue
+    offset there, so it has no unit there.
+    """
+
+    records: int = 0
+    units: int = 0
+    units_mended: int = 0
+    index_entries: int = 0
+    misplaced: list[tuple[int, int, str]] = field(default_factory=list)
+
+
+class CommitLogDispatcher:
+    """Writes units and index entries for records of the log.
+
+    Parameters
+    ----------
+    commit_log : CommitLog
+    queues : ConsumeQueueStore or None
+        None writes no units.
+    index_service : IndexService or None
+        None writes no index entries.
+    """
+
+    def __init__(self, commit_log: CommitLog, queues: ConsumeQueueStore | None, index_service: IndexService | None):
+        self.commit_log = commit_log
+        self.queues = queues
+        self.index_service = index_service
+        # Where the queues of a topic are simple, a record with a batch's flag gets a simple unit, as in RocketMQ; a rebuild,
+        # which finds out the kind as it goes, wants to know instead.
+        self.refuse_mixed_topics = False
+        # If given, the only simple queues that records get a unit in by their own topic.
+        self.only: frozenset[tuple[str, int]] | None = None
+        self.counts = DispatchCounts()
+        self._topics: dict[TopicTable, list[str]] = {}
+
+    def dispatch_columns(
+        self, columns: RecordColumns, progress: IndexProgress, *, allow_gaps: bool = False, mend: bool = False
+    ) -> None:
+        """Dispatch the records in `columns`.
+
+        Parameters
+        ----------
+        progress : IndexProgress
+            What the index holds already; these entries are not put again.
+        allow_gaps : bool
+            Fill places of missing units with pre-fill units instead of raising.
+        mend : bool
+            Compare units that are there already with the records, and write them anew where they differ.
+
+        Raises
+        ------
+        QueueGapError
+            A queue lacks units before one of these records; nothing of that queue's part was written.
+        """
+        if columns.count == 0:
+            return
+        if self.queues is not None:
+            self._dispatch_units(columns, allow_gaps, mend)
+        if self.index_service is not None:
+            self._dispatch_entries(columns, progress)
+        self.counts.records += columns.count
+
+    # -------------------------------------------------------------------------------------------------------- queues
+
+    def _dispatch_units(self, columns: RecordColumns, allow_gaps: bool, mend: bool) -> None:
+        assert self.queues is not None
+        topics = self._topics_of(columns)
+        # Whole columns are left to the core, here and below: NumPy lets go of the GIL in nearly every call, which a writer
+        # beside a busy thread gets back only milliseconds later.
+        simple, odd = columns.queued()
+        if odd or self.queues.batch_topics:
+            simple = self._dispatch_odd(columns, topics, allow_gaps, mend)
+        groups, order = columns.by_queue(simple)
+        for number, start, end in groups:
+            topic, queue_id = columns.topics.queues[number]
+            if self.only is not None and (topics[topic], queue_id) not in self.only:
+                continue
+            queue = self._queue_for(columns, topics, number, order[start:end])
+            if queue is not None:
+                self._put_rows(queue, columns, order[start:end], allow_gaps, mend)
+
+    def _queue_for(
+        self, columns: RecordColumns, topics: list[str], number: int, rows: np.ndarray
+    ) -> AnyConsumeQueue | None:
+        # The queue that these rows belong to, None where the topic, which nothing in a record protects, names none.
+        assert self.queues is not None
+        topic, queue_id = columns.topics.queues[number]
+        if can_name_queue(topics[topic]):
+            return self.queues.find_or_create(topics[topic], queue_id)
+        for row in rows.tolist():
+            what = f"is of topic {topics[topic][:80]!r}, which cannot name a queue's directory; it gets no unit"
+            self._misplaced(columns, row, "BAD_TOPIC", what)
+        return None
+
+    def _dispatch_odd(self, columns: RecordColumns, topics: list[str], allow_gaps: bool, mend: bool) -> np.ndarray:
+        # Inner batches and further queues; the mask of the records that get a unit of a simple queue.
+        assert self.queues is not None
+        n = columns.count
+        queued, inner = queued_rows(columns)
+        for row in np.flatnonzero(queued & ((columns.sys_flag[:n] & _INNER_BATCH) != 0) & ~inner).tolist():
+            self._misplaced(columns, row, "BAD_INNER_NUM", "is an inner batch without a number of messages that can be")
+        for number in set(columns.topic[:n][inner & queued].tolist()):
+            if not self.queues.add_batch_topic(topics[number]) and self.refuse_mixed_topics:
+                raise QueueKindError(
+                    f"topic {topics[number]!r} has simple queues, but the log holds inner batches of it; its queue.type "
+                    "changed: rebuild the queues with the topic in config/topics.json",
+                    self.commit_log.path,
+                    topics[number],
+                )
+        batch_topics = np.array([self.queues.is_batch_topic(topic) for topic in topics], bool)
+        if batch_topics.any():
+            batched = queued & batch_topics[columns.topic[:n]]
+            groups, order = columns.by_queue(batched.view(np.uint8))
+            for number, start, end in groups:
+                queue = self._queue_for(columns, topics, number, order[start:end])
+                if queue is None:
+                    continue
+                for row in self._plausible(
+                    queue, columns, order[start:end], columns.inner_base, _LARGEST_BATCH
+                ).tolist():
+                    self._dispatch_batch_unit(queue, columns, row, allow_gaps, mend)
+            simple = queued & ~batched
+        else:
+            simple = queued
+        for row in np.flatnonzero(queued & (columns.multi_dispatch[:n] != 0)).tolist():
+            self._dispatch_multi(columns, row)
+        as_bytes: np.ndarray = simple.view(np.uint8)
+        return as_bytes
+
+    def _topics_of(self, columns: RecordColumns) -> list[str]:
+        # The text of every topic in the table; it grows from scan to scan.
+        topics = self._topics.setdefault(columns.topics, [])
+        for topic in columns.topics.topics[len(topics) :]:
+            topics.append(topic.decode("utf-8", "rmqstore.java"))
+        return topics
+
+    def _put_rows(
+        self, queue: AnyConsumeQueue, columns: RecordColumns, rows: np.ndarray, allow_gaps: bool, mend: bool
+    ) -> None:
+        assert isinstance(queue, ConsumeQueue)
+        if 0 <= columns.queue_offset[rows[0]] <= queue.unit_num and columns.run_length(rows) == len(rows):
+            # They go on where the queue ends, or are there already: as it is unless something was damaged.
+            self._put_run(queue, columns, rows, allow_gaps, mend)
+            return
+        rows = self._plausible(queue, columns, rows, columns.queue_offset)
+        # A run ends where the offsets do not go on by one.
+        done = 0
+        while done < len(rows):
+            run = columns.run_length(rows[done:])
+            self._put_run(queue, columns, rows[done : done + run], allow_gaps, mend)
+            done += run
+
+    def _plausible(
+        self,
+        queue: AnyConsumeQueue,
+        columns: RecordColumns,
+        rows: np.ndarray,
+        queue_offsets: np.ndarray,
+        largest_batch: int = 1,
+    ) -> np.ndarray:
+        # Nothing in a record protects its queue offset.  One that is above a later record's, or higher than the log
+        # before it has room for, is damaged; a queue that believed it would be filled up to there.
+        offsets = queue_offsets[rows]
+        bad = offsets < 0
+        if len(rows) > 1 and (offsets[1:] <= offsets[:-1]).any():
+            lowest_behind = np.minimum.accumulate(np.where(offsets < 0, np.iinfo(np.int64).max, offsets)[::-1])[::-1]
+            bad[:-1] |= offsets[:-1] > lowest_behind[1:]
+        last = queue.last_record()
+        number, phy_offset = (0, 0) if last is None else (queue.max_queue_offset, last.phy_offset)
+        room = (columns.phy_offset[rows] - phy_offset) // _SMALLEST_RECORD + 1
+        bad |= offsets > number + np.maximum(room, 0) * largest_batch
+        if not bad.any():
+            return rows
+        for row in rows[bad].tolist():
+            what = f"says queue offset {queue_offsets[row]} of {queue.topic}/{queue.queue_id}, which cannot be; it gets no unit"
+            self._misplaced(columns, row, "BAD_QUEUE_OFFSET", what)
+        good: np.ndarray = rows[~bad]
+        return good
+
+    def _misplaced(self, columns: RecordColumns, row: int, kind: str, what: str) -> None:
+        phy_offset = int(columns.phy_offset[row])
+        logger.warning("the record at phy offset %d %s", phy_offset, what)
+        self.counts.misplaced.append((phy_offset, int(columns.size[row]), kind))
+
+    def _put_run(
+        self,
+        queue: ConsumeQueue,
+        columns: RecordColumns,
+        rows: np.ndarray,
+        allow_gaps: bool,
+        mend: bool,
+    ) -> None:
+        queue_offset = int(columns.queue_offset[rows[0]])
+        phy_offsets, sizes, tags_codes, store_timestamps = columns.units(rows)
+        if queue_offset > queue.unit_num and not allow_gaps:
+            raise QueueGapError(
+                f"the record at phy offset {phy_offsets[0]} is number {queue_offset} of {queue.topic}/{queue.queue_id}, "
+                f"which has units up to {queue.unit_num}",
+                queue.queue.path,
+            )
+        there = min(max(queue.unit_num - queue_offset, 0), len(rows))
+        if mend and there:
+            self._mend(queue, queue_offset, columns, rows[:there])
+        if there < len(rows):
+            self.counts.units += queue.put_units(queue_offset, phy_offsets, sizes, tags_codes, store_timestamps)
+
+    def _mend(self, queue: ConsumeQueue, queue_offset: int, columns: RecordColumns, rows: np.ndarray) -> None:
+        done = 0
+        while done < len(rows):
+            number = queue_offset + done
+            phy, size, _ = queue.units(number, len(rows) - done)
+            count = len(phy)
+            if not count:
+                # There is no file for these: they expired with the queue's older files.
+                done += 1
+                continue
+            part = rows[done : done + count]
+            differ = (phy != columns.phy_offset[part]) | (size != columns.size[part])
+            differ[queue.differing_tags(number, columns, part)] = True
+            for i in np.flatnonzero(differ).tolist():
+                row = part[i]
+                # A unit of another whole record with the same queue offset was there first, as in a real broker.
+                other = self.commit_log.look_up(int(phy[i]), int(size[i]))
+                if other is not None and other.queue_offset == number + i and other.topic == queue.topic:
+                    if int(phy[i]) != int(columns.phy_offset[row]):
+                        continue
+                self.counts.units_mended += queue.repair(
+                    number + i,
+                    int(columns.phy_offset[row]),
+                    int(columns.size[row]),
+                    int(columns.tags_code[row]),
+                    int(columns.store_timestamp[row]),
+                )
+            done += count
+
+    def _dispatch_batch_unit(
+        self, queue: AnyConsumeQueue, columns: RecordColumns, row: int, allow_gaps: bool, mend: bool
+    ) -> None:
+        assert isinstance(queue, BatchConsumeQueue)
+        base, phy_offset = int(columns.inner_base[row]), int(columns.phy_offset[row])
+        unit = (
+            int(columns.size[row]),
+            int(columns.tags_code[row]),
+            int(columns.store_timestamp[row]),
+            max(int(columns.inner_num[row]), 1),
+        )
+        size, tags_code, store_timestamp, num = unit
+        if mend:
+            self.counts.units_mended += queue.repair(base, phy_offset, size, tags_code, store_timestamp, num)
+        end = queue.max_queue_offset
+        if base > end and not allow_gaps:
+            raise QueueGapError(
+                f"the record at phy offset {phy_offset} is batch {base} of {queue.topic}/{queue.queue_id}, which has "
+                f"messages up to {end}",
+                queue.queue.path,
+            )
+        self.counts.units += queue.put(base, phy_offset, size, tags_code, store_timestamp, num)
+
+    def _dispatch_multi(self, columns: RecordColumns, row: int) -> None:
+        message = self.commit_log.look_up(int(columns.phy_offset[row]))
+        if message is not None:
+            self.dispatch_multi(message, int(columns.size[row]), int(columns.tags_code[row]))
+
+    def dispatch_multi(self, message: MessageExt, size: int, tags_code: int) -> None:
+        """Write the units of a record in the further queues that it names (RocketMQ's LMQ)."""
+        assert self.queues is not None
+        phy_offset = message.phy_offset
+        problem = multi_dispatch_problem(message, self.queues.config)
+        for name, number in multi_dispatch_places(message, self.queues.config):
+            queue = self.queues.find_or_create(name, 0)
+            if not isinstance(queue, ConsumeQueue):
+                continue
+            last = queue.last_record()
+            before = 0 if last is None else last.phy_offset
+            if number > queue.unit_num + max((phy_offset - before) // _SMALLEST_RECORD + 1, 0):
+                # As of a record's own queue: what is higher than the log has room for is damaged.
+                problem = f"says queue offset {number} of {name}/0, which cannot be"
+            else:
+                self.counts.units += queue.put(
+                    number, message.phy_offset, size, tags_code, message.store_timestamp, extended=False
+                )
+        if problem is not None:
+            logger.warning("the record at phy offset %d %s; it gets no unit there", phy_offset, problem)
+            self.counts.misplaced.append((phy_offset, size, "BAD_MULTI_DISPATCH"))
+
+    # --------------------------------------------------------------------------------------------------------- index
+
+    def _dispatch_entries(self, columns: RecordColumns, progress: IndexProgress) -> None:
+        assert self.index_service is not None
+        n = columns.count
+        starts = columns.key_start[: n + 1]
+        first = 0
+        if progress.phy_offset >= columns.phy_offset[0]:
+            first = int(np.searchsorted(columns.phy_offset[:n], progress.phy_offset, side="left"))
+        begin, end = int(starts[first]) if first < n else int(starts[n]), int(starts[n])
+        if first < n and int(columns.phy_offset[first]) == progress.phy_offset:
+            begin = min(begin + progress.entry_num, int(starts[first + 1]))
+        if begin >= end:
+            if int(columns.phy_offset[n - 1]) > progress.phy_offset:
+                self.index_service.current()
+            return
+        phy_offsets, store_timestamps = columns.key_records(begin, end)
+        self.index_service.put_hashes(columns.key_hash[begin:end], phy_offsets, store_timestamps)
+        self.counts.index_entries += end - begin
+        if starts[n - 1] == starts[n]:
+            # RocketMQ (5.5.0) rolls a full file for the next record even if that has no keys.
+            self.index_service.current()
+
+
+def without_unit(damage: Iterable[tuple[int, int, str]]) -> frozenset[int]:
+    """frozenset of int: phy offsets of those records among `damage`, a report's, that have no unit because they are misplaced."""
+    return frozenset(phy_offset for phy_offset, _, kind in damage if kind in ("BAD_QUEUE_OFFSET", "BAD_TOPIC"))
+
+
+def multi_dispatch_places(message: MessageExt, config: StoreConfig) -> list[tuple[str, int]]:
+    """list of (str, int): the further queues that a record names, each with its queue offset there; the queue id is 0.
+
+    Those that cannot be are left out: `multi_dispatch_problem` tells of them.
+    """
+    return [(name, int(number)) for name, number in _named_places(message, config) if _is_place(name, number)]
+
+
+def multi_dispatch_problem(message: MessageExt, config: StoreConfig) -> str | None:
+    """str or None: what is wrong with the further queues that a record names, as the end of a sentence about it."""
+    places = _named_places(message, config)
+    if not places and message.properties.get("INNER_MULTI_QUEUE_OFFSET") and _may_name_queues(message, config):
+        return "names another number of further queues than it has queue offsets for"
+    for name, number in places:
+        if not _is_place(name, number):
+            return f"names the further queue {name[:80]!r} with queue offset {number[:80]!r}, which cannot be"
+    return None
+
+
+def _may_name_queues(message: MessageExt, config: StoreConfig) -> bool:
+    return config.enable_lmq and config.enable_multi_dispatch and multi_dispatch_allowed(message.topic)
+
+
+def _named_places(message: MessageExt, config: StoreConfig) -> list[tuple[str, str]]:
+    # As the record says it; nothing where the two lists do not go together.
+    if not _may_name_queues(message, config):
+        return []
+    names = message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
+    numbers = message.properties.get("INNER_MULTI_QUEUE_OFFSET", "").split(",")
+    return list(zip(names, numbers, strict=True)) if len(names) == len(numbers) else []
+
+
+def _is_place(name: str, number: str) -> bool:
+    return can_name_queue(name) and number.isascii() and number.isdigit() and len(number) <= _DIGITS
+
+
+def multi_dispatch_allowed(topic: str) -> bool:
+    """bool: records of `topic` may name further queues (RocketMQ 5.5.0 MultiDispatch)."""
+    return not topic.startswith(("%RETRY%", "rmq_sys_")) and topic != "SCHEDULE_TOPIC_XXXX"

@@ -1,0 +1,666 @@
+"""Recovery: what happens between opening a store for writing and its first use.
+
+`recover` reads as the description of it: judge the log and decide where it ends, cut what a crash left behind, bring the
+queues and the index into line with the log by dispatching what they lack.  It owns these decisions and the report on
+them.  Invariants:
+
+- Nothing is changed on disk before the whole scanned part of the log was judged: a store that is refused is untouched.
+- A segment that holds a whole record of this log is never deleted unless `recovery="truncate"` asked for it.
+- The newest index file survives: it is cut at its last consistent entry and dispatched from there on (RocketMQ 5.5.0
+  deletes it after every unclean exit).
+- A gap in a queue is filled from the log, going back to the oldest segment if need be, never papered over.
+
+The log is read once where everything is as it should be: the queues are compared with it while it is judged, and only from
+the first thing that they or the index lack on it is read again and dispatched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmqstore import _core
+from rmqstore._core import RecordColumns, Verdict
+from rmqstore.commitlog.commit_log import CommitLog, Stretch
+from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue, PlainQueue
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
+from rmqstore.errors import CorruptionError, StoreError
+from rmqstore.files.checkpoint import Checkpoint
+from rmqstore.index.index_file import IndexFile
+from rmqstore.index.index_service import IndexService
+from rmqstore.store.dispatcher import Agreement, CommitLogDispatcher, DispatchCounts, IndexProgress, QueueGapError
+
+__all__ = ["RECOVERY_MODES", "RecoveryReport", "recover"]
+
+logger = logging.getLogger(__name__)
+
+RECOVERY_MODES = ("strict", "truncate", "skip")
+
+_FAR = 2**63 - 1
+_SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+# A delay that is longer is none: ten years in ms.
+_LONGEST_DELAY = 10 * 365 * 86_400_000
+# An index with fewer entries is looked at in less time than it takes to start a thread and wait for it.
+_WORTH_A_THREAD = 300_000
+
+
+@dataclass(slots=True)
+class RecoveryReport:
+    """What opening did.  Offsets and sizes in bytes of the commit log.
+
+    Attributes
+    ----------
+    mode : str
+        "strict", "truncate" or "skip": what was to be done about damage in the middle of the log.
+    clean : bool
+        The last user closed the store in order (there was no ``abort`` file).
+    began_at, end : int
+        The scanned part of the log; `end` is where the log goes on.
+    bytes_scanned, segments_scanned, records : int
+        What was looked at between them, every record with its CRC, and compared with its queue.
+    damage : list of (int, int, str)
+        Stretches of the log that could not be read and were left as they are: offset, size, verdict.
+    bytes_cut, segments_deleted : int
+        What lay behind the end, and the files that held nothing else.
+    dispatched_from : int
+        From where on queues and index may have lacked something, so that the records were dispatched; `end` if nothing.
+    units_cut, units_written, units_mended : int
+        Queue units that pointed behind the end, that were missing, that said something else than the log.
+    index_files_kept, index_files_deleted, index_entries_cut, index_entries_written : int
+        Index files that were there and stayed, that went because none of their entries was sound, and entries.
+    seconds : float
+        How long it took.
+    """
+
+    mode: str = "strict"
+    clean: bool = True
+    began_at: int = 0
+    end: int = 0
+    bytes_scanned: int = 0
+    segments_scanned: int = 0
+    records: int = 0
+    damage: list[tuple[int, int, str]] = field(default_factory=list)
+    bytes_cut: int = 0
+    segments_deleted: int = 0
+    dispatched_from: int = 0
+    units_cut: int = 0
+    units_written: int = 0
+    units_mended: int = 0
+    index_files_kept: int = 0
+    index_files_deleted: int = 0
+    index_entries_cut: int = 0
+    index_entries_written: int = 0
+    seconds: float = 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """dict: every attribute under its name, fit for JSON; `damage` as objects with phy_offset, size and verdict."""
+        values = dataclasses.asdict(self)
+        values["damage"] = [
+            {"phy_offset": offset, "size": size, "verdict": verdict} for offset, size, verdict in self.damage
+        ]
+        return values
+
+    def __str__(self) -> str:
+        text = (
+            f"{'clean' if self.clean else 'unclean'} exit before; scanned {self.records} records from {self.began_at} to "
+            f"{self.end} in {self.seconds:.3f} s; cut {self.bytes_cut} bytes, {self.units_cut} units, "
+            f"{self.index_entries_cut} index entries; wrote {self.units_written} units and "
+            f"{self.index_entries_written} index entries, mended {self.units_mended} units"
+        )
+        return text + (f"; {len(self.damage)} damaged stretches left in place" if self.damage else "")
+
+
+def recover(
+    commit_log: CommitLog,
+    queues: ConsumeQueueStore,
+    index_service: IndexService | None,
+    checkpoint: Checkpoint,
+    *,
+    clean: bool,
+    mode: str = "strict",
+    before_writing: Callable[[], None] = lambda: None,
+) -> RecoveryReport:
+    """Bring a loaded store into a state in which it may be written.
+
+    Parameters
+    ----------
+    clean : bool
+        The last user closed it in order.
+    mode : {"strict", "truncate", "skip"}
+        What to do where the log is damaged in front of whole records: refuse; cut the log there, as RocketMQ does,
+        which deletes everything behind; keep everything and go on behind it.
+    before_writing : callable
+        Called once after the log was judged and before the first change on disk.
+
+    Raises
+    ------
+    CorruptionError
+        The log is damaged in the middle and the mode is "strict"; nothing was changed.
+    """
+    started = time.perf_counter()
+    report = RecoveryReport(mode=mode, clean=clean)
+    if "message_delay_level" in commit_log.config.assumed:
+        _learn_delays(commit_log, queues)
+    (newest_unit_end, plain), index = _look_at_both(commit_log, queues, index_service, checkpoint, clean)
+    begin = _where_to_begin(commit_log, index, checkpoint, newest_unit_end, clean)
+    judged = _judge(commit_log, Agreement(queues, plain), index, begin, newest_unit_end, clean, mode)
+    before_writing()
+
+    report.began_at, report.end, report.damage = judged.begin, judged.end, judged.damage
+    report.bytes_scanned = judged.end - judged.begin
+    report.segments_scanned = len(
+        range(judged.begin // commit_log.segment_size, -(-judged.end // commit_log.segment_size))
+    )
+    report.records = judged.records
+    report.bytes_cut, report.segments_deleted = _cut_log(commit_log, judged.end)
+    report.units_cut = _cut_queues(queues, plain, judged.end, clean)
+    if judged.agreement.was_cut():
+        # What was compared is gone: there was something wrong further in front.
+        judged.dispatch_from = judged.begin
+    if index is not None:
+        report.index_entries_cut, report.index_files_deleted = index.cut(judged.end)
+        report.index_files_kept = len(index.index_service.names)
+
+    report.dispatched_from = min(judged.dispatch_from, judged.end)
+    counts = _dispatch(commit_log, queues, index_service, judged, mend=not clean)
+    report.units_written, report.units_mended = counts.units, counts.units_mended
+    report.index_entries_written = counts.index_entries
+    report.damage += counts.misplaced
+    checkpoint.confirm_phy_offset = max(judged.last_record, 0)
+    if clean:
+        # Otherwise all of them are going to be flushed.
+        queues.set_aside(queues.config.max_mapped_files)
+    report.seconds = time.perf_counter() - started
+    if not clean or report.bytes_cut or report.units_written or report.index_entries_written:
+        logger.info("recovered %s: %s", commit_log.path, report)
+    return report
+
+
+def _learn_delays(commit_log: CommitLog, queues: ConsumeQueueStore) -> None:
+    # A unit of a delayed message holds its delivery time, which must not be mended by delay levels that nobody gave: what
+    # the queue of each level says, by most of its first and last units, goes before the defaults.
+    for topic, queue_id in queues.keys():
+        if topic != _SCHEDULE_TOPIC or not 0 <= queue_id < len(commit_log.delays):
+            continue
+        queue = queues.find(topic, queue_id)
+        found: Counter[int] = Counter()
+        if isinstance(queue, ConsumeQueue):
+            low, high = queue.first_unit, queue.unit_num
+            for queue_offset in {*range(low, min(low + 8, high)), *range(max(high - 8, low), high)}:
+                unit = queue.unit(queue_offset)
+                tags_code = None if unit is None else queue.tags_code(unit)
+                if unit is None or tags_code is None:
+                    continue
+                stored = commit_log.store_timestamp_at(unit.phy_offset, behind_end=True)
+                if stored >= 0 and 0 < tags_code - stored <= _LONGEST_DELAY:
+                    found[tags_code - stored] += 1
+        if found:
+            commit_log.delays[queue_id] = found.most_common(1)[0][0]
+
+
+def _end_of_last_unit(queue: AnyConsumeQueue) -> int:
+    unit = queue.last_record()
+    return -1 if unit is None else unit.phy_offset + unit.size
+
+
+def _look_at_both(
+    commit_log: CommitLog,
+    queues: ConsumeQueueStore,
+    index_service: IndexService | None,
+    checkpoint: Checkpoint,
+    clean: bool,
+) -> tuple[tuple[int, dict[tuple[str, int], PlainQueue]], _IndexSurvey | None]:
+    """`look_at_queues`, and the survey of the index; both only read.  A large index is looked at in a thread of its own."""
+    if index_service is None:
+        return look_at_queues(queues), None
+    if not _is_large(index_service):
+        looked = look_at_queues(queues)
+        return looked, _IndexSurvey(commit_log, index_service, checkpoint, clean)
+    # Imported here because most stores that are opened have less.
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(1, "rmqstore-survey") as thread:
+        surveyed = thread.submit(_IndexSurvey, commit_log, index_service, checkpoint, clean)
+        return look_at_queues(queues), surveyed.result()
+
+
+def _is_large(index_service: IndexService) -> bool:
+    names = index_service.names
+    if not names:
+        return False
+    try:
+        newest = index_service.file(names[-1])
+        return (len(names) - 1) * newest.index_num + newest.index_count >= _WORTH_A_THREAD
+    except (StoreError, OSError):
+        # The survey meets it again, in its turn.
+        return False
+
+
+# ------------------------------------------------------------------------------------------------------------ the log
+
+
+def _where_to_begin(
+    commit_log: CommitLog,
+    index: _IndexSurvey | None,
+    checkpoint: Checkpoint,
+    newest_unit_end: int,
+    clean: bool,
+) -> int:
+    # After an orderly exit everything up to the newest unit is as it should be.  After a crash everything stored before
+    # the checkpoint's time is on disk.  In both cases all segments are looked at, where RocketMQ 5.5.0 stops after ten.
+    bases = commit_log.queue.offsets
+    if not bases:
+        return 0
+    if not clean and checkpoint.flushed_offset >= 0:
+        # This package's own word on what is on disk, which a Java store between then and now would have made void.
+        return _segment_of(
+            commit_log, min(checkpoint.flushed_offset, _FAR if index is None else max(index.kept_end, 0))
+        )
+    begin = bases[0]
+    for base in reversed(bases):
+        verdict, _, timestamp = _core.check_record(commit_log.queue.file(base).region, 0, base, commit_log.crc_check)
+        if verdict != Verdict.RECORD or timestamp == 0:
+            continue
+        if base < newest_unit_end if clean else timestamp <= checkpoint.min_timestamp:
+            begin = base
+            break
+    if not clean and checkpoint.logics_physical_offset > 0:
+        # A clock that was set back makes records look older than a flush that came before them; offsets never go back.
+        begin = min(begin, _segment_of(commit_log, checkpoint.logics_physical_offset))
+    if index is not None and clean and not index.index_service.names:
+        # The index was lost; RocketMQ would begin a new one and never find the older keys.
+        begin = bases[0]
+    if index is not None and not clean:
+        # What the index lacks is dispatched again from the log, however far back that is.
+        begin = min(begin, _segment_of(commit_log, index.kept_end))
+    return begin
+
+
+def _segment_of(commit_log: CommitLog, offset: int) -> int:
+    # Where the segment that holds `offset` begins; the oldest one if there is none.
+    bases = commit_log.queue.offsets
+    base = max(offset, bases[0]) // commit_log.segment_size * commit_log.segment_size
+    return base if base in bases else bases[-1] if base > bases[-1] else bases[0]
+
+
+@dataclass(slots=True)
+class _Judgement:
+    """The scanned part of the log: whole stretches, what lies between, where it ends, and what agrees with it."""
+
+    begin: int
+    end: int
+    agreement: Agreement
+    ranges: list[tuple[int, int]] = field(default_factory=list)
+    damage: list[tuple[int, int, str]] = field(default_factory=list)
+    records: int = 0
+    last_record: int = -1
+    dispatch_from: int = _FAR
+    # For whole records behind damage, in the segment that was searched last, and where it holds nothing but zeros any more.
+    search: _core.RecordSearch | None = None
+    search_limit: int = 0
+
+    @property
+    def agrees(self) -> bool:
+        """Nothing was missing so far."""
+        return self.dispatch_from == _FAR
+
+
+def _judge(
+    commit_log: CommitLog,
+    agreement: Agreement,
+    index: _IndexSurvey | None,
+    begin: int,
+    newest_unit_end: int,
+    clean: bool,
+    mode: str,
+) -> _Judgement:
+    """Walk the log from `begin`, CRCs included, and decide where it ends; nothing is changed."""
+    judged = _Judgement(begin, begin, agreement)
+    at = start = begin
+    while True:
+        ended, verdict = _read_on(commit_log, at, judged, _FAR if index is None else index.kept_end, clean)
+        at = ended
+        if verdict is None:
+            break
+        following = _whole_record_behind(commit_log, at, judged, newest_unit_end)
+        if following < 0 and not _known_behind(commit_log, at, newest_unit_end, clean):
+            break
+        mapped_file = commit_log.queue.find(at)
+        assert mapped_file is not None  # Something was found there.
+        pos = at - mapped_file.file_from_offset
+        behind = (
+            f"whole records follow from phy offset {following}, in a log of {len(commit_log.queue)} segments"
+            if following >= 0
+            else "queue units or later segments say that the log goes on there"
+        )
+        if mode == "strict":
+            raise CorruptionError(
+                f"the commit log is damaged at phy offset {at} ({verdict.name}), and {behind}; nothing was changed. "
+                'Open it read-only to get out what is whole, with recovery="skip" to go on behind the damage, or with '
+                'recovery="truncate" to cut the log there as RocketMQ does, which deletes everything behind',
+                mapped_file.path,
+                pos,
+            )
+        where = f"{pos} bytes into {mapped_file.path}"
+        if mode == "truncate" or following < 0:
+            logger.warning("the commit log is cut at phy offset %d, %s (%s)", at, where, behind)
+            break
+        logger.warning("left %d damaged bytes in place at phy offset %d, %s", following - at, at, where)
+        judged.ranges.append((start, at))
+        judged.damage.append((at, following - at, verdict.name))
+        at = start = following
+    if clean and newest_unit_end > at and mode == "strict":
+        raise CorruptionError(
+            f"the commit log ends at phy offset {at}, but the queues of this store, which was closed in order, go on to "
+            f"{newest_unit_end}: its newest segments are missing or empty; nothing was changed. Restore them, open it read-only "
+            'to get out what is there, or with recovery="truncate" to cut the queues',
+            commit_log.path,
+        )
+    judged.ranges.append((start, at))
+    judged.end = at
+    return judged
+
+
+def _read_on(
+    commit_log: CommitLog, at: int, judged: _Judgement, index_end: int, clean: bool
+) -> tuple[int, Verdict | None]:
+    """Read records from `at` to the first place that holds none; that place and what is there, None behind all segments.
+
+    As long as nothing is missing they are also compared with the queues.
+    """
+    end = max((base + commit_log.segment_size for base in commit_log.queue.offsets), default=at)
+    if judged.agrees:
+        for stretch, columns in commit_log.scans(at, end, keys=False, resume=False):
+            if stretch.verdict is not Verdict.RECORD:
+                if stretch.verdict is not Verdict.BLANK:
+                    return stretch.begin, stretch.verdict
+                continue
+            _note(judged, stretch)
+            # An index that ends within these records may lack the rest of their entries.  Of its last record it lacks some
+            # only after a crash.
+            if (stretch.last_record if clean else stretch.end) > index_end or not judged.agreement.holds(columns):
+                judged.dispatch_from = stretch.begin
+                at = stretch.end
+                break
+        else:
+            return end, None
+    for stretch in commit_log.stretches(at, end, resume=False):
+        if stretch.verdict is Verdict.RECORD:
+            _note(judged, stretch)
+        elif stretch.verdict is not Verdict.BLANK:
+            return stretch.begin, stretch.verdict
+    return end, None
+
+
+def _note(judged: _Judgement, stretch: Stretch) -> None:
+    judged.records += stretch.records
+    judged.last_record = stretch.last_record
+
+
+def _whole_record_behind(commit_log: CommitLog, at: int, judged: _Judgement, newest_unit_end: int) -> int:
+    # The first whole record of this log behind the damage, in this segment or a later one; -1 if there is none.
+    for base in commit_log.queue.offsets:
+        if base + commit_log.segment_size <= at:
+            continue
+        mapped_file = commit_log.queue.file(base)
+        pos = max(at + 1 - base, 0)
+        if judged.search is None or judged.search.region is not mapped_file.region:
+            judged.search = _core.RecordSearch(mapped_file.region, base, commit_log.crc_check)
+            judged.search_limit = mapped_file.last_nonzero(pos)
+        found = judged.search.find(pos, judged.search_limit)
+        if found >= 0:
+            return base + found if _belongs(commit_log, base + found, judged, newest_unit_end) else -1
+    return -1
+
+
+def _belongs(commit_log: CommitLog, offset: int, judged: _Judgement, newest_unit_end: int) -> bool:
+    # RocketMQ's truncation leaves old records behind the end (its issue 10666).  They are older than the last record of
+    # the log and no unit points at them; whatever else is found there is part of this log.
+    if newest_unit_end > offset or judged.last_record < 0:
+        return True
+    last = commit_log.store_timestamp_at(judged.last_record, behind_end=True)
+    return commit_log.store_timestamp_at(offset, behind_end=True) >= last
+
+
+def _known_behind(commit_log: CommitLog, at: int, newest_unit_end: int, clean: bool) -> bool:
+    # Without a whole record behind it the end is a torn write, unless an orderly exit left units that point further, or
+    # a later segment holds something.
+    if clean and newest_unit_end > at:
+        return True
+    return any(base > at and commit_log.queue.file(base).last_nonzero() > 0 for base in commit_log.queue.offsets)
+
+
+def _cut_log(commit_log: CommitLog, end: int) -> tuple[int, int]:
+    """Cut the log at `end`; how many bytes lay behind it in its segment, and how many segments are deleted."""
+    queue = commit_log.queue
+    queue.tidy()
+    bytes_cut = 0
+    mapped_file = queue.find(end)
+    if mapped_file is not None:
+        bytes_cut = mapped_file.last_nonzero(end - mapped_file.file_from_offset) - (end - mapped_file.file_from_offset)
+    queue.wrote_where = max(end, queue.wrote_where)
+    deleted = queue.truncate(end)
+    queue.wrote_where = end
+    return bytes_cut, deleted
+
+
+# -------------------------------------------------------------------------------------------------------- the queues
+
+
+def look_at_queues(queues: ConsumeQueueStore) -> tuple[int, dict[tuple[str, int], PlainQueue]]:
+    """Where the newest record that a unit points at ends, and the queues that are in order.
+
+    Those are not opened: there may be a hundred thousand of them.
+    """
+    newest, found = -1, {}
+    for topic, queue_id in queues.keys():
+        plain = queues.plain(topic, queue_id)
+        if plain is not None:
+            newest = max(newest, plain.last_end)
+            found[topic, queue_id] = plain
+        elif (queue := queues.find(topic, queue_id)) is not None:
+            newest = max(newest, _end_of_last_unit(queue))
+    return newest, found
+
+
+def _cut_queues(queues: ConsumeQueueStore, plain: dict[tuple[str, int], PlainQueue], end: int, clean: bool) -> int:
+    """Drop the units that point behind `end`, and after a crash those that cannot be trusted; their number."""
+    dropped = 0
+    for topic, queue_id in queues.keys():
+        found = plain.get((topic, queue_id))
+        if found is not None and found.furthest_end <= end:
+            continue
+        queue = queues.find(topic, queue_id)
+        if queue is None:
+            continue
+        queue.tidy()
+        dropped += queue.cut(end)
+        if not clean and isinstance(queue, ConsumeQueue):
+            dropped += queue.cut_unresolved()
+        if not clean and isinstance(queue, BatchConsumeQueue):
+            # Batch units are found by what stands in them, so they are of use only up to the first odd one.
+            consistent = queue.consistent_num()
+            if consistent < queue.unit_num:
+                dropped += queue.truncate(consistent)
+    return dropped
+
+
+# --------------------------------------------------------------------------------------------------------- the index
+
+
+class _IndexSurvey:
+    """What is sound in the index files, found without changing them, and the cut that follows from it.
+
+    A file that became full has been flushed, and the checkpoint says so.  All others may lack pages after a crash: the
+    oldest of them that does is where the index ends, as entries follow the order of the log.
+
+    Attributes
+    ----------
+    kept_end : int
+        phy offset of the last entry that will stay, -1 if none does.
+    """
+
+    def __init__(self, commit_log: CommitLog, index_service: IndexService, checkpoint: Checkpoint, clean: bool):
+        self.commit_log = commit_log
+        self.index_service = index_service
+        self.checkpoint = checkpoint
+        self.clean = clean
+        # Counts of the files that may lack pages, up to the one at which the index ends; those to set right as well.
+        self.counts: dict[int, int] = {}
+        self.unlinked: set[int] = set()
+        self.last = len(index_service.names) - 1
+        for number in range(self._first_in_doubt(), len(index_service.names)):
+            count, linked = self._survey(number)
+            self.counts[number], self.last = count, number
+            if not linked:
+                self.unlinked.add(number)
+            if count < self._expected(number) or (number < len(index_service.names) - 1 and count <= 1):
+                break
+        self.kept_end = self._end_of(self.last)
+
+    def _file(self, number: int) -> IndexFile:
+        return self.index_service.file(self.index_service.names[number])
+
+    def _stored(self, number: int) -> int:
+        index = self._file(number)
+        return min(index.index_count, index.index_num)
+
+    def _expected(self, number: int) -> int:
+        # Every file but the newest is full.
+        index = self._file(number)
+        return index.index_count if number == len(self.index_service.names) - 1 else index.index_num
+
+    def _count(self, number: int) -> int:
+        return self.counts[number] if number in self.counts else self._stored(number)
+
+    def _end_of(self, number: int) -> int:
+        while number >= 0:
+            count = self._count(number)
+            if count > 1:
+                return int(self._file(number).read_entry(count - 1)[1])
+            number -= 1
+        return -1
+
+    def _first_in_doubt(self) -> int:
+        newest = len(self.index_service.names) - 1
+        for number in range(newest, -1, -1):
+            index = self._file(number)
+            header, stored = index.header, self._stored(number)
+            whole = (
+                stored == header.index_count
+                and (stored <= 1 or index.read_entry(stored - 1)[1] == header.end_phy_offset)
+                and stored == self._expected(number)
+            )
+            flushed = number < newest and header.end_timestamp <= self.checkpoint.index_msg_timestamp
+            if whole and (self.clean or flushed):
+                return number + 1
+        return 0
+
+    def _survey(self, number: int) -> tuple[int, bool]:
+        index = self._file(number)
+        count, linked = index.survey(_FAR, max(self._end_of(number - 1), 0))
+        if not self.clean and count > 1 and self._is_torn(index, count - 1):
+            return count - 1, False
+        return count, linked
+
+    def _is_torn(self, index: IndexFile, number: int) -> bool:
+        # An entry may begin on a page that was written and end on one that was lost; the next one is all zeros then, so
+        # only the last can be like that.
+        key_hash, phy_offset, time_diff, _ = index.read_entry(number)
+        columns = RecordColumns(1)
+        for _ in self.commit_log.stretches(phy_offset, phy_offset + 1, columns, check_crc=False, resume=False):
+            break
+        if columns.count == 0 or key_hash not in columns.key_hash[: columns.key_start[1]]:
+            return True
+        if number == 1:
+            return False
+        begin = self.commit_log.store_timestamp_at(index.read_entry(1)[1], behind_end=True)
+        expected = min(max((int(columns.store_timestamp[0]) - begin) // 1000, 0), 2**31 - 1)
+        return begin > 0 and time_diff != expected
+
+    def cut(self, end: int) -> tuple[int, int]:
+        """Drop the entries behind the last sound one and those of records from `end` on; how many, and how many files."""
+        names = self.index_service.names
+        self._limit(end)
+        dropped = sum(max(self._stored(number) - 1, 0) for number in range(self.last + 1, len(names)))
+        for name in reversed(names[self.last + 1 :]):
+            self.index_service.remove(name)
+        for number, count in sorted(self.counts.items(), reverse=True):
+            index = self._file(number)
+            index.mapped_file.reserve()
+            stored = self._stored(number)
+            dropped += stored - count
+            if number in self.unlinked or count != stored:
+                index.relink(count, erase=False)
+            index.mapped_file.zero_from(index.entry_pos(count))
+            self._mend_header(index, number, count)
+        if self.last > 0 and self.counts.get(self.last, 2) <= 1:
+            self.index_service.remove(names[self.last])
+        return dropped, len(names) - len(self.index_service.names)
+
+    def _limit(self, end: int) -> None:
+        # Go back to the last entry whose record lies before the end of the log.
+        while self.last >= 0:
+            index, count = self._file(self.last), self._count(self.last)
+            if count > 1 and index.read_entry(count - 1)[1] >= end:
+                if self.last in self.counts:
+                    count = bisect_left(range(1, count), end, key=lambda entry: index.read_entry(entry)[1]) + 1
+                else:
+                    count = index.survey(end, max(self._end_of(self.last - 1), 0))[0]
+                self.counts[self.last] = count
+                self.unlinked.add(self.last)
+            if count > 1 or self.last == 0 or self.last not in self.counts:
+                return
+            del self.counts[self.last]
+            self.last -= 1
+
+    def _mend_header(self, index: IndexFile, number: int, count: int) -> None:
+        begin, end_time, begin_phy, end_phy, slots, stored = index.read_header()
+        if count > 1:
+            begin_phy, end_phy = index.read_entry(1)[1], index.read_entry(count - 1)[1]
+            first = self.commit_log.store_timestamp_at(begin_phy, behind_end=True)
+            last = self.commit_log.store_timestamp_at(end_phy, behind_end=True)
+            begin = first if first >= 0 else begin
+            end_time = last if last >= 0 else end_time
+        elif number == 0:
+            begin = end_time = begin_phy = end_phy = 0
+        mended = (begin, end_time, begin_phy, end_phy, slots, stored)
+        if mended != index.read_header():
+            index.write_header(*mended)
+
+
+# ------------------------------------------------------------------------------------------------------- dispatching
+
+
+def _dispatch(
+    commit_log: CommitLog,
+    queues: ConsumeQueueStore,
+    index_service: IndexService | None,
+    judged: _Judgement,
+    *,
+    mend: bool,
+) -> DispatchCounts:
+    dispatcher = CommitLogDispatcher(commit_log, queues, index_service)
+    whole = judged.begin <= commit_log.min_offset
+    ranges = [(max(begin, judged.dispatch_from), end) for begin, end in judged.ranges if end > judged.dispatch_from]
+    while True:
+        # Entries are put once: what a first pass put is below the progress of a second.
+        progress = IndexProgress() if index_service is None else IndexProgress.of(index_service)
+        try:
+            for begin, end in ranges:
+                for stretch, columns in commit_log.scans(begin, end, check_crc=False, resume=False):
+                    if stretch.verdict is Verdict.RECORD:
+                        dispatcher.dispatch_columns(columns, progress, allow_gaps=whole, mend=mend)
+            return dispatcher.counts
+        except QueueGapError as gap:
+            logger.warning("%s; dispatching the whole log again", gap)
+            # From the oldest record to the judged part, as far as it can be read, then the judged part.
+            older = commit_log.stretches(commit_log.min_offset, judged.begin)
+            ranges = [(each.begin, each.end) for each in older if each.verdict is Verdict.RECORD] + judged.ranges
+            whole = True

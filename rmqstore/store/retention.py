@@ -1,0 +1,175 @@
+"""Retention: which files of a store have had their time, by RocketMQ's rules (5.5.0, DefaultMessageStore).
+
+Owns the decision (hour of the day, age, disk space) and the order of deletion: segments of the log, oldest first, never
+the newest; then the queue and index files that lead only to what is gone.  It never deletes anything that a newer file
+would then miss, and nothing at all in a store that was opened read-only.  Whoever reads a file keeps it until done.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.config import StoreConfig
+from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
+from rmqstore.files.mapped_file import fsync_directory
+from rmqstore.index.index_service import IndexService
+
+__all__ = ["DiskSpace", "RetentionReport", "delete_expired_files", "is_time_to_delete", "used_ratio"]
+
+logger = logging.getLogger(__name__)
+
+_HOUR = 3_600_000  # ms
+
+
+@dataclass(slots=True)
+class RetentionReport:
+    """How many files one round deleted, and how full the disk is (0 to 1, -1 if the directory is missing)."""
+
+    segments: int = 0
+    queue_files: int = 0
+    index_files: int = 0
+    used_ratio: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class DiskSpace:
+    """What the used part of the disk asks for.
+
+    Attributes
+    ----------
+    used_ratio : float
+        0 to 1; -1 if the directory is missing.
+    full : bool
+        Above `disk_space_warning_level_ratio`: no more writes.
+    delete_at_once : bool
+        Above `disk_space_clean_forcibly_ratio`: delete at any hour, and whatever the age if `clean_file_forcibly_enable`.
+    delete_expired : bool
+        Above `disk_max_used_space_ratio`: delete what is expired at any hour.
+    """
+
+    used_ratio: float
+    full: bool
+    delete_at_once: bool
+    delete_expired: bool
+
+    @classmethod
+    def judge(cls, ratio: float, config: StoreConfig, was_full: bool = False) -> DiskSpace:
+        """Apply RocketMQ's bounds: warning level 35 to 90 %, forcible 30 to 85 %, maximum 10 to 95 %.
+
+        A disk that was full is so until it is used below the forcible ratio, so that writes do not come and go.
+        """
+        warning = min(max(config.disk_space_warning_level_ratio, 35), 90) / 100
+        forcible = min(max(config.disk_space_clean_forcibly_ratio, 30), 85) / 100
+        most = min(max(config.disk_max_used_space_ratio, 10), 95) / 100
+        full = ratio > warning or (was_full and ratio > forcible)
+        return cls(ratio, full, ratio > forcible, ratio < 0 or ratio > most)
+
+
+def used_ratio(path: str) -> float:
+    """float: used part of the disk below `path`, rounded up to whole percents; -1 if `path` does not exist.
+
+    What only root may use counts as neither used nor free, as in RocketMQ (UtilAll.getDiskPartitionSpaceUsedPercent).
+    """
+    try:
+        status = os.statvfs(path)
+    except OSError:
+        return -1.0
+    used = status.f_blocks - status.f_bfree
+    whole = used + status.f_bavail
+    return math.ceil(100 * used / whole) / 100 if whole else -1.0
+
+
+def is_time_to_delete(config: StoreConfig, now: int) -> bool:
+    """bool: the local hour of `now` (ms since epoch) is one of `delete_when`."""
+    hours = {int(hour) for hour in config.delete_when.split(";") if hour.strip()}
+    return time.localtime(now / 1000).tm_hour in hours
+
+
+def delete_expired_files(
+    commit_log: CommitLog,
+    queues: ConsumeQueueStore,
+    index_service: IndexService | None,
+    lock: threading.RLock,
+    space: DiskSpace,
+    *,
+    now: int,
+    manually: bool = False,
+    pause: Callable[[int], bool] = lambda milliseconds: True,
+) -> RetentionReport:
+    """One round of deletion.
+
+    Parameters
+    ----------
+    lock : RLock
+        Held whenever a list of files changes, so that appending and deleting never meet.
+    space : DiskSpace
+    now : int
+        ms since epoch; compared with the time of the last change of each segment.
+    manually : bool
+        Delete what is expired although it is not the hour for it.
+    pause : callable
+        Waits so many ms between two segments; False ends the round.
+    """
+    config = commit_log.config
+    report = RetentionReport(used_ratio=space.used_ratio)
+    force = space.delete_at_once and config.clean_file_forcibly_enable
+    if manually or space.delete_expired or space.delete_at_once or is_time_to_delete(config, now):
+        report.segments = _delete_segments(commit_log, lock, now, force, pause)
+        if space.delete_at_once and not report.segments:
+            logger.warning(
+                "the disk of %s is used to %d %%, and no segment can be deleted",
+                commit_log.path,
+                space.used_ratio * 100,
+            )
+    # Also what an earlier round, or a process that was killed, did not come to.
+    oldest = commit_log.min_offset
+    if oldest > 0:
+        for queue in queues.opened() if not report.segments else list(queues):
+            with lock:
+                report.queue_files += queue.delete_before(oldest)
+        if index_service is not None:
+            with lock:
+                report.index_files = index_service.delete_expired(oldest)
+    return report
+
+
+def _delete_segments(
+    commit_log: CommitLog, lock: threading.RLock, now: int, force: bool, pause: Callable[[int], bool]
+) -> int:
+    config = commit_log.config
+    deleted = 0
+    while deleted < config.delete_file_batch_max:
+        with lock:
+            if len(commit_log.queue) < 2:
+                break
+            first = commit_log.queue.file(commit_log.queue.offsets[0])
+            try:
+                age = now - int(os.stat(first.path).st_mtime * 1000)
+            except FileNotFoundError:
+                logger.warning("%s was deleted by somebody else", first.path)
+                commit_log.queue.drop_first().mark_deleted()
+                continue
+            if not force and age < config.file_reserved_time * _HOUR:
+                break
+            commit_log.queue.drop_first()
+        # Outside the lock: deleting a gigabyte may take long.
+        first.destroy()
+        deleted += 1
+        logger.info(
+            "deleted %s, which was last written %.1f h ago%s",
+            first.path,
+            age / _HOUR,
+            ": the disk is full" if force else "",
+        )
+        if deleted < config.delete_file_batch_max and not pause(config.delete_commit_log_files_interval):
+            break
+    if deleted:
+        fsync_directory(commit_log.path)
+    return deleted

@@ -1,0 +1,342 @@
+"""Plain numbers of an open store: how much is in it, how far it reaches, how far its readers and its files are behind.
+
+Owns the list of these numbers and where each is read from.  It counts nothing itself: every number lies in the files or
+follows from what the store already knows, so that nothing is spent on a put or a get.  It never changes anything, and
+never reads more than headers, the ends of queues and one record for each of them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
+from rmqstore.errors import OffsetOutOfRangeError
+from rmqstore.files.checkpoint import Checkpoint
+from rmqstore.index.index_service import IndexService
+from rmqstore.store.retention import used_ratio
+
+__all__ = ["ConsumerStats", "DiskStats", "IndexFileStats", "QueueStats", "StoreStats", "take_stats"]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStats:
+    """One consume queue.
+
+    Attributes
+    ----------
+    topic : str
+    queue_id : int
+    min_queue_offset, max_queue_offset : int
+        Of the first message that the log still holds, and of the next one to come.
+    files, size : int
+        Files of the queue and of its extension, and their bytes.
+    last_store_timestamp : int or None
+        Of the newest message, ms since epoch; None where the queue is empty or leads nowhere.
+    """
+
+    topic: str
+    queue_id: int
+    min_queue_offset: int
+    max_queue_offset: int
+    files: int
+    size: int
+    last_store_timestamp: int | None
+
+    @property
+    def messages(self) -> int:
+        """int: messages that are still there."""
+        return self.max_queue_offset - self.min_queue_offset
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerStats:
+    """The progress of one group in one queue.
+
+    Attributes
+    ----------
+    group, topic : str
+    queue_id : int
+    queue_offset : int
+        What the group consumes next; -1 where it has progress in other queues of the topic only.
+    max_queue_offset : int or None
+        Of the queue; None where the queue, or every file of it, is gone: nobody knows what it held.
+    next_store_timestamp : int or None
+        Store time of the message that is next, ms since epoch; None where nothing is left.
+    """
+
+    group: str
+    topic: str
+    queue_id: int
+    queue_offset: int
+    max_queue_offset: int | None
+    next_store_timestamp: int | None
+
+    @property
+    def lag(self) -> int | None:
+        """int or None: messages that the group has not consumed, as a broker counts them; None where the queue is gone.
+
+        Negative where the group's offset lies beyond the end of the queue.
+        """
+        return None if self.max_queue_offset is None else self.max_queue_offset - max(self.queue_offset, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexFileStats:
+    """One index file; timestamps are ms since epoch."""
+
+    name: str
+    entries: int
+    max_entries: int
+    used_slots: int
+    slots: int
+    begin_timestamp: int
+    end_timestamp: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiskStats:
+    """The disk below the store: bytes, and the used part of it (0 to 1, -1 if unknown) as RocketMQ computes it.
+
+    `usable` is what of `free` is not kept for root.
+    """
+
+    total: int
+    free: int
+    usable: int
+    used_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """What `MessageStore.stats` says.
+
+    Attributes
+    ----------
+    path : str
+    timestamp : int
+        When this was taken, ms since epoch.
+    clean : bool
+        There is no ``abort`` file: nobody writes, and the last who did closed the store in order.
+    writable, disk_full : bool
+        Of the `MessageStore` that was asked.
+    min_phy_offset, max_phy_offset : int
+        Bounds of the log in bytes.
+    segments, segment_size : int
+        Files of the log, and bytes of each.
+    first_store_timestamp, last_store_timestamp : int or None
+        Of the oldest message (None where no record begins the log) and of the newest, ms since epoch.
+    dispatched_phy_offset : int
+        Behind the last record that a queue leads to; what lies between this and `max_phy_offset` is in no queue.
+    unflushed_size : int or None
+        Bytes of the log that are perhaps not on the disk yet; None for a store that is not open for writing.
+    checkpoint : dict of str to int
+        The checkpoint's six fields by name.
+    queues : tuple of QueueStats
+        By topic and queue id.
+    index_files : tuple of IndexFileStats
+        Oldest first.
+    consumers : tuple of ConsumerStats
+        By group, topic and queue id.
+    disk : DiskStats
+    files : dict of str to int
+        Files of the parts ``commitlog``, ``consumequeue`` and ``index``.
+    sizes : dict of str to int
+        Bytes of the same parts; files have their whole size, although a file system may keep the unused rest as a hole.
+    consumer_offsets_error : str or None
+        Why the progress of consumer groups cannot be read; `consumers` is empty then, which says nothing.
+    """
+
+    path: str
+    timestamp: int
+    clean: bool
+    writable: bool
+    disk_full: bool
+    min_phy_offset: int
+    max_phy_offset: int
+    segments: int
+    segment_size: int
+    first_store_timestamp: int | None
+    last_store_timestamp: int | None
+    dispatched_phy_offset: int
+    unflushed_size: int | None
+    checkpoint: dict[str, int]
+    queues: tuple[QueueStats, ...]
+    index_files: tuple[IndexFileStats, ...]
+    consumers: tuple[ConsumerStats, ...]
+    disk: DiskStats
+    files: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    consumer_offsets_error: str | None = None
+
+
+def take_stats(
+    path: str,
+    commit_log: CommitLog,
+    queues: ConsumeQueueStore,
+    index_service: IndexService | None,
+    checkpoint: Checkpoint,
+    consumer_offsets: Mapping[tuple[str, str], Mapping[int, int]],
+    consumer_offsets_error: str | None,
+    *,
+    timestamp: int,
+    writable: bool,
+    disk_full: bool,
+    last_store_timestamp: int | None,
+    flushed_where: int | None,
+    undispatched: tuple[int, int] | None = None,
+) -> StoreStats:
+    """StoreStats: the numbers of a store's parts, see `rmqstore.MessageStore.stats`.
+
+    Parameters
+    ----------
+    consumer_offsets : mapping
+        As of `ConsumerOffsets.list`.
+    consumer_offsets_error : str, optional
+        Why they cannot be read.
+    timestamp : int
+        Now, ms since epoch.
+    last_store_timestamp : int, optional
+        Of the newest message, where the caller knows it.
+    flushed_where : int, optional
+        Up to where the log is on the disk, where the caller knows it.
+    undispatched : tuple of (int, int), optional
+        Of `MessageStore.undispatched`.
+    """
+    low, high = commit_log.min_offset, commit_log.max_offset
+    found: dict[tuple[str, int], AnyConsumeQueue] = {}
+    queue_stats = []
+    dispatched = low
+    newest = last_store_timestamp
+    for queue in queues:
+        found[queue.topic, queue.queue_id] = queue
+        unit = queue.last_record()
+        last = None
+        if unit is not None:
+            dispatched = max(dispatched, min(unit.phy_offset + max(unit.size, 0), high))
+            time = commit_log.store_timestamp_at(unit.phy_offset)
+            if time >= 0:
+                last = time
+                newest = time if newest is None else max(newest, time)
+        begin, end = queue.bounds(low)
+        files, size = queue.disk_files, queue.disk_files * queue.queue.mapped_file_size
+        if isinstance(queue, ConsumeQueue) and queue.ext is not None:
+            files += queue.ext.queue.disk_num
+            size += queue.ext.queue.disk_num * queue.ext.queue.mapped_file_size
+        queue_stats.append(QueueStats(queue.topic, queue.queue_id, begin, end, files, size, last))
+    if newest is None:
+        newest = commit_log.last_store_timestamp()
+    index_files = [] if index_service is None else _index_files(index_service)
+    first = commit_log.store_timestamp_at(low)
+    return StoreStats(
+        path=path,
+        timestamp=timestamp,
+        clean=not os.path.exists(os.path.join(path, "abort")),
+        writable=writable,
+        disk_full=disk_full,
+        min_phy_offset=low,
+        max_phy_offset=high,
+        segments=len(commit_log.queue),
+        segment_size=commit_log.segment_size,
+        first_store_timestamp=first if first >= 0 else None,
+        last_store_timestamp=newest,
+        dispatched_phy_offset=dispatched if undispatched is None else min(dispatched, undispatched[0]),
+        unflushed_size=None if flushed_where is None else max(high - flushed_where, 0),
+        checkpoint=checkpoint.as_dict(),
+        queues=tuple(queue_stats),
+        index_files=tuple(index_files),
+        consumers=tuple(_consumers(commit_log, queue_stats, found, consumer_offsets)),
+        disk=_disk(path),
+        files={
+            "commitlog": len(commit_log.queue),
+            "consumequeue": sum(each.files for each in queue_stats),
+            "index": len(index_files),
+        },
+        sizes={
+            "commitlog": len(commit_log.queue) * commit_log.segment_size,
+            "consumequeue": sum(each.size for each in queue_stats),
+            "index": sum(each.size for each in index_files),
+        },
+        consumer_offsets_error=consumer_offsets_error,
+    )
+
+
+def _index_files(index_service: IndexService) -> list[IndexFileStats]:
+    result = []
+    for name in index_service.names:
+        try:
+            index = index_service.file(name)
+            header = index.header
+        except (OffsetOutOfRangeError, FileNotFoundError):
+            continue  # It expired meanwhile.
+        result.append(
+            IndexFileStats(
+                name,
+                max(header.index_count - 1, 0),
+                index.index_num - 1,
+                max(header.hash_slot_count, 0),
+                index_service.config.max_hash_slot_num,
+                header.begin_timestamp,
+                header.end_timestamp,
+                index_service.config.index_file_size,
+            )
+        )
+    return result
+
+
+def _consumers(
+    commit_log: CommitLog,
+    queue_stats: list[QueueStats],
+    found: Mapping[tuple[str, int], AnyConsumeQueue],
+    consumer_offsets: Mapping[tuple[str, str], Mapping[int, int]],
+) -> list[ConsumerStats]:
+    of_topic: dict[str, dict[int, QueueStats]] = {}
+    for each in queue_stats:
+        of_topic.setdefault(each.topic, {})[each.queue_id] = each
+    result = []
+    for (group, topic), offsets in sorted(consumer_offsets.items()):
+        there = of_topic.get(topic, {})
+        # As a broker counts: a queue in which the group has no progress is consumed from its start.
+        for queue_id in sorted({*there, *offsets}):
+            offset = offsets.get(queue_id, -1)
+            stats = there.get(queue_id)
+            if stats is not None and not stats.files and not stats.max_queue_offset and offset > 0:
+                # Only its folder is left.
+                stats = None
+            result.append(
+                ConsumerStats(
+                    group,
+                    topic,
+                    queue_id,
+                    offset,
+                    None if stats is None else stats.max_queue_offset,
+                    None if stats is None else _next_timestamp(commit_log, found[topic, queue_id], stats, offset),
+                )
+            )
+    return result
+
+
+def _next_timestamp(commit_log: CommitLog, queue: AnyConsumeQueue, stats: QueueStats, offset: int) -> int | None:
+    # What is gone is passed over, as by a broker that is asked for it.
+    at = max(offset, stats.min_queue_offset)
+    if at >= stats.max_queue_offset:
+        return None
+    try:
+        unit = queue.unit(at)
+    except OffsetOutOfRangeError:
+        return None
+    time = -1 if unit is None else commit_log.store_timestamp_at(unit.phy_offset)
+    return time if time >= 0 else None
+
+
+def _disk(path: str) -> DiskStats:
+    try:
+        status = os.statvfs(path)
+    except OSError:
+        return DiskStats(0, 0, 0, -1.0)
+    size = status.f_frsize
+    return DiskStats(status.f_blocks * size, status.f_bfree * size, status.f_bavail * size, used_ratio(path))

@@ -1,0 +1,133 @@
+"""The end of a log that no queue leads to yet, served to readers: units in memory, where a broker died before it dispatched.
+
+Owns finding where that end begins, and dispatching it into queue files in memory by the rules that recovery uses.  It writes
+nothing to disk (I7) and changes nothing for a store that somebody has open for writing, who dispatches by himself.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+
+from rmqstore._core import Verdict
+from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
+from rmqstore.files.store_lock import is_held
+from rmqstore.store.dispatcher import CommitLogDispatcher, IndexProgress
+from rmqstore.store.recovery import look_at_queues
+
+__all__ = ["MAX_UNDISPATCHED", "Undispatched"]
+
+logger = logging.getLogger(__name__)
+
+# So many bytes of the log are gone over for it; more than a broker leaves, unless its queues are gone.
+MAX_UNDISPATCHED = 1 << 30
+# A reader beside a writer looks so often (seconds) whether that one is gone and left anything.
+_LOOK_INTERVAL = 1.0
+# A writer on another machine, or in a container, cannot be seen; so long (seconds) after the log grew one is taken to live.
+_QUIET = 5.0
+
+
+class Undispatched:
+    """What the queues of a store that is only read lack at their end, in their memory.
+
+    Parameters
+    ----------
+    root : str
+        The store's directory.
+    commit_log : CommitLog
+    queues : ConsumeQueueStore
+
+    Attributes
+    ----------
+    served : tuple of (int, int) or None
+        Phy offsets, begin and end, of what is in no queue on disk and is served from memory; None = nothing.
+    left_out : tuple of (int, int) or None
+        Of what is in no queue at all, because there is more than `MAX_UNDISPATCHED`.
+    """
+
+    def __init__(self, root: str, commit_log: CommitLog, queues: ConsumeQueueStore):
+        self.root = root
+        self.commit_log = commit_log
+        self.queues = queues
+        self.served: tuple[int, int] | None = None
+        self.left_out: tuple[int, int] | None = None
+        self._mark: tuple[int, int] | None = None
+        # The ends of the log for which this was done, and that was seen last.
+        self._done_to = self._seen_to = -1
+        self._looked_at = self._grew_at = -math.inf
+        self._lock = threading.Lock()
+
+    def look(self) -> None:
+        """Look for it; nothing happens unless the log went on since this was last called, or somebody else had the store.
+
+        Raises
+        ------
+        OSError
+            A file cannot be read.
+        """
+        with self._lock:
+            self._look(self._abort(), self.commit_log.max_offset, time.monotonic())
+
+    def renew_lock(self) -> None:
+        """Give up the lock that another thread of a parent process may have held at a fork."""
+        self._lock = threading.Lock()
+
+    def _look(self, mark: tuple[int, int] | None, end: int, now: float) -> None:
+        if 0 <= self._seen_to != end:
+            # Somebody writes, whether he can be seen or not, and dispatches what he wrote.
+            self._grew_at = now
+        self._seen_to = end
+        if mark == self._mark and self._done_to == end:
+            return
+        if mark == self._mark and now - self._looked_at < _LOOK_INTERVAL:
+            return
+        self._looked_at = now
+        if self.served is not None:
+            self.queues.forget_memory()
+        self.served = self.left_out = None
+        self._mark, self._done_to = mark, end
+        # Whoever closed in order has dispatched all.
+        if end <= self.commit_log.min_offset or (mark is None and self.queues.keys()):
+            return
+        if now - self._grew_at < _QUIET or is_held(self.root):
+            self._done_to = -1
+        else:
+            self._serve(end)
+
+    def is_current(self) -> bool:
+        """bool: nobody opened the store for writing since `look`; always so where nothing is served."""
+        return self.served is None or self._abort() == self._mark
+
+    def _abort(self) -> tuple[int, int] | None:
+        # Whoever opens the store for writing makes or rewrites this file.
+        try:
+            status = os.stat(os.path.join(self.root, "abort"))
+        except FileNotFoundError:
+            return None
+        return status.st_ino, status.st_mtime_ns
+
+    def _serve(self, end: int) -> None:
+        newest = look_at_queues(self.queues)[0]
+        self.queues.set_aside(self.queues.config.max_mapped_files)
+        begin = max(newest, self.commit_log.min_offset)
+        if begin >= end:
+            return
+        until = min(end, begin + MAX_UNDISPATCHED)
+        dispatcher = CommitLogDispatcher(self.commit_log, self.queues, None)
+        with self.queues.in_memory():
+            for stretch, columns in self.commit_log.scans(begin, until, keys=False):
+                if stretch.verdict is Verdict.RECORD:
+                    dispatcher.dispatch_columns(columns, IndexProgress(), allow_gaps=True)
+        if dispatcher.counts.units:
+            self.served = begin, until
+        if until < end:
+            self.left_out = until, end
+            logger.warning(
+                "%s: no queue leads to %d bytes of the log, from phy offset %d on; of these %d are served, and messages from "
+                "phy offset %d on are in no queue here. Rebuild the queues (rmqstore rebuild --what consumequeue), or read the log",
+                self.root, end - begin, begin, until - begin, until,
+            )  # fmt: skip

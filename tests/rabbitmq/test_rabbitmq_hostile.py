@@ -1,0 +1,73 @@
+"""Files of a vhost that are none: a reader that waits for ever, or reads without end, is no reader.
+
+Owns that every kind of file is opened as a regular one: a FIFO or an endless device in its place is an error of ours, or
+a finding, in a moment.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+
+import golden_rabbitmq
+import pytest
+
+from rmqstore import StoreError
+from rmqstore.rabbitmq import Vhost, verify
+
+CASES = {
+    "02-kill9-segment-plus-journal": {"idx"},
+    "03-kill9-consumer-unacked": {"journal.jif", "rdq", ".queue_name", ".vhost", ".config"},
+    "13-clean-fanout-refcount": {"clean.dot", "file_summary.ets", "msg_store_index.ets", "recovery.dets"},
+    "19-clean-v2": {"qi", "qs"},
+}
+
+
+class TooLongError(Exception):
+    pass
+
+
+@pytest.fixture
+def bounded():
+    """Twenty seconds and 4 GiB, so that what hangs or grows fails instead."""
+
+    def stop(*_):
+        raise TooLongError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (4 << 30, limits[1]))
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+    resource.setrlimit(resource.RLIMIT_AS, limits)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "zero"])
+@pytest.mark.parametrize(("case", "wanted"), [(case, wanted) for case in CASES for wanted in sorted(CASES[case])])
+def test_a_file_that_is_none_neither_hangs_nor_grows(tmp_path, bounded, case, wanted, kind):
+    vhost = golden_rabbitmq.unpack(case, tmp_path)
+    found = [path for path in sorted(vhost.rglob("*")) if path.name == wanted or path.suffix == f".{wanted}"]
+    if not found:
+        # A node writes the file only in some cases; a reader looks for it all the same.
+        assert wanted in (".config", ".vhost")
+        found = [vhost / wanted]
+    for path in found:
+        path.unlink(missing_ok=True)
+        if kind == "fifo":
+            os.mkfifo(path)
+        else:
+            path.symlink_to("/dev/zero")
+    try:
+        list(verify(vhost))
+    except (StoreError, OSError) as error:
+        assert str(error)
+    try:
+        with Vhost.open(vhost) as opened:
+            for queue in opened.queues():
+                for _ in queue.messages():
+                    pass
+    except (StoreError, OSError) as error:
+        assert str(error)

@@ -1,0 +1,136 @@
+"""Messages that a queue's index has and whose bytes are lost: every answer says how many there are, and which.
+
+The id of a stored message is overwritten in its message file, which no reader can believe then; what must be said follows from
+what the sound vhost lists.  The depth of a queue is what is given and what is lost, in every front end.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import golden
+import pytest
+from click.testing import CliRunner
+
+from rmqstore import cli
+from rmqstore.rabbitmq import Vhost, export
+
+CASE = "13-clean-fanout-refcount"
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.main, ["rabbitmq", *map(str, arguments)])
+
+
+@pytest.fixture
+def damaged(golden_vhost_copy) -> tuple[Path, set[tuple[str, int]], int]:
+    """A vhost, queue and sequence id of each message that is lost in it, and how many are left."""
+    path = golden_vhost_copy(CASE)
+    with Vhost.open(path) as vhost:
+        listed = [(queue.name, message) for queue in vhost.queues() for message in queue.messages()]
+        depth = sum(queue.depth for queue in vhost.queues())
+    assert len(listed) == depth
+    msg_id = next(message.msg_id for _, message in listed if message.location == "store")
+    lost = {(name, message.seq_id) for name, message in listed if message.msg_id == msg_id}
+    for file in (path / "msg_store_persistent").glob("*.rdq"):
+        file.write_bytes(file.read_bytes().replace(msg_id, bytes(16)))
+    assert 0 < len(lost) < depth
+    return path, lost, depth - len(lost)
+
+
+def test_the_api_tells_of_each(damaged, caplog):
+    path, wanted, left = damaged
+    with Vhost.open(path) as vhost:
+        for listing in (
+            lambda queue, on_lost: sum(1 for _ in queue.messages(on_lost)),
+            lambda queue, on_lost: sum(batch.num_rows for batch in queue.batches(("seq_id", "body"), on_lost)),
+        ):
+            told, given = [], 0
+            for queue in vhost.queues():
+                here = listing(queue, told.append)
+                given += here
+                assert here + sum(each.queue == queue.name for each in told) == queue.depth
+            assert {(each.queue, each.seq_id) for each in told} == wanted and len(told) == len(wanted)
+            assert given == left
+            assert all(each.path.startswith(str(path)) and not each.embedded for each in told)
+        assert not caplog.records
+        # Nobody who listens: a warning says the number, and where.
+        with caplog.at_level(logging.WARNING, "rmqstore"):
+            for queue in vhost.queues():
+                list(queue.messages()), list(queue.batches())
+    said = [record.getMessage() for record in caplog.records]
+    for name, seq_id in wanted:
+        assert sum(f"queue {name}: lost messages left out: 1, " in text and f"seq_id {seq_id} " in text for text in said) == 2
+
+
+@pytest.mark.parametrize("format", ["jsonl", "parquet", "arrow"])
+def test_an_export_says_the_number_and_ends_with_1(damaged, tmp_path, format):
+    path, wanted, left = damaged
+    told = []
+    assert export(path, tmp_path / f"api.{format}", on_lost=told.append) == left
+    assert {(each.queue, each.seq_id) for each in told} == wanted
+    done = run("export", path, "-O", tmp_path / f"out.{format}")
+    assert done.exit_code == 1
+    assert f"{left} messages" in done.stderr and f"{len(wanted)} message" in done.stderr and "lost" in done.stderr
+    for name, seq_id in wanted:
+        assert f"queue {name}: lost: seq_id {seq_id} " in done.stderr
+    done = run("export", path, "-O", tmp_path / f"again.{format}", "--json")
+    assert done.exit_code == 1
+    assert {"messages": left, "lost": len(wanted)}.items() <= json.loads(done.stdout).items()
+
+
+def test_a_dump_names_them_in_their_places(damaged):
+    path, wanted, left = damaged
+    done = run("dump", path)
+    assert done.exit_code == 1 and done.stdout.count("lost: seq_id") == len(wanted)
+    done = run("dump", path, "--json")
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.exit_code == 1 and sum(line["type"] == "message" for line in lines) == left
+    assert {(line["queue"], line["seq_id"]) for line in lines if line["type"] == "lost"} == wanted
+    shown = {}
+    for line in lines:
+        shown.setdefault(line["queue"], []).append(line["seq_id"])
+    assert all(numbers == sorted(numbers) for numbers in shown.values())
+
+
+def test_a_sound_vhost_ends_with_0(golden_vhost, tmp_path):
+    assert run("dump", golden_vhost(CASE)).exit_code == 0
+    assert run("export", golden_vhost(CASE), "-O", tmp_path / "out.jsonl").exit_code == 0
+
+
+def test_the_console_names_them(damaged, tmp_path):
+    pytest.importorskip("starlette")
+    testclient = pytest.importorskip("starlette.testclient")
+    from rmqstore import console
+
+    path, wanted, _ = damaged
+    golden_store = golden.unpack("base", tmp_path)
+    client = testclient.TestClient(console.app(golden_store, rabbitmq=[path]), base_url="http://127.0.0.1:8080")
+    found = set()
+    for queue in client.get("/api/rabbitmq/0").json()["queue_list"]:
+        value = client.get(f"/api/rabbitmq/0/queues/{queue['name']}").json()
+        assert value["lost_num"] == len(value["lost"]) and len(value["rows"]) + value["lost_num"] == value["depth"]
+        assert value["newer"] is None
+        found |= {(each["queue"], each["seq_id"]) for each in value["lost"]}
+        page = client.get(f"/rabbitmq/0/queues/{queue['name']}").text
+        assert ("their bytes are lost" in page) == bool(value["lost"])
+    assert found == wanted
+
+
+def test_a_part_of_spark_warns(damaged, caplog):
+    pytest.importorskip("pyspark")
+    from rmqstore.spark.rabbitmq import QueueReader, _Options, _spark_schema, read_part
+
+    path, wanted, left = damaged
+    options = _Options.parse({"path": str(path)})
+    with caplog.at_level(logging.WARNING, "rmqstore"):
+        rows = [
+            row
+            for each in QueueReader(options, _spark_schema(options.columns)).partitions()
+            for batch in read_part(each.part, ("queue", "seq_id"))
+            for row in batch.to_pylist()
+        ]
+    assert len(rows) == left
+    assert sum("lost messages left out: 1, " in record.getMessage() for record in caplog.records) == len(wanted)
