@@ -19,13 +19,18 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 from setuptools.command.sdist import sdist
 
-MODULES = ("rmqstore._core", "rmqstore.rabbitmq._core", "rmqstore.rabbitmq._term")
-# Plain C that the modules include.
-HEADERS = ("rmqstore/_crc32.h", "rmqstore/_java_hash.h")
+MODULES = (
+    "rmqstore._core",
+    "rmqstore._columns",
+    "rmqstore.rabbitmq._term",
+    "rmqstore._append",
+    "rmqstore.rabbitmq._core",
+    "rmqstore._read",
+)
 
 DEBUG = os.environ.get("RMQSTORE_DEBUG", "0") not in ("", "0")
 PORTABLE = os.environ.get("RMQSTORE_PORTABLE", "0") not in ("", "0")
-# Each module takes a minute or more, so they are translated and compiled side by side.
+# Modules take a quarter of a minute each, so they are translated and compiled side by side.
 PROCESSES = min(len(MODULES), os.cpu_count() or 1)
 C_FOLDER = os.path.join("build", "cython-debug" if DEBUG else "cython")
 
@@ -58,12 +63,11 @@ if PORTABLE:
 
 
 def extension(name):
-    """Describe the extension module `name`, whose source is the .pyx of that path."""
+    """Describe the extension module `name`, whose source is the .pyx of that path; Cython finds the headers it depends on."""
     return Extension(
         name,
         sources=[name.replace(".", "/") + ".pyx"],
         include_dirs=["rmqstore"],
-        depends=list(HEADERS),
         define_macros=MACROS,
         extra_compile_args=COMPILE_ARGS,
     )

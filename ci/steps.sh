@@ -21,9 +21,13 @@ step() {
     return "$code"
 }
 
-# The number in front of a word of pytest's closing lines, added up.  That no line has the word is no failure: grep would end the
-# script there, and just when nothing failed.
-count() { { grep -oE "[0-9]+ $1" <<<"$closing" || true; } | awk '{ sum += $1 } END { print sum + 0 }'; }
+# The number in front of a word of pytest's closing lines, added up.  A word that no line has counts 0: where grep found nothing
+# it once ended the script, and just when nothing had failed.
+count() {
+    local found sum=0
+    while read -r found; do sum=$((sum + ${found%% *})); done < <(grep -oE "[0-9]+ $1" <<<"$closing")
+    echo "$sum"
+}
 
 summary() {
     local name line failed=0

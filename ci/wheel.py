@@ -22,7 +22,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # What a wheel leaves out: sources that only a build needs.
 SOURCES = (".pyx", ".c", ".h")
-MODULES = ("rmqstore/_core", "rmqstore/rabbitmq/_core", "rmqstore/rabbitmq/_term")
+MODULES = (
+    "rmqstore/_core",
+    "rmqstore/_columns",
+    "rmqstore/_append",
+    "rmqstore/_read",
+    "rmqstore/rabbitmq/_core",
+    "rmqstore/rabbitmq/_term",
+)
 
 
 def contents(wheel: str) -> None:

@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING
 from rmqstore._version import __version__
 
 try:
-    import rmqstore._core  # noqa: F401  # asked for first, so that its absence is explained
+    # Asked for first, so that the absence of one is explained.
+    import rmqstore._append
+    import rmqstore._columns
+    import rmqstore._core
+    import rmqstore._read  # noqa: F401
 except ModuleNotFoundError as _error:
-    if _error.name != "rmqstore._core":
-        raise
     from rmqstore import _unbuilt
 
-    raise ImportError(_unbuilt.explain(), name="rmqstore._core", path=__file__) from None
+    if _error.name not in _unbuilt.COMPILED:
+        raise
+    raise ImportError(_unbuilt.explain(_error.name), name=_error.name, path=__file__) from None
 
 from rmqstore.config import StoreConfig
 from rmqstore.errors import (

@@ -1,71 +1,133 @@
-# What other compiled modules of the package may share: the Region fence and the byte order, nothing of any format.
+# What the other compiled modules share of the core: layouts, the fence around mapped memory, index files, streams.
 
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+cimport cython
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
+from rmqstore._bytes cimport (
+    acquire_fence, fastmod, get_i32, get_i64, prefetch, put_i32, put_i64, release_fence
+)
+
+# --------------------------------------------------------------------------------------------------- layout constants
+
+cpdef enum RecordLayout:
+    # Positions of the fields whose place does not depend on the host lengths; RECORD_FIXED_SIZE is everything but
+    # body, topic and properties for IPv4 hosts and the one-byte topic length of V1.
+    RECORD_TOTAL_SIZE = 0
+    RECORD_MAGIC = 4
+    RECORD_BODY_CRC = 8
+    RECORD_QUEUE_ID = 12
+    RECORD_FLAG = 16
+    RECORD_QUEUE_OFFSET = 20
+    RECORD_PHY_OFFSET = 28
+    RECORD_SYS_FLAG = 36
+    RECORD_BORN_TIMESTAMP = 40
+    RECORD_BORN_HOST = 48
+    RECORD_FIXED_SIZE = 91
+    RECORD_HOST_V6_EXTRA = 12
+    BLANK_SIZE = 8
+    PROP_CRC_SIZE = 20
+
+cpdef enum UnitLayout:
+    UNIT_PHY_OFFSET = 0
+    UNIT_RECORD_SIZE = 8
+    UNIT_TAGS_CODE = 12
+    UNIT_SIZE = 20
+
+cpdef enum BatchUnitLayout:
+    BATCH_UNIT_PHY_OFFSET = 0
+    BATCH_UNIT_RECORD_SIZE = 8
+    BATCH_UNIT_TAGS_CODE = 12
+    BATCH_UNIT_STORE_TIMESTAMP = 20
+    BATCH_UNIT_BASE_OFFSET = 28
+    BATCH_UNIT_BATCH_NUM = 36
+    BATCH_UNIT_COMPACTED_OFFSET = 38
+    BATCH_UNIT_RESERVED = 42
+    BATCH_UNIT_SIZE = 46
+
+cpdef enum ExtUnitLayout:
+    EXT_UNIT_LENGTH = 0
+    EXT_UNIT_TAGS_CODE = 2
+    EXT_UNIT_STORE_TIMESTAMP = 10
+    EXT_UNIT_BITMAP_LENGTH = 18
+    EXT_UNIT_MIN_SIZE = 20
+
+cpdef enum IndexLayout:
+    INDEX_BEGIN_TIMESTAMP = 0
+    INDEX_END_TIMESTAMP = 8
+    INDEX_BEGIN_PHY_OFFSET = 16
+    INDEX_END_PHY_OFFSET = 24
+    INDEX_HASH_SLOT_COUNT = 32
+    INDEX_COUNT = 36
+    INDEX_HEADER_SIZE = 40
+    SLOT_SIZE = 4
+    ENTRY_KEY_HASH = 0
+    ENTRY_PHY_OFFSET = 4
+    ENTRY_TIME_DIFF = 12
+    ENTRY_PREV_INDEX = 16
+    ENTRY_SIZE = 20
+
+cpdef enum CheckpointLayout:
+    CHECKPOINT_PHYSIC_MSG_TIMESTAMP = 0
+    CHECKPOINT_LOGICS_MSG_TIMESTAMP = 8
+    CHECKPOINT_INDEX_MSG_TIMESTAMP = 16
+    CHECKPOINT_MASTER_FLUSHED_OFFSET = 24
+    CHECKPOINT_CONFIRM_PHY_OFFSET = 32
+    CHECKPOINT_LOGICS_PHYSICAL_OFFSET = 40
+    CHECKPOINT_SIZE = 4096
+
+cpdef enum Verdict:
+    # What `scan`, `decode_record` and their like found at a position; negative = bytes that no writer leaves.
+    EMPTY = 0            # eight zero bytes, or fewer than eight bytes left: nothing was written here
+    RECORD = 1
+    BLANK = 2            # the record that closes a segment
+    COLUMNS_FULL = 3
+    LIMIT = 4            # the end that the caller gave
+    BAD_MAGIC = -1
+    BAD_SIZE = -2        # the total size is negative, too small, or goes beyond the segment; a blank's is not the rest of it
+    BAD_LENGTH = -3      # the parts do not add up to the total size
+    BAD_PHY_OFFSET = -4  # the record says that it lies elsewhere
+    BAD_BODY_CRC = -5
+    BAD_PROP_CRC = -6
+
+cpdef enum KeyKind:
+    # Which text of a record is compared with the one that is looked for.
+    ANY_KEY = 0     # the unique key, or a piece of KEYS
+    TAG = 1         # the whole TAGS value
+    UNIQUE_KEY = 2
+    KEYS_ONLY = 3
 
 cdef extern from *:
     """
-    #ifndef RMQSTORE_BYTES
-    #define RMQSTORE_BYTES
-    #include <assert.h>
-    #include <stdint.h>
-    #include <string.h>
-
-    #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
-    #define rmq_swap16(v) (v)
-    #define rmq_swap32(v) (v)
-    #define rmq_swap64(v) (v)
-    #else
-    #define rmq_swap16(v) __builtin_bswap16(v)
-    #define rmq_swap32(v) __builtin_bswap32(v)
-    #define rmq_swap64(v) __builtin_bswap64(v)
-    #endif
-
-    /* memcpy of a constant size is one load or store, and it is right at every alignment. */
-    static inline int16_t rmq_get_i16(const unsigned char *p) { uint16_t v; memcpy(&v, p, 2); return (int16_t)rmq_swap16(v); }
-    static inline int32_t rmq_get_i32(const unsigned char *p) { uint32_t v; memcpy(&v, p, 4); return (int32_t)rmq_swap32(v); }
-    static inline int64_t rmq_get_i64(const unsigned char *p) { uint64_t v; memcpy(&v, p, 8); return (int64_t)rmq_swap64(v); }
-    static inline void rmq_put_i16(unsigned char *p, int16_t x) { uint16_t v = rmq_swap16((uint16_t)x); memcpy(p, &v, 2); }
-    static inline void rmq_put_i32(unsigned char *p, int32_t x) { uint32_t v = rmq_swap32((uint32_t)x); memcpy(p, &v, 4); }
-    static inline void rmq_put_i64(unsigned char *p, int64_t x) { uint64_t v = rmq_swap64((uint64_t)x); memcpy(p, &v, 8); }
-
-    /* Publishing in order: a reader in another thread or process that sees what comes after sees what came before. */
-    static inline void rmq_release(void) { __atomic_thread_fence(__ATOMIC_RELEASE); }
-    static inline void rmq_acquire(void) { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
-
-    /* Pins change only while the GIL is held, where there is one; then a plain addition is enough, and much cheaper. */
-    #ifdef Py_GIL_DISABLED
-    #define RMQ_HAS_GIL 0
-    static inline int64_t rmq_add_pins(int64_t *p, int64_t n) { return __atomic_add_fetch(p, n, __ATOMIC_ACQ_REL); }
-    #else
-    #define RMQ_HAS_GIL 1
-    static inline int64_t rmq_add_pins(int64_t *p, int64_t n) { return *p += n; }
-    #endif
-    static inline int64_t rmq_atomic_or(int64_t *p, int64_t n) { return __atomic_fetch_or(p, n, __ATOMIC_ACQ_REL); }
-    static inline int64_t rmq_atomic_load(int64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
-    static inline unsigned char *rmq_atomic_take(unsigned char **p) { return __atomic_exchange_n(p, (unsigned char *)0, __ATOMIC_ACQ_REL); }
-
-    /* The empty statement is an effect: GCC takes a function that only prefetches for one without, and drops its calls. */
-    static inline void rmq_prefetch(const void *p) { __builtin_prefetch(p, 1, 3); __asm__ volatile(""); }
-    static inline void rmq_assert(int ok) { assert(ok); (void)ok; }
-    #endif
+    /* Signed; an enumerator above INT_MAX would wrap silently. */
+    #define RMQ_MAGIC_V1 ((int32_t)0xDAA320A7u)
+    #define RMQ_MAGIC_V2 ((int32_t)0xDAA320ABu)
+    #define RMQ_MAGIC_BLANK ((int32_t)0xCBD43194u)
+    #define RMQ_PRE_FILL ((int32_t)0x7FFFFFFF)
+    #define RMQ_EXT_BASE INT64_MIN
+    #define RMQ_MAX_EXT_ADDRESS ((int64_t)-2147483649)
+    #define RMQ_CLOSED ((int64_t)1 << 62)
     """
-    int16_t get_i16 "rmq_get_i16"(const unsigned char* p) noexcept nogil
-    int32_t get_i32 "rmq_get_i32"(const unsigned char* p) noexcept nogil
-    int64_t get_i64 "rmq_get_i64"(const unsigned char* p) noexcept nogil
-    void put_i16 "rmq_put_i16"(unsigned char* p, int16_t x) noexcept nogil
-    void put_i32 "rmq_put_i32"(unsigned char* p, int32_t x) noexcept nogil
-    void put_i64 "rmq_put_i64"(unsigned char* p, int64_t x) noexcept nogil
-    void release_fence "rmq_release"() noexcept nogil
-    void acquire_fence "rmq_acquire"() noexcept nogil
-    bint HAS_GIL "RMQ_HAS_GIL"
-    int64_t add_pins "rmq_add_pins"(int64_t* p, int64_t n) noexcept
-    int64_t atomic_or "rmq_atomic_or"(int64_t* p, int64_t n) noexcept nogil
-    int64_t atomic_load "rmq_atomic_load"(int64_t* p) noexcept nogil
-    unsigned char* atomic_take "rmq_atomic_take"(unsigned char** p) noexcept nogil
-    void prefetch "rmq_prefetch"(const void* p) noexcept nogil
-    void check "rmq_assert"(bint ok) noexcept nogil
+    const int32_t C_MAGIC_V1 "RMQ_MAGIC_V1"
+    const int32_t C_MAGIC_V2 "RMQ_MAGIC_V2"
+    const int32_t C_MAGIC_BLANK "RMQ_MAGIC_BLANK"
+    const int32_t PRE_FILL "RMQ_PRE_FILL"
+    const int64_t EXT_BASE "RMQ_EXT_BASE"
+    const int64_t MAX_EXT_ADDRESS "RMQ_MAX_EXT_ADDRESS"
+    # Of the state of a region.
+    const int64_t CLOSED "RMQ_CLOSED"
 
+cdef enum:
+    SYS_TRANSACTION_MASK = 0xC
+    SYS_PREPARED = 0x4
+    SYS_ROLLBACK = 0xC
+    SYS_BORN_V6 = 0x10
+    SYS_STORE_V6 = 0x20
+    SYS_INNER_BATCH = 0x80
+    # What a plain row may say: compressed, how, several tags.
+    SYS_PLAIN_MASK = 0x703
+
+
+# ------------------------------------------------------------------------------------------------------------ classes
 
 cdef class Region:
     cdef unsigned char* base
@@ -77,3 +139,84 @@ cdef class Region:
     cdef unsigned char* pin(self, int64_t pos, int64_t extent) except NULL
     cdef unsigned char* pin_writable(self, int64_t pos, int64_t extent) except NULL
     cdef void unpin(self) noexcept
+
+
+cdef class IndexRegion:
+    cdef readonly Region region
+    cdef public bint damaged, is_distrusted
+    cdef readonly int64_t slot_num, index_num
+    cdef uint64_t magic
+    cdef cython.pymutex mutex
+    cdef int64_t long_puts  # calls that write without the GIL now; while there are none the GIL is lock enough
+
+    cdef bint put_one(self, int32_t key_hash, int64_t phy_offset, int64_t store_timestamp) except -1
+    cdef list select_one(self, int32_t key_hash, int64_t max_num, int64_t begin, int64_t end)
+    cdef bint full(self) except -1
+
+
+cdef class MessageFields:
+    cdef public object topic, body, properties, flag, born_timestamp, born_host, sys_flag, reconsume_times
+    cdef public object prepared_transaction_offset, store_host
+
+
+cdef class FileStream:
+    cdef public int64_t wrote_where
+    cdef public list file_offsets
+    cdef Region found
+    cdef list found_among
+    cdef int64_t found_base
+
+    cdef Region around(self, int64_t offset)
+
+
+# ------------------------------------------------------------------------------------------------------------- leaves
+
+cdef inline int64_t index_count_of(const unsigned char* base) noexcept nogil:
+    # Number of the next entry; a brand-new file holds 0 and means 1.
+    cdef int64_t count = get_i32(base + INDEX_COUNT)
+    acquire_fence()
+    return count if count > 0 else 1
+
+
+cdef inline int64_t index_head(const unsigned char* base, uint64_t magic, int64_t slot_num, int64_t index_num,
+                               int32_t key_hash) noexcept nogil:
+    # Newest entry of the key's chain, 0 if there is none, -1 where the slot says what cannot be.
+    cdef int64_t count = index_count_of(base)
+    cdef uint32_t slot = fastmod(<uint32_t>key_hash, magic, <uint32_t>slot_num)
+    cdef int64_t head = get_i32(base + INDEX_HEADER_SIZE + SLOT_SIZE * <int64_t>slot)
+    acquire_fence()
+    if head > count:
+        # A writer may have gone on since the count was read.
+        count = index_count_of(base)
+    if head == 0 or count <= 1 or key_hash < 0:
+        return 0
+    return head if 0 < head <= count and head < index_num else -1
+
+
+cdef inline int64_t entry_before(const unsigned char* entry, int64_t at, int32_t key_hash, uint64_t magic, int64_t slot_num,
+                                 bint* damaged) noexcept nogil:
+    # The entry that entry `at` of the chain of `key_hash` leads to, 0 at the end.  Only entries of one slot make a chain, and
+    # each leads to one that was made before it.
+    cdef int64_t prev = get_i32(entry + ENTRY_PREV_INDEX)
+    cdef int32_t own = get_i32(entry + ENTRY_KEY_HASH)
+    if own != key_hash and (own < 0 or fastmod(<uint32_t>own, magic, <uint32_t>slot_num)
+                            != fastmod(<uint32_t>key_hash, magic, <uint32_t>slot_num)):
+        damaged[0] = True
+    if 0 <= prev < at:
+        return prev
+    damaged[0] = True
+    return 0
+
+
+cdef inline void ask_for_entry(const unsigned char* entry) noexcept nogil:
+    # An entry may lie across two cache lines.
+    prefetch(entry)
+    prefetch(entry + ENTRY_SIZE - 1)
+
+
+cdef inline void put_unit(unsigned char* p, int64_t phy_offset, int32_t size, int64_t tags_code) noexcept nogil:
+    # The size goes last: a unit with size 0 does not exist for a reader.
+    put_i64(p + UNIT_TAGS_CODE, tags_code)
+    put_i64(p, phy_offset)
+    release_fence()
+    put_i32(p + UNIT_RECORD_SIZE, size)

@@ -1,6 +1,6 @@
 """What to say where the compiled core is missing beside this source code.
 
-Owns one sentence.  It imports nothing of the package, for nothing of it works then.
+Owns one sentence and the names of the modules.  It imports nothing of the package, for nothing of it works then.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import sys
 import sysconfig
 from importlib.machinery import PathFinder
 
+COMPILED = ("rmqstore._core", "rmqstore._columns", "rmqstore._append", "rmqstore._read")
 
-def explain() -> str:
-    """str: why `rmqstore._core` is not here, and what to do."""
+
+def explain(name: str) -> str:
+    """str: why the compiled module `name` is not here, and what to do."""
     here = os.path.dirname(os.path.abspath(__file__))
     top = os.path.dirname(here)
     text = (
-        f"the compiled core (rmqstore/_core{sysconfig.get_config_var('EXT_SUFFIX')}) is not in {here}, "
+        f"the compiled core (rmqstore/{name.rpartition('.')[2]}{sysconfig.get_config_var('EXT_SUFFIX')}) is not in {here}, "
         f"from where Python {sys.version_info.major}.{sys.version_info.minor} imports rmqstore. "
     )
     elsewhere = [path for path in sys.path if os.path.realpath(path or os.curdir) != os.path.realpath(top)]

@@ -102,9 +102,9 @@ def steps(tmp_path):
         for program in [*(tmp_path / "ci" / name for name in named), tmp_path / "bin" / "make", tmp_path / "bin" / "unshare"]:
             if program.name in ("run.sh", "steps.sh"):
                 continue
-            program.write_text("#!/bin/sh\nexit %d\n" % (program.name in fails), encoding="utf-8")
+            program.write_text(f"#!/bin/sh\nexit {int(program.name in fails)}\n", encoding="utf-8")
             program.chmod(0o755)
-        tests = "mkdir -p build/ci && echo '%s' > build/ci/$1.log; exit %d\n" % (closing, "tests.sh" in fails)
+        tests = f"mkdir -p build/ci && echo '{closing}' > build/ci/$1.log; exit {int('tests.sh' in fails)}\n"
         (tmp_path / "ci" / "tests.sh").write_text(tests, encoding="utf-8")
         return subprocess.run(
             ["bash", "ci/steps.sh"], cwd=tmp_path, env={**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},

@@ -33,6 +33,7 @@ from rmqstore import (
     StoreClosedError,
     StoreConfig,
     UnsupportedFormatError,
+    _columns,
     _core,
 )
 from rmqstore.message import compress_body, compression_flags, decode_java_utf8
@@ -41,7 +42,7 @@ from rmqstore.store import columns
 pa = pytest.importorskip("pyarrow")
 
 T0 = 1700000000000
-ALL = _core.COLUMN_NAMES
+ALL = _columns.COLUMN_NAMES
 GEOMETRY = {
     "mapped_file_size_commit_log": 1 << 16,
     "mapped_file_size_consume_queue": 2000,
@@ -344,11 +345,11 @@ def test_texts_of_one_length_are_told_apart(tmp_path, usual):
         region, messages = store.commit_log.segment(0).region, list(store.messages())
         zeros, places = np.zeros(len(texts), np.int32), np.array(offsets, np.int64)
         for key in ("ORD-1", "ORD-2", "OR ", "0A00000100002A9F", "ORD-1\x03"):
-            sought = _core.KeyTexts(*key_offsets([key]), *key_offsets(["Odd"]))
+            sought = _columns.KeyTexts(*key_offsets([key]), *key_offsets(["Odd"]))
             matches = [key in message.keys or key == message.unique_key for message in messages]
             for names in ((), ALL):
                 found = np.ones(len(texts), np.uint8)
-                out = _core.ArrowColumns(names, capacity=len(texts))
+                out = _columns.ArrowColumns(names, capacity=len(texts))
                 where = ([region], np.zeros(1, np.int64), zeros, places)
                 assert out.fill_matching(*where, found, zeros, sought, 3, 2**62) == len(texts)
                 assert found.tolist() == matches
@@ -724,7 +725,7 @@ def test_two_threads_do_not_share_columns():
                     use()
             return str.encode(self, *args)
 
-    made = _core.ArrowColumns(["store_host"], host_text=lambda host: Text("[::1]:1"))
+    made = _columns.ArrowColumns(["store_host"], host_text=lambda host: Text("[::1]:1"))
     record = oracle.encode_record(topic="T", store_host="[::1]:1")
     with tempfile.TemporaryFile() as file:
         file.write(record + bytes(100))
@@ -740,7 +741,7 @@ def test_columns_of_a_closed_region():
         file.write(bytes(4096))
         file.flush()
         region, other = (_core.Region.map(file.fileno(), 4096) for _ in range(2))
-    made = _core.ArrowColumns(ALL)
+    made = _columns.ArrowColumns(ALL)
     with pytest.raises(OffsetOutOfRangeError):
         made.fill(region, 4097, 4097, 0)
     region.close()
@@ -768,7 +769,7 @@ def test_columns_of_a_closed_region():
             made.fill_at(*wrong)
     with pytest.raises(TypeError):
         made.fill_at([None], place, number, place, number, taken)
-    texts = _core.KeyTexts(*key_offsets(["k"]), *key_offsets(["T"]))
+    texts = _columns.KeyTexts(*key_offsets(["k"]), *key_offsets(["T"]))
     with pytest.raises(StoreClosedError):
         made.fill_matching([other, region], np.zeros(2, np.int64), number, place, taken, number, texts, 3, 1)
     for wrong in (
@@ -791,7 +792,7 @@ def test_columns_of_a_closed_region():
 )
 def test_impossible_columns(options):
     with pytest.raises(ValueError):
-        _core.ArrowColumns(**{"columns": ["body"]} | options)
+        _columns.ArrowColumns(**{"columns": ["body"]} | options)
 
 
 def test_retention_takes_segments_from_under_a_scan(tmp_path):
@@ -1011,27 +1012,27 @@ def test_queries_of_entries_that_do_not_follow_the_log(crowded, tmp_path):
 def test_entries_in_the_order_of_their_keys():
     newer = (np.array([2, 0, 2, 1, 2], np.int32), np.array([90, 80, 90, 70, 60], np.int64))
     older = (np.array([3, 2, 0], np.int32), np.array([5, 60, 80], np.int64))
-    numbers, offsets, falling = _core.entries_by_key([newer, older], 5)
+    numbers, offsets, falling = _columns.entries_by_key([newer, older], 5)
     assert (numbers.tolist(), offsets.tolist(), falling) == ([0, 1, 2, 2, 3], [80, 70, 90, 60, 5], True)
-    numbers, offsets, falling = _core.entries_by_key([older, newer], 4)
+    numbers, offsets, falling = _columns.entries_by_key([older, newer], 4)
     assert (numbers.tolist(), offsets.tolist(), falling) == ([0, 1, 2, 2, 2, 3], [80, 70, 60, 90, 60, 5], False)
-    numbers, offsets, falling = _core.entries_by_key([], 0)
+    numbers, offsets, falling = _columns.entries_by_key([], 0)
     assert (numbers.tolist(), offsets.tolist(), falling) == ([], [], True)
     assert (numbers.dtype, offsets.dtype) == (np.int32, np.int64)
     wrong = [(newer[0] - 1, newer[1]), (newer[0], older[1])]
     for parts, num in (([newer], 2), ([newer], 0), (wrong[:1], 9), (wrong[1:], 9), ([], -1)):
         with pytest.raises(ValueError):
-            _core.entries_by_key(parts, num)
+            _columns.entries_by_key(parts, num)
 
 
 def test_texts_laid_out():
     for texts in ([], [""], ["a" * k for k in range(40)], ["", "kéy"[:1], "", "\x00\x7f"], [f"{i:x}" * 9 for i in range(99)]):
-        offsets, data = _core.text_arrays(tuple(texts))
+        offsets, data = _columns.text_arrays(tuple(texts))
         assert (offsets.dtype, data.dtype) == (np.int32, np.uint8)
         assert [bytes(data[a:b]).decode() for a, b in itertools.pairwise(offsets)] == texts
         assert offsets[0] == 0 and offsets[-1] == len(data)
     for texts in (["é"], ["a", "订"], ["\ud800"], [b"a"], [None], ["a", 1], [np.str_("a")]):
-        assert _core.text_arrays(tuple(texts)) is None
+        assert _columns.text_arrays(tuple(texts)) is None
 
 
 def test_keys_and_topics_that_differ_in_one_byte(tmp_path):
@@ -1102,15 +1103,15 @@ def test_key_texts_that_lead_outside():
     one = np.array([0, 1], np.int32)
     for offsets in ([0, 4], [2, 1], [-1, 2]):
         with pytest.raises(ValueError, match="outside"):
-            _core.KeyTexts(np.array(offsets, np.int32), data, one, data).hashes()
+            _columns.KeyTexts(np.array(offsets, np.int32), data, one, data).hashes()
         with pytest.raises(ValueError, match="outside"):
-            _core.KeyTexts(one, data, np.array(offsets, np.int32), data).hashes()
+            _columns.KeyTexts(one, data, np.array(offsets, np.int32), data).hashes()
     for keys, topics in (
         (np.array([], np.int32), one),
         (np.array([0, 1, 2], np.int32), np.array([0, 1, 2, 3], np.int32)),
     ):
         with pytest.raises(ValueError, match="offsets"):
-            _core.KeyTexts(keys, data, topics, data)
-    texts = _core.KeyTexts(np.array([0, 1, 1, 3], np.int32), data, one, data)
+            _columns.KeyTexts(keys, data, topics, data)
+    texts = _columns.KeyTexts(np.array([0, 1, 1, 3], np.int32), data, one, data)
     assert texts.hashes().tolist() == [_core.index_key_hash("a", key) for key in ("a", "", "bc")]
     assert texts.hashes(True).tolist() == [_core.index_key_hash("a", "T#" + key) for key in ("a", "", "bc")]

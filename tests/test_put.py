@@ -32,7 +32,7 @@ from rmqstore import (
     PutResults,
     StoreConfig,
     StorePoisonedError,
-    _core,
+    _append,
 )
 from rmqstore.commitlog.commit_log import Blank
 from rmqstore.files.mapped_file import MappedFile
@@ -355,18 +355,18 @@ def test_results_are_as_a_list(tmp_path):
 
 
 def test_results_from_bytes_that_nobody_wrote():
-    assert _core.put_results(b"", PutResult, 0, 0) == []
+    assert _append.put_results(b"", PutResult, 0, 0) == []
     row = bytes(32) + (8).to_bytes(4, sys.byteorder) + bytes(20)
-    assert _core.put_results(row, PutResult, 0, 1) == [PutResult(0, 0, "0" * 32, 0, 0)]
+    assert _append.put_results(row, PutResult, 0, 1) == [PutResult(0, 0, "0" * 32, 0, 0)]
     for first, num in ((0, 2), (1, 1), (-1, 1), (0, -1), (2**62, 2**62), (2**63 - 1, 1)):
         with pytest.raises(ValueError, match="rows"):
-            _core.put_results(row, PutResult, first, num)
+            _append.put_results(row, PutResult, first, num)
     for length in (-1, 21, 2**31 - 1):
         with pytest.raises(ValueError, match="host"):
-            _core.put_results(bytes(32) + length.to_bytes(4, sys.byteorder, signed=True) + bytes(20), PutResult, 0, 1)
+            _append.put_results(bytes(32) + length.to_bytes(4, sys.byteorder, signed=True) + bytes(20), PutResult, 0, 1)
     for kind in (tuple, list):
         with pytest.raises((TypeError, AttributeError)):
-            _core.put_results(row, kind, 0, 1)
+            _append.put_results(row, kind, 0, 1)
 
 
 def test_put_messages_is_all_or_nothing(tmp_path):

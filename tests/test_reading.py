@@ -23,8 +23,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqstore import Message, MessageStore, StoreConfig, _core
-from rmqstore._core import StoredMessage, Verdict
+from rmqstore import Message, MessageStore, StoreConfig, _core, _read
+from rmqstore._core import Verdict
+from rmqstore._read import StoredMessage
 from rmqstore.commitlog.commit_log import Blank, Damage
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError, StoreClosedError, StoreError
@@ -124,7 +125,7 @@ def test_messages_of_every_length_and_kind(lengths, kind):
     while isinstance(record := _core.decode_record(region, pos), tuple):
         records.append(record)
         pos += record[0]
-    messages, end = _core.read_messages(region, 0, len(region), 0, kind, 1000, len(region))
+    messages, end = _read.read_messages(region, 0, len(region), 0, kind, 1000, len(region))
     assert end == pos and len(messages) == 132
     for message, record in zip(messages, records, strict=True):
         assert type(message) is kind and message._record == record
@@ -147,7 +148,7 @@ def test_messages_and_their_types_are_freed(lengths):
     counts = []
     for _ in range(4):
         for kind in KINDS:
-            for message in _core.read_messages(region, 0, len(region), 0, kind, 100, len(region))[0] * 3:
+            for message in _read.read_messages(region, 0, len(region), 0, kind, 100, len(region))[0] * 3:
                 message.topic, message.body, message.tags, message._record, repr(message)
                 if kind is not StoredMessage:
                     message.properties["x"] = "y"
@@ -167,7 +168,7 @@ def test_a_message_that_leads_back_to_itself_is_collected(lengths, kind):
         def __del__(self):
             collected.append(1)
 
-    for made in (lambda: _core.read_message(region, 0, 0, kind), lambda: kind(FIELDS)):
+    for made in (lambda: _read.read_message(region, 0, 0, kind), lambda: kind(FIELDS)):
         message, note = made(), Note()
         message.properties["note"] = note
         note.message = message
@@ -177,7 +178,7 @@ def test_a_message_that_leads_back_to_itself_is_collected(lengths, kind):
 
 
 def test_the_collector_looks_into_a_message_only_where_it_must(lengths):
-    message = _core.read_message(lengths.commit_log.queue.file(0).region, 0, 0, MessageExt)
+    message = _read.read_message(lengths.commit_log.queue.file(0).region, 0, 0, MessageExt)
     message.topic, message.body, message.tags, message.properties_stored, hash(message), repr(message)
     assert not gc.is_tracked(message)
     assert message.properties and gc.is_tracked(message)
@@ -327,14 +328,14 @@ def test_the_same_with_changed_bytes(golden_copy, name, part):
 def test_records_one_behind_the_other(stores):
     region = stores("base").commit_log.queue.file(0).region
     one_by_one, pos = [], 0
-    while isinstance(message := _core.read_message(region, pos, 0, MessageExt), MessageExt):
+    while isinstance(message := _read.read_message(region, pos, 0, MessageExt), MessageExt):
         one_by_one.append(message)
         pos += message.store_size
     assert len(one_by_one) > 12
     ends = [message.phy_offset + message.store_size for message in one_by_one]
 
     def read(begin, limit=2**62, max_num=2**62, max_bytes=2**62):
-        messages, end = _core.read_messages(region, begin, limit, 0, MessageExt, max_num, max_bytes)
+        messages, end = _read.read_messages(region, begin, limit, 0, MessageExt, max_num, max_bytes)
         assert end == (messages[-1].phy_offset + messages[-1].store_size if messages else begin)
         return messages
 
@@ -352,36 +353,36 @@ def test_what_is_no_record_gives_the_verdict(golden_store, stores):
     size = len(region)
     for pos in range(0, size, 7):
         record = _core.decode_record(region, pos)
-        message = _core.read_message(region, pos, 0, MessageExt)
+        message = _read.read_message(region, pos, 0, MessageExt)
         if isinstance(record, tuple):
             assert message._record == record if record[6] == pos else message is Verdict.BAD_PHY_OFFSET
         else:
             assert message is record
-        messages, end = _core.read_messages(region, pos, pos + 1, 0, MessageExt, 9, size)
+        messages, end = _read.read_messages(region, pos, pos + 1, 0, MessageExt, 9, size)
         assert (messages, end) == (
             ([message], pos + message.store_size) if isinstance(message, MessageExt) else ([], pos)
         )
     for pos in (-1, size + 1, 2**62):
         with pytest.raises(OffsetOutOfRangeError):
-            _core.read_message(region, pos, 0, MessageExt)
+            _read.read_message(region, pos, 0, MessageExt)
         with pytest.raises(OffsetOutOfRangeError):
-            _core.read_messages(region, pos, size, 0, MessageExt, 1, size)
+            _read.read_messages(region, pos, size, 0, MessageExt, 1, size)
     for kind in (object, Message, int):
         with pytest.raises(TypeError):
-            _core.read_message(region, 0, 0, kind)
+            _read.read_message(region, 0, 0, kind)
         with pytest.raises(TypeError):
-            _core.read_messages(region, 0, size, 0, kind, 1, size)
+            _read.read_messages(region, 0, size, 0, kind, 1, size)
         with pytest.raises(TypeError):
-            _core.read_queued(region, 0, 1, region, 0, 0, size, kind, [], 0, 1, 1, 1, None, None, "T", 0, 0)
+            _read.read_queued(region, 0, 1, region, 0, 0, size, kind, [], 0, 1, 1, 1, None, None, "T", 0, 0)
         with pytest.raises(TypeError):
-            _core.KeySearch("T", "k", 0, 0, 1, 1, [], kind, 1, str.encode)
+            _read.KeySearch("T", "k", 0, 0, 1, 1, [], kind, 1, str.encode)
         with pytest.raises(TypeError):
-            _core.find_messages([], lambda _: None, "T", "k", 0, 0, 1, 1, QueryResult, kind, 1, str.encode)
+            _read.find_messages([], lambda _: None, "T", "k", 0, 0, 1, 1, QueryResult, kind, 1, str.encode)
         with pytest.raises(TypeError):
-            _core.find_messages([], lambda _: None, "T", "k", 0, 0, 1, 1, kind, MessageExt, 1, str.encode)
+            _read.find_messages([], lambda _: None, "T", "k", 0, 0, 1, 1, kind, MessageExt, 1, str.encode)
     for pos, num in ((-1, 1), (0, -1), (size, 1), (0, 2**61), (0, size)):
         with pytest.raises(StoreError):
-            _core.read_queued(region, pos, num, region, 0, 0, size, MessageExt, [], 0, 1, 1, 1, None, None, "T", 0, 0)
+            _read.read_queued(region, pos, num, region, 0, 0, size, MessageExt, [], 0, 1, 1, 1, None, None, "T", 0, 0)
     assert region.pins == 0
 
 
@@ -393,7 +394,7 @@ def test_a_search_that_the_caller_leads_astray(stores):
 
     def search():
         found.clear()
-        return _core.KeySearch(
+        return _read.KeySearch(
             message.topic, message.keys[0], 0, 0, 2**63 - 1, 64, found, MessageExt, 1, encode_java_utf8
         )
 
@@ -420,7 +421,7 @@ def test_the_short_way_of_a_query_finds_what_the_long_one_does(stores, monkeypat
     # All files at once, however many they are.
     files = SimpleNamespace(opened_files=tuple(store.index_service.newest_first()))
     assert files.opened_files
-    query = _core.KeyQuery(
+    query = _read.KeyQuery(
         files, store.commit_log.region_of, QueryResult, MessageExt, 1, encode_java_utf8, store.commit_log.queue, len, math.inf
     )
     monkeypatch.setattr(store, "_key_query", None)
@@ -461,7 +462,7 @@ def test_what_the_short_way_of_a_query_leaves_to_the_long_one(tmp_path):
         # A reader beside a writer looks from time to time, and when no entry fits into the newest file any more.
         with MessageStore.open(tmp_path / "store", read_only=True) as reader:
             assert len(reader.query_message("T", "k2")) == 1
-            timed = _core.KeyQuery(
+            timed = _read.KeyQuery(
                 reader.index_service, reader.commit_log.region_of, QueryResult, MessageExt, 1, encode_java_utf8,
                 reader.commit_log.queue, lambda: next(times), 1.0,
             )  # fmt: skip
@@ -474,11 +475,11 @@ def test_what_the_short_way_of_a_query_leaves_to_the_long_one(tmp_path):
             assert timed.find("T", "k2", 64) is None and len(list(times)) == 2
             assert len(reader.query_message("T", "n1")) == 1
         with pytest.raises(TypeError):
-            _core.KeyQuery(
+            _read.KeyQuery(
                 store.index_service, len, list, Message, 1, encode_java_utf8, store.commit_log.queue, len, 1.0
             )
         with pytest.raises(TypeError):
-            _core.KeyQuery(
+            _read.KeyQuery(
                 store.index_service, len, tuple, MessageExt, 1, encode_java_utf8, store.commit_log.queue, len, 1.0
             )
     assert query.find("T", "k1", 64) is None
@@ -492,7 +493,7 @@ def test_a_long_chain_is_walked_in_parts(tmp_path):
         store.put_messages([Message("T", b"%d" % i, keys="often" if i % 2 else f"rare{i}") for i in range(4000)])
         index = store.index_service.file(store.index_service.names[-1])
         found: list = []
-        search = _core.KeySearch("T", "often", 0, 0, 2**63 - 1, 3000, found, MessageExt, 1, encode_java_utf8)
+        search = _read.KeySearch("T", "often", 0, 0, 2**63 - 1, 3000, found, MessageExt, 1, encode_java_utf8)
         at, steps = -1, 0
         while at:
             before, at = at, search.walk(index, at, store.commit_log.region_of)
@@ -502,7 +503,7 @@ def test_a_long_chain_is_walked_in_parts(tmp_path):
         assert search.descending and not search.truncated
         assert store.query_message("T", "often", 3000) == found
         # What is short needs no parts.
-        assert _core.find_messages(
+        assert _read.find_messages(
             [index], store.commit_log.region_of, "T", "often", 0, 0, 2**63 - 1, 3000, QueryResult, MessageExt, 1, str.encode
         ) is None  # fmt: skip
         assert store.query_message("T", "often", 5) == found[:5]

@@ -37,7 +37,8 @@ from test_crash import (
 )
 
 from rmqstore import CorruptionError, Message, MessageStore, OffsetOutOfRangeError, StoreConfig
-from rmqstore._core import RecordColumns, Verdict
+from rmqstore._columns import RecordColumns
+from rmqstore._core import Verdict
 from rmqstore.commitlog import commit_log
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.files.checkpoint import Checkpoint

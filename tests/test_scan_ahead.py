@@ -14,7 +14,8 @@ from scratch import SCRATCH
 
 import rmqstore
 from rmqstore import Message, MessageStore, StoreConfig, _core
-from rmqstore._core import RecordColumns, Verdict
+from rmqstore._columns import RecordColumns
+from rmqstore._core import Verdict
 from rmqstore.commitlog import commit_log
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.files.mapped_file import MappedFilePool

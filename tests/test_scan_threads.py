@@ -24,14 +24,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_columns import written_meanwhile
 
-from rmqstore import Message, MessageStore, MissingDependencyError, StoreClosedError, StoreConfig, _core
+from rmqstore import Message, MessageStore, MissingDependencyError, StoreClosedError, StoreConfig, _columns
 from rmqstore.commitlog import commit_log
 from rmqstore.message import compress_body, compression_flags
 from rmqstore.store import columns
 
 pa = pytest.importorskip("pyarrow")
 
-ALL = _core.COLUMN_NAMES
+ALL = _columns.COLUMN_NAMES
 SEGMENT = 1 << 15
 T0 = 1700000000000
 

@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 import rmqstore
-from rmqstore import _core
+from rmqstore import _append, _columns, _core, _read
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "rmqstore"
 
 # A room may import those to its left, and itself.  What is not a folder lies in the package's root.
 ORDER = (
-    "_unbuilt _version errors texts _numpy _core files message config commitlog consumequeue index consumer store offline "
-    "console cli demo spark __main__"
+    "_unbuilt _version errors texts _numpy _bytes _crc32 _python _java_text _properties _core _record _columns _append _read "
+    "files message config commitlog consumequeue index consumer store offline console cli demo spark __main__"
 ).split()
 # What the RabbitMQ side shares with the RocketMQ side; otherwise neither knows the other.
-SHARED_WITH_RABBITMQ = {"_version", "errors", "_core", "files"}
+SHARED_WITH_RABBITMQ = {"_version", "errors", "_bytes", "_core", "_crc32", "files"}
 # The command line is where both sides meet.
 MAY_IMPORT_RABBITMQ = {"cli", "console", "spark"}
 FACADE_LEAVES_OUT = {"cli", "console", "demo", "rabbitmq", "spark", "__main__"}
@@ -138,7 +138,7 @@ def imported_parts(path: Path) -> set[str]:
         first, _, rest = name.partition(".")
         if first == "rmqstore":
             part = rest.partition(".")[0]
-            is_module = any((PACKAGE / (part + suffix)).exists() for suffix in (".py", ".pyx", "/__init__.py"))
+            is_module = any((PACKAGE / (part + suffix)).exists() for suffix in (".py", ".pyx", ".pxd", "/__init__.py"))
             parts.add(part if part and is_module else "__init__")
     return parts
 
@@ -157,6 +157,9 @@ def test_imports_point_one_way():
             allowed = {*ORDER[: ORDER.index(importer)]}
             if importer in MAY_IMPORT_RABBITMQ:
                 allowed.add("rabbitmq")
+            if path.suffix == ".pyx":
+                # What is only declared hangs on no module, so that every module may use it.
+                allowed |= {part for part in parts if (PACKAGE / f"{part}.pxd").exists() and not (PACKAGE / f"{part}.pyx").exists()}
             if (PACKAGE / importer).is_dir() or path.suffix in (".pyx", ".pxd", ".pyi"):
                 allowed.add(importer)
             wrong += [f"{relative(path)} imports {part}" for part in parts - allowed]
@@ -234,7 +237,6 @@ def test_names_say_what_a_thing_is():
 # The pointer rules of the compiled core, read from its text.  Comments and strings are blanked first; a block is the
 # lines indented deeper than the line that opens it.
 
-REGION_FILES = (PACKAGE / "_core.pyx", PACKAGE / "_core.pxd")
 # Methods of Region that set, lend or give up the pointer; all its others pin like everybody else.
 REGION_LIFETIME = {"map", "__cinit__", "pin", "unpin", "close", "__dealloc__"}
 
@@ -496,10 +498,24 @@ def test_the_build_requirements_are_stated_equally():
     assert requirements and requirements == re.findall(r'"([^"]+)"', installed[1])
 
 
+def test_an_edit_of_one_compiled_module_builds_that_one_alone(monkeypatch):
+    # What Cython looks at before it translates a module: declarations and headers, no other module.
+    from Cython.Build.Dependencies import create_dependency_tree
+
+    monkeypatch.chdir(ROOT)
+    tree = create_dependency_tree()
+    sources = [relative(path) for path in cython_files() if path.suffix == ".pyx"]
+    assert "rmqstore/_append.pyx" in sources and len(sources) >= 6
+    for source in sources:
+        asked = {os.path.relpath(path, ROOT) for path in tree.all_dependencies(source)}
+        assert asked & set(sources) == {source}
+    assert "rmqstore/_record.pxd" in {os.path.relpath(path, ROOT) for path in tree.all_dependencies("rmqstore/_read.pyx")}
+
+
 def test_the_tests_run_on_the_build_that_was_asked_for():
     # `make debug-test` names the folder of its build; otherwise it is the tree itself.
     expected = Path(os.environ.get("RMQSTORE_EXPECTED_BUILD", ROOT)).resolve()
-    for module in (rmqstore, _core):
+    for module in (rmqstore, _core, _columns, _append, _read):
         assert Path(module.__file__).resolve().parent.parent == expected, module.__file__
 
 

@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
-from rmqstore import _core
-from rmqstore._core import ArrowColumns, RecordColumns, RowBatch, Verdict
+from rmqstore import _columns, _core, _read
+from rmqstore._append import RowBatch
+from rmqstore._columns import ArrowColumns, RecordColumns
+from rmqstore._core import Verdict
 from rmqstore.config import StoreConfig, is_usual_size
 from rmqstore.errors import (
     ChecksumError,
@@ -136,7 +138,7 @@ class _Walk:
     def __call__(self, region: _core.Region, start: int, limit: int, base: int) -> tuple[int, Verdict, int, int]:
         """(int, Verdict, int, int): where it ended and why, how many records were passed, offset of the last one or -1."""
         limit = min(limit, start + _SCAN_WINDOW)
-        pos, verdict, num, last = _core.walk(region, start, limit, base, self.crc_check)
+        pos, verdict, num, last = _columns.walk(region, start, limit, base, self.crc_check)
         return pos, verdict, num, base + last if num else -1
 
     def empty(self) -> None:
@@ -160,9 +162,9 @@ class _Scan:
     def fill(
         self, columns: RecordColumns, region: _core.Region, start: int, limit: int, base: int
     ) -> tuple[int, Verdict]:
-        """(int, Verdict): as `_core.scan`."""
+        """(int, Verdict): as `_columns.scan`."""
         config = self.log.config
-        return _core.scan(
+        return _columns.scan(
             region, start, limit, base, columns, self.log.delays, self.crc_check, config.index_tags, self.keys
         )
 
@@ -486,17 +488,17 @@ class CommitLog(NotCopied):
         self.queue.wrote_where = offset
 
     def _walk_from_start(self, base: int) -> tuple[int, Verdict, int, int]:
-        # As `_core.walk` through a whole segment; one that was walked before from its last record on, if that is still there:
+        # As `_columns.walk` through a whole segment; one that was walked before from its last record on, if that is still there:
         # opening asks several times, and a segment holds millions of records.
         region = self.queue.file(base).region
         walked, num, last, head = self._walked
         if walked == base and last + _HEAD_SIZE <= region.size and region.read(last, _HEAD_SIZE) == head:
-            pos, verdict, more, newest = _core.walk(region, last, self.segment_size, base)
+            pos, verdict, more, newest = _columns.walk(region, last, self.segment_size, base)
             num, last = num - 1 + more, newest
         else:
             more = 0
         if more == 0:
-            pos, verdict, num, last = _core.walk(region, 0, self.segment_size, base)
+            pos, verdict, num, last = _columns.walk(region, 0, self.segment_size, base)
         self._walked = (base, num, last, region.read(last, _HEAD_SIZE)) if num else (-1, 0, 0, b"")
         return pos, verdict, num, last
 
@@ -557,7 +559,7 @@ class CommitLog(NotCopied):
                 newest = self._newest_before(end)
             if _core.check_record(region, found, base, 0)[2] < newest:
                 break
-            pos, verdict, num, last = _core.walk(region, found, region.size, base)
+            pos, verdict, num, last = _columns.walk(region, found, region.size, base)
             if num:
                 newest = _core.check_record(region, last, base, 0)[2]
             end = base + (region.size if verdict == Verdict.BLANK else pos)
@@ -592,7 +594,7 @@ class CommitLog(NotCopied):
         base, region = mapped_file.file_from_offset, mapped_file.region
         at, newest, search = 0, 0, _core.RecordSearch(region, base)
         while at < end - base:
-            pos, _, _, last = _core.walk(region, at, end - base, base)
+            pos, _, _, last = _columns.walk(region, at, end - base, base)
             if last >= 0:
                 newest = _core.check_record(region, last, base, 0)[2]
             found = search.find(pos + 1, end - base)
@@ -609,7 +611,7 @@ class CommitLog(NotCopied):
             end = self.queue.wrote_where
             while (mapped_file := self.queue.find(end)) is not None:
                 base, region = mapped_file.file_from_offset, mapped_file.region
-                pos, verdict, _, last = _core.walk(region, end - base, self.segment_size, base, self.crc_check)
+                pos, verdict, _, last = _columns.walk(region, end - base, self.segment_size, base, self.crc_check)
                 if last >= 0 and _is_unfinished(region, last):
                     pos, verdict = last, Verdict.EMPTY
                 end = base + (self.segment_size if verdict == Verdict.BLANK else pos)
@@ -636,7 +638,7 @@ class CommitLog(NotCopied):
                 sound = _core.check_record(region, last, base, self.crc_check)[0] == Verdict.RECORD
                 if not sound or _is_unfinished(region, last):
                     end = base + last
-                    _, _, num, last = _core.walk(region, 0, last, base)
+                    _, _, num, last = _columns.walk(region, 0, last, base)
             if num:
                 self._last_seen = (base + last, region.read(last, _HEAD_SIZE))
                 break
@@ -820,7 +822,7 @@ class CommitLog(NotCopied):
         mapped_file = self.segment(phy_offset)
         region = mapped_file.region
         pos = phy_offset - mapped_file.file_from_offset
-        message = _core.read_message(region, pos, mapped_file.file_from_offset, MessageExt, self.crc_check)
+        message = _read.read_message(region, pos, mapped_file.file_from_offset, MessageExt, self.crc_check)
         if isinstance(message, Verdict):
             raise CorruptionError(
                 f"no record begins at phy offset {phy_offset} ({message.name}); take offsets from a queue, the index or "
@@ -839,14 +841,14 @@ class CommitLog(NotCopied):
 
     def look_up(self, phy_offset: int, size: int | None = None) -> MessageExt | None:
         """The message at `phy_offset`, marked as corrupt if a CRC fails; None where no record of this size begins."""
-        known = self.queue.read_recent(phy_offset, MessageExt, self.crc_check)
+        known = _read.read_recent(self.queue, phy_offset, MessageExt, self.crc_check)
         if known is not None:
             return known if size in (None, known.store_size) else None
         found = self.region_of(phy_offset)
         if found is None:
             return None
         region, base, _, _ = found
-        message = _core.read_message(region, phy_offset - base, base, MessageExt, self.crc_check)
+        message = _read.read_message(region, phy_offset - base, base, MessageExt, self.crc_check)
         if isinstance(message, Verdict) or size not in (None, message.store_size):
             return None
         return message
@@ -943,7 +945,7 @@ class CommitLog(NotCopied):
         check_crc : bool
             A record whose CRC fails is a stretch of its own, with the verdict on it.
         keys : bool
-            Compute index hashes (`_core.scan`).
+            Compute index hashes (`_columns.scan`).
         resume : bool
             Go on behind what cannot be read, at the next whole record, which is recognised by magic, lengths, its own offset
             and CRC.  Otherwise it is the last stretch; how far it goes is not looked for, so its end is its begin.
@@ -1070,7 +1072,7 @@ class CommitLog(NotCopied):
                 # It expired meanwhile, and so did what is older.
                 at = max(base + self.segment_size, self.min_offset)
                 continue
-            messages, pos = _core.read_messages(
+            messages, pos = _read.read_messages(
                 region, at - base, stop - base, base, MessageExt, num, _READ_AHEAD_SIZE, self.crc_check
             )
             if messages:
@@ -1178,7 +1180,7 @@ class CommitLog(NotCopied):
         search = _core.RecordSearch(region, base)
         while at < goal:
             passed.reach(at)
-            pos, verdict, _, _ = _core.walk(region, at - base, min(goal, at + _SCAN_WINDOW) - base, base)
+            pos, verdict, _, _ = _columns.walk(region, at - base, min(goal, at + _SCAN_WINDOW) - base, base)
             at = base + pos
             if verdict == Verdict.BLANK:
                 at = base + region.size

@@ -13,9 +13,10 @@ import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from rmqstore import _core
+from rmqstore import _columns, _core
 from rmqstore import _numpy as np
-from rmqstore._core import EXT_ADDRESS_BASE, EXT_ADDRESS_MAX, PRE_FILL_SIZE, RecordColumns
+from rmqstore._columns import RecordColumns
+from rmqstore._core import EXT_ADDRESS_BASE, EXT_ADDRESS_MAX, PRE_FILL_SIZE
 from rmqstore.config import StoreConfig, is_usual_size
 from rmqstore.errors import CorruptionError, InvalidMessageError, UnsupportedFormatError
 from rmqstore.files.mapped_file import (
@@ -121,7 +122,7 @@ class PlainQueue(NamedTuple):
             os.close(fd)
         if len(data) < len(rows) * _UNIT_SIZE:
             return False
-        return _core.agreeing_unit_bytes(data, columns, rows, number) == len(rows)
+        return _columns.agreeing_unit_bytes(data, columns, rows, number) == len(rows)
 
 
 def plain_queue(directory: str, file_size: int) -> PlainQueue | None:
@@ -451,7 +452,7 @@ class ConsumeQueueExt(NotCopied):
             mapped_file = self.queue.find(offset)
             if mapped_file is None:
                 break
-            count = _core.agreeing_ext_units(
+            count = _columns.agreeing_ext_units(
                 mapped_file.region,
                 mapped_file.file_from_offset,
                 addresses[done:],
@@ -646,7 +647,7 @@ class ConsumeQueue(_UnitQueue):
             pos = number * _UNIT_SIZE - mapped_file.file_from_offset
             count = min(len(rows) - done, self.unit_num - number, (mapped_file.size - pos) // _UNIT_SIZE)
             part = rows[done : done + count]
-            if _core.agreeing_units(mapped_file.region, pos, columns, part, number, self.ext is None) < count:
+            if _columns.agreeing_units(mapped_file.region, pos, columns, part, number, self.ext is None) < count:
                 return False
             if self.ext is not None and len(self.differing_tags(number, columns, part)):
                 return False

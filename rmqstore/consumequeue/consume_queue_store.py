@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 
 from rmqstore import _numpy as np
-from rmqstore._core import RecordColumns
+from rmqstore._columns import RecordColumns
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue import (
     BatchConsumeQueue,

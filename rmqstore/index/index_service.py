@@ -20,7 +20,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from rmqstore import _numpy as np
-from rmqstore._core import chain_entries, entries_by_key, index_key_hash
+from rmqstore._columns import entries_by_key
+from rmqstore._core import chain_entries, index_key_hash
 from rmqstore.config import StoreConfig, is_usual_size
 from rmqstore.errors import GeometryError, IndexFileError, OffsetOutOfRangeError, ReadOnlyError, StoreClosedError
 from rmqstore.files.mapped_file import MappedFile, NotCopied, delete_staged, fsync_directory
@@ -639,7 +640,7 @@ class IndexService(NotCopied):
         Returns
         -------
         (int32 array, int64 array, bool)
-            As of `_core.entries_by_key`: number of the hash and phy offset of each entry, ordered by number, of one number
+            As of `_columns.entries_by_key`: number of the hash and phy offset of each entry, ordered by number, of one number
             the newest first; and whether the phy offsets of every number fall.
         """
         return entries_by_key([chain_entries(index, hashes) for index in self.newest_first()], len(hashes))

@@ -15,7 +15,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from rmqstore._core import MessageFields, StoredMessage, adopt, crc32
+from rmqstore._core import MessageFields, crc32
+from rmqstore._read import StoredMessage, adopt
 from rmqstore.errors import (
     CorruptionError,
     InvalidMessageError,
@@ -308,7 +309,7 @@ class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of 
     """A message that was read from a store.  It cannot be changed.
 
     Sizes are in bytes, timestamps in milliseconds since the epoch.  The fields, and `keys`, `tags` and `unique_key`, are
-    those of the compiled `_core.StoredMessage`.
+    those of the compiled `_read.StoredMessage`.
 
     Notes
     -----

@@ -25,15 +25,8 @@ from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from rmqstore import _numpy as np
-from rmqstore._core import (
-    COLUMN_NAMES,
-    EXT_ADDRESS_MAX,
-    PRE_FILL_SIZE,
-    ArrowColumns,
-    Verdict,
-    check_record,
-    index_key_hash,
-)
+from rmqstore._columns import COLUMN_NAMES, ArrowColumns
+from rmqstore._core import EXT_ADDRESS_MAX, PRE_FILL_SIZE, Verdict, check_record, index_key_hash
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
 from rmqstore.errors import (

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rmqstore import _core
-from rmqstore._core import RecordColumns, Verdict
+from rmqstore._columns import RecordColumns
+from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue import queue_directories

@@ -11,9 +11,10 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from rmqstore import _core
+from rmqstore import _columns, _core
 from rmqstore import _numpy as np
-from rmqstore._core import RecordColumns, Verdict
+from rmqstore._columns import RecordColumns
+from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog, Stretch, check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue
@@ -756,7 +757,7 @@ class _IndexCheck:
                 self._open(self.file_number + 1)
                 continue
             count = min(left, total - done)
-            if _core.agreeing_entries(self.index, self.entry, columns, done) < count:
+            if _columns.agreeing_entries(self.index, self.entry, columns, done) < count:
                 break
             done += count
             row = int(np.searchsorted(columns.key_start[: columns.count], done - 1, side="right")) - 1

@@ -11,7 +11,9 @@ from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
-from rmqstore._core cimport Region, get_i32, get_i64, prefetch, put_i16, put_i32, put_i64
+from rmqstore._bytes cimport get_i32, get_i64, prefetch, put_i16, put_i32, put_i64
+from rmqstore._core cimport Region
+from rmqstore._crc32 cimport crc32_start, crc32_update
 from rmqstore.rabbitmq._term cimport message_id, term_extent
 
 import os
@@ -19,10 +21,6 @@ import os
 import numpy as np
 
 from rmqstore.errors import CorruptionError, InvalidMessageError, OffsetOutOfRangeError
-
-cdef extern from "_crc32.h":
-    void crc32_start "rmq_crc32_start"() noexcept
-    uint32_t crc32_update "rmq_crc32_update"(uint32_t crc, const uint8_t* p, size_t n) noexcept nogil
 
 
 # ------------------------------------------------------------------------------------------------ journal and segments

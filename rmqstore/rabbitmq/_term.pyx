@@ -27,7 +27,8 @@ import zlib
 
 import numpy as np
 
-from rmqstore._core cimport Region, get_i16, get_i32, get_i64, put_i32, put_i64
+from rmqstore._bytes cimport get_i16, get_i32, get_i64, put_i32, put_i64
+from rmqstore._core cimport Region
 
 from rmqstore.errors import CorruptionError, InvalidMessageError, StoreError, UnsupportedFormatError
 

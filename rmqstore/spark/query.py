@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
-from rmqstore._core import KeyTexts
+from rmqstore._columns import KeyTexts
 from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreChangedError
 from rmqstore.index.index_service import IndexService

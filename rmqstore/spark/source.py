@@ -38,7 +38,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from rmqstore._core import COLUMN_NAMES
+from rmqstore._columns import COLUMN_NAMES
 from rmqstore.errors import StoreError
 from rmqstore.spark.batches import piece_batches, queue_piece_batches, spark_arrow_schema
 from rmqstore.spark.options import CORRUPT_COLUMN, FORMAT, ReadOptions, store_config

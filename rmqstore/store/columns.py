@@ -1,7 +1,7 @@
 """Messages as Apache Arrow columns: the schema, and the ways from the log, a queue or the index to it.
 
 Owns the names and types of the columns and the making of Arrow arrays over the core's buffers, without a copy.  It never
-decodes a record (`_core.ArrowColumns` does that) and imports pyarrow only when columns are asked for.  A row equals the
+decodes a record (`_columns.ArrowColumns` does that) and imports pyarrow only when columns are asked for.  A row equals the
 `MessageExt` that the same place of the log gives.
 """
 
@@ -14,18 +14,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rmqstore import _numpy as np
-from rmqstore._core import (
-    COLUMN_NAMES,
-    EXT_ADDRESS_MAX,
-    PRE_FILL_SIZE,
-    ArrowColumns,
-    KeyTexts,
-    Region,
-    Verdict,
-    check_record,
-    doubtful_entry,
-    text_arrays,
-)
+from rmqstore._columns import COLUMN_NAMES, ArrowColumns, KeyTexts, text_arrays
+from rmqstore._core import EXT_ADDRESS_MAX, PRE_FILL_SIZE, Region, Verdict, check_record, doubtful_entry
 from rmqstore.commitlog.commit_log import CommitLog, Pieces, ScanProgress
 from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from rmqstore import _numpy as np
-from rmqstore._core import RecordColumns, RecordLayout, TopicTable
+from rmqstore._columns import RecordColumns, TopicTable
+from rmqstore._core import RecordLayout
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue, PlainQueue, can_name_queue

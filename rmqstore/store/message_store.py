@@ -28,9 +28,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, SupportsIndex, TypeVar, overload
 
-from rmqstore import _core
+from rmqstore import _append, _core, _read
 from rmqstore import _numpy as np
-from rmqstore._core import Appender, FileEnd, KeyKind, KeyQuery, KeySearch, RecordColumns, RowBatch
+from rmqstore._append import Appender, FileEnd, RowBatch
+from rmqstore._columns import RecordColumns
+from rmqstore._core import KeyKind
+from rmqstore._read import KeyQuery, KeySearch
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue, Unit
@@ -224,7 +227,7 @@ class PutResults(Sequence[PutResult]):
     def _all(self) -> list[PutResult]:
         made = self._made
         if made is None:
-            made = self._made = _core.put_results(self._placed, PutResult, 0, self._num)
+            made = self._made = _append.put_results(self._placed, PutResult, 0, self._num)
         return made
 
     def __len__(self) -> int:
@@ -241,7 +244,7 @@ class PutResults(Sequence[PutResult]):
             return self._all()[place]
         # Whoever wants one of them, say the last, needs no others.
         number = range(self._num)[place]
-        return _core.put_results(self._placed, PutResult, number, 1)[0]
+        return _append.put_results(self._placed, PutResult, number, 1)[0]
 
     def __iter__(self) -> Iterator[PutResult]:
         return iter(self._all())
@@ -1917,8 +1920,8 @@ class MessageStore(NotCopied):
             return None
         log = self.commit_log
         try:
-            return units.read_recent_queued(
-                log.queue, queue.min_for, queue_offset, max_num if max_num > _EXAMINED else _EXAMINED, max_num,
+            return _read.read_recent_queued(
+                units, log.queue, queue.min_for, queue_offset, max_num if max_num > _EXAMINED else _EXAMINED, max_num,
                 _MAX_PULL_BYTES, MessageExt, log.crc_check, GetMessageResult, _FOUND, topic, queue_id,
             )  # fmt: skip
         except OffsetOutOfRangeError:
@@ -1990,7 +1993,7 @@ class MessageStore(NotCopied):
                 segment = log.region_of(phy_offset)
                 # What no segment holds is passed over, but not before the unit's limits and tags were looked at.
                 region, base, first, end = (units, 0, 0, 0) if segment is None else segment
-                done, last, size, full, gone = _core.read_queued(
+                done, last, size, full, gone = _read.read_queued(
                     units, pos + at * _UNIT_SIZE, num - at, region, base, first, end,
                     MessageExt, messages, size, max_num, limit, log.crc_check, codes, tags, queue.topic, queue.queue_id,
                     queue_offset + at,
@@ -2602,7 +2605,7 @@ class MessageStore(NotCopied):
         if max_num > _INT64_MAX:
             max_num = _INT64_MAX
         log = self.commit_log
-        found = _core.find_messages(
+        found = _read.find_messages(
             index_service.newest_first(), self._region_of, topic, key, _KEY_KINDS[index_type], low, high, max_num,
             QueryResult, MessageExt, log.crc_check, encode_java_utf8, log.queue,
         )  # fmt: skip

@@ -26,7 +26,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rmqstore import _core
-from rmqstore._core import RecordColumns, Verdict
+from rmqstore._columns import RecordColumns
+from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog, Stretch
 from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue, PlainQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore

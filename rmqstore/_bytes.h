@@ -1,0 +1,181 @@
+/* Bytes as every compiled module takes them: byte order, order of stores, copies and comparisons of short texts.
+
+   Owns no format.  Nothing here reads outside the bytes that it was given, but for what a function's own words allow. */
+
+#ifndef RMQSTORE_BYTES_H
+#define RMQSTORE_BYTES_H
+
+#include <assert.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_BIG_ENDIAN__
+#define rmq_swap16(v) (v)
+#define rmq_swap32(v) (v)
+#define rmq_swap64(v) (v)
+#else
+#define rmq_swap16(v) __builtin_bswap16(v)
+#define rmq_swap32(v) __builtin_bswap32(v)
+#define rmq_swap64(v) __builtin_bswap64(v)
+#endif
+
+/* memcpy of a constant size is one load or store, and it is right at every alignment. */
+static inline int16_t rmq_get_i16(const unsigned char *p) { uint16_t v; memcpy(&v, p, 2); return (int16_t)rmq_swap16(v); }
+static inline int32_t rmq_get_i32(const unsigned char *p) { uint32_t v; memcpy(&v, p, 4); return (int32_t)rmq_swap32(v); }
+static inline int64_t rmq_get_i64(const unsigned char *p) { uint64_t v; memcpy(&v, p, 8); return (int64_t)rmq_swap64(v); }
+static inline void rmq_put_i16(unsigned char *p, int16_t x) { uint16_t v = rmq_swap16((uint16_t)x); memcpy(p, &v, 2); }
+static inline void rmq_put_i32(unsigned char *p, int32_t x) { uint32_t v = rmq_swap32((uint32_t)x); memcpy(p, &v, 4); }
+static inline void rmq_put_i64(unsigned char *p, int64_t x) { uint64_t v = rmq_swap64((uint64_t)x); memcpy(p, &v, 8); }
+
+/* Publishing in order: a reader in another thread or process that sees what comes after sees what came before. */
+static inline void rmq_release(void) { __atomic_thread_fence(__ATOMIC_RELEASE); }
+static inline void rmq_acquire(void) { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
+
+/* Pins change only while the GIL is held, where there is one; then a plain addition is enough, and much cheaper. */
+#ifdef Py_GIL_DISABLED
+#define RMQ_HAS_GIL 0
+static inline int64_t rmq_add_pins(int64_t *p, int64_t n) { return __atomic_add_fetch(p, n, __ATOMIC_ACQ_REL); }
+#else
+#define RMQ_HAS_GIL 1
+static inline int64_t rmq_add_pins(int64_t *p, int64_t n) { return *p += n; }
+#endif
+static inline int64_t rmq_atomic_or(int64_t *p, int64_t n) { return __atomic_fetch_or(p, n, __ATOMIC_ACQ_REL); }
+static inline int64_t rmq_atomic_load(int64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+static inline unsigned char *rmq_atomic_take(unsigned char **p) { return __atomic_exchange_n(p, (unsigned char *)0, __ATOMIC_ACQ_REL); }
+
+/* The empty statement is an effect: GCC takes a function that only prefetches for one without, and drops its calls. */
+static inline void rmq_prefetch(const void *p) { __builtin_prefetch(p, 1, 3); __asm__ volatile(""); }
+static inline void rmq_assert(int ok) { assert(ok); (void)ok; }
+
+/* a mod d for 32-bit a and d by two multiplications (D. Lemire et al., "Faster remainder by direct computation"). */
+static inline uint64_t rmq_mod_magic(uint32_t d) { return UINT64_MAX / d + 1; }
+static inline uint32_t rmq_fastmod(uint32_t a, uint64_t magic, uint32_t d) {
+    uint64_t low = magic * a;
+    return (uint32_t)(((__uint128_t)low * d) >> 64);
+}
+
+/* Copies n bytes; where the source has 16 more bytes of room in steps of 16, of which the last goes beyond the end.  The
+   target always has that room. */
+static inline void rmq_copy(unsigned char *to, const unsigned char *from, int64_t n, int64_t room) {
+#if defined(__SSE2__)
+    if (n <= 128 && n + 16 <= room) {
+        int64_t i = 0;
+        do {
+            _mm_storeu_si128((__m128i *)(to + i), _mm_loadu_si128((const __m128i *)(from + i)));
+            i += 16;
+        } while (i < n);
+        return;
+    }
+#endif
+    memcpy(to, from, (size_t)n);
+}
+
+/* Whether n bytes are equal.  Keys and topics are short: two words that overlap cover them without a call. */
+static inline int rmq_same(const unsigned char *p, const unsigned char *q, int64_t n) {
+    uint64_t a, b, c, d;
+    if (n >= 4 && n < 8) {
+        uint32_t first, other, last, other_last;
+        memcpy(&first, p, 4);
+        memcpy(&other, q, 4);
+        memcpy(&last, p + n - 4, 4);
+        memcpy(&other_last, q + n - 4, 4);
+        return ((first ^ other) | (last ^ other_last)) == 0;
+    }
+    if (n < 8 || n > 16) return memcmp(p, q, (size_t)n) == 0;
+    memcpy(&a, p, 8);
+    memcpy(&b, q, 8);
+    memcpy(&c, p + n - 8, 8);
+    memcpy(&d, q + n - 8, 8);
+    return ((a ^ b) | (c ^ d)) == 0;
+}
+
+static inline int rmq_is_ascii(const unsigned char *p, int64_t n) {
+    uint64_t word, any = 0;
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) { memcpy(&word, p + i, 8); any |= word; }
+    for (; i < n; i++) any |= (uint64_t)p[i] << 56;
+    return (any & 0x8080808080808080u) == 0;
+}
+
+static const char rmq_digits[] = "0123456789ABCDEF";
+
+#if defined(__SSE2__)
+static inline void rmq_put_hex_16(unsigned char *to, __m128i v) {
+    __m128i low = _mm_set1_epi8(15), nine = _mm_set1_epi8(9);
+    __m128i a = _mm_and_si128(_mm_srli_epi16(v, 4), low), b = _mm_and_si128(v, low), x, y;
+    x = _mm_unpacklo_epi8(a, b);
+    y = _mm_unpackhi_epi8(a, b);
+    x = _mm_add_epi8(_mm_add_epi8(x, _mm_set1_epi8('0')), _mm_and_si128(_mm_cmpgt_epi8(x, nine), _mm_set1_epi8(7)));
+    y = _mm_add_epi8(_mm_add_epi8(y, _mm_set1_epi8('0')), _mm_and_si128(_mm_cmpgt_epi8(y, nine), _mm_set1_epi8(7)));
+    _mm_storeu_si128((__m128i *)to, x);
+    _mm_storeu_si128((__m128i *)(to + 16), y);
+}
+#endif
+
+/* Upper-case hexadecimal digits of n bytes, 2 * n of them. */
+static inline void rmq_put_hex(unsigned char *to, const unsigned char *from, int n) {
+    int i = 0;
+#if defined(__SSE2__)
+    for (; i + 16 <= n; i += 16) rmq_put_hex_16(to + 2 * i, _mm_loadu_si128((const __m128i *)(from + i)));
+#endif
+    for (; i < n; i++) { to[2 * i] = rmq_digits[from[i] >> 4]; to[2 * i + 1] = rmq_digits[from[i] & 15]; }
+}
+
+/* Those of 8 bytes and of 8 more from elsewhere; put together in memory they would have to be waited for. */
+static inline void rmq_put_hex_8_8(unsigned char *to, const unsigned char *first, const unsigned char *second) {
+#if defined(__SSE2__)
+    rmq_put_hex_16(to, _mm_unpacklo_epi64(_mm_loadl_epi64((const __m128i *)first), _mm_loadl_epi64((const __m128i *)second)));
+#else
+    rmq_put_hex(to, first, 8);
+    rmq_put_hex(to + 16, second, 8);
+#endif
+}
+
+/* The same, and whether all of it is ASCII. */
+static inline int rmq_copy_ascii(unsigned char *to, const unsigned char *from, int64_t n, int64_t room) {
+#if defined(__SSE2__)
+    if (n <= 128 && n + 16 <= room) {
+        int64_t i = 0;
+        int high = 0;
+        for (; i + 16 <= n; i += 16) {
+            __m128i v = _mm_loadu_si128((const __m128i *)(from + i));
+            _mm_storeu_si128((__m128i *)(to + i), v);
+            high |= _mm_movemask_epi8(v);
+        }
+        if (i < n) {
+            __m128i v = _mm_loadu_si128((const __m128i *)(from + i));
+            _mm_storeu_si128((__m128i *)(to + i), v);
+            high |= _mm_movemask_epi8(v) & ((1 << (n - i)) - 1);
+        }
+        return high == 0;
+    }
+#endif
+    memcpy(to, from, (size_t)n);
+    return rmq_is_ascii(to, n);
+}
+
+/* Number of bytes before the first that is `wanted`, n if there is none; `room` bytes may be read. */
+static inline int64_t rmq_before(const unsigned char *p, int wanted, int64_t n, int64_t room) {
+    const unsigned char *found;
+#if defined(__SSE2__)
+    if (n <= 64 && n + 16 <= room) {
+        int64_t i;
+        for (i = 0; i < n; i += 16) {
+            int bits = _mm_movemask_epi8(_mm_cmpeq_epi8(_mm_loadu_si128((const __m128i *)(p + i)), _mm_set1_epi8((char)wanted)));
+            if (bits) {
+                i += __builtin_ctz((unsigned)bits);
+                break;
+            }
+        }
+        return i < n ? i : n;
+    }
+#endif
+    found = n > 0 ? (const unsigned char *)memchr(p, wanted, (size_t)n) : NULL;
+    return found != NULL ? found - p : n;
+}
+
+#endif

@@ -1,0 +1,288 @@
+/* The properties text of a RocketMQ message: pairs of name 0x01 value, each ended by 0x02 (Java's MessageDecoder, 5.5.0).
+
+   Owns the taking apart, with SSE2 where the processor has it.  Positions are relative to the begin of the text. */
+
+#ifndef RMQSTORE_PROPERTIES_H
+#define RMQSTORE_PROPERTIES_H
+
+#include "_bytes.h"
+
+/* A module takes what it needs of these. */
+#define RMQ_MAY_BE_UNUSED __attribute__((unused))
+
+/* Where in a properties text the values stand that matter beside the whole of it; a position of -1 says that there is
+   none.  As in Java a later one of equal name counts. */
+typedef struct { int32_t keys_pos, keys_len, tags_pos, tags_len, unique_key_pos, unique_key_len; } rmq_indexed;
+typedef struct {
+    rmq_indexed indexed;
+    int32_t delay_pos, delay_len, inner_num_pos, inner_num_len, inner_base_pos, inner_base_len;
+    int32_t multi_dispatch_pos, multi_dispatch_len;
+} rmq_found;
+
+/* Whether one of n bytes is 1 or 2, which part names, values and pairs of properties, or, if that is asked for, a space.
+   Most texts are short: pieces that overlap cover them, and no function of the C library is called. */
+static inline int rmq_has_separator(const unsigned char *p, int64_t n, int space) {
+#if defined(__SSE2__) && defined(__x86_64__)
+    const __m128i one = _mm_set1_epi8(1), two = _mm_set1_epi8(2), third = _mm_set1_epi8(space ? 32 : 2);
+    __m128i found = _mm_setzero_si128(), v;
+    uint64_t first, last;
+    uint32_t low, high;
+    int64_t i;
+#define RMQ_LOOK(v) \
+    (found = _mm_or_si128(_mm_or_si128(found, _mm_cmpeq_epi8(v, one)), _mm_or_si128(_mm_cmpeq_epi8(v, two), _mm_cmpeq_epi8(v, third))))
+    if (n >= 16) {
+        for (i = 0; i < n - 16; i += 16) {
+            v = _mm_loadu_si128((const __m128i *)(p + i));
+            RMQ_LOOK(v);
+        }
+        v = _mm_loadu_si128((const __m128i *)(p + n - 16));
+    } else if (n >= 8) {
+        memcpy(&first, p, 8);
+        memcpy(&last, p + n - 8, 8);
+        v = _mm_set_epi64x((long long)last, (long long)first);
+    } else if (n >= 4) {
+        memcpy(&low, p, 4);
+        memcpy(&high, p + n - 4, 4);
+        v = _mm_cvtsi64_si128((long long)((uint64_t)high << 32 | low));
+    } else {
+        v = _mm_cvtsi32_si128(n > 0 ? p[0] << 16 | p[n >> 1] << 8 | p[n - 1] : 0);
+    }
+    RMQ_LOOK(v);
+#undef RMQ_LOOK
+    return _mm_movemask_epi8(found) != 0;
+#else
+    return memchr(p, 1, (size_t)n) || memchr(p, 2, (size_t)n) || (space && memchr(p, 32, (size_t)n));
+#endif
+}
+
+typedef struct { int32_t start, split, end; } rmq_span;
+/* Numbers of the pieces with these names, -1 where there is none; of equal names the last one counts. */
+typedef struct { int32_t keys, tags, unique_key; } rmq_known;
+
+static inline void rmq_know(rmq_known *known, const unsigned char *name, int32_t n, int32_t num) {
+    if (n == 4) {
+        if (memcmp(name, "KEYS", 4) == 0) known->keys = num;
+        else if (memcmp(name, "TAGS", 4) == 0) known->tags = num;
+    } else if (n == 8 && memcmp(name, "UNIQ_KEY", 8) == 0) known->unique_key = num;
+}
+
+/* Bits of the bytes among 64 that are 1, that are 2, and that are not ASCII. */
+static inline void rmq_marks(const unsigned char *p, uint64_t *ones, uint64_t *twos, uint64_t *high) {
+    uint64_t one = 0, two = 0, top = 0;
+    int i;
+#if defined(__SSE2__)
+    for (i = 0; i < 4; i++) {
+        __m128i v = _mm_loadu_si128((const __m128i *)(p + 16 * i));
+        one |= (uint64_t)(uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(v, _mm_set1_epi8(1))) << (16 * i);
+        two |= (uint64_t)(uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(v, _mm_set1_epi8(2))) << (16 * i);
+        top |= (uint64_t)(uint32_t)_mm_movemask_epi8(v) << (16 * i);
+    }
+#else
+    for (i = 0; i < 64; i++) {
+        one |= (uint64_t)(p[i] == 1) << i;
+        two |= (uint64_t)(p[i] == 2) << i;
+        top |= (uint64_t)(p[i] >> 7) << i;
+    }
+#endif
+    *ones = one; *twos = two; *high = top;
+}
+
+/* Those of the bytes from `at` on of a text of n bytes; `room` bytes may be read from its begin on. */
+static inline void rmq_marks_at(const unsigned char *text, int32_t at, int32_t n, int64_t room, uint64_t *ones,
+                                uint64_t *twos, uint64_t *high) {
+    const unsigned char *p = text + at;
+    unsigned char last[64];
+    if (at + (int64_t)64 > room) {
+        memset(last, 0, sizeof last);
+        memcpy(last, p, (size_t)(n - at < 64 ? n - at : 64));
+        p = last;
+    }
+    rmq_marks(p, ones, twos, high);
+    if (n - at < 64) {
+        uint64_t keep = ((uint64_t)1 << (n - at)) - 1;
+        *ones &= keep; *twos &= keep; *high &= keep;
+    }
+}
+
+/* The pieces of a properties text that have a name and a value: cut at 2, the first 1 of a piece ends the name (Java's
+   MessageDecoder.string2messageProperties).  `room` bytes may be read; `out` takes n / 4 + 1 pieces. */
+RMQ_MAY_BE_UNUSED static int32_t rmq_split_properties(const unsigned char *text, int32_t n, int64_t room, rmq_span *out, rmq_known *known,
+                                    int *ascii) {
+    int32_t at = 0, start = 0, split = -1, num = 0, here;
+    uint64_t ones, twos, high, both, any = 0;
+    known->keys = known->tags = known->unique_key = -1;
+    while (at < n) {
+        rmq_marks_at(text, at, n, room, &ones, &twos, &high);
+        any |= high;
+        for (both = ones | twos; both; both &= both - 1) {
+            int bit = __builtin_ctzll(both);
+            here = at + bit;
+            if (ones >> bit & 1) {
+                if (split < 0) split = here;
+            } else {
+                if (split > start && here > split + 1) {
+                    rmq_know(known, text + start, split - start, num);
+                    out[num].start = start; out[num].split = split; out[num].end = here; num++;
+                }
+                start = here + 1;
+                split = -1;
+            }
+        }
+        at += 64;
+    }
+    if (split > start && n > split + 1) {
+        rmq_know(known, text + start, split - start, num);
+        out[num].start = start; out[num].split = split; out[num].end = n; num++;
+    }
+    *ascii = any == 0;
+    return num;
+}
+
+/* What texts of one length have in common that were taken apart into the same pieces: names and separators, byte by byte,
+   and where values are, any ASCII byte above both separators.  A text that fits need not be taken apart again. */
+#define RMQ_LAYOUT_ROOM 256
+#define RMQ_LAYOUT_SPANS 24
+typedef struct {
+    signed char above[RMQ_LAYOUT_ROOM], equal[RMQ_LAYOUT_ROOM];  /* a byte fits that is above the one, or equal to the other */
+    unsigned char names[RMQ_LAYOUT_ROOM + 64];  /* one behind the other; more may be read than they are */
+    int32_t name_ends[RMQ_LAYOUT_SPANS];
+    rmq_span spans[RMQ_LAYOUT_SPANS];
+    rmq_known known;
+    int32_t n, span_num, names_len;  /* n: length of the text, 0 for no layout */
+    int64_t used_by;
+} rmq_layout;
+
+static inline int rmq_fits(const rmq_layout *l, const unsigned char *text, int32_t n, int64_t room) {
+    int32_t i = 0;
+    if (l->n != n || n <= 0) return 0;
+#if defined(__SSE2__)
+    if (((int64_t)n + 15 & ~(int64_t)15) <= room) {
+        __m128i fit = _mm_set1_epi8(-1);
+        for (; i < n; i += 16) {
+            __m128i v = _mm_loadu_si128((const __m128i *)(text + i));
+            __m128i above = _mm_cmpgt_epi8(v, _mm_loadu_si128((const __m128i *)(l->above + i)));
+            fit = _mm_and_si128(fit, _mm_or_si128(above, _mm_cmpeq_epi8(v, _mm_loadu_si128((const __m128i *)(l->equal + i)))));
+        }
+        return _mm_movemask_epi8(fit) == 0xFFFF;
+    }
+#endif
+    {
+        int wrong = 0;
+        for (; i < n; i++) wrong |= !(((signed char)text[i] > l->above[i]) | ((signed char)text[i] == l->equal[i]));
+        return !wrong;
+    }
+}
+
+static inline void rmq_find(rmq_found *found, const unsigned char *text, int32_t start, int32_t split, int32_t end) {
+    const unsigned char *name = text + start;
+    const int32_t pos = split + 1, len = end - split - 1;
+    /* A piece needs at least one byte on either side of its first 1. */
+    if (split <= start || len <= 0) return;
+    switch (split - start) {
+    case 4:
+        if (memcmp(name, "KEYS", 4) == 0) found->indexed.keys_pos = pos, found->indexed.keys_len = len;
+        else if (memcmp(name, "TAGS", 4) == 0) found->indexed.tags_pos = pos, found->indexed.tags_len = len;
+        break;
+    case 5:
+        if (memcmp(name, "DELAY", 5) == 0) found->delay_pos = pos, found->delay_len = len;
+        break;
+    case 8:
+        if (memcmp(name, "UNIQ_KEY", 8) == 0) found->indexed.unique_key_pos = pos, found->indexed.unique_key_len = len;
+        break;
+    case 9:
+        if (memcmp(name, "INNER_NUM", 9) == 0) found->inner_num_pos = pos, found->inner_num_len = len;
+        break;
+    case 10:
+        if (memcmp(name, "INNER_BASE", 10) == 0) found->inner_base_pos = pos, found->inner_base_len = len;
+        break;
+    case 20:
+        if (memcmp(name, "INNER_MULTI_DISPATCH", 20) == 0)
+            found->multi_dispatch_pos = pos, found->multi_dispatch_len = len;
+        break;
+    }
+}
+
+/* The pieces of `rmq_split_properties` of which only these are wanted; `room` bytes may be read. */
+RMQ_MAY_BE_UNUSED static void rmq_find_properties(const unsigned char *text, int32_t n, int64_t room, rmq_found *found) {
+    int32_t at = 0, start = 0, split = -1, here;
+    uint64_t ones, twos, high, both;
+    memset(found, 0xFF, sizeof *found);
+    while (at < n) {
+        rmq_marks_at(text, at, n, room, &ones, &twos, &high);
+        for (both = ones | twos; both; both &= both - 1) {
+            here = at + __builtin_ctzll(both);
+            if (both & -both & ones) {
+                if (split < 0) split = here;
+            } else {
+                rmq_find(found, text, start, split, here);
+                start = here + 1;
+                split = -1;
+            }
+        }
+        at += 64;
+    }
+    rmq_find(found, text, start, split, n);
+}
+
+/* Where the value of one property begins in a properties text, and its length; -1 where there is none.  The rules are those
+   of `rmq_find_properties` for a name without 1 and 2; `room` bytes may be read. */
+RMQ_MAY_BE_UNUSED static int32_t rmq_value_of(const unsigned char *text, int32_t n, int64_t room, const unsigned char *name, int32_t name_len,
+                            int32_t *len) {
+    int32_t at = 0, start = 0, value = -1, here;
+    uint64_t ones, twos = 0, high;
+    for (;;) {
+        /* The end of the text ends a piece as well. */
+        while (!twos && at < n) {
+            rmq_marks_at(text, at, n, room, &ones, &twos, &high);
+            at += 64;
+        }
+        here = twos ? at - 64 + __builtin_ctzll(twos) : n;
+        if (here - start > name_len + 1 && text[start + name_len] == 1 && rmq_same(text + start, name, name_len)) {
+            value = start + name_len + 1;
+            *len = here - value;
+        }
+        if (!twos) return value;
+        twos &= twos - 1;
+        start = here + 1;
+    }
+}
+
+/* Whether two names may be equal: false says that no two are. */
+static inline int rmq_names_may_repeat(const unsigned char *text, const rmq_span *spans, int32_t num) {
+    uint64_t seen = 0, bit;
+    int32_t k;
+    for (k = 0; k < num; k++) {
+        const unsigned char *name = text + spans[k].start;
+        int32_t n = spans[k].split - spans[k].start;
+        bit = (uint64_t)1 << ((name[0] * 7 + name[n - 1] * 3 + name[n / 2] + n) & 63);
+        if (seen & bit) return 1;
+        seen |= bit;
+    }
+    return 0;
+}
+
+/* Makes the layout that of a text that is ASCII, or none of a text that is too long or whose names may repeat. */
+RMQ_MAY_BE_UNUSED static void rmq_learn(rmq_layout *l, const unsigned char *text, int32_t n, const rmq_span *spans, int32_t num,
+                      const rmq_known *known) {
+    int32_t k, used = 0;
+    l->n = 0;
+    if (n > RMQ_LAYOUT_ROOM || num < 1 || num > RMQ_LAYOUT_SPANS || rmq_names_may_repeat(text, spans, num)) return;
+    memset(l->above, 127, (size_t)n);
+    memcpy(l->equal, text, (size_t)n);
+    /* What follows the text in its last 16 bytes is anything. */
+    memset(l->above + n, -128, (size_t)(RMQ_LAYOUT_ROOM - n));
+    memset(l->equal + n, -128, (size_t)(RMQ_LAYOUT_ROOM - n));
+    for (k = 0; k < num; k++) {
+        int32_t name = spans[k].split - spans[k].start, value = spans[k].end - spans[k].split - 1;
+        memset(l->above + spans[k].split + 1, 2, (size_t)value);
+        memset(l->equal + spans[k].split + 1, 3, (size_t)value);
+        memcpy(l->names + used, text + spans[k].start, (size_t)name);
+        used += name;
+        l->name_ends[k] = used;
+    }
+    memcpy(l->spans, spans, (size_t)num * sizeof *spans);
+    l->known = *known;
+    l->span_num = num; l->names_len = used; l->n = n;
+}
+
+#endif

@@ -1,0 +1,407 @@
+# A record of the commit log over a pointer and integers: parse, judge, compare with a key, encode, ask memory for it.
+#
+# Layout: Apache RocketMQ 5.5.0 (docs/formats.md).  Every number that is read is hostile.
+
+from cpython.object cimport PyObject
+from libc.stdint cimport int16_t, int32_t, int64_t, uint32_t
+from libc.string cimport memcmp, memcpy
+
+from rmqstore._bytes cimport (
+    acquire_fence, check, get_i16, get_i32, get_i64, is_ascii, prefetch, put_i16, put_i32, put_i64, release_fence,
+)
+from rmqstore._core cimport (
+    BAD_BODY_CRC, BAD_LENGTH, BAD_MAGIC, BAD_PHY_OFFSET, BAD_PROP_CRC, BAD_SIZE, BLANK, BLANK_SIZE, C_MAGIC_BLANK,
+    C_MAGIC_V1, C_MAGIC_V2, EMPTY, KEYS_ONLY, PROP_CRC_SIZE, RECORD, RECORD_BODY_CRC, RECORD_BORN_HOST,
+    RECORD_BORN_TIMESTAMP, RECORD_FIXED_SIZE, RECORD_FLAG, RECORD_MAGIC, RECORD_PHY_OFFSET, RECORD_QUEUE_ID,
+    RECORD_QUEUE_OFFSET, RECORD_SYS_FLAG, SYS_BORN_V6, SYS_STORE_V6, TAG, UNIQUE_KEY,
+)
+from rmqstore._crc32 cimport crc32_update
+from rmqstore._java_text cimport hash_utf8
+from rmqstore._properties cimport find_properties, KnownProperties, parse_decimal, put_key_hashes
+from rmqstore._python cimport PyUnicode_DATA, PyUnicode_DecodeUTF8, PyUnicode_New
+
+
+cdef struct RecordView:
+    # A parsed record as positions relative to its start; plain numbers, no pointer.
+    int32_t total_size
+    int32_t magic
+    int32_t body_crc
+    int32_t queue_id
+    int32_t flag
+    int32_t sys_flag
+    int32_t reconsume_times
+    int32_t born_host_len
+    int32_t store_host_len
+    int32_t store_host_pos
+    int32_t body_pos
+    int32_t body_len
+    int32_t topic_pos
+    int32_t topic_len
+    int32_t properties_pos
+    int32_t properties_len
+    int64_t queue_offset
+    int64_t phy_offset
+    int64_t born_timestamp
+    int64_t store_timestamp
+    int64_t prepared_transaction_offset
+
+
+cdef inline int parse_record(const unsigned char* p, int64_t room, RecordView* r) noexcept nogil:
+    # One record at p with `room` bytes to the end of the segment.  All sums are in 64 bits, every part is checked
+    # against the total size before it is read.
+    cdef int64_t at, total
+    if room < BLANK_SIZE:
+        return EMPTY
+    r.total_size = get_i32(p)
+    acquire_fence()
+    r.magic = get_i32(p + RECORD_MAGIC)
+    total = r.total_size
+    if r.magic != C_MAGIC_V1 and r.magic != C_MAGIC_V2 and r.magic != C_MAGIC_BLANK:
+        return EMPTY if total == 0 and r.magic == 0 else BAD_MAGIC
+    if total == 0:
+        return EMPTY  # the size is published last, so this record is being written
+    if r.magic == C_MAGIC_BLANK:
+        # Every writer since RocketMQ 3 gives a blank all bytes that are left; one that says otherwise was a record.
+        return BLANK if total == room else BAD_SIZE
+    if total < RECORD_FIXED_SIZE or total > room:
+        return BAD_SIZE
+    r.body_crc = get_i32(p + RECORD_BODY_CRC)
+    r.queue_id = get_i32(p + RECORD_QUEUE_ID)
+    r.flag = get_i32(p + RECORD_FLAG)
+    r.queue_offset = get_i64(p + RECORD_QUEUE_OFFSET)
+    r.phy_offset = get_i64(p + RECORD_PHY_OFFSET)
+    r.sys_flag = get_i32(p + RECORD_SYS_FLAG)
+    r.born_timestamp = get_i64(p + RECORD_BORN_TIMESTAMP)
+    r.born_host_len = 20 if r.sys_flag & SYS_BORN_V6 else 8
+    r.store_host_len = 20 if r.sys_flag & SYS_STORE_V6 else 8
+    if total < RECORD_FIXED_SIZE - 16 + r.born_host_len + r.store_host_len:
+        return BAD_LENGTH
+    at = RECORD_BORN_HOST + r.born_host_len
+    r.store_timestamp = get_i64(p + at)
+    r.store_host_pos = <int32_t>(at + 8)
+    at += 8 + r.store_host_len
+    r.reconsume_times = get_i32(p + at)
+    r.prepared_transaction_offset = get_i64(p + at + 4)
+    r.body_len = get_i32(p + at + 12)
+    r.body_pos = <int32_t>(at + 16)
+    at += 16
+    # Behind the body: the topic length (1 or 2 bytes) and the properties length (2).
+    if r.body_len < 0 or at + r.body_len + 3 > total:
+        return BAD_LENGTH
+    at += r.body_len
+    if r.magic == C_MAGIC_V1:
+        r.topic_len = <int32_t>(<signed char>p[at])
+        at += 1
+    else:
+        if at + 4 > total:
+            return BAD_LENGTH
+        r.topic_len = get_i16(p + at)
+        at += 2
+    r.topic_pos = <int32_t>at
+    if r.topic_len < 0 or at + r.topic_len + 2 > total:
+        return BAD_LENGTH
+    at += r.topic_len
+    r.properties_len = get_i16(p + at)
+    r.properties_pos = <int32_t>(at + 2)
+    if r.properties_len < 0 or at + 2 + r.properties_len != total:
+        return BAD_LENGTH
+    return RECORD
+
+
+cdef inline bint body_crc_ok(const unsigned char* p, RecordView* r) noexcept nogil:
+    # An empty body has CRC 0 (RocketMQ 5.5.0 UtilAll.crc32); crc32_update gives 0 for it as well.
+    return <int32_t>(crc32_update(0, p + r.body_pos, r.body_len) & 0x7FFFFFFFu) == r.body_crc
+
+
+cdef inline bint ends_with_crc(const unsigned char* text, int64_t n) noexcept nogil:
+    # `__CRC32#` 0x01 ten digits 0x02 as the last 20 bytes (enabledAppendPropCRC, RocketMQ 5.2.0 and later).
+    return n >= PROP_CRC_SIZE and memcmp(text + n - PROP_CRC_SIZE, <const char*>b"__CRC32#\x01", 9) == 0
+
+
+cdef inline bint has_prop_crc(const unsigned char* p, RecordView* r) noexcept nogil:
+    return ends_with_crc(p + r.properties_pos, r.properties_len)
+
+
+cdef inline int64_t stored_prop_crc(const unsigned char* p, RecordView* r) noexcept nogil:
+    # The number that the text of a property CRC says, -1 if it is none.  The digits stand least significant first.
+    cdef const unsigned char* tail = p + r.total_size - PROP_CRC_SIZE
+    cdef int64_t value = 0
+    cdef int32_t i
+    for i in range(9, 19):
+        if not 48 <= tail[i] <= 57:
+            return -1
+    if tail[19] != 2:
+        return -1
+    for i in range(18, 8, -1):
+        value = value * 10 + (tail[i] - 48)
+    return value
+
+
+cdef inline bint prop_crc_ok(const unsigned char* p, RecordView* r) noexcept nogil:
+    # True as well when there is none.
+    return not has_prop_crc(p, r) or stored_prop_crc(p, r) == (
+        <int64_t>(crc32_update(0, p, r.total_size - PROP_CRC_SIZE) & 0x7FFFFFFFu))
+
+
+cdef inline int64_t unit_code_of(const unsigned char* p, RecordView* r, KnownProperties* k, int64_t tags_code, const int64_t* delays,
+                          int64_t delay_num) noexcept nogil:
+    # The third field of a consume-queue unit: hash of the whole TAGS value, or the time of delivery for a delayed
+    # record (RocketMQ 5.5.0 CommitLog.checkMessageAndReturnSize).
+    cdef int64_t level
+    if k.delay_pos >= 0 and r.topic_len == 19 and memcmp(p + r.topic_pos, <const char*>b"SCHEDULE_TOPIC_XXXX", 19) == 0:
+        level = parse_decimal(p + r.properties_pos + k.delay_pos, k.delay_len, 0)
+        if level > delay_num:
+            level = delay_num
+        if level > 0:
+            return r.store_timestamp + delays[level - 1]
+    return tags_code
+
+
+cdef inline object text_of(const unsigned char* p, int32_t n):
+    cdef str text
+    if is_ascii(p, n):
+        text = PyUnicode_New(n, 127)
+        memcpy(PyUnicode_DATA(<PyObject*>text), p, n)
+        return text
+    # rmqstore.message.message registers the handler that replaces malformed parts as Java does.
+    return PyUnicode_DecodeUTF8(<const char*>p, n, <const char*>b"rmqstore.java")
+
+
+cdef inline int judge_record(const unsigned char* p, int64_t room, int64_t phy_offset, int check_crc,
+                      RecordView* r) noexcept nogil:
+    cdef int verdict = parse_record(p, room, r)
+    if verdict != RECORD:
+        return verdict
+    if r.phy_offset != phy_offset:
+        return BAD_PHY_OFFSET
+    if check_crc:
+        if not body_crc_ok(p, r):
+            return BAD_BODY_CRC
+        if not prop_crc_ok(p, r) or (check_crc > 1 and not has_prop_crc(p, r)):
+            return BAD_PROP_CRC
+    return RECORD
+
+
+cdef enum:
+    # How many records ahead of the one that is read its first lines are asked for, and the others; where records lie at
+    # random places, each of their lines is a wait for memory of its own otherwise.
+    HEAD_AHEAD = 16
+    TAIL_AHEAD = 4
+    # How many records ahead their first line alone is asked for, so many records in a row: finding a page in memory takes the
+    # processor as long as a line does, and only requests that follow each other closely have it look for several at once.
+    TOUCH_AHEAD = 48
+    TOUCHED = 32
+    # Bytes of a record that are asked for before its size is known: a whole one of usual size, as waiting for the size costs
+    # more than asking in vain.  Of a long body the processor foresees the rest by itself.
+    HEAD = 448
+    STREAM_AHEAD = 2048
+    FETCHED = 1024
+    LINE = 64
+
+
+cdef inline void prefetch_head(const unsigned char* p, int64_t room) noexcept nogil:
+    cdef int64_t at = 0
+    if room < HEAD:
+        return
+    while at < HEAD:
+        prefetch(p + at)
+        at += LINE
+
+
+cdef inline void prefetch_tail(const unsigned char* p, int64_t room) noexcept nogil:
+    # What lies behind the head, which was asked for before; its size is hostile, and a wrong one asks for lines in vain.
+    cdef int64_t total, at = HEAD
+    if room < BLANK_SIZE:
+        return
+    total = get_i32(p)
+    if total > room:
+        return
+    while at < total and at < FETCHED:
+        prefetch(p + at)
+        at += LINE
+    # A record does not begin with a line, so that its last bytes may lie in one more; topic and properties are there.
+    if total > 0:
+        prefetch(p + total - 1)
+    if total > FETCHED:
+        prefetch(p + total - 2 * LINE)
+        prefetch(p + total - LINE)
+
+
+cdef inline void prefetch_stream(const unsigned char* p, int64_t size, int64_t room) noexcept nogil:
+    # For a loop that goes from record to record and has come to one of `size` bytes: as many bytes, some way ahead.  The
+    # processor foresees a stream by itself only up to the end of a page.
+    cdef int64_t at = STREAM_AHEAD, end = STREAM_AHEAD + (size if size < FETCHED else FETCHED)
+    if end > room:
+        return
+    while at < end:
+        prefetch(p + at)
+        at += LINE
+
+
+cdef inline void prefetch_places(unsigned char** bases, const int64_t* room, int64_t region_num, const int64_t[::1] base_offsets,
+                                 const int32_t[::1] numbers, const int64_t[::1] phy_offsets, int64_t i) noexcept nogil:
+    # For a loop over records at given places (`ArrowColumns.fill_at`) that has come to place i.
+    cdef int64_t n = phy_offsets.shape[0], pos, k
+    cdef int32_t number
+    if i % TOUCHED == 0:
+        for k in range(i + TOUCH_AHEAD if i > 0 else 0, min(i + TOUCH_AHEAD + TOUCHED, n)):
+            number = numbers[k]
+            if 0 <= number < region_num:
+                pos = phy_offsets[k] - base_offsets[number]
+                if 0 <= pos < room[number]:
+                    prefetch(bases[number] + pos)
+    if i + HEAD_AHEAD < n:
+        number = numbers[i + HEAD_AHEAD]
+        if 0 <= number < region_num:
+            pos = phy_offsets[i + HEAD_AHEAD] - base_offsets[number]
+            if 0 <= pos < room[number]:
+                prefetch_head(bases[number] + pos, room[number] - pos)
+    if i + TAIL_AHEAD < n:
+        number = numbers[i + TAIL_AHEAD]
+        if 0 <= number < region_num:
+            pos = phy_offsets[i + TAIL_AHEAD] - base_offsets[number]
+            if 0 <= pos < room[number]:
+                prefetch_tail(bases[number] + pos, room[number] - pos)
+
+
+cdef inline bint has_key(const unsigned char* p, RecordView* r, const unsigned char* topic, Py_ssize_t topic_len,
+                  const unsigned char* wanted, Py_ssize_t n, int kind) noexcept nogil:
+    # KEYS is cut at single spaces; an empty piece is none.
+    cdef KnownProperties k
+    cdef const unsigned char* text = p + r.properties_pos
+    cdef int32_t start = 0, end
+    if r.topic_len != topic_len or memcmp(p + r.topic_pos, topic, topic_len) != 0:
+        return False
+    find_properties(text, r.properties_len, r.properties_len, &k)
+    if kind == TAG:
+        return k.indexed.tags_pos >= 0 and k.indexed.tags_len == n and memcmp(text + k.indexed.tags_pos, wanted, n) == 0
+    if (kind != KEYS_ONLY and k.indexed.unique_key_pos >= 0 and k.indexed.unique_key_len == n
+            and memcmp(text + k.indexed.unique_key_pos, wanted, n) == 0):
+        return True
+    if kind == UNIQUE_KEY or k.indexed.keys_pos < 0 or n == 0:
+        return False
+    while start <= k.indexed.keys_len:
+        end = start
+        while end < k.indexed.keys_len and text[k.indexed.keys_pos + end] != 32:
+            end += 1
+        if end - start == n and memcmp(text + k.indexed.keys_pos + start, wanted, n) == 0:
+            return True
+        start = end + 1
+    return False
+
+
+cdef struct RecordParts:
+    # What is to be encoded; the pointers are into bytes objects that the caller's list keeps alive, never into a file.
+    const unsigned char* topic
+    const unsigned char* body
+    const unsigned char* properties
+    const unsigned char* born_host
+    const unsigned char* store_host
+    int32_t topic_len, body_len, properties_len, born_host_len, store_host_len
+    int32_t queue_id, flag, sys_flag, reconsume_times, version
+    int64_t queue_offset, born_timestamp, store_timestamp, prepared_transaction_offset
+
+
+cdef inline int64_t encoded_properties_len(RecordParts* parts) noexcept nogil:
+    # With the property CRC and the separator that it may need.
+    cdef bint separator = parts.properties_len > 0 and parts.properties[parts.properties_len - 1] != 2
+    return parts.properties_len + PROP_CRC_SIZE + separator
+
+
+cdef inline int64_t encoded_size(RecordParts* parts, bint prop_crc) noexcept nogil:
+    return (RECORD_FIXED_SIZE - 16 + parts.born_host_len + parts.store_host_len + parts.body_len + parts.topic_len
+            + (encoded_properties_len(parts) if prop_crc else parts.properties_len) + (1 if parts.version == 2 else 0))
+
+
+cdef inline void copy_host(unsigned char* to, const unsigned char* host, int32_t n) noexcept nogil:
+    # Nearly every host is of eight bytes, which are one load and one store.
+    if n == 8:
+        memcpy(to, host, 8)
+    else:
+        memcpy(to, host, n)
+
+
+cdef inline void encode_into(unsigned char* p, int64_t total, int64_t phy_offset, RecordParts* parts, bint prop_crc) noexcept nogil:
+    # The size and the magic are written last: until then a reader sees an unwritten place (I6).
+    cdef int64_t at = RECORD_BORN_HOST
+    cdef uint32_t crc
+    cdef int32_t i, properties_len = <int32_t>(
+        total - (RECORD_FIXED_SIZE - 16 + parts.born_host_len + parts.store_host_len + parts.body_len + parts.topic_len
+                 + (1 if parts.version == 2 else 0)))
+    put_i32(p + RECORD_BODY_CRC, <int32_t>(crc32_update(0, parts.body, parts.body_len) & 0x7FFFFFFFu))
+    put_i32(p + RECORD_QUEUE_ID, parts.queue_id)
+    put_i32(p + RECORD_FLAG, parts.flag)
+    put_i64(p + RECORD_QUEUE_OFFSET, parts.queue_offset)
+    put_i64(p + RECORD_PHY_OFFSET, phy_offset)
+    put_i32(p + RECORD_SYS_FLAG, parts.sys_flag)
+    put_i64(p + RECORD_BORN_TIMESTAMP, parts.born_timestamp)
+    copy_host(p + at, parts.born_host, parts.born_host_len)
+    at += parts.born_host_len
+    put_i64(p + at, parts.store_timestamp)
+    at += 8
+    copy_host(p + at, parts.store_host, parts.store_host_len)
+    at += parts.store_host_len
+    put_i32(p + at, parts.reconsume_times)
+    put_i64(p + at + 4, parts.prepared_transaction_offset)
+    put_i32(p + at + 12, parts.body_len)
+    at += 16
+    memcpy(p + at, parts.body, parts.body_len)
+    at += parts.body_len
+    if parts.version == 2:
+        put_i16(p + at, <int16_t>parts.topic_len)
+        at += 2
+    else:
+        p[at] = <unsigned char>parts.topic_len
+        at += 1
+    memcpy(p + at, parts.topic, parts.topic_len)
+    at += parts.topic_len
+    put_i16(p + at, <int16_t>properties_len)
+    at += 2
+    memcpy(p + at, parts.properties, parts.properties_len)
+    at += parts.properties_len
+    if prop_crc:
+        if total - at > PROP_CRC_SIZE:
+            p[at] = 2
+            at += 1
+        memcpy(p + at, <const char*>b"__CRC32#\x01", 9)
+        # The CRC covers the size and the magic, which a reader may not see yet: it is computed with them beside.
+        crc = crc_of_unpublished(p, total - PROP_CRC_SIZE, <int32_t>total,
+                                 C_MAGIC_V2 if parts.version == 2 else C_MAGIC_V1) & 0x7FFFFFFFu
+        for i in range(10):
+            p[at + 9 + i] = <unsigned char>(48 + crc % 10)
+            crc //= 10
+        p[at + 19] = 2
+        at += PROP_CRC_SIZE
+    check(at == total)
+    # Old bytes of a truncated log must not be taken for the next record (RocketMQ issue 10666).
+    if get_i64(p + total) != 0:
+        put_i64(p + total, 0)
+    release_fence()
+    put_i32(p + RECORD_MAGIC, C_MAGIC_V2 if parts.version == 2 else C_MAGIC_V1)
+    release_fence()
+    put_i32(p, <int32_t>total)
+
+
+cdef inline uint32_t crc_of_unpublished(const unsigned char* p, int64_t n, int32_t total, int32_t magic) noexcept nogil:
+    cdef unsigned char[8] head
+    put_i32(head, total)
+    put_i32(head + 4, magic)
+    return crc32_update(crc32_update(0, head, 8), p + 8, n - 8)
+
+
+cdef enum:
+    KEY_HASHES = 256  # of one record that are looked at
+
+
+cdef inline bint has_key_hash(const unsigned char* p, RecordView* r, int32_t key_hash) noexcept nogil:
+    # Whether an entry with this hash may lead to this record; of one with very many keys it is taken for granted.
+    cdef int32_t[KEY_HASHES] hashes
+    cdef KnownProperties k
+    cdef int64_t i, num, code
+    find_properties(p + r.properties_pos, r.properties_len, r.properties_len, &k)
+    num = put_key_hashes(hashes, 0, KEY_HASHES, hash_utf8(0, p + r.topic_pos, r.topic_len), p + r.properties_pos, &k.indexed,
+                         True, &code)
+    for i in range(num):
+        if hashes[i] == key_hash:
+            return True
+    return num < 0
