@@ -155,7 +155,9 @@ def read(folder: str) -> Iterator[Kernel]:
     filled(path, STORED, config())
     # A reader looks for a writer's files every 5 ms, and how often that is within a count depends on the machine's load.
     # By its name, wherever the commit that is counted has it.
-    sys.modules[MessageStore.__module__]._LOOK_INTERVAL = float("inf")
+    for module in [module for name, module in sys.modules.items() if name.startswith("rmqstore.store.")]:
+        for name in {"LOOK_INTERVAL", "_LOOK_INTERVAL"} & vars(module).keys():
+            setattr(module, name, float("inf"))
     with MessageStore.open(path, config=config(), read_only=True) as store:
         log = store.commit_log
         # As the log itself imports it: another commit may have it elsewhere.

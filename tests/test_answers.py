@@ -208,7 +208,7 @@ def test_a_record_that_is_not_the_units_message_is_damaged(tmp_path, what):
         tagged = store.get_message("A", 1, tags="t1")
         assert [message.corrupt for message in tagged] == [message.body == b"10" for message in tagged]
         queue = store.queues.find("A", 1)
-        walked = store._walk(queue, 0, 32, None, None, 0, 15)
+        walked = store._reading.walk(queue, 0, 32, None, None, 0, 15)
         assert [message.corrupt for message in walked] == [i == 2 for i in range(15)]
         with store.consume("A", "g2", offsets=ConsumerOffsets.load(tmp_path / "o.json", read_only=False), timeout=0) as consumer:
             assert [message.body for message in consumer if message.corrupt] == [b"10"]
@@ -684,7 +684,7 @@ def test_a_writer_that_is_ahead_of_its_reader_is_believed(tmp_path, caplog, torn
                 file.seek(0)
                 file.write(header)
         reader.index_service.take(names)
-        assert reader._log_index.stretches() == []
+        assert reader._state.log_index.stretches() == []
         for i in (3, 40, 78):
             answer = reader.query_message("A", f"k{i}")
             assert [message.body for message in answer] == [b"%d" % i] and answer.complete
@@ -704,7 +704,7 @@ def test_an_index_file_that_goes_while_it_is_looked_at(tmp_path, monkeypatch):
 
     with MessageStore.open(path, config=config, read_only=True) as store:
         monkeypatch.setattr(IndexService, "file", file)
-        store._log_index.cover(None)
+        store._state.log_index.cover(None)
         assert len(store.query_message("A", "same", 100)) == 30 and gone
 
 

@@ -113,7 +113,7 @@ class Loop:
 
 def wait_until_waiting(store: MessageStore, count: int = 1) -> None:
     deadline = time.monotonic() + PATIENCE
-    while store._waiting < count:
+    while store._state.waiting < count:
         assert time.monotonic() < deadline, "the consumer does not wait"
         time.sleep(0.002)
 
@@ -392,7 +392,7 @@ def test_many_wait_and_all_are_woken_up(store):
     store.close()
     for loop in loops:
         loop.end()
-    assert store._waiting == 0
+    assert store._state.waiting == 0
 
 
 def test_a_timeout_ends_the_iteration(store, monkeypatch):
@@ -424,7 +424,7 @@ def test_wait_for_messages(store):
     assert answer == [True]
     with pytest.raises(ZeroDivisionError):
         store.wait_for_messages(lambda: 1 / 0)
-    assert store._waiting == 0
+    assert store._state.waiting == 0
     store.close()
     with pytest.raises(StoreClosedError):
         store.wait_for_messages(lambda: True)
@@ -454,7 +454,7 @@ def test_closing_that_fails_ends_a_consumer_that_waits(root, monkeypatch):
     fill(store, 1)
     loop.wait_for(1)
     wait_until_waiting(store)
-    monkeypatch.setattr(store, "_flush_all", fail)
+    monkeypatch.setattr(store._flushing, "flush_all", fail)
     with pytest.raises(OSError, match="Input/output error"):
         store.close()
     loop.end()
@@ -708,7 +708,7 @@ def test_a_consumer_is_told_when_the_store_cannot_be_written(store):
     consumer = store.consume("Orders", "group", timeout=0)
     assert repr(consumer).startswith("Consumer('Orders', 'group'")
     fill(store, 3)
-    store._fail(OSError("broken"))
+    store._state.fail(OSError("broken"))
     # Reading goes on; a new consumer would promise what it cannot keep.
     assert numbers(consumer) == [0, 1, 2]
     with pytest.raises(StoreError, match="broken"):

@@ -38,8 +38,9 @@ from rmqstore.files import mapped_file
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import STAGING_PREFIX, MappedFile
 from rmqstore.index import index_service
-from rmqstore.store import message_store
+from rmqstore.store import upkeep
 from rmqstore.store.housekeeping import Housekeeping, Task
+from rmqstore.store.upkeep import Upkeep
 
 #: Nothing happens by a timer, so that each test says itself when a flush is due.
 QUIET = StoreConfig(
@@ -378,7 +379,7 @@ def test_no_timeout_for_what_another_thread_forced(tmp_path):
     """The thread whose turn it was forced this record too, and goes on with something else for longer than the put waits."""
     with MessageStore.open(tmp_path / "store", config=SYNC.replace(sync_flush_timeout=30)) as store:
         store.put_message(small())
-        real, asked = store._log_flushed, []
+        real, asked = store._flushing._log_flushed, []
 
         class Busy:
             def __enter__(self) -> None:
@@ -389,13 +390,13 @@ def test_no_timeout_for_what_another_thread_forced(tmp_path):
 
             def wait_for(self, is_done, timeout: float = -1) -> bool:
                 asked.append((is_done(), timeout))
-                store._log_flushed, store._log_flushing = real, False
-                store._flush_log()
+                store._flushing._log_flushed, store._flushing._log_flushing = real, False
+                store._flushing.flush_log()
                 return False
 
-        store._log_flushed, store._log_flushing = Busy(), True
+        store._flushing._log_flushed, store._flushing._log_flushing = Busy(), True
         assert store.put_message(small(1)).queue_offset == 1
-        assert asked == [(False, 0.03)] and store._log_flushed is real
+        assert asked == [(False, 0.03)] and store._flushing._log_flushed is real
 
 
 @pytest.mark.parametrize("part", ["consumequeue/", "index/", "checkpoint"])
@@ -462,8 +463,8 @@ FAILURES = {
     "queue": ("consumequeue/", lambda store: store.flush()),
     "index": ("index/", lambda store: store.flush()),
     "checkpoint": ("checkpoint", lambda store: store.flush()),
-    "timer, log": ("commitlog/", lambda store: store._flush_log_by_timer()),
-    "timer, queue": ("consumequeue/", lambda store: store._flush_by_timer()),
+    "timer, log": ("commitlog/", lambda store: store._upkeep.flush_log()),
+    "timer, queue": ("consumequeue/", lambda store: store._upkeep.flush()),
 }
 
 
@@ -668,7 +669,7 @@ def test_a_flush_of_some_pages_does_not_speak_for_the_queues(tmp_path, disk):
             store.put_message(small(number))
         before = store.checkpoint.flushed_offset, store.checkpoint.logics_msg_timestamp
         # 30 units of 20 bytes are not two pages, so that the queue waits for the thorough flush.
-        store._flush_by_timer()
+        store._upkeep.flush()
         assert (store.checkpoint.flushed_offset, store.checkpoint.logics_msg_timestamp) == before
         assert not disk.times("consumequeue/Orders/0/0")
         put = store.commit_log.message_at(0)
@@ -684,17 +685,17 @@ def test_the_timer_leaves_a_few_pages_for_the_next_time(tmp_path, disk):
     with MessageStore.open(tmp_path / "store", config=config) as store:
         store.put_message(Message("Orders", bytes(3 * 4096)))
         before = disk.times("commitlog/")
-        store._flush_log_by_timer()
+        store._upkeep.flush_log()
         assert disk.times("commitlog/") == before
         put = store.put_message(Message("Orders", bytes(4096)))
-        store._flush_log_by_timer()
+        store._upkeep.flush_log()
         assert disk.times("commitlog/") == before + 1 and disk.has_record(store, put)
         # After the long interval whatever there is goes.
         put = store.put_message(small())
-        store._flush_log_by_timer()
+        store._upkeep.flush_log()
         assert not disk.has_record(store, put)
-        store._log_flush_time -= config.flush_commit_log_thorough_interval / 1000
-        store._flush_log_by_timer()
+        store._flushing._log_flush_time -= config.flush_commit_log_thorough_interval / 1000
+        store._upkeep.flush_log()
         assert disk.has_record(store, put)
 
 
@@ -793,7 +794,7 @@ def test_files_with_holes_are_allocated_before_the_first_write(system, sparse_st
     watch(_core, "write_units", "consumequeue")
     watch(IndexFile, "put_hashes", "index")
     with MessageStore.open(root, config=config) as store:
-        store._rows = Watched(store._rows)
+        store._writing.rows = Watched(store._writing.rows)
         store.put_message(small(1))
         assert looked == {"commitlog": True, "consumequeue": True, "index": True}
         assert [message.body for message in store.get_message("Orders")] == [b"order 0", b"order 1"]
@@ -1003,14 +1004,14 @@ def test_the_thread_flushes(tmp_path, disk):
 
 
 def test_the_thread_persists_consumer_progress(tmp_path, monkeypatch):
-    monkeypatch.setattr(message_store, "_FIRST_PERSIST", 0)
+    monkeypatch.setattr(upkeep, "_FIRST_PERSIST", 0)
     path = tmp_path / "store" / "config" / "consumerOffset.json"
     with MessageStore.open(tmp_path / "store", config=QUIET.replace(flush_consumer_offset_interval=5)) as store:
         for offset in (3, 5):
             store.consumer_offsets.commit("group", "Orders", 1, offset)
             wait_until(lambda offset=offset: path.exists() and f"1:{offset}" in path.read_text(), "it is persisted")
         modified = path.stat().st_mtime_ns
-        store._persist_consumer_offsets()
+        store._state.progress.persist()
         assert path.stat().st_mtime_ns == modified
 
 
@@ -1023,7 +1024,7 @@ PREPARING = QUIET.replace(mapped_file_size_commit_log=1 << 16, flush_interval_co
 
 @pytest.fixture
 def prepare_small_files(monkeypatch):
-    monkeypatch.setattr(message_store, "_PREPARE_FROM_SIZE", 1000)
+    monkeypatch.setattr(upkeep, "_PREPARE_FROM_SIZE", 1000)
 
 
 def test_the_thread_prepares_the_next_segment_and_index_file(system, tmp_path, prepare_small_files):
@@ -1137,20 +1138,20 @@ def test_a_full_disk_while_preparing_is_only_logged(tmp_path, prepare_small_file
 def test_small_segments_are_not_prepared(tmp_path):
     with MessageStore.open(tmp_path / "store", config=PREPARING) as store:
         store.put_message(Message("Orders", bytes(60_000)))
-        store._flush_log_by_timer()
+        store._upkeep.flush_log()
         assert not staged(tmp_path / "store")
 
 
 def test_a_task_that_fails_is_tried_again(tmp_path, monkeypatch, caplog):
     calls = threading.Semaphore(0)
 
-    def fail(store: MessageStore) -> None:
+    def fail(upkeep: Upkeep) -> None:
         calls.release()
         raise ValueError("the task is broken")
 
     flushed = threading.Semaphore(0)
-    monkeypatch.setattr(MessageStore, "_flush_log_by_timer", fail)
-    monkeypatch.setattr(MessageStore, "_flush_by_timer", lambda store: flushed.release())
+    monkeypatch.setattr(Upkeep, "flush_log", fail)
+    monkeypatch.setattr(Upkeep, "flush", lambda store: flushed.release())
     config = QUIET.replace(flush_interval_commit_log=2, flush_interval_consume_queue=2)
     with MessageStore.open(tmp_path / "store", config=config) as store:
         for _ in range(3):
@@ -1168,19 +1169,19 @@ def test_close_waits_for_the_task_that_runs(tmp_path, monkeypatch, threads):
     running, may_end = threading.Event(), threading.Event()
     seen: list[bool] = []
 
-    def slow(store: MessageStore) -> None:
+    def slow(upkeep: Upkeep) -> None:
         if not seen:
             running.set()
             assert may_end.wait(PATIENCE)
-            seen.append(store.closed)
+            seen.append(upkeep.state.closed)
 
-    monkeypatch.setattr(MessageStore, "_flush_log_by_timer", slow)
+    monkeypatch.setattr(Upkeep, "flush_log", slow)
     store = MessageStore.open(tmp_path / "store", config=QUIET.replace(flush_interval_commit_log=2))
     store.put_message(small())
     assert running.wait(PATIENCE)
     first = threads.start(store.close)
     # The first is on its way, as far as one can tell from outside.
-    wait_until(lambda: store._housekeeping is None or store._housekeeping._stopping.is_set(), "closing began")
+    wait_until(lambda: store._upkeep._housekeeping is None or store._upkeep._housekeeping._stopping.is_set(), "closing began")
     second = threads.start(store.close)
     for thread in threads.running:
         thread.join(0.05)
@@ -1239,14 +1240,14 @@ def test_housekeeping_stops_between_tasks_and_wakes_who_pauses():
 def test_a_task_may_close_the_store_itself(tmp_path, monkeypatch):
     closed, is_open = threading.Event(), threading.Event()
 
-    def close(store: MessageStore) -> None:
+    def close(upkeep: Upkeep) -> None:
         assert is_open.wait(PATIENCE)
         store.close()
         closed.set()
 
-    monkeypatch.setattr(MessageStore, "_flush_log_by_timer", close)
+    monkeypatch.setattr(Upkeep, "flush_log", close)
     store = MessageStore.open(tmp_path / "store", config=QUIET.replace(flush_interval_commit_log=2))
-    thread = store._housekeeping._thread
+    thread = store._upkeep._housekeeping._thread
     is_open.set()
     assert closed.wait(PATIENCE) and store.closed
     thread.join(PATIENCE)

@@ -360,7 +360,7 @@ def test_clocks_that_step_back_lose_nothing(tmp_path):
     config = StoreConfig(**{**SMALL, "clock": lambda: next(clock)})
     with MessageStore.open(tmp_path / "s", config=config) as store:
         for i in range(300):
-            store._last_store_timestamp = 0
+            store._state.last_store_timestamp = 0
             store.put_message(Message("T", b"x" * 100, keys=["K"]), queue_id=0)
             if i == 299:
                 clock = iter(lambda: times[-1], None)

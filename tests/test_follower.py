@@ -925,7 +925,7 @@ def test_a_lock_that_was_lost_is_taken_again(root, other):
         with open(root / "lock", "rb") as file:
             file.read()
         assert other.lock_holder(root) == 0
-        store._hold_lock()
+        store._upkeep.hold_lock()
         assert other.lock_holder(root) == os.getpid()
         fill(store, 3)
         # Holding it twice does no harm.
@@ -944,7 +944,7 @@ def test_a_lock_that_was_lost_to_somebody_else(root, others):
         file.read()
     assert other.open(root) == "open"
     with pytest.raises(StoreLockedError) as caught:
-        store._hold_lock()
+        store._upkeep.hold_lock()
     assert f"process {other.pid} (" in str(caught.value) and "lost the lock" in str(caught.value)
     # From here on the other one writes, and this one does not.
     for attempt in (lambda: fill(store, 1), store.flush, store.delete_expired_files):
@@ -999,8 +999,8 @@ def test_two_threads_that_race_for_a_store(root):
 
 FORK = """
     import signal, tempfile
-    from rmqstore.store import message_store
-    message_store._PREPARE_FROM_SIZE = 1000
+    from rmqstore.store import upkeep
+    upkeep._PREPARE_FROM_SIZE = 1000
     root, how = sys.argv[1:3]
     # Nothing may hang, as a lock would that nobody gives back: the alarm then ends it and says where.
     faulthandler.register(signal.SIGALRM, chain=True)
@@ -1115,7 +1115,7 @@ FORK = """
             # A segment is prepared, and another thread holds every lock there is.
             while not store.commit_log.queue.prepared:
                 store.put_message(Message("Orders", b"%d:" % next(numbers) + bytes(300)))
-                store._prepare_next_files()
+                store._upkeep.prepare_next_files()
             holding, may_go = threading.Event(), threading.Event()
             def hold():
                 held = everything_with_a_lock()
@@ -1395,4 +1395,4 @@ def test_the_lock_file_is_the_one_that_java_takes(root):
         # Byte 0, length 1, of the whole file system's kind: flock does not know of it.
         with open(root / "lock", "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        store._hold_lock()
+        store._upkeep.hold_lock()

@@ -480,12 +480,12 @@ def test_a_forked_child_closes_without_the_thread(tmp_path):
 
 def test_a_failed_store_is_left_alone(tmp_path, monkeypatch):
     with MessageStore.open(tmp_path / "store", config=CONFIG.replace(populate_ahead_size=0)) as store:
-        store._populate_ahead = PopulateAhead(store.commit_log.queue, store.queues, None, MIB)
+        store._upkeep._populate_ahead = PopulateAhead(store.commit_log.queue, store.queues, None, MIB)
         looked: list[int] = []
         monkeypatch.setattr(PopulateAhead, "look", lambda self: looked.append(1) or 10)
-        assert store._populate_by_timer() == 10
-        store._poison = OSError("broken")
-        assert store._populate_by_timer() > 1000 and looked == [1]
+        assert store._upkeep.populate() == 10
+        store._state.poison = OSError("broken")
+        assert store._upkeep.populate() > 1000 and looked == [1]
 
 
 def test_a_task_says_when_it_runs_again_and_wake_is_at_once():

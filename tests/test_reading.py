@@ -30,7 +30,8 @@ from rmqstore.commitlog.commit_log import Blank, Damage
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError, StoreClosedError, StoreError
 from rmqstore.message import MessageExt, encode_java_utf8, parse_properties, tags_code
-from rmqstore.store.message_store import GetMessageResult, QueryResult, _subscription
+from rmqstore.store.message_store import GetMessageResult, QueryResult
+from rmqstore.store.reading import subscription
 
 FIELDS = (1, 1, 0, 2, 3, 4, 5, 0, 7, b"\x7f\0\0\1\0\0\0\1", 8, b"\x7f\0\0\1\0\0\0\2", 9, 10, b"body", "T", b"", True)
 TEXTS = st.lists(
@@ -222,8 +223,8 @@ def same_pages(store: MessageStore, rng: random.Random, rounds: int) -> int:
     texts = sorted({message.tags for message in itertools.islice(store.messages(), 500) if message.tags})
     # A subscription as it should be, one of two tags, and one whose hash fits while the text does not.
     tags = [
-        _subscription(texts[:1]),
-        _subscription(texts[-2:]),
+        subscription(texts[:1]),
+        subscription(texts[-2:]),
         {tags_code(text) & 0xFFFFFFFF: {"x"} for text in texts[:1]},
     ]
     count = 0
@@ -231,14 +232,14 @@ def same_pages(store: MessageStore, rng: random.Random, rounds: int) -> int:
         queue = store.queues.find(topic, queue_id)
         if not isinstance(queue, ConsumeQueue):
             continue
-        low, high = store._bounds(queue)
+        low, high = store._state.bounds(queue)
         starts = range(low, high) if high - low <= rounds else sorted(rng.sample(range(low, high), rounds))
         for at in starts:
             for max_num, max_bytes in ((32, None), (1, None), (0, 100), (3, 1000), (-1, 5000), (2**70, 3000)):
                 for wanted in (None, {}, {0: {""}}, *tags):
                     if wanted is None or queue.ext is None:
-                        page = store._read_queued(queue, at, max_num, max_bytes, wanted, low, high)
-                        assert page == store._walk(queue, at, max_num, max_bytes, wanted, low, high), (
+                        page = store._reading.read_queued(queue, at, max_num, max_bytes, wanted, low, high)
+                        assert page == store._reading.walk(queue, at, max_num, max_bytes, wanted, low, high), (
                             topic,
                             at,
                             wanted,
@@ -247,7 +248,7 @@ def same_pages(store: MessageStore, rng: random.Random, rounds: int) -> int:
                         if wanted is None and max_bytes is None:
                             # Everything lies where the page before was, or the answer is to go the long way.
                             queue.refreshed_at = float("inf")
-                            recent = store._recently_read(topic, queue_id, at, max_num)
+                            recent = store._reading.recently_read(topic, queue_id, at, max_num)
                             assert recent is None or recent == page
                             # A reader looks for more where it would come to the end.
                             seen = not store.read_only or at + max_num <= high
@@ -280,7 +281,7 @@ def same_answers(store: MessageStore, rng: random.Random, rounds: int) -> int:
             low, high = sorted((rng.choice(times), rng.choice([*times, 2**63 - 1])))
             for begin, end in ((None, None), (low, high), (2**70, None), (None, -(2**70))):
                 found = store.query_message(topic, key, max_num, begin, end, index_type=kind)
-                expected = store._query_by_text(
+                expected = store._querying.by_text(
                     topic, key, text, max_num, -(2**80) if begin is None else begin, 2**80 if end is None else end, kind
                 )
                 assert found == expected and found.truncated == expected.truncated, (topic, key, kind, max_num)
@@ -424,7 +425,7 @@ def test_the_short_way_of_a_query_finds_what_the_long_one_does(stores, monkeypat
     query = _read.KeyQuery(
         files, store.commit_log.region_of, QueryResult, MessageExt, 1, encode_java_utf8, store.commit_log.queue, len, math.inf
     )
-    monkeypatch.setattr(store, "_key_query", None)
+    monkeypatch.setattr(store._querying, "quick", None)
     asked = {("T", "k"), ("no such topic", "k"), ("", "")}
     for message in itertools.islice(store.messages(), 0, None, 5):
         asked |= {(message.topic, key) for key in (*message.keys, message.unique_key or "none", "", " ", "not there")}
@@ -448,7 +449,7 @@ def test_what_the_short_way_of_a_query_leaves_to_the_long_one(tmp_path):
     times = iter([100.0, 100.0, 101.0, 101.0])
     with MessageStore.open(tmp_path / "store", config=config) as store:
         puts = [store.put_message(Message("T", b"x", keys=f"k{i}")) for i in range(3)]
-        query = store._key_query
+        query = store._querying.quick
         assert query.find("T", "k1", 64) is None and len(store.query_message("T", "k1")) == 1
         # The files are open from the first query on.
         assert [each.phy_offset for each in query.find("T", "k1", 64)] == [puts[1].phy_offset]

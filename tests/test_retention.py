@@ -32,7 +32,7 @@ from rmqstore import (
 from rmqstore.files.mapped_file import MappedFile
 from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.message import SysFlag, encode_inner_batch
-from rmqstore.store import message_store, retention
+from rmqstore.store import retention, upkeep
 from rmqstore.store.retention import DiskSpace, is_time_to_delete, used_ratio
 
 HOUR = 3_600_000
@@ -72,7 +72,7 @@ def clock():
 def disk_used(monkeypatch):
     """A list whose item is the used part of the disk."""
     used = [0.10]
-    monkeypatch.setattr(message_store, "used_ratio", lambda path: used[0])
+    monkeypatch.setattr(upkeep, "used_ratio", lambda path: used[0])
     return used
 
 
@@ -119,7 +119,7 @@ def store(root, clock):
 
 def clean(store: MessageStore):
     """What the housekeeping thread does every `clean_resource_interval`."""
-    return store._delete_expired_files(False, lambda milliseconds: True)
+    return store._upkeep.delete_expired_files(False, lambda milliseconds: True)
 
 
 # ------------------------------------------------------------------------------------------------------------- rules
@@ -315,15 +315,15 @@ def test_a_manual_round_needs_a_store_that_can_be_written(store, root):
             reader.delete_expired_files()
         assert not reader.disk_full
     age(root, 100)
-    store._fail(OSError("broken"))
+    store._state.fail(OSError("broken"))
     with pytest.raises(StorePoisonedError):
         store.delete_expired_files()
-    store._clean_by_timer()
+    store._upkeep.clean()
     assert len(segments(root)) == 11
 
 
 def test_the_thread_deletes_and_stops_between_two_segments(root, clock, monkeypatch):
-    monkeypatch.setattr(message_store, "_FIRST_CLEAN", 100)
+    monkeypatch.setattr(upkeep, "_FIRST_CLEAN", 100)
     clock.now += 16 * HOUR  # 04:30
     begun = threading.Event()
     real = MappedFile.destroy

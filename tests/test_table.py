@@ -1,6 +1,6 @@
 """Plain messages and tables: the short ways into a store write the bytes that the long way writes.
 
-The long way (`MessageStore._put` over `_prepare`) is the one that the golden stores and the oracle hold; here one call per
+The long way (`Writing.put` over `LongWay.prepare`) is the one that the golden stores and the oracle hold; here one call per
 message, batches and Arrow tables are held to it, row by row and byte by byte.
 """
 
@@ -21,6 +21,7 @@ from rmqstore import DiskFullError, InvalidMessageError, Message, MessageStore, 
 from rmqstore.cli import main
 from rmqstore.errors import MissingDependencyError, StorePoisonedError
 from rmqstore.message import SysFlag, compress_body, compression_flags
+from rmqstore.store.long_way import LongWay
 
 pa = pytest.importorskip("pyarrow")
 
@@ -52,7 +53,7 @@ def tree(root) -> dict[str, bytes]:
 
 
 def long_way(store: MessageStore) -> MessageStore:
-    store._rows = store._appender = None
+    store._writing.rows = store._state.appender = None
     return store
 
 
@@ -154,12 +155,12 @@ def test_plain_messages_take_the_short_way(tmp_path, monkeypatch):
     message = Message("Orders", b"paid", keys=["A-1"], tags="EU", properties={"名": "価"})
     with MessageStore.open(tmp_path / "s", config=config()) as store:
         store.put_message(message)
-        monkeypatch.setattr(MessageStore, "_prepare", lambda *args, **kwargs: pytest.fail("the long way was taken"))
+        monkeypatch.setattr(LongWay, "prepare", lambda *args, **kwargs: pytest.fail("the long way was taken"))
         before = store.commit_log.max_offset
         appended = [store.put_message(message) for _ in range(3)]
         with monkeypatch.context() as patched:
             # One call per message does not even begin a batch.
-            patched.setattr(store, "_rows", None)
+            patched.setattr(store._writing, "rows", None)
             appended.append(store.put_message(message))
         assert [put.queue_offset for put in appended] == [1, 2, 3, 4]
         assert store.commit_log.max_offset == before + 4 * appended[0].size
@@ -625,7 +626,7 @@ def test_a_store_that_takes_no_writes_says_so_on_the_short_way(tmp_path, monkeyp
     store.put_message(message)
     store.put_message(message)
     with monkeypatch.context() as patched:
-        patched.setattr("rmqstore.store.message_store.used_ratio", lambda path: 0.99)
+        patched.setattr("rmqstore.store.upkeep.used_ratio", lambda path: 0.99)
         store.delete_expired_files()
         for put in (
             lambda: store.put_message(message),
@@ -634,10 +635,10 @@ def test_a_store_that_takes_no_writes_says_so_on_the_short_way(tmp_path, monkeyp
         ):
             with pytest.raises(DiskFullError):
                 put()
-    monkeypatch.setattr("rmqstore.store.message_store.used_ratio", lambda path: 0.1)
+    monkeypatch.setattr("rmqstore.store.upkeep.used_ratio", lambda path: 0.1)
     store.delete_expired_files()
     assert store.put_message(message).queue_offset == 2
-    store._fail(OSError("the disk went away"))
+    store._state.fail(OSError("the disk went away"))
     for put in (
         lambda: store.put_message(message),
         lambda: store.put_messages([message] * 2),

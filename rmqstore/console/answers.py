@@ -364,7 +364,7 @@ class Answers:
 
     def queue(self, store: MessageStore, topic: str, queue_id: int, start: int | None, size: int) -> dict[str, Any]:
         """One queue: its bounds and files, and its messages from queue offset `start` on; by default the newest."""
-        queue = store._queue(topic, queue_id)
+        queue = store._state.queue(topic, queue_id)
         if queue is None:
             raise NotFoundError("there is no such queue in this store")
         row = _queue_row(store, queue)

@@ -90,10 +90,10 @@ def key_page(
     """
     service = store.index_service
     if service is None:
-        return Page([], None, uncovered=store._whole_log())
+        return Page([], None, uncovered=store._querying.whole_log())
     missed: tuple[tuple[int, int], ...] = ()
     while True:
-        uncovered = store._look_at_log(_LOG_BYTES, None, kind)
+        uncovered = store._querying.look_at_log(_LOG_BYTES, None, kind)
         page = _key_page(store, service, topic, key, kind, begin, end, cursor, size, make_row)
         if not service.note_damage():
             page.uncovered = (*uncovered, *missed)

@@ -2,14 +2,18 @@
 
 Nothing here prints, and a read-only open writes nothing (I7).
 
-- `message_store`: the store: open, put, get, query, look up, scan, flush, close
-- `table_rows`: the columns of an Arrow table as rows to put
+- `message_store`: the store as users meet it: open, put, get, query, look up, scan, flush, close
+- `results`: what these operations answer with
+- `store_state`: what the parts share: files, the append lock, whether they may be read and written
+- `writing`: putting messages, both ways in, and what makes a message plain; `long_way`: the rules for all others
+- `table_writing`: putting the rows of an Arrow table; `table_rows`: its columns as rows to put
+- `reading`: the walk of a get, the filter by tag, waiting for messages; `querying`: by key, by tag, by id
 - `columns`: messages as Arrow columns: schema, arrays over the core's buffers
-- `dispatcher`: what a record leaves in queues and index, and whether it is there already
-- `recovery`: opening for writing: judge, cut, dispatch
-- `undispatched`: units in memory for records that a broker stored and did not dispatch before it died
-- `retention`: which files have had their time, and deleting them
-- `housekeeping`: the background thread of a store that is open for writing: when each of its tasks is due
-- `populating`: how far ahead of the writer pages are made ready, on a second such thread
+- `flushing`: what is on the disk, group commit, the checkpoint; `progress`: that of consumer groups
+- `upkeep`: timers, files prepared ahead, retention; `housekeeping`: the threads and when a task is due; `populating`: how
+  far ahead of the writer pages are made ready; `retention`: which files have had their time, and deleting them
+- `opening`: the abort mark, what is forced at opening and closing; `recovery`: judge, cut, dispatch
+- `dispatcher`: what a record leaves in queues and index, and whether it is there already; `undispatched`: units in memory
+  for records that a broker stored and did not dispatch before it died
 - `stats`: plain numbers of an open store, read from its files
 """

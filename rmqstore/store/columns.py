@@ -214,6 +214,58 @@ class Columns:
         return arrays
 
 
+def stored_texts(names: str | Iterable[str] | None) -> list[bytes] | None:
+    """list of bytes or None: one text, or several, as records hold them; None stays None."""
+    if names is None:
+        return None
+    return [encode_java_utf8(name) for name in ([names] if isinstance(names, str) else names)]
+
+
+def scan_log(
+    log: CommitLog,
+    columns: Iterable[str] | None,
+    topic: str | Iterable[str] | None,
+    queue_id: int | Iterable[int] | None,
+    wanted: dict[int, set[str]] | None,
+    begin_phy_offset: int | None,
+    end_phy_offset: int | None,
+    times: tuple[int, int],
+    batch_size: int,
+    use_threads: bool,
+    *,
+    refresh: bool,
+) -> Iterator[pa.RecordBatch]:
+    """The chosen messages of a log, see `MessageStore.scan`.
+
+    Parameters
+    ----------
+    wanted : dict of int to set of str, optional
+        Tags by the low 32 bits of their hash.
+    times : (int, int)
+        Store times, ms since epoch, inclusive.
+    refresh : bool
+        Look first how far another process wrote.
+    """
+    names = chosen_columns(columns)
+    choice = (
+        stored_texts(topic),
+        None if queue_id is None else [queue_id] if isinstance(queue_id, int) else list(queue_id),
+        None if wanted is None else stored_texts(text for texts in wanted.values() for text in texts),
+        *times,
+    )
+
+    def make() -> Columns:
+        made = Columns(names, batch_size, log.crc_check)
+        made.out.choose(*choice)
+        return made
+
+    made = make()
+    if refresh:
+        log.refresh()
+    end = log.max_offset if end_phy_offset is None else end_phy_offset
+    return record_batches(log, made, begin_phy_offset, end, make if use_threads else None)
+
+
 def record_batches(
     log: CommitLog,
     columns: Columns,

@@ -1,0 +1,178 @@
+"""What is on the disk: flushes of the log, of queues, index and checkpoint, and group commit.
+
+Owns how far everything was forced, and the order: files first, then the checkpoint that speaks for them.  It decides no
+interval and starts no thread.  Invariants:
+
+- With SYNC_FLUSH a put returns after its record is on the disk; puts of many threads share one flush (group commit).
+- Nobody waits for the disk while holding the append lock: what to flush is noted under it and forced outside.
+- After a failed flush no more writes are taken.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from rmqstore.errors import FlushDiskTimeoutError, StoreChangedError
+from rmqstore.index.index_file import IndexFile
+from rmqstore.store.store_state import StoreState
+
+__all__ = ["Flushing"]
+
+_PAGE = 4096
+
+class Flushing:
+    """Flushes of one store, and who waits for them.
+
+    Attributes
+    ----------
+    lock : threading.Lock
+        Held by whoever flushes everything; taken before the append lock.
+    flushed_where, all_flushed_where : int
+        The log is on the disk up to the first phy offset, and everything else up to the second; -1 while nobody knows.
+    """
+
+    def __init__(self, state: StoreState):
+        self.state = state
+        self.flushed_where = self.all_flushed_where = 0
+        self._log_flush_time = self._queue_flush_time = time.monotonic()
+        self.renew_locks()
+
+    def renew_locks(self) -> None:
+        """Make the locks new, in a forked child."""
+        self.lock = threading.Lock()
+        self._log_flushed = threading.Condition(threading.Lock())
+        self._log_flushing = False
+
+    def flush_all(self, queue_pages: int = 0, *, closing: bool = False) -> None:
+        """Force everything to the disk."""
+        # The caller holds the flush lock.  With `queue_pages` queues that grew by less are left for the next time, and the
+        # checkpoint then does not speak for them.
+        index_files: list[IndexFile] = []
+        with self.state.lock:
+            self._check_own_files()
+            queue_files = self.state.queues.take_dirty(queue_pages)
+            if self.state.index_service is not None and not queue_pages:
+                index_files = self.state.index_service.take_dirty()
+            end, timestamp = self.state.commit_log.max_offset, self.state.last_store_timestamp
+            index_end, index_timestamp = self._index_for_java(end, timestamp, closing)
+        checkpoint = self.state.checkpoint
+        self.flush_log()
+        try:
+            for mapped_file in queue_files:
+                mapped_file.flush()
+            for index in index_files:
+                index.force()
+            checkpoint.physic_msg_timestamp = max(checkpoint.physic_msg_timestamp, timestamp)
+            if not queue_pages:
+                checkpoint.flushed_offset = -1 if closing else end
+                checkpoint.logics_physical_offset = index_end
+                checkpoint.logics_msg_timestamp = min(timestamp, index_timestamp)
+                checkpoint.index_msg_timestamp = index_timestamp
+                self.all_flushed_where = end
+                self._queue_flush_time = time.monotonic()
+            checkpoint.flush()
+        except BaseException as error:
+            self.state.fail(error)
+            raise
+
+    def _index_for_java(self, end: int, timestamp: int, closing: bool) -> tuple[int, int]:
+        # What the checkpoint may say of queues and index: phy offset and time.  A Java store (5.5.0) that finds `abort` deletes
+        # every index file that ends after this time and dispatches from this offset on, so that while the store is open
+        # they must not go beyond the newest full index file: all keys behind it are then indexed again.
+        if self.state.index_service is None:
+            return end, timestamp
+        for index in self.state.index_service.files():
+            if closing and index.index_count > 1:
+                return end, index.header.end_timestamp
+            if index.is_full:
+                return min(end, index.header.end_phy_offset), index.header.end_timestamp
+        return (end, timestamp) if closing else (0, 0)
+
+    def _check_own_files(self) -> None:
+        # A Java broker (5.5.0) recovers before it asks for the lock: when it is then refused, it has deleted the newest index
+        # file and made one of its own.
+        queue = self.state.commit_log.queue
+        last = queue.last()
+        ours = last is None or not last.mapped or last.is_current()
+        if ours and self.state.index_service is not None:
+            ours = self.state.index_service.is_whole()
+        if not ours:
+            error = StoreChangedError(
+                "files of the index or the log were deleted or replaced by somebody else while this store was open (a broker "
+                "that was started on it does so before the lock stops it); close it and open it again, which recovers it",
+                self.state.path,
+            )
+            self.state.fail(error)
+            raise error
+
+    def flush_log(self) -> None:
+        """Force the log to the disk."""
+        with self._log_flushed:
+            self._log_flushed.wait_for(lambda: not self._log_flushing)
+            self._log_flushing = True
+        self._force_log()
+
+    def _force_log(self) -> None:
+        # The caller has set the mark that the log is being flushed.
+        try:
+            self._force_dirty_segments()
+        finally:
+            with self._log_flushed:
+                self._log_flushing = False
+                self._log_flushed.notify_all()
+
+    def _force_dirty_segments(self) -> None:
+        with self.state.lock:
+            files, end = self.state.commit_log.queue.take_dirty(), self.state.commit_log.max_offset
+        try:
+            for mapped_file in files:
+                mapped_file.flush()
+        except BaseException as error:
+            self.state.fail(error)
+            raise
+        self.flushed_where = max(self.flushed_where, end)
+        self._log_flush_time = time.monotonic()
+
+    def wait_until_flushed(self, end: int) -> None:
+        """Return when the log is on the disk up to `end`; whoever comes first forces it for all."""
+        # Group commit: whoever comes first forces what all have appended by then.  The others wake together and find that it
+        # was done, while the first of those that came later forces the next lot.
+        with self._log_flushed:
+            done_or_free = self._log_flushed.wait_for(
+                lambda: self.flushed_where >= end or not self._log_flushing, self.state.config.sync_flush_timeout / 1000
+            )
+            if self.flushed_where >= end:
+                return
+            if done_or_free:
+                self.state.check_not_poisoned()
+                self._log_flushing = True
+        if not done_or_free:
+            raise FlushDiskTimeoutError(
+                f"the message is stored before phy offset {end}, but the disk did not take it within sync_flush_timeout = "
+                f"{self.state.config.sync_flush_timeout} ms; it may be lost if the machine fails now. Look at the disk, then "
+                "call flush()",
+                self.state.path,
+            )
+        self._force_log()
+
+    def flush_log_when_due(self) -> None:
+        """Flush the log as RocketMQ's FlushRealTimeService does: some pages at once, or all there is after the longer interval."""
+        # As RocketMQ's FlushRealTimeService: a few pages at once, or whatever there is after the longer interval.
+        if self.state.poison is None:
+            fresh = self.state.commit_log.max_offset - self.flushed_where
+            thorough = (
+                time.monotonic() - self._log_flush_time
+            ) * 1000 >= self.state.config.flush_commit_log_thorough_interval
+            if fresh > 0 and (thorough or fresh // _PAGE >= self.state.config.flush_commit_log_least_pages):
+                self.flush_log()
+
+    def flush_when_due(self) -> None:
+        """Flush as RocketMQ's FlushConsumeQueueService does; the index and the checkpoint join the thorough flush."""
+        # As RocketMQ's FlushConsumeQueueService; the index and the checkpoint join the thorough flush.
+        if self.state.poison is None and self.state.commit_log.max_offset > self.all_flushed_where:
+            thorough = (
+                time.monotonic() - self._queue_flush_time
+            ) * 1000 >= self.state.config.flush_consume_queue_thorough_interval
+            with self.lock:
+                self.flush_all(0 if thorough else max(self.state.config.flush_consume_queue_least_pages, 1))

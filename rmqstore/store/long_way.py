@@ -1,0 +1,302 @@
+"""The long way of a message into the store: checked and laid out in Python, rule by rule.
+
+Owns what a broker refuses, what it adds (unique key, inner batch, further queues) and the order of both; RocketMQ 5.5.0.  It
+writes no record itself: `Writing` does, between `place` and `dispatch`.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rmqstore import _core
+from rmqstore import _numpy as np
+from rmqstore.consumequeue.consume_queue import BatchConsumeQueue
+from rmqstore.errors import InvalidMessageError
+from rmqstore.message import (
+    MAX_PROPERTIES_SIZE,
+    Message,
+    MessageExt,
+    SysFlag,
+    decode_java_utf8,
+    encode_java_utf8,
+    host_to_bytes,
+    properties_to_bytes,
+    tags_code,
+)
+from rmqstore.store.dispatcher import CommitLogDispatcher, multi_dispatch_allowed
+from rmqstore.store.store_state import StoreState
+
+__all__ = ["LongWay", "Prepared"]
+
+_SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+# Plain numbers: operations on the enum's members cost more than everything around them.
+_TRANSACTION_MASK = int(SysFlag.TRANSACTION_MASK)
+_TRANSACTION_COMMIT = int(SysFlag.TRANSACTION_COMMIT)
+_TRANSACTION_ROLLBACK = int(SysFlag.TRANSACTION_ROLLBACK)
+_INNER_BATCH = int(SysFlag.INNER_BATCH)
+
+@dataclass(slots=True)
+class Prepared:
+    """A validated message and the parts of its row that do not depend on its place."""
+
+    message: Message
+    queue_id: int
+    topic: bytes
+    body: bytes
+    properties: dict[str, str]
+    store_host: bytes
+    born_host: bytes
+    version: int
+    tags_code: int
+    inner_num: int = 1
+    dispatch_names: list[str] = field(default_factory=list)
+
+
+class LongWay:
+    """What a message needs that is not plain, step by step; the caller holds the append lock from `place` on.
+
+    Attributes
+    ----------
+    hosts : dict of str to bytes
+        Hosts as records hold them, which the core fills as well.
+    """
+
+    def __init__(self, state: StoreState, dispatcher: CommitLogDispatcher):
+        self.config = state.config
+        self.commit_log, self.queues, self.index_service = state.commit_log, state.queues, state.index_service
+        self.dispatcher = dispatcher
+        self.hosts: dict[str, bytes] = {}
+        self._unique_key_counter = random.randrange(0x10000)
+
+    def prepare(self, message: Message, queue_id: int, *, append_crc: bool) -> Prepared:
+        """Check a message and take it apart."""
+        if not isinstance(message, Message):
+            raise InvalidMessageError(f"{type(message).__name__} is not a Message")
+        if isinstance(message, MessageExt):
+            message = _as_new(message)
+        message.validate()
+        if not isinstance(queue_id, (int, np.integer)) or not 0 <= queue_id <= 2**31 - 1:
+            raise InvalidMessageError(f"queue_id is {queue_id!r}; give an int from 0 to 2**31 - 1")
+        if len(message.body) > self.config.max_message_size:
+            raise InvalidMessageError(
+                f"the body has {len(message.body)} bytes, max_message_size allows {self.config.max_message_size}: shorten "
+                "or compress it, or raise max_message_size"
+            )
+        properties = message.properties
+        if self.config.generate_unique_key and "UNIQ_KEY" not in properties:
+            properties = {**properties, "UNIQ_KEY": self._unique_key()}
+        if "__CRC32#" in properties:
+            properties = {name: value for name, value in properties.items() if name != "__CRC32#"}
+        inner_num = self._inner_num(message)
+        if inner_num is not None:
+            # The value is set when the place is known; a given one keeps its place in the text.
+            properties = properties if "INNER_BASE" in properties else {"INNER_BASE": "", **properties}
+        names: list[str] = []
+        if (
+            self.config.enable_lmq
+            and self.config.enable_multi_dispatch
+            and properties.get("INNER_MULTI_DISPATCH")
+            and multi_dispatch_allowed(message.topic)
+        ):
+            names = properties["INNER_MULTI_DISPATCH"].split(",")
+            for name in names:
+                if not name or name in (".", "..") or "\0" in name or len(name.encode("utf-8", "replace")) > 255:
+                    raise InvalidMessageError(f"INNER_MULTI_DISPATCH names the queue {name!r}, which cannot be one")
+            if "INNER_MULTI_QUEUE_OFFSET" not in properties:
+                properties = {**properties, "INNER_MULTI_QUEUE_OFFSET": ""}
+        version = 2 if len(message.topic) > 127 and self.config.auto_message_version_on_topic_len else 1
+        topic = encode_java_utf8(message.topic)
+        if version == 1 and len(topic) > 127:
+            raise InvalidMessageError(
+                "the topic has more than 127 bytes and auto_message_version_on_topic_len is off; shorten it"
+            )
+        return Prepared(
+            message,
+            int(queue_id),
+            topic,
+            message.body,
+            properties,
+            self.host(message.store_host or self.config.store_host),
+            self.host(message.born_host or message.store_host or self.config.store_host),
+            version,
+            tags_code(_as_stored(message.tags)),
+            inner_num or 1,
+            names,
+        )
+
+    def _inner_num(self, message: Message) -> int | None:
+        is_inner = bool(message.sys_flag & _INNER_BATCH)
+        text = message.properties.get("INNER_NUM")
+        if not is_inner:
+            if text is not None:
+                raise InvalidMessageError(
+                    "INNER_NUM is given, but sys_flag does not say INNER_BATCH; set it or leave it out"
+                )
+            return None
+        if text is None or not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 32767:
+            raise InvalidMessageError(f"an inner batch needs property INNER_NUM from 1 to 32767, not {text!r}")
+        if not self.queues.add_batch_topic(message.topic):
+            raise InvalidMessageError(
+                f"topic {message.topic!r} has simple queues, which cannot hold an inner batch; use a topic of queue.type BatchCQ"
+            )
+        return int(text)
+
+    def host(self, host: str) -> bytes:
+        """A host as records hold it."""
+        found = self.hosts.get(host)
+        if found is None:
+            found = host_to_bytes(host)
+            if len(self.hosts) < 10_000:
+                self.hosts[host] = found
+        return found
+
+    def _unique_key(self) -> str:
+        # RocketMQ's MessageClientIDSetter: address, process, a number of this class loader (here: of this store),
+        # ms since the month began, a counter.
+        moment = time.localtime()
+        month = time.mktime((moment.tm_year, moment.tm_mon, 1, 0, 0, 0, 0, 0, -1))
+        since = int(time.time() * 1000 - month * 1000) & 0xFFFFFFFF
+        self._unique_key_counter = (self._unique_key_counter + 1) & 0xFFFF
+        address = self.host(self.config.store_host)[:-4].hex().upper()
+        number = id(self) >> 4 & 0xFFFFFFFF
+        return f"{address}{os.getpid() & 0xFFFF:04X}{number:08X}{since:08X}{self._unique_key_counter:04X}"
+
+    def place(self, prepared: list[Prepared], now: int) -> tuple[list[tuple[Any, ...]], list[int]]:
+        """Give every message its queue offset; nothing is written yet.  The rows, and these offsets."""
+        # Gives every message its queue offset; nothing is written yet.
+        following: dict[tuple[str, int], int] = {}
+
+        def take(topic: str, queue_id: int, num: int) -> int:
+            key = (topic, queue_id)
+            if key not in following:
+                queue = self.queues.find(topic, queue_id)
+                following[key] = 0 if queue is None else queue.max_queue_offset
+            offset = following[key]
+            following[key] = offset + num
+            return offset
+
+        rows, queue_offsets = [], []
+        for each in prepared:
+            message = each.message
+            transaction = message.sys_flag & _TRANSACTION_MASK
+            queued = transaction in (0, _TRANSACTION_COMMIT)
+            offset = take(message.topic, each.queue_id, each.inner_num) if queued else 0
+            properties = each.properties
+            if message.sys_flag & _INNER_BATCH:
+                properties = {**properties, "INNER_BASE": str(offset)}
+            if each.dispatch_names:
+                numbers = ",".join(str(take(name, 0, 1)) for name in each.dispatch_names)
+                properties = {**properties, "INNER_MULTI_QUEUE_OFFSET": numbers}
+            text = properties_to_bytes(properties)
+            size = len(text) + (_core.RecordLayout.PROP_CRC_SIZE if self.config.enabled_append_prop_crc else 0)
+            if size > MAX_PROPERTIES_SIZE:
+                raise InvalidMessageError(
+                    f"the properties take {size} bytes, a record holds at most {MAX_PROPERTIES_SIZE}: move large values "
+                    "into the body"
+                )
+            born = message.born_timestamp
+            rows.append(
+                (
+                    each.topic, each.body, text, each.born_host, each.store_host,
+                    each.queue_id, message.flag, message.sys_flag, message.reconsume_times, each.version,
+                    offset, now if born is None else born, now, message.prepared_transaction_offset,
+                )
+            )  # fmt: skip
+            queue_offsets.append(offset)
+        return rows, queue_offsets
+
+    def make_room(self, prepared: list[Prepared]) -> Collection[tuple[str, int]]:
+        """Make the queue files that the puts will need, so that a full disk is an error before a record is written."""
+        # Queue files that the puts will need, so that a full disk is an error before the record is written.
+        wanted: dict[tuple[str, int], int] = {}
+        for each in prepared:
+            if each.message.sys_flag & _TRANSACTION_MASK in (0, _TRANSACTION_COMMIT):
+                lights = [(name, 0) for name in each.dispatch_names if name and "/" not in name]
+                for key in [(each.message.topic, each.queue_id), *lights]:
+                    wanted[key] = wanted.get(key, 0) + 1
+        try:
+            for (topic, queue_id), count in wanted.items():
+                self.queues.find_or_create(topic, queue_id).make_room(count)
+            if self.index_service is not None:
+                self.index_service.reserve()
+        except BaseException:
+            self.forget_room(wanted)
+            raise
+        return wanted.keys()
+
+    def forget_room(self, wanted: Iterable[tuple[str, int]]) -> None:
+        """Forget queues in which nothing was written: a queue is there from its first message on."""
+        # A queue is there from its first message on.
+        for topic, queue_id in wanted:
+            self.queues.forget(topic, queue_id)
+
+    def dispatch(
+        self,
+        prepared: list[Prepared],
+        queue_offsets: list[int],
+        placed: list[tuple[int, int]],
+        now: int,
+    ) -> None:
+        """Write units and index entries of messages that lie in the log now."""
+        for each, queue_offset, (phy_offset, size) in zip(prepared, queue_offsets, placed, strict=True):
+            message = each.message
+            transaction = message.sys_flag & _TRANSACTION_MASK
+            code = each.tags_code
+            if message.topic == _SCHEDULE_TOPIC and message.delay_level > 0:
+                delays = self.commit_log.delays
+                code = now + int(delays[min(message.delay_level, len(delays)) - 1]) if len(delays) else code
+            if transaction in (0, _TRANSACTION_COMMIT):
+                queue = self.queues.find_or_create(message.topic, each.queue_id)
+                if isinstance(queue, BatchConsumeQueue):
+                    queue.put(queue_offset, phy_offset, size, code, now, each.inner_num)
+                else:
+                    queue.put(queue_offset, phy_offset, size, code, now)
+                if each.dispatch_names:
+                    stored = self.commit_log.look_up(phy_offset)
+                    if stored is not None:
+                        self.dispatcher.dispatch_multi(stored, size, code)
+            if self.index_service is not None and transaction == _TRANSACTION_ROLLBACK:
+                self.index_service.current()
+            elif self.index_service is not None:
+                # A value that is empty is lost when the record is parsed, so it is not indexed either.
+                properties = each.properties
+                keys = properties.get("KEYS", "")
+                self.index_service.build_index(
+                    message.topic,
+                    _as_stored(keys).split(" ") if keys else [],
+                    _as_stored(properties.get("UNIQ_KEY")) or None,
+                    _as_stored(message.tags),
+                    phy_offset,
+                    now,
+                )
+
+
+def _as_stored(text: str | None) -> str:
+    # A lone surrogate becomes "?" in the record, and it is the record's text that is indexed.
+    if not text:
+        return ""
+    try:
+        text.encode("utf-8")
+        return text
+    except UnicodeEncodeError:
+        return decode_java_utf8(encode_java_utf8(text))
+
+
+def _as_new(message: MessageExt) -> Message:
+    # A message that was read is put again as it was sent.
+    return Message(
+        message.topic,
+        message.body_stored,
+        properties=message.properties,
+        flag=message.flag,
+        born_timestamp=message.born_timestamp,
+        born_host=message.born_host,
+        sys_flag=message.sys_flag & ~(SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6).value,
+        reconsume_times=message.reconsume_times,
+        prepared_transaction_offset=message.prepared_transaction_offset,
+    )

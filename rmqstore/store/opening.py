@@ -1,0 +1,114 @@
+"""Opening a store for writing, and closing it: the mark of an unclean exit, recovery, and what is forced when.
+
+Owns the ``abort`` file: it is there while a store is open for writing, holds the process id, and stays after a failed write.
+What recovery does is in `rmqstore.store.recovery`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from rmqstore.errors import StoreChangedError
+from rmqstore.files.mapped_file import STAGING_PREFIX, fsync_directory, fsync_tree, naming_errors, open_regular
+from rmqstore.store.flushing import Flushing
+from rmqstore.store.recovery import RecoveryReport, recover
+from rmqstore.store.store_state import StoreState
+
+__all__ = ["close_in_order", "has_store", "recover_state"]
+
+
+def has_store(root: str) -> bool:
+    """bool: the directory has files of a store."""
+    return any(
+        os.path.isdir(os.path.join(root, name)) and bool(os.listdir(os.path.join(root, name)))
+        for name in ("commitlog", "consumequeue", "batchconsumequeue", "index")
+    )
+
+
+def recover_state(state: StoreState, flushing: Flushing, mode: str) -> RecoveryReport:
+    """Recover the loaded files of a store and set the abort mark; `mode` as of `MessageStore.open`."""
+    abort = os.path.join(state.path, "abort")
+    clean = not os.path.exists(abort)
+    if clean or state.checkpoint.process_id != _process_id_in(abort):
+        # Somebody else had the store after the one who wrote the mark.
+        state.checkpoint.flushed_offset = -1
+
+    def before_writing() -> None:
+        # From the first change on an interrupted opening counts as an unclean exit.
+        with (
+            naming_errors(abort),
+            open(open_regular(abort, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), "w", encoding="ascii") as file,
+        ):
+            file.write(str(os.getpid()))
+            file.flush()
+            os.fsync(file.fileno())
+        fsync_directory(state.path)
+        if not clean:
+            # The process that died may have made folders and files whose names it did not come to force.
+            fsync_tree(state.path)
+        for name in os.listdir(state.path):
+            if name.startswith(STAGING_PREFIX):
+                os.unlink(os.path.join(state.path, name))
+
+    report = recover(
+        state.commit_log,
+        state.queues,
+        state.index_service,
+        state.checkpoint,
+        clean=clean,
+        mode=mode,
+        before_writing=before_writing,
+    )
+    last = state.checkpoint.confirm_phy_offset
+    if state.commit_log.max_offset > state.commit_log.min_offset:
+        state.last_store_timestamp = max(state.commit_log.store_timestamp_at(last), 0)
+    state.checkpoint.process_id = os.getpid()
+    if clean:
+        with flushing.lock:
+            flushing.flush_all()
+        return report
+    # What recovery wrote is forced now.  What the process that died left in memory is forced by the next flushes; until
+    # then the checkpoint must not speak for it.
+    state.commit_log.flush()
+    state.queues.flush()
+    if state.index_service is not None:
+        state.index_service.flush()
+    state.checkpoint.flushed_offset = min(state.checkpoint.flushed_offset, state.commit_log.max_offset)
+    state.checkpoint.flush()
+    for base in state.commit_log.queue.offsets:
+        if base + state.commit_log.segment_size > report.began_at:
+            state.commit_log.queue.file(base).adopt()
+    for queue in state.queues:
+        for mapped_file in queue.files():
+            mapped_file.adopt()
+    if state.index_service is not None:
+        state.index_service.adopt(state.checkpoint.index_msg_timestamp)
+    flushing.flushed_where = flushing.all_flushed_where = -1
+    return report
+
+
+def close_in_order(state: StoreState, flushing: Flushing) -> None:
+    """Force everything and take the abort mark away; the caller holds the flush lock."""
+    try:
+        if state.poison is None:
+            with contextlib.suppress(StoreChangedError):
+                # That was logged, and the next opening recovers it.
+                flushing.flush_all(closing=True)
+    finally:
+        state.progress.persist()
+    if state.poison is None:
+        abort = os.path.join(state.path, "abort")
+        if os.path.exists(abort):
+            os.unlink(abort)
+            fsync_directory(state.path)
+
+
+def _process_id_in(path: str) -> int:
+    # RocketMQ before 5.0.0 leaves the file empty.
+    try:
+        with open(open_regular(path), "rb") as file:
+            text = file.read(32)
+    except OSError:
+        return -1
+    return int(text) if text.isdigit() else -1

@@ -1,0 +1,77 @@
+"""The progress of consumer groups that a store keeps: the file is read when somebody asks for it.
+
+Owns which file it is and when it is read again; what is in it belongs to `rmqstore.consumer`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from rmqstore.config import StoreConfig
+from rmqstore.errors import StoreError
+
+if TYPE_CHECKING:
+    # Imported where it is used, as few programs use it.
+    from rmqstore.consumer.consumer_offset import ConsumerOffsets
+
+__all__ = ["GroupProgress"]
+
+logger = logging.getLogger(__name__)
+
+class GroupProgress:
+    """Where the groups of one store stand."""
+
+    def __init__(self, path: str, config: StoreConfig, *, read_only: bool):
+        self.path = path
+        self.config = config
+        self.read_only = read_only
+        self._offsets: ConsumerOffsets | None = None
+        # What was said of a file that cannot be read.
+        self._error = ""
+        self._pid = os.getpid()
+        self.renew_lock()
+
+    def renew_lock(self) -> None:
+        """Make the lock new, in a forked child."""
+        self._lock = threading.Lock()
+
+    def forget(self) -> None:
+        """Read the file again when it is next asked for."""
+        with self._lock:
+            self._offsets = None
+
+    @property
+    def offsets(self) -> ConsumerOffsets:
+        """ConsumerOffsets: read when it is first asked for, see `MessageStore.consumer_offsets`."""
+        with self._lock:
+            if self._offsets is None:
+                from rmqstore.consumer.consumer_offset import ConsumerOffsets
+
+                # Light message queues have a file of their own, which holds all progress then.
+                name = "lmqConsumerOffset.json" if self.config.enable_lmq else "consumerOffset.json"
+                self._offsets = ConsumerOffsets.load(
+                    os.path.join(self.path, "config", name),
+                    read_only=self.read_only or self._pid != os.getpid(),
+                    version_step=self.config.consumer_offset_update_version_step,
+                    clock=self.config.clock,
+                )
+            return self._offsets
+
+    def list(self) -> tuple[dict[tuple[str, str], dict[int, int]], str | None]:
+        """What `offsets` lists and why it cannot be read, see `MessageStore.consumer_progress`."""
+        try:
+            return self.offsets.list(), None
+        except (StoreError, OSError) as error:
+            if self._error != str(error):
+                logger.warning("the progress of consumer groups is not known: %s", error)
+                self._error = str(error)
+            return {}, str(error)
+
+    def persist(self) -> None:
+        """Write what was committed since, if anybody asked for the offsets."""
+        offsets = self._offsets
+        if offsets is not None and not self.read_only:
+            offsets.persist()

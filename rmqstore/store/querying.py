@@ -1,0 +1,316 @@
+"""Finding messages by key, by tag and by id.
+
+Owns which index files are asked, in which order, the comparison of what they lead to, and what is looked for in the log
+because no index file covers it.  It never says that a message is not there where nobody looked: `QueryResult.uncovered`.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from rmqstore import _core, _read
+from rmqstore import _numpy as np
+from rmqstore._core import KeyKind
+from rmqstore._read import KeyQuery, KeySearch
+from rmqstore.errors import InvalidMessageError, OffsetOutOfRangeError
+from rmqstore.index.index_service import QueryOffsetResult
+from rmqstore.index.log_index import DEFAULT_LOG_BYTES
+from rmqstore.message import MessageExt, encode_java_utf8, parse_message_id
+from rmqstore.store.columns import doubt_entries, key_table, time_range
+from rmqstore.store.results import QueryResult
+from rmqstore.store.store_state import LOOK_INTERVAL, StoreState
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Querying"]
+
+_INT64_MAX = 2**63 - 1
+_INT64_MIN = -(2**63)
+_KEY_KINDS = {
+    None: int(KeyKind.ANY_KEY),
+    "U": int(KeyKind.UNIQUE_KEY),
+    "K": int(KeyKind.KEYS_ONLY),
+    "T": int(KeyKind.TAG),
+}
+
+class Querying:
+    """Answers queries by key of one store.
+
+    Attributes
+    ----------
+    quick : KeyQuery or None
+        Answers the usual question in one call.
+    """
+
+    def __init__(self, state: StoreState):
+        self.state = state
+        self.path, self.config, self.read_only = state.path, state.config, state.read_only
+        self.commit_log, self.index_service = state.commit_log, state.index_service
+        # Bound once: every query by key takes it.
+        self._region_of = self.commit_log.region_of
+        self.quick: KeyQuery[QueryResult, MessageExt] | None = None
+        if self.index_service is not None:
+            self.quick = KeyQuery(
+                self.index_service,
+                self._region_of,
+                QueryResult,
+                MessageExt,
+                self.commit_log.crc_check,
+                encode_java_utf8,
+                self.commit_log.queue,
+                time.monotonic,
+                LOOK_INTERVAL if state.read_only else math.inf,
+            )
+
+    def query(
+        self,
+        topic: str,
+        key: str,
+        max_num: int,
+        begin: int | None,
+        end: int | None,
+        max_log_bytes: int | None,
+        progress: Callable[[int, int], object] | None,
+        index_type: str | None,
+    ) -> QueryResult:
+        """Find messages by key, see `MessageStore.query_message`."""
+        text = key if index_type is None else _index_text(key, index_type)
+        index_service = self.index_service
+        if index_service is None:
+            return QueryResult(uncovered=self.whole_log())
+        if max_num < 0:
+            return QueryResult()
+        low, high = _INT64_MIN, _INT64_MAX
+        if begin is not None or end is not None:
+            # Whole milliseconds, as far as 64 bits go.
+            low = low if begin is None else max(math.ceil(begin), low)
+            high = high if end is None else min(math.floor(end), high)
+            if low > high:
+                return QueryResult()
+        while True:
+            uncovered = self.look_at_log(max_log_bytes, progress, index_type)
+            found = self._exactly(topic, key, text, max_num, low, high, index_type, uncovered)
+            # Where an index file turns out to be damaged, the log has what it hides.
+            if not index_service.note_damage():
+                return found
+
+    def table(
+        self,
+        keys: Any,
+        topic: str | Iterable[str],
+        columns: Iterable[str] | None,
+        max_num: int,
+        begin: int | None,
+        end: int | None,
+        index_type: str | None,
+        max_log_bytes: int | None,
+        progress: Callable[[int, int], object] | None,
+    ) -> pa.Table:
+        """Find the messages of many keys, see `MessageStore.query_table`."""
+        if index_type not in (None, "U", "K", "T"):
+            raise ValueError(f"index_type is {index_type!r}; give None, 'U' (unique key), 'K' (key) or 'T' (tag)")
+        times = time_range(begin, end)
+
+        def ask() -> pa.Table:
+            return key_table(self.commit_log, self.index_service, keys, topic, columns, max_num, times, index_type)
+
+        if self.index_service is None:
+            return self.state.settled(ask)
+        while True:
+            self.look_at_log(max_log_bytes, progress, index_type)
+            table = self.state.settled(ask)
+            if not self.index_service.note_damage():
+                return table
+
+    def offsets(
+        self, topic: str, key: str, max_num: int, begin: int, end: int, index_type: str | None
+    ) -> QueryOffsetResult:
+        """What RocketMQ's index service answers, see `MessageStore.query_offsets`."""
+        self.state.check_open()
+        text = _index_text(key, index_type)
+        if self.index_service is None:
+            return QueryOffsetResult([], 0, 0)
+        self._follow_index()
+        return self.index_service.query_offset(topic, text, max_num, begin, end)
+
+    def _follow_index(self) -> None:
+        # Entries show as they are put, new files do not.
+        index_service, key_query = self.index_service, self.quick
+        if not self.read_only or index_service is None or key_query is None:
+            return
+        now = time.monotonic()
+        try:
+            up_to_date = index_service.has_room()
+            if up_to_date and now - key_query.looked_at >= LOOK_INTERVAL:
+                up_to_date = not index_service.was_replaced()
+                key_query.looked_at = now
+        except (FileNotFoundError, OffsetOutOfRangeError):
+            up_to_date = False
+        if not up_to_date:
+            index_service.load()
+
+    def _exactly(
+        self,
+        topic: str,
+        key: str,
+        text: str,
+        max_num: int,
+        low: int,
+        high: int,
+        index_type: str | None,
+        uncovered: tuple[tuple[int, int], ...],
+    ) -> QueryResult:
+        index_service = self.index_service
+        assert index_service is not None
+        if "\ufffd" in topic or "\ufffd" in key:
+            # Text that was replaced while it was decoded cannot be compared as bytes.
+            return self.by_text(topic, key, text, max_num, low, high, index_type, uncovered)
+        if max_num > _INT64_MAX:
+            max_num = _INT64_MAX
+        log = self.commit_log
+        found = _read.find_messages(
+            index_service.newest_first(), self._region_of, topic, key, _KEY_KINDS[index_type], low, high, max_num,
+            QueryResult, MessageExt, log.crc_check, encode_java_utf8, log.queue,
+        )  # fmt: skip
+        if found is not None:
+            found._uncovered = uncovered
+            return found
+        result = QueryResult(uncovered=uncovered)
+        search = KeySearch(
+            topic, key, _KEY_KINDS[index_type], low, high, max_num, result, MessageExt, log.crc_check, encode_java_utf8,
+            log.queue,
+        )  # fmt: skip
+        for index in index_service.newest_first():
+            at = -1
+            while at:
+                at = search.walk(index, at, log.region_of)
+            if search.truncated:
+                break
+        if not search.descending:
+            result.sort(key=lambda message: -message.phy_offset)
+        result.truncated = search.truncated
+        return result
+
+    def whole_log(self) -> tuple[tuple[int, int], ...]:
+        """tuple of (int, int): the one stretch that is the log, or none."""
+        low, high = self.commit_log.min_offset, self.commit_log.max_offset
+        return ((low, high),) if low < high else ()
+
+    def look_at_log(
+        self, max_log_bytes: int | None, progress: Callable[[int, int], object] | None, index_type: str | None
+    ) -> tuple[tuple[int, int], ...]:
+        """Make sure that exact questions are asked of the whole log; the stretches that stay out."""
+        # Makes sure that exact questions are asked of the whole log; what of it stays out.
+        assert self.state.log_index is not None
+        self._follow_index()
+        self.state.log_index.cover(max_log_bytes, progress)
+        if index_type == "T" and not self.config.index_tags:
+            # No entry says anything about tags.
+            return self.whole_log()
+        return self.state.log_index.uncovered
+
+    def by_text(
+        self,
+        topic: str,
+        key: str,
+        text: str,
+        max_num: int,
+        low: int,
+        high: int,
+        index_type: str | None,
+        uncovered: tuple[tuple[int, int], ...] = (),
+    ) -> QueryResult:
+        """As `query`, by decoded texts: one that was replaced while it was decoded cannot be compared as bytes."""
+        assert self.index_service is not None
+        result = QueryResult(uncovered=uncovered)
+        seen: set[int] = set()
+        for phy_offset in self.index_service.candidates(topic, text):
+            if phy_offset in seen:
+                continue
+            seen.add(phy_offset)
+            message = self.commit_log.look_up(phy_offset)
+            if message is None or message.topic != topic or not _has_key(message, key, index_type):
+                of_hash = np.array([_core.index_key_hash(topic, text)], np.int32)
+                doubt_entries(self.commit_log, self.index_service, of_hash, np.array([phy_offset]))
+                continue
+            if not low <= message.store_timestamp <= high:
+                continue
+            if len(result) >= max_num:
+                result.truncated = True
+                break
+            result.append(message)
+        result.sort(key=lambda message: -message.phy_offset)
+        return result
+
+    def like_java(
+        self, topic: str, key: str, max_num: int, begin: int | None, end: int | None, index_type: str | None
+    ) -> QueryResult:
+        """RocketMQ's queryMessage."""
+        # RocketMQ 5.5.0 DefaultMessageStore.queryMessage: up to three rounds, each ending before the oldest hit so far.
+        low = 0 if begin is None else begin
+        high = _INT64_MAX if end is None else end
+        messages: list[MessageExt] = []
+        for _ in range(3):
+            offsets = self.offsets(topic, key, max_num, low, high, index_type).phy_offsets
+            if not offsets:
+                break
+            for number, phy_offset in enumerate(sorted(offsets)):
+                message = self.commit_log.look_up(phy_offset)
+                if message is None:
+                    continue
+                if number == 0:
+                    high = message.store_timestamp
+                messages.append(message)
+            if messages or high < low:
+                break
+        return QueryResult(messages)
+
+    def phy_offset_by_id(self, msg_id: str, topic: str | None = None) -> int:
+        """See `MessageStore.phy_offset_by_id`."""
+        self.state.check_open()
+        phy_offset, failure = -1, None
+        try:
+            phy_offset = parse_message_id(msg_id)[1]
+            message = self.commit_log.look_up(phy_offset)
+            if message is not None and message.msg_id == msg_id.upper():
+                return phy_offset
+        except InvalidMessageError as error:
+            if not isinstance(msg_id, str):
+                raise
+            message, failure = None, error
+        names = self.state.topics() if topic is None else [topic]
+        for name in names:
+            found = self.query(name, msg_id, 1, None, None, DEFAULT_LOG_BYTES, None, "U")
+            if found:
+                return found[0].phy_offset
+        if message is not None:
+            return phy_offset
+        searched = f"nor has a message of {f'topic {topic}' if topic is not None else f'{len(names)} topics'} it as producer's id"
+        if failure is not None:
+            raise InvalidMessageError(f"{failure.message}; {searched}", failure.path, failure.pos)
+        try:
+            self.commit_log.message_at(phy_offset)
+        except OffsetOutOfRangeError as error:
+            raise OffsetOutOfRangeError(
+                f"{msg_id} is no offset message id of this store (phy offset {phy_offset} is outside the log), {searched}",
+                self.path,
+            ) from error
+        return phy_offset
+
+
+def _index_text(key: str, index_type: str | None) -> str:
+    if index_type is None:
+        return key
+    if index_type not in ("U", "K", "T"):
+        raise ValueError(f"index_type is {index_type!r}; give None, 'U' (unique key), 'K' (key) or 'T' (tag)")
+    return "T#" + key if index_type == "T" else key
+
+
+def _has_key(message: MessageExt, key: str, index_type: str | None) -> bool:
+    if index_type == "T":
+        return message.tags == key
+    return (index_type != "K" and message.unique_key == key) or (index_type != "U" and key in message.keys)

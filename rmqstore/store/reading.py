@@ -1,0 +1,260 @@
+"""Reading a queue: its units, and the records they lead to.
+
+Owns the walk of a get (RocketMQ 5.5.0 DefaultMessageStore.getMessage) and its limits, the filter by tag, and how one waits for
+new messages.  It opens no file: queues and log do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from rmqstore import _core, _read
+from rmqstore.consumequeue.consume_queue import ConsumeQueue, Unit
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
+from rmqstore.errors import OffsetOutOfRangeError
+from rmqstore.message import MessageExt, tags_code
+from rmqstore.store.columns import Columns, queue_table, stored_texts
+from rmqstore.store.results import GetMessageResult, GetMessageStatus
+from rmqstore.store.store_state import LOOK_INTERVAL, StoreState
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Reading", "subscription"]
+
+_INT64_MAX = 2**63 - 1
+_UNIT_SIZE = int(_core.UnitLayout.UNIT_SIZE)
+# RocketMQ 5.5.0 examines at most 16000 bytes of units in one get (MessageStoreConfig.maxFilterMessageSize).
+_EXAMINED = 16000 // 20
+_MAX_PULL_BYTES = 128 * 1024 * 1024
+_MIN_PULL_BYTES = 100
+# A reader beside a writer looks for new messages at these pauses (seconds), longer while nothing comes.
+_SHORTEST_POLL, _LONGEST_POLL = 0.01, 0.5
+
+class Reading:
+    """Reads the queues of one store."""
+
+    def __init__(self, state: StoreState):
+        self.state = state
+        self.read_only, self.commit_log, self.queues = state.read_only, state.commit_log, state.queues
+
+    def recently_read(self, topic: str, queue_id: int, queue_offset: int, max_num: int) -> GetMessageResult | None:
+        """What `get` gives, where the files that were asked for last have it; otherwise None."""
+        # What `_read_queued` gives, where the files that were asked for last have it.
+        queue = self.queues.find(topic, queue_id)
+        if type(queue) is not ConsumeQueue or queue.min_for is None:
+            return None
+        units = queue.queue
+        if self.read_only and (
+            units.wrote_where < (queue_offset + max_num) * _UNIT_SIZE
+            or time.monotonic() - queue.refreshed_at >= LOOK_INTERVAL
+        ):
+            return None
+        log = self.commit_log
+        try:
+            return _read.read_recent_queued(
+                units, log.queue, queue.min_for, queue_offset, max_num if max_num > _EXAMINED else _EXAMINED, max_num,
+                _MAX_PULL_BYTES, MessageExt, log.crc_check, GetMessageResult, GetMessageStatus.FOUND, topic, queue_id,
+            )  # fmt: skip
+        except OffsetOutOfRangeError:
+            # A file is leaving just now.
+            return None
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        max_num: int,
+        max_bytes: int | None,
+        wanted: dict[int, set[str]] | None,
+    ) -> GetMessageResult:
+        """See `MessageStore.get_message`; `wanted` are tags by the low 32 bits of their hash."""
+        queue = self.state.queue(topic, queue_id, queue_offset + max_num)
+        low, high = self.state.bounds(queue)
+        status = GetMessageStatus.NO_MESSAGE_IN_QUEUE
+        following = 0
+        if queue is not None and high > 0:
+            if queue_offset < low:
+                status, following = GetMessageStatus.OFFSET_TOO_SMALL, low
+            elif queue_offset == high:
+                status, following = GetMessageStatus.OFFSET_OVERFLOW_ONE, queue_offset
+            elif queue_offset > high:
+                status, following = GetMessageStatus.OFFSET_OVERFLOW_BADLY, high
+            elif isinstance(queue, ConsumeQueue) and (wanted is None or queue.ext is None):
+                return self.read_queued(queue, queue_offset, max_num, max_bytes, wanted, low, high)
+            else:
+                return self.walk(queue, queue_offset, max_num, max_bytes, wanted, low, high)
+        return GetMessageResult(status, [], following, low, high)
+
+    def read_queued(
+        self,
+        queue: ConsumeQueue,
+        queue_offset: int,
+        max_num: int,
+        max_bytes: int | None,
+        wanted: dict[int, set[str]] | None,
+        low: int,
+        high: int,
+    ) -> GetMessageResult:
+        # What `_walk` gives for a simple queue without an extension, or when all tags are wanted: one call for the units of
+        # a segment.
+        max_num = min(max(max_num, 0), _INT64_MAX)
+        limit = _MAX_PULL_BYTES if max_bytes is None else min(max(max_bytes, _MIN_PULL_BYTES), _MAX_PULL_BYTES)
+        log, messages = self.commit_log, []  # type: ignore[var-annotated]
+        found = queue.region_of(queue_offset, max(_EXAMINED, max_num))
+        codes = tags = None
+        if wanted is not None:
+            codes, tags = frozenset(wanted), frozenset().union(*wanted.values())
+        at = size = 0
+        following, missing, full, examined = queue_offset, False, False, False
+        if found is not None:
+            units, pos, num = found
+            while at < num and not full:
+                phy_offset = _core.read_unit(units, pos + at * _UNIT_SIZE)[0]
+                segment = log.region_of(phy_offset)
+                # What no segment holds is passed over, but not before the unit's limits and tags were looked at.
+                region, base, first, end = (units, 0, 0, 0) if segment is None else segment
+                done, last, size, full, gone = _read.read_queued(
+                    units, pos + at * _UNIT_SIZE, num - at, region, base, first, end,
+                    MessageExt, messages, size, max_num, limit, log.crc_check, codes, tags, queue.topic, queue.queue_id,
+                    queue_offset + at,
+                )  # fmt: skip
+                missing |= gone
+                if last >= 0:
+                    examined, following = True, queue_offset + at + last + 1
+                at += done
+                if segment is None and not done and not full:
+                    missing, examined, at = missing or not messages, True, at + 1
+                    following = queue_offset + at
+        if messages:
+            status = GetMessageStatus.FOUND
+        elif examined:
+            status = GetMessageStatus.MESSAGE_WAS_REMOVING if missing else GetMessageStatus.NO_MATCHED_MESSAGE
+        else:
+            status, following = GetMessageStatus.OFFSET_FOUND_NULL, queue.next_file_offset(queue_offset)
+        return GetMessageResult(status, messages, following, low, high)
+
+    def walk(
+        self,
+        queue: AnyConsumeQueue,
+        queue_offset: int,
+        max_num: int,
+        max_bytes: int | None,
+        wanted: dict[int, set[str]] | None,
+        low: int,
+        high: int,
+    ) -> GetMessageResult:
+        limit = _MAX_PULL_BYTES if max_bytes is None else min(max(max_bytes, _MIN_PULL_BYTES), _MAX_PULL_BYTES)
+        examine = max(_EXAMINED, max_num)
+        messages: list[MessageExt] = []
+        taken = size = 0
+        status = GetMessageStatus.NO_MATCHED_MESSAGE
+        following = queue_offset
+        examined = False
+        for unit in queue.read(queue_offset, examine):
+            if taken and (taken + unit.num > max_num or size + unit.size > limit):
+                break
+            examined = True
+            following = unit.queue_offset + unit.num
+            if not self._may_match(queue, unit, wanted):
+                continue
+            message = self.commit_log.look_up(unit.phy_offset, unit.size)
+            if message is None:
+                if not messages:
+                    status = GetMessageStatus.MESSAGE_WAS_REMOVING
+                continue
+            message.check_queue(queue.topic, queue.queue_id, unit.queue_offset)
+            if wanted is not None and not any(message.tags in texts for texts in wanted.values()):
+                continue
+            messages.append(message)
+            taken += unit.num
+            size += unit.size
+        if messages:
+            status = GetMessageStatus.FOUND
+        elif not examined:
+            status, following = GetMessageStatus.OFFSET_FOUND_NULL, queue.next_file_offset(queue_offset)
+        return GetMessageResult(status, messages, following, low, high)
+
+    def _may_match(self, queue: AnyConsumeQueue, unit: Unit, wanted: dict[int, set[str]] | None) -> bool:
+        # As in RocketMQ the low 32 bits of the tags code are compared; an extension that cannot be read lets pass.
+        if wanted is None:
+            return True
+        code = queue.tags_code(unit)
+        return code is None or code & 0xFFFFFFFF in wanted
+
+    def table(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        max_num: int | None,
+        wanted: dict[int, set[str]] | None,
+        columns: Iterable[str] | None,
+    ) -> pa.Table:
+        """See `MessageStore.get_table`; `wanted` as of `get`."""
+        texts = None if wanted is None else [text for each in wanted.values() for text in each]
+        queue = self.state.queue(topic, queue_id)
+        made = Columns(columns, 8192 if max_num is None else min(max(max_num, 1), 8192), self.commit_log.crc_check)
+        made.out.choose(tags=stored_texts(texts))
+        first = max(queue_offset, self.state.bounds(queue)[0])
+        return queue_table(self.commit_log, queue, made, first, max_num, texts)
+
+    def bounds_of(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """(int, int): as of `StoreState.bounds`."""
+        return self.state.bounds(self.state.queue(topic, queue_id))
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: str = "lower") -> int:
+        """See `MessageStore.offset_by_time`."""
+        self.state.check_open()
+        if boundary not in ("lower", "upper"):
+            raise ValueError(f"boundary is {boundary!r}; give 'lower' or 'upper'")
+
+        def ask() -> int:
+            queue = self.state.queue(topic, queue_id)
+            if queue is None:
+                return 0
+            return queue.offset_by_time(
+                timestamp, boundary, self.commit_log.store_timestamp_at, self.commit_log.min_offset
+            )
+
+        return self.state.settled(ask)
+
+    def wait_for_messages(self, is_there: Callable[[], bool], timeout: float | None = None) -> bool:
+        """See `MessageStore.wait_for_messages`."""
+        self.state.check_open()
+        if not self.read_only:
+            with self.state.arrived:
+                self.state.waiting += 1
+                try:
+                    return self.state.arrived.wait_for(lambda: self.state.closed or is_there(), timeout) and not self.state.closed
+                finally:
+                    self.state.waiting -= 1
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pause = _SHORTEST_POLL
+        while not self.state.closed:
+            self.state.refresh()
+            if is_there():
+                return True
+            left = pause if deadline is None else min(pause, deadline - time.monotonic())
+            if left <= 0:
+                return False
+            time.sleep(left)
+            pause = min(pause * 2, _LONGEST_POLL)
+        return False
+
+
+def subscription(tags: str | Iterable[str] | None) -> dict[int, set[str]] | None:
+    """Tag texts by the low 32 bits of their hash, from ``"a || b"`` or a list of tags; None keeps all."""
+    if tags is None:
+        return None
+    names = [part.strip() for part in tags.split("||")] if isinstance(tags, str) else list(tags)
+    names = [name for name in names if name]
+    if not names or "*" in names:
+        return None
+    wanted: dict[int, set[str]] = {}
+    for name in names:
+        wanted.setdefault(tags_code(name) & 0xFFFFFFFF, set()).add(name)
+    return wanted

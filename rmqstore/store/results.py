@@ -1,0 +1,185 @@
+"""What a put, a get and a query answer with.
+
+Owns these values and nothing else: no file, no store.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, SupportsIndex, overload
+
+from rmqstore import _append
+from rmqstore import _numpy as np
+from rmqstore.message import MessageExt
+
+__all__ = ["GetMessageResult", "GetMessageStatus", "PutResult", "PutResults", "PutTableResult", "QueryResult"]
+
+class GetMessageStatus(enum.Enum):
+    """How a get went; RocketMQ's names."""
+
+    FOUND = "FOUND"
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
+    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
+    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
+    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+
+
+class PutResult(NamedTuple):
+    """Where a message went: bytes, ordinals, ms since epoch; `msg_id` is the offset message id."""
+
+    phy_offset: int
+    queue_offset: int
+    msg_id: str
+    store_timestamp: int
+    size: int
+
+
+class PutResults(Sequence[PutResult]):
+    """Where messages went, in their order: a `PutResult` for each, made when it is looked at.
+
+    It equals a list of the same, shows as one, and gives one when it is sliced or something is added to it.  Where a list
+    itself is needed, ``list(puts)`` makes it.
+    """
+
+    __slots__ = ("_made", "_num", "_placed")
+    __hash__ = None  # type: ignore[assignment]  # As of a list.
+
+    def __init__(self, results: Iterable[PutResult] = ()):
+        self._made: list[PutResult] | None = list(results)
+        self._num = len(self._made)
+        self._placed = b""
+
+    @classmethod
+    def _of(cls, placed: bytes, num: int) -> PutResults:
+        # What `RowBatch.placed` gave, of `num` rows.
+        made = cls.__new__(cls)
+        made._made, made._num, made._placed = None, num, placed
+        return made
+
+    def _all(self) -> list[PutResult]:
+        made = self._made
+        if made is None:
+            made = self._made = _append.put_results(self._placed, PutResult, 0, self._num)
+        return made
+
+    def __len__(self) -> int:
+        return self._num
+
+    @overload
+    def __getitem__(self, place: SupportsIndex) -> PutResult: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[PutResult]: ...
+
+    def __getitem__(self, place: SupportsIndex | slice) -> PutResult | list[PutResult]:
+        if self._made is not None or isinstance(place, slice):
+            return self._all()[place]
+        # Whoever wants one of them, say the last, needs no others.
+        number = range(self._num)[place]
+        return _append.put_results(self._placed, PutResult, number, 1)[0]
+
+    def __iter__(self) -> Iterator[PutResult]:
+        return iter(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (list, PutResults)):
+            return NotImplemented
+        return self._all() == (other._all() if isinstance(other, PutResults) else other)
+
+    # There is no __radd__: Python would ask it for `some_list += puts` too, and make another list of it.
+    def __add__(self, other: list[PutResult] | PutResults) -> list[PutResult]:
+        return self._all() + list(other) if isinstance(other, (list, PutResults)) else NotImplemented
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+    def __reduce__(self) -> tuple[type[PutResults], tuple[list[PutResult]]]:
+        return PutResults, (self._all(),)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PutTableResult:
+    """Where the rows of a table went, in the table's order.
+
+    Attributes
+    ----------
+    phy_offset, queue_offset, store_timestamp, size : numpy.ndarray of int64, shape (n,)
+        Bytes, ordinals, ms since epoch, bytes.
+    """
+
+    phy_offset: np.ndarray
+    queue_offset: np.ndarray
+    store_timestamp: np.ndarray
+    size: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.phy_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class GetMessageResult:
+    """What a get found.
+
+    Attributes
+    ----------
+    status : GetMessageStatus
+    messages : list of MessageExt
+        In queue order.
+    next_queue_offset : int
+        Where to go on.
+    min_queue_offset, max_queue_offset : int
+        Bounds of the queue; max is the offset of the next message to come.
+    """
+
+    status: GetMessageStatus
+    messages: list[MessageExt]
+    next_queue_offset: int
+    min_queue_offset: int
+    max_queue_offset: int
+
+    def __iter__(self) -> Iterator[MessageExt]:
+        return iter(self.messages)
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+
+class QueryResult(list[MessageExt]):
+    """The messages that a query found.
+
+    Attributes
+    ----------
+    truncated : bool
+        There are more than `max_num`.
+    """
+
+    __slots__ = ("_uncovered", "truncated")
+
+    def __init__(
+        self, messages: Iterable[MessageExt] = (), truncated: bool = False, uncovered: tuple[tuple[int, int], ...] = ()
+    ):
+        list.__init__(self, messages)
+        self.truncated = truncated
+        self._uncovered = uncovered
+
+    @property
+    def uncovered(self) -> tuple[tuple[int, int], ...]:
+        """tuple of (int, int): stretches of the log, begin and end in phy offsets, that nobody looked at; ascending."""
+        # The core makes results without it, of what is covered.
+        return getattr(self, "_uncovered", ())
+
+    @property
+    def complete(self) -> bool:
+        """bool: all of the log was looked at, through the index or by itself; what is not here is not there."""
+        return not self.uncovered
+
+    @property
+    def messages(self) -> list[MessageExt]:
+        """The messages as a plain list, named as in other results."""
+        return list(self)

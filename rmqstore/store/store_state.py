@@ -1,0 +1,234 @@
+"""What the parts of an open store share: its files, the append lock, and whether they may be read and written.
+
+Owns these, and the marks of a store that is being closed, that failed, or whose disk is full.  It never writes a message and
+starts no thread.  After a failed write nothing more is written (`fail`): the system reports it once, and may then forget it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from rmqstore._append import Appender
+from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.config import StoreConfig
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
+from rmqstore.errors import (
+    GeometryError,
+    OffsetOutOfRangeError,
+    ReadOnlyError,
+    StoreClosedError,
+    StoreError,
+    StorePoisonedError,
+)
+from rmqstore.files.checkpoint import Checkpoint
+from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.index.index_service import IndexService
+from rmqstore.index.log_index import LogIndex
+from rmqstore.store.progress import GroupProgress
+from rmqstore.store.undispatched import Undispatched
+
+__all__ = ["LOOK_INTERVAL", "StoreState"]
+
+logger = logging.getLogger(__name__)
+
+LOOK_INTERVAL = 0.005
+"""A reader beside a writer looks so often (seconds) whether files that have its answer were replaced, or go further."""
+
+_INT64_MAX = 2**63 - 1
+# So often a question is asked again when a file went meanwhile.
+_TRIES = 3
+_T = TypeVar("_T")
+
+class StoreState:
+    """The files of one store, and whether they may be read and written.
+
+    Attributes
+    ----------
+    lock : threading.RLock
+        The append lock; nobody who holds it waits for a flush.
+    poison : BaseException or None
+        The write that failed.
+    appender : Appender or None
+        Appends one plain message; None while the store takes no writes.
+    last_store_timestamp : int
+        Of the newest message, ms since epoch.
+    waiting : int
+        How many wait for `arrived`, which is told of every put.
+    """
+
+    def __init__(self, path: str, config: StoreConfig, *, read_only: bool):
+        self.path = path
+        self.config = config
+        self.read_only = read_only
+        self.pool = MappedFilePool(config.max_mapped_files)
+        self.commit_log = CommitLog(path, config, self.pool, read_only=read_only)
+        self.queues = ConsumeQueueStore(path, config, self.pool, read_only=read_only)
+        self.index_service: IndexService | None = (
+            IndexService(path, config, read_only=read_only) if config.message_index_enable else None
+        )
+        self.undispatched = Undispatched(path, self.commit_log, self.queues)
+        self.log_index = None if self.index_service is None else LogIndex(path, self.commit_log, self.index_service)
+        self.checkpoint = Checkpoint(os.path.join(path, "checkpoint"), read_only=read_only)
+        self.progress = GroupProgress(path, config, read_only=read_only)
+        self.appender: Appender | None = None
+        self.last_store_timestamp = 0
+        self.waiting = 0
+        self.disk_full = False
+        self.poison: BaseException | None = None
+        self.closing = self.closed = False
+        self.pid = os.getpid()
+        self.renew_locks()
+
+    def renew_locks(self) -> None:
+        """Make all locks new, in a forked child: those that a thread of the parent held would never be given back there."""
+        self.lock = threading.RLock()
+        self.arrived = threading.Condition(threading.Lock())
+        self.pool.lock = threading.RLock()
+        self.queues.renew_lock()
+        self.undispatched.renew_lock()
+        self.progress.renew_lock()
+        if self.log_index is not None:
+            self.log_index.renew_lock()
+        if self.index_service is not None:
+            self.index_service.renew_locks()
+        self.commit_log.renew_lock()
+
+    def after_fork(self) -> None:
+        """Let go, in a forked child, of what the parent prepared and committed: it stays the parent's."""
+        self.appender = None
+        self.renew_locks()
+        self.progress.forget()
+        self.commit_log.queue.forget_prepared()
+        for queue in self.queues.opened():
+            queue.forget_prepared()
+        if self.index_service is not None:
+            self.index_service.forget_prepared()
+
+    def load(self) -> None:
+        """Look at the files; read-only, also for what lies beyond the queues."""
+        self.commit_log.load()
+        self.queues.load()
+        if self.index_service is not None:
+            self.index_service.load()
+            if not self.read_only:
+                # The next thorough flush forces the file that became full, without holding up the put.
+                self.index_service.flush_on_roll = False
+        try:
+            self.checkpoint = Checkpoint.load(self.checkpoint.path, read_only=self.read_only)
+        except GeometryError as error:
+            if not self.read_only:
+                raise
+            # Whoever only reads asks the files themselves.
+            logger.warning("%s: %s", error.path, error.message)
+        if self.read_only:
+            self.commit_log.follow()
+            self.undispatched.look()
+
+    def close_files(self) -> None:
+        """Let go of the files."""
+        self.commit_log.close()
+        self.queues.close()
+        if self.index_service is not None:
+            self.index_service.close()
+
+    def check_open(self) -> None:
+        """Raise StoreClosedError after `close`."""
+        if self.closed:
+            raise StoreClosedError("the store is closed; open it again", self.path)
+
+    def check_writable(self) -> None:
+        """Raise where nothing may be written."""
+        self.check_open()
+        if self.closing:
+            raise StoreClosedError("the store is being closed; open it again", self.path)
+        if self.read_only:
+            raise ReadOnlyError("the store was opened read-only; open it with read_only=False to write", self.path)
+        if self.pid != os.getpid():
+            raise StoreError(
+                "the store was opened by the parent of this process; a forked child must not write to it: open stores after "
+                "the fork",
+                self.path,
+            )
+        self.check_not_poisoned()
+
+    def check_not_poisoned(self) -> None:
+        """Raise StorePoisonedError after a failed write."""
+        if self.poison is not None:
+            raise StorePoisonedError(
+                f"an earlier write failed ({self.poison}); close the store and open it again, which recovers it",
+                self.path,
+            ) from self.poison
+
+    def fail(self, error: BaseException) -> None:
+        """Take no more writes because of `error`."""
+        # From here on nobody knows what is on disk: the system reports a failed write once and may then forget it.
+        self.appender = None
+        if self.poison is None:
+            self.poison = error
+            logger.error("%s takes no more writes: %s", self.path, error)
+
+    def refresh(self) -> None:
+        """Take in what another process did since, see `MessageStore.refresh`."""
+        self.check_open()
+        if self.read_only:
+            if self.log_index is not None and self.commit_log.queue.was_replaced():
+                self.log_index.forget()
+            self.commit_log.refresh()
+            self.queues.refresh()
+            for queue in self.queues.opened():
+                queue.refresh()
+            self.undispatched.look()
+            if self.index_service is not None:
+                self.index_service.load()
+            self.progress.forget()
+
+    def queue(self, topic: str, queue_id: int, known_to: int = _INT64_MAX) -> AnyConsumeQueue | None:
+        """The queue, None if there is none."""
+        # A reader beside a writer looks at the files again; where units are known up to `known_to`, not at every call.
+        queue = self.queues.find(topic, queue_id)
+        if self.read_only:
+            if queue is None:
+                self.queues.refresh()
+                queue = self.queues.find(topic, queue_id)
+            else:
+                now = time.monotonic()
+                if known_to > queue.unit_num or now - queue.refreshed_at >= LOOK_INTERVAL:
+                    queue.refresh()
+                    queue.refreshed_at = now
+                    if not self.undispatched.is_current():
+                        self.undispatched.look()
+                        queue = self.queues.find(topic, queue_id)
+        return queue
+
+    def topics(self) -> list[str]:
+        """list of str: topics that have a queue, sorted."""
+        return sorted({topic for topic, _ in self.queues.keys()})
+
+    def bounds(self, queue: AnyConsumeQueue | None) -> tuple[int, int]:
+        """(int, int): first queue offset of `queue` that is still there, and the one to come; 0 and 0 for None."""
+        return (0, 0) if queue is None else queue.bounds(self.commit_log.min_offset)
+
+    def settled(self, ask: Callable[..., _T], *arguments: Any) -> _T:
+        """What `ask` answers, asked again where a file goes meanwhile."""
+        # A file may go while it is being read: retention.  What is there then gives the answer.
+        for _ in range(_TRIES):
+            try:
+                return ask(*arguments)
+            except OffsetOutOfRangeError:
+                self.check_open()
+                if self.read_only:
+                    self.refresh()
+        return ask(*arguments)
+
+    def checkpoint_now(self) -> Checkpoint:
+        """The checkpoint as it is on disk now."""
+        # A reader looks again; what cannot be one says nothing, as at the opening.
+        with contextlib.suppress(GeometryError):
+            return Checkpoint.load(self.checkpoint.path, read_only=True) if self.read_only else self.checkpoint
+        return Checkpoint(self.checkpoint.path, read_only=True)

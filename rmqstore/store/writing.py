@@ -1,0 +1,282 @@
+"""Putting messages, both ways in.
+
+A message is **plain** if the core takes it whole (`RowBatch`): exactly a `Message` (no subclass), with a topic, keys, tags and
+properties that need no rule beyond their lengths and characters, no transaction, no inner batch, no further queues, no delay
+level, and a queue that is known.  Plain messages are laid out, written and dispatched by the core, one at a time by
+`Appender`, many by `RowBatch`.  Every other message goes the long way (`rmqstore.store.long_way`), which has the rules and
+the errors; what is written is the same.
+
+Owns the choice between the two, what they share (the append lock, the clock, room made before anything is written, the wait
+for the disk), and what a failure means.  Invariants:
+
+- A message is dispatched to its queue and the index before the put returns, so what was put can be read at once.
+- Files are made before anything is written, so that a full disk is an error that changes nothing.
+- After a failed write no more writes are taken.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rmqstore import _numpy as np
+from rmqstore._append import Appender, FileEnd, RowBatch
+from rmqstore._columns import RecordColumns
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
+from rmqstore.errors import DiskFullError, InvalidMessageError
+from rmqstore.message import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, Message, SysFlag, offset_message_id
+from rmqstore.store.dispatcher import CommitLogDispatcher, IndexProgress
+from rmqstore.store.flushing import Flushing
+from rmqstore.store.long_way import LongWay
+from rmqstore.store.results import PutResult, PutResults
+from rmqstore.store.store_state import StoreState
+
+__all__ = ["NEW_QUEUE", "Writing"]
+
+NEW_QUEUE = -2
+"""What `RowBatch` says of a row that it does not take: its topic or queue is new to it."""
+
+_INT64_MAX = 2**63 - 1
+_TRANSACTION_MASK = int(SysFlag.TRANSACTION_MASK)
+_INNER_BATCH = int(SysFlag.INNER_BATCH)
+# From so many messages on a put dispatches from the log in one pass instead of message by message.
+_DISPATCH_BY_COLUMNS = 8
+_NOTHING_INDEXED = IndexProgress()
+_NO_TIMESTAMPS = array("q")
+
+class Writing:
+    """Puts messages into one store.
+
+    Attributes
+    ----------
+    rows : RowBatch or None
+        Plain messages are checked and laid out in here, under the append lock; None where every message goes the long way.
+    columns : RecordColumns
+        What is dispatched goes through these.
+    """
+
+    def __init__(self, state: StoreState, flushing: Flushing):
+        self.state, self.flushing = state, flushing
+        self.path, self.config = state.path, state.config
+        self.commit_log, self.queues, self.index_service = state.commit_log, state.queues, state.index_service
+        self.dispatcher = CommitLogDispatcher(self.commit_log, self.queues, self.index_service)
+        self.long_way = LongWay(state, self.dispatcher)
+        self.columns = RecordColumns()
+        self.sync_flush = self.config.flush_disk_type == "SYNC_FLUSH"
+        self.rows: RowBatch | None = None
+        self._one: Appender | None = None
+
+    def take_writes(self) -> None:
+        """Let plain messages through the core, unless the store takes no writes now."""
+        # Plain messages go through the core; where keys are to be generated every message goes the long way.
+        if self.rows is None and not self.config.generate_unique_key:
+            config = self.config
+            max_topic = MAX_RETRY_TOPIC_LENGTH if config.auto_message_version_on_topic_len else MAX_TOPIC_LENGTH
+            batches = [
+                RowBatch(
+                    self.columns.topics,
+                    self.long_way.host(config.store_host),
+                    self.long_way.hosts,
+                    config.max_message_size,
+                    max_topic,
+                    config.enabled_append_prop_crc,
+                )
+                for _ in range(2)
+            ]
+            self.rows = batches[0]
+            self._one = Appender(
+                batches[1],
+                Message,
+                PutResult,
+                config.clock,
+                self.index_service is not None,
+                config.index_tags,
+                config.max_mapped_files,
+            )
+        taken = self.rows is not None and not self.state.disk_full and not self.state.closing and self.state.poison is None
+        self.state.appender = self._one if taken else None
+
+    def put(
+        self, messages: list[Message], queue_id: int | Sequence[int], *, together: bool, now: int | None = None
+    ) -> PutResults:
+        """Append messages, see `MessageStore.put_messages`; `together` in one segment, `now` instead of the clock."""
+        self.state.check_writable()
+        if isinstance(queue_id, (int, np.integer, str, bytes)) or not hasattr(queue_id, "__iter__"):
+            given: Any = queue_id
+        else:
+            given = list(queue_id)
+            if len(given) != len(messages):
+                raise InvalidMessageError(f"{len(messages)} messages, but {len(given)} queue ids")
+        if not messages:
+            return PutResults()
+        if not together and now is None and self.rows is not None:
+            plain = self._put_plain(messages, given)
+            if plain is not None:
+                return plain
+        queue_ids: list[int] = given if isinstance(given, list) else [given] * len(messages)
+        prepared = [
+            self.long_way.prepare(message, each, append_crc=not together)
+            for message, each in zip(messages, queue_ids, strict=True)
+        ]
+        with self.state.lock:
+            self.check_takes_writes()
+            now = self.now() if now is None else now
+            rows, queue_offsets = self.long_way.place(prepared, now)
+            # Sizes are checked, and files made, before anything is written.
+            wanted = self.long_way.make_room(prepared)
+            before = self.commit_log.max_offset
+            try:
+                placed = self.commit_log.append(rows, together=together)
+            except InvalidMessageError:
+                self.long_way.forget_room(wanted)
+                raise
+            except BaseException as error:
+                if isinstance(error, OSError) and self.commit_log.max_offset == before:
+                    self.long_way.forget_room(wanted)
+                else:
+                    self.state.fail(error)
+                raise
+            self.state.last_store_timestamp = max(self.state.last_store_timestamp, now)
+            try:
+                if len(placed) < _DISPATCH_BY_COLUMNS:
+                    self.long_way.dispatch(prepared, queue_offsets, placed, now)
+                else:
+                    end = placed[-1][0] + placed[-1][1]
+                    for _, _ in self.commit_log.scan_columns(placed[0][0], end, self.columns, check_crc=False):
+                        self.dispatcher.dispatch_columns(self.columns, _NOTHING_INDEXED)
+            except BaseException as error:
+                self.state.fail(error)
+                raise
+            end = self.commit_log.max_offset
+        self.after_put(end, messages)
+        return PutResults(
+            PutResult(phy_offset, offset, offset_message_id(each.store_host, phy_offset), now, size)
+            for each, offset, (phy_offset, size) in zip(prepared, queue_offsets, placed, strict=True)
+        )
+
+    def put_batch(self, batch: list[Message], queue_id: int) -> PutResults:
+        """Append messages as a classic batch, see `MessageStore.put_message_batch`."""
+        if len({message.topic for message in batch}) > 1:
+            raise InvalidMessageError("the messages of a batch must be of one topic; use put_messages")
+        for message in batch:
+            if message.delay_level > 0:
+                raise InvalidMessageError("a delayed message cannot be part of a batch; use put_messages")
+            if message.topic.startswith("%RETRY%"):
+                raise InvalidMessageError("retry topics take no batches; use put_messages")
+            if message.sys_flag & _TRANSACTION_MASK:
+                raise InvalidMessageError("a transactional message cannot be part of a batch; use put_messages")
+            if message.sys_flag & _INNER_BATCH:
+                raise InvalidMessageError("an inner batch cannot be part of a batch; use put_message")
+        return self.put(batch, queue_id, together=True)
+
+    def _put_plain(self, messages: list[Message], queue_ids: int | list[int]) -> PutResults | None:
+        # None if any of them is not plain; nothing is written then.
+        rows = self.rows
+        assert rows is not None
+        with self.state.lock:
+            self.check_takes_writes()
+            try:
+                at, why = rows.take_messages(messages, queue_ids, 0, Message)
+                while why == NEW_QUEUE:
+                    message = messages[at]
+                    message.validate()
+                    self.queue_number(message.topic, queue_ids if isinstance(queue_ids, int) else queue_ids[at])
+                    at, why = rows.take_messages(messages, queue_ids, at, Message)
+                if why:
+                    return None
+                end = self.append_rows(rows, self.now(), _NO_TIMESTAMPS)
+                results = PutResults._of(rows.placed(), rows.count)
+            finally:
+                rows.clear()
+        self.after_put(end, messages)
+        return results
+
+    def append_rows(self, rows: RowBatch, now: int, timestamps: np.ndarray | array[int]) -> int:
+        """Write the rows, their units and their index entries; the end of the log then.  The caller holds the append lock."""
+        # Writes the rows, their units and their index entries; the end of the log then.  The caller holds the append lock.
+        following: dict[int, int] = {}
+        wanted: list[tuple[str, int]] = []
+        topics = self.columns.topics
+        before = self.commit_log.max_offset
+        try:
+            # Files are made before anything is written, so that a full disk is an error that changes nothing.
+            for number, count in rows.queues():
+                topic, queue_id = topics.queues[number]
+                name = topics.topics[topic].decode()
+                queue = self.queues.find_or_create(name, queue_id)
+                wanted.append((name, queue_id))
+                queue.make_room(count)
+                following[number] = queue.max_queue_offset
+            if self.index_service is not None:
+                self.index_service.reserve()
+            rows.number(following, now, timestamps)
+            end = self.commit_log.append_rows(rows)
+        except BaseException as error:
+            if self.commit_log.max_offset == before and isinstance(error, (OSError, InvalidMessageError)):
+                self.long_way.forget_room(wanted)
+            elif self.commit_log.max_offset != before:
+                self.state.fail(error)
+            raise
+        self.state.last_store_timestamp = max(self.state.last_store_timestamp, int(timestamps[-1]) if len(timestamps) else now)
+        try:
+            done = 0
+            while done < rows.count:
+                done = rows.fill_columns(self.columns, done, self.config.index_tags)
+                self.dispatcher.dispatch_columns(self.columns, _NOTHING_INDEXED)
+        except BaseException as error:
+            self.state.fail(error)
+            raise
+        return end
+
+    def learn_end(self, message: Message, queue_id: int) -> None:
+        """Tell the core where a message went that took the long way: the next one of its queue need not."""
+        # After a message went the long way the next one of its queue need not.
+        appender = self.state.appender
+        if appender is None or type(message) is not Message:
+            return
+        with self.state.lock:
+            queue = self.queues.find(message.topic, queue_id)
+            ends = []
+            for stream in [self.commit_log.queue, *([queue.queue] if isinstance(queue, ConsumeQueue) else [])]:
+                last = stream.last()
+                if last is not None:
+                    last.reserve()
+                    last.region  # noqa: B018  (mapped now, and marked as used)
+                    ends.append(FileEnd(stream, last))
+            index = None if self.index_service is None else self.index_service.newest()
+            if len(ends) == 2 and isinstance(queue, ConsumeQueue) and queue.ext is None:
+                appender.learn(ends[0], index, self.queue_number(message.topic, queue_id), ends[1])
+            elif ends:
+                appender.learn(ends[0], index)
+
+    def queue_number(self, topic: str, queue_id: int) -> int:
+        """int: the number of a queue among `columns`."""
+        topics = self.columns.topics
+        return topics.add_queue(topics.add(topic.encode()), queue_id)
+
+    def now(self) -> int:
+        """The store time, ms since epoch."""
+        now = self.config.clock()
+        if not -_INT64_MAX - 1 <= now <= _INT64_MAX:
+            raise InvalidMessageError(f"the clock says {now}, which does not fit 64 bits; mend config.clock")
+        return now
+
+    def check_takes_writes(self) -> None:
+        """Raise where nothing may be written now."""
+        self.state.check_writable()
+        if self.state.disk_full:
+            raise DiskFullError(
+                f"the disk is used above disk_space_warning_level_ratio = {self.config.disk_space_warning_level_ratio} %; "
+                "free space, or open the store with another limit",
+                self.path,
+            )
+
+    def after_put(self, end: int, messages: Iterable[Message]) -> None:
+        """Wake who waits for messages, and wait for the disk where that was asked for; without the append lock."""
+        # Without the append lock: wakes who waits for messages, and waits for the disk itself where that was asked for.
+        if self.state.waiting:
+            with self.state.arrived:
+                self.state.arrived.notify_all()
+        if self.sync_flush and any(message.properties.get("WAIT", "true") == "true" for message in messages):
+            self.flushing.wait_until_flushed(end)
