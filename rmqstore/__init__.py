@@ -45,16 +45,16 @@ from rmqstore.message import Message, MessageExt
 from rmqstore.offline.describe import StoreDescription, describe
 from rmqstore.offline.rebuild import RebuildReport, rebuild
 from rmqstore.offline.verify import Finding, verify
-from rmqstore.store.message_store import (
+from rmqstore.store.message_store import MessageStore
+from rmqstore.store.recovery import RecoveryReport
+from rmqstore.store.results import (
     GetMessageResult,
     GetMessageStatus,
-    MessageStore,
     PutResult,
     PutResults,
     PutTableResult,
     QueryResult,
 )
-from rmqstore.store.recovery import RecoveryReport
 
 __all__ = [
     "ChecksumError",

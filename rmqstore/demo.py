@@ -37,7 +37,8 @@ from rmqstore.message import Message, MessageExt
 from rmqstore.offline.describe import describe
 from rmqstore.offline.rebuild import rebuild
 from rmqstore.offline.verify import verify
-from rmqstore.store.message_store import GetMessageStatus, MessageStore, QueryResult
+from rmqstore.store.message_store import MessageStore
+from rmqstore.store.results import GetMessageStatus, QueryResult
 
 __all__ = ["main"]
 

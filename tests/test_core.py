@@ -31,7 +31,7 @@ from rmqstore import _append, _columns, _core, _read
 from rmqstore._columns import RecordColumns, TopicTable
 from rmqstore._core import IndexRegion, Region, Verdict
 from rmqstore.errors import OffsetOutOfRangeError, ReadOnlyError, StoreClosedError, StoreError
-from rmqstore.store.message_store import QueryResult
+from rmqstore.store.results import QueryResult
 
 MAX_I64 = 2**63 - 1
 MIN_I64 = -(2**63)

@@ -16,7 +16,7 @@ import oracle
 import pytest
 
 from rmqstore import GetMessageStatus, MessageStore, StoreConfig
-from rmqstore.commitlog.commit_log import Blank
+from rmqstore.commitlog.log_walk import Blank
 from rmqstore.consumequeue.consume_queue import BatchConsumeQueue
 from rmqstore.message import MessageExt, host_to_bytes
 

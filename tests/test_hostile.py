@@ -27,7 +27,7 @@ from scratch import SCRATCH
 
 from rmqstore import Message, MessageExt, MessageStore, StoreConfig, _columns, _core, rebuild, verify
 from rmqstore.errors import CorruptionError
-from rmqstore.store.message_store import GetMessageStatus
+from rmqstore.store.results import GetMessageStatus
 
 NOW = 1_700_000_000_000
 SEGMENT = 65536

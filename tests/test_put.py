@@ -34,7 +34,7 @@ from rmqstore import (
     StorePoisonedError,
     _append,
 )
-from rmqstore.commitlog.commit_log import Blank
+from rmqstore.commitlog.log_walk import Blank
 from rmqstore.files.mapped_file import MappedFile
 from rmqstore.index import index_service
 from rmqstore.message import SysFlag, compress_body, compression_flags, encode_inner_batch

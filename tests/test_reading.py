@@ -26,12 +26,12 @@ from hypothesis import strategies as st
 from rmqstore import Message, MessageStore, StoreConfig, _core, _read
 from rmqstore._core import Verdict
 from rmqstore._read import StoredMessage
-from rmqstore.commitlog.commit_log import Blank, Damage
+from rmqstore.commitlog.log_walk import Blank, Damage
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError, StoreClosedError, StoreError
 from rmqstore.message import MessageExt, encode_java_utf8, parse_properties, tags_code
-from rmqstore.store.message_store import GetMessageResult, QueryResult
 from rmqstore.store.reading import subscription
+from rmqstore.store.results import GetMessageResult, QueryResult
 
 FIELDS = (1, 1, 0, 2, 3, 4, 5, 0, 7, b"\x7f\0\0\1\0\0\0\1", 8, b"\x7f\0\0\1\0\0\0\2", 9, 10, b"body", "T", b"", True)
 TEXTS = st.lists(

@@ -39,7 +39,7 @@ from test_crash import (
 from rmqstore import CorruptionError, Message, MessageStore, OffsetOutOfRangeError, StoreConfig
 from rmqstore._columns import RecordColumns
 from rmqstore._core import Verdict
-from rmqstore.commitlog import commit_log
+from rmqstore.commitlog import log_walk
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool
@@ -230,7 +230,7 @@ def test_what_agrees_is_read_once(root, monkeypatch):
     geo = {**geometry("plain"), "max_index_num": 400}
     acknowledged = many_segments(root, geo, 60, [NOW])
     records = records_of(root)
-    monkeypatch.setattr(commit_log, "_PIECE_ROWS", 3)
+    monkeypatch.setattr(log_walk, "_PIECE_ROWS", 3)
     dispatched = []
     dispatch = CommitLogDispatcher.dispatch_columns
 
@@ -266,7 +266,7 @@ def test_what_agrees_is_read_once(root, monkeypatch):
 def test_every_lost_unit_is_found_whatever_the_batches(root, monkeypatch, rows, name):
     geo = geometry(name)
     acknowledged = closed_store(root, geo, script())
-    monkeypatch.setattr(commit_log, "_PIECE_ROWS", rows)
+    monkeypatch.setattr(log_walk, "_PIECE_ROWS", rows)
     original = root + ".original"
     shutil.copytree(root, original)
     units = [
@@ -294,7 +294,7 @@ def test_units_that_agree_are_written_again_if_a_cut_takes_them(root, monkeypatc
     geo = {**geometry("plain"), "max_index_num": 400, "mapped_file_size_consume_queue": 2000}
     clock = [NOW]
     acknowledged = many_segments(root, geo, 60, clock)
-    monkeypatch.setattr(commit_log, "_PIECE_ROWS", 4)
+    monkeypatch.setattr(log_walk, "_PIECE_ROWS", 4)
     overwrite(root, f"consumequeue/Orders/0/{oracle.file_name(0)}", 60, struct.pack(">q", 2**40))
     with open(os.path.join(root, "abort"), "wb"):
         pass

@@ -16,7 +16,7 @@ import rmqstore
 from rmqstore import Message, MessageStore, StoreConfig, _core
 from rmqstore._columns import RecordColumns
 from rmqstore._core import Verdict
-from rmqstore.commitlog import commit_log
+from rmqstore.commitlog import log_walk, pieces
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.store import recovery
@@ -131,8 +131,8 @@ def set_pieces(monkeypatch, piece: int, search: int, rows: int, ahead: int, thre
     for name, value in (
         ("_PIECE", piece), ("_PIECE_SEARCH", search), ("_PIECE_ROWS", rows), ("_PIECES_AHEAD", ahead), ("_THREADS", threads),
     ):  # fmt: skip
-        monkeypatch.setattr(commit_log, name, value)
-    monkeypatch.setattr(commit_log, "_usable_cpus", lambda: 8)
+        monkeypatch.setattr(log_walk, name, value)
+    monkeypatch.setattr(pieces, "_usable_cpus", lambda: 8)
 
 
 PIECES = list(itertools.product((100, 700, 5000, SEGMENT), (60, 2000), (1, 7, 1000)))
@@ -205,7 +205,7 @@ def test_what_goes_wrong_in_another_thread_is_done_again(copy, monkeypatch):
     log = log_of(copy)
     expected = plainly(log, 0, end)
     set_pieces(monkeypatch, 700, 2000, 1000, 3, 2)
-    fill, failed = commit_log._ScanAhead.fill, []
+    fill, failed = log_walk._ScanAhead.fill, []
 
     def fails_elsewhere(self, *args):
         if threading.current_thread() is not threading.main_thread() and len(failed) % 3 == 0:
@@ -214,7 +214,7 @@ def test_what_goes_wrong_in_another_thread_is_done_again(copy, monkeypatch):
         failed.append(())
         return fill(self, *args)
 
-    monkeypatch.setattr(commit_log._ScanAhead, "fill", fails_elsewhere)
+    monkeypatch.setattr(log_walk._ScanAhead, "fill", fails_elsewhere)
     assert gone_over(log.scans(0, end)) == expected
     assert any(failed)
     log.close()
@@ -234,7 +234,7 @@ def test_no_thread_stays_behind(copy, monkeypatch):
         pass
     assert threading.active_count() == before
     # A log that is not worth it has none at all, nor has a processor alone.
-    monkeypatch.setattr(commit_log, "_usable_cpus", lambda: 1)
+    monkeypatch.setattr(pieces, "_usable_cpus", lambda: 1)
     for _ in log.scans(0, end):
         assert threading.active_count() == before
     set_pieces(monkeypatch, end, 2000, 1000, 3, 2)

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from test_columns import written_meanwhile
 
 from rmqstore import Message, MessageStore, MissingDependencyError, StoreClosedError, StoreConfig, _columns
-from rmqstore.commitlog import commit_log
+from rmqstore.commitlog import commit_log, pieces
 from rmqstore.message import compress_body, compression_flags
 from rmqstore.store import columns
 
@@ -40,7 +40,7 @@ T0 = 1700000000000
 def seen(monkeypatch):
     """How many pieces of other threads counted, and how many were thrown away."""
     counts = Counter()
-    come_to, abandon = commit_log.Pieces.come_to, commit_log.Piece.abandon
+    come_to, abandon = pieces.Pieces.come_to, pieces.Piece.abandon
 
     def counted(self, at):
         piece = come_to(self, at)
@@ -51,8 +51,8 @@ def seen(monkeypatch):
         counts["dropped"] += 1
         abandon(self)
 
-    monkeypatch.setattr(commit_log.Pieces, "come_to", counted)
-    monkeypatch.setattr(commit_log.Piece, "abandon", dropped)
+    monkeypatch.setattr(pieces.Pieces, "come_to", counted)
+    monkeypatch.setattr(pieces.Piece, "abandon", dropped)
     return counts
 
 
@@ -62,7 +62,7 @@ def set_pieces(monkeypatch, piece: int, search: int = 2000, threads: int = 3) ->
         ("_PIECE", piece), ("_LONG_PIECE", piece), ("_PIECE_BYTES_PER_ROW", 0), ("_PIECE_SEARCH", search), ("_THREADS", threads),
     ):  # fmt: skip
         monkeypatch.setattr(columns, name, value)
-    monkeypatch.setattr(commit_log, "_usable_cpus", lambda: 8)
+    monkeypatch.setattr(pieces, "_usable_cpus", lambda: 8)
 
 
 def scan_threads() -> list[threading.Thread]:
@@ -425,7 +425,7 @@ def test_who_has_no_threads(odd, monkeypatch):
     assert goes_without(use_threads=False)
     # A log of less than two pieces.
     assert goes_without(begin_phy_offset=0, end_phy_offset=1399)
-    monkeypatch.setattr(commit_log, "_usable_cpus", lambda: 1)
+    monkeypatch.setattr(pieces, "_usable_cpus", lambda: 1)
     assert goes_without()
     set_pieces(monkeypatch, SEGMENT + 1)
     assert goes_without()
@@ -437,13 +437,13 @@ def test_who_has_no_threads(odd, monkeypatch):
 def test_no_more_is_decoded_ahead_than_a_few_pieces(odd, monkeypatch):
     set_pieces(monkeypatch, 700, threads=2)
     launched = []
-    submit = commit_log.Pieces.launch
+    submit = pieces.Pieces.launch
 
     def counted(self, work):
         submit(self, work)
         launched.append(len(self._pieces))
 
-    monkeypatch.setattr(commit_log.Pieces, "launch", counted)
+    monkeypatch.setattr(pieces.Pieces, "launch", counted)
     for _ in odd.scan(ALL, batch_size=3):
         pass
     assert max(launched) == 3
@@ -585,11 +585,11 @@ def test_a_scan_that_its_own_thread_closes(odd, monkeypatch):
 def test_an_interpreter_that_ends(made, tmp_path, end):
     store_of(tmp_path / "store", made[0]).close()
     statements = (
-        "import rmqstore.store.columns as columns, rmqstore.commitlog.commit_log as commit_log\n"
+        "import rmqstore.store.columns as columns, rmqstore.commitlog.pieces as pieces\n"
         "from rmqstore import MessageStore, StoreConfig\n"
         "columns._PIECE = columns._LONG_PIECE = 700\n"
         "columns._PIECE_BYTES_PER_ROW = 0\n"
-        "commit_log._usable_cpus = lambda: 4\n"
+        "pieces._usable_cpus = lambda: 4\n"
         f"config = StoreConfig(mapped_file_size_commit_log={SEGMENT})\n"
         f"store = MessageStore.open({str(tmp_path / 'store')!r}, config=config, read_only=True)\n"
         "scan = store.scan(batch_size=2)\n"

@@ -14,7 +14,7 @@ import oracle
 import pytest
 
 from rmqstore import GeometryError, IndexFile, Message, MessageStore, StoreConfig
-from rmqstore.commitlog.commit_log import Blank
+from rmqstore.commitlog.log_walk import Blank
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.files.mapped_file import MappedFilePool
 

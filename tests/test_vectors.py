@@ -11,7 +11,8 @@ import golden
 import pytest
 
 from rmqstore import IndexFile, Message, MessageStore, StoreConfig
-from rmqstore.commitlog.commit_log import Blank, CommitLog
+from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.commitlog.log_walk import Blank
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.files.mapped_file import MappedFilePool, name_of_offset, offset_of_name
 from rmqstore.message import host_to_bytes, offset_message_id, parse_message_id, parse_properties, properties_to_bytes

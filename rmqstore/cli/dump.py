@@ -17,7 +17,7 @@ from rmqstore.cli.completion import complete_topic
 from rmqstore.cli.group import nothing
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.terminal import Printer, Progress, escape, format_time
-from rmqstore.commitlog.commit_log import Blank, Damage
+from rmqstore.commitlog.log_walk import Blank, Damage
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import StoreError
 from rmqstore.index.index_file import IndexFile

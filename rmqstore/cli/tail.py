@@ -27,7 +27,7 @@ from rmqstore.cli.group import INTERRUPTED, CannotOpenError, nothing
 from rmqstore.cli.messages import about_topic, body_option, print_message
 from rmqstore.cli.options import Given, optional_topic_argument, path_argument, store_options
 from rmqstore.cli.terminal import Printer, Progress, note
-from rmqstore.commitlog.commit_log import Blank, Damage
+from rmqstore.commitlog.log_walk import Blank, Damage
 from rmqstore.consumequeue.consume_queue import ConsumeQueue, Unit
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError, StoreChangedError

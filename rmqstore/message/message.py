@@ -35,10 +35,21 @@ from rmqstore.message.properties import (
     properties_to_text,
 )
 
-__all__ = ["MAX_RETRY_TOPIC_LENGTH", "MAX_TOPIC_LENGTH", "OTHER_MESSAGE", "Message", "MessageExt", "check_topic"]
+__all__ = [
+    "MAX_RETRY_TOPIC_LENGTH",
+    "MAX_TOPIC_LENGTH",
+    "OTHER_MESSAGE",
+    "SCHEDULE_TOPIC",
+    "Message",
+    "MessageExt",
+    "check_topic",
+]
 
 OTHER_MESSAGE = "its topic, queue or queue offset is not that of its queue unit"
 """What is wrong with a whole record that a queue unit does not mean."""
+
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+"""Where a broker keeps messages that are to be delivered later (RocketMQ's TopicValidator.RMQ_SYS_SCHEDULE_TOPIC)."""
 
 MAX_TOPIC_LENGTH = 127
 MAX_RETRY_TOPIC_LENGTH = 255

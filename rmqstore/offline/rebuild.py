@@ -28,6 +28,7 @@ from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool, fsync_directory, make_directories, naming_errors, open_regular
 from rmqstore.files.store_lock import StoreLock
 from rmqstore.index.index_service import IndexService
+from rmqstore.message import SCHEDULE_TOPIC
 from rmqstore.offline.verify import verify_parts
 from rmqstore.store.dispatcher import CommitLogDispatcher, IndexProgress, QueueKindError, without_unit
 
@@ -366,7 +367,7 @@ def refuse_assumed(columns: RecordColumns, config: StoreConfig, kinds: tuple[str
     """Raise GeometryError if the records need delay levels or the tag switch, and those are only assumed."""
     if "consumequeue" in kinds and "message_delay_level" in config.assumed:
         topics = columns.topics.topics
-        if b"SCHEDULE_TOPIC_XXXX" in topics:
+        if SCHEDULE_TOPIC.encode() in topics:
             raise GeometryError(
                 "the log holds delayed messages, whose queue units depend on the broker's delay levels; give "
                 "message_delay_level, for RocketMQ's default config=StoreConfig.infer(path, "

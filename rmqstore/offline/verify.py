@@ -15,7 +15,8 @@ from rmqstore import _columns, _core
 from rmqstore import _numpy as np
 from rmqstore._columns import RecordColumns
 from rmqstore._core import Verdict
-from rmqstore.commitlog.commit_log import CommitLog, Stretch, check_store_root
+from rmqstore.commitlog.commit_log import CommitLog, check_store_root
+from rmqstore.commitlog.log_walk import Stretch
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
@@ -24,7 +25,7 @@ from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.index.index_file import IndexFile
 from rmqstore.index.index_service import IndexService
-from rmqstore.message import MessageExt
+from rmqstore.message import SCHEDULE_TOPIC, MessageExt
 from rmqstore.store.dispatcher import multi_dispatch_places, multi_dispatch_problem
 
 __all__ = ["Finding", "verify"]
@@ -545,7 +546,7 @@ class _QueueCheck:
         offsets = columns.queue_offset[rows]
         phy_offsets, sizes, tags = columns.phy_offset[rows], columns.size[rows], columns.tags_code[rows]
         checks_tags = queue.ext is None and not (
-            self.topic == "SCHEDULE_TOPIC_XXXX" and "message_delay_level" in self.checker.config.assumed
+            self.topic == SCHEDULE_TOPIC and "message_delay_level" in self.checker.config.assumed
         )
         # A run of queue offsets that go on by one is compared at once.
         ends = [*(np.flatnonzero(np.diff(offsets) != 1) + 1).tolist(), len(rows)]

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from rmqstore import _numpy as np
 from rmqstore._columns import COLUMN_NAMES, ArrowColumns, KeyTexts, text_arrays
 from rmqstore._core import EXT_ADDRESS_MAX, PRE_FILL_SIZE, Region, Verdict, check_record, doubtful_entry
-from rmqstore.commitlog.commit_log import CommitLog, Pieces, ScanProgress
+from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.commitlog.pieces import Pieces, ScanProgress
 from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import CorruptionError, MissingDependencyError, OffsetOutOfRangeError, UnsupportedFormatError
@@ -289,7 +290,7 @@ def record_batches(
     # Without columns a batch has no rows that could be counted.
     if more is not None and size >= _PIECE and stop - at >= 2 * size and columns.out.columns:
         pieces: Pieces[Columns, tuple[list[pa.RecordBatch], int]] = Pieces(
-            log, stop, more, size=size, search=_PIECE_SEARCH, threads=_THREADS
+            log.queue, stop, more, size=size, search=_PIECE_SEARCH, threads=_THREADS
         )
         if pieces.thread_num > 1:
             batches = _batches_of_pieces(log, pieces, columns, at, stop, size)

@@ -21,7 +21,7 @@ from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue,
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.errors import CorruptionError
 from rmqstore.index.index_service import IndexService
-from rmqstore.message import MessageExt
+from rmqstore.message import SCHEDULE_TOPIC, MessageExt
 
 __all__ = [
     "Agreement",
@@ -506,4 +506,4 @@ def _is_place(name: str, number: str) -> bool:
 
 def multi_dispatch_allowed(topic: str) -> bool:
     """bool: records of `topic` may name further queues (RocketMQ 5.5.0 MultiDispatch)."""
-    return not topic.startswith(("%RETRY%", "rmq_sys_")) and topic != "SCHEDULE_TOPIC_XXXX"
+    return not topic.startswith(("%RETRY%", "rmq_sys_")) and topic != SCHEDULE_TOPIC

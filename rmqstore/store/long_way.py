@@ -19,6 +19,7 @@ from rmqstore.consumequeue.consume_queue import BatchConsumeQueue
 from rmqstore.errors import InvalidMessageError
 from rmqstore.message import (
     MAX_PROPERTIES_SIZE,
+    SCHEDULE_TOPIC,
     Message,
     MessageExt,
     SysFlag,
@@ -33,7 +34,6 @@ from rmqstore.store.store_state import StoreState
 
 __all__ = ["LongWay", "Prepared"]
 
-_SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 # Plain numbers: operations on the enum's members cost more than everything around them.
 _TRANSACTION_MASK = int(SysFlag.TRANSACTION_MASK)
 _TRANSACTION_COMMIT = int(SysFlag.TRANSACTION_COMMIT)
@@ -247,7 +247,7 @@ class LongWay:
             message = each.message
             transaction = message.sys_flag & _TRANSACTION_MASK
             code = each.tags_code
-            if message.topic == _SCHEDULE_TOPIC and message.delay_level > 0:
+            if message.topic == SCHEDULE_TOPIC and message.delay_level > 0:
                 delays = self.commit_log.delays
                 code = now + int(delays[min(message.delay_level, len(delays)) - 1]) if len(delays) else code
             if transaction in (0, _TRANSACTION_COMMIT):

@@ -33,7 +33,6 @@ from rmqstore.store.reading import Reading, subscription
 from rmqstore.store.recovery import RECOVERY_MODES, RecoveryReport
 from rmqstore.store.results import (
     GetMessageResult,
-    GetMessageStatus,
     PutResult,
     PutResults,
     PutTableResult,
@@ -54,15 +53,7 @@ if TYPE_CHECKING:
     from rmqstore.consumer.local_offsets import LocalOffsets
     from rmqstore.store.stats import StoreStats
 
-__all__ = [
-    "GetMessageResult",
-    "GetMessageStatus",
-    "MessageStore",
-    "PutResult",
-    "PutResults",
-    "PutTableResult",
-    "QueryResult",
-]
+__all__ = ["MessageStore"]
 
 _INT64_MAX = 2**63 - 1
 

@@ -99,8 +99,7 @@ class Reading:
         low: int,
         high: int,
     ) -> GetMessageResult:
-        # What `_walk` gives for a simple queue without an extension, or when all tags are wanted: one call for the units of
-        # a segment.
+        """What `walk` gives, for a simple queue without an extension, or when all tags are wanted: one call a segment."""
         max_num = min(max(max_num, 0), _INT64_MAX)
         limit = _MAX_PULL_BYTES if max_bytes is None else min(max(max_bytes, _MIN_PULL_BYTES), _MAX_PULL_BYTES)
         log, messages = self.commit_log, []  # type: ignore[var-annotated]
@@ -147,6 +146,7 @@ class Reading:
         low: int,
         high: int,
     ) -> GetMessageResult:
+        """Unit by unit from `queue_offset` on, within the bounds `low` and `high` of the queue; the rest as of `get`."""
         limit = _MAX_PULL_BYTES if max_bytes is None else min(max(max_bytes, _MIN_PULL_BYTES), _MAX_PULL_BYTES)
         examine = max(_EXAMINED, max_num)
         messages: list[MessageExt] = []

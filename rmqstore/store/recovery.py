@@ -28,13 +28,15 @@ from typing import Any
 from rmqstore import _core
 from rmqstore._columns import RecordColumns
 from rmqstore._core import Verdict
-from rmqstore.commitlog.commit_log import CommitLog, Stretch
+from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.commitlog.log_walk import Stretch
 from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue, PlainQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.index.index_file import IndexFile
 from rmqstore.index.index_service import IndexService
+from rmqstore.message import SCHEDULE_TOPIC
 from rmqstore.store.dispatcher import Agreement, CommitLogDispatcher, DispatchCounts, IndexProgress, QueueGapError
 
 __all__ = ["RECOVERY_MODES", "RecoveryReport", "recover"]
@@ -44,7 +46,6 @@ logger = logging.getLogger(__name__)
 RECOVERY_MODES = ("strict", "truncate", "skip")
 
 _FAR = 2**63 - 1
-_SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 # A delay that is longer is none: ten years in ms.
 _LONGEST_DELAY = 10 * 365 * 86_400_000
 # An index with fewer entries is looked at in less time than it takes to start a thread and wait for it.
@@ -187,7 +188,7 @@ def _learn_delays(commit_log: CommitLog, queues: ConsumeQueueStore) -> None:
     # A unit of a delayed message holds its delivery time, which must not be mended by delay levels that nobody gave: what
     # the queue of each level says, by most of its first and last units, goes before the defaults.
     for topic, queue_id in queues.keys():
-        if topic != _SCHEDULE_TOPIC or not 0 <= queue_id < len(commit_log.delays):
+        if topic != SCHEDULE_TOPIC or not 0 <= queue_id < len(commit_log.delays):
             continue
         queue = queues.find(topic, queue_id)
         found: Counter[int] = Counter()

@@ -12,7 +12,7 @@ import zlib
 from collections import Counter
 
 from rmqstore import MessageStore
-from rmqstore.commitlog.commit_log import Blank
+from rmqstore.commitlog.log_walk import Blank
 from rmqstore.consumequeue.consume_queue import BatchConsumeQueue
 from rmqstore.message import host_to_bytes
 

@@ -1,0 +1,207 @@
+"""Where the log ends, and how a reader beside a writer notices that it was cut.
+
+Owns the walk to the end by record headers, the search behind damage in the newest segment, and the newest record that a reader
+saw.  It changes nothing on disk.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from rmqstore import _columns, _core
+from rmqstore._core import Verdict
+from rmqstore.errors import OffsetOutOfRangeError, StoreChangedError
+from rmqstore.files.mapped_file_queue import MappedFileQueue
+from rmqstore.message import MessageExt
+
+__all__ = ["LogEnd"]
+
+# Sizes, magic, CRC, queue, offsets, flags and times: no two records of a log agree in these.
+_HEAD_SIZE = 64
+
+
+class LogEnd:
+    """Where the segments in `queue` end; `crc_check` as of `_core.decode_record`."""
+
+    def __init__(self, queue: MappedFileQueue, crc_check: int):
+        self.queue, self.crc_check = queue, crc_check
+        self.segment_size = queue.mapped_file_size
+        self._refreshing = threading.Lock()
+        # The newest record that a reader beside a writer saw: its phy offset and first bytes.
+        self._last_seen: tuple[int, bytes] = (-1, b"")
+        # The segment that was walked last: its offset, its records, the position and the first bytes of the last of them.
+        self._walked: tuple[int, int, int, bytes] = (-1, 0, 0, b"")
+
+    def renew_lock(self) -> None:
+        """Give up the lock that another thread of a parent process may have held at a fork."""
+        self._refreshing = threading.Lock()
+
+    def _walk_from_start(self, base: int) -> tuple[int, Verdict, int, int]:
+        # As `_columns.walk` through a whole segment; one that was walked before from its last record on, if that is still there:
+        # opening asks several times, and a segment holds millions of records.
+        region = self.queue.file(base).region
+        walked, num, last, head = self._walked
+        if walked == base and last + _HEAD_SIZE <= region.size and region.read(last, _HEAD_SIZE) == head:
+            pos, verdict, more, newest = _columns.walk(region, last, self.segment_size, base)
+            num, last = num - 1 + more, newest
+        else:
+            more = 0
+        if more == 0:
+            pos, verdict, num, last = _columns.walk(region, 0, self.segment_size, base)
+        self._walked = (base, num, last, region.read(last, _HEAD_SIZE)) if num else (-1, 0, 0, b"")
+        return pos, verdict, num, last
+
+    def find_end(self) -> int:
+        """See `CommitLog.find_end`."""
+        for base in reversed(self.queue.offsets):
+            pos, verdict, num, _ = self._walk_from_start(base)
+            if verdict == Verdict.BLANK:
+                return base + self.segment_size
+            if num or verdict != Verdict.EMPTY or base == self.queue.min_offset:
+                return base + pos
+        return max(self.queue.min_offset, 0)
+
+    def last_store_timestamp(self) -> int | None:
+        """See `CommitLog.last_store_timestamp`."""
+        for base in reversed(self.queue.offsets):
+            _, _, num, last = self._walk_from_start(base)
+            if num:
+                return _core.check_record(self.queue.file(base).region, last, base, 0)[2]
+        return None
+
+    def find_end_behind_damage(self, reached: int = -1) -> int:
+        """See `CommitLog.find_end_behind_damage`."""
+        later = [base for base in self.queue.offsets if base > reached]
+        if reached >= 0 and all(self._begins_empty(base) for base in later):
+            end = reached
+        else:
+            end = self.find_end()
+        return self._end_behind(end)
+
+    def _end_behind(self, end: int) -> int:
+        # Where what follows `end` comes to an end, if whole records that are not older follow there; else `end`.
+        search: _core.RecordSearch | None = None
+        limit, newest = 0, -1
+        while (mapped_file := self.queue.find(end)) is not None:
+            base, region = mapped_file.file_from_offset, mapped_file.region
+            if end - base + 1 >= region.size:
+                break
+            if search is None or search.region is not region:
+                search = _core.RecordSearch(region, base)
+                limit, newest = mapped_file.last_nonzero(end - base + 1), -1
+            found = search.find(end - base + 1, limit)
+            if found < 0:
+                break
+            if newest < 0:
+                newest = self._newest_before(end)
+            if _core.check_record(region, found, base, 0)[2] < newest:
+                break
+            pos, verdict, num, last = _columns.walk(region, found, region.size, base)
+            if num:
+                newest = _core.check_record(region, last, base, 0)[2]
+            end = base + (region.size if verdict == Verdict.BLANK else pos)
+        return end
+
+    def _begins_empty(self, base: int) -> bool:
+        return _core.check_record(self.queue.file(base).region, 0, base, 0)[0] is Verdict.EMPTY
+
+    def known_end(self) -> int:
+        """See `CommitLog.known_end`."""
+        return self._known_end(self.find_end())
+
+    def _known_end(self, reached: int) -> int:
+        # `reached` is what `find_end` found a moment ago, which walked through the newest segment for it.
+        end, behind = self.queue.wrote_where, self._end_behind(reached)
+        mapped_file = self.queue.find(reached)
+        if behind <= reached or mapped_file is None:
+            return end
+        base = mapped_file.file_from_offset
+        # A writer that went on meanwhile left a whole record here, before it wrote the next one.
+        now = _core.check_record(mapped_file.region, reached - base, base, 0)[0]
+        return end if now in (Verdict.RECORD, Verdict.BLANK) else behind
+
+    def _newest_before(self, end: int) -> int:
+        # Store time of the last record in front of `end` in its segment, 0 if there is none.
+        mapped_file = self.queue.find(end)
+        if mapped_file is None:
+            return 0
+        base, region = mapped_file.file_from_offset, mapped_file.region
+        at, newest, search = 0, 0, _core.RecordSearch(region, base)
+        while at < end - base:
+            pos, _, _, last = _columns.walk(region, at, end - base, base)
+            if last >= 0:
+                newest = _core.check_record(region, last, base, 0)[2]
+            found = search.find(pos + 1, end - base)
+            if found < 0:
+                break
+            at = found
+        return newest
+
+    def refresh(self) -> None:
+        """See `CommitLog.refresh`."""
+        with self._refreshing:
+            self._check_last_seen()
+            self.queue.refresh()
+            end = self.queue.wrote_where
+            while (mapped_file := self.queue.find(end)) is not None:
+                base, region = mapped_file.file_from_offset, mapped_file.region
+                pos, verdict, _, last = _columns.walk(region, end - base, self.segment_size, base, self.crc_check)
+                if last >= 0 and _is_unfinished(region, last):
+                    pos, verdict = last, Verdict.EMPTY
+                end = base + (self.segment_size if verdict == Verdict.BLANK else pos)
+                if last >= 0 and pos > last:
+                    self._last_seen = (base + last, region.read(last, _HEAD_SIZE))
+                if verdict != Verdict.BLANK:
+                    # What lies there is no record, nor the zeros in front of one that is being written.
+                    if verdict not in (Verdict.EMPTY, Verdict.RECORD):
+                        end = self._end_behind(end)
+                    break
+            self.queue.wrote_where = end
+
+    def follow(self) -> None:
+        """See `CommitLog.follow`."""
+        end = reached = self.find_end()
+        for base in reversed(self.queue.offsets):
+            region = self.queue.file(base).region
+            _, verdict, num, last = self._walk_from_start(base)
+            if num and verdict != Verdict.BLANK:
+                # Nothing lies behind the newest record yet, so it may be on its way.
+                sound = _core.check_record(region, last, base, self.crc_check)[0] == Verdict.RECORD
+                if not sound or _is_unfinished(region, last):
+                    end = base + last
+                    _, _, num, last = _columns.walk(region, 0, last, base)
+            if num:
+                self._last_seen = (base + last, region.read(last, _HEAD_SIZE))
+                break
+        self.queue.wrote_where = end
+        self.queue.wrote_where = max(self._known_end(reached), end)
+
+    def _check_last_seen(self) -> None:
+        # A writer that recovers cuts what a crash left torn; a reader that saw it must not go on behind it.
+        phy_offset, head = self._last_seen
+        mapped_file = self.queue.find(phy_offset) if head else None
+        if mapped_file is None:
+            return
+        self.queue.forget_replaced_behind(phy_offset)
+        replaced = self.queue.was_replaced()
+        try:
+            now = mapped_file.region.read(phy_offset - mapped_file.file_from_offset, _HEAD_SIZE)
+        except OffsetOutOfRangeError:
+            return
+        if replaced or now != head:
+            raise StoreChangedError(
+                f"the record that was at phy offset {phy_offset} is not there any more: the log was cut or replaced since "
+                "this store was opened (its writer recovered it after a crash, maybe); open it again",
+                mapped_file.path,
+                phy_offset - mapped_file.file_from_offset,
+            )
+
+
+def _is_unfinished(region: _core.Region, pos: int) -> bool:
+    # A Java broker copies a record from its start to its end, so that the last bytes may still be missing; topic and
+    # properties end in a character, never in zero.
+    record = _core.decode_record(region, pos, -1, 0)
+    if not isinstance(record, tuple):
+        return True
+    message = MessageExt(record)
+    return message.topic.endswith("\0") or message.properties_stored.endswith(b"\0")

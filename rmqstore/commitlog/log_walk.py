@@ -1,0 +1,381 @@
+"""Going over the log: record by record, stretch by stretch, as messages, into columns, or by headers alone.
+
+Owns what a pass gives and how it comes past damage: at the next whole record, recognised by magic, lengths, its own offset
+and CRC.  It never decides what damage means, and keeps a constant working set however long the log is.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rmqstore import _columns, _core, _read
+from rmqstore._columns import ArrowColumns, RecordColumns
+from rmqstore._core import Verdict
+from rmqstore.commitlog.pieces import SCAN_WINDOW, Pieces, ScanProgress, search_in
+from rmqstore.config import StoreConfig
+from rmqstore.errors import OffsetOutOfRangeError
+from rmqstore.files.mapped_file_queue import MappedFileQueue
+from rmqstore.message import MessageExt
+
+__all__ = ["Blank", "Damage", "LogWalk", "Stretch"]
+
+# A log that is scanned ahead is cut in pieces of about so many bytes; how far behind that the next record is looked for, how many
+# rows one may have before it is too many for the columns, how many are waiting, and how many threads work at them.
+_PIECE = 8 * 1024 * 1024
+_PIECE_SEARCH = 256 * 1024
+_PIECE_ROWS = 32768
+_PIECES_AHEAD = 3
+_THREADS = 2
+# How far `entries` reads ahead of its caller: messages, and bytes of records.
+_READ_AHEAD_NUM = 64
+_READ_AHEAD_SIZE = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Blank:
+    """The record that closes a segment; `size` bytes from `phy_offset` are the rest of the segment."""
+
+    phy_offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """`size` bytes from `phy_offset` in which no record could be read; `verdict` is what was found at their start."""
+
+    phy_offset: int
+    size: int
+    verdict: Verdict
+
+
+class Stretch(NamedTuple):
+    """A part of the log, as `CommitLog.stretches` finds it.
+
+    Attributes
+    ----------
+    begin, end : int
+        Offsets in bytes.
+    verdict : Verdict or None
+        RECORD: whole records, one behind the other.  BLANK: the record that closes a segment, and the rest of it.  None: no
+        segment holds these offsets.  Anything else: what was found at `begin` is no whole record.
+    records : int
+        How many records.
+    last_record : int
+        Offset of the last of them, -1 if there is none.
+    """
+
+    begin: int
+    end: int
+    verdict: Verdict | None
+    records: int = 0
+    last_record: int = -1
+
+
+class _Walk:
+    """Steps over the records of a stretch; `LogWalk.stretches` calls it."""
+
+    def __init__(self, crc_check: int):
+        self.crc_check = crc_check
+
+    def __call__(self, region: _core.Region, start: int, limit: int, base: int) -> tuple[int, Verdict, int, int]:
+        """(int, Verdict, int, int): where it ended and why, how many records were passed, offset of the last one or -1."""
+        limit = min(limit, start + SCAN_WINDOW)
+        pos, verdict, num, last = _columns.walk(region, start, limit, base, self.crc_check)
+        return pos, verdict, num, base + last if num else -1
+
+    def empty(self) -> None:
+        """Say that the stretch holds no records."""
+
+
+class _Scan:
+    """Fills columns with the records of a stretch; otherwise as `_Walk`."""
+
+    def __init__(self, log: LogWalk, columns: RecordColumns, crc_check: int, keys: bool):
+        self.log = log
+        self.columns = columns
+        self.crc_check = crc_check
+        self.keys = keys
+
+    def __call__(self, region: _core.Region, start: int, limit: int, base: int) -> tuple[int, Verdict, int, int]:
+        pos, verdict = self.fill(self.columns, region, start, limit, base)
+        num = self.columns.count
+        return pos, verdict, num, int(self.columns.phy_offset[num - 1]) if num else -1
+
+    def fill(
+        self, columns: RecordColumns, region: _core.Region, start: int, limit: int, base: int
+    ) -> tuple[int, Verdict]:
+        """(int, Verdict): as `_columns.scan`."""
+        config = self.log.config
+        return _columns.scan(
+            region, start, limit, base, columns, self.log.delays, self.crc_check, config.index_tags, self.keys
+        )
+
+    def empty(self) -> None:
+        """Say that the stretch holds no records."""
+        self.columns.count = 0
+
+
+class _ScanAhead(_Scan):
+    """Fills columns with `Pieces` of the log, which further threads do ahead of the caller.
+
+    Parameters
+    ----------
+    log : LogWalk
+    end : int
+        Where the caller will stop.
+    crc_check : int
+    keys : bool
+    worth_it : bool
+        Cut the log in pieces at all.
+    """
+
+    def __init__(self, log: LogWalk, end: int, crc_check: int, keys: bool, *, worth_it: bool):
+        super().__init__(log, RecordColumns(_PIECE_ROWS), crc_check, keys)
+        self._pieces: Pieces[RecordColumns, tuple[int, Verdict]] = Pieces(
+            log.queue,
+            end,
+            lambda: RecordColumns(_PIECE_ROWS),
+            size=_PIECE,
+            search=_PIECE_SEARCH,
+            threads=_THREADS,
+            ahead=_PIECES_AHEAD,
+            worth_it=worth_it,
+        )
+
+    def __call__(self, region: _core.Region, start: int, limit: int, base: int) -> tuple[int, Verdict, int, int]:
+        at = base + start
+        piece = self._pieces.come_to(at)
+        if piece is not None:
+            self._pieces.put_back(self.columns)
+            self.columns = piece.job
+        until = self._pieces.end_behind(at)
+        self._pieces.launch(self.fill)
+        result = None if piece is None else piece.result()
+        if result is None:
+            # What went wrong in another thread goes wrong here again, or does not.
+            limit = min(limit, start + SCAN_WINDOW, until - base if until >= 0 else limit)
+            result = self.fill(self.columns, region, start, limit, base)
+        pos, verdict = result
+        num = self.columns.count
+        return pos, verdict, num, int(self.columns.phy_offset[num - 1]) if num else -1
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pieces.close()
+
+
+class LogWalk:
+    """Goes over the records of the segments in `queue`.
+
+    Parameters
+    ----------
+    queue : MappedFileQueue
+    config : StoreConfig
+    delays : array of int64
+        Delay of level 1, 2, …, in ms.
+    crc_check : int
+        As of `_core.decode_record`.
+    """
+
+    def __init__(self, queue: MappedFileQueue, config: StoreConfig, delays: array[int], crc_check: int):
+        self.queue, self.config, self.delays, self.crc_check = queue, config, delays, crc_check
+        self.segment_size = queue.mapped_file_size
+
+    def _bounds(self, begin: int | None, end: int | None) -> tuple[int, int]:
+        # Where a pass begins and stops that was asked for these offsets.
+        low, high = max(self.queue.min_offset, 0), self.queue.wrote_where
+        return low if begin is None else max(begin, low), high if end is None else min(end, high)
+
+    def stretches(
+        self,
+        begin: int,
+        end: int,
+        columns: RecordColumns | None = None,
+        *,
+        check_crc: bool = True,
+        keys: bool = True,
+        resume: bool = True,
+    ) -> Iterator[Stretch]:
+        """See `CommitLog.stretches`."""
+        crc_check = self.crc_check if check_crc else 0
+        if columns is None:
+            return self._stretches(begin, end, _Walk(crc_check), resume)
+        return self._stretches(begin, end, _Scan(self, columns, crc_check, keys), resume)
+
+    def scans(
+        self, begin: int, end: int, *, check_crc: bool = True, keys: bool = True, resume: bool = True
+    ) -> Iterator[tuple[Stretch, RecordColumns]]:
+        """See `CommitLog.scans`."""
+        scan = _ScanAhead(self, end, self.crc_check if check_crc else 0, keys, worth_it=end - begin >= 2 * _PIECE)
+        try:
+            for stretch in self._stretches(begin, end, scan, resume):
+                yield stretch, scan.columns
+        finally:
+            scan.close()
+
+    def _stretches(self, begin: int, end: int, step: _Walk | _Scan, resume: bool) -> Iterator[Stretch]:
+        at, search = begin, None
+        passed = ScanProgress(self.queue)
+        while at < end:
+            passed.reach(at)
+            mapped_file = self.queue.find(at)
+            if mapped_file is None:
+                step.empty()
+                until = min([base for base in self.queue.offsets if base > at], default=end)
+                yield Stretch(at, min(until, end) if resume else at, None)
+                if not resume:
+                    return
+                at = until
+                continue
+            base, region = mapped_file.file_from_offset, mapped_file.region
+            start, limit = at - base, min(end - base, region.size)
+            pos, verdict, num, last = step(region, start, limit, base)
+            at = base + pos
+            if num:
+                yield Stretch(base + start, at, Verdict.RECORD, num, last)
+            if verdict in (Verdict.COLUMNS_FULL, Verdict.LIMIT):
+                continue
+            step.empty()
+            if verdict == Verdict.BLANK:
+                until = base + region.size
+            elif not resume:
+                until = at
+            elif verdict in (Verdict.BAD_BODY_CRC, Verdict.BAD_PROP_CRC):
+                # Its lengths are whole, so it is known where it ends.
+                until = at + region.get_i32(pos)
+            else:
+                search = search_in(region, base, search)
+                found = search.find(pos + 1, limit)
+                until = base + (found if found >= 0 else limit)
+            yield Stretch(at, until, verdict)
+            if verdict != Verdict.BLANK and not resume:
+                return
+            at = until
+
+    def scan_columns(
+        self, begin: int, end: int, columns: RecordColumns, *, check_crc: bool = True
+    ) -> Iterator[tuple[int, Verdict | None]]:
+        """See `CommitLog.scan_columns`."""
+        for stretch in self.stretches(begin, end, columns, check_crc=check_crc, resume=False):
+            yield stretch.end, stretch.verdict
+
+    def entries(self, begin: int | None = None, end: int | None = None) -> Iterator[MessageExt | Blank | Damage]:
+        """See `CommitLog.entries`."""
+        for page in self.pages(begin, end):
+            if isinstance(page, list):
+                yield from page
+            else:
+                yield page
+
+    def pages(self, begin: int | None = None, end: int | None = None) -> Iterator[list[MessageExt] | Blank | Damage]:
+        """See `CommitLog.pages`."""
+        at, stop = self._bounds(begin, end)
+        passed = ScanProgress(self.queue)
+        # Whoever wants the first message only is not to wait for many.
+        num, search = 1, None
+        while at < stop:
+            passed.reach(at)
+            mapped_file = self.queue.find(at)
+            if mapped_file is None:
+                following = [base for base in self.queue.offsets if base > at]
+                until = min(following[0], stop) if following else stop
+                yield Damage(at, until - at, Verdict.EMPTY)
+                at = until
+                continue
+            base = mapped_file.file_from_offset
+            try:
+                region = mapped_file.region
+            except OffsetOutOfRangeError:
+                # It expired meanwhile, and so did what is older.
+                at = max(base + self.segment_size, self.queue.min_offset)
+                continue
+            messages, pos = _read.read_messages(
+                region, at - base, stop - base, base, MessageExt, num, _READ_AHEAD_SIZE, self.crc_check
+            )
+            if messages:
+                yield messages
+                at = base + pos
+                num = min(2 * num, _READ_AHEAD_NUM)
+                continue
+            verdict = _core.check_record(region, at - base, base, 0)[0]
+            if verdict is Verdict.RECORD:
+                # Its writer made it whole just now.
+                continue
+            if verdict is Verdict.BLANK:
+                yield Blank(at, base + self.segment_size - at)
+                at = base + self.segment_size
+            else:
+                search = search_in(region, base, search)
+                found = search.find(at - base + 1)
+                until = min(base + (found if found >= 0 else self.segment_size), stop)
+                yield Damage(at, until - at, verdict)
+                at = until
+
+    def fill(
+        self,
+        columns: ArrowColumns,
+        begin: int | None = None,
+        end: int | None = None,
+        on_damage: Callable[[int, int, Verdict | None], None] | None = None,
+    ) -> Iterator[int]:
+        """See `CommitLog.fill`."""
+        at, stop = self._bounds(begin, end)
+        passed = ScanProgress(self.queue)
+        search = None
+        while at < stop:
+            passed.reach(at)
+            mapped_file = self.queue.find(at)
+            if mapped_file is None:
+                until = min((base for base in self.queue.offsets if base > at), default=stop)
+                if on_damage is not None:
+                    on_damage(at, until, None)
+                at = until
+                continue
+            base = mapped_file.file_from_offset
+            try:
+                region = mapped_file.region
+            except OffsetOutOfRangeError:
+                # It expired meanwhile, and so did what is older.
+                until = max(base + self.segment_size, self.queue.min_offset)
+                if on_damage is not None:
+                    on_damage(at, until, None)
+                at = until
+                continue
+            limit = min(stop, at + SCAN_WINDOW) - base
+            pos, verdict = columns.fill(region, at - base, limit, base)
+            at = base + pos
+            if verdict == Verdict.COLUMNS_FULL:
+                yield at
+            elif verdict == Verdict.BLANK:
+                at = base + self.segment_size
+            elif verdict != Verdict.LIMIT:
+                search = search_in(region, base, search)
+                found = search.find(pos + 1)
+                until = base + (found if found >= 0 else self.segment_size)
+                if on_damage is not None:
+                    on_damage(at, until, verdict)
+                at = until
+        yield at
+
+    def step_to(self, begin: int, goal: int) -> int:
+        """See `CommitLog.step_to`."""
+        at = begin
+        mapped_file = self.queue.find(begin)
+        if mapped_file is None:
+            return max(begin, goal)
+        base, region = mapped_file.file_from_offset, mapped_file.region
+        passed = ScanProgress(self.queue)
+        search = _core.RecordSearch(region, base)
+        while at < goal:
+            passed.reach(at)
+            pos, verdict, _, _ = _columns.walk(region, at - base, min(goal, at + SCAN_WINDOW) - base, base)
+            at = base + pos
+            if verdict == Verdict.BLANK:
+                at = base + region.size
+            elif verdict != Verdict.LIMIT:
+                found = search.find(pos + 1)
+                at = base + (found if found >= 0 else region.size)
+        return at

@@ -1,0 +1,262 @@
+"""Reading a long log: pieces that threads work at ahead of the caller, and a constant working set.
+
+Owns where pieces begin and end, the threads, and which pages are given back behind a pass.  It decides nothing about what is
+found: a piece counts only if the way from record to record comes to its begin.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from rmqstore import _core
+from rmqstore.errors import OffsetOutOfRangeError
+from rmqstore.files.mapped_file_queue import MappedFileQueue
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+__all__ = ["SCAN_WINDOW", "Piece", "Pieces", "ScanProgress", "search_in"]
+
+SCAN_WINDOW = 32 * 1024 * 1024
+"""A scan keeps at most so many bytes of the log behind itself in memory."""
+
+
+class ScanProgress:
+    """Lets go of the pages behind a scan, so that it keeps a constant working set."""
+
+    __slots__ = ("_at", "_queue")
+
+    def __init__(self, queue: MappedFileQueue):
+        self._queue = queue
+        self._at = -1
+
+    def reach(self, offset: int) -> None:
+        """Say that the scan needs nothing before `offset` any more."""
+        if self._at < 0:
+            self._at = offset
+        if offset - self._at < SCAN_WINDOW:
+            return
+        while self._at < offset:
+            mapped_file = self._queue.find(self._at)
+            if mapped_file is None:
+                break
+            pos = self._at - mapped_file.file_from_offset
+            size = min(offset - self._at, mapped_file.size - pos)
+            if mapped_file.mapped:
+                mapped_file.region.release_pages(pos, size)
+            self._at += size
+        self._at = offset
+
+
+def _usable_cpus() -> int:
+    # Those that this process may run on, where the system tells.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def search_in(region: _core.Region, base: int, search: _core.RecordSearch | None) -> _core.RecordSearch:
+    """The search of the damage before, if that lies in the same segment: what it summed up it need not sum up again."""
+    return _core.RecordSearch(region, base) if search is None or search.region is not region else search
+
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece(Generic[Job, Result]):
+    """A piece of the log that another thread works at, from a place where a whole record seems to begin.
+
+    Attributes
+    ----------
+    begin : int
+        Offset in bytes.
+    job : object
+        What the work is done with.
+    """
+
+    begin: int
+    job: Job
+    _done: Future[Result]
+
+    def result(self) -> Result | None:
+        """object or None: what the work gave, waited for; None if it raised, as it will again in the caller, or will not."""
+        return None if self._done.exception() is not None else self._done.result()
+
+    def abandon(self) -> None:
+        """See that nobody works at it any more; who does is waited for."""
+        if not self._done.cancel():
+            self._done.exception()
+
+
+class Pieces(Generic[Job, Result]):
+    """Pieces of the log, which further threads work at ahead of the caller, who goes over it.
+
+    Where a piece begins is found as behind damage, by magic, lengths, own offset and CRC.  That a record does begin there is
+    certain only once the way from record to record comes by, so that the work at a piece counts if the caller comes to its
+    begin, and is thrown away otherwise.  No piece goes beyond a segment.
+
+    Parameters
+    ----------
+    queue : MappedFileQueue
+        The segments.
+    end : int
+        Where the caller will stop.
+    make : callable
+        Makes a job; only one piece at a time has it.
+    size, search : int
+        About how long a piece is, and how far behind that the next record is looked for, in bytes.
+    threads : int
+        How many threads work at most, on as many usable processors.
+    ahead : int, optional
+        How many pieces are worked at or wait for the caller; one more than there are threads by default.
+    worth_it : bool
+        Cut the log in pieces at all.
+
+    Attributes
+    ----------
+    thread_num : int
+        How many threads may work; with one there are none, but pieces begin in the same places.
+    """
+
+    def __init__(
+        self,
+        queue: MappedFileQueue,
+        end: int,
+        make: Callable[[], Job],
+        *,
+        size: int,
+        search: int,
+        threads: int,
+        ahead: int | None = None,
+        worth_it: bool = True,
+    ):
+        self._queue = queue
+        self._end = end
+        self._make = make
+        self._size = size
+        self._search = search
+        self._behind: _core.RecordSearch | None = None
+        self.thread_num = min(_usable_cpus(), threads)
+        self._ahead = self.thread_num + 1 if ahead is None else ahead
+        self._in_pieces = worth_it and queue.mapped_file_size >= size
+        self._pieces: deque[Piece[Job, Result]] = deque()
+        self._spare: list[Job] = []
+        # Where the piece behind those that are known begins, -1 where that is not known.
+        self._next = -1
+        self._threads: ThreadPoolExecutor | None = None
+        # The threads themselves, and the process that has them.
+        self._members: set[int] = set()
+        self._process = -1
+
+    def come_to(self, at: int) -> Piece[Job, Result] | None:
+        """Piece or None: the one that begins at `at`, to which the way from record to record came."""
+        if self._threads is not None and self._process != os.getpid():
+            self._forget()
+        if self._pieces and self._pieces[0].begin < at:
+            self._drop()
+        return self._pieces.popleft() if self._pieces and self._pieces[0].begin == at else None
+
+    def end_behind(self, at: int) -> int:
+        """int: where the piece that `at` lies in ends, -1 where that is not known."""
+        if not self._pieces and self._next <= at:
+            self._next = self._piece_end(at)
+        return self._pieces[0].begin if self._pieces else self._next
+
+    def put_back(self, job: Job) -> None:
+        """Give a job for a later piece."""
+        self._spare.append(job)
+
+    def _forget(self) -> None:
+        # A child process has none of its parent's threads, which nobody may wait for.
+        self._threads, self.thread_num, self._next = None, 1, -1
+        self._pieces.clear()
+
+    def _drop(self) -> None:
+        # All of them, so that where pieces begin does not depend on how many threads there are.
+        for piece in self._pieces:
+            piece.abandon()
+            self._spare.append(piece.job)
+        self._pieces.clear()
+        self._next = -1
+
+    def _piece_end(self, begin: int) -> int:
+        # Where the next piece begins, -1 where there is none that can be found in a short time.
+        mapped_file = self._queue.find(begin) if self._in_pieces else None
+        if mapped_file is None:
+            return -1
+        base = mapped_file.file_from_offset
+        goal, segment_end = begin + self._size, base + mapped_file.size
+        if goal >= min(segment_end, self._end):
+            return segment_end if segment_end < self._end else -1
+        limit = min(goal + self._search, segment_end, self._end)
+        try:
+            region = mapped_file.region
+        except OffsetOutOfRangeError:
+            return -1  # It expired meanwhile.
+        self._behind = search_in(region, base, self._behind)
+        found = self._behind.find(goal - base, limit - base)
+        return base + found if found >= 0 else -1
+
+    def launch(self, work: Callable[[Job, _core.Region, int, int, int], Result]) -> None:
+        """Let threads work at what lies ahead.
+
+        Parameters
+        ----------
+        work : callable
+            Called with a job, the region of a segment, the bounds of a piece as positions in it, and the offset of the
+            region's first byte.
+        """
+        while self.thread_num > 1 and self._next >= 0 and len(self._pieces) < self._ahead:
+            begin = self._next
+            mapped_file = self._queue.find(begin)
+            if mapped_file is None:
+                return
+            base, following = mapped_file.file_from_offset, self._piece_end(begin)
+            limit = following if following >= 0 else min(self._end, base + mapped_file.size)
+            if limit - begin > self._size + self._search:
+                # It has no known end, and the caller goes over it in steps.
+                return
+            try:
+                region = mapped_file.region
+            except OffsetOutOfRangeError:
+                return
+            job = self._spare.pop() if self._spare else self._make()
+            try:
+                done = self._executor().submit(work, job, region, begin - base, limit - base, base)
+            except RuntimeError:
+                # The interpreter is about to end, or the system gives no thread: the caller does it all.
+                self.thread_num = 1
+                return
+            self._next = following
+            self._pieces.append(Piece(begin, job, done))
+
+    def _executor(self) -> ThreadPoolExecutor:
+        if self._threads is None:
+            # Imported here because most who import this module scan no large log.
+            from concurrent.futures import ThreadPoolExecutor
+
+            members = self._members
+            self._process = os.getpid()
+            self._threads = ThreadPoolExecutor(
+                self.thread_num, "rmqstore-scan", initializer=lambda: members.add(threading.get_ident())
+            )
+            # While the interpreter takes its modules apart it is too late for what a scan that nobody closed would do.
+            atexit.register(self.close)
+        return self._threads
+
+    def close(self) -> None:
+        """End the threads; what they work at is waited for."""
+        threads, self._threads, self.thread_num = self._threads, None, 1
+        if threads is None:
+            return
+        atexit.unregister(self.close)
+        if self._process == os.getpid():
+            # A garbage collection may close a scan in one of its own threads.
+            threads.shutdown(wait=threading.get_ident() not in self._members, cancel_futures=True)
+        self._pieces.clear()
