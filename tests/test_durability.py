@@ -1045,7 +1045,7 @@ def test_the_thread_prepares_the_next_segment_and_index_file(system, tmp_path, p
         wait_until(lambda: store.commit_log.queue.prepared, "the next one is prepared")
         for number in range(60):
             store.put_message(Message("Orders", b"", keys=[f"k{number}"]))
-        wait_until(lambda: store.index_service._prepared, "an index file is prepared")
+        wait_until(lambda: store.index_service.prepared, "an index file is prepared")
         [index] = [name for name in staged(root) if os.stat(root / name).st_size == PREPARING.index_file_size]
         inode = os.stat(root / index).st_ino
         for number in range(60):

@@ -328,13 +328,13 @@ def test_the_file_that_follows_is_ready_and_the_windows_go_on_there(tmp_path):
             store.put_messages(messages(1000))
             ahead.look()
         assert resident(segment(store)) == 32 * MIB
-        log.prepare()
-        [prepared] = log._prepared
+        log.prepared.prepare()
+        [prepared] = log.prepared._paths
         blocks_free = os.stat(prepared).st_blocks
         store.put_messages(messages(1000))
         ahead.look()
         # The mapping is gone again, the pages are in the page cache.
-        assert log._populated == prepared and resident(prepared) == 0
+        assert log.prepared._populated == prepared and resident(prepared) == 0
         assert os.stat(prepared).st_blocks == blocks_free and Path(prepared).read_bytes() == bytes(32 * MIB)
         while len(log) == 1:
             store.put_messages(messages(1000))
@@ -351,13 +351,13 @@ def test_what_went_meanwhile_is_left_alone(tmp_path):
         log = store.commit_log.queue
         while store.commit_log.max_offset < 31 * MIB:
             store.put_messages(messages(1000))
-        log.prepare()
-        os.unlink(log._prepared[0])
-        store.index_service.prepare()
-        os.unlink(store.index_service._prepared)
+        log.prepared.prepare()
+        os.unlink(log.prepared._paths[0])
+        store.index_service.prepared.prepare()
+        os.unlink(store.index_service.prepared._paths[0])
         ahead.look()
         log.populate(32 * MIB, 33 * MIB)
-        store.index_service.populate_prepared(MIB)
+        store.index_service.prepared.populate(MIB)
         while len(log) == 1:
             store.put_messages(messages(1000))
         ahead.look()

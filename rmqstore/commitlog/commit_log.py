@@ -229,7 +229,7 @@ class CommitLog(NotCopied):
         # Segments are made before the first byte is written, so that a full disk leaves nothing half done.
         if last is not None and room:
             last.reserve()
-        self.queue.prepare(rolls)
+        self.queue.prepared.prepare(rolls)
         done = 0
         while done < batch.count:
             mapped_file = self.queue.file_for_append()
@@ -257,7 +257,7 @@ class CommitLog(NotCopied):
                 rolls += 1
                 room = self.segment_size
             room -= size
-        self.queue.prepare(rolls)
+        self.queue.prepared.prepare(rolls)
 
     # ------------------------------------------------------------------------------------------------------ reading
 

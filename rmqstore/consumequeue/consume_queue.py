@@ -383,7 +383,7 @@ class _UnitQueue(NotCopied):
 
     def forget_prepared(self) -> None:
         """Leave what was prepared to the parent of this forked process."""
-        self.queue.forget_prepared()
+        self.queue.prepared.forget()
 
     def files(self) -> Iterator[MappedFile]:
         """Every file, those of the extension included."""
@@ -482,7 +482,7 @@ class ConsumeQueueExt(NotCopied):
         room = offsets[-1] + file_size - self.queue.wrote_where - _EXT_END_SIZE if offsets else 0
         missing = count - max(room, 0) // size
         if missing > 0:
-            self.queue.prepare(-(-missing // ((file_size - _EXT_END_SIZE) // size)))
+            self.queue.prepared.prepare(-(-missing // ((file_size - _EXT_END_SIZE) // size)))
         elif offsets:
             self.queue.make_room(0)
 
@@ -898,7 +898,7 @@ class ConsumeQueue(_UnitQueue):
         """As every queue does, in the extension too."""
         super().forget_prepared()
         if self.ext is not None:
-            self.ext.queue.forget_prepared()
+            self.ext.queue.prepared.forget()
 
     def files(self) -> Iterator[MappedFile]:
         """The queue's files, then those of the extension."""

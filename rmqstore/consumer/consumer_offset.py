@@ -292,32 +292,32 @@ class ConsumerOffsets(OffsetsFile):
         ReadOnlyError
             The offsets were loaded read-only.
         """
-        self._check_writable()
-        with self._persist_lock:
-            with self._lock:
-                if not self.dirty:
-                    return False
-                changes = self._changes
-                if "timestamp" not in self.data_version:
-                    self.data_version["timestamp"] = int(self._clock())
-                version = {"counter": 0, "stateVersion": 0} | self.data_version
-                offset_table = {key: dict(queues) for key, queues in self.offset_table.items()}
-                pull_offset_table = {key: dict(queues) for key, queues in self.pull_offset_table.items()}
-                lmq_offset_table = dict(self.lmq_offset_table)
-            offset_table = _in_java_order(offset_table)
-            known: dict[str, Any] = {
-                "dataVersion": with_unknown(version, self._version_members),
-                "groupTopicMap": _group_topic_map(offset_table),
-                "offsetTable": offset_table,
-            }
-            if self._has_lmq or lmq_offset_table:
-                keys = java_order(lmq_offset_table, 1024, java_string_hash)
-                known["lmqOffsetTable"] = {key: lmq_offset_table[key] for key in keys}
-            if pull_offset_table or "pullOffsetTable" in self._members:
-                known["pullOffsetTable"] = _in_java_order(pull_offset_table)
-            self._replace(with_unknown(dict(sorted(known.items())), self._members))
-            self._persisted = changes
-        return True
+        return super().persist()
+
+    def _note(self) -> Any:
+        if "timestamp" not in self.data_version:
+            self.data_version["timestamp"] = int(self._clock())
+        return (
+            {"counter": 0, "stateVersion": 0} | self.data_version,
+            {key: dict(queues) for key, queues in self.offset_table.items()},
+            {key: dict(queues) for key, queues in self.pull_offset_table.items()},
+            dict(self.lmq_offset_table),
+        )
+
+    def _document(self, noted: Any) -> dict[str, Any]:
+        version, offset_table, pull_offset_table, lmq_offset_table = noted
+        offset_table = _in_java_order(offset_table)
+        known: dict[str, Any] = {
+            "dataVersion": with_unknown(version, self._version_members),
+            "groupTopicMap": _group_topic_map(offset_table),
+            "offsetTable": offset_table,
+        }
+        if self._has_lmq or lmq_offset_table:
+            keys = java_order(lmq_offset_table, 1024, java_string_hash)
+            known["lmqOffsetTable"] = {key: lmq_offset_table[key] for key in keys}
+        if pull_offset_table or "pullOffsetTable" in self._members:
+            known["pullOffsetTable"] = _in_java_order(pull_offset_table)
+        return with_unknown(dict(sorted(known.items())), self._members)
 
     def __repr__(self) -> str:
         return f"<ConsumerOffsets {self.path!r} {len(self.offset_table)} of topic@group>"

@@ -45,13 +45,15 @@ class LocalOffsets(OffsetsFile):
         As of `ConsumerOffsets`.
     """
 
-    __slots__ = ("_committed", "offset_table")
+    __slots__ = ("_committed", "_written", "offset_table")
 
     def __init__(self, path: str | os.PathLike[str], *, read_only: bool = True):
         super().__init__(path, read_only)
         self.offset_table: dict[tuple[str, str, int], int] = {}
         # What was committed here and is not in the file yet; for all other queues the file knows better.
         self._committed: dict[tuple[str, str, int], int] = {}
+        # What `persist` wrote last.
+        self._written: dict[tuple[str, str, int], int] = {}
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], read_only: bool = True) -> LocalOffsets:
@@ -157,24 +159,24 @@ class LocalOffsets(OffsetsFile):
         ReadOnlyError
             The offsets were loaded read-only.
         """
-        self._check_writable()
-        with self._persist_lock:
-            with self._lock:
-                if not self.dirty:
-                    return False
-                changes, known, committed = self._changes, dict(self.offset_table), dict(self._committed)
-            (members, in_file), source = load_with_backup(self.path, False, _local_document)
-            self._main_is_whole = source == self.path
-            table = {**known, **in_file, **committed}
-            ordered = {_message_queue(key): table[key] for key in java_order(table, 16, _message_queue_hash)}
-            self._replace(with_unknown({"offsetTable": ordered}, members))
-            with self._lock:
-                for key, offset in committed.items():
-                    if self._committed.get(key) == offset:
-                        del self._committed[key]
-                self.offset_table = {**table, **self._committed}
-                self._persisted = changes
-        return True
+        return super().persist()
+
+    def _note(self) -> Any:
+        return dict(self.offset_table), dict(self._committed)
+
+    def _document(self, noted: Any) -> dict[str, Any]:
+        known, committed = noted
+        (members, in_file), source = load_with_backup(self.path, False, _local_document)
+        self._main_is_whole = source == self.path
+        table = self._written = {**known, **in_file, **committed}
+        ordered = {_message_queue(key): table[key] for key in java_order(table, 16, _message_queue_hash)}
+        return with_unknown({"offsetTable": ordered}, members)
+
+    def _settle(self, noted: Any) -> None:
+        for key, offset in noted[1].items():
+            if self._committed.get(key) == offset:
+                del self._committed[key]
+        self.offset_table = {**self._written, **self._committed}
 
     def __repr__(self) -> str:
         return f"<LocalOffsets {self.path!r} {len(self.offset_table)} queues>"

@@ -289,6 +289,33 @@ class OffsetsFile(NotCopied):
             # With the backup alone there is no second chance; the next persist writes a main file again.
             self._changes += self.source not in (None, self.path)
 
+    def persist(self) -> bool:
+        """Write the file if there is something new in the tables; whether it was written."""
+        self._check_writable()
+        with self._persist_lock:
+            with self._lock:
+                if not self.dirty:
+                    return False
+                changes, noted = self._changes, self._note()
+            # Commits of other threads are not held up meanwhile.
+            self._replace(self._document(noted))
+            with self._lock:
+                self._settle(noted)
+                self._persisted = changes
+        return True
+
+    def _note(self) -> Any:
+        # A copy of what is to be written; the caller holds the lock of the tables.
+        raise NotImplementedError
+
+    def _document(self, noted: Any) -> dict[str, Any]:
+        # The members of the file, of what was noted.
+        raise NotImplementedError
+
+    def _settle(self, noted: Any) -> None:
+        # What was noted is on the disk; the caller holds the lock of the tables.
+        pass
+
     def _check_writable(self) -> None:
         if self._pid != os.getpid():
             raise ReadOnlyError(

@@ -20,11 +20,11 @@ from rmqstore.files.mapped_file import (
     MappedFilePool,
     MemoryFile,
     NotCopied,
-    delete_staged,
     fsync_directory,
     name_of_offset,
     offset_of_name,
 )
+from rmqstore.files.prepared_files import PreparedFiles
 
 __all__ = ["MappedFileQueue"]
 
@@ -73,6 +73,8 @@ class MappedFileQueue(NotCopied, FileStream):
         Offset behind the last byte of the stream; what lies behind it in the last file is not part of it.
     problems : list of GeometryError
         What the directory was listed with although it is not as a writer leaves it.
+    prepared : PreparedFiles
+        Those that wait to be the next one.
     """
 
     def __init__(
@@ -98,9 +100,7 @@ class MappedFileQueue(NotCopied, FileStream):
         self.file_offsets = []
         self._files: dict[int, MappedFile] = {}
         self._zero_length: str | None = None
-        self._prepared: list[str] = []
-        # The prepared file whose head `populate` made ready.
-        self._populated: str | None = None
+        self.prepared = PreparedFiles(self.path if staging is None else os.fspath(staging), mapped_file_size)
         self._taken_where = 0
         self._closed = False
         # Read-only: what is appended goes into memory; the files there that are on no disk.
@@ -356,38 +356,25 @@ class MappedFileQueue(NotCopied, FileStream):
             return created
         if self.read_only:
             raise ReadOnlyError("the store was opened read-only", self.path)
-        allocated = self._prepared[0] if self._prepared else None
-        if allocated is not None and not os.path.exists(allocated):
-            # Somebody tidied up the store's directory.
-            allocated = None
-        mapped_file = MappedFile.create(
-            self._path_of(offset),
-            self.mapped_file_size,
-            file_from_offset=offset,
-            pool=self.pool,
-            staging=self.staging,
-            allocated=allocated,
-        )
-        del self._prepared[:1]
+        allocated = self.prepared.take()
+        try:
+            mapped_file = MappedFile.create(
+                self._path_of(offset),
+                self.mapped_file_size,
+                file_from_offset=offset,
+                pool=self.pool,
+                staging=self.staging,
+                allocated=allocated,
+            )
+        except BaseException:
+            self.prepared.give_back(allocated)
+            raise
         self._files[offset] = mapped_file
         self.file_offsets.append(offset)
         self.wrote_where = offset
         if self.pool.on_create is not None:
             self.pool.on_create()
         return mapped_file
-
-    def prepare(self, count: int = 1) -> None:
-        """Allocate the next `count` files before they are needed, out of sight; a roll then only renames one.
-
-        Raises
-        ------
-        OSError
-            The disk is full, …; the queue is as it was.
-        """
-        while len(self._prepared) < count:
-            self._prepared.append(
-                MappedFile.allocate(self.path if self.staging is None else self.staging, self.mapped_file_size)
-            )
 
     def populate(self, start: int, end: int) -> bool:
         """Make the pages from offset `start` to `end` ready for a writer, in the newest file and at the head of a prepared one.
@@ -404,16 +391,13 @@ class MappedFileQueue(NotCopied, FileStream):
         if not offsets:
             return False
         base = offsets[-1]
-        mapped_file, prepared = self._files.get(base), self._prepared[:1]
+        mapped_file = self._files.get(base)
         asked = False
         if mapped_file is not None and start < base + self.mapped_file_size:
             asked = mapped_file.populate(max(start - base, 0), end - max(start, base))
         beyond = end - base - self.mapped_file_size
-        if beyond > 0 and prepared and prepared[0] != self._populated:
-            self._populated = prepared[0]
-            # It may be renamed into its place meanwhile.
-            with contextlib.suppress(OSError):
-                MappedFile.populate_allocated(prepared[0], beyond, self.mapped_file_size)
+        if beyond > 0:
+            self.prepared.populate(beyond)
         return asked
 
     def make_room(self, size: int) -> None:
@@ -430,16 +414,7 @@ class MappedFileQueue(NotCopied, FileStream):
             if room:
                 self.file(self.file_offsets[-1]).reserve()
         if size > room:
-            self.prepare(-(-(size - room) // self.mapped_file_size))
-
-    def forget_prepared(self) -> None:
-        """Leave what was prepared to the parent of this forked process."""
-        self._prepared = []
-
-    @property
-    def prepared(self) -> int:
-        """int: how many files `prepare` holds ready."""
-        return len(self._prepared)
+            self.prepared.prepare(-(-(size - room) // self.mapped_file_size))
 
     def refresh(self) -> bool:
         """Take in the files that another process appended or deleted (read-only use); True if there are new ones."""
@@ -593,8 +568,6 @@ class MappedFileQueue(NotCopied, FileStream):
         """Close every file; none is mapped again.  What was prepared and not used is deleted."""
         with self.pool.lock:
             self._closed = True
-            prepared, self._prepared = self._prepared, []
-        for path in prepared:
-            delete_staged(path)
+        self.prepared.delete()
         for mapped_file in list(self._files.values()):
             mapped_file.close()

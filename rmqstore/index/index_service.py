@@ -24,7 +24,8 @@ from rmqstore._columns import entries_by_key
 from rmqstore._core import chain_entries, index_key_hash
 from rmqstore.config import StoreConfig, is_usual_size
 from rmqstore.errors import GeometryError, IndexFileError, OffsetOutOfRangeError, ReadOnlyError, StoreClosedError
-from rmqstore.files.mapped_file import MappedFile, NotCopied, delete_staged, fsync_directory
+from rmqstore.files.mapped_file import NotCopied, fsync_directory
+from rmqstore.files.prepared_files import PreparedFiles
 from rmqstore.index.index_file import IndexFile
 
 __all__ = ["IndexService", "QueryOffsetResult", "ReadWriteLock", "index_name_after"]
@@ -156,9 +157,7 @@ class IndexService(NotCopied):
         self._covers = True
         self._noted = False
         self._closed = False
-        self._prepared: str | None = None
-        # The prepared file that `populate_prepared` worked on.
-        self._populated: str | None = None
+        self.prepared = PreparedFiles(self.root, config.index_file_size)
         self.flush_on_roll = True
         self.sparse = False
 
@@ -385,30 +384,10 @@ class IndexService(NotCopied):
         """The newest file, None if there is none."""
         return self.file(self._names[-1]) if self._names else None
 
-    def prepare(self) -> None:
-        """Allocate the next file before it is needed, out of sight; a roll then only renames it.
-
-        Raises
-        ------
-        OSError
-            The disk is full, …; nothing is left behind.
-        """
-        if self._prepared is None:
-            self._prepared = MappedFile.allocate(self.root, self.config.index_file_size)
-
     def opened_newest(self) -> IndexFile | None:
         """The newest file if it is open now, else None."""
         names = self._names
         return self._open.get(names[-1]) if names else None
-
-    def populate_prepared(self, size: int) -> None:
-        """Make the first `size` bytes of a prepared file ready for a writer, once; nothing that goes wrong raises."""
-        prepared = self._prepared
-        if prepared is not None and prepared != self._populated:
-            self._populated = prepared
-            # It may be renamed into its place meanwhile.
-            with contextlib.suppress(OSError):
-                MappedFile.populate_allocated(prepared, size, self.config.index_file_size)
 
     def has_room(self) -> bool:
         """bool: there is a newest file, and it is not full."""
@@ -436,10 +415,6 @@ class IndexService(NotCopied):
                 break
             index.adopt()
 
-    def forget_prepared(self) -> None:
-        """Leave what was prepared to the parent of this forked process."""
-        self._prepared = None
-
     def reserve(self) -> None:
         """Allocate the newest file on disk where a Java store left holes in it.
 
@@ -462,9 +437,7 @@ class IndexService(NotCopied):
     def _create(self, newest: IndexFile | None) -> IndexFile:
         name = index_name_after(self._names[-1] if self._names else None, time.time_ns() // 1_000_000)
         # Taken out first: what another thread prepares meanwhile is for the next time.
-        allocated, self._prepared = self._prepared, None
-        if allocated is not None and not os.path.exists(allocated):
-            allocated = None
+        allocated = self.prepared.take()
         try:
             index = IndexFile.create(
                 os.path.join(self.path, name),
@@ -474,7 +447,7 @@ class IndexService(NotCopied):
                 sparse=self.sparse,
             )
         except BaseException:
-            self._prepared = self._prepared or allocated
+            self.prepared.give_back(allocated)
             raise
         if newest is not None:
             index.follow(newest)
@@ -688,6 +661,4 @@ class IndexService(NotCopied):
                 index.close()
             self._log_files = {}
             self._open.clear()
-            prepared, self._prepared = self._prepared, None
-        if prepared is not None:
-            delete_staged(prepared)
+        self.prepared.delete()

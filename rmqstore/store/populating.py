@@ -142,7 +142,7 @@ class PopulateAhead:
         if target - start >= _step(wanted) and mapped_file.populate(start, target - start):
             window.ready = target
         if end + wanted > mapped_file.size:
-            service.populate_prepared(min(slots_end + _STEP, self.size))
+            service.prepared.populate(min(slots_end + _STEP, self.size))
         return grown > 0
 
     def _wanted(self, window: _Window) -> int:

@@ -104,11 +104,11 @@ class StoreState:
         self.appender = None
         self.renew_locks()
         self.progress.forget()
-        self.commit_log.queue.forget_prepared()
+        self.commit_log.queue.prepared.forget()
         for queue in self.queues.opened():
             queue.forget_prepared()
         if self.index_service is not None:
-            self.index_service.forget_prepared()
+            self.index_service.prepared.forget()
 
     def load(self) -> None:
         """Look at the files; read-only, also for what lies beyond the queues."""

@@ -123,13 +123,13 @@ class Upkeep:
             if self.state.commit_log.segment_size >= _PREPARE_FROM_SIZE and log.offsets and not log.prepared:
                 used = self.state.commit_log.max_offset - log.offsets[-1]
                 if used >= self.state.commit_log.segment_size * _PREPARE_AT:
-                    log.prepare()
+                    log.prepared.prepare()
             if (
                 index_service is not None
                 and self.state.config.index_file_size >= _PREPARE_FROM_SIZE
                 and index_service.fill >= _PREPARE_AT
             ):
-                index_service.prepare()
+                index_service.prepared.prepare()
             self._no_space = None
         except OSError as error:
             # Once for a cause, not once a tick.
