@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import graphlib
 import os
 import re
 import subprocess
@@ -164,6 +165,34 @@ def test_imports_point_one_way():
                 allowed.add(importer)
             wrong += [f"{relative(path)} imports {part}" for part in parts - allowed]
     assert not wrong
+
+
+def runtime_imports(path: Path) -> set[str]:
+    """Names that a module imports when it runs, wherever in it; what is only for a type checker is left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            node.body = []
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_no_modules_import_each_other():
+    # Imports within functions count: they only hide a circle.
+    named = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in module_files() if path.suffix != ".pyi"}
+    modules = {name.removesuffix(".__init__"): path for name, path in named.items()}
+    graph = {}
+    for name, path in modules.items():
+        imports = runtime_imports(path) if path.suffix == ".py" else set()
+        # A name of a module, or one in it.
+        graph[name] = {each if each in modules else each.rpartition(".")[0] for each in imports} & modules.keys() - {name}
+    assert "rmqstore.errors" in graph["rmqstore.store.writing"]
+    list(graphlib.TopologicalSorter(graph).static_order())  # Raises CycleError with the modules of a circle.
 
 
 def test_the_rule_sees_imports(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from rmqstore.config import StoreConfig
 from rmqstore.console.api import Api
 from rmqstore.console.gate import LOOPBACK_NAMES, Gate
-from rmqstore.console.pages import Console, Entrance, Pages, error_page
+from rmqstore.console.pages import Console, Entrance, Pages, error_page, refused_page
 
 __all__ = ["app"]
 
@@ -131,6 +131,7 @@ def app(
                 Gate,
                 token=token,
                 allowed_hosts=tuple(allowed_hosts),
+                refused=refused_page,
                 any_address=any_address,
                 realm="\n".join(os.path.abspath(console.path) for console in consoles),
             )
@@ -143,7 +144,11 @@ def app(
         for number, console in enumerate(consoles)
     }
     entrance.gate = Gate(
-        made, token=token, allowed_hosts=(), realm="\n".join(os.path.abspath(console.path) for console in consoles)
+        made,
+        token=token,
+        allowed_hosts=(),
+        refused=refused_page,
+        realm="\n".join(os.path.abspath(console.path) for console in consoles),
     )
     return made
 

@@ -12,7 +12,7 @@ import ipaddress
 import logging
 import re
 import urllib.parse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
@@ -114,6 +114,8 @@ class Gate:
         What a browser or a program must know; None lets everybody in whom the hosts let in.
     allowed_hosts : iterable of str
         Names that a Host header may have; with ``"*"`` any.
+    refused : callable
+        What those get who do not know the token.
     any_address : bool
         IP addresses are allowed too: a page that was bound to another name cannot have one.
     realm : str
@@ -126,6 +128,7 @@ class Gate:
         *,
         token: str | None,
         allowed_hosts: Iterable[str],
+        refused: Callable[[Scope], Response],
         any_address: bool = False,
         realm: str = "",
     ):
@@ -134,6 +137,7 @@ class Gate:
         token = None if token is None else token.strip()
         self._token = token
         self._hosts = {host.lower().strip("[]") for host in allowed_hosts}
+        self._refused = refused
         self._any_address = any_address
         self.cookie = "rmqstore_" + hashlib.sha256(realm.encode("utf-8", "surrogateescape")).hexdigest()[:8]
         # The cookie is made from the token and is not the token.
@@ -199,7 +203,7 @@ class Gate:
             return response
         if self._knows_token(headers):
             return None
-        return _Refused()
+        return self._refused(scope)
 
     def _is_allowed(self, host: str) -> bool:
         if "*" in self._hosts or host in self._hosts:
@@ -244,18 +248,6 @@ class Gate:
         response.set_cookie(
             self.cookie, self._session, max_age=_COOKIE_AGE, httponly=True, samesite="strict", secure=secure
         )
-
-
-class _Refused(Response):
-    """401: for browsers a form that asks for the token, for programs a sentence."""
-
-    def __init__(self) -> None:
-        super().__init__(status_code=401)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        from rmqstore.console.pages import refused_page
-
-        await refused_page(scope)(scope, receive, send)
 
 
 def _said(scope: Scope, text: str, status: int, headers: dict[str, str] | None = None) -> Response:

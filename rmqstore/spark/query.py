@@ -23,7 +23,7 @@ from rmqstore.index.index_service import IndexService
 from rmqstore.index.log_index import DEFAULT_LOG_BYTES, LogIndex
 from rmqstore.spark.batches import in_spark_layout, spark_arrow_schema
 from rmqstore.spark.plan import LogPlan
-from rmqstore.spark.source import spark_schema
+from rmqstore.spark.reader import spark_schema
 from rmqstore.spark.task import spare_collector
 from rmqstore.store.columns import DEFAULT_COLUMNS, chosen_columns, import_pyarrow, key_table, text_buffers, time_range
 

@@ -1,61 +1,33 @@
-"""The data source ``rocketmq-store``: a store as a Spark DataFrame.
+"""The data source ``rocketmq-store``: what Spark calls by that name.
 
-Owns what Spark asks of a batch source: the schema, the partitions, and the record batches of each.  It never decodes a
-record (`batches` does, with the compiled core) and changes nothing on disk.
-
-The end of the log is fixed when Spark plans a DataFrame, once for each ``load()`` (PySpark 4.3) or for each job (4.0): what
-a writer appends afterwards belongs to the next one.  A task opens the one segment that its piece lies in, and lists nothing.
+Owns the names and which reader or writer answers for them.
 """
 
 from __future__ import annotations
 
-import datetime
-import os
 import weakref
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pyspark
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
     DataSourceWriter,
-    InputPartition,
 )
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
-from rmqstore._columns import COLUMN_NAMES
-from rmqstore.errors import StoreError
-from rmqstore.spark.batches import piece_batches, queue_piece_batches, spark_arrow_schema
-from rmqstore.spark.options import CORRUPT_COLUMN, FORMAT, ReadOptions, store_config
-from rmqstore.spark.plan import LogPlan, Piece, QueuePiece, queue_pieces
+from rmqstore.spark.options import CORRUPT_COLUMN, FORMAT, ReadOptions
 from rmqstore.spark.rabbitmq import QueueSource
-from rmqstore.spark.task import spare_collector
-from rmqstore.store.columns import DEFAULT_COLUMNS, NULLABLE_COLUMNS
+from rmqstore.spark.reader import FilteringStoreReader, StoreReader, spark_schema
+from rmqstore.spark.stream import StoreStreamReader
+from rmqstore.store.columns import DEFAULT_COLUMNS
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
-__all__ = ["FORMAT", "StoreReader", "StoreSource", "register", "spark_schema"]
+__all__ = ["FORMAT", "FilteringStoreSource", "StoreSource", "ensure_registered", "register"]
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-# A body that cannot be decompressed is damage: it fails, is passed over or makes a row of damage.
-NULLABLE = NULLABLE_COLUMNS - {"body"} | {CORRUPT_COLUMN}
 
 
 _registered: weakref.WeakSet[SparkSession] = weakref.WeakSet()
@@ -92,141 +64,6 @@ def ensure_registered(spark: SparkSession) -> None:
         register(spark)
 
 
-def _type_of(name: str) -> DataType:
-    if name in ("queue_id", "size", "flag", "sys_flag", "reconsume_times"):
-        return IntegerType()
-    if name in ("queue_offset", "phy_offset", "prepared_transaction_offset"):
-        return LongType()
-    if name in ("born_timestamp", "store_timestamp"):
-        return TimestampType()
-    if name in ("body", "body_stored"):
-        return BinaryType()
-    if name == "keys":
-        return ArrayType(StringType())
-    if name == "properties":
-        return MapType(StringType(), StringType())
-    return BooleanType() if name == "corrupt" else StringType()
-
-
-def spark_schema(columns: Iterable[str] | None = None, *, damage: bool = True) -> StructType:
-    """pyspark.sql.types.StructType: these columns of a scan (docs/columns.md), and ``_corrupt`` if it is among them.
-
-    Without rows of damage, which have few values, only ``tags`` and ``unique_key`` are nullable.
-    """
-    names = DEFAULT_COLUMNS if columns is None else columns
-    return StructType([StructField(name, _type_of(name), damage or name in NULLABLE) for name in names])
-
-
-def _version() -> tuple[int, ...]:
-    return tuple(int(part) for part in pyspark.__version__.split(".")[:2])
-
-
-def checked_schema(schema: StructType, options: ReadOptions) -> pa.Schema:
-    """pyarrow.Schema: what the reader yields for the columns that a user's schema asks for.
-
-    Raises
-    ------
-    StoreError
-        A column that no store has, one that comes twice, one of another type or NOT NULL where it has nulls, or no column
-        where this PySpark cannot count rows without.
-    """
-    if not schema.fields and _version() < (4, 3):
-        raise StoreError(
-            f"PySpark {pyspark.__version__} loses the rows of a schema without columns; name one, as queue_id int"
-        )
-    for i, field in enumerate(schema.fields):
-        if field.name in schema.fieldNames()[:i]:
-            raise StoreError(f"column {field.name!r} is asked for twice; name it once and select it twice")
-        if field.name != CORRUPT_COLUMN and field.name not in COLUMN_NAMES:
-            raise StoreError(
-                f"there is no column {field.name!r}; there are {', '.join((*COLUMN_NAMES, CORRUPT_COLUMN))}"
-            )
-        wanted = _type_of(field.name)
-        if field.dataType.simpleString() != wanted.simpleString():
-            raise StoreError(
-                f"column {field.name} is {wanted.simpleString()}, the schema says {field.dataType.simpleString()}; give the "
-                f"first and cast the DataFrame"
-            )
-        if not field.nullable and (field.name in NULLABLE or options.corrupt == "report"):
-            why = "" if field.name in NULLABLE else " and corrupt=report gives rows without it"
-            raise StoreError(f"the schema says that column {field.name} is never null{why}; leave NOT NULL out")
-    return spark_arrow_schema(schema.fieldNames(), {field.name for field in schema.fields if not field.nullable})
-
-
-class PiecePartition(InputPartition):
-    """What one task reads: a piece of the log or of a queue.
-
-    Attributes
-    ----------
-    piece : Piece or QueuePiece
-    first : bool
-        `piece.begin` is known to be the beginning of a record.
-    """
-
-    def __init__(self, piece: Piece | QueuePiece, first: bool = False):
-        self.piece = piece
-        self.first = first
-
-
-class StoreReader(DataSourceReader):
-    """Reads a store that stays as it is when the job is planned.
-
-    Parameters
-    ----------
-    options : ReadOptions
-    schema : StructType
-        Only these columns are decoded.
-    raw : mapping of str
-        The options as Spark gives them, for the geometry.
-    """
-
-    def __init__(self, options: ReadOptions, schema: StructType, raw: Any):
-        self.options = options
-        self.schema = checked_schema(schema, options)
-        self.plan: LogPlan | None = LogPlan.of(options.path, store_config(options.path, raw, index=False))
-        if not os.path.isdir(os.path.join(options.path, "commitlog")):
-            # A name that is spelled wrongly would give no rows.
-            raise StoreError("there is no store here; give the folder that holds commitlog/", options.path)
-        self.root, self.config, self.log_end = self.plan.root, self.plan.config, self.plan.end
-        # Filters that contradict each other leave nothing to read.
-        self.nothing = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Tasks need no list of segments.
-        return {**self.__dict__, "plan": None}
-
-    def partitions(self) -> list[InputPartition]:
-        """The pieces of the log, in its order; with ``mode=queue`` those of the queues."""
-        options, plan = self.options, self.plan
-        if self.nothing or plan is None:
-            return []
-        if options.mode == "queue":
-            pieces = queue_pieces(plan, options.topics, options.queue_ids, options.partition_bytes)
-            return [PiecePartition(piece) for piece in pieces]
-        return [
-            PiecePartition(piece)
-            for piece in plan.pieces(options.partition_bytes, options.begin_phy_offset, options.end_phy_offset)
-        ]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The record batches of one piece."""
-        return read_partition(self, partition)
-
-
-def read_partition(reader: Any, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The record batches of a piece, for the batch reader and the one that follows a store."""
-    if not isinstance(partition, PiecePartition):
-        # Spark makes a partition of its own where there is none.
-        return iter(())
-    spare_collector()
-    piece = partition.piece
-    if isinstance(piece, QueuePiece):
-        return queue_piece_batches(reader.root, reader.config, piece, reader.options, reader.schema, reader.log_end)
-    return piece_batches(
-        reader.root, reader.config, piece, reader.options, reader.schema, reader.log_end, first=partition.first
-    )
-
-
 class StoreSource(DataSource):
     """The data source ``rocketmq-store``; `register` makes it known."""
 
@@ -249,8 +86,6 @@ class StoreSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """The reader that follows a growing store."""
-        from rmqstore.spark.stream import StoreStreamReader
-
         return StoreStreamReader(ReadOptions.parse(self.options), schema, self.options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -258,104 +93,6 @@ class StoreSource(DataSource):
         from rmqstore.spark.writer import StoreWriter
 
         return StoreWriter(schema, overwrite, self.options)
-
-
-def _met(options: ReadOptions, name: str, values: set[Any]) -> ReadOptions:
-    # Only these values of what may be several already.
-    given = getattr(options, name)
-    kept = values if given is None else values & set(given)
-    changes: dict[str, Any] = {name: tuple(sorted(kept))}
-    return replace(options, **changes)
-
-
-def _within(options: ReadOptions, names: tuple[str, str], low: int | None, high: int | None) -> ReadOptions:
-    begin, end = getattr(options, names[0]), getattr(options, names[1])
-    if low is not None:
-        begin = low if begin is None else max(begin, low)
-    if high is not None:
-        end = high if end is None else min(end, high)
-    changes: dict[str, Any] = {names[0]: begin, names[1]: end}
-    return replace(options, **changes)
-
-
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
-
-
-def _microseconds(value: Any) -> int:
-    if not isinstance(value, datetime.datetime) or value.tzinfo is None:
-        raise TypeError("no point in time")
-    return (value - _EPOCH) // datetime.timedelta(microseconds=1)
-
-
-def push_filter(options: ReadOptions, kind: str, column: str, value: Any) -> ReadOptions | None:
-    """ReadOptions or None: `options` narrowed down by a filter, which they then answer exactly; None where they cannot.
-
-    Parameters
-    ----------
-    kind : str
-        The name of a filter class of `pyspark.sql.datasource`.
-    column : str
-    value : object
-        As Spark gives it.
-    """
-    if kind == "IsNotNull":
-        return options if column in ("topic", "queue_id", "store_timestamp", "phy_offset") else None
-    equal = kind in ("EqualTo", "EqualNullSafe", "In")
-    values = list(value) if kind == "In" else [value]
-    if kind == "In":
-        values = [each for each in values if each is not None]
-    if column in ("topic", "tags") and equal and all(isinstance(each, str) for each in values):
-        return _met(options, "topics" if column == "topic" else "tags", set(values))
-    if column == "queue_id" and equal and all(type(each) is int for each in values):
-        return _met(options, "queue_ids", set(values))
-    if kind == "In":
-        return None
-    if column == "phy_offset" and type(value) is int:
-        # From the first, before the second.
-        bounds = {
-            "EqualTo": (value, value + 1),
-            "EqualNullSafe": (value, value + 1),
-            "GreaterThan": (value + 1, None),
-            "GreaterThanOrEqual": (value, None),
-            "LessThan": (None, value),
-            "LessThanOrEqual": (None, value + 1),
-        }.get(kind)
-        return None if bounds is None else _within(options, ("begin_phy_offset", "end_phy_offset"), *bounds)
-    if column == "store_timestamp":
-        try:
-            at = _microseconds(value)
-        except TypeError:
-            return None
-        # Records have whole milliseconds, both ends are included.
-        floor, ceil = at // 1000, -(-at // 1000)
-        times = {
-            "EqualTo": (ceil, floor),
-            "EqualNullSafe": (ceil, floor),
-            "GreaterThan": (floor + 1, None),
-            "GreaterThanOrEqual": (ceil, None),
-            "LessThan": (None, ceil - 1),
-            "LessThanOrEqual": (None, floor),
-        }.get(kind)
-        return None if times is None else _within(options, ("begin_timestamp", "end_timestamp"), *times)
-    return None
-
-
-class FilteringStoreReader(StoreReader):
-    """As `StoreReader`, and answers what filters it can by itself."""
-
-    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
-        """Take the filters on topic, queue_id, tags, store_timestamp and phy_offset; gives back the others."""
-        for each in filters:
-            column = each.attribute[0] if len(getattr(each, "attribute", ())) == 1 else ""
-            narrowed = push_filter(self.options, type(each).__name__, column, getattr(each, "value", None))
-            if narrowed is not None and (self.options.mode == "commitlog" or column not in ("topic", "queue_id")):
-                self.options = narrowed
-                # A row that tells of damage is null in these columns, so Spark has to leave it out.
-                if self.options.corrupt != "report":
-                    continue
-            yield each
-        options = self.options
-        self.nothing = () in (options.topics, options.queue_ids, options.tags)
 
 
 class FilteringStoreSource(StoreSource):

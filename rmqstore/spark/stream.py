@@ -27,7 +27,7 @@ from rmqstore.errors import OffsetOutOfRangeError, StoreChangedError, StoreError
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.spark.options import ReadOptions, store_config
 from rmqstore.spark.plan import LogPlan, Piece, first_offset, known_end, segment_path
-from rmqstore.spark.source import PiecePartition, checked_schema, read_partition
+from rmqstore.spark.reader import PiecePartition, checked_schema, read_partition
 
 try:
     from pyspark.sql.streaming.datasource import (

@@ -84,14 +84,14 @@ def test_projection(spark, path, monkeypatch):
     assert [plain(row) for row in frame.collect()] == expected(path, ["properties", "keys"])
     from pyspark.sql.types import StructType
 
-    from rmqstore.spark import source
+    from rmqstore.spark import reader
     from rmqstore.spark.options import ReadOptions
 
-    if source._version() >= (4, 3):
+    if reader._version() >= (4, 3):
         assert read(spark, path, StructType([]), partition_bytes="5000").count() == 400
-    monkeypatch.setattr(source.pyspark, "__version__", "4.0.1")
+    monkeypatch.setattr(reader.pyspark, "__version__", "4.0.1")
     with pytest.raises(StoreError, match="loses the rows"):
-        source.checked_schema(StructType([]), ReadOptions(str(path)))
+        reader.checked_schema(StructType([]), ReadOptions(str(path)))
     monkeypatch.undo()
     assert read(spark, path, "topic string").where("topic = 'Stock'").count() == 134
 
@@ -368,7 +368,8 @@ def test_batches_are_large_enough_to_be_worth_handing_over_and_small_enough_for_
 
 def test_a_worker_leaves_its_imports_out_of_collections_and_nobody_else_does(spark, path):
     from rmqstore.spark.plan import LogPlan
-    from rmqstore.spark.source import PiecePartition, StoreSource
+    from rmqstore.spark.reader import PiecePartition
+    from rmqstore.spark.source import StoreSource
 
     source = StoreSource({"path": str(path)})
     reader = source.reader(source.schema())

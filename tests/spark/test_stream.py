@@ -36,7 +36,7 @@ def rows(path):
 def stream_reader(path, columns=("phy_offset",), available_now=False, **options):
     """The reader that Spark talks to, without Spark."""
     from rmqstore.spark.options import ReadOptions
-    from rmqstore.spark.source import spark_schema
+    from rmqstore.spark.reader import spark_schema
     from rmqstore.spark.stream import StoreStreamReader
 
     raw = {"path": str(path), **options}
