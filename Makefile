@@ -79,7 +79,8 @@ build/debug/.stamp: $(VENV)/.stamp-venv pyproject.toml $(CORE_SOURCES)
 	@touch $@
 
 # Tests of pages, documents and packages, which reach the compiled modules by ways that other tests go too.
-NO_CORE_TESTS := tests/console tests/test_docs_run.py tests/test_examples.py tests/test_packaging.py tests/test_cli_examples.py
+NO_CORE_TESTS := tests/console tests/project/test_docs_run.py tests/project/test_examples.py \
+	tests/project/test_packaging.py tests/cli/test_cli_examples.py
 
 # The Python modules are copied anew each time, so that none that was removed or changed is left from before.  The tests
 # run through bin/pytest and with a safe path, so that the working directory (the other build) is not the first to be searched.
@@ -117,7 +118,8 @@ typecheck: venv ## mypy over the package
 	$(BIN)/mypy
 
 check: lint typecheck ## ruff, mypy, and the tests that hold sources, stub and documents together
-	$(BIN)/python -m pytest tests/test_source.py tests/test_stub.py $(wildcard tests/test_*docs*.py tests/test_*readme*.py)
+	$(BIN)/python -m pytest tests/project/test_source.py tests/project/test_stub.py \
+		$(wildcard tests/project/test_*docs*.py tests/project/test_*readme*.py)
 
 docs: venv ## the documents as a site, in build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

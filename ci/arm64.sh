@@ -12,7 +12,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-TESTS=(test_core test_crc test_region test_lifetime test_vectors test_golden test_corruption test_crash test_put test_table)
+TESTS=(core/test_{core,crc,region} store/test_{lifetime,vectors,golden,corruption,crash,put,table})
 root="$PWD"
 base="$root/build/arm64"
 python=${PYTHON:-$root/.venv/bin/python}

@@ -26,7 +26,7 @@ stubs() {
     [ ${#stubs[@]} -ge 3 ] || { echo "there are only ${#stubs[@]} stubs"; return 1; }
     if ! timeout 300 "$bin/pyright" --version >"$scratch/pyright.log" 2>&1; then
         cat "$scratch/pyright.log"
-        echo "pyright is not to be had here; mypy and tests/test_stub.py read the stubs"
+        echo "pyright is not to be had here; mypy and tests/project/test_stub.py read the stubs"
         [ "${CI:-}" != true ]
         return
     fi

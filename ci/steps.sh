@@ -60,7 +60,8 @@ step venv make venv || true
 step test-rest bash ci/tests.sh test-rest || true
 # Disks that are full or read-only, which only root may mount: root of a namespace of its own.
 step outages env RMQSTORE_MOUNTS=required unshare --user --map-root-user --mount .venv/bin/python -m pytest -q --color=no \
-    tests/test_faults.py tests/test_populating.py -k "full_disk or read_only_file_system or end_the_process" || true
+    tests/store/test_faults.py tests/store/test_populating.py \
+    -k "full_disk or read_only_file_system or end_the_process" || true
 step checks bash ci/checks.sh || true
 # The same seed every time: whether a change passes is not to hang on luck; `make fuzz` searches on.
 step fuzz bash ci/fuzz.sh 20 -seed=1 || true

@@ -2,7 +2,7 @@
 
    Owns the implementations, the constants that they need and the choice among them at run time.  It never reads outside
    the bytes that it was given, allocates nothing and keeps no pointer.  Every implementation gives the same value for the
-   same bytes; tests/test_crc.py compares all that a machine has with zlib.
+   same bytes; tests/core/test_crc.py compares all that a machine has with zlib.
 
    The names of the implementations, from the slowest to the fastest of a machine:
      table      slicing-by-16, portable C
@@ -15,7 +15,8 @@
    Folding follows V. Gopal et al., "Fast CRC Computation for Generic Polynomials Using PCLMULQDQ Instruction" (Intel,
    2009).  A register holds a polynomial over GF(2) with the first bit as its highest term; carry-less multiplication of
    two such registers gives the product times x, so the constant that moves 64 bits by d places is x^(d-1) mod G.  G is
-   x^32+x^26+x^23+x^22+x^16+x^12+x^11+x^10+x^8+x^7+x^5+x^4+x^2+x+1.  tests/test_crc.py derives every constant again. */
+   x^32+x^26+x^23+x^22+x^16+x^12+x^11+x^10+x^8+x^7+x^5+x^4+x^2+x+1.  tests/core/test_crc.py derives every
+   constant again. */
 
 #ifndef RMQSTORE_CRC32_H
 #define RMQSTORE_CRC32_H

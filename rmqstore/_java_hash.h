@@ -1,7 +1,7 @@
 /* Java's String.hashCode (h = 31 * h + unit, in 32 bits) over text of one and of two bytes a unit.
 
    Owns the arithmetic and no text: what is a unit is decided in _core.pyx.  It never reads outside the bytes that it was
-   given.  tests/test_core.py compares it with the oracle at all lengths and alignments.
+   given.  tests/core/test_core.py compares it with the oracle at all lengths and alignments.
 
    The powers of 31 need 32 bits, but a pair of units (first * 31 + second <= 8160) needs 13 bits and four units
    (first pair * 961 + second <= 7 849 920) need 23, so eight units take three multiplications of a 64-bit word, and sixteen

@@ -1,7 +1,7 @@
 """The examples at the end of every command's ``--help``.
 
-Owns the lines, which tests/test_cli_examples.py runs one by one on a real broker's store, so that none can go stale.  In
-them ``store`` is the store's root and ``vhost`` a RabbitMQ vhost's directory.
+Owns the lines, which tests/cli/test_cli_examples.py runs one by one on a real broker's store, so that none can go stale.
+In them ``store`` is the store's root and ``vhost`` a RabbitMQ vhost's directory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the compiled module has; tests/test_stub.py compares the two."""
+"""What the compiled module has; tests/project/test_stub.py compares the two."""
 
 from collections.abc import Buffer  # type: ignore[attr-defined]
 from enum import IntEnum

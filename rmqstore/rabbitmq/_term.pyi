@@ -1,4 +1,4 @@
-"""What the compiled module has; tests/test_stub.py compares the two."""
+"""What the compiled module has; tests/project/test_stub.py compares the two."""
 
 import datetime as _datetime
 import enum

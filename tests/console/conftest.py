@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from console_server import ConsoleServer
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCREENSHOTS = ROOT / "build" / "ci" / "screenshots"
 RABBITMQ_CASE = "13-clean-fanout-refcount"
-sys.path.append(str(ROOT / "tests" / "rabbitmq"))
 
 # Runs in every page before anything of it: a violation of the policy is reported to the page only.
 _WATCH = """

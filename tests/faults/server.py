@@ -18,7 +18,7 @@ import time
 import traceback
 
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-sys.path.insert(0, TESTS)
+sys.path[:0] = [TESTS, os.path.join(TESTS, "store")]
 
 # A store that is opened for writing needs it; importing it in every child would take longer than most children live.
 import numpy  # noqa: E402, F401

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from peer import JavaBroker, JavaStore
-
-# The oracle of classic queues, the catalogue of damage and the golden cases are beside the tests that need no node.
-sys.path.append(str(Path(__file__).resolve().parent.parent / "rabbitmq"))
-
 import golden_rabbitmq
+import pytest
 import rabbitmq_images as image_vhosts
 import rabbitmq_node as nodes
+from peer import JavaBroker, JavaStore
 
 # Its asserts say what differs, as those in the tests do.
 pytest.register_assert_rewrite("answers")

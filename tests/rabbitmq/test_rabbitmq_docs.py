@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import re
-import sys
-from pathlib import Path
 
 import golden_rabbitmq
-
-ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.append(str(ROOT / "tests"))
-from test_cli import DOCUMENT, run_document  # noqa: E402
+from test_cli import DOCUMENT, run_document
 
 
 def test_documented_commands_answer_as_shown(tmp_path, monkeypatch):

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from pathlib import Path
 
-import pytest
-
-sys.path.append(str(Path(__file__).resolve().parent.parent / "rabbitmq"))
 import golden_rabbitmq
+import pytest
 
 pytestmark = pytest.mark.spark
 

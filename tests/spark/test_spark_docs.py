@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from documents import fences_of, markdown_files, run_python, with_paths_below
 from stores import SEGMENT, make_store
+from test_cli import run
 
 from rmqstore import Message, MessageStore
 from rmqstore.rabbitmq import Message as QueueMessage
@@ -22,9 +23,6 @@ from rmqstore.rabbitmq import QueueIndex
 from rmqstore.rabbitmq.layout import format_config, queue_directory
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path.append(str(ROOT / "tests"))
-from documents import fences_of, markdown_files, run_python, with_paths_below  # noqa: E402
-from test_cli import run  # noqa: E402
 
 KINDS = ("python spark", "sh spark")
 VHOST = "data/rabbit/msg_stores/vhosts/628WB79CIFDYO9LJI6DKMI09L"

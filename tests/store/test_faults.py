@@ -10,16 +10,15 @@ from __future__ import annotations
 import errno
 import os
 import random
-import shutil
 import subprocess
-import tempfile
 import time
 
 import faults
 import oracle
 import pytest
+from faults import fixtures
+from faults.fixtures import emptied
 from faults.power import Disk
-from scratch import SCRATCH
 from test_crash import changes, check_readable, check_recovered, config_of, geometry, without_crowded_keys, write_files
 
 from rmqstore import MessageStore, StoreError
@@ -28,34 +27,7 @@ from rmqstore.offline.rebuild import REBUILD_DIRECTORY, rebuild
 
 FLUSH_TYPES = ("ASYNC_FLUSH", "SYNC_FLUSH")
 
-
-@pytest.fixture(scope="module")
-def server():
-    scratch = tempfile.mkdtemp(prefix="rmqstore-faults-", dir=SCRATCH)
-    try:
-        with faults.Server(faults.build_library(scratch), scratch) as running:
-            yield running
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-@pytest.fixture
-def root(server):
-    path = os.path.join(server.scratch, "store")
-    os.mkdir(path)
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture
-def thorough(request):
-    return request.config.getoption("--slow")
-
-
-def emptied(root: str) -> str:
-    shutil.rmtree(root)
-    os.mkdir(root)
-    return root
+copy, root, server, thorough = fixtures.copy, fixtures.root, fixtures.server, fixtures.thorough
 
 
 def finish_rebuild(root: str, geo: dict) -> None:
@@ -342,14 +314,6 @@ def check_not_silent(disks: list[Disk], copy: str, geo: dict, outcome: faults.Ou
         finish_rebuild(copy, geo)
         with MessageStore.open(copy, config=config_of(geo), recovery="truncate") as store:
             check_readable(store, faults.acknowledged_of(said[: at + 1], durable=True))
-
-
-@pytest.fixture
-def copy(server):
-    path = os.path.join(server.scratch, "copy")
-    os.mkdir(path)
-    yield path
-    shutil.rmtree(path)
 
 
 def inject(

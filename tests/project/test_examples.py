@@ -1,7 +1,7 @@
 """The programs in examples/: they run, they say what they did, and what they promise holds where it is hard.
 
 Owns nothing of the examples' own checks: each program fails by itself if what it shows is not so.  The commands of
-examples/README.md are run by tests/test_docs_run.py.
+examples/README.md are run by tests/project/test_docs_run.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pytest
 
 from rmqstore import MessageStore, verify
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 

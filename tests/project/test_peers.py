@@ -14,7 +14,7 @@ import pytest
 
 from rmqstore import MessageStore, StoreConfig, verify
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -271,7 +271,6 @@ def test_the_decoder_in_python_reads_what_a_scan_reads(tmp_path):
 
 
 def test_the_queue_that_a_node_is_to_recover_is_what_a_node_writes(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "tests" / "rabbitmq")])
     import classic_queue_oracle as oracle
 
     from asv_bench.peers import rabbitmq

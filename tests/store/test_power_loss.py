@@ -13,16 +13,16 @@ import itertools
 import os
 import random
 import shutil
-import tempfile
 
 import faults
 import oracle
 import pytest
 import test_crash
+from faults import fixtures
+from faults.fixtures import emptied
 from faults.power import Disk
-from scratch import SCRATCH
 from test_crash import changes, check_bytes, check_readable, config_of, geometry
-from test_faults import blame, check_offsets, emptied, finish_rebuild
+from test_faults import blame, check_offsets, finish_rebuild
 from test_model import content
 
 from rmqstore import MessageStore
@@ -37,31 +37,7 @@ LARGE = {
     "max_index_num": 400,
 }
 
-
-@pytest.fixture(scope="module")
-def server():
-    scratch = tempfile.mkdtemp(prefix="rmqstore-power-", dir=SCRATCH)
-    try:
-        with faults.Server(faults.build_library(scratch), scratch) as running:
-            yield running
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-@pytest.fixture
-def root(server):
-    path = os.path.join(server.scratch, "store")
-    os.mkdir(path)
-    yield path
-    shutil.rmtree(path)
-
-
-@pytest.fixture
-def copy(server):
-    path = os.path.join(server.scratch, "copy")
-    os.mkdir(path)
-    yield path
-    shutil.rmtree(path)
+copy, root, server, thorough = fixtures.copy, fixtures.root, fixtures.server, fixtures.thorough
 
 
 def records_in(root: str) -> list[oracle.Record]:
@@ -250,11 +226,6 @@ def lose_power(
         except BaseException as error:
             raise AssertionError(f"{error}\n{where}") from error
     return answers
-
-
-@pytest.fixture
-def thorough(request):
-    return request.config.getoption("--slow")
 
 
 def calls_of(

@@ -21,7 +21,7 @@ import pytest
 
 from rmqstore import _core
 
-HEADER = Path(__file__).resolve().parent.parent / "rmqstore" / "_crc32.h"
+HEADER = Path(__file__).resolve().parents[2] / "rmqstore" / "_crc32.h"
 POLYNOMIAL = 0x104C11DB7
 IMPLEMENTATIONS = _core.crc32_implementations()
 

@@ -8,17 +8,15 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import click
 import golden
+import golden_rabbitmq
 import pytest
 from test_cli import DOCUMENT, IN_THIS_PROCESS, environment, run, utc  # noqa: F401
 
 from rmqstore.cli import main
 from rmqstore.cli.examples import EXAMPLES
-
-RABBIT = Path(__file__).resolve().parent / "rabbitmq"
 
 
 def commands(group=main, words=()):
@@ -73,11 +71,6 @@ def test_the_examples_of_spark_are_in_the_document():
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A folder with ``store``, ``vhost`` and the programs that examples name, and the store's bounds; made anew for writers."""
-    sys.path.append(str(RABBIT))
-    try:
-        import golden_rabbitmq
-    finally:
-        sys.path.remove(str(RABBIT))
     root = tmp_path_factory.mktemp("examples")
     golden.unpack("broker", root)
     golden_rabbitmq.unpack("02-kill9-segment-plus-journal", root / "unpacked").rename(root / "vhost")

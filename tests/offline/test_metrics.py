@@ -27,7 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rmqstore.offline import metrics
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 T0 = 1_700_000_000_000
 SMALL = {
     "mapped_file_size_commit_log": 4096,

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 STUBS = sorted((ROOT / "rmqstore").rglob("*.pyi"))
 
 # Special methods that the stub must name if the class defines them itself.  The rest every object has, or is

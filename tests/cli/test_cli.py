@@ -31,7 +31,7 @@ from rmqstore import Message, MessageStore, StoreConfig, cli
 from rmqstore.cli import main
 from rmqstore.cli.terminal import escape, format_size, format_time, parse_time
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = ROOT / "docs" / "cli.md"
 DELAYS = ["-o", "messageDelayLevel=1s 2s 30m 1h"]
 
@@ -126,8 +126,9 @@ def test_documented_commands_answer_as_shown(tmp_path, monkeypatch):
     golden.unpack("broker", tmp_path)
     text = DOCUMENT.read_text(encoding="utf-8")
     commands = re.findall(r"(?m)^\$ rmqstore (\w+)", text)
-    # Those of Spark are run by tests/spark/test_command.py, RabbitMQ's by tests/rabbitmq/test_rabbitmq_docs.py; `completion`
-    # and `demo` print what is too long for a document, and `serve` goes on for ever: tests/test_cli_examples.py runs them.
+    # Those of Spark are run by tests/spark/test_command.py, RabbitMQ's by tests/rabbitmq/test_rabbitmq_docs.py.
+    # `completion` and `demo` print what is too long for a document, and `serve` goes on for ever:
+    # tests/cli/test_cli_examples.py runs them.
     assert {*commands} >= {*cli._COMMANDS} - {"completion", "demo", "serve"}
     assert run_document(text, tmp_path) == text
 

@@ -2,8 +2,8 @@
 
 Owns the running of ``console`` blocks (commands with their output), ``sh`` blocks (commands whose output is not shown) and
 ``python`` blocks (programs), and the account of every fenced block there is: a kind of block that no test runs is a fault,
-and so is one that is marked as not run without being in `NOT_RUN`.  ``pycon`` blocks are run by tests/test_docs.py; blocks
-whose info string ends with ``spark`` by tests/spark/test_spark_docs.py.
+and so is one that is marked as not run without being in `NOT_RUN`.  ``pycon`` blocks are run by tests/project/test_docs.py;
+blocks whose info string ends with ``spark`` by tests/spark/test_spark_docs.py.
 
 A page's blocks run in order in one folder, where lie `store`, the store of a real broker, `vhost`, that of a real RabbitMQ
 node that was killed, and the `examples` of the project.  Run as a program it
@@ -20,12 +20,13 @@ import sys
 import time
 from pathlib import Path
 
+# As a program this is not given the folders that pytest is given.
+sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in (".", "cli", "rabbitmq")]
+
 import golden
+import golden_rabbitmq
 import pytest
 from documents import ROOT, fences_of, markdown_files, run_python, run_shell, with_paths_below
-
-sys.path.append(str(ROOT / "tests" / "rabbitmq"))
-import golden_rabbitmq
 from test_cli import run, run_document
 
 # Blocks that show something to read.
@@ -34,10 +35,10 @@ NOT_CODE = {"text", "hexdump", "json", "yaml", "toml", "ini", "promql", "propert
 PLAIN = re.compile(r"rmqstore [^|;&><$'\"`*\\#]+(?:#.*)?")
 # Where blocks are run that this file leaves to others, by document ("" for any) and info string.
 ELSEWHERE = {
-    ("", "pycon"): "tests/test_docs.py::test_session_runs_as_shown",
+    ("", "pycon"): "tests/project/test_docs.py::test_session_runs_as_shown",
     ("", "python spark"): "tests/spark/test_spark_docs.py::test_blocks_run",
     ("", "sh spark"): "tests/spark/test_spark_docs.py::test_blocks_run",
-    ("docs/cli.md", "console"): "tests/test_cli.py::test_documented_commands_answer_as_shown",
+    ("docs/cli.md", "console"): "tests/cli/test_cli.py::test_documented_commands_answer_as_shown",
     (
         "docs/cli.md",
         "console rabbitmq",
@@ -55,13 +56,13 @@ NOT_RUN = {
     ("docs/tasks/spark-cluster.md", "python -m venv"): (
         "it fetches the published package and a cluster's archive; tests/spark/test_cluster.py does it with the wheel of this tree"
     ),
-    ("docs/cli.md", "rmqstore tail -f"): "it goes on until it is interrupted; tests/test_cli_tail.py follows stores",
+    ("docs/cli.md", "rmqstore tail -f"): "it goes on until it is interrupted; tests/cli/test_cli_tail.py follows stores",
     (
         "docs/cli.md",
         "rmqstore serve",
     ): "it goes on until it is interrupted; docs/console.md runs one, tests/console asks it",
     ("docs/cli.md", "eval"): (
-        "these lines belong into the start-up files of shells; tests/test_cli_newcomer.py gives the scripts to the shells"
+        "these lines belong into the start-up files of shells; tests/cli/test_cli_newcomer.py gives the scripts to the shells"
     ),
     ("docs/cli.md", "spark-submit"): "tests/spark/test_command.py gives the same file to spark-submit",
     ("docs/spark.md", "COMMAND="): "tests/spark/test_command.py gives the same file to spark-submit",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 SETTING = {"compiler": "gcc 12", "python": "CPython 3.11", "numpy": "2.4"}
 KNOWN = {"put_key": 1000.0, "crc32 64 B": 50.0}
 

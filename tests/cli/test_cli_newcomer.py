@@ -9,22 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import golden_rabbitmq
 import pytest
 from click.shell_completion import ShellComplete
 from test_cli import HOSTILE, assert_harmless, environment, run, utc  # noqa: F401
 
 from rmqstore.cli import main
 
-RABBIT = Path(__file__).resolve().parent / "rabbitmq"
-
 
 @pytest.fixture
 def vhost(tmp_path):
-    sys.path.append(str(RABBIT))
-    try:
-        import golden_rabbitmq
-    finally:
-        sys.path.remove(str(RABBIT))
     return golden_rabbitmq.unpack("02-kill9-segment-plus-journal", tmp_path / "rabbit")
 
 

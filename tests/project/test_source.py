@@ -21,7 +21,7 @@ from typing import NamedTuple
 import rmqstore
 from rmqstore import _append, _columns, _core, _read
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "rmqstore"
 
 # A room may import those to its left, and itself.  What is not a folder lies in the package's root.

@@ -148,7 +148,8 @@ def test_files_of_an_odd_length(golden_copy, part, which, length):
     config = StoreConfig(**BASE)
     size = {"commitlog": 4096, "index": 480}.get(part, 200)
     refused(root, GeometryError, f"has {length} bytes", path, pos=min(length, size), config=config)
-    # Without a config the sizes are those that most files have.  A reader reads the rest: tests/test_damaged_files.py.
+    # Without a config the sizes are those that most files have.  A reader reads the rest:
+    # tests/store/test_damaged_files.py.
     refused(root, GeometryError, f"has {length} bytes.*restore the file from a copy", path)
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 
+import golden_rabbitmq
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
@@ -42,9 +43,6 @@ def program(*args, **more):
 
 
 def golden_vhost(folder):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(os.path.join(os.path.dirname(__file__), "rabbitmq"))
-        import golden_rabbitmq
     return golden_rabbitmq.unpack("11-clean-small", folder)
 
 

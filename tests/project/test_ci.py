@@ -19,7 +19,7 @@ import pytest
 from long_tests import LONG
 from scratch import folder_for_everybody
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 # What a command finds, as JSON.  Written in Python for the interpreter that a stranger's PATH has.
 LOOK = (
     "import json, os, stat, sys; "

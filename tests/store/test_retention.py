@@ -883,7 +883,7 @@ def test_a_round_does_not_disturb_a_flush(store, root, monkeypatch):
 @pytest.mark.java
 @pytest.mark.parametrize("killed", [False, True])
 def test_java_opens_a_store_after_our_retention(root, clock, killed, tmp_path):
-    interop = str(Path(__file__).resolve().parent / "interop")
+    interop = str(Path(__file__).resolve().parents[1] / "interop")
     sys.path.append(interop)
     try:
         from peer import JavaStore

@@ -1,9 +1,9 @@
 """The documents against the code: layout tables, numbers, hex dumps, links, and the sessions that they show.
 
 Owns the little grammars by which docs/formats.md can be read by a program (tables by their header row, fences by their
-info string), and the running of sessions (``pycon`` blocks); every other block is run by tests/test_docs_run.py.  A document
-that lacks what a check is about fails it, so none passes over nothing.  It never writes below the project; sessions run in
-a temporary directory.
+info string), and the running of sessions (``pycon`` blocks); every other block is run by tests/project/test_docs_run.py.
+A document that lacks what a check is about fails it, so none passes over nothing.  It never writes below the project;
+sessions run in a temporary directory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rmqstore._core import IndexRegion, Region
 from rmqstore.config import StoreConfig
 from rmqstore.message import SysFlag, host_from_bytes, parse_properties
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FORMATS = ROOT / "docs" / "formats.md"
 # An image, or a link when the leading "!" is missing; an image within a link's text is taken out first.
 LINK = re.compile(r"(?<!\\)\[[^\]\[]*\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)")
