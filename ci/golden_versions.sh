@@ -65,7 +65,7 @@ for version in "$@"; do
     store="$scratch/$version"
     mkdir "$store"
     run "$version" WriteStore "$store"
-    # What a broker copies before it writes a file anew says nothing about the store.
+    # What a broker copies before it writes a file again says nothing about the store.
     find "$store" -name '*.bak' -delete
     tar --sparse --sort=name --owner=0 --group=0 --format=gnu -C "$scratch" -c "$version" \
         | xz -9e > "$data/$version.tar.xz"

@@ -765,7 +765,7 @@ cdef struct StagedRow:
 
 
 cdef struct ColumnSink:
-    # Where the next row goes: addresses in the arrays of one ArrowColumns, derived anew for every pass.
+    # Where the next row goes: addresses in the arrays of one ArrowColumns, asked for in every pass.
     int64_t mask
     int64_t count
     int64_t capacity
@@ -1984,7 +1984,7 @@ cdef class ArrowColumns:
         self.busy = 0
 
     def take(self):
-        """Hand over the rows and begin anew.
+        """Hand over the rows and begin again.
 
         Returns
         -------

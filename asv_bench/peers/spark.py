@@ -66,7 +66,7 @@ def works(setting: Setting) -> Iterator[Work]:
     root = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    # An installed package has its bytecode; without it every job's planner would compile this one's modules anew.
+    # An installed package has its bytecode; without it every job's planner would compile this one's modules again.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     folder = setting.folder("spark")
     builder = SparkSession.builder.master(f"local[{CORES}]").config("spark.local.dir", os.path.join(folder, "local"))

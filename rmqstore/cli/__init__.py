@@ -71,7 +71,7 @@ _COMMANDS = {
         "main",
         "Look into RabbitMQ's classic queues on disk, repair them, and carry messages out and in.",
     ),
-    "rebuild": ("rmqstore.cli.rebuild", "rebuild_command", "Make index and consume queues anew from the commit log."),
+    "rebuild": ("rmqstore.cli.rebuild", "rebuild_command", "Rebuild index and consume queues from the commit log."),
     "recover": (
         "rmqstore.cli.rebuild",
         "recover_command",
@@ -111,7 +111,7 @@ class _MainGroup(StoreGroup):
 @click.version_option(__version__, prog_name="rmqstore")
 @click.pass_context
 def main(context: click.Context) -> None:
-    """Look into, check and mend the on-disk store of Apache RocketMQ.
+    """Look into, check and repair the on-disk store of Apache RocketMQ.
 
     PATH is the store's root (RocketMQ's storePathRootDir, the folder that holds commitlog/). A command that writes into
     a store says so in its help; every other opens it read-only, locks nothing and works beside a running broker.

@@ -1,4 +1,4 @@
-"""rmqstore rebuild and recover: the commands that mend a store."""
+"""rmqstore rebuild and recover: the commands that repair a store."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from rmqstore.store.recovery import RECOVERY_MODES
 @click.command(name="rebuild")
 @path_argument
 @click.option(
-    "--what", multiple=True, type=click.Choice(["index", "consumequeue"]), help="What to make anew; by default both."
+    "--what", multiple=True, type=click.Choice(["index", "consumequeue"]), help="What to rebuild; by default both."
 )
 @click.option("-O", "--output", type=click.Path(), help="Build into this directory and leave the store as it is.")
 @click.option("--yes", is_flag=True, help="Replace without asking.")
 @store_options
 def rebuild_command(path: str, what: tuple[str, ...], output: str | None, yes: bool, given: Given) -> None:
-    """Make index and consume queues anew from the commit log.
+    """Rebuild index and consume queues from the commit log.
 
     THIS COMMAND WRITES. Without --output it replaces index/ and consumequeue/ of the store, after the new files are
     complete and checked against the log; the commit log is never touched and the broker must not run. An interrupted

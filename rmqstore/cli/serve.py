@@ -84,7 +84,7 @@ def serve(
         check_store_path(path)
     for path in rabbitmq:
         find_vhosts(path)
-    # Options that were given hold for the whole run; otherwise the files tell anew whenever a store is opened.
+    # Options that were given hold for the whole run; otherwise the files tell again whenever a store is opened.
     config = given.config(paths[0], read_only=True) if given.options or given.config_file is not None else None
     names = {*LOOPBACK_NAMES, *allowed_hosts, host.strip("[]").lower()}
     if not loopback:

@@ -27,7 +27,7 @@ def welcome(context: click.Context) -> str:
     path = here or "PATH"
     commands = context.command.list_commands(context) if isinstance(context.command, click.Group) else []
     lines = [
-        f"rmqstore {__version__}: look into, check and mend the on-disk store of Apache RocketMQ.",
+        f"rmqstore {__version__}: look into, check and repair the on-disk store of Apache RocketMQ.",
         "",
         f"A store lies here: {here}"
         if here

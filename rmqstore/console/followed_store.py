@@ -1,4 +1,4 @@
-"""The store that a console shows: opened read-only once, followed while it grows, opened anew when it was replaced.
+"""The store that a console shows: opened read-only once, followed while it grows, opened again when it was replaced.
 
 Owns when the store is looked at again and when an open one is let go.  It never writes, locks or creates anything, and
 keeps one open store at a time besides those that requests still use: many requests share one set of mapped files.
@@ -59,7 +59,7 @@ class FollowedStore:
         self._held: _Held | None = None
 
     def _identity(self) -> _Identity:
-        # A rebuild swaps whole folders, and whoever restores a backup makes all anew.
+        # A rebuild swaps whole folders, and whoever restores a backup makes all again.
         found: list[tuple[int, int] | None] = []
         for name in ("", *_PARTS):
             try:
@@ -91,7 +91,7 @@ class FollowedStore:
         try:
             yield held.store
         except (GeometryError, StoreChangedError, StoreClosedError):
-            # What was taken for its geometry may have been that of a store in the making; the next request opens it anew.
+            # What was taken for its geometry may have been that of a store in the making; the next request opens it again.
             with self._lock:
                 if self._held is held:
                     self._retire()

@@ -257,7 +257,7 @@ class _UnitQueue(NotCopied):
             return
         with self.pool.lock:
             if self.queue.was_replaced():
-                # The queue was made anew: nothing that was known of it stands.
+                # The queue was made again: nothing that was known of it stands.
                 self.queue.forget_files()
                 self.min_for = None
                 self.queue.relist()
@@ -465,7 +465,7 @@ class ConsumeQueueExt(NotCopied):
         return done
 
     def repair(self, address: int, tags_code: int, store_timestamp: int) -> bool:
-        """Write the whole unit at `address` anew if it says something else; True if it did.  Its bitmap stays."""
+        """Write the whole unit at `address` again if it says something else; True if it did.  Its bitmap stays."""
         unit, mapped_file = self.get(address), self.queue.find(address - EXT_ADDRESS_BASE)
         if unit is None or mapped_file is None or unit[:2] == (tags_code, store_timestamp):
             return False
@@ -843,18 +843,18 @@ class ConsumeQueue(_UnitQueue):
                 return
 
     def repair(self, queue_offset: int, phy_offset: int, size: int, tags_code: int, store_timestamp: int) -> bool:
-        """Write the unit at `queue_offset`, which lies before the end, anew if it says something else; True if it did."""
+        """Write the unit at `queue_offset`, which lies before the end, again if it says something else; True if it did."""
         mapped_file = self._file_of_unit(queue_offset)
         if mapped_file is None:
             return False
         pos = queue_offset * _UNIT_SIZE - mapped_file.file_from_offset
         *stored, code = _core.read_unit(mapped_file.region, pos)
-        mended = False
+        repaired = False
         if self.ext is not None and code <= EXT_ADDRESS_MAX and self.ext.get(code) is not None:
-            mended = self.ext.repair(code, tags_code, store_timestamp)
+            repaired = self.ext.repair(code, tags_code, store_timestamp)
             tags_code = code
         if stored == [phy_offset, size] and code == tags_code:
-            return mended
+            return repaired
         mapped_file.mark_dirty()
         _core.write_unit(mapped_file.region, pos, phy_offset, size, tags_code)
         return True
@@ -1054,7 +1054,7 @@ class BatchConsumeQueue(_UnitQueue):
     def repair(
         self, queue_offset: int, phy_offset: int, size: int, tags_code: int, store_timestamp: int, num: int
     ) -> bool:
-        """Write the unit of the record at `phy_offset`, if it has one, anew if that says something else."""
+        """Write the unit of the record at `phy_offset`, if it has one, again if that says something else."""
         number = self.first_unit
         for base in self.queue.offsets:
             first = base // _BATCH_UNIT_SIZE

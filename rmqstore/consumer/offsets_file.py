@@ -333,7 +333,7 @@ class OffsetsFile(NotCopied):
         except OSError as error:
             raise OSError(
                 error.errno,
-                f"{error.strerror}: the offsets could not be saved; they are kept, mend the cause and persist again",
+                f"{error.strerror}: the offsets could not be saved; they are kept, remove the cause and persist again",
                 self.path,
             ) from error
         self._main_is_whole = True

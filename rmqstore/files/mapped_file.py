@@ -519,7 +519,7 @@ class MappedFile(NotCopied):
         return not self._closed
 
     def let_go(self) -> None:
-        """Drop the mapping; it is made anew at the next use.  What was written stays, in the page cache or on disk."""
+        """Drop the mapping; it is made again at the next use.  What was written stays, in the page cache or on disk."""
         self._region = None
 
     def last_nonzero(self, pos: int = 0) -> int:

@@ -462,7 +462,7 @@ class MappedFileQueue(NotCopied, FileStream):
         return False
 
     def forget_replaced_behind(self, offset: int) -> None:
-        """Let go of files behind the one that holds `offset` which another process deleted or made anew (read-only use).
+        """Let go of files behind the one that holds `offset` which another process deleted or made again (read-only use).
 
         A broker makes the next file early, and its recovery after a crash makes it once more.
         """

@@ -247,7 +247,7 @@ class IndexService(NotCopied):
                 self._list_changed()
             self._names = ordered
             for name in gone:
-                # Deleted or made anew by another process; whoever searches it goes on.
+                # Deleted or made again by another process; whoever searches it goes on.
                 self._open.pop(name).let_go()
                 self.distrusted.discard(name)
 
@@ -372,7 +372,7 @@ class IndexService(NotCopied):
             self.index_error = True
             raise IndexFileError(
                 f"an index file of {self.config.index_file_size} bytes could not be created in {_CREATE_TRIES} tries "
-                f"({failure}); free space or mend the directory, then open the store again: what is not indexed yet is "
+                f"({failure}); free space or repair the directory, then open the store again: what is not indexed yet is "
                 "indexed then",
                 self.path,
             ) from failure

@@ -1,4 +1,4 @@
-"""rebuild: the index and the consume queues of a store, made anew from its commit log alone.
+"""rebuild: the index and the consume queues of a store, rebuilt from its commit log alone.
 
 Owns building beside the old files, checking what was built against the log, and swapping it in by rename.  It never
 changes the commit log, and the old files stay in place until the new ones are complete, verified and on disk.  The bytes
@@ -83,7 +83,7 @@ def rebuild(
     output: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> RebuildReport:
-    """Make index and queues anew from the commit log.
+    """Rebuild index and queues from the commit log.
 
     Parameters
     ----------

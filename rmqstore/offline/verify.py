@@ -947,7 +947,7 @@ class _IndexCheck:
                 checker.index_service.path,
                 0,
                 "missing_index",
-                f"there is no index file, but the log holds {self.total} keys to index; `rebuild` makes it anew",
+                f"there is no index file, but the log holds {self.total} keys to index; `rebuild` makes it again",
             )
         if self.missing > 1 or self.skipped > 1:
             yield Finding(

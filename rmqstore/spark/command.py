@@ -427,7 +427,7 @@ def query_command(
 @main.command(name="rebuild")
 @path_argument
 @click.option(
-    "--what", multiple=True, type=click.Choice(["index", "consumequeue"]), help="What to make anew; by default both."
+    "--what", multiple=True, type=click.Choice(["index", "consumequeue"]), help="What to rebuild; by default both."
 )
 @click.option("-O", "--output", type=click.Path(), help="Build into this directory and leave the store as it is.")
 @click.option("--partition-bytes", type=click.IntRange(min=1), help="Bytes of log for one task.")
@@ -443,7 +443,7 @@ def rebuild_command(
     session: Any,
     given: Given,
 ) -> None:
-    """Make index and consume queues anew from the commit log, with the tasks of a cluster.
+    """Rebuild index and consume queues from the commit log, with the tasks of a cluster.
 
     THIS COMMAND WRITES, as rmqstore rebuild does: without --output it replaces index/ and consumequeue/ of the store, after
     the new files are complete and checked. Every machine must see the store under PATH and may write there. The broker must

@@ -73,7 +73,7 @@ class _KeySearch:
             left = [name for name in self.files if name in index_service.names]
             if self.files and (not left or left != self.files[-len(left) :]):
                 raise StoreChangedError(
-                    "the index files were replaced since the query was made; make the query anew", index_service.path
+                    "the index files were replaced since the query was made; make the query again", index_service.path
                 )
             index_service.take([name for name in (self.files if names is None else names) if name in left])
             if names is None or (self.with_log and len(names) == len(self.files)):

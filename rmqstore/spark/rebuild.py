@@ -1,4 +1,4 @@
-"""Distributed rebuild: index and consume queues made anew from the commit log, by many processes that share its directory.
+"""Distributed rebuild: index and consume queues rebuilt from the commit log, by many processes that share its directory.
 
 Owns the passes over the log, what each task leaves behind, and putting it together in the order of the log.  The bytes are
 those of the single-process `rmqstore.rebuild`, from which the swap, the marker and the rules of dispatching are taken.
@@ -1245,7 +1245,7 @@ def rebuild(
     partition_bytes: int | None = None,
     parallelism: int | None = None,
 ) -> RebuildReport:
-    """Make index and queues anew from the commit log, as `rmqstore.rebuild` does, with the tasks of a Spark session.
+    """Rebuild index and queues from the commit log, as `rmqstore.rebuild` does, with the tasks of a Spark session.
 
     The bytes are the same, names of index files aside.  Every executor must see the store, and the output, under the same
     path, and may write there in place: a local disk, NFS, CephFS, Lustre, but no object store.

@@ -119,7 +119,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         path, pos = (self.root, None) if phy_offset is None else segment_path(self.root, self.config, phy_offset)
         if self.options.fail_on_data_loss:
             raise OffsetOutOfRangeError(
-                f"{what}; option fail_on_data_loss=false goes on with what is there, and a new checkpoint begins anew",
+                f"{what}; option fail_on_data_loss=false goes on with what is there, and a new checkpoint begins again",
                 path,
                 pos,
             )

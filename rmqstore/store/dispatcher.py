@@ -2,7 +2,7 @@
 
 Owns the rules of RocketMQ 5.5.0 for what a record leaves behind: units for records that are no transaction's first or
 rolled-back half, units in further queues (INNER_MULTI_DISPATCH), index entries for all but rolled-back records.  It is
-idempotent: units that are there already are compared and, where they differ, mended.  It never appends to the log.
+idempotent: units that are there already are compared and, where they differ, repaired.  It never appends to the log.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class CommitLogDispatcher:
         self._topics: dict[TopicTable, list[str]] = {}
 
     def dispatch_columns(
-        self, columns: RecordColumns, progress: IndexProgress, *, allow_gaps: bool = False, mend: bool = False
+        self, columns: RecordColumns, progress: IndexProgress, *, allow_gaps: bool = False, repair: bool = False
     ) -> None:
         """Dispatch the records in `columns`.
 
@@ -200,8 +200,8 @@ class CommitLogDispatcher:
             What the index holds already; these entries are not put again.
         allow_gaps : bool
             Fill places of missing units with pre-fill units instead of raising.
-        mend : bool
-            Compare units that are there already with the records, and write them anew where they differ.
+        repair : bool
+            Compare units that are there already with the records, and write them again where they differ.
 
         Raises
         ------
@@ -211,21 +211,21 @@ class CommitLogDispatcher:
         if columns.count == 0:
             return
         if self.queues is not None:
-            self._dispatch_units(columns, allow_gaps, mend)
+            self._dispatch_units(columns, allow_gaps, repair)
         if self.index_service is not None:
             self._dispatch_entries(columns, progress)
         self.counts.records += columns.count
 
     # -------------------------------------------------------------------------------------------------------- queues
 
-    def _dispatch_units(self, columns: RecordColumns, allow_gaps: bool, mend: bool) -> None:
+    def _dispatch_units(self, columns: RecordColumns, allow_gaps: bool, repair: bool) -> None:
         assert self.queues is not None
         topics = self._topics_of(columns)
         # Whole columns are left to the core, here and below: NumPy lets go of the GIL in nearly every call, which a writer
         # beside a busy thread gets back only milliseconds later.
         simple, odd = columns.queued()
         if odd or self.queues.batch_topics:
-            simple = self._dispatch_odd(columns, topics, allow_gaps, mend)
+            simple = self._dispatch_odd(columns, topics, allow_gaps, repair)
         groups, order = columns.by_queue(simple)
         for number, start, end in groups:
             topic, queue_id = columns.topics.queues[number]
@@ -233,7 +233,7 @@ class CommitLogDispatcher:
                 continue
             queue = self._queue_for(columns, topics, number, order[start:end])
             if queue is not None:
-                self._put_rows(queue, columns, order[start:end], allow_gaps, mend)
+                self._put_rows(queue, columns, order[start:end], allow_gaps, repair)
 
     def _queue_for(
         self, columns: RecordColumns, topics: list[str], number: int, rows: np.ndarray
@@ -248,7 +248,7 @@ class CommitLogDispatcher:
             self._misplaced(columns, row, "BAD_TOPIC", what)
         return None
 
-    def _dispatch_odd(self, columns: RecordColumns, topics: list[str], allow_gaps: bool, mend: bool) -> np.ndarray:
+    def _dispatch_odd(self, columns: RecordColumns, topics: list[str], allow_gaps: bool, repair: bool) -> np.ndarray:
         # Inner batches and further queues; the mask of the records that get a unit of a simple queue.
         assert self.queues is not None
         n = columns.count
@@ -274,7 +274,7 @@ class CommitLogDispatcher:
                 for row in self._plausible(
                     queue, columns, order[start:end], columns.inner_base, _LARGEST_BATCH
                 ).tolist():
-                    self._dispatch_batch_unit(queue, columns, row, allow_gaps, mend)
+                    self._dispatch_batch_unit(queue, columns, row, allow_gaps, repair)
             simple = queued & ~batched
         else:
             simple = queued
@@ -291,19 +291,19 @@ class CommitLogDispatcher:
         return topics
 
     def _put_rows(
-        self, queue: AnyConsumeQueue, columns: RecordColumns, rows: np.ndarray, allow_gaps: bool, mend: bool
+        self, queue: AnyConsumeQueue, columns: RecordColumns, rows: np.ndarray, allow_gaps: bool, repair: bool
     ) -> None:
         assert isinstance(queue, ConsumeQueue)
         if 0 <= columns.queue_offset[rows[0]] <= queue.unit_num and columns.run_length(rows) == len(rows):
             # They go on where the queue ends, or are there already: as it is unless something was damaged.
-            self._put_run(queue, columns, rows, allow_gaps, mend)
+            self._put_run(queue, columns, rows, allow_gaps, repair)
             return
         rows = self._plausible(queue, columns, rows, columns.queue_offset)
         # A run ends where the offsets do not go on by one.
         done = 0
         while done < len(rows):
             run = columns.run_length(rows[done:])
-            self._put_run(queue, columns, rows[done : done + run], allow_gaps, mend)
+            self._put_run(queue, columns, rows[done : done + run], allow_gaps, repair)
             done += run
 
     def _plausible(
@@ -344,7 +344,7 @@ class CommitLogDispatcher:
         columns: RecordColumns,
         rows: np.ndarray,
         allow_gaps: bool,
-        mend: bool,
+        repair: bool,
     ) -> None:
         queue_offset = int(columns.queue_offset[rows[0]])
         phy_offsets, sizes, tags_codes, store_timestamps = columns.units(rows)
@@ -355,7 +355,7 @@ class CommitLogDispatcher:
                 queue.queue.path,
             )
         there = min(max(queue.unit_num - queue_offset, 0), len(rows))
-        if mend and there:
+        if repair and there:
             self._mend(queue, queue_offset, columns, rows[:there])
         if there < len(rows):
             self.counts.units += queue.put_units(queue_offset, phy_offsets, sizes, tags_codes, store_timestamps)
@@ -390,7 +390,7 @@ class CommitLogDispatcher:
             done += count
 
     def _dispatch_batch_unit(
-        self, queue: AnyConsumeQueue, columns: RecordColumns, row: int, allow_gaps: bool, mend: bool
+        self, queue: AnyConsumeQueue, columns: RecordColumns, row: int, allow_gaps: bool, repair: bool
     ) -> None:
         assert isinstance(queue, BatchConsumeQueue)
         base, phy_offset = int(columns.inner_base[row]), int(columns.phy_offset[row])
@@ -401,7 +401,7 @@ class CommitLogDispatcher:
             max(int(columns.inner_num[row]), 1),
         )
         size, tags_code, store_timestamp, num = unit
-        if mend:
+        if repair:
             self.counts.units_mended += queue.repair(base, phy_offset, size, tags_code, store_timestamp, num)
         end = queue.max_queue_offset
         if base > end and not allow_gaps:

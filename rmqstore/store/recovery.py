@@ -113,7 +113,7 @@ class RecoveryReport:
             f"{'clean' if self.clean else 'unclean'} exit before; scanned {self.records} records from {self.began_at} to "
             f"{self.end} in {self.seconds:.3f} s; cut {self.bytes_cut} bytes, {self.units_cut} units, "
             f"{self.index_entries_cut} index entries; wrote {self.units_written} units and "
-            f"{self.index_entries_written} index entries, mended {self.units_mended} units"
+            f"{self.index_entries_written} index entries, repaired {self.units_mended} units"
         )
         return text + (f"; {len(self.damage)} damaged stretches left in place" if self.damage else "")
 
@@ -170,7 +170,7 @@ def recover(
         report.index_files_kept = len(index.index_service.names)
 
     report.dispatched_from = min(judged.dispatch_from, judged.end)
-    counts = _dispatch(commit_log, queues, index_service, judged, mend=not clean)
+    counts = _dispatch(commit_log, queues, index_service, judged, repair=not clean)
     report.units_written, report.units_mended = counts.units, counts.units_mended
     report.index_entries_written = counts.index_entries
     report.damage += counts.misplaced
@@ -185,7 +185,7 @@ def recover(
 
 
 def _learn_delays(commit_log: CommitLog, queues: ConsumeQueueStore) -> None:
-    # A unit of a delayed message holds its delivery time, which must not be mended by delay levels that nobody gave: what
+    # A unit of a delayed message holds its delivery time, which must not be repaired by delay levels that nobody gave: what
     # the queue of each level says, by most of its first and last units, goes before the defaults.
     for topic, queue_id in queues.keys():
         if topic != SCHEDULE_TOPIC or not 0 <= queue_id < len(commit_log.delays):
@@ -632,9 +632,9 @@ class _IndexSurvey:
             end_time = last if last >= 0 else end_time
         elif number == 0:
             begin = end_time = begin_phy = end_phy = 0
-        mended = (begin, end_time, begin_phy, end_phy, slots, stored)
-        if mended != index.read_header():
-            index.write_header(*mended)
+        repaired = (begin, end_time, begin_phy, end_phy, slots, stored)
+        if repaired != index.read_header():
+            index.write_header(*repaired)
 
 
 # ------------------------------------------------------------------------------------------------------- dispatching
@@ -646,7 +646,7 @@ def _dispatch(
     index_service: IndexService | None,
     judged: _Judgement,
     *,
-    mend: bool,
+    repair: bool,
 ) -> DispatchCounts:
     dispatcher = CommitLogDispatcher(commit_log, queues, index_service)
     whole = judged.begin <= commit_log.min_offset
@@ -658,7 +658,7 @@ def _dispatch(
             for begin, end in ranges:
                 for stretch, columns in commit_log.scans(begin, end, check_crc=False, resume=False):
                     if stretch.verdict is Verdict.RECORD:
-                        dispatcher.dispatch_columns(columns, progress, allow_gaps=whole, mend=mend)
+                        dispatcher.dispatch_columns(columns, progress, allow_gaps=whole, repair=repair)
             return dispatcher.counts
         except QueueGapError as gap:
             logger.warning("%s; dispatching the whole log again", gap)

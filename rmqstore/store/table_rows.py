@@ -28,7 +28,7 @@ TABLE_COLUMNS = (
 """Columns that say something about the messages to put, named as in a scan."""
 
 IGNORED_COLUMNS = ("queue_offset", "phy_offset", "size", "msg_id", "unique_key", "corrupt", "key", "key_number")
-"""Columns of a scan that the store gives anew, or that others hold already."""
+"""Columns of a scan that the store gives again, or that others hold already."""
 
 LONE_KEY = (
     "column 'key' is not stored: it is the key that a query asked for, and stands beside 'key_number' and 'keys' or 'properties'. "

@@ -259,7 +259,7 @@ class Writing:
         """The store time, ms since epoch."""
         now = self.config.clock()
         if not -_INT64_MAX - 1 <= now <= _INT64_MAX:
-            raise InvalidMessageError(f"the clock says {now}, which does not fit 64 bits; mend config.clock")
+            raise InvalidMessageError(f"the clock says {now}, which does not fit 64 bits; correct config.clock")
         return now
 
     def check_takes_writes(self) -> None:

@@ -70,7 +70,7 @@ def test_the_examples_of_spark_are_in_the_document():
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder with ``store``, ``vhost`` and the programs that examples name, and the store's bounds; made anew for writers."""
+    """A folder with ``store``, ``vhost`` and the programs that examples name, and the store's bounds; made again for writers."""
     root = tmp_path_factory.mktemp("examples")
     golden.unpack("broker", root)
     golden_rabbitmq.unpack("02-kill9-segment-plus-journal", root / "unpacked").rename(root / "vhost")

@@ -608,7 +608,7 @@ def test_a_reader_beside_a_writer_keeps_its_own_progress(root, tmp_path):
             with pytest.raises(ReadOnlyError, match="offsets=ConsumerOffsets"):
                 reader.consume("Orders", "group")
             got: list[int] = []
-            # It is begun anew again and again, as by a process that is restarted.
+            # It begins again and again, as by a process that is restarted.
             while len(got) < 300:
                 offsets = ConsumerOffsets.load(path, read_only=False)
                 with reader.consume("Orders", "group", offsets=offsets, timeout=PATIENCE, max_num=5) as consumer:

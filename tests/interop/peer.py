@@ -262,7 +262,7 @@ def _message_line(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class JavaStore:
-    """RocketMQ 5.5.0's DefaultMessageStore in a subprocess, opened anew for each call.
+    """RocketMQ 5.5.0's DefaultMessageStore in a subprocess, opened again for each call.
 
     One process serves many calls, as starting it takes longer than most of them; a call that ends by `kill`, or fails,
     ends the process, and the next one starts another.  Use it by ``with``, or call `close`.

@@ -293,7 +293,7 @@ def test_a_broker_and_an_open_store_exclude_each_other(java_broker, tmp_path):
             pass
         # RocketMQ recovers before it asks for the lock, under our feet: it deletes the index file that it takes for
         # unfinished and makes one of its own.  That is noticed, at the latest when the store is forced to the disk; the
-        # store can be read on, takes no more writes, and the next opening mends it.
+        # store can be read on, takes no more writes, and the next opening repairs it.
         assert_rmqstore_has(store, sent)
         with pytest.raises((StoreChangedError, StorePoisonedError)):
             for message in orders(190, 150):

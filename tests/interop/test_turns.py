@@ -114,7 +114,7 @@ class Ledger:
             self.keys.setdefault((topic, key, index_type), []).insert(0, phy_offset)
 
     def assert_in(self, lines: list[dict], doubled: int) -> None:
-        """A dump holds all of it; at most `doubled` records come twice in the index, each time the index was made anew."""
+        """A dump holds all of it; at most `doubled` records come twice in the index, each time the index was made again."""
         assert_whole(lines, self.places)
         found = {
             (line["topic"], line["key"], line.get("indexType")): line["offsets"] for line in lines_of(lines, "query")
@@ -145,7 +145,7 @@ def test_rmqstore_and_java_in_turns(java_store, tmp_path, name, schedule, turns)
     number = 0
     theirs: list[dict] = []
     java_killed = False
-    # A record at the end of an index file that is kept may be indexed again where Java makes the rest anew.
+    # A record at the end of an index file that is kept may be indexed again where Java makes the rest again.
     doubled = 0
     for kill_ours, kill_java in SCHEDULES[schedule][:turns]:
         ours_script, java_script = script(number, count), script(number + count, count)

@@ -791,7 +791,7 @@ def test_a_recovery_that_cuts_nothing_is_not_noticed(root):
 
 @pytest.mark.parametrize("again", [True, False])
 def test_a_next_segment_that_is_made_once_more(root, again):
-    """A broker makes the next segment early; its recovery deletes that, and makes it anew. Nothing that was seen changed."""
+    """A broker makes the next segment early; its recovery deletes that, and makes it again. Nothing that was seen changed."""
     with MessageStore.open(root, config=QUIET) as store:
         fill(store, 10, size=300)
         end = store.commit_log.max_offset

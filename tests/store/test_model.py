@@ -167,7 +167,7 @@ class StoreAndOracle(RuleBasedStateMachine):
 
     @property
     def reader(self) -> oracle.StoreReader:
-        # The oracle's own view of its bytes; made anew only after a put.
+        # The oracle's own view of its bytes; made again only after a put.
         if self._reader is None:
             self._reader = self.oracle.reader()
         return self._reader

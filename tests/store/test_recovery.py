@@ -251,7 +251,7 @@ def test_what_agrees_is_read_once(root, monkeypatch):
             report = store.recovery_report
             check_readable(store, acknowledged)
         assert report.records == 60
-        # A last unit that leads behind the end is cut, any other one is mended.
+        # A last unit that leads behind the end is cut, any other one is repaired.
         assert report.units_mended + report.units_cut == (number is not None)
         # From the rows of the first difference on; without one only the last, whose entries may not be complete.
         first = records.index(next(each for each in records if each.phy_offset == report.dispatched_from))

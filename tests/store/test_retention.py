@@ -849,7 +849,7 @@ def test_the_names_are_forced_after_the_deletion(store, root, monkeypatch):
     }
     for folder in folders:
         assert ("forced", folder) in events[events.index(("gone", folder)) :]
-    # The log first: a queue without its messages is mended, messages without their queue would have to be found.
+    # The log first: a queue without its messages is repaired, messages without their queue would have to be found.
     first = {
         kind: next(i for i, each in enumerate(events) if kind in each[1]) for kind in ("commitlog", "consumequeue")
     }
