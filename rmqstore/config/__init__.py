@@ -2,6 +2,10 @@
 
 Owns RocketMQ's option names with its defaults, the reading of a broker.conf, and finding the geometry of a store from its files
 alone.  It never writes, locks or maps anything.
+
+- `store_config`: `StoreConfig`, every option with its default and its rule
+- `broker_conf`: the names and values of a broker.conf
+- `infer`: what a store's own files say
 """
 
 from rmqstore.config.broker_conf import fields_by_option, parse_java_properties

@@ -2,6 +2,10 @@
 
 Owns `Message` and `MessageExt`, the properties text, tags codes, hosts and message ids, the sysFlag with body compression, and the
 client form of inner batches.  Nothing here touches a file.
+
+- `message`: `Message`, `MessageExt`, and the rules of a broker
+- `properties`: the properties text, tags codes; `java_text`: text as Java encodes and decodes it
+- `hosts`: hosts and message ids; `compression`: bodies and the sysFlag; `inner_batch`: many messages in one body
 """
 
 from rmqstore.message.compression import (

@@ -3,7 +3,7 @@
 Owns how far ahead of each end that is: in proportion to what was written since the last look, up to
 `StoreConfig.populate_ahead_size`, and never past a file's end but into the one that is prepared to follow it.  A slow writer
 gets none: what is made ready becomes dirty, and a flush would write it before anything is in it.  It runs on a thread of its
-own (`MessageStore` starts it), since a flush may hold up the other one for seconds.  It takes no lock that a put takes for
+own (`Upkeep.start`), since a flush may hold up the other one for seconds.  It takes no lock that a put takes for
 long, reads the ends as they stand, changes no byte, and raises nothing: what it missed costs a put the fault that it would
 have cost anyway.
 """
