@@ -37,7 +37,7 @@ from rmqstore.errors import (
 )
 from rmqstore.files.mapped_file import NotCopied, fsync_directory, naming_errors, open_regular
 from rmqstore.rabbitmq import _core, _term
-from rmqstore.rabbitmq.queue_index import Problem
+from rmqstore.rabbitmq.problem import Problem
 from rmqstore.rabbitmq.term import Atom, consult, decode, encode
 
 if TYPE_CHECKING:

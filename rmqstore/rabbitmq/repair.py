@@ -19,9 +19,10 @@ from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.mapped_file import fsync_directory, fsync_tree, open_regular
 from rmqstore.rabbitmq import layout
 from rmqstore.rabbitmq.definitions import QueueDefinition, fate_of_expired
+from rmqstore.rabbitmq.index_columns import IndexEntry
 from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message_store import MessageStore
-from rmqstore.rabbitmq.queue_index import IndexEntry, QueueIndex
+from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.verify import (
     STALE,
     STORE_CONSEQUENCES,

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from enum import Enum
 
 from rmqstore.errors import CorruptionError, StoreError
+from rmqstore.rabbitmq.index_columns import IndexEntry
 from rmqstore.rabbitmq.layout import LEGACY_SEGMENT_ENTRY_COUNT
 from rmqstore.rabbitmq.message import Message
-from rmqstore.rabbitmq.queue_index import ENTRY_PERSISTENT, IndexEntry, Problem, QueueIndex
+from rmqstore.rabbitmq.problem import Problem
+from rmqstore.rabbitmq.queue_index import ENTRY_PERSISTENT, QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
 from rmqstore.rabbitmq.vhost import Queue, QueueDirectory, Vhost, find_vhosts, store_path
 
