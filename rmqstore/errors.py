@@ -1,18 +1,21 @@
-"""The exceptions of the package: one root, `StoreError`, that carries where the trouble is.
+"""What is wrong: the exceptions of the package under one root, `StoreError`, and `Finding`, the same as a value.
 
-Owns the exception tree and the wording of positions.  It never touches a file and imports nothing of the package, so
-every other module, the compiled core included, may raise from here.  Absence is not an error (a key without messages
-is an empty result); corruption is a value while scanning and an exception when one thing was asked for.
+Owns the exception tree, the fields of a finding and the wording of positions.  It never touches a file and imports
+nothing of the package, so every other module, the compiled core included, may raise from here.  Absence is not an error
+(a key without messages is an empty result); corruption is a value while scanning and an exception when one thing was
+asked for.
 """
 
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 __all__ = [
     "ChecksumError",
     "CorruptionError",
     "DiskFullError",
+    "Finding",
     "FlushDiskTimeoutError",
     "GeometryError",
     "IndexFileError",
@@ -27,6 +30,28 @@ __all__ = [
     "StorePoisonedError",
     "UnsupportedFormatError",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong.
+
+    Attributes
+    ----------
+    path : str
+        The file or directory.
+    pos : int
+        Position in bytes in the file, 0 where it is about the file as a whole.
+    kind : str
+        A short name, stable between releases.
+    detail : str
+        What is there, and what should be.
+    """
+
+    path: str
+    pos: int
+    kind: str
+    detail: str
 
 
 class StoreError(Exception):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from rmqstore import _columns, _core
 from rmqstore import _numpy as np
@@ -20,7 +19,7 @@ from rmqstore.commitlog.log_walk import Stretch
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
-from rmqstore.errors import GeometryError, OffsetOutOfRangeError, StoreError
+from rmqstore.errors import Finding, GeometryError, OffsetOutOfRangeError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.index.index_file import IndexFile
@@ -41,28 +40,6 @@ _KINDS = {
     Verdict.BAD_BODY_CRC: "bad_body_crc",
     Verdict.BAD_PROP_CRC: "bad_prop_crc",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong.
-
-    Attributes
-    ----------
-    path : str
-        The file or directory.
-    pos : int
-        Position in bytes in the file, 0 where it is about the file as a whole.
-    kind : str
-        A short name, stable between releases.
-    detail : str
-        What is there, and what should be.
-    """
-
-    path: str
-    pos: int
-    kind: str
-    detail: str
 
 
 def verify(

@@ -8,8 +8,13 @@ side of the package, and imports nothing else of it.
 - `layout`, `definitions`: names of directories and small files; the durable queues that a node's Mnesia tables know
 - `term`, `amqp`, `dets`, `ets`: values of terms and their text; AMQP's types; the two kinds of tables that a clean stop leaves
 - `message`: a message, made with the bytes that a node writes, or read lazily
-- `queue_index`, `queue_index_v2`: one queue's index: version 1 read and written, version 2 read
-- `message_store`: the message files of a vhost: references, rolling, merging, recovery, clean state
+- `problem`, `directory`: what is wrong in a file, as a value; a directory's lock and its files, mapped
+- `queue_index`: one queue's index, version 1, a face over parts: `index_columns` (entries as values), `index_files`
+  (one file alone), `index_directory` (loading and reading), `index_entries` (arguments), `index_writer`,
+  `index_recovery` (opening after a stop), `index_idle` (flushing after a while)
+- `queue_index_v2`: the same of version 2, read only
+- `message_store`: the shared messages of a vhost, a face over parts: `message_files` (files, places, references),
+  `message_file` (one file alone), `merging`, `message_recovery` (opening), `clean_state` (an orderly close)
 - `columns`, `batches`: messages as Arrow arrays and record batches
 - `vhost`: which directory is whose; an index entry and its message together
 - `verify`, `repair`, `transfer`: what is wrong and what a node would do; a directory without it; messages out and in
@@ -17,9 +22,11 @@ side of the package, and imports nothing else of it.
 
 from rmqstore.rabbitmq.batches import LostMessage
 from rmqstore.rabbitmq.definitions import QueueDefinition, durable_queues
+from rmqstore.rabbitmq.index_columns import IndexEntry
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore
-from rmqstore.rabbitmq.queue_index import IndexEntry, Problem, QueueIndex
+from rmqstore.rabbitmq.problem import Problem
+from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
 from rmqstore.rabbitmq.repair import RepairedQueue, RepairReport, repair
 from rmqstore.rabbitmq.transfer import ImportReport, export, import_messages, node_process

@@ -25,8 +25,9 @@ from rmqstore.files.mapped_file import open_regular
 from rmqstore.rabbitmq import _term, amqp
 from rmqstore.rabbitmq.amqp import Timestamp
 from rmqstore.rabbitmq.columns import arrow_arrays, pyarrow
+from rmqstore.rabbitmq.index_columns import IndexColumns, IndexEntry
 from rmqstore.rabbitmq.message_store import MessageStore
-from rmqstore.rabbitmq.queue_index import ENTRY_EMBEDDED, ENTRY_PERSISTENT, IndexColumns, IndexEntry, QueueIndex
+from rmqstore.rabbitmq.queue_index import ENTRY_EMBEDDED, ENTRY_PERSISTENT, QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
 
 if TYPE_CHECKING:

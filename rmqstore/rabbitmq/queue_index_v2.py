@@ -17,7 +17,8 @@ import numpy as np
 
 from rmqstore.files.mapped_file import NotCopied, open_regular
 from rmqstore.rabbitmq import _core, _term
-from rmqstore.rabbitmq.queue_index import IndexEntry, Problem
+from rmqstore.rabbitmq.index_columns import IndexEntry
+from rmqstore.rabbitmq.problem import Problem
 
 __all__ = [
     "DEFAULT_SEGMENT_ENTRY_COUNT_V2",

@@ -18,10 +18,12 @@ from typing import Any
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.mapped_file import fsync_directory, fsync_tree, open_regular
 from rmqstore.rabbitmq import layout
+from rmqstore.rabbitmq.clean_state import CLEAN_FILES
 from rmqstore.rabbitmq.definitions import QueueDefinition, fate_of_expired
+from rmqstore.rabbitmq.index_columns import IndexEntry
 from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message_store import MessageStore
-from rmqstore.rabbitmq.queue_index import IndexEntry, QueueIndex
+from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.verify import (
     STALE,
     STORE_CONSEQUENCES,
@@ -38,8 +40,6 @@ __all__ = ["RepairReport", "RepairedQueue", "repair"]
 
 PERSISTENT = "msg_store_persistent"
 TRANSIENT = "msg_store_transient"
-# What a clean stop leaves beside the message files, and what is worth nothing once anything was changed.
-_CLEAN_STATE = ("clean.dot", "file_summary.ets", "msg_store_index.ets")
 _UNFINISHED = ".rmqstore-unfinished"
 # What cannot stand in a directory that a node is to boot on.
 _GRAVE = {Consequence.HANGS, Consequence.HIDES, Consequence.CRASHES, Consequence.DROPS}
@@ -345,7 +345,7 @@ class _Repair:
 
     def _copy_store(self, source: str, with_clean_state: bool) -> None:
         for name in sorted(os.listdir(source)):
-            if name.endswith((".rdq", ".rdt")) or (with_clean_state and name in _CLEAN_STATE):
+            if name.endswith((".rdq", ".rdt")) or (with_clean_state and name in CLEAN_FILES):
                 shutil.copyfile(os.path.join(source, name), os.path.join(self.output, PERSISTENT, name))
 
     def _scan_meets_damage(self, kept: set[bytes]) -> bool:

@@ -397,7 +397,7 @@ def import_messages(
                 if each.name == directory:
                     for index in each.indexes:
                         if isinstance(index, QueueIndex):
-                            index._refuse_damage()  # as it does when it is opened for writing
+                            index._directory.refuse_damage()  # as it does when it is opened for writing
                         first = index.next_seq_id
             if not spool.count:
                 return ImportReport(queue, directory, 0, first, 0, 0, "exact" if exact else "dirty")

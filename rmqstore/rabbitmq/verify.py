@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from rmqstore import errors
 from rmqstore.errors import CorruptionError, StoreError
+from rmqstore.rabbitmq.index_columns import IndexEntry
 from rmqstore.rabbitmq.layout import LEGACY_SEGMENT_ENTRY_COUNT
 from rmqstore.rabbitmq.message import Message
-from rmqstore.rabbitmq.queue_index import ENTRY_PERSISTENT, IndexEntry, Problem, QueueIndex
+from rmqstore.rabbitmq.problem import Problem
+from rmqstore.rabbitmq.queue_index import ENTRY_PERSISTENT, QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
 from rmqstore.rabbitmq.vhost import Queue, QueueDirectory, Vhost, find_vhosts, store_path
 
@@ -61,19 +64,13 @@ _SENTENCES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is wrong.
+class Finding(errors.Finding):
+    """One thing that is wrong, and what the real node does about it.
 
     Attributes
     ----------
-    path : str
-        The file or directory.
-    pos : int
-        Position in bytes in the file, 0 where it is about the file as a whole.
-    kind : str
-        A short name, stable between releases.
-    detail : str
-        What is there, and what should be.
+    path, pos, kind, detail : str, int, str, str
+        Where it is and what, as of `rmqstore.Finding`.
     consequence : Consequence
         What the real node does about it.
     queue : str
@@ -82,10 +79,6 @@ class Finding:
         How many messages it is about, 0 where that is not a matter of messages.
     """
 
-    path: str
-    pos: int
-    kind: str
-    detail: str
     consequence: Consequence
     queue: str = ""
     messages: int = 0

@@ -23,10 +23,13 @@ from rmqstore.files.mapped_file import NotCopied, fsync_directory, open_regular
 from rmqstore.rabbitmq import dets, layout, term
 from rmqstore.rabbitmq.batches import COLUMNS, Batches, LostMessage, LostMessages
 from rmqstore.rabbitmq.definitions import QueueDefinition, data_directory, durable_queues
+from rmqstore.rabbitmq.index_columns import IndexEntry
+from rmqstore.rabbitmq.index_files import read_segment
 from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore
-from rmqstore.rabbitmq.queue_index import IndexEntry, Problem, QueueIndex, read_segment
+from rmqstore.rabbitmq.problem import Problem
+from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2, both
 
 if TYPE_CHECKING:

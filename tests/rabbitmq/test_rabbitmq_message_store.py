@@ -36,7 +36,7 @@ from rmqstore.errors import (
     StoreLockedError,
     StorePoisonedError,
 )
-from rmqstore.rabbitmq import _core, message_store
+from rmqstore.rabbitmq import _core, merging
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore, scan_file
 from rmqstore.rabbitmq.queue_index import QueueIndex
@@ -550,7 +550,7 @@ def test_a_full_disk_ends_merging_and_nothing_else(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(message_store, "_copy", full)
+    monkeypatch.setattr(merging, "copy_bytes", full)
     store.remove_many([message_id(n) for n in (0, 1, 2, 4, 5, 8, 9)])
     assert [problem.kind for problem in store.problems] == ["merge_failed"] and list(store.files) == [0, 1, 2, 3]
     with pytest.raises(OSError, match="space"):

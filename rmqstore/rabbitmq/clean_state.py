@@ -1,0 +1,228 @@
+"""The clean state of a message store: what an orderly close leaves, so that the next opening scans nothing.
+
+Owns `clean.dot`, `file_summary.ets` and `msg_store_index.ets`: their reading, with every check against the message
+files, their writing and their deletion.  It never changes a message file, nor what `MessageFiles` knows.  The tables
+are read and written apart from `ets`, because the compiled module takes and gives the index's objects as bytes.
+
+Invariants: `clean.dot` is written last, and without it the others mean nothing; a state that does not fit is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rmqstore.errors import CorruptionError, StoreError
+from rmqstore.files.mapped_file import fsync_directory, naming_errors, open_regular
+from rmqstore.rabbitmq import _core
+from rmqstore.rabbitmq.ets import clean_dot
+from rmqstore.rabbitmq.message_files import MAX_FILE, MessageFiles
+from rmqstore.rabbitmq.problem import Problem
+from rmqstore.rabbitmq.term import Atom, consult, decode, encode
+
+__all__ = ["CLEAN_FILES", "CleanState", "forget_clean_state", "read_clean_state", "write_clean_state"]
+
+CLEAN_FILES = ("clean.dot", "file_summary.ets", "msg_store_index.ets")
+
+
+class CleanState(NamedTuple):
+    """What an orderly close says; `files` is {number: [valid size, file size]}."""
+
+    table: _core.LocationTable
+    files: dict[int, list[int]]
+    client_refs: list[bytes]
+    node: str
+
+
+def read_clean_state(message_files: MessageFiles, present: list[int], client_refs: list[bytes] | None) -> CleanState:
+    """What an orderly close left, checked against the message files that are `present` (§7.2.5, §9).
+
+    Raises
+    ------
+    FileNotFoundError
+        One of the three files is missing.
+    CorruptionError
+        The reason why they cannot be used.
+    """
+    clean_path, summary_path, index_path = (os.path.join(message_files.path, name) for name in CLEAN_FILES)
+    for path in (summary_path, index_path):
+        if not os.path.exists(path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    with open(open_regular(clean_path), "rb") as file:
+        text = file.read()
+    try:
+        said = {str(pair[0]): pair[1] for pair in consult(text)}
+        refs = [bytes(ref) for ref in said["client_refs"]]
+        module = said["index_module"]
+    except (StoreError, KeyError, TypeError, IndexError, ValueError) as error:
+        raise CorruptionError("the file is not what an orderly stop leaves", clean_path, 0) from error
+    if str(module) != "rabbit_msg_store_ets_index":
+        raise CorruptionError(f"the index was of the kind {module}, which is none of ours", clean_path, 0)
+    if client_refs is not None and sorted(refs) != client_refs:
+        raise CorruptionError("the state was made for other queues than those with recovery terms", clean_path, 0)
+
+    with open(open_regular(summary_path), "rb") as file:
+        data = file.read()
+    files: dict[int, list[int]] = {}
+    for row in _ets_rows(data, summary_path):
+        if not isinstance(row, tuple) or len(row) != 8 or not all(type(row[i]) is int for i in (1, 2, 5)):
+            raise CorruptionError(f"{row!r} is no summary of a file", summary_path, 0)
+        number, valid, size = row[1], row[2], row[5]
+        path = message_files.path_of(number) if 0 <= number <= MAX_FILE else summary_path
+        if number not in present:
+            raise CorruptionError(f"{number}.rdq is known to the clean state and is not there", path, 0)
+        actual = os.stat(path).st_size
+        if not 0 <= valid <= size <= actual:
+            raise CorruptionError(
+                f"the clean state says {size} bytes, {valid} of them in use; the file has {actual}", path, 0
+            )
+        files[number] = [valid, size]
+    extra = sorted(set(present) - set(files))
+    if extra and extra[-1] > max(files, default=-1):
+        raise CorruptionError("the clean state does not know the file", message_files.path_of(extra[-1]), 0)
+    for number in extra:
+        # A node that is stopped may not get round to deleting a file that it has merged into its neighbour.
+        detail = "the clean state does not know the file; nothing in it is in use"
+        message_files.problems.append(Problem(message_files.path_of(number), 0, "unknown_file", detail, None))
+    files = dict(sorted(files.items()))
+
+    with open(open_regular(index_path), "rb") as file:
+        data = file.read()
+    header, at = _ets_header(data, index_path)
+    table = _core.LocationTable(len(data) // 60)
+    try:
+        loaded, at = table.load_ets_items(data, at)
+    except StoreError as error:
+        # The compiled module knows no paths.
+        raise type(error)(error.message, index_path, error.pos) from None
+    _check_ets_end(data, at, loaded, index_path)
+    numbers = np.array(list(files), np.int64)
+    valid, wrong = table.sums(numbers, np.array([size for _, size in files.values()], np.int64))
+    if wrong:
+        raise CorruptionError(f"{wrong} messages of the clean state lie in no file, or behind its end", index_path, 0)
+    for i, number in enumerate(files):
+        if int(valid[i]) != files[number][0]:
+            raise CorruptionError(
+                f"the clean state says {files[number][0]} bytes of {number}.rdq are in use, its places say {valid[i]}",
+                summary_path,
+                0,
+            )
+    return CleanState(table, files, refs, str(header.get("node", "nonode@nohost")))
+
+
+def write_clean_state(message_files: MessageFiles, client_refs: list[bytes], node: str) -> None:
+    """Leave the state of an orderly close, which the next opening, here or in a node, takes instead of a scan."""
+    clean_path, summary_path, index_path = (os.path.join(message_files.path, name) for name in CLEAN_FILES)
+    files, table = message_files.summaries, message_files.table
+    numbers = list(files)
+    undefined = Atom("undefined")
+    rows = []
+    for i, number in enumerate(numbers):
+        left = numbers[i - 1] if i else undefined
+        right = numbers[i + 1] if i + 1 < len(numbers) else undefined
+        valid, size = files[number]
+        row = (Atom("file_summary"), number, valid, left, right, size, Atom("false"), 0)
+        rows.append(_ets_item(encode(row)))
+    items = table.ets_items()
+    tables = (
+        (summary_path, "rabbit_msg_store_file_summary", "ordered_set", b"".join(rows), len(rows)),
+        (index_path, "rabbit_msg_store_ets_index", "set", items, len(table)),
+    )
+    for path, name, kind, objects, count in tables:
+        _write_file(path, _ets_bytes(name, kind, objects, count, node))
+    # This one last: without it the other two mean nothing.
+    fsync_directory(message_files.path)
+    _write_file(clean_path, clean_dot(client_refs))
+    fsync_directory(message_files.path)
+
+
+def forget_clean_state(path: str) -> None:
+    """Delete it before the first change: from here on a crash must leave a store that is scanned."""
+    gone = False
+    for name in CLEAN_FILES:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(path, name))
+            gone = True
+    if gone:
+        fsync_directory(path)
+
+
+def _write_file(path: str, data: bytes) -> None:
+    with naming_errors(path), open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+# --------------------------------------------------------------------------------------------------- ets tables (§9.3)
+
+_ETS_HEAD = bytes.fromhex("0102030463584d0b")
+
+
+def _ets_item(term: bytes) -> bytes:
+    return len(term).to_bytes(4, "big") + b"bWLA" + term
+
+
+def _ets_bytes(name: str, kind: str, objects: bytes, count: int, node: str) -> bytes:
+    # Only what a node needs to load the table (3.10.8): it also writes ids, owner and memory of the table that it had.
+    no, yes = Atom("false"), Atom("public")
+    header = (
+        (Atom("read_concurrency"), no),
+        (Atom("write_concurrency"), no),
+        (Atom("compressed"), no),
+        (Atom("name"), Atom(name)),
+        (Atom("size"), count),
+        (Atom("node"), Atom(node)),
+        (Atom("named_table"), no),
+        (Atom("type"), Atom(kind)),
+        (Atom("keypos"), 2),
+        (Atom("protection"), yes),
+        (Atom("major_version"), 1),
+        (Atom("minor_version"), 0),
+        (Atom("extended_info"), [Atom("object_count")]),
+    )
+    end = [Atom("$end_of_table"), [(Atom("count"), count)]]
+    return _ETS_HEAD + _ets_item(encode(header)) + objects + _ets_item(encode(end))
+
+
+def _ets_header(data: bytes, path: str) -> tuple[dict[str, Any], int]:
+    size = int.from_bytes(data[8:12], "big")
+    if data[:8] != _ETS_HEAD or data[12:16] != b"bWLA" or not 0 < size <= len(data) - 16:
+        raise CorruptionError("the file is no table that was closed", path, 0)
+    try:
+        pairs = decode(data[16 : 16 + size])
+        return {str(key): value for key, value in pairs}, 16 + size
+    except (StoreError, TypeError, ValueError) as error:
+        raise CorruptionError("the table's header cannot be understood", path, 16) from error
+
+
+def _ets_rows(data: bytes, path: str) -> list[Any]:
+    # The objects of a small table.
+    _, at = _ets_header(data, path)
+    rows: list[Any] = []
+    while True:
+        size = int.from_bytes(data[at : at + 4], "big")
+        if data[at + 4 : at + 8] != b"bWLA" or size > len(data) - at - 8:
+            raise CorruptionError("the table is cut short", path, at)
+        try:
+            row = decode(data[at + 8 : at + 8 + size])
+        except (StoreError, ValueError) as error:
+            raise CorruptionError("an object of the table cannot be understood", path, at) from error
+        if isinstance(row, list):
+            _check_ets_end(data, at, len(rows), path)
+            return rows
+        rows.append(row)
+        at += 8 + size
+
+
+def _check_ets_end(data: bytes, at: int, count: int, path: str) -> None:
+    size = int.from_bytes(data[at : at + 4], "big")
+    with contextlib.suppress(StoreError, TypeError, ValueError, IndexError):
+        end = decode(data[at + 8 : at + 8 + size])
+        if at + 8 + size == len(data) and str(end[0]) == "$end_of_table" and end[1][0][1] == count:
+            return
+    raise CorruptionError("the table does not end as one that is whole", path, at)

@@ -1,0 +1,40 @@
+"""A directory with one writer, and its files as they are mapped: what queue index and message store share.
+
+Owns no state and no bytes.  A node takes no such lock, so it only keeps writers of this package apart.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+
+from rmqstore._core import Region
+from rmqstore.errors import StoreLockedError
+from rmqstore.files.mapped_file import naming_errors, open_regular
+
+__all__ = ["lock_directory", "map_file"]
+
+
+def lock_directory(path: str, refusal: str) -> int:
+    """int: a descriptor that holds the lock on a directory; StoreLockedError with `refusal` where it is held."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        raise StoreLockedError(refusal, path) from None
+    return fd
+
+
+def map_file(path: str) -> Region | None:
+    """Region or None: None for an empty file, which cannot be mapped."""
+    fd = open_regular(path)
+    try:
+        size = os.fstat(fd).st_size
+        with naming_errors(path):
+            return Region.map(fd, size) if size else None
+    finally:
+        os.close(fd)

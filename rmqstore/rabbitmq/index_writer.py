@@ -1,0 +1,185 @@
+"""Writing of a queue index: the journal's bytes to its file, the journal into the segments, torn ends off.
+
+Owns the lock on the directory (on itself, so that no foreign file lies in it), the journal's descriptor and the
+failure that ends writing.  It takes what is to be written from the directory's map and decides nothing about an entry.
+It is not thread-safe: `QueueIndex` has the lock.
+
+Invariants: a segment is only appended to, by one write that ends with whole records, or deleted; the journal is emptied
+after the segments have what it said; a file that someone else changed is not written; after a failure nothing is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+
+import numpy as np
+
+from rmqstore.errors import StoreChangedError
+from rmqstore.files.mapped_file import NotCopied, fsync_directory, naming_errors, open_regular
+from rmqstore.rabbitmq._core import Segment
+from rmqstore.rabbitmq.directory import lock_directory
+from rmqstore.rabbitmq.index_directory import IndexDirectory
+
+__all__ = ["IndexWriter"]
+
+logger = logging.getLogger(__name__)
+
+
+def _write_all(fd: int, data: bytes, pos: int | None = None) -> None:
+    view = memoryview(data)
+    while view:
+        done = os.write(fd, view) if pos is None else os.pwrite(fd, view, pos)
+        view = view[done:]
+        pos = None if pos is None else pos + done
+
+
+class IndexWriter(NotCopied):
+    """The one writer of a directory.
+
+    Attributes
+    ----------
+    failure : BaseException or None
+        Of the write that failed; there are no more after it.
+    """
+
+    def __init__(self, directory: IndexDirectory):
+        self.failure: BaseException | None = None
+        self._directory = directory
+        self._journal_fd = -1
+        self._lock_fd = -1
+
+    def lock(self) -> None:
+        """Keep other writers out; StoreLockedError where one has the queue open."""
+        self._lock_fd = lock_directory(
+            self._directory.path, "another writer has the queue open; close it first, or open it with read_only=True"
+        )
+
+    def open_journal(self) -> None:
+        """Open the journal, and cut what is no whole record off its end and off those of the segments."""
+        directory = self._directory
+        path, used = directory.path_of(-1), directory.journal.used
+        self._journal_fd = open_regular(path, os.O_RDWR | os.O_CREAT)
+        self._cut_tails()
+        if directory.journal_size != used:
+            with self._poisoning(path):
+                os.ftruncate(self._journal_fd, used)
+                os.fsync(self._journal_fd)
+            directory.journal_size = used
+
+    @property
+    def is_open(self) -> bool:
+        """bool: it holds the lock or the journal."""
+        return self._lock_fd >= 0 or self._journal_fd >= 0
+
+    def close(self) -> None:
+        """Give the directory back, without writing anything."""
+        for fd in (self._journal_fd, self._lock_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._journal_fd = self._lock_fd = -1
+
+    @contextlib.contextmanager
+    def _poisoning(self, path: str) -> Iterator[None]:
+        try:
+            with naming_errors(path):
+                yield
+        except BaseException as error:
+            self.failure = error
+            raise
+
+    def _cut_tails(self) -> None:
+        # What a crash left of a record at a file's end; the reading looked for whole ones in it and found none.
+        for number, segment in sorted(self._directory.journal.segments.items()):
+            if segment.end == segment.size or segment.size < 0:
+                continue
+            path = self._directory.path_of(number)
+            logger.warning("%s: cut from %d to %d bytes, its last whole record", path, segment.size, segment.end)
+            with self._poisoning(path):
+                fd = open_regular(path, os.O_RDWR)
+                try:
+                    if os.fstat(fd).st_size != segment.size:
+                        raise StoreChangedError("the file was changed by someone else; is a node running?", path)
+                    os.ftruncate(fd, segment.end)
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+            segment.cut(segment.end)
+
+    def sync(self) -> None:
+        """Write the journal's new bytes and force them to the disk."""
+        with self._poisoning(self._directory.path_of(-1)):
+            self._write_journal()
+
+    def _write_journal(self) -> None:
+        directory, journal, path = self._directory, self._directory.journal, self._directory.path_of(-1)
+        data = journal.unwritten()
+        if not data:
+            return
+        with naming_errors(path):
+            self._check_unchanged(self._journal_fd, path, max(journal.written, directory.journal_size))
+            _write_all(self._journal_fd, data, journal.written)
+            os.fsync(self._journal_fd)
+        journal.written += len(data)
+        directory.journal_size = journal.written
+
+    def flush(self) -> None:
+        """Move the journal into the segments, and empty it; `QueueIndex.flush` says what that means."""
+        directory, journal = self._directory, self._directory.journal
+        path = directory.path_of(-1)
+        with self._poisoning(path):
+            seqs, words = journal.collect()
+            touched = set(np.unique(seqs // directory.segment_entry_count).tolist())
+            doomed = [number for number, segment in journal.segments.items() if segment.unacked == 0]
+            if journal.written:
+                # The journal's file must not lag behind the segments: a node does not boot on a deliver whose ack is in
+                # the segment already, or whose publish went with its segment.
+                self._write_journal()
+            names_changed = False
+            for number in sorted(touched.union(doomed)):
+                segment = journal.segments.get(number)
+                if segment is None:
+                    continue
+                if segment.unacked == 0:
+                    if segment.size >= 0:
+                        with contextlib.suppress(FileNotFoundError):
+                            os.unlink(directory.path_of(number))
+                        names_changed = True
+                    journal.forget(segment)
+                else:
+                    names_changed |= segment.size < 0
+                    self._append(segment, *directory.part(segment, seqs, words))
+            if names_changed:
+                fsync_directory(directory.path)
+            self._check_unchanged(self._journal_fd, path, max(journal.written, directory.journal_size))
+            os.ftruncate(self._journal_fd, 0)
+            journal.clear()
+            directory.journal_size = 0
+
+    def _append(self, segment: Segment, seqs: np.ndarray, words: np.ndarray) -> None:
+        path = self._directory.path_of(segment.number)
+        journal = self._directory.journal
+        blob = journal.encode(segment, seqs, words)
+        journal.prepare(segment)
+        old = max(segment.size, 0)
+        with naming_errors(path):
+            fd = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            try:
+                self._check_unchanged(fd, path, old)
+                try:
+                    _write_all(fd, blob)
+                    os.fsync(fd)
+                except BaseException:
+                    # A node hangs on a part of a record; the journal still has everything.
+                    with contextlib.suppress(OSError):
+                        os.ftruncate(fd, old)
+                    raise
+            finally:
+                os.close(fd)
+        journal.applied(segment, seqs, words)
+
+    def _check_unchanged(self, fd: int, path: str, size: int) -> None:
+        if os.fstat(fd).st_size != size:
+            raise StoreChangedError("the file was changed by someone else; is a node running on this directory?", path)

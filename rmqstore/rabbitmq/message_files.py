@@ -1,0 +1,310 @@
+"""The message files of a directory: which there are, what is in use in them, and where each message lies.
+
+Owns the table of locations with its reference counts, the sizes of the files and their sums, the descriptors, the file
+that is appended to, and the failure that ends writing.  It never decides that files are merged (`merging`) and never
+reads what a crash left (`message_recovery`).  It is not thread-safe: `MessageStore` has the lock.
+
+Invariants: only the highest file is appended to; the sums are those of the summaries; a file that nobody refers to
+goes, unless it is the highest; after a failed write or sync nothing is written any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from rmqstore.errors import StoreError
+from rmqstore.files.mapped_file import NotCopied, fsync_directory, naming_errors, open_regular
+from rmqstore.rabbitmq import _core
+from rmqstore.rabbitmq.directory import lock_directory, map_file
+from rmqstore.rabbitmq.problem import Problem
+
+__all__ = ["MAX_FILE", "RDT", "MessageFiles"]
+
+_MAX_OPEN_FILES = 64
+# Part of the key of a leftover N.rdt, which a read-only store reads where it lies.
+RDT = 1 << 30
+MAX_FILE = RDT - 1
+_FILE_NAME = re.compile(r"(0|[1-9]\d{0,9})\.(rdq|rdt)")
+# A step of making N.rdq out of itself and N.rdt; no node knows the name, and the next opening starts the step again.
+_STAGED = re.compile(r"(0|[1-9]\d{0,9})\.rdq\.rmqstore")
+
+
+class MessageFiles(NotCopied):
+    """The files, and the table of what lies in them.
+
+    Attributes
+    ----------
+    path : str
+    file_size_limit : int
+        Bytes at which the next file is begun.
+    scan_mode : str
+        "auto", "sequential" or "bytewise".
+    problems : list of Problem
+    table : LocationTable
+    summaries : dict of int to list
+        File number -> [valid size, file size], ascending; the last one is the current file.
+    current : int
+        Its number, -1 where there is none.
+    valid_size, size : int
+        The sums over the files, which every write and remove needs.
+    failure : str or None
+        What ended writing.
+    """
+
+    def __init__(self, path: str, file_size_limit: int, scan_mode: str):
+        self.path = path
+        self.file_size_limit = file_size_limit
+        self.scan_mode = scan_mode
+        self.problems: list[Problem] = []
+        self.table = _core.LocationTable()
+        self.summaries: dict[int, list[int]] = {}
+        self.current = -1
+        self.valid_size = 0
+        self.size = 0
+        self.failure: str | None = None
+        self._directory_fd = -1
+        self._fds: dict[int, int] = {}
+        self._current_fd = -1
+        self._unsynced = False
+        self._names_unsynced = False
+
+    def path_of(self, key: int) -> str:
+        """str: where N.rdq lies; with `RDT` in the key, N.rdt."""
+        return os.path.join(self.path, f"{key & ~RDT}.{'rdt' if key & RDT else 'rdq'}")
+
+    def listing(self) -> tuple[list[int], list[int], list[str]]:
+        """Numbers of the .rdq, those of the .rdt, and staged names of this package; ascending."""
+        rdq: list[int] = []
+        rdt: list[int] = []
+        staged: list[str] = []
+        for name in sorted(os.listdir(self.path)):
+            match = _FILE_NAME.fullmatch(name)
+            if match is not None and int(match[1]) <= MAX_FILE:
+                (rdq if match[2] == "rdq" else rdt).append(int(match[1]))
+            elif _STAGED.fullmatch(name):
+                staged.append(name)
+            elif name.endswith((".rdq", ".rdt")):
+                detail = "the name is no number that a store gives a file; a node stops with an error or reads it"
+                self.problems.append(Problem(os.path.join(self.path, name), 0, "strange_name", detail, None))
+        return sorted(rdq), sorted(rdt), staged
+
+    # ------------------------------------------------------------------------------------------- opening and closing
+
+    def lock(self) -> None:
+        """Keep other writers out; StoreLockedError where one has the store open."""
+        self._directory_fd = lock_directory(
+            self.path,
+            "the message store is open for writing already; close it there, or open it with read_only=True",
+        )
+
+    def add_up(self) -> None:
+        """Take the sums and the current file from the summaries."""
+        self.valid_size = sum(valid for valid, _ in self.summaries.values())
+        self.size = sum(size for _, size in self.summaries.values())
+        self.current = max((key for key in self.summaries if not key & RDT), default=-1)
+
+    def begin(self, end: int | None) -> None:
+        """Make ready for writing: delete files that nobody refers to, and cut the current one at its `end`.
+
+        None: where its summary says.
+        """
+        for number in [number for number in list(self.summaries)[:-1] if self.summaries[number][0] == 0]:
+            self.delete(number)
+        if not self.summaries:
+            self.summaries[0] = [0, 0]
+        number = next(reversed(self.summaries))
+        path = self.path_of(number)
+        self._current_fd = open_regular(path, os.O_RDWR | os.O_CREAT)
+        if end is None:
+            end = self.summaries[number][1]
+        if os.fstat(self._current_fd).st_size != end:
+            with naming_errors(path):
+                os.ftruncate(self._current_fd, end)
+            self._unsynced = True
+        self.size += end - self.summaries[number][1]
+        self.summaries[number][1] = end
+        self.current = number
+        self._names_unsynced = True
+
+    def close(self) -> None:
+        """Give up the lock and all descriptors, without writing anything."""
+        fds = [*self._fds.values(), self._current_fd, self._directory_fd]
+        self._fds.clear()
+        self._current_fd = self._directory_fd = -1
+        for fd in fds:
+            if fd >= 0:
+                os.close(fd)
+
+    # ------------------------------------------------------------------------------------------------------- reading
+
+    def entry(self, msg_id: bytes) -> tuple[int, int, int, int] | None:
+        """Reference count, file, position and size of a message's record; None where it is nowhere."""
+        entry = self.table.get(msg_id)
+        # What was written off with its file must not come to life again.
+        return entry if entry is not None and entry[1] in self.summaries else None
+
+    def fd(self, key: int) -> int:
+        """int: a descriptor for reading a file; it stays this object's."""
+        if key == self.current and self._current_fd >= 0:
+            return self._current_fd
+        fd = self._fds.pop(key, -1)
+        if fd < 0:
+            fd = open_regular(self.path_of(key))
+            if len(self._fds) >= _MAX_OPEN_FILES:
+                os.close(self._fds.pop(next(iter(self._fds))))
+        # The one that was used last is let go last.
+        self._fds[key] = fd
+        return fd
+
+    def forget_fd(self, key: int) -> None:
+        """Close the descriptor of a file that is gone."""
+        fd = self._fds.pop(key, -1)
+        if fd >= 0:
+            os.close(fd)
+
+    def live(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Ids, positions and sizes of what is referred to in a file, ascending, and the ids of what is not any more."""
+        valid, size = self.summaries[number]
+        region = map_file(self.path_of(number)) if size else None
+        if region is not None:
+            try:
+                ids, positions, sizes, dead, end = self.table.live(region, number)
+            finally:
+                region.close()
+            if end >= size and int(sizes.sum()) == valid and self.scan_mode != "bytewise":
+                return ids, positions, sizes, dead
+        # Records that were found behind damage are not met from record to record; the table knows them.
+        ids, refcounts, _, positions, sizes = self.table.columns(number)
+        used = refcounts > 0
+        order = np.flatnonzero(used)[np.argsort(positions[used], kind="stable")]
+        return ids[order], positions[order], sizes[order], ids[~used]
+
+    # ------------------------------------------------------------------------------------------------------- writing
+
+    def refer_again(self, msg_id: bytes, entry: tuple[int, int, int, int]) -> None:
+        """Count one reference more to a message that is there."""
+        refcount, file, pos, size = entry
+        self.table.put(msg_id, refcount + 1, file, pos, size)
+        if refcount == 0:
+            self.summaries[file][0] += size
+            self.valid_size += size
+
+    def append(self, data: bytes, size: int, places: Sequence[tuple[bytes, int, int, int]]) -> bool:
+        """Append records to the current file; whether it was full then and the next one was begun.
+
+        `places` has the message id, reference count, position and size of each record in `data`.
+        """
+        number = self.current
+        summary = self.summaries[number]
+        pos = summary[1]
+        self.table.reserve(len(self.table) + len(places))
+        self._unsynced = True
+        try:
+            written = os.pwrite(self._current_fd, data, pos)
+            while written < size:
+                more = os.pwrite(self._current_fd, memoryview(data)[written:], pos + written)
+                if more == 0:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                written += more
+        except OSError as error:
+            # The next opening would cut the tail as well; without it a reader sees whole records only.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._current_fd, pos)
+            named = OSError(error.errno, error.strerror, self.path_of(number))
+            self.fail(named)
+            raise named from error
+        for msg_id, refcount, at, record_size in places:
+            self.table.put(msg_id, refcount, number, at, record_size)
+        summary[0] += size
+        summary[1] += size
+        self.valid_size += size
+        self.size += size
+        if summary[1] >= self.file_size_limit:
+            self._roll()
+            return True
+        return False
+
+    def _roll(self) -> None:
+        number = self.current
+        if number >= MAX_FILE:
+            raise StoreError("the numbers of message files are used up", self.path)
+        path = self.path_of(number + 1)
+        try:
+            self.sync()
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            self.fail(error)
+            raise
+        # The full file's descriptor serves readers from now on.
+        self._fds[number] = self._current_fd
+        self._current_fd = fd
+        self.summaries[number + 1] = [0, 0]
+        self.current = number + 1
+        self._names_unsynced = True
+
+    def drop_reference(self, msg_id: bytes) -> int:
+        """Count one reference less, and delete the file if it was the last one in it; how many are left.
+
+        KeyError where there is no such message.
+        """
+        entry = self.entry(msg_id)
+        if entry is None or entry[0] == 0:
+            raise KeyError(f"the message store {self.path} has no message {msg_id.hex()}")
+        refcount, file, pos, size = entry
+        self.table.put(msg_id, refcount - 1, file, pos, size)
+        if refcount == 1:
+            summary = self.summaries[file]
+            summary[0] -= size
+            self.valid_size -= size
+            if summary[0] == 0 and file != self.current:
+                self.delete(file)
+        return refcount - 1
+
+    def delete(self, number: int) -> None:
+        """Delete a file that is not the current one and that nobody refers to."""
+        try:
+            dead = self.live(number)[3]
+            os.unlink(self.path_of(number))
+        except OSError as error:
+            self.fail(error)
+            raise
+        self.forget_fd(number)
+        self.table.discard_many(dead)
+        self.size -= self.summaries.pop(number)[1]
+
+    def take_merged(
+        self, destination: int, source: int, moves: list[tuple[np.ndarray, np.ndarray, np.ndarray]], size: int
+    ) -> None:
+        """Take over that what is in use in `source` lies in `destination` now, which was replaced and has `size` bytes.
+
+        `moves` has, for each of the two, the ids that moved, where they lie now, and the ids that are gone.
+        """
+        # From here on the new file is the one that readers meet, whatever becomes of the old one.
+        self.forget_fd(destination)
+        self.forget_fd(source)
+        for ids, positions, dead in moves:
+            self.table.move(ids, destination, positions)
+            self.table.discard_many(dead)
+        self.size += size - self.summaries[destination][1] - self.summaries[source][1]
+        self.summaries[destination][:] = [size, size]
+        del self.summaries[source]
+
+    def sync(self) -> None:
+        """Force what was written to the disk, and the names of new files."""
+        if self._unsynced:
+            with naming_errors(self.path_of(self.current)):
+                os.fsync(self._current_fd)
+            self._unsynced = False
+        if self._names_unsynced:
+            fsync_directory(self.path)
+            self._names_unsynced = False
+
+    def fail(self, error: OSError) -> None:
+        """End writing."""
+        self.failure = str(error)

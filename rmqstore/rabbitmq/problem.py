@@ -1,0 +1,75 @@
+"""What is wrong in a file, as a value: its place, a stable name for programs, and words for people.
+
+Owns `Problem` and the words for what the compiled module finds in journals and segments.  It opens no file; what a node
+would do about a problem is `verify`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rmqstore.rabbitmq._core import PROBLEM_KINDS, Findings
+
+__all__ = ["Problem", "problems_of"]
+
+# What a real node does is known of 3.10.8 (section 10); verify says it for each kind.
+_DETAILS = {
+    "torn_record": "a record is cut after {extent} bytes",
+    "bad_prefix": "{extent} bytes begin like no record",
+    "zero_stretch": "{extent} bytes begin with zeros where a record should",
+    "bad_term": "{extent} bytes: the term of a message is not well-formed",
+    "zero_tail": "the last {extent} bytes are zeros",
+    "nul_file": "all {extent} bytes of the file are zeros",
+    "rel_out_of_range": (
+        "a record's place in the segment is not below segment_entry_count: is that as the vhost's .config says?"
+    ),
+    "duplicate_publish": "the same message was published again",
+    "different_publish": "another message has the same sequence id; the first one counts",
+    "publish_after_ack": "a publish comes after its ack; the ack counts",
+    "publish_after_deliver": "a publish comes after its deliver",
+    "deliver_without_publish": "a deliver of a message that was never published",
+    "duplicate_deliver": "a message was marked as delivered twice",
+    "deliver_after_ack": "a deliver comes after the ack",
+    "ack_without_publish": "an ack of a message that was never published",
+    "ack_without_deliver": "an ack of a message that was never delivered; it counts",
+    "third_mark": "a third mark of a message that is acked already",
+    "msg_id_mismatch": "the record and the message inside it have different message ids",
+    "salvage_given_up": "what follows looks so much like records everywhere that the search for whole ones was ended",
+}
+
+
+class Problem(NamedTuple):
+    """Something in a file that no writer leaves there, met while reading.
+
+    Attributes
+    ----------
+    path : str
+    pos : int or None
+        Position in bytes.
+    kind : str
+        Short, stable, snake_case: for programs.
+    detail : str
+        For people.
+    seq_id : int or None
+        The entry that it is about, where one is known.
+    """
+
+    path: str
+    pos: int | None
+    kind: str
+    detail: str
+    seq_id: int | None = None
+
+
+def problems_of(findings: Findings, path_of: Callable[[int], str]) -> list[Problem]:
+    """What a reading found; `path_of` names the file of a segment's number, and the journal for a negative one."""
+    problems = []
+    for number, pos, seq_id, extent, segment in findings.table().tolist():
+        kind = PROBLEM_KINDS[number]
+        detail = _DETAILS[kind].format(extent=extent)
+        problems.append(Problem(path_of(segment), pos, kind, detail, None if seq_id < 0 else seq_id))
+    if findings.total > findings.count:
+        more = findings.total - findings.count
+        problems.append(Problem(path_of(-1), None, "more_problems", f"{more} more problems are not listed"))
+    return problems
