@@ -156,7 +156,7 @@ static inline int rmq_fits(const rmq_layout *l, const unsigned char *text, int32
     int32_t i = 0;
     if (l->n != n || n <= 0) return 0;
 #if defined(__SSE2__)
-    if (((int64_t)n + 15 & ~(int64_t)15) <= room) {
+    if ((((int64_t)n + 15) & ~(int64_t)15) <= room) {
         __m128i fit = _mm_set1_epi8(-1);
         for (; i < n; i += 16) {
             __m128i v = _mm_loadu_si128((const __m128i *)(text + i));

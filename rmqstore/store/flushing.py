@@ -21,6 +21,7 @@ __all__ = ["Flushing"]
 
 _PAGE = 4096
 
+
 class Flushing:
     """Flushes of one store, and who waits for them.
 

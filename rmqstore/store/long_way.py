@@ -40,6 +40,7 @@ _TRANSACTION_COMMIT = int(SysFlag.TRANSACTION_COMMIT)
 _TRANSACTION_ROLLBACK = int(SysFlag.TRANSACTION_ROLLBACK)
 _INNER_BATCH = int(SysFlag.INNER_BATCH)
 
+
 @dataclass(slots=True)
 class Prepared:
     """A validated message and the parts of its row that do not depend on its place."""

@@ -21,6 +21,7 @@ __all__ = ["GroupProgress"]
 
 logger = logging.getLogger(__name__)
 
+
 class GroupProgress:
     """Where the groups of one store stand."""
 

@@ -37,6 +37,7 @@ _KEY_KINDS = {
     "T": int(KeyKind.TAG),
 }
 
+
 class Querying:
     """Answers queries by key of one store.
 

@@ -33,6 +33,7 @@ _MIN_PULL_BYTES = 100
 # A reader beside a writer looks for new messages at these pauses (seconds), longer while nothing comes.
 _SHORTEST_POLL, _LONGEST_POLL = 0.01, 0.5
 
+
 class Reading:
     """Reads the queues of one store."""
 

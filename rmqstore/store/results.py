@@ -16,6 +16,7 @@ from rmqstore.message import MessageExt
 
 __all__ = ["GetMessageResult", "GetMessageStatus", "PutResult", "PutResults", "PutTableResult", "QueryResult"]
 
+
 class GetMessageStatus(enum.Enum):
     """How a get went; RocketMQ's names."""
 

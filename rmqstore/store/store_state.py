@@ -45,6 +45,7 @@ _INT64_MAX = 2**63 - 1
 _TRIES = 3
 _T = TypeVar("_T")
 
+
 class StoreState:
     """The files of one store, and whether they may be read and written.
 

@@ -25,6 +25,7 @@ _UNSOUND = -3
 # Rows of a table that are put at once: their layout stays in the processor's cache, and other writers get their turn.
 _TABLE_ROWS = 8192
 
+
 class TableWriting:
     """Puts tables into one store."""
 

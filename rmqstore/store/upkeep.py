@@ -31,6 +31,7 @@ _FIRST_PERSIST = 10_000
 _FIRST_CLEAN = 60_000
 _HOLD_INTERVAL = 10_000
 
+
 class Upkeep:
     """The threads of a store that is open for writing, and their tasks.
 

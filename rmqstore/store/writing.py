@@ -45,6 +45,7 @@ _DISPATCH_BY_COLUMNS = 8
 _NOTHING_INDEXED = IndexProgress()
 _NO_TIMESTAMPS = array("q")
 
+
 class Writing:
     """Puts messages into one store.
 
