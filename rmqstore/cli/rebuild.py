@@ -133,7 +133,7 @@ def recover_command(path: str, mode: str, yes: bool, given: Given) -> None:
         printer.line(f"scanned      {report.records} records, phy offsets {report.began_at} to {report.end}")
         printer.line(f"cut          {format_size(report.bytes_cut)}, {report.segments_deleted} segments of the log")
         printer.line(
-            f"queues       {report.units_cut} units cut, {report.units_written} written, {report.units_mended} mended"
+            f"queues       {report.units_cut} units cut, {report.units_written} written, {report.units_mended} repaired"
         )
         printer.line(f"index        {report.index_entries_cut} entries cut, {report.index_entries_written} written")
         for offset, size, verdict in report.damage:

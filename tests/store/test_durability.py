@@ -1083,7 +1083,7 @@ def test_an_index_file_that_is_prepared_while_one_is_made_is_no_rubbish(tmp_path
 
     monkeypatch.setattr(MappedFile, "allocate", staticmethod(slow_allocate))
     monkeypatch.setattr(index_service.IndexFile, "create", create_meanwhile)
-    outcome = threads.start(store.index_service.prepare)
+    outcome = threads.start(store.index_service.prepared.prepare)
     assert made.wait(PATIENCE)
     for number in range(300):
         store.put_message(small(number))
