@@ -13,6 +13,7 @@ from rmqstore.cli.options import Given, note_assumed, path_argument, store_optio
 from rmqstore.cli.terminal import TIME, Printer, Progress, escape, format_size, note
 from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreError
+from rmqstore.files.output_file import format_of
 from rmqstore.offline.export import (
     BODY_FORMS,
     COMPRESSIONS,
@@ -21,7 +22,6 @@ from rmqstore.offline.export import (
     ExportReport,
     Selection,
     export,
-    format_of,
 )
 from rmqstore.offline.importing import IMPORT_FORMATS, import_files
 

@@ -19,7 +19,17 @@ from typing import IO
 from rmqstore.errors import StoreError
 from rmqstore.files.mapped_file import fsync_directory
 
-__all__ = ["OutputFile", "OutputFolder", "check_outside"]
+__all__ = ["OutputFile", "OutputFolder", "check_outside", "format_of"]
+
+_ENDINGS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".parquet": "parquet",
+}
+_COMPRESSED_ENDINGS = {".gz": "gzip", ".zst": "zstd"}
 
 
 class OutputFile:
@@ -105,6 +115,15 @@ class OutputFile:
     def _discard(self, file: IO[bytes]) -> None:
         with contextlib.suppress(OSError):
             os.unlink(self._part)
+
+
+def format_of(path: str | os.PathLike[str]) -> tuple[str | None, str | None]:
+    """(str or None, str or None): the format and the compression that the ending of a file's name says."""
+    stem, ending = os.path.splitext(os.fspath(path).lower())
+    compression = _COMPRESSED_ENDINGS.get(ending)
+    if compression is not None:
+        ending = os.path.splitext(stem)[1]
+    return _ENDINGS.get(ending), compression
 
 
 def check_outside(output: str | os.PathLike[str], root: str | os.PathLike[str]) -> None:

@@ -37,7 +37,7 @@ from rmqstore.errors import (
     UnsupportedFormatError,
 )
 from rmqstore.files.mapped_file import name_of_offset
-from rmqstore.files.output_file import OutputFile, OutputFolder, check_outside
+from rmqstore.files.output_file import OutputFile, OutputFolder, check_outside, format_of
 from rmqstore.message import OTHER_MESSAGE, MessageExt, encode_java_utf8, tags_code
 from rmqstore.store.columns import (
     Columns,
@@ -62,7 +62,6 @@ __all__ = [
     "ExportReport",
     "Selection",
     "export",
-    "format_of",
 ]
 
 FORMATS = ("jsonl", "csv", "arrow", "parquet", "files")
@@ -83,15 +82,6 @@ COMPRESSIONS = {
 }
 """The compressions of each format."""
 
-_ENDINGS = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".csv": "csv",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".parquet": "parquet",
-}
-_COMPRESSED_ENDINGS = {".gz": "gzip", ".zst": "zstd"}
 _BODIES = ("body", "body_stored")
 # A CRC covers the body, so it is looked at where a body or a word about it is asked for.
 _JUDGED = frozenset({*_BODIES, "corrupt"})
@@ -501,15 +491,6 @@ def _sound_rows(batch: pa.RecordBatch, columns: tuple[str, ...], damage: _Damage
             keep[place] = damage.record(batch.column("phy_offset")[place].as_py(), bool(bad[place]))
         batch = batch.filter(import_pyarrow().array(keep))
     return batch.select(list(columns))
-
-
-def format_of(path: str | os.PathLike[str]) -> tuple[str | None, str | None]:
-    """(str or None, str or None): the format and the compression that the ending of a file's name says."""
-    stem, ending = os.path.splitext(os.fspath(path).lower())
-    compression = _COMPRESSED_ENDINGS.get(ending)
-    if compression is not None:
-        ending = os.path.splitext(stem)[1]
-    return _ENDINGS.get(ending), compression
 
 
 @contextlib.contextmanager

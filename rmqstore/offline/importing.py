@@ -34,7 +34,8 @@ from typing import IO, TYPE_CHECKING, Any
 from rmqstore.config import StoreConfig
 from rmqstore.errors import InvalidMessageError, MissingDependencyError, StoreError
 from rmqstore.files.mapped_file import fsync_directory, open_regular
-from rmqstore.offline.export import MANIFEST, format_of
+from rmqstore.files.output_file import format_of
+from rmqstore.offline.export import MANIFEST
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.table_rows import IGNORED_COLUMNS, LONE_KEY, TABLE_COLUMNS, lone_key

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from rmqstore.errors import CorruptionError, InvalidMessageError, StoreError, StoreLockedError
-from rmqstore.files.output_file import OutputFile, check_outside
+from rmqstore.files.output_file import OutputFile, check_outside, format_of
 from rmqstore.rabbitmq import layout
 from rmqstore.rabbitmq.amqp import Float32, Table, Timestamp
 from rmqstore.rabbitmq.batches import BATCH_ROWS, NUMBERS, LostMessage, json_value, schema
@@ -204,14 +204,15 @@ def export(
         return _write(output, chosen, format or "jsonl", progress, on_lost)
     path = os.fspath(output)
     if format is None:
+        format, compression = format_of(path)
         ending = os.path.splitext(path)[1].lower()
-        if ending in (".csv", ".tsv", ".gz", ".zst", ".orc", ".avro"):
+        if compression is not None or format == "csv" or ending in (".tsv", ".orc", ".avro"):
             raise StoreError(
                 f"a name that ends in {ending} says what is not written here; give a name that ends in .jsonl, .parquet or .arrow, "
                 "or the format",
                 path,
             )
-        format = {".parquet": "parquet", ".arrow": "arrow", ".feather": "arrow"}.get(ending, "jsonl")
+        format = format or "jsonl"
     check_outside(path, vhost.path)
     with OutputFile(path, force=force) as file:
         return _write(file, chosen, format, progress, on_lost)

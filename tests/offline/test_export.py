@@ -32,7 +32,8 @@ from rmqstore import (
     StoreError,
 )
 from rmqstore.cli import main
-from rmqstore.offline.export import FORMATS, OutputFile, Selection, export, format_of, message_row
+from rmqstore.files.output_file import OutputFile, format_of
+from rmqstore.offline.export import FORMATS, Selection, export, message_row
 
 csv.field_size_limit(1 << 30)
 pa = pytest.importorskip("pyarrow")
