@@ -191,7 +191,7 @@ def _write_sample(sample: Any, path: str) -> None:
     import pyarrow as pa
 
     from rmqstore.spark.batches import in_spark_layout, spark_arrow_schema
-    from rmqstore.spark.source import NULLABLE
+    from rmqstore.spark.reader import NULLABLE
 
     names = sample.schema.names
     batch = in_spark_layout(sample, spark_arrow_schema(names, set(names) - NULLABLE))
@@ -203,7 +203,7 @@ def made_up_source() -> type:
     """A data source that gives the rows of one batch, over and over."""
     from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-    from rmqstore.spark.source import spark_schema
+    from rmqstore.spark.reader import spark_schema
 
     class MadeUpReader(DataSourceReader):
         def __init__(self, options: Any):
