@@ -74,6 +74,20 @@ class LongWay:
         self.hosts: dict[str, bytes] = {}
         self._unique_key_counter = random.randrange(0x10000)
 
+    def check_batch(self, batch: list[Message]) -> None:
+        """Raise InvalidMessageError where messages cannot be one classic batch."""
+        if len({message.topic for message in batch}) > 1:
+            raise InvalidMessageError("the messages of a batch must be of one topic; use put_messages")
+        for message in batch:
+            if message.delay_level > 0:
+                raise InvalidMessageError("a delayed message cannot be part of a batch; use put_messages")
+            if message.topic.startswith("%RETRY%"):
+                raise InvalidMessageError("retry topics take no batches; use put_messages")
+            if message.sys_flag & _TRANSACTION_MASK:
+                raise InvalidMessageError("a transactional message cannot be part of a batch; use put_messages")
+            if message.sys_flag & _INNER_BATCH:
+                raise InvalidMessageError("an inner batch cannot be part of a batch; use put_message")
+
     def prepare(self, message: Message, queue_id: int, *, append_crc: bool) -> Prepared:
         """Check a message and take it apart."""
         if not isinstance(message, Message):

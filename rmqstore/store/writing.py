@@ -25,7 +25,7 @@ from rmqstore._append import Appender, FileEnd, RowBatch
 from rmqstore._columns import RecordColumns
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.errors import DiskFullError, InvalidMessageError
-from rmqstore.message import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, Message, SysFlag, offset_message_id
+from rmqstore.message import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, Message, offset_message_id
 from rmqstore.store.dispatcher import CommitLogDispatcher, IndexProgress
 from rmqstore.store.flushing import Flushing
 from rmqstore.store.long_way import LongWay
@@ -38,8 +38,6 @@ NEW_QUEUE = -2
 """What `RowBatch` says of a row that it does not take: its topic or queue is new to it."""
 
 _INT64_MAX = 2**63 - 1
-_TRANSACTION_MASK = int(SysFlag.TRANSACTION_MASK)
-_INNER_BATCH = int(SysFlag.INNER_BATCH)
 # From so many messages on a put dispatches from the log in one pass instead of message by message.
 _DISPATCH_BY_COLUMNS = 8
 _NOTHING_INDEXED = IndexProgress()
@@ -158,17 +156,7 @@ class Writing:
 
     def put_batch(self, batch: list[Message], queue_id: int) -> PutResults:
         """Append messages as a classic batch, see `MessageStore.put_message_batch`."""
-        if len({message.topic for message in batch}) > 1:
-            raise InvalidMessageError("the messages of a batch must be of one topic; use put_messages")
-        for message in batch:
-            if message.delay_level > 0:
-                raise InvalidMessageError("a delayed message cannot be part of a batch; use put_messages")
-            if message.topic.startswith("%RETRY%"):
-                raise InvalidMessageError("retry topics take no batches; use put_messages")
-            if message.sys_flag & _TRANSACTION_MASK:
-                raise InvalidMessageError("a transactional message cannot be part of a batch; use put_messages")
-            if message.sys_flag & _INNER_BATCH:
-                raise InvalidMessageError("an inner batch cannot be part of a batch; use put_message")
+        self.long_way.check_batch(batch)
         return self.put(batch, queue_id, together=True)
 
     def _put_plain(self, messages: list[Message], queue_ids: int | list[int]) -> PutResults | None:

@@ -38,7 +38,7 @@ class Follower:
 
     def __init__(self, path, **options):
         from rmqstore.spark.options import ReadOptions
-        from rmqstore.spark.source import spark_schema
+        from rmqstore.spark.reader import spark_schema
         from rmqstore.spark.stream import StoreStreamReader
 
         raw = {
