@@ -159,7 +159,6 @@ class Flushing:
 
     def flush_log_when_due(self) -> None:
         """Flush the log as RocketMQ's FlushRealTimeService does: some pages at once, or all there is after the longer interval."""
-        # As RocketMQ's FlushRealTimeService: a few pages at once, or whatever there is after the longer interval.
         if self.state.poison is None:
             fresh = self.state.commit_log.max_offset - self.flushed_where
             thorough = (
@@ -170,7 +169,6 @@ class Flushing:
 
     def flush_when_due(self) -> None:
         """Flush as RocketMQ's FlushConsumeQueueService does; the index and the checkpoint join the thorough flush."""
-        # As RocketMQ's FlushConsumeQueueService; the index and the checkpoint join the thorough flush.
         if self.state.poison is None and self.state.commit_log.max_offset > self.all_flushed_where:
             thorough = (
                 time.monotonic() - self._queue_flush_time

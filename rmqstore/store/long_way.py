@@ -183,7 +183,6 @@ class LongWay:
 
     def place(self, prepared: list[Prepared], now: int) -> tuple[list[tuple[Any, ...]], list[int]]:
         """Give every message its queue offset; nothing is written yet.  The rows, and these offsets."""
-        # Gives every message its queue offset; nothing is written yet.
         following: dict[tuple[str, int], int] = {}
 
         def take(topic: str, queue_id: int, num: int) -> int:
@@ -227,7 +226,6 @@ class LongWay:
 
     def make_room(self, prepared: list[Prepared]) -> Collection[tuple[str, int]]:
         """Make the queue files that the puts will need, so that a full disk is an error before a record is written."""
-        # Queue files that the puts will need, so that a full disk is an error before the record is written.
         wanted: dict[tuple[str, int], int] = {}
         for each in prepared:
             if each.message.sys_flag & _TRANSACTION_MASK in (0, _TRANSACTION_COMMIT):
@@ -246,7 +244,6 @@ class LongWay:
 
     def forget_room(self, wanted: Iterable[tuple[str, int]]) -> None:
         """Forget queues in which nothing was written: a queue is there from its first message on."""
-        # A queue is there from its first message on.
         for topic, queue_id in wanted:
             self.queues.forget(topic, queue_id)
 

@@ -205,7 +205,6 @@ class Querying:
         self, max_log_bytes: int | None, progress: Callable[[int, int], object] | None, index_type: str | None
     ) -> tuple[tuple[int, int], ...]:
         """Make sure that exact questions are asked of the whole log; the stretches that stay out."""
-        # Makes sure that exact questions are asked of the whole log; what of it stays out.
         assert self.state.log_index is not None
         self._follow_index()
         self.state.log_index.cover(max_log_bytes, progress)

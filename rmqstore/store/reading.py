@@ -43,7 +43,6 @@ class Reading:
 
     def recently_read(self, topic: str, queue_id: int, queue_offset: int, max_num: int) -> GetMessageResult | None:
         """What `get` gives, where the files that were asked for last have it; otherwise None."""
-        # What `_read_queued` gives, where the files that were asked for last have it.
         queue = self.queues.find(topic, queue_id)
         if type(queue) is not ConsumeQueue or queue.min_for is None:
             return None

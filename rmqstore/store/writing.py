@@ -183,7 +183,6 @@ class Writing:
 
     def append_rows(self, rows: RowBatch, now: int, timestamps: np.ndarray | array[int]) -> int:
         """Write the rows, their units and their index entries; the end of the log then.  The caller holds the append lock."""
-        # Writes the rows, their units and their index entries; the end of the log then.  The caller holds the append lock.
         following: dict[int, int] = {}
         wanted: list[tuple[str, int]] = []
         topics = self.columns.topics
@@ -220,7 +219,6 @@ class Writing:
 
     def learn_end(self, message: Message, queue_id: int) -> None:
         """Tell the core where a message went that took the long way: the next one of its queue need not."""
-        # After a message went the long way the next one of its queue need not.
         appender = self.state.appender
         if appender is None or type(message) is not Message:
             return
@@ -263,7 +261,6 @@ class Writing:
 
     def after_put(self, end: int, messages: Iterable[Message]) -> None:
         """Wake who waits for messages, and wait for the disk where that was asked for; without the append lock."""
-        # Without the append lock: wakes who waits for messages, and waits for the disk itself where that was asked for.
         if self.state.waiting:
             with self.state.arrived:
                 self.state.arrived.notify_all()
