@@ -17,7 +17,9 @@
 #define rmq_swap16(v) (v)
 #define rmq_swap32(v) (v)
 #define rmq_swap64(v) (v)
+#define RMQ_LITTLE_ENDIAN 0
 #else
+#define RMQ_LITTLE_ENDIAN 1
 #define rmq_swap16(v) __builtin_bswap16(v)
 #define rmq_swap32(v) __builtin_bswap32(v)
 #define rmq_swap64(v) __builtin_bswap64(v)
@@ -156,6 +158,47 @@ static inline int rmq_copy_ascii(unsigned char *to, const unsigned char *from, i
 #endif
     memcpy(to, from, (size_t)n);
     return rmq_is_ascii(to, n);
+}
+
+/* A value of an Arrow view column (Arrow's columnar format, "Variable-size Binary View Layout"): its length, and the bytes
+   themselves where they are RMQ_VIEW_INLINE or fewer, else the first four, the number of a buffer and a position in it. */
+#define RMQ_VIEW_INLINE 12
+static inline void rmq_put_view(unsigned char *to, const unsigned char *p, int64_t n, int64_t room, int32_t buffer,
+                                int64_t pos) {
+#if RMQ_LITTLE_ENDIAN
+    /* All in registers: what was stored in smaller pieces would have to be waited for. */
+    uint64_t first, rest = 0;
+    uint32_t more;
+    if (n > RMQ_VIEW_INLINE) {
+        memcpy(&more, p, 4);
+        first = (uint64_t)more << 32;
+        rest = (uint64_t)(uint32_t)buffer | (uint64_t)pos << 32;
+    } else if (room >= RMQ_VIEW_INLINE) {
+        memcpy(&first, p, 8);
+        memcpy(&more, p + 8, 4);
+        if (n <= 8) {
+            first = n ? first & (UINT64_MAX >> (64 - 8 * n)) : 0;
+            more = 0;
+        } else {
+            more &= UINT32_MAX >> (8 * (RMQ_VIEW_INLINE - n));
+        }
+        rest = first >> 32 | (uint64_t)more << 32;
+        first <<= 32;
+    } else {
+        unsigned char text[16] = {0};
+        memcpy(text + 4, p, (size_t)n);
+        memcpy(&first, text, 8);
+        memcpy(&rest, text + 8, 8);
+    }
+    first |= (uint32_t)n;
+    memcpy(to, &first, 8);
+    memcpy(to + 8, &rest, 8);
+#else
+    uint32_t words[4] = {(uint32_t)n, 0, (uint32_t)buffer, (uint32_t)pos};
+    if (n <= RMQ_VIEW_INLINE) memset(words + 1, 0, RMQ_VIEW_INLINE);
+    memcpy(words + 1, p, (size_t)(n <= RMQ_VIEW_INLINE ? n : 4));
+    memcpy(to, words, 16);
+#endif
 }
 
 /* Number of bytes before the first that is `wanted`, n if there is none; `room` bytes may be read. */

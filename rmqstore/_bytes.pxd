@@ -29,3 +29,6 @@ cdef extern from "_bytes.h":
     bint is_ascii "rmq_is_ascii"(const unsigned char* p, int64_t n) noexcept nogil
     void put_hex "rmq_put_hex"(unsigned char* to, const unsigned char* source, int n) noexcept nogil
     void put_hex_8_8 "rmq_put_hex_8_8"(unsigned char* to, const unsigned char* first, const unsigned char* second) noexcept nogil
+    void put_view "rmq_put_view"(unsigned char* to, const unsigned char* p, int64_t n, int64_t room, int32_t buffer,
+                                 int64_t pos) noexcept nogil
+    int VIEW_INLINE "RMQ_VIEW_INLINE"

@@ -10,12 +10,12 @@ cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
-from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t, uint8_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memcmp, memcpy, memset
 
 from rmqstore._bytes cimport (
     atomic_or, before, copy_ascii, copy_bytes, get_i16, get_i32, get_i64, is_ascii, prefetch, put_hex, put_hex_8_8,
-    same_bytes_at,
+    put_view, same_bytes_at, VIEW_INLINE,
 )
 from rmqstore._core cimport (
     BAD_PHY_OFFSET, COLUMNS_FULL, ENTRY_PHY_OFFSET, ENTRY_SIZE, ENTRY_TIME_DIFF, EXT_BASE, EXT_UNIT_BITMAP_LENGTH,
@@ -41,7 +41,7 @@ from rmqstore._record cimport (
 
 from rmqstore import _numpy as np
 from rmqstore._core import Verdict
-from rmqstore.errors import OffsetOutOfRangeError
+from rmqstore.errors import OffsetOutOfRangeError, StoreClosedError
 
 crc32_start()
 
@@ -725,6 +725,9 @@ cdef enum:
                 | 1 << COL_PREPARED_TRANSACTION_OFFSET)
     HAS_TEXT = (1 << COL_TOPIC | 1 << COL_MSG_ID | 1 << COL_KEYS | 1 << COL_TAGS | 1 << COL_PROPERTIES | 1 << COL_BORN_HOST
                 | 1 << COL_STORE_HOST | 1 << COL_UNIQUE_KEY)
+    # Columns of texts or bytes: with views each value takes VIEW_SIZE bytes of `main`, likewise each text of a child.
+    HAS_VIEWS = HAS_OFFSETS & ~(1 << COL_KEYS | 1 << COL_PROPERTIES)
+    VIEW_SIZE = 16
     NEEDS_PROPERTIES = 1 << COL_KEYS | 1 << COL_TAGS | 1 << COL_PROPERTIES | 1 << COL_UNIQUE_KEY
     SYS_COMPRESSED = 0x1
     # What a text may take beyond its bytes, so that it is copied in whole steps.
@@ -737,6 +740,7 @@ cdef enum:
     HOST_ROOM = 96           # length of the address bytes, these, length of the text, the text
     HOST_KEY = 1
     HOST_TEXT_LEN = 24
+    HOST_POS = 28            # where the text stands in the data of a batch with views, if it does
     HOST_TEXT = 32
     LAYOUTS = 16             # one for each length of a properties text, modulo this
     MAX_REGIONS = 64
@@ -752,9 +756,13 @@ cdef struct StagedRow:
     # A parsed record that becomes a row; good for as long as its segment stays pinned.
     const unsigned char* p
     int64_t room
+    # With views: the number of the record's buffer and the address of its first byte.
+    int32_t buffer
+    const unsigned char* origin
     const unsigned char* body
     int64_t body_len
     int64_t body_room
+    bint body_lent
     PropertySpan* spans
     PropertyLayout* layout  # NULL for a text that was taken apart by itself
     KnownSpans known
@@ -785,8 +793,11 @@ cdef struct ColumnSink:
     PropertyLayout* layouts
     int64_t block_num
     int32_t* chosen
+    int32_t* name_ends
     int32_t* name_slots
     int check_crc
+    bint views
+    int64_t* lent_ends
     # Records that are parsed and not written yet, and what they need in sum.
     StagedRow rows[STAGED_ROWS]
     int64_t row_num
@@ -913,27 +924,25 @@ cdef inline unsigned char* told_host(ColumnSink* s, int column, const unsigned c
     return slot
 
 
-cdef bint same_name(ColumnSink* s, int64_t a, int64_t b) noexcept nogil:
-    # Of two names that were just written, by their numbers among all names.
-    cdef int32_t* offsets = s.child[COL_PROPERTIES]
-    cdef unsigned char* data = s.data[COL_PROPERTIES]
+cdef inline bint same_name(const unsigned char* data, const int32_t* offsets, int64_t a, int64_t b) noexcept nogil:
     cdef int32_t n = offsets[a + 1] - offsets[a]
     return offsets[b + 1] - offsets[b] == n and memcmp(data + offsets[a], data + offsets[b], n) == 0
 
 
-cdef bint repeats(ColumnSink* s, int64_t first, int64_t n) noexcept nogil:
-    # Whether two of the `n` names from `first` on are equal.  chosen[k] becomes the number of the property whose value the
-    # k-th takes, -1 where an earlier one has the same name: a dict's first place and last value.
+cdef bint repeats(ColumnSink* s, const int32_t* offsets, int64_t n) noexcept nogil:
+    # Whether two of the `n` names are equal that were just written; `offsets` are theirs in the data.  chosen[k] becomes the
+    # number of the property whose value the k-th takes, -1 where an earlier one has the same name: a dict's first place and
+    # last value.
     cdef int64_t k, at
-    cdef int32_t* offsets = s.child[COL_PROPERTIES]
+    cdef const unsigned char* data = s.data[COL_PROPERTIES]
     cdef bint found = False
     cdef uint32_t h
     memset(s.name_slots, 0, NAME_SLOTS * sizeof(int32_t))
     for k in range(n):
         s.chosen[k] = <int32_t>k
-        h = hash_units8(0, s.data[COL_PROPERTIES] + offsets[first + k], offsets[first + k + 1] - offsets[first + k])
+        h = hash_units8(0, data + offsets[k], offsets[k + 1] - offsets[k])
         at = (h * 0x9E3779B1u) >> 17
-        while s.name_slots[at] > 0 and not same_name(s, first + s.name_slots[at] - 1, first + k):
+        while s.name_slots[at] > 0 and not same_name(data, offsets, s.name_slots[at] - 1, k):
             at = (at + 1) & (NAME_SLOTS - 1)
         if s.name_slots[at] > 0:
             found = True
@@ -996,7 +1005,7 @@ cdef void write_properties(ColumnSink* s) noexcept nogil:
         chosen = False
         # Different malformed names may be read as the same text; those of a layout are known to differ.
         if row.layout == NULL and row.span_num > 1 and (not row.ascii or names_may_repeat(text, row.spans, row.span_num)):
-            chosen = repeats(s, first, row.span_num)
+            chosen = repeats(s, s.child[COL_PROPERTIES] + first, row.span_num)
             if chosen:
                 s.child_used[COL_PROPERTIES], s.data_used[COL_PROPERTIES] = first, used
                 write_names(s, row, text, room, True)
@@ -1068,6 +1077,16 @@ cdef void write_topics(ColumnSink* s) noexcept nogil:
     s.data_used[COL_TOPIC] = used
 
 
+cdef inline int64_t put_message_id(unsigned char* to, StagedRow* row) noexcept nogil:
+    # Upper-case hexadecimal digits of the store host and the phy offset; how many.
+    if row.r.store_host_len == 8:
+        put_hex_8_8(to, row.p + row.r.store_host_pos, row.p + RECORD_PHY_OFFSET)
+        return 32
+    put_hex(to, row.p + row.r.store_host_pos, 20)
+    put_hex(to + 40, row.p + RECORD_PHY_OFFSET, 8)
+    return 56
+
+
 cdef void write_message_ids(ColumnSink* s) noexcept nogil:
     cdef int32_t* ends = <int32_t*>s.main[COL_MSG_ID] + s.count + 1
     cdef unsigned char* data = s.data[COL_MSG_ID]
@@ -1075,13 +1094,7 @@ cdef void write_message_ids(ColumnSink* s) noexcept nogil:
     cdef StagedRow* row
     for i in range(s.row_num):
         row = s.rows + i
-        if row.r.store_host_len == 8:
-            put_hex_8_8(data + used, row.p + row.r.store_host_pos, row.p + RECORD_PHY_OFFSET)
-            used += 32
-        else:
-            put_hex(data + used, row.p + row.r.store_host_pos, 20)
-            put_hex(data + used + 40, row.p + RECORD_PHY_OFFSET, 8)
-            used += 56
+        used += put_message_id(data + used, row)
         ends[i] = <int32_t>used
     s.data_used[COL_MSG_ID] = used
 
@@ -1174,11 +1187,228 @@ cdef void write_int32s(ColumnSink* s, int column) noexcept nogil:
         out[i] = (<int32_t*>(<char*>field + i * sizeof(StagedRow)))[0]
 
 
+cdef inline void view_text(ColumnSink* s, int column, unsigned char* to, StagedRow* row, const unsigned char* p, int64_t n,
+                           int64_t room, bint ascii) noexcept nogil:
+    # A view of a text of the record; one that is not the UTF-8 of what Java reads goes to the column's own data.
+    cdef int64_t used, taken
+    if not ascii:
+        used = s.data_used[column]
+        taken = put_java_utf8(s.data[column] + used, p, n)
+        if taken != n or memcmp(s.data[column] + used, p, n) != 0:
+            view_own(s, column, to, taken)
+            return
+    put_view(to, p, n, room, row.buffer, p - row.origin)
+
+
+cdef inline void view_own(ColumnSink* s, int column, unsigned char* to, int64_t n) noexcept nogil:
+    # A view of the `n` bytes that were just written behind the column's own data, which keeps them where the view does not.
+    cdef int64_t used = s.data_used[column]
+    put_view(to, s.data[column] + used, n, n + TEXT_SLACK, 0, used)
+    if n > VIEW_INLINE:
+        s.data_used[column] = used + n
+
+
+cdef void view_topics(ColumnSink* s) noexcept nogil:
+    cdef unsigned char* to = s.main[COL_TOPIC] + VIEW_SIZE * s.count
+    cdef int64_t i
+    cdef StagedRow* row
+    cdef const unsigned char* text
+    for i in range(s.row_num):
+        row = s.rows + i
+        text = row.p + row.r.topic_pos
+        view_text(s, COL_TOPIC, to + VIEW_SIZE * i, row, text, row.r.topic_len, row.room - row.r.topic_pos,
+                  is_ascii(text, row.r.topic_len))
+
+
+cdef void view_message_ids(ColumnSink* s) noexcept nogil:
+    cdef unsigned char* to = s.main[COL_MSG_ID] + VIEW_SIZE * s.count
+    cdef unsigned char* text
+    cdef int64_t i
+    cdef StagedRow* row
+    for i in range(s.row_num):
+        row = s.rows + i
+        text = s.data[COL_MSG_ID] + s.data_used[COL_MSG_ID]
+        view_own(s, COL_MSG_ID, to + VIEW_SIZE * i, put_message_id(text, row))
+
+
+cdef void view_hosts(ColumnSink* s, int column) noexcept nogil:
+    # The text of a host is written once for a batch, as long as nobody else takes its slot.
+    cdef unsigned char* to = s.main[column] + VIEW_SIZE * s.count
+    cdef int64_t i, n, used
+    cdef int32_t pos
+    cdef uint64_t here, last = 0
+    cdef unsigned char* slot = NULL
+    cdef const unsigned char* host
+    cdef StagedRow* row
+    for i in range(s.row_num):
+        row = s.rows + i
+        if column == COL_BORN_HOST:
+            host, n = row.p + RECORD_BORN_HOST, row.r.born_host_len
+        else:
+            host, n = row.p + row.r.store_host_pos, row.r.store_host_len
+        memcpy(&here, host, 8)
+        if slot != NULL and n == 8 and slot[0] == 8 and here == last:
+            memcpy(to + VIEW_SIZE * i, to + VIEW_SIZE * (i - 1), VIEW_SIZE)
+            continue
+        slot, last = told_host(s, column, host, <int32_t>n), here
+        n, used = slot[HOST_TEXT_LEN], s.data_used[column]
+        memcpy(&pos, slot + HOST_POS, sizeof(pos))
+        if pos < 0 or pos > used - n or memcmp(s.data[column] + pos, slot + HOST_TEXT, n) != 0:
+            pos = <int32_t>used
+            memcpy(s.data[column] + used, slot + HOST_TEXT, 64)
+            memcpy(slot + HOST_POS, &pos, sizeof(pos))
+            view_own(s, column, to + VIEW_SIZE * i, n)
+        else:
+            put_view(to + VIEW_SIZE * i, slot + HOST_TEXT, n, 64, 0, pos)
+
+
+cdef void view_nullable(ColumnSink* s, int column) noexcept nogil:
+    cdef unsigned char* to = s.main[column] + VIEW_SIZE * s.count
+    cdef int64_t i
+    cdef StagedRow* row
+    cdef const unsigned char* text
+    cdef PropertySpan* span
+    cdef int32_t number
+    for i in range(s.row_num):
+        row = s.rows + i
+        text = row.p + row.r.properties_pos
+        number = row.known.tags if column == COL_TAGS else row.known.unique_key
+        if number >= 0:
+            span = row.spans + number
+            view_text(s, column, to + VIEW_SIZE * i, row, text + span.split + 1, span.end - span.split - 1,
+                      row.room - row.r.properties_pos - span.split - 1, row.ascii)
+        else:
+            memset(to + VIEW_SIZE * i, 0, VIEW_SIZE)
+        mark_valid(s, column, s.count + i, number >= 0)
+
+
+cdef void view_bodies(ColumnSink* s) noexcept nogil:
+    cdef unsigned char* to = s.main[COL_BODY] + VIEW_SIZE * s.count
+    cdef int64_t i, used
+    cdef StagedRow* row
+    for i in range(s.row_num):
+        row = s.rows + i
+        if row.body_len < 0:
+            memset(to + VIEW_SIZE * i, 0, VIEW_SIZE)
+        elif row.body_lent:
+            used = s.data_used[COL_BODY]
+            copy_bytes(s.data[COL_BODY] + used, row.body, row.body_len, row.body_room)
+            view_own(s, COL_BODY, to + VIEW_SIZE * i, row.body_len)
+        else:
+            put_view(to + VIEW_SIZE * i, row.body, row.body_len, row.body_room, row.buffer, row.body - row.origin)
+        mark_valid(s, COL_BODY, s.count + i, row.body_len >= 0)
+
+
+cdef void view_stored_bodies(ColumnSink* s) noexcept nogil:
+    cdef unsigned char* to = s.main[COL_BODY_STORED] + VIEW_SIZE * s.count
+    cdef int64_t i
+    cdef StagedRow* row
+    cdef const unsigned char* body
+    for i in range(s.row_num):
+        row = s.rows + i
+        body = row.p + row.r.body_pos
+        put_view(to + VIEW_SIZE * i, body, row.r.body_len, row.room - row.r.body_pos, row.buffer, body - row.origin)
+
+
+cdef void view_keys(ColumnSink* s) noexcept nogil:
+    cdef int32_t* ends = <int32_t*>s.main[COL_KEYS] + s.count + 1
+    cdef unsigned char* views = <unsigned char*>s.child[COL_KEYS]
+    cdef int64_t i, num = s.child_used[COL_KEYS], start, end, room
+    cdef StagedRow* row
+    cdef const unsigned char* text
+    cdef PropertySpan* span
+    for i in range(s.row_num):
+        row = s.rows + i
+        text = row.p + row.r.properties_pos
+        if row.known.keys >= 0:
+            span = row.spans + row.known.keys
+            start = span.split + 1
+            while start < span.end:
+                room = row.room - row.r.properties_pos - start
+                end = start + before(text + start, 32, span.end - start, room)
+                if end > start:
+                    view_text(s, COL_KEYS, views + VIEW_SIZE * num, row, text + start, end - start, room, row.ascii)
+                    num += 1
+                start = end + 1
+        ends[i] = <int32_t>num
+    s.child_used[COL_KEYS] = num
+
+
+cdef bint names_repeat(ColumnSink* s, StagedRow* row, const unsigned char* text, int64_t room) noexcept nogil:
+    # `repeats` of the names of a row, which are written behind the names' data for that and left there for nobody.
+    cdef int64_t used = s.data_used[COL_PROPERTIES], k
+    cdef PropertySpan* span
+    s.name_ends[0] = <int32_t>used
+    for k in range(row.span_num):
+        span = row.spans + k
+        used += put_text(s.data[COL_PROPERTIES] + used, text + span.start, span.split - span.start, room - span.start, row.ascii)
+        s.name_ends[k + 1] = <int32_t>used
+    return repeats(s, s.name_ends, row.span_num)
+
+
+cdef void view_properties(ColumnSink* s) noexcept nogil:
+    cdef int32_t* ends = <int32_t*>s.main[COL_PROPERTIES] + s.count + 1
+    cdef unsigned char* names = <unsigned char*>s.child[COL_PROPERTIES]
+    cdef unsigned char* values = <unsigned char*>s.child[COL_VALUES]
+    cdef int64_t num = s.child_used[COL_PROPERTIES], i, k, room
+    cdef StagedRow* row
+    cdef PropertySpan* span
+    cdef const unsigned char* text
+    cdef bint chosen
+    for i in range(s.row_num):
+        row = s.rows + i
+        text, room = row.p + row.r.properties_pos, row.room - row.r.properties_pos
+        if row.layout != NULL and row.layout.short_names:
+            copy_bytes(names + VIEW_SIZE * num, row.layout.name_views, VIEW_SIZE * row.span_num,
+                       VIEW_SIZE * (row.span_num + 1))
+            for k in range(row.span_num):
+                span = row.spans + k
+                put_view(values + VIEW_SIZE * num, text + span.split + 1, span.end - span.split - 1, room - span.split - 1,
+                         row.buffer, text - row.origin + span.split + 1)
+                num += 1
+            ends[i] = <int32_t>num
+            continue
+        chosen = (row.layout == NULL and row.span_num > 1
+                  and (not row.ascii or names_may_repeat(text, row.spans, row.span_num)) and names_repeat(s, row, text, room))
+        for k in range(row.span_num):
+            if chosen and s.chosen[k] < 0:
+                continue
+            span = row.spans + k
+            view_text(s, COL_PROPERTIES, names + VIEW_SIZE * num, row, text + span.start, span.split - span.start,
+                      room - span.start, row.ascii)
+            if chosen:
+                span = row.spans + s.chosen[k]
+            view_text(s, COL_VALUES, values + VIEW_SIZE * num, row, text + span.split + 1, span.end - span.split - 1,
+                      room - span.split - 1, row.ascii)
+            num += 1
+        ends[i] = <int32_t>num
+    s.child_used[COL_PROPERTIES] = s.child_used[COL_VALUES] = num
+
+
+cdef void write_views(ColumnSink* s, int column) noexcept nogil:
+    if column == COL_TOPIC:
+        view_topics(s)
+    elif column == COL_MSG_ID:
+        view_message_ids(s)
+    elif column == COL_KEYS:
+        view_keys(s)
+    elif column == COL_PROPERTIES:
+        view_properties(s)
+    elif column == COL_BODY:
+        view_bodies(s)
+    elif column == COL_BODY_STORED:
+        view_stored_bodies(s)
+    elif column == COL_TAGS or column == COL_UNIQUE_KEY:
+        view_nullable(s, column)
+    else:
+        view_hosts(s, column)
+
+
 cdef bint lack_room(ColumnSink* s) noexcept nogil:
     # Whether the staged rows do not fit, at their largest.  Text triples where every byte is malformed.
     cdef int64_t mask = s.mask, texts = 3 * s.properties_need + TEXT_SLACK, hosts = TEXT_SLACK * s.row_num
     return ((mask & 1 << COL_BODY and lacks_room(s, COL_BODY, s.body_need + TEXT_SLACK))
-            or (mask & 1 << COL_BODY_STORED and lacks_room(s, COL_BODY_STORED, s.body_stored_need + TEXT_SLACK))
+            or (mask & 1 << COL_BODY_STORED and not s.views and lacks_room(s, COL_BODY_STORED, s.body_stored_need + TEXT_SLACK))
             or (mask & 1 << COL_TOPIC and lacks_room(s, COL_TOPIC, 3 * s.topic_need + TEXT_SLACK))
             or (mask & 1 << COL_MSG_ID and lacks_room(s, COL_MSG_ID, hosts))
             or (mask & 1 << COL_BORN_HOST and lacks_room(s, COL_BORN_HOST, hosts))
@@ -1212,6 +1442,8 @@ cdef int write_rows(ColumnSink* s) noexcept nogil:
                         set_bit(s.main[COL_CORRUPT], s.count + i)
             else:
                 write_int32s(s, column)
+        elif s.views:
+            write_views(s, column)
         elif column == COL_TOPIC:
             write_topics(s)
         elif column == COL_MSG_ID:
@@ -1243,16 +1475,16 @@ cdef int stage_row(ColumnSink* s, StagedRow* row) noexcept nogil:
     if row.ok and (mask & 1 << COL_CORRUPT or (mask & 1 << COL_BODY and r.sys_flag & SYS_COMPRESSED)):
         row.ok = body_crc_ok(p, r) and prop_crc_ok(p, r) and (s.check_crc < 2 or has_prop_crc(p, r))
     if mask & 1 << COL_BODY:
-        row.body, row.body_len, row.body_room = p + r.body_pos, r.body_len, row.room - r.body_pos
+        row.body, row.body_len, row.body_room, row.body_lent = p + r.body_pos, r.body_len, row.room - r.body_pos, False
         if r.sys_flag & SYS_COMPRESSED and row.ok and r.body_len > 0:
             if s.row_num > 0:
                 return WRITE_FIRST
             if not s.body_ready:
                 return NEED_BODY
-            row.body, row.body_len, row.body_room = s.body, s.body_len, s.body_len
-        if row.body_len > 0:
+            row.body, row.body_len, row.body_room, row.body_lent = s.body, s.body_len, s.body_len, True
+        if row.body_len > 0 and (row.body_lent or not s.views):
             weight += row.body_len
-    if mask & 1 << COL_BODY_STORED:
+    if mask & 1 << COL_BODY_STORED and not s.views:
         weight += r.body_len
     if mask & HAS_TEXT:
         weight += TEXT_SLACK + r.topic_len
@@ -1268,8 +1500,10 @@ cdef int stage_row(ColumnSink* s, StagedRow* row) noexcept nogil:
     s.topic_need += r.topic_len
     s.properties_need += r.properties_len
     s.body_stored_need += r.body_len
-    if mask & 1 << COL_BODY and row.body_len > 0:
+    if mask & 1 << COL_BODY and row.body_len > 0 and (row.body_lent or not s.views):
         s.body_need += row.body_len
+    if s.views and p - row.origin + r.total_size > s.lent_ends[row.buffer - 1]:
+        s.lent_ends[row.buffer - 1] = p - row.origin + r.total_size
     s.span_used += row.span_num
     s.row_num += 1
     s.body_ready = False
@@ -1463,6 +1697,9 @@ cdef class ArrowColumns:
         Without it bodies stay as they are stored.
     host_text : callable
         Takes the 20 bytes of an IPv6 host and gives its text in ASCII, at most 64 bytes.
+    views : bool
+        Texts and bytes are not copied: each value is a view (`rmq_put_view`), into the segment itself where the segment
+        holds it as it is, else into data of the batch.
 
     Attributes
     ----------
@@ -1478,7 +1715,13 @@ cdef class ArrowColumns:
     cdef int check_crc
     cdef object decompress, host_text
     cdef list main, valid, data, child
-    cdef object hosts, spans, layouts, chosen, name_slots
+    cdef object hosts, spans, layouts, chosen, name_ends, name_slots
+    cdef readonly bint views
+    # The stretches of segments that the views of this batch lead into, as phy positions; the end counts from the begin on,
+    # and is 0 where no view leads into it yet.
+    cdef list lent
+    cdef int64_t[MAX_REGIONS] lent_begins
+    cdef int64_t[MAX_REGIONS] lent_ends
     cdef int64_t[BUFFER_NUM] data_used
     cdef int64_t[BUFFER_NUM] child_used
     cdef int64_t[BUFFER_NUM] null_num
@@ -1491,7 +1734,7 @@ cdef class ArrowColumns:
     cdef bint any_queue
 
     def __cinit__(self, columns, int64_t capacity=8192, int64_t byte_limit=1 << 26, int check_crc=1, decompress=None,
-                  host_text=None):
+                  host_text=None, bint views=False):
         if not 1 <= capacity <= 1 << 30:
             raise ValueError(f"a batch of {capacity} rows; give 1 to 2**30")
         if not 1 <= byte_limit <= 1 << 28:
@@ -1508,11 +1751,12 @@ cdef class ArrowColumns:
         if self.mask & 1 << COL_PROPERTIES:
             self.mask |= 1 << COL_VALUES
         self.capacity, self.byte_limit, self.check_crc = capacity, byte_limit, check_crc
-        self.decompress, self.host_text = decompress, host_text
+        self.decompress, self.host_text, self.views = decompress, host_text, views
         self.hosts = np.zeros(4 * HOST_SLOTS * HOST_ROOM, np.uint8)
         self.spans = np.empty(SPAN_ROOM * 3, np.int32)
         self.layouts = np.zeros(LAYOUTS * sizeof(PropertyLayout), np.uint8)
         self.chosen = np.empty(MAX_SPANS, np.int32)
+        self.name_ends = np.empty(MAX_SPANS + 1, np.int32)
         self.name_slots = np.empty(NAME_SLOTS, np.int32)
         self.topics = self.tags = None
         self.queue_ids = np.zeros(1, np.int32)
@@ -1549,7 +1793,7 @@ cdef class ArrowColumns:
         # New arrays for the next batch, sized by the one before.
         cdef int i
         cdef int64_t rows = self.capacity
-        self.count, self.bytes, self.ready = 0, 0, True
+        self.count, self.bytes, self.ready, self.lent = 0, 0, True, []
         self.main, self.valid = [None] * BUFFER_NUM, [None] * BUFFER_NUM
         self.data, self.child = [None] * BUFFER_NUM, [None] * BUFFER_NUM
         for i in range(BUFFER_NUM):
@@ -1559,7 +1803,9 @@ cdef class ArrowColumns:
             if i == COL_CORRUPT:
                 self.main[i] = np.zeros((rows + 7) // 8, np.uint8)
             elif i < COL_NUM:
-                if HAS_OFFSETS >> i & 1:
+                if self.views and HAS_VIEWS >> i & 1:
+                    self.main[i] = np.empty((rows, VIEW_SIZE), np.uint8)
+                elif HAS_OFFSETS >> i & 1:
                     self.main[i] = np.empty(rows + 1, np.int32)
                     self.main[i][0] = 0
                 else:
@@ -1569,8 +1815,12 @@ cdef class ArrowColumns:
             if HAS_OFFSETS >> i & 1 or i == COL_VALUES:
                 self.data[i] = np.empty(self.data_size[i] + TEXT_SLACK, np.uint8)
             if HAS_CHILD >> i & 1:
-                self.child[i] = np.empty(self.child_size[i] + 1, np.int32)
+                self.child[i] = self.new_child(self.child_size[i] + 1)
                 self.child[i][0] = 0
+
+    cdef object new_child(self, int64_t n):
+        # Offsets or views of texts in lists and maps.
+        return np.empty((n, VIEW_SIZE), np.uint8) if self.views else np.empty(n, np.int32)
 
     cdef void grow(self, ColumnSink* s):
         # Room for what the staged rows want, and as much more as a whole batch takes if its rows are like those before, or a
@@ -1590,7 +1840,7 @@ cdef class ArrowColumns:
             if s.count >= STAGED_ROWS:
                 whole = used * self.capacity // s.count
                 whole = min(whole + whole // 16, self.byte_limit) + s.wanted
-            fresh = np.empty(max(2 * size, whole), np.int32)
+            fresh = self.new_child(max(2 * size, whole))
             fresh[:used] = self.child[column][:used]
             self.child[column] = fresh
         self.aim_column(s, column)
@@ -1620,6 +1870,8 @@ cdef class ArrowColumns:
         s.spans = <PropertySpan*>address_of(self.spans)
         s.layouts = <PropertyLayout*>address_of(self.layouts)
         s.chosen = <int32_t*>address_of(self.chosen)
+        s.name_ends = <int32_t*>address_of(self.name_ends)
+        s.views, s.lent_ends = self.views, self.lent_ends
         s.name_slots = <int32_t*>address_of(self.name_slots)
         s.topic = NULL
         if s.row_num == 0:
@@ -1632,6 +1884,26 @@ cdef class ArrowColumns:
         for i in range(BUFFER_NUM):
             self.data_used[i], self.child_used[i] = s.data_used[i], s.child_used[i]
             self.null_num[i] = s.null_num[i]
+
+    cdef int lend_region(self, Region region, int64_t begin, uint64_t taken) except -1:
+        # The number of the buffer that holds `region` from `begin` on, or an earlier place; 0 where a batch can lead into no
+        # more.  `taken` are the bits of those that the caller has asked for already.
+        cdef int i, num = len(self.lent), unused = -1
+        for i in range(num):
+            if self.lent[i] is region and self.lent_begins[i] <= begin:
+                return i + 1
+            if self.lent_ends[i] == 0 and not taken >> i & 1:
+                unused = i
+        if region.size - begin > INT32_MAX:
+            raise ValueError(f"views reach 2 GiB far, and the segment has {region.size} bytes")
+        if unused < 0:
+            if num == MAX_REGIONS:
+                return 0
+            self.lent.append(None)
+            unused = num
+        self.lent[unused] = region
+        self.lent_begins[unused], self.lent_ends[unused] = begin, 0
+        return unused + 1
 
     cdef bint wants_queue(self, const int32_t* ids, int64_t n, int32_t queue_id) noexcept nogil:
         cdef int64_t low = 0, middle
@@ -1679,7 +1951,8 @@ cdef class ArrowColumns:
         return stage_row(s, row)
 
     cdef int fill_rows(self, ColumnSink* s, const unsigned char* base, int64_t* pos, int64_t size, int64_t limit,
-                       int64_t base_offset, const int32_t* ids, int64_t id_num) noexcept nogil:
+                       int64_t base_offset, const int32_t* ids, int64_t id_num, int32_t buffer,
+                       const unsigned char* origin) noexcept nogil:
         cdef StagedRow* row
         cdef int verdict
         cdef int64_t at
@@ -1702,7 +1975,7 @@ cdef class ArrowColumns:
                     verdict = BAD_PHY_OFFSET
                 if verdict == RECORD:
                     prefetch_stream(row.p, row.r.total_size, row.room)
-                    row.ok = True
+                    row.ok, row.buffer, row.origin = True, buffer, origin
                     verdict = self.take_row(s, row, ids, id_num, NULL)
                 if verdict == RECORD or verdict == PASSED_OVER:
                     pos[0] = at + row.r.total_size
@@ -1770,6 +2043,8 @@ cdef class ArrowColumns:
         cdef ColumnSink s
         cdef int verdict
         cdef unsigned char* base
+        cdef unsigned char* origin = NULL
+        cdef int32_t buffer = 0
         self.enter()
         try:
             base = region.pin(0, region.size)
@@ -1778,9 +2053,14 @@ cdef class ArrowColumns:
                     raise OffsetOutOfRangeError(f"position {pos} is outside the segment", pos=pos)
                 s.body_ready, s.row_num, s.block_num = False, 0, 1
                 self.aim(&s)
+                if self.views:
+                    buffer = self.lend_region(region, pos, 0)
+                    if not buffer:
+                        return at, Verdict(COLUMNS_FULL)
+                    origin = base + self.lent_begins[buffer - 1]
                 while True:
                     with nogil:
-                        verdict = self.fill_rows(&s, base, &at, region.size, limit, base_offset, ids, id_num)
+                        verdict = self.fill_rows(&s, base, &at, region.size, limit, base_offset, ids, id_num, buffer, origin)
                     self.keep(&s)
                     if verdict == NEED_BODY:
                         body = self.body_of(base + at, region.size - at)
@@ -1795,7 +2075,8 @@ cdef class ArrowColumns:
     cdef int fill_places(self, ColumnSink* s, unsigned char** bases, const int64_t* room, int64_t region_num,
                          const int64_t[::1] base_offsets, const int32_t[::1] numbers, const int64_t[::1] phy_offsets,
                          const int32_t* sizes, uint8_t[::1] taken, int64_t* at, const int32_t* ids, int64_t id_num,
-                         WantedKey* wanted, const int32_t* key_numbers, KeyTexts texts, PlacesQueue* queue) noexcept nogil:
+                         WantedKey* wanted, const int32_t* key_numbers, KeyTexts texts, PlacesQueue* queue,
+                         const int32_t* buffers, unsigned char** origins) noexcept nogil:
         # `sizes`, `wanted` and `queue` may be NULL: no sizes, no keys are asked for, no queue leads here.
         cdef StagedRow* row
         cdef int64_t n = phy_offsets.shape[0], pos
@@ -1829,7 +2110,7 @@ cdef class ArrowColumns:
                         if (judge_record(row.p, row.room, phy_offsets[at[0]], 0, &row.r) == RECORD
                                 and (sizes == NULL or sizes[at[0]] == row.r.total_size)):
                             s.number, s.pos = number, pos
-                            row.ok = True
+                            row.ok, row.buffer, row.origin = True, buffers[number], origins[number]
                             if (queue != NULL and (queue.shows or row.r.sys_flag & SYS_COMPRESSED)
                                     and (row.r.queue_offset != queue.queue_offsets[at[0]] or row.r.queue_id != queue.queue_id
                                          or row.r.topic_len != queue.topic_size
@@ -1930,11 +2211,38 @@ cdef class ArrowColumns:
         return self.fill_from(regions, base_offsets, numbers, phy_offsets, NULL, taken, first, &wanted,
                               &key_numbers[0] if key_numbers.shape[0] else NULL, texts, NULL)
 
+    cdef bint lend_places(self, list regions, const int64_t[::1] base_offsets, const int32_t[::1] numbers,
+                          const int64_t[::1] phy_offsets, int64_t first, unsigned char** bases, int32_t* buffers,
+                          unsigned char** origins) except -1:
+        # For each region the number of its buffer, and the buffer's address; False where this batch can lead into no more.
+        cdef int64_t[MAX_REGIONS] begins
+        cdef int64_t i, pos, num = len(regions)
+        cdef uint64_t taken = 0
+        for i in range(num):
+            buffers[i], origins[i], begins[i] = 0, NULL, -1
+        if not self.views:
+            return True
+        for i in range(first, phy_offsets.shape[0]):
+            if 0 <= numbers[i] < num:
+                pos = phy_offsets[i] - base_offsets[numbers[i]]
+                if pos >= 0 and (begins[numbers[i]] < 0 or pos < begins[numbers[i]]):
+                    begins[numbers[i]] = pos
+        for i in range(num):
+            if 0 <= begins[i] < (<Region>regions[i]).size:
+                buffers[i] = self.lend_region(<Region>regions[i], begins[i], taken)
+                if not buffers[i]:
+                    return False
+                taken |= <uint64_t>1 << (buffers[i] - 1)
+                origins[i] = bases[i] + self.lent_begins[buffers[i] - 1]
+        return True
+
     cdef int64_t fill_from(self, list regions, const int64_t[::1] base_offsets, const int32_t[::1] numbers,
                            const int64_t[::1] phy_offsets, const int32_t* sizes, uint8_t[::1] taken, int64_t first,
                            WantedKey* wanted, const int32_t* key_numbers, KeyTexts texts, PlacesQueue* queue) except -1:
         cdef unsigned char* bases[MAX_REGIONS]
         cdef int64_t[MAX_REGIONS] room
+        cdef int32_t[MAX_REGIONS] buffers
+        cdef unsigned char* origins[MAX_REGIONS]
         cdef int64_t n = phy_offsets.shape[0], region_num = len(regions), pinned = 0, at = first, i
         cdef const int32_t[::1] id_column = self.queue_ids
         cdef const int32_t* ids = &id_column[0] if id_column.shape[0] else NULL
@@ -1956,10 +2264,12 @@ cdef class ArrowColumns:
                 pinned += 1
             s.body_ready, s.row_num, s.block_num = False, 0, 1
             self.aim(&s)
+            if not self.lend_places(regions, base_offsets, numbers, phy_offsets, first, bases, buffers, origins):
+                return at
             while True:
                 with nogil:
                     verdict = self.fill_places(&s, bases, room, region_num, base_offsets, numbers, phy_offsets, sizes, taken,
-                                               &at, ids, id_num, wanted, key_numbers, texts, queue)
+                                               &at, ids, id_num, wanted, key_numbers, texts, queue, buffers, origins)
                 self.keep(&s)
                 if verdict == LIMIT or verdict == COLUMNS_FULL:
                     return at
@@ -1988,34 +2298,50 @@ cdef class ArrowColumns:
 
         Returns
         -------
-        (int, dict)
+        (int, dict, list)
             How many rows, and for each column (values, valid, null_num, data, child, data 2, child 2): NumPy arrays in the
             layout of Arrow's buffers.  `values` are the numbers (``corrupt``: bits), or for text, lists and maps the
             offsets; `valid` bits are None where nothing is null; `data` are the bytes of the text; `child` are the offsets
-            of the texts in a list, or of a map's names, and the last two those of its values.
+            of the texts in a list, or of a map's names, and the last two those of its values.  With `views`, what were
+            offsets of text are views, their buffer 0 is the column's data, and the others are those of the list: read-only
+            bytes of the segments, which stay mapped for as long as these live.
+
+        Raises
+        ------
+        StoreClosedError
+            With `views`: a segment was closed since its rows were filled in; they are gone.
         """
         cdef dict parts = {}
         cdef int i
-        cdef int64_t n
+        cdef int64_t n, size
+        cdef list lent = []
         self.enter()
         try:
             if not self.ready:
                 self.renew()
             n = self.count
+            for i, region in enumerate(self.lent):
+                size = self.lent_ends[i]
+                try:
+                    lent.append((<Region>region).view(self.lent_begins[i], size) if size else b"")
+                except StoreClosedError:
+                    self.count, self.ready = 0, False
+                    raise
+            self.lent = []
             for name, i in zip(self.columns, self.numbers):
                 main = self.main[i]
                 if i == COL_CORRUPT:
                     main = main[:(n + 7) // 8]
                 else:
-                    main = main[:n + 1 if HAS_OFFSETS >> i & 1 else n]
+                    main = main[:n + 1 if HAS_OFFSETS >> i & 1 and not (self.views and HAS_VIEWS >> i & 1) else n]
                 parts[name] = (
                     main,
                     self.valid[i][:(n + 7) // 8] if self.null_num[i] else None,
                     self.null_num[i],
                     None if self.data[i] is None else self.data[i][:self.data_used[i]],
-                    None if self.child[i] is None else self.child[i][:self.child_used[i] + 1],
+                    None if self.child[i] is None else self.child[i][:self.child_used[i] + (not self.views)],
                     self.data[COL_VALUES][:self.data_used[COL_VALUES]] if i == COL_PROPERTIES else None,
-                    self.child[COL_VALUES][:self.child_used[COL_VALUES] + 1] if i == COL_PROPERTIES else None,
+                    self.child[COL_VALUES][:self.child_used[COL_VALUES] + (not self.views)] if i == COL_PROPERTIES else None,
                 )
             for i in range(BUFFER_NUM):
                 # An eighth more than this batch took, or much less room if that was a lot more.
@@ -2026,7 +2352,7 @@ cdef class ArrowColumns:
             # Nothing is held on to that was handed over; most columns are not filled again.
             self.main = self.valid = self.data = self.child = None
             self.count, self.ready = 0, False
-            return n, parts
+            return n, parts, lent
         finally:
             self.leave()
 

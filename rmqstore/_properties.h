@@ -146,6 +146,8 @@ typedef struct {
     signed char above[RMQ_LAYOUT_ROOM], equal[RMQ_LAYOUT_ROOM];  /* a byte fits that is above the one, or equal to the other */
     unsigned char names[RMQ_LAYOUT_ROOM + 64];  /* one behind the other; more may be read than they are */
     int32_t name_ends[RMQ_LAYOUT_SPANS];
+    unsigned char name_views[RMQ_LAYOUT_SPANS * 16];  /* of `rmq_put_view`, if all names are short enough to stand in them */
+    int short_names;
     rmq_span spans[RMQ_LAYOUT_SPANS];
     rmq_known known;
     int32_t n, span_num, names_len;  /* n: length of the text, 0 for no layout */
@@ -266,6 +268,7 @@ RMQ_MAY_BE_UNUSED static void rmq_learn(rmq_layout *l, const unsigned char *text
                       const rmq_known *known) {
     int32_t k, used = 0;
     l->n = 0;
+    l->short_names = 1;
     if (n > RMQ_LAYOUT_ROOM || num < 1 || num > RMQ_LAYOUT_SPANS || rmq_names_may_repeat(text, spans, num)) return;
     memset(l->above, 127, (size_t)n);
     memcpy(l->equal, text, (size_t)n);
@@ -277,6 +280,8 @@ RMQ_MAY_BE_UNUSED static void rmq_learn(rmq_layout *l, const unsigned char *text
         memset(l->above + spans[k].split + 1, 2, (size_t)value);
         memset(l->equal + spans[k].split + 1, 3, (size_t)value);
         memcpy(l->names + used, text + spans[k].start, (size_t)name);
+        l->short_names &= name <= RMQ_VIEW_INLINE;
+        rmq_put_view(l->name_views + 16 * k, l->names + used, name, RMQ_LAYOUT_ROOM, 0, 0);
         used += name;
         l->name_ends[k] = used;
     }

@@ -22,6 +22,8 @@ cdef extern from "_properties.h":
     ctypedef struct PropertyLayout "rmq_layout":
         const unsigned char* names
         int32_t* name_ends
+        unsigned char* name_views
+        bint short_names
         PropertySpan* spans
         KnownSpans known
         int32_t span_num, names_len

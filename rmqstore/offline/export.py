@@ -325,7 +325,7 @@ class _Source:
         out = ArrowColumns(["phy_offset"], capacity=_BATCH_ROWS)
         stretches: list[tuple[int, int, Verdict | None]] = []
         for _ in self.fill(out, begin, end, lambda *stretch: stretches.append(stretch)):
-            num, parts = out.take()
+            num, parts, _ = out.take()
             phy_offsets = np.frombuffer(parts["phy_offset"][0], np.int64)[:num].copy()
             # What lies in front of damage is judged first, so that the first damage is the one that is told.
             for stretch in stretches:

@@ -57,19 +57,27 @@ _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 _KINDS = {None: 3, "U": 1, "K": 2, "T": 4}
 
 
-def import_pyarrow() -> Any:
-    """The library pyarrow, which only columns need; MissingDependencyError says how to install it."""
+def import_pyarrow(views: bool = False) -> Any:
+    """The library pyarrow, which only columns need; MissingDependencyError says how to install it.
+
+    Columns as `views` need version 19, the first that makes arrays of them over given buffers.
+    """
     try:
         import pyarrow
     except ImportError:
         raise MissingDependencyError(
             "columns need the library pyarrow: install it with 'pip install rmqstore[arrow]'"
         ) from None
+    if views and not hasattr(pyarrow.DataType, "has_variadic_buffers"):
+        raise MissingDependencyError(
+            f"columns as views need pyarrow 19 or later, and this is {pyarrow.__version__}: 'pip install -U pyarrow'"
+        )
     return pyarrow
 
 
-def _types(pa: Any) -> dict[str, Any]:
-    text, time = pa.string(), pa.timestamp("ms", tz="UTC")
+def _types(pa: Any, views: bool) -> dict[str, Any]:
+    text, data = (pa.string_view(), pa.binary_view()) if views else (pa.string(), pa.binary())
+    time = pa.timestamp("ms", tz="UTC")
     return {
         "topic": text,
         "queue_id": pa.int32(),
@@ -79,7 +87,7 @@ def _types(pa: Any) -> dict[str, Any]:
         "msg_id": text,
         "keys": pa.list_(text),
         "tags": text,
-        "body": pa.binary(),
+        "body": data,
         "properties": pa.map_(text, text),
         "born_timestamp": time,
         "store_timestamp": time,
@@ -91,7 +99,7 @@ def _types(pa: Any) -> dict[str, Any]:
         "prepared_transaction_offset": pa.int64(),
         "corrupt": pa.bool_(),
         "unique_key": text,
-        "body_stored": pa.binary(),
+        "body_stored": data,
     }
 
 
@@ -114,8 +122,10 @@ def chosen_columns(columns: Iterable[str] | None) -> tuple[str, ...]:
     return names
 
 
-def scan_schema(columns: Iterable[str] | None = None) -> pa.Schema:
+def scan_schema(columns: Iterable[str] | None = None, views: bool = False) -> pa.Schema:
     """pyarrow.Schema: the names and types of these columns (docs/columns.md); without names those of a scan.
+
+    With `views` texts are of type ``string_view`` and bytes of type ``binary_view``.
 
     Raises
     ------
@@ -124,28 +134,28 @@ def scan_schema(columns: Iterable[str] | None = None) -> pa.Schema:
     MissingDependencyError
         pyarrow is not installed.
     """
-    import_pyarrow()
-    return _schema(chosen_columns(columns))
+    import_pyarrow(views)
+    return _schema(chosen_columns(columns), views)
 
 
 @functools.lru_cache(64)
-def _schema(names: tuple[str, ...]) -> pa.Schema:
+def _schema(names: tuple[str, ...], views: bool) -> pa.Schema:
     pa = import_pyarrow()
-    types = _types(pa)
+    types = _types(pa, views)
     return pa.schema([pa.field(name, types[name]) for name in names])
 
 
 @functools.lru_cache(64)
-def _fields(names: tuple[str, ...]) -> tuple[tuple[str, Any], ...]:
+def _fields(names: tuple[str, ...], views: bool) -> tuple[tuple[str, Any], ...]:
     # Name and type of each column, as plain values: pyarrow makes new objects whenever a schema is asked.
-    return tuple((field.name, field.type) for field in _schema(names))
+    return tuple((field.name, field.type) for field in _schema(names, views))
 
 
 @functools.lru_cache(64)
-def _query_schema(names: tuple[str, ...]) -> pa.Schema:
+def _query_schema(names: tuple[str, ...], views: bool) -> pa.Schema:
     pa = import_pyarrow()
     first = [pa.field("key", pa.string()), pa.field("key_number", pa.int32())]
-    return pa.schema(first + list(_schema(names)))
+    return pa.schema(first + list(_schema(names, views)))
 
 
 def _decompress(body: bytes, sys_flag: int) -> bytes | None:
@@ -169,13 +179,27 @@ class Columns:
         As of `CommitLog.crc_check`.
     byte_limit : int, optional
         Bytes of bodies and properties with which a batch ends; 64 MiB by default.
+    views : bool
+        Texts and bytes are views into the segments, which stay mapped for as long as a part of a batch lives.
     """
 
-    def __init__(self, columns: Iterable[str] | None, batch_size: int, crc_check: int, byte_limit: int | None = None):
-        self.pa = import_pyarrow()
+    def __init__(
+        self,
+        columns: Iterable[str] | None,
+        batch_size: int,
+        crc_check: int,
+        byte_limit: int | None = None,
+        views: bool = False,
+    ):
+        self.pa = import_pyarrow(views)
         names = chosen_columns(columns)
-        self.schema = _schema(names)
-        self._fields = _fields(names)
+        self.schema = _schema(names, views)
+        self.views = views
+        self._fields = _fields(names, views)
+        self._text = self.pa.string_view() if views else self.pa.string()
+        self._entry = self.pa.struct(
+            [self.pa.field("key", self._text, nullable=False), self.pa.field("value", self._text)]
+        )
         self.out = ArrowColumns(
             names,
             capacity=batch_size,
@@ -183,6 +207,7 @@ class Columns:
             check_crc=crc_check,
             decompress=_decompress,
             host_text=host_from_bytes,
+            views=views,
         )
 
     def take(self) -> pa.RecordBatch:
@@ -192,25 +217,30 @@ class Columns:
     def take_arrays(self) -> list[pa.Array]:
         """list of pyarrow.Array: the columns of `take`."""
         pa = self.pa
-        num, parts = self.out.take()
+        num, parts, lent = self.out.take()
         buffer, array = pa.py_buffer, pa.Array.from_buffers
+        text = self._text
+        segments = [buffer(each) for each in lent]
+
+        def texts(length: int, places: Any, data: Any) -> Any:
+            # `places` are offsets in the data, or views of it and of the segments.
+            return array(text, length, [None, buffer(places), buffer(data), *segments], 0)
+
         arrays = []
         for name, type in self._fields:
             values, valid, null_num, data, child, more_data, more_child = parts[name]
             buffers = [None if valid is None else buffer(valid), buffer(values)]
             if name == "keys":
-                texts = array(pa.string(), len(child) - 1, [None, buffer(child), buffer(data)], 0)
-                arrays.append(array(type, num, buffers, 0, children=[texts]))
+                children = [texts(len(child) - (not self.views), child, data)]
+                arrays.append(array(type, num, buffers, 0, children=children))
             elif name == "properties":
-                length = len(child) - 1
-                names = array(pa.string(), length, [None, buffer(child), buffer(data)], 0)
-                texts = array(pa.string(), length, [None, buffer(more_child), buffer(more_data)], 0)
-                entry = pa.struct([pa.field("key", pa.string(), nullable=False), pa.field("value", pa.string())])
-                entries = array(entry, length, [None], 0, children=[names, texts])
+                length = len(child) - (not self.views)
+                children = [texts(length, child, data), texts(length, more_child, more_data)]
+                entries = array(self._entry, length, [None], 0, children=children)
                 arrays.append(array(type, num, buffers, 0, children=[entries]))
             else:
                 if data is not None:
-                    buffers.append(buffer(data))
+                    buffers += [buffer(data), *segments]
                 arrays.append(array(type, num, buffers, null_num))
         return arrays
 
@@ -233,6 +263,7 @@ def scan_log(
     times: tuple[int, int],
     batch_size: int,
     use_threads: bool,
+    views: bool,
     *,
     refresh: bool,
 ) -> Iterator[pa.RecordBatch]:
@@ -256,7 +287,7 @@ def scan_log(
     )
 
     def make() -> Columns:
-        made = Columns(names, batch_size, log.crc_check)
+        made = Columns(names, batch_size, log.crc_check, views=views)
         made.out.choose(*choice)
         return made
 
@@ -327,7 +358,8 @@ def _batches_of_pieces(
                 reached = goes_on
                 if made.out.count:
                     batches.append(made.take())
-                    held += batches[-1].nbytes
+                    # Of views only what was copied is new memory, and little of a batch is.
+                    held += 0 if made.views else batches[-1].nbytes
                 if held >= _BATCH_BYTES or closing.is_set():
                     break
             return batches, reached
@@ -396,7 +428,7 @@ def _without_small(batches: Iterator[pa.RecordBatch], columns: Columns) -> Itera
         if not held and num >= few:
             yield batch
             continue
-        more = batch.nbytes
+        more = 0 if columns.views else batch.nbytes
         is_small = num < few and more < little
         if held and (rows + num > capacity or size + more > min(_FEW * little, room)):
             yield from _put_together(columns, held)
@@ -668,10 +700,10 @@ def text_buffers(array: Any) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
-def query_schema(columns: Iterable[str] | None = None) -> pa.Schema:
-    """pyarrow.Schema: of what `MessageStore.query_table` gives: `scan_schema` behind ``key`` and ``key_number``."""
-    import_pyarrow()
-    return _query_schema(chosen_columns(columns))
+def query_schema(columns: Iterable[str] | None = None, views: bool = False) -> pa.Schema:
+    """pyarrow.Schema: of what `MessageStore.query_table` gives: ``key`` and ``key_number``, then `scan_schema`."""
+    import_pyarrow(views)
+    return _query_schema(chosen_columns(columns), views)
 
 
 def key_table(
@@ -683,11 +715,12 @@ def key_table(
     max_num: int,
     times: tuple[int, int],
     index_type: str | None,
+    views: bool = False,
 ) -> pa.Table:
     """pyarrow.Table: the messages that keys find, see `MessageStore.query_table`."""
-    pa = import_pyarrow()
+    pa = import_pyarrow(views)
     columns = chosen_columns(columns)
-    schema = _query_schema(columns)
+    schema = _query_schema(columns, views)
     key_column = _text_column(pa, keys, "key")
     topic_column = _text_column(pa, topics, "topic")
     if len(topic_column) != len(key_column) and not isinstance(topics, str):
@@ -703,7 +736,7 @@ def key_table(
         if index_service is not None:
             doubt_entries(log, index_service, texts.hashes(index_type == "T")[numbers[~matches]], phy_offsets[~matches])
         numbers, phy_offsets = _newest(numbers[matches], phy_offsets[matches], max_num)
-    made = Columns(columns, min(max(len(numbers), 1), _KEY_ROWS), log.crc_check)
+    made = Columns(columns, min(max(len(numbers), 1), _KEY_ROWS), log.crc_check, views=views)
     parts, taken = _matching(log, made.out, phy_offsets, numbers, *sought, times, max_num, made.take_arrays)
     if index_service is not None and not taken.all():
         # Of a key with enough rows the others were not looked at.

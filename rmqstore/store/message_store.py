@@ -880,6 +880,7 @@ class MessageStore(NotCopied):
         end_timestamp: int | None = None,
         batch_size: int = 8192,
         use_threads: bool = True,
+        views: bool = False,
     ) -> Iterator[pa.RecordBatch]:
         """The messages of the log in order, as Arrow record batches in which only the asked columns are decoded.
 
@@ -905,6 +906,11 @@ class MessageStore(NotCopied):
             Decode a log of more than a few MiB ahead of the caller, on as many processors as this process may use, at most
             four.  Rows and their order are those of one thread; where batches end may differ.  The threads start behind
             the first batch and end with the iterator.
+        views : bool
+            Do not copy texts and bytes: the types become ``string_view`` and ``binary_view``, and the values lead into the
+            mapped segments.  A batch, and whatever is made of it without a copy, keeps its segments mapped for as long as
+            it lives, also after `close` and after retention deleted the file (docs/mmap.md).  Text that is not UTF-8,
+            decompressed bodies, hosts and message ids stand in memory of the batch.
 
         Yields
         ------
@@ -917,7 +923,7 @@ class MessageStore(NotCopied):
         ValueError
             A column that does not exist, or a number out of range.
         MissingDependencyError
-            pyarrow is not installed, or the library that a body was compressed with.
+            pyarrow is not installed, or is too old for `views`, or the library that a body was compressed with is missing.
         """
         self._state.check_open()
         return scan_log(
@@ -931,6 +937,7 @@ class MessageStore(NotCopied):
             time_range(begin_timestamp, end_timestamp),
             batch_size,
             use_threads,
+            views,
             refresh=self.read_only,
         )
 
@@ -942,6 +949,8 @@ class MessageStore(NotCopied):
         max_num: int | None = None,
         tags: str | Iterable[str] | None = None,
         columns: Iterable[str] | None = None,
+        *,
+        views: bool = False,
     ) -> pa.Table:
         """Messages of a queue from `queue_offset` on, in queue order, as an Arrow table.
 
@@ -954,6 +963,8 @@ class MessageStore(NotCopied):
         tags : str or iterable of str, optional
             As of `get_message`.
         columns : iterable of str, optional
+            As of `scan`.
+        views : bool
             As of `scan`.
 
         Returns
@@ -971,7 +982,7 @@ class MessageStore(NotCopied):
         state.check_open()
         if max_num is not None and max_num < 0:
             raise ValueError(f"max_num is {max_num}; give 0 or more, or None for all")
-        return state.settled(self._reading.table, topic, queue_id, queue_offset, max_num, subscription(tags), columns)
+        return state.settled(self._reading.table, topic, queue_id, queue_offset, max_num, subscription(tags), columns, views)
 
     def query_table(
         self,
@@ -985,6 +996,7 @@ class MessageStore(NotCopied):
         index_type: str | None = None,
         max_log_bytes: int | None = DEFAULT_LOG_BYTES,
         progress: Callable[[int, int], object] | None = None,
+        views: bool = False,
     ) -> pa.Table:
         """Find the messages of many keys at once, each key as by `query_message`, as an Arrow table.
 
@@ -1002,6 +1014,8 @@ class MessageStore(NotCopied):
             Store time range in ms since epoch, inclusive and exact.
         index_type : {None, "U", "K", "T"}
             As of `query_message`.
+        views : bool
+            As of `scan`.
 
         Returns
         -------
@@ -1018,4 +1032,4 @@ class MessageStore(NotCopied):
             As of `scan`.
         """
         self._state.check_open()
-        return self._querying.table(keys, topic, columns, max_num, begin, end, index_type, max_log_bytes, progress)
+        return self._querying.table(keys, topic, columns, max_num, begin, end, index_type, max_log_bytes, progress, views)

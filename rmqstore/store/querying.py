@@ -110,6 +110,7 @@ class Querying:
         index_type: str | None,
         max_log_bytes: int | None,
         progress: Callable[[int, int], object] | None,
+        views: bool,
     ) -> pa.Table:
         """Find the messages of many keys, see `MessageStore.query_table`."""
         if index_type not in (None, "U", "K", "T"):
@@ -117,7 +118,7 @@ class Querying:
         times = time_range(begin, end)
 
         def ask() -> pa.Table:
-            return key_table(self.commit_log, self.index_service, keys, topic, columns, max_num, times, index_type)
+            return key_table(self.commit_log, self.index_service, keys, topic, columns, max_num, times, index_type, views)
 
         if self.index_service is None:
             return self.state.settled(ask)

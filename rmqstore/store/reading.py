@@ -193,11 +193,13 @@ class Reading:
         max_num: int | None,
         wanted: dict[int, set[str]] | None,
         columns: Iterable[str] | None,
+        views: bool,
     ) -> pa.Table:
         """See `MessageStore.get_table`; `wanted` as of `get`."""
         texts = None if wanted is None else [text for each in wanted.values() for text in each]
         queue = self.state.queue(topic, queue_id)
-        made = Columns(columns, 8192 if max_num is None else min(max(max_num, 1), 8192), self.commit_log.crc_check)
+        num = 8192 if max_num is None else min(max(max_num, 1), 8192)
+        made = Columns(columns, num, self.commit_log.crc_check, views=views)
         made.out.choose(tags=stored_texts(texts))
         first = max(queue_offset, self.state.bounds(queue)[0])
         return queue_table(self.commit_log, queue, made, first, max_num, texts)

@@ -71,13 +71,13 @@ def row_of(message, names=ALL) -> dict:
     return {name: row[name] for name in names}
 
 
-def plain(batches, names=ALL) -> list[dict]:
+def plain(batches, names=ALL, views=False) -> list[dict]:
     """The rows of record batches, times as milliseconds; every batch is valid Arrow."""
     rows = []
     for batch in batches:
         assert batch.num_rows
         batch.validate(full=True)
-        assert batch.schema.equals(columns.scan_schema(names))
+        assert batch.schema.equals(columns.scan_schema(names, views))
         # Readers take the other columns for never null, as Spark's does.
         assert {name for name in names if batch.column(name).null_count} <= columns.NULLABLE_COLUMNS
         for name in ("born_timestamp", "store_timestamp"):
@@ -87,8 +87,15 @@ def plain(batches, names=ALL) -> list[dict]:
     return rows
 
 
+def scanned(store, names=ALL, **options) -> list[dict]:
+    """The rows of a scan, which are the same as views."""
+    rows = plain(store.scan(names, **options), names)
+    assert plain(store.scan(names, views=True, **options), names, views=True) == rows
+    return rows
+
+
 def check_scan(store, **options):
-    rows = plain(store.scan(ALL, **options))
+    rows = scanned(store, **options)
     assert rows == [row_of(message) for message in store.messages()]
     return rows
 
@@ -194,7 +201,7 @@ def test_scans_of_golden_stores_equal_the_oracle(golden_store, name):
 @pytest.mark.parametrize("name", ALL)
 def test_each_column_alone(broker, name):
     with MessageStore.open(broker, read_only=True) as store:
-        assert plain(store.scan([name]), (name,)) == [row_of(message, (name,)) for message in store.messages()]
+        assert scanned(store, (name,)) == [row_of(message, (name,)) for message in store.messages()]
 
 
 # ------------------------------------------------------------------------------------------------------- odd messages
@@ -329,7 +336,9 @@ def texts_like(usual: bytes) -> list[bytes]:
     return texts
 
 
-@pytest.mark.parametrize("usual", [USUAL, USUAL[:-1], b"a\x01b\x02c\x01d", b"TAGS\x01" + b"t" * 244, b"t\x01" + b"u" * 255])
+@pytest.mark.parametrize(
+    "usual", [USUAL, USUAL[:-1], b"a\x01b\x02c\x01d", b"TAGS\x01" + b"t" * 244, b"t\x01" + b"u" * 255]
+)
 def test_texts_of_one_length_are_told_apart(tmp_path, usual):
     """The pieces of the text before are taken for the next one only where all separators and names are the same."""
     log = OddLog(tmp_path / "store", 1 << 20)
@@ -341,7 +350,7 @@ def test_texts_of_one_length_are_told_apart(tmp_path, usual):
         rows = check_scan(store)
         assert [row["phy_offset"] for row in rows] == offsets
         for tag in {row["tags"] for row in rows if row["tags"]} & {"t" * 244, "paid", "pai\x7f"}:
-            assert plain(store.scan(ALL, tags=[tag])) == [row for row in rows if row["tags"] == tag]
+            assert scanned(store, tags=[tag]) == [row for row in rows if row["tags"] == tag]
         region, messages = store.commit_log.segment(0).region, list(store.messages())
         zeros, places = np.zeros(len(texts), np.int32), np.array(offsets, np.int64)
         for key in ("ORD-1", "ORD-2", "OR ", "0A00000100002A9F", "ORD-1\x03"):
@@ -428,7 +437,7 @@ def test_compressed_bodies(tmp_path):
         assert rows[0]["body"] == b"x" * 5000
         assert rows[1]["body"] is None and rows[1]["body_stored"] and not rows[1]["corrupt"]
         assert rows[-3]["body"] == b"old writers"
-        assert plain(store.scan(["body"], batch_size=2), ("body",)) == [{"body": row["body"]} for row in rows]
+        assert scanned(store, ("body",), batch_size=2) == [{"body": row["body"]} for row in rows]
         assert next(store.scan(["body"])).column("body").null_count == 7
 
 
@@ -555,9 +564,9 @@ def test_filters(odd, number):
     filters = dict(FILTERS[number])
     begin, end = filters.pop("begin_phy_offset", None), filters.pop("end_phy_offset", None)
     wanted = [row_of(message) for message in odd.messages(begin, end) if keeps(message, **filters)]
-    assert plain(odd.scan(ALL, **FILTERS[number], batch_size=50)) == wanted
+    assert scanned(odd, **FILTERS[number], batch_size=50) == wanted
     names = ("phy_offset",)
-    assert plain(odd.scan(names, **FILTERS[number]), names) == [{"phy_offset": row["phy_offset"]} for row in wanted]
+    assert scanned(odd, names, **FILTERS[number]) == [{"phy_offset": row["phy_offset"]} for row in wanted]
 
 
 def test_splits_of_the_log_give_every_row_once(odd):
@@ -633,9 +642,7 @@ def test_flipped_bits_are_flagged_or_passed_over(odd_copy, tmp_path, rounds):
         with damaged(odd_copy, flips, tmp_path / str(number)) as store:
             check_scan(store, batch_size=rng.choice([1, 10, 8192]))
             for begin in (0, 1, 65536, 99_999):
-                assert plain(store.scan(ALL, begin_phy_offset=begin)) == [
-                    row_of(message) for message in store.messages(begin)
-                ]
+                assert scanned(store, begin_phy_offset=begin) == [row_of(message) for message in store.messages(begin)]
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
@@ -812,9 +819,9 @@ def test_retention_takes_segments_from_under_a_scan(tmp_path):
 # -------------------------------------------------------------------------------------------------- tables of a queue
 
 
-def table_rows(table, names=ALL):
-    assert table.schema.equals(columns.scan_schema(names))
-    return plain(table.to_batches(), names)
+def table_rows(table, names=ALL, views=False):
+    assert table.schema.equals(columns.scan_schema(names, views))
+    return plain(table.to_batches(), names, views)
 
 
 def read_queue(store, topic, queue_id, tags=None) -> list:
@@ -835,6 +842,9 @@ def test_tables_of_golden_queues_equal_get_message(golden_store, name):
                 messages = read_queue(store, topic, queue_id)
                 table = store.get_table(topic, queue_id, columns=ALL)
                 assert table_rows(table) == [row_of(message) for message in messages]
+                assert table_rows(store.get_table(topic, queue_id, columns=ALL, views=True), views=True) == table_rows(
+                    table
+                )
                 num += len(messages)
                 for tags in {message.tags for message in messages if message.tags}:
                     assert table_rows(store.get_table(topic, queue_id, tags=tags, columns=ALL)) == [
@@ -883,6 +893,10 @@ def test_a_queue_over_many_segments(tmp_path):
         assert len(store.commit_log.queue.offsets) > 150
         rows = table_rows(store.get_table("T", columns=ALL))
         assert rows == [row_of(message) for message in store.messages()]
+        # A batch of views leads into 64 segments at most.
+        viewed = store.get_table("T", columns=ALL, views=True)
+        assert viewed.column("body").num_chunks > 2 and table_rows(viewed, views=True) == rows
+        assert plain(store.scan(ALL, views=True), views=True) == rows
         table = store.query_table(["k3"], "T", ["phy_offset"], max_num=10**6)
         assert table.column("phy_offset").to_pylist() == [
             message.phy_offset for message in store.query_message("T", "k3", max_num=10**6)
@@ -1026,7 +1040,13 @@ def test_entries_in_the_order_of_their_keys():
 
 
 def test_texts_laid_out():
-    for texts in ([], [""], ["a" * k for k in range(40)], ["", "kéy"[:1], "", "\x00\x7f"], [f"{i:x}" * 9 for i in range(99)]):
+    for texts in (
+        [],
+        [""],
+        ["a" * k for k in range(40)],
+        ["", "kéy"[:1], "", "\x00\x7f"],
+        [f"{i:x}" * 9 for i in range(99)],
+    ):
         offsets, data = _columns.text_arrays(tuple(texts))
         assert (offsets.dtype, data.dtype) == (np.int32, np.uint8)
         assert [bytes(data[a:b]).decode() for a, b in itertools.pairwise(offsets)] == texts
