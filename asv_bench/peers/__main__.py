@@ -20,7 +20,7 @@ from rich.table import Table
 import rmqstore
 
 from .. import machine
-from . import document, rabbitmq, rounds
+from . import document, memory, rabbitmq, rounds
 from .jvm import JAVA, ROOT, Java, PeerError
 from .setting import Setting
 
@@ -79,6 +79,15 @@ def print_table(results: list[dict[str, Any]], quick: bool) -> None:
 @click.option("--only", multiple=True, type=click.Choice(PARTS), help="Only this part (may be given more than once).")
 @click.option("--rounds", "number", type=click.IntRange(min=1), help="Rounds that count, 7 by default, 1 with --quick.")
 @click.option("--quick", is_flag=True, help="Small data: shows that everything runs, not how fast.")
+@click.option(
+    "--memory",
+    "memory_state",
+    type=click.Choice(memory.STATES),
+    default="touched",
+    show_default=True,
+    help="What every timed side finds free: memory touched just before, or memory that the host took back. "
+    "A quick run takes it as it is.",
+)
 @click.option("--scratch", type=click.Path(exists=True, file_okay=False), help="A folder on the disk to measure.")
 @click.option("--json", "target", type=click.Path(dir_okay=False), help="Where the result goes.")
 @click.option(
@@ -88,6 +97,7 @@ def main(
     only: tuple[str, ...],
     number: int | None,
     quick: bool,
+    memory_state: str,
     scratch: str | None,
     target: str | None,
     documented: bool,
@@ -95,6 +105,7 @@ def main(
     """Run rmqstore and its peers alternately on the same generated data; print how they compare."""
     if quick and documented:
         raise click.UsageError("the figures of a quick run mean nothing; leave --quick or --document out")
+    memory.state = "as it is" if quick else memory_state
     number = number or (1 if quick else 7)
     parts = [part for part in PARTS if not only or part in only]
     folder = tempfile.mkdtemp(prefix="rmqstore-peers-", dir=scratch)
@@ -119,6 +130,7 @@ def main(
         "seconds": round(time.time() - started),
         "rounds": number,
         "quick": quick,
+        "memory": memory.state,
         "commit": machine.commit(),
         "machine": machine.described(),
         "versions": {

@@ -41,7 +41,8 @@ def markdown(result: Mapping[str, Any]) -> str:
     for part in dict.fromkeys(row.part for row in all_rows):
         run = runs[part]
         lines += [
-            f"`{run['command']}` on {run['date']}, commit {run['commit']}, {run['rounds']} rounds that count.",
+            f"`{run['command']}` on {run['date']}, commit {run['commit']}, {run['rounds']} rounds that count"
+            + (f", memory {run['memory']}." if "memory" in run else "."),
             "",
         ]
         lines += [f"| {part} | who | rate | lowest – highest | ratio | lowest – highest | goal | |", "|---" * 8 + "|"]
@@ -114,7 +115,7 @@ def write(result: Mapping[str, Any]) -> None:
     ValueError
         Those were run on another machine, whose figures do not belong into one table with these.
     """
-    run = {name: result[name] for name in ("command", "date", "commit", "rounds")}
+    run = {name: result[name] for name in ("command", "date", "commit", "rounds", "memory")}
     results = [{"run": run, **each} for each in result["results"]]
     if RESULT.exists():
         before = json.loads(RESULT.read_text(encoding="utf-8"))

@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+from . import memory
 from .rounds import Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,6 +127,7 @@ class Java:
 
     def timed(self, op: str, **arguments: Any) -> Outcome:
         """As `ask`; its nanoseconds as seconds, the rest as the answer."""
+        memory.provide()
         answer = self.ask(op, **arguments)
         return Outcome(answer.pop("ns") / 1e9, answer)
 

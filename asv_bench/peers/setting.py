@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from . import memory
 from .jvm import Java
 from .rounds import Outcome
 
@@ -56,7 +57,8 @@ class Setting:
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds that a call took, and its value."""
+    """Seconds that a call took, and its value; free memory is provided before."""
+    memory.provide()
     begin = time.perf_counter_ns()
     value = work()
     return (time.perf_counter_ns() - begin) / 1e9, value

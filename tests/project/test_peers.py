@@ -289,3 +289,29 @@ def test_the_queue_that_a_node_is_to_recover_is_what_a_node_writes(tmp_path, mon
     model.flush()
     folder = tmp_path / "vhost" / "queues" / directory
     assert model.files() == {path.name: path.read_bytes() for path in folder.iterdir() if path.name != ".queue_name"}
+
+
+def test_every_timed_side_is_given_memory_right_before_its_clock_starts(monkeypatch):
+    from asv_bench.peers import jvm, memory, setting
+
+    steps = []
+    monkeypatch.setattr(memory, "provide", lambda: steps.append("memory"))
+    setting.timed(lambda: steps.append("ours"))
+    java = jvm.Java.__new__(jvm.Java)
+    monkeypatch.setattr(java, "ask", lambda op, **arguments: steps.append(op) or {"ns": 5}, raising=False)
+    assert java.timed("put") == (5e-9, {})
+    assert steps == ["memory", "ours", "memory", "put"]
+
+
+@pytest.mark.parametrize(("state", "slept", "mapped"), [("touched", 0, 1), ("cold", 1, 0), ("as it is", 0, 0)])
+def test_memory_is_put_into_the_chosen_state(monkeypatch, state, slept, mapped):
+    from asv_bench.peers import memory
+
+    made, waited = [], []
+    real = memory.mmap.mmap
+    monkeypatch.setattr(memory, "state", state)
+    monkeypatch.setattr(memory, "_SIZE", 1 << 16)
+    monkeypatch.setattr(memory.mmap, "mmap", lambda *args, **options: made.append(args) or real(*args, **options))
+    monkeypatch.setattr(memory.time, "sleep", waited.append)
+    memory.provide()
+    assert (len(waited), len(made)) == (slept, mapped) and made == [(-1, 1 << 16)] * mapped
