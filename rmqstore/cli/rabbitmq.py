@@ -509,7 +509,7 @@ def import_command(
     as_json: bool,
     segment_entry_count: int | None,
 ) -> None:
-    """Put the messages of FILE (JSON lines as of export; '-' is standard input) behind those of a stopped node's QUEUE."""
+    """Put the messages of FILE (JSON lines as of export; '-' is standard input) after those of a stopped node's QUEUE."""
     with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
         source = vhost.path
     report = import_messages(

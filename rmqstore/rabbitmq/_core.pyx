@@ -132,7 +132,7 @@ cdef struct Scan:
     int64_t hi
     int64_t budget           # bytes that salvaging may still look at, so that no input makes it quadratic
     bint check_terms
-    bint malformed           # whole records may lie behind damage, or marks do not fit: nobody should append here
+    bint malformed           # whole records may lie after damage, or marks do not fit: nobody should append here
 
 
 cdef struct Rows:
@@ -283,8 +283,8 @@ cdef int64_t after_damage(Scan* scan, int64_t at, int64_t verdict, Sink* sink) n
     return found
 
 
-cdef inline int64_t behind_atom(const unsigned char* p, int64_t pos, int64_t n, const char* name, int64_t size) noexcept nogil:
-    # The position behind the atom `name`, or -1 if another value is here.
+cdef inline int64_t after_atom(const unsigned char* p, int64_t pos, int64_t n, const char* name, int64_t size) noexcept nogil:
+    # The position after the atom `name`, or -1 if another value is here.
     if pos < 0 or n - pos < size + 3:
         return -1
     if p[pos] == 100 and p[pos + 1] == 0 and p[pos + 2] == size:
@@ -296,21 +296,21 @@ cdef inline int64_t behind_atom(const unsigned char* p, int64_t pos, int64_t n, 
     return pos + size if memcmp(p + pos, name, <size_t>size) == 0 else -1
 
 
-cdef inline int64_t behind_binary(const unsigned char* p, int64_t pos, int64_t n) noexcept nogil:
+cdef inline int64_t after_binary(const unsigned char* p, int64_t pos, int64_t n) noexcept nogil:
     if pos < 0 or n - pos < 5 or p[pos] != 109:
         return -1
     cdef int64_t size = get_u32(p + pos + 1)
     return pos + 5 + size if size <= n - pos - 5 else -1
 
 
-cdef inline int64_t behind_bytes(const unsigned char* p, int64_t pos, int64_t n, const char* wanted, int64_t size) noexcept nogil:
+cdef inline int64_t after_bytes(const unsigned char* p, int64_t pos, int64_t n, const char* wanted, int64_t size) noexcept nogil:
     if pos < 0 or n - pos < size or memcmp(p + pos, wanted, <size_t>size) != 0:
         return -1
     return pos + size
 
 
-cdef inline int64_t behind_binaries(const unsigned char* p, int64_t pos, int64_t n, int64_t* total) noexcept nogil:
-    # Behind a proper list of binaries; `total` are their bytes.
+cdef inline int64_t after_binaries(const unsigned char* p, int64_t pos, int64_t n, int64_t* total) noexcept nogil:
+    # After a proper list of binaries; `total` are their bytes.
     cdef int64_t count, before
     total[0] = 0
     if pos < 0 or n - pos < 6:
@@ -323,7 +323,7 @@ cdef inline int64_t behind_binaries(const unsigned char* p, int64_t pos, int64_t
     pos += 5
     while count > 0:
         before = pos
-        pos = behind_binary(p, pos, n)
+        pos = after_binary(p, pos, n)
         if pos < 0:
             return -1
         total[0] += pos - before - 5
@@ -335,28 +335,28 @@ cdef const unsigned char* plain_message(const unsigned char* p, int64_t n, int64
     # The id in a term that is exactly what a node writes of a published message, or NULL for all others: most terms are, and
     # this is ten times as fast as looking at any term (`_term`).
     cdef int64_t pos, size = 0, id_pos
-    pos = behind_bytes(p, 0, n, b"\x83h\x06", 3)
-    pos = behind_atom(p, pos, n, b"basic_message", 13)
-    pos = behind_bytes(p, pos, n, b"h\x04", 2)
-    pos = behind_atom(p, pos, n, b"resource", 8)
-    pos = behind_binary(p, pos, n)
-    pos = behind_atom(p, pos, n, b"exchange", 8)
-    pos = behind_binary(p, pos, n)
-    pos = behind_binaries(p, pos, n, &size)
-    pos = behind_bytes(p, pos, n, b"h\x06", 2)
-    pos = behind_atom(p, pos, n, b"content", 7)
-    pos = behind_bytes(p, pos, n, b"a\x3c", 2)
-    pos = behind_atom(p, pos, n, b"none", 4)
-    pos = behind_binary(p, pos, n)
-    pos = behind_atom(p, pos, n, b"rabbit_framing_amqp_0_9_1", 25)
-    pos = behind_binaries(p, pos, n, body_size)
+    pos = after_bytes(p, 0, n, b"\x83h\x06", 3)
+    pos = after_atom(p, pos, n, b"basic_message", 13)
+    pos = after_bytes(p, pos, n, b"h\x04", 2)
+    pos = after_atom(p, pos, n, b"resource", 8)
+    pos = after_binary(p, pos, n)
+    pos = after_atom(p, pos, n, b"exchange", 8)
+    pos = after_binary(p, pos, n)
+    pos = after_binaries(p, pos, n, &size)
+    pos = after_bytes(p, pos, n, b"h\x06", 2)
+    pos = after_atom(p, pos, n, b"content", 7)
+    pos = after_bytes(p, pos, n, b"a\x3c", 2)
+    pos = after_atom(p, pos, n, b"none", 4)
+    pos = after_binary(p, pos, n)
+    pos = after_atom(p, pos, n, b"rabbit_framing_amqp_0_9_1", 25)
+    pos = after_binaries(p, pos, n, body_size)
     id_pos = pos
-    pos = behind_binary(p, pos, n)
+    pos = after_binary(p, pos, n)
     if pos - id_pos != 21:
         return NULL
-    size = behind_atom(p, pos, n, b"true", 4)
+    size = after_atom(p, pos, n, b"true", 4)
     if size < 0:
-        size = behind_atom(p, pos, n, b"false", 5)
+        size = after_atom(p, pos, n, b"false", 5)
     return p + id_pos + 5 if size == n else NULL
 
 
@@ -782,7 +782,7 @@ cdef class Segment:
     size : int
         Of the file as far as it was read or written; -1 where there is none.
     malformed : bool
-        The file has damage behind which nobody should append.
+        The file has damage after which nobody should append.
     end : int
         Where the last record that could be read ends.
     records : int
@@ -1061,7 +1061,7 @@ cdef class JournalMap:
     depth : int
         Live entries.
     published_end : int
-        Behind the highest sequence id that was published here.
+        After the highest sequence id that was published here.
     """
 
     cdef readonly int64_t segment_entry_count
@@ -1162,7 +1162,7 @@ cdef class JournalMap:
         Returns
         -------
         (int, bool)
-            Where what could be read ends, and whether whole records may lie behind damage.
+            Where what could be read ends, and whether whole records may lie after damage.
         """
         cdef const uint8_t[::1] source = data
         cdef int64_t n = source.shape[0], pos = 0, records = 0
@@ -1613,7 +1613,7 @@ cdef class JournalMap:
         Returns
         -------
         int
-            The first free row behind them; -1: the file is not the one that was read; -2: the columns are full.
+            The first free row after them; -1: the file is not the one that was read; -2: the columns are full.
         """
         cdef Rows out
         cdef Region region = None
@@ -2544,7 +2544,7 @@ cdef class LocationTable:
                 p += used
                 left -= used
             if left != 0 or values[0] > 0x7fffffff or values[1] > 0x7fffffff:
-                raise CorruptionError("a message's place has numbers out of their range, or bytes behind them", pos=at)
+                raise CorruptionError("a message's place has numbers out of their range, or bytes after them", pos=at)
             entry = self.make(atom)
             if entry == NULL:
                 raise MemoryError("no memory for the places of so many messages")

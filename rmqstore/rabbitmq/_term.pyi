@@ -13,7 +13,7 @@ from rmqstore._core import Region
 _Bytes: TypeAlias = bytes | bytearray | memoryview
 _Message = TypeVar("_Message", bound="MessageTerm")
 
-BEHIND: Final[str]
+TRAILING_BYTES: Final[str]
 BYTES_COLUMNS: Final[tuple[str, ...]]
 DEFAULT_MAX_SIZE: Final[int]
 DEFAULT_MAX_VALUES: Final[int]

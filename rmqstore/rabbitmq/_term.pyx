@@ -105,7 +105,7 @@ FAULTS = {
     NOT_A_MESSAGE: "the term is not a message as a node writes it",
     NOT_READABLE: "the message is of a kind whose contents this release does not read",
 }
-BEHIND = "bytes behind the end of the term"
+TRAILING_BYTES = "bytes after the end of the term"
 
 
 cdef struct Fault:
@@ -235,7 +235,7 @@ cdef bint is_float_text(const unsigned char* p) noexcept nogil:
 
 
 cdef int64_t scalar_extent(const unsigned char* p, int64_t pos, int64_t end, Fault* fault) noexcept nogil:
-    # The position behind the value at `pos` that holds no others; -1 for containers (BAD_TAG) and for malformed ones.
+    # The position after the value at `pos` that holds no others; -1 for containers (BAD_TAG) and for malformed ones.
     cdef int64_t room = end - pos, length = 0, at
     cdef int64_t words = 0
     cdef unsigned char tag
@@ -310,7 +310,7 @@ cdef int64_t scalar_extent(const unsigned char* p, int64_t pos, int64_t end, Fau
 
 
 cdef inline int64_t opened(const unsigned char* p, int64_t pos, int64_t end, int64_t* inside, Fault* fault) noexcept nogil:
-    # The position behind the head of a container, the number of values in it in `inside`; 0: no container is here.
+    # The position after the head of a container, the number of values in it in `inside`; 0: no container is here.
     cdef int64_t n
     cdef unsigned char tag = p[pos]
     inside[0] = 0
@@ -334,7 +334,7 @@ cdef inline int64_t opened(const unsigned char* p, int64_t pos, int64_t end, int
 
 
 cdef int64_t value_extent(const unsigned char* p, int64_t pos, int64_t end, Fault* fault) noexcept nogil:
-    # The position behind the well-formed value at `pos`, or -1 with what is wrong, and where, in `fault`.
+    # The position after the well-formed value at `pos`, or -1 with what is wrong, and where, in `fault`.
     cdef int64_t[MAX_NESTING + 1] left
     cdef int64_t at, inside = 0
     cdef int depth = 0
@@ -482,7 +482,7 @@ cdef tuple plain_fault(const unsigned char* p, int64_t n):
         end = value_extent(p, 1, n, &fault)
     if end < 0:
         return fault.pos, FAULTS[fault.code]
-    return None if end == n else (end, BEHIND)
+    return None if end == n else (end, TRAILING_BYTES)
 
 
 def check(const uint8_t[::1] data not None):
@@ -501,7 +501,7 @@ def check(const uint8_t[::1] data not None):
         inner, used = inflate(&data[0], n, 0, MAX_SIZE)
     except CorruptionError as error:
         return error.pos, error.message
-    return plain_fault(inner, len(inner)) or (None if used == n else (used, BEHIND))
+    return plain_fault(inner, len(inner)) or (None if used == n else (used, TRAILING_BYTES))
 
 
 def message_id_of(const uint8_t[::1] term not None):
@@ -671,7 +671,7 @@ cdef int refuse(Reader* r) except -1:
 
 
 cdef object take_value(Reader* r, int depth):
-    # The value at the reader's position, which moves behind it.  `depth` is the number of containers around it.
+    # The value at the reader's position, which moves after it.  `depth` is the number of containers around it.
     cdef const unsigned char* p = r.p
     cdef int64_t pos = r.pos, at, inside = 0, i
     cdef unsigned char tag
@@ -763,7 +763,7 @@ cdef object take_value(Reader* r, int depth):
 
 
 cdef tuple take_term(bytes data, int64_t pos, int64_t max_values, int64_t max_size):
-    # (the value of the term at `pos`, the position behind it)
+    # (the value of the term at `pos`, the position after it)
     cdef Reader r
     cdef const unsigned char* p = data
     cdef int64_t used = 0
@@ -805,7 +805,7 @@ def decode_at(data, int64_t pos=0, *, int64_t max_values=DEFAULT_MAX_VALUES, int
     value : Atom, int, float, bytes, list, tuple, dict, ImproperList, MapPairs, BitString, Opaque or TextFloat
         An Erlang string is a list of integers, as in Erlang.
     end : int
-        The position behind the term.
+        The position after the term.
 
     Raises
     ------
@@ -826,7 +826,7 @@ def decode(data, *, int64_t max_values=DEFAULT_MAX_VALUES, int64_t max_size=DEFA
     data = bytes(data)
     value, end = decode_at(data, 0, max_values=max_values, max_size=max_size, path=path)
     if end != len(data):
-        raise CorruptionError(BEHIND, path, end)
+        raise CorruptionError(TRAILING_BYTES, path, end)
     return value
 
 
@@ -1612,7 +1612,7 @@ cdef struct MessageParts:
 
 
 cdef int64_t binary_at(const unsigned char* p, int64_t pos, int64_t end, int64_t* start, int64_t* size, Fault* fault) noexcept nogil:
-    # The position behind the binary at `pos`; where its bytes lie.
+    # The position after the binary at `pos`; where its bytes lie.
     if pos >= end or p[pos] != TAG_BINARY:
         return fail(fault, NOT_A_MESSAGE if pos < end else CUT, pos)
     if end - pos < 5 or get_u32(p + pos + 1) > end - pos - 5:
@@ -1623,7 +1623,7 @@ cdef int64_t binary_at(const unsigned char* p, int64_t pos, int64_t end, int64_t
 
 cdef int64_t binaries_at(const unsigned char* p, int64_t pos, int64_t end, int64_t* first, int64_t* num, int64_t* size,
                          Fault* fault) noexcept nogil:
-    # The position behind the list of binaries at `pos`; where its first is, how many there are and their bytes in all.
+    # The position after the list of binaries at `pos`; where its first is, how many there are and their bytes in all.
     cdef int64_t i, n, start = 0, one = 0, sum = 0
     first[0] = pos
     num[0] = size[0] = 0
@@ -1696,7 +1696,7 @@ cdef int64_t content_at(const unsigned char* p, int64_t pos, int64_t end, Messag
 
 
 cdef int64_t annotations_at(const unsigned char* p, int64_t pos, int64_t end, MessageParts* m, Fault* fault) noexcept nogil:
-    # The map behind a message container's content.  Its keys were whole words before they became letters.
+    # The map after a message container's content.  Its keys were whole words before they became letters.
     cdef int64_t i, pairs, value, key, length = 0, size = 0
     if pos >= end or p[pos] != TAG_MAP:
         return fail(fault, NOT_A_MESSAGE if pos < end else CUT, pos)
@@ -1907,13 +1907,13 @@ cdef class MessageTerm:
         if n > 1 and p[0] == VERSION and p[1] == TAG_COMPRESSED:
             self.plain, used = inflate(p, n, 0, MAX_SIZE)
             if used != n:
-                raise CorruptionError(BEHIND, pos=used)
+                raise CorruptionError(TRAILING_BYTES, pos=used)
             p, n = self.plain, len(self.plain)
         used = message_at(p, n, &self.parts, &fault)
         if used < 0:
             raise CorruptionError(FAULTS[fault.code], pos=fault.pos)
         if used != n:
-            raise CorruptionError(BEHIND, pos=used)
+            raise CorruptionError(TRAILING_BYTES, pos=used)
 
     cdef bytes slice_of(self, int64_t pos, int64_t size):
         return PyBytes_FromStringAndSize(PyBytes_AS_STRING(self.plain) + pos, size)

@@ -103,7 +103,7 @@ def read_clean_state(message_files: MessageFiles, present: list[int], client_ref
     numbers = np.array(list(files), np.int64)
     valid, wrong = table.sums(numbers, np.array([size for _, size in files.values()], np.int64))
     if wrong:
-        raise CorruptionError(f"{wrong} messages of the clean state lie in no file, or behind its end", index_path, 0)
+        raise CorruptionError(f"{wrong} messages of the clean state lie in no file, or after its end", index_path, 0)
     for i, number in enumerate(files):
         if int(valid[i]) != files[number][0]:
             raise CorruptionError(

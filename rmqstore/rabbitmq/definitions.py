@@ -22,7 +22,7 @@ __all__ = ["QueueDefinition", "data_directory", "durable_queues"]
 _TABLE = "rabbit_durable_queue"
 _MAGIC = b"\x01\x02\x03\x04"
 _ITEM = b"bWLA"
-# An item of this size or more has an MD5 of its length behind its head.
+# An item of this size or more has an MD5 of its length after its head.
 _LONG_ITEM = 65528
 
 

@@ -55,7 +55,7 @@ class EtsTable:
         What the table was, in the file's order: name, size, node, type, keypos and others.
     objects : list of tuple
     end : list or None
-        What stands behind the objects: ``[(count, n)]`` or a checksum; None where nothing does.
+        What stands after the objects: ``[(count, n)]`` or a checksum; None where nothing does.
     """
 
     def __init__(self, header: Iterable[tuple[str, Any]], objects: Iterable[tuple[Any, ...]], end: Any = None):

@@ -94,7 +94,7 @@ class Merging:
         return None
 
     def _merge(self, destination: int, source: int) -> None:
-        # §8.4 with the same result, byte for byte, by other steps.  A node copies aside what lies behind the first gap,
+        # §8.4 with the same result, byte for byte, by other steps.  A node copies aside what lies after the first gap,
         # cuts the file, and copies back; between the two its own recovery loses messages.  Here the .rdt gets the whole
         # new file and takes the place of the old one.  A crash leaves, before the rename, an .rdt whose records are all
         # whole elsewhere; after it, a source whose messages are in the destination as well.
@@ -133,7 +133,7 @@ class Merging:
 
 
 def _runs(positions: np.ndarray, sizes: np.ndarray) -> list[tuple[int, int]]:
-    # Records that lie one behind the other are copied as one.
+    # Records that lie one after the other are copied as one.
     starts = np.flatnonzero(np.concatenate(([True], positions[1:] != positions[:-1] + sizes[:-1])))
     ends = np.append(starts[1:], len(positions)) - 1
     return [

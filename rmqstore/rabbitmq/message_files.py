@@ -179,7 +179,7 @@ class MessageFiles(NotCopied):
                 region.close()
             if end >= size and int(sizes.sum()) == valid and self.scan_mode != "bytewise":
                 return ids, positions, sizes, dead
-        # Records that were found behind damage are not met from record to record; the table knows them.
+        # Records that were found after damage are not met from record to record; the table knows them.
         ids, refcounts, _, positions, sizes = self.table.columns(number)
         used = refcounts > 0
         order = np.flatnonzero(used)[np.argsort(positions[used], kind="stable")]

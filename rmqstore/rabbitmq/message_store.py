@@ -161,7 +161,7 @@ class MessageStore(NotCopied):
             ones (§7.2).  None: whatever it was made for.
         scan : str
             How files are scanned that were not closed in order: "sequential" exactly as a node up to 3.12, "bytewise" as
-            3.13 and later, "auto" sequential, and behind damage every record whose term is whole.
+            3.13 and later, "auto" sequential, and after damage every record whose term is whole.
 
         Returns
         -------

@@ -133,7 +133,7 @@ class QueueIndex(NotCopied):
     ) -> QueueIndex:
         """Open the index of a queue's directory: load, merge and, for writing, recover it as a node would.
 
-        Without `terms` the queue is dirty: next_seq_id begins behind the last segment that remains, every message counts as
+        Without `terms` the queue is dirty: next_seq_id begins after the last segment that remains, every message counts as
         delivered, entries without a deliver record get one, transient ones and those that are in no store are acked, and all
         of it is flushed.  Read-only, the numbers are the same and nothing is changed.
 

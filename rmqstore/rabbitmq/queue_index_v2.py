@@ -194,7 +194,7 @@ class StoreV2(NamedTuple):
     pos : numpy.ndarray
         (n,) int64: where the head of the record begins, bytes.
     term_size : numpy.ndarray
-        (n,) int64: bytes of the term, with the zeros that 4.x may put behind it.
+        (n,) int64: bytes of the term, with the zeros that 4.x may put after it.
     verdict : numpy.ndarray
         (n,) uint8 of `QueueStoreVerdict`.
     terms : list of bytes
@@ -269,7 +269,7 @@ class QueueIndexV2(NotCopied):
     segments : dict of int to SegmentV2
         By the number of the file, ascending.
     next_seq_id : int
-        The sequence id of the next message: of the recovery terms, or, after a crash, behind the highest live entry's file.
+        The sequence id of the next message: of the recovery terms, or, after a crash, after the highest live entry's file.
     next_deliver_seq_id : int
         Everything below was delivered at least once.  After a crash that is everything.
     """

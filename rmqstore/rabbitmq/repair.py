@@ -43,7 +43,7 @@ TRANSIENT = "msg_store_transient"
 _UNFINISHED = ".rmqstore-unfinished"
 # What cannot stand in a directory that a node is to boot on.
 _GRAVE = {Consequence.HANGS, Consequence.HIDES, Consequence.CRASHES, Consequence.DROPS}
-_HARMLESS = {Consequence.MENDS, Consequence.NONE}
+_HARMLESS = {Consequence.REPAIRS, Consequence.NONE}
 _RUN = 4096
 
 
@@ -216,7 +216,7 @@ class _Repair:
         if os.path.isdir(store_path):
             if not store_wrong:
                 self._copy_store(store_path, with_clean_state=healthy)
-                # Without the clean state a node reads what that let it pass over, as behind the size that it states.
+                # Without the clean state a node reads what that let it pass over, as after the size that it states.
                 store_wrong = not healthy and self._scan_meets_damage(kept)
             if store_wrong:
                 self._rewrite_store(kept)

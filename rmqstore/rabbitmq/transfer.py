@@ -330,7 +330,7 @@ def import_messages(
     embed_below: int = 4096,
     segment_entry_count: int | None = None,
 ) -> ImportReport:
-    """Put messages behind those of a queue of a stopped node.
+    """Put messages after those of a queue of a stopped node.
 
     Parameters
     ----------

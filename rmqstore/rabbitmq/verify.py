@@ -40,8 +40,8 @@ class Consequence(str, Enum):
     """The queue looks empty, and its process crashes at the first publish."""
     DELETES = "deletes"
     """The node deletes the whole directory at boot."""
-    MENDS = "mends"
-    """The node mends it by itself, and nothing is lost."""
+    REPAIRS = "repairs"
+    """The node repairs it by itself, and nothing is lost."""
     NONE = "none"
     """The node does not notice."""
 
@@ -58,7 +58,7 @@ _SENTENCES = {
     Consequence.CRASHES: "the queue crashes on the real node when it comes to it",
     Consequence.HIDES: "the queue looks empty on the real node, and crashes at its first publish",
     Consequence.DELETES: "the real node deletes the directory at boot",
-    Consequence.MENDS: "the real node mends it at boot",
+    Consequence.REPAIRS: "the real node repairs it at boot",
     Consequence.NONE: "the real node does not notice",
 }
 
@@ -85,14 +85,14 @@ class Finding(errors.Finding):
 
 
 # What a segment's reader meets keeps the node from booting: the reader crashes, and the message store waits for it for ever.
-_SEGMENT = {"nul_file": Consequence.MENDS}
+_SEGMENT = {"nul_file": Consequence.REPAIRS}
 # Of a journal the node reads what comes before damage; what the damage says of marks crashes the merge.
 _JOURNAL = {
-    "zero_tail": Consequence.MENDS,
-    "nul_file": Consequence.MENDS,
+    "zero_tail": Consequence.REPAIRS,
+    "nul_file": Consequence.REPAIRS,
     "torn_record": Consequence.DROPS,
     "zero_stretch": Consequence.DROPS,
-    "ack_without_publish": Consequence.MENDS,
+    "ack_without_publish": Consequence.REPAIRS,
 }
 _TERMS = {
     "bad_terms": Consequence.REDELIVERS,
@@ -105,11 +105,11 @@ WIDEST_GAP = 1 << 20
 # What says that the files were changed after the recovery terms were written.
 STALE = {"bad_terms", "segment_count_mismatch", "next_seq_id_too_low", "count_mismatch"}
 STORE_CONSEQUENCES = {
-    "leftover_rdt": Consequence.MENDS,
+    "leftover_rdt": Consequence.REPAIRS,
     "rdt_without_rdq": Consequence.HANGS,
     "strange_name": Consequence.HANGS,
-    "clean_state_ignored": Consequence.MENDS,
-    "zero_tail": Consequence.MENDS,
+    "clean_state_ignored": Consequence.REPAIRS,
+    "zero_tail": Consequence.REPAIRS,
     "overlapping_records": Consequence.NONE,
 }
 _SMALL_FILES = {
@@ -232,11 +232,11 @@ def _index_consequence(index: QueueIndex | QueueIndexV2, problem: Problem) -> Co
         return _SEGMENT.get(problem.kind, Consequence.HANGS)
     if problem.kind == "torn_record" and (problem.pos or 0) >= index.journal_size:
         # As after a crash: nothing was lost that was ever whole.
-        return Consequence.MENDS
+        return Consequence.REPAIRS
     return _JOURNAL.get(problem.kind, Consequence.HANGS)
 
 
-_VERSION_2 = {"nul_file": Consequence.MENDS}
+_VERSION_2 = {"nul_file": Consequence.REPAIRS}
 
 
 def _verify_counts(index: QueueIndex, directory: QueueDirectory, queue: Queue) -> Iterator[Finding]:

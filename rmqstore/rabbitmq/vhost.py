@@ -515,7 +515,7 @@ class Vhost(NotCopied):
             detail = (
                 f"it says {configured} entries a segment, but a segment has entry {shown}"
                 if shown >= configured
-                else f"it says {configured} entries a segment, but all segments with another behind them end at entry {shown}"
+                else f"it says {configured} entries a segment, but all segments with another after them end at entry {shown}"
             )
             self.problems.append(Problem(path, 0, "segment_entry_count_mismatch", detail, None))
         if full is not None:
@@ -535,7 +535,7 @@ class Vhost(NotCopied):
         return True
 
     def _segments_show(self) -> tuple[int, int | None]:
-        """The highest entry number in any segment, and the count if it can be told from segments with others behind them.
+        """The highest entry number in any segment, and the count if it can be told from segments with others after them.
 
         Segments that are not the last of their queue end at the same entry, if that is where a segment is full.  One is
         enough for the two counts that nodes use; for others there must be more, and a power of two.  Only entry numbers with a

@@ -86,7 +86,7 @@ def test_damage_is_named_and_repaired(damage, golden_vhost, undamaged, tmp_path)
         queue.directory: queue.messages + queue.expired for queue in report.queues if queue.files != "left out"
     } == {directory: len(seqs) for directory, seqs in recovered.items()}
     # What is in the output is as good as what a node leaves.
-    assert {f.consequence for f in verify(tmp_path / "repaired")} <= {Consequence.NONE, Consequence.MENDS}
+    assert {f.consequence for f in verify(tmp_path / "repaired")} <= {Consequence.NONE, Consequence.REPAIRS}
 
 
 @pytest.mark.parametrize("case", golden_rabbitmq.cases())

@@ -427,7 +427,7 @@ def failures_of(outcome: faults.Outcome) -> list[dict]:
 
 
 @pytest.mark.parametrize("pages", [14, 17, 18, 19, 20, 25, 33])
-def test_a_full_disk_is_an_error_and_space_mends_it(server, small_disk, pages):
+def test_a_full_disk_is_an_error_and_space_repairs_it(server, small_disk, pages):
     geo = geometry("plain")
     path = small_disk(f"size={pages * 4096}")
     root = os.path.join(path, "store")
