@@ -36,14 +36,14 @@ _INT64_MAX = 2**63 - 1
 _INT64_MIN = -(2**63)
 
 
-def import_polars() -> Any:
-    """The library polars, which only this package needs; MissingDependencyError says how to install it."""
+def import_polars(what: str = "a LazyFrame needs", extra: str = "polars") -> Any:
+    """The library polars, which only this package needs; MissingDependencyError says what for, and how to install it."""
     try:
         import polars
         import polars.io.plugins
     except ImportError:
         raise MissingDependencyError(
-            "a LazyFrame needs the library polars: install it with 'pip install rmqstore[polars]'"
+            f"{what} the library polars: install it with 'pip install rmqstore[{extra}]'"
         ) from None
     import_pyarrow()
     return polars
