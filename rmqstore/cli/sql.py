@@ -66,7 +66,7 @@ def sql(
             raise click.UsageError("FILE's name ends with .parquet, .arrow, .csv or .jsonl")
         check_outside(output, path)
     with given.open(path) as store:
-        if store.unserved is not None:
+        if store.unserved is not None and "queues" in query.lower():
             note(
                 f"messages from phy offset {store.unserved[0]} on are in no queue, and not counted in the table queues"
             )
@@ -110,7 +110,7 @@ def _write(answer: pl.LazyFrame, output: str, kind: str, force: bool) -> int:
     # The bytes that were written.
     with OutputFile(output, force=force) as file:
         if kind == "parquet":
-            # Batch by batch, so that memory stays flat however many rows there are.
+            # Row group by row group: the answer as a whole is never in memory.
             answer.sink_parquet(file)
         elif kind == "arrow":
             answer.sink_ipc(file)

@@ -21,6 +21,8 @@ from rmqstore.errors import StoreClosedError, StoreError
 from rmqstore.polars import scan, scan_store, scan_tables
 from rmqstore.polars.predicate import Limit, limits_of
 
+# The folder tests/polars would be found by the name alone.
+pytest.importorskip("polars.io.plugins")
 pl = pytest.importorskip("polars")
 
 col = pl.col

@@ -15,6 +15,8 @@ from rmqstore.errors import CorruptionError
 from rmqstore.store import columns
 
 pa = pytest.importorskip("pyarrow")
+# The folder tests/polars would be found by the name alone.
+pytest.importorskip("polars.io.plugins")
 polars = pytest.importorskip("polars")
 
 NAMES = ["topic", "tags", "keys", "body", "properties", "store_timestamp"]
