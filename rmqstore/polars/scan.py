@@ -182,7 +182,10 @@ def _by_key(store: MessageStore, names: list[str], limits: dict[str, Limit]) -> 
         store.refresh()
     keys = _texts(limits, name)
     topics = _texts(limits, "topic") if "topic" in limits else store.topics()
-    if keys is None or topics is None or len(keys) * len(topics) > _QUESTIONS:
+    if keys is None or not topics or len(keys) * len(topics) > _QUESTIONS:
+        return None
+    if "topic" not in limits and store.unserved is not None:
+        # There may be topics that no queue tells of.
         return None
     begin, end = _times(limits)
     table = store.query_table(

@@ -282,6 +282,14 @@ def test_a_scan_is_told_what_a_filter_says(path, whole, monkeypatch):
     assert told[0][0] == ["topic"] and told[0][1]["batch_size"] == 3
 
 
+def test_topics_that_no_queue_tells_of_may_have_a_key(path, no_log, monkeypatch):
+    condition = col("keys").list.contains("n100")
+    monkeypatch.setattr(MessageStore, "unserved", (0, 1))
+    assert scan_store(path).filter(condition & (col("topic") == "Pay")).collect().height == 1
+    with pytest.raises((AssertionError, *WRAPPED), match="the log is read"):
+        scan_store(path).filter(condition).collect()
+
+
 def test_what_cannot_be_is_not_looked_for(path, whole, no_log):
     condition = (col("queue_id") == 1) & (col("queue_id") == 2)
     assert scan_store(path).filter(condition).collect().equals(whole.clear())
