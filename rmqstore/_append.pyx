@@ -921,7 +921,7 @@ cdef class RowBatch:
             first[0] += 1
 
     def placed(self):
-        """bytes: where the rows went, for `put_results` of this process."""
+        """bytes: where the rows went, for `PlacedRows` of this process."""
         cdef int64_t i
         cdef Row* row
         cdef Placed* out
@@ -1029,38 +1029,95 @@ cdef struct Placed:
     unsigned char[20] host
 
 
-def put_results(bytes placed not None, type kind not None, int64_t first, int64_t num):
-    """list: a `kind`, a named tuple of (phy_offset, queue_offset, msg_id, store_timestamp, size), for each of `num` rows.
+cdef class PlacedRows:
+    """Named tuples for rows that were placed, in their order: each is made when it is looked at.
+
+    It equals a list of the same, shows as one, and gives one when it is sliced or something is added to it.
 
     Parameters
     ----------
-    placed : bytes
-        What `RowBatch.placed` gave.
-    kind : type
-    first, num : int
-        Which of its rows.
+    rows : iterable, optional
+        The tuples themselves.
     """
-    cdef int64_t i, last_time = 0, last_size = -1
-    cdef object time = None, size = None
-    cdef list made = []
-    cdef Placed* row
-    if not issubclass(kind, tuple) or len(kind._fields) != 5:
-        raise TypeError("a named tuple of five is needed")
-    if first < 0 or num < 0 or first > PyBytes_GET_SIZE(placed) // <int64_t>sizeof(Placed) - num:
-        raise ValueError(f"{num} rows from number {first} on of {PyBytes_GET_SIZE(placed) // <int64_t>sizeof(Placed)}")
-    for i in range(first, first + num):
-        row = <Placed*>PyBytes_AS_STRING(placed) + i
-        if not 0 <= row.host_len <= 20:
-            raise ValueError(f"a host of {row.host_len} bytes")
-        # Neighbours are of one time, and often of one size: one object serves them.
-        if i == first or row.store_timestamp != last_time:
-            last_time = row.store_timestamp
-            time = last_time
-        if i == first or row.size != last_size:
-            last_size = row.size
-            size = last_size
-        made.append(put_result(kind, row.phy_offset, row.queue_offset, row.host, row.host_len, time, size))
-    return made
+
+    # All rows once they were made, else None; till then `placed` holds `num` of them, to become of `kind`.
+    cdef list made
+    cdef bytes placed
+    cdef type kind
+    cdef int64_t num
+
+    __hash__ = None  # As of a list.
+
+    def __init__(self, rows=()):
+        self.made = list(rows)
+        self.num = len(self.made)
+
+    @classmethod
+    def of(cls, bytes placed not None, type kind not None, int64_t num):
+        """PlacedRows: the first `num` rows of what `RowBatch.placed` gave, as named tuples of five, a `kind` each."""
+        cdef PlacedRows rows = cls()
+        if not issubclass(kind, tuple) or len(kind._fields) != 5:
+            raise TypeError("a named tuple of five is needed")
+        if not 0 <= num <= PyBytes_GET_SIZE(placed) // <int64_t>sizeof(Placed):
+            raise ValueError(f"{num} rows of {PyBytes_GET_SIZE(placed) // <int64_t>sizeof(Placed)}")
+        rows.made, rows.placed, rows.kind, rows.num = None, placed, kind, num
+        return rows
+
+    def __class_getitem__(cls, kind):
+        return cls
+
+    cdef list make(self, int64_t first, int64_t num):
+        cdef int64_t i, last_time = 0, last_size = -1
+        cdef object time = None, size = None
+        cdef list made = []
+        cdef Placed* row
+        for i in range(first, first + num):
+            row = <Placed*>PyBytes_AS_STRING(self.placed) + i
+            if not 0 <= row.host_len <= 20:
+                raise ValueError(f"a host of {row.host_len} bytes")
+            # Neighbours are of one time, and often of one size: one object serves them.
+            if i == first or row.store_timestamp != last_time:
+                last_time = row.store_timestamp
+                time = last_time
+            if i == first or row.size != last_size:
+                last_size = row.size
+                size = last_size
+            made.append(put_result(self.kind, row.phy_offset, row.queue_offset, row.host, row.host_len, time, size))
+        return made
+
+    cdef list all(self):
+        if self.made is None:
+            self.made = self.make(0, self.num)
+        return self.made
+
+    def __len__(self):
+        return self.num
+
+    def __getitem__(self, place):
+        if self.made is not None or isinstance(place, slice):
+            return self.all()[place]
+        # Whoever wants one of them, say the last, needs no others.
+        return self.make(range(self.num)[place], 1)[0]
+
+    def __iter__(self):
+        return iter(self.all())
+
+    def __eq__(self, other):
+        if not isinstance(other, (list, PlacedRows)):
+            return NotImplemented
+        return self.all() == ((<PlacedRows>other).all() if isinstance(other, PlacedRows) else other)
+
+    # There is no __radd__: Python would ask it for `some_list += rows` too, and make another list of it.
+    def __add__(self, other):
+        if not isinstance(other, (list, PlacedRows)):
+            return NotImplemented
+        return self.all() + list(other)
+
+    def __repr__(self):
+        return repr(self.all())
+
+    def __reduce__(self):
+        return type(self), (self.all(),)
 
 
 cdef object put_result(type kind, int64_t phy_offset, int64_t queue_offset, const unsigned char* host, int32_t host_len,

@@ -45,10 +45,7 @@ def _info_object(description: StoreDescription) -> dict[str, Any]:
         "assumed": list(description.config.assumed),
         "commit_log": {**dataclasses.asdict(log), "size": log.max_offset - log.min_offset},
         "topics": list(description.topics),
-        "queues": [
-            {**dataclasses.asdict(queue), "messages": queue.max_queue_offset - queue.min_queue_offset}
-            for queue in description.queues
-        ],
+        "queues": [queue.as_dict() for queue in description.queues],
         "index_files": [dataclasses.asdict(index) for index in description.index_files],
         "rocksdb": list(description.rocksdb),
         "queues_elsewhere": description.queues_elsewhere,

@@ -35,7 +35,7 @@ from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import CorruptionError, InvalidMessageError, OffsetOutOfRangeError, StoreError
 from rmqstore.index.index_file import IndexFile
 from rmqstore.message import MessageExt, decompress_body
-from rmqstore.offline.describe import rocksdb_folders
+from rmqstore.offline.describe import QueueDescription, rocksdb_folders
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.retention import used_ratio
 
@@ -112,15 +112,8 @@ def message_row(message: MessageExt) -> dict[str, Any]:
 
 
 def _queue_row(store: MessageStore, queue: AnyConsumeQueue) -> dict[str, Any]:
-    low, high = queue.bounds(store.commit_log.min_offset)
     return {
-        "topic": queue.topic,
-        "queue_id": queue.queue_id,
-        "kind": queue.cq_type,
-        "min_queue_offset": low,
-        "max_queue_offset": high,
-        "messages": high - low,
-        "files": queue.disk_files,
+        **QueueDescription.of(queue, store.commit_log.min_offset).as_dict(),
         "size": queue.disk_files * queue.queue.mapped_file_size,
         "error": None,
     }

@@ -6,10 +6,13 @@ progress.  It only reads, and reads little: file lists, headers, the last segmen
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from dataclasses import dataclass
+from typing import Any
 
 from rmqstore.config import StoreConfig
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.store.message_store import MessageStore
 
 __all__ = [
@@ -45,6 +48,16 @@ class QueueDescription:
     min_queue_offset: int
     max_queue_offset: int
     files: int
+
+    @classmethod
+    def of(cls, queue: AnyConsumeQueue, min_offset: int) -> QueueDescription:
+        """QueueDescription: of an open queue whose log begins at phy offset `min_offset`."""
+        low, high = queue.bounds(min_offset)
+        return cls(queue.topic, queue.queue_id, queue.cq_type, low, high, queue.disk_files)
+
+    def as_dict(self) -> dict[str, Any]:
+        """dict: the fields, and `messages`, how many are still there."""
+        return {**dataclasses.asdict(self), "messages": self.max_queue_offset - self.min_queue_offset}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,17 +165,7 @@ def describe(path: str | os.PathLike[str], config: StoreConfig | None = None) ->
                 time = log.store_timestamp_at(unit.phy_offset)
                 if time >= 0 and (last is None or time > last):
                     last = time
-            low, high = queue.bounds(log.min_offset)
-            queues.append(
-                QueueDescription(
-                    queue.topic,
-                    queue.queue_id,
-                    queue.cq_type,
-                    low,
-                    high,
-                    queue.disk_files,
-                )
-            )
+            queues.append(QueueDescription.of(queue, log.min_offset))
         if last is None:
             last = log.last_store_timestamp()
         index_files = []

@@ -13,6 +13,7 @@ from rmqstore._core import PRE_FILL_SIZE
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError
+from rmqstore.offline.describe import QueueDescription
 from rmqstore.store.message_store import MessageStore
 
 __all__ = ["queue_rows"]
@@ -63,17 +64,11 @@ def queue_rows(
 
 
 def _row(store: MessageStore, queue: AnyConsumeQueue, with_bytes: bool) -> dict[str, Any]:
-    log = store.commit_log
-    low, high = queue.bounds(log.min_offset)
+    described = QueueDescription.of(queue, store.commit_log.min_offset)
+    low, high = described.min_queue_offset, described.max_queue_offset
     first, last = queue.unit(low) if low < high else None, queue.last_record()
     value = {
-        "topic": queue.topic,
-        "queue_id": queue.queue_id,
-        "kind": queue.cq_type,
-        "min_queue_offset": low,
-        "max_queue_offset": high,
-        "messages": high - low,
-        "files": len(queue.queue),
+        **described.as_dict(),
         "first_store_timestamp": None if first is None else _time_at(store, first.phy_offset),
         "last_store_timestamp": None if last is None else _time_at(store, last.phy_offset),
     }

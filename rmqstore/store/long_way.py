@@ -34,12 +34,6 @@ from rmqstore.store.store_state import StoreState
 
 __all__ = ["LongWay", "Prepared"]
 
-# Plain numbers: operations on the enum's members cost more than everything around them.
-_TRANSACTION_MASK = int(SysFlag.TRANSACTION_MASK)
-_TRANSACTION_COMMIT = int(SysFlag.TRANSACTION_COMMIT)
-_TRANSACTION_ROLLBACK = int(SysFlag.TRANSACTION_ROLLBACK)
-_INNER_BATCH = int(SysFlag.INNER_BATCH)
-
 
 @dataclass(slots=True)
 class Prepared:
@@ -83,9 +77,9 @@ class LongWay:
                 raise InvalidMessageError("a delayed message cannot be part of a batch; use put_messages")
             if message.topic.startswith("%RETRY%"):
                 raise InvalidMessageError("retry topics take no batches; use put_messages")
-            if message.sys_flag & _TRANSACTION_MASK:
+            if message.sys_flag & SysFlag.TRANSACTION_MASK.value:
                 raise InvalidMessageError("a transactional message cannot be part of a batch; use put_messages")
-            if message.sys_flag & _INNER_BATCH:
+            if message.sys_flag & SysFlag.INNER_BATCH.value:
                 raise InvalidMessageError("an inner batch cannot be part of a batch; use put_message")
 
     def prepare(self, message: Message, queue_id: int, *, append_crc: bool) -> Prepared:
@@ -145,7 +139,7 @@ class LongWay:
         )
 
     def _inner_num(self, message: Message) -> int | None:
-        is_inner = bool(message.sys_flag & _INNER_BATCH)
+        is_inner = bool(message.sys_flag & SysFlag.INNER_BATCH.value)
         text = message.properties.get("INNER_NUM")
         if not is_inner:
             if text is not None:
@@ -197,11 +191,11 @@ class LongWay:
         rows, queue_offsets = [], []
         for each in prepared:
             message = each.message
-            transaction = message.sys_flag & _TRANSACTION_MASK
-            queued = transaction in (0, _TRANSACTION_COMMIT)
+            transaction = message.sys_flag & SysFlag.TRANSACTION_MASK.value
+            queued = transaction in (0, SysFlag.TRANSACTION_COMMIT.value)
             offset = take(message.topic, each.queue_id, each.inner_num) if queued else 0
             properties = each.properties
-            if message.sys_flag & _INNER_BATCH:
+            if message.sys_flag & SysFlag.INNER_BATCH.value:
                 properties = {**properties, "INNER_BASE": str(offset)}
             if each.dispatch_names:
                 numbers = ",".join(str(take(name, 0, 1)) for name in each.dispatch_names)
@@ -228,7 +222,7 @@ class LongWay:
         """Make the queue files that the puts will need, so that a full disk is an error before a record is written."""
         wanted: dict[tuple[str, int], int] = {}
         for each in prepared:
-            if each.message.sys_flag & _TRANSACTION_MASK in (0, _TRANSACTION_COMMIT):
+            if each.message.sys_flag & SysFlag.TRANSACTION_MASK.value in (0, SysFlag.TRANSACTION_COMMIT.value):
                 lights = [(name, 0) for name in each.dispatch_names if name and "/" not in name]
                 for key in [(each.message.topic, each.queue_id), *lights]:
                     wanted[key] = wanted.get(key, 0) + 1
@@ -257,12 +251,12 @@ class LongWay:
         """Write units and index entries of messages that lie in the log now."""
         for each, queue_offset, (phy_offset, size) in zip(prepared, queue_offsets, placed, strict=True):
             message = each.message
-            transaction = message.sys_flag & _TRANSACTION_MASK
+            transaction = message.sys_flag & SysFlag.TRANSACTION_MASK.value
             code = each.tags_code
             if message.topic == SCHEDULE_TOPIC and message.delay_level > 0:
                 delays = self.commit_log.delays
                 code = now + int(delays[min(message.delay_level, len(delays)) - 1]) if len(delays) else code
-            if transaction in (0, _TRANSACTION_COMMIT):
+            if transaction in (0, SysFlag.TRANSACTION_COMMIT.value):
                 queue = self.queues.find_or_create(message.topic, each.queue_id)
                 if isinstance(queue, BatchConsumeQueue):
                     queue.put(queue_offset, phy_offset, size, code, now, each.inner_num)
@@ -272,7 +266,7 @@ class LongWay:
                     stored = self.commit_log.look_up(phy_offset)
                     if stored is not None:
                         self.dispatcher.dispatch_multi(stored, size, code)
-            if self.index_service is not None and transaction == _TRANSACTION_ROLLBACK:
+            if self.index_service is not None and transaction == SysFlag.TRANSACTION_ROLLBACK.value:
                 self.index_service.current()
             elif self.index_service is not None:
                 # A value that is empty is lost when the record is parsed, so it is not indexed either.

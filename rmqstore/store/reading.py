@@ -229,7 +229,10 @@ class Reading:
             with self.state.arrived:
                 self.state.waiting += 1
                 try:
-                    return self.state.arrived.wait_for(lambda: self.state.closed or is_there(), timeout) and not self.state.closed
+                    return (
+                        self.state.arrived.wait_for(lambda: self.state.closed or is_there(), timeout)
+                        and not self.state.closed
+                    )
                 finally:
                     self.state.waiting -= 1
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -8,10 +8,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, SupportsIndex, overload
+from typing import NamedTuple
 
-from rmqstore import _append
 from rmqstore import _numpy as np
+from rmqstore._append import PlacedRows
 from rmqstore.message import MessageExt
 
 __all__ = ["GetMessageResult", "GetMessageStatus", "PutResult", "PutResults", "PutTableResult", "QueryResult"]
@@ -41,67 +41,14 @@ class PutResult(NamedTuple):
     size: int
 
 
-class PutResults(Sequence[PutResult]):
+class PutResults(PlacedRows[PutResult], Sequence[PutResult]):
     """Where messages went, in their order: a `PutResult` for each, made when it is looked at.
 
     It equals a list of the same, shows as one, and gives one when it is sliced or something is added to it.  Where a list
     itself is needed, ``list(puts)`` makes it.
     """
 
-    __slots__ = ("_made", "_num", "_placed")
-    __hash__ = None  # type: ignore[assignment]  # As of a list.
-
-    def __init__(self, results: Iterable[PutResult] = ()):
-        self._made: list[PutResult] | None = list(results)
-        self._num = len(self._made)
-        self._placed = b""
-
-    @classmethod
-    def _of(cls, placed: bytes, num: int) -> PutResults:
-        # What `RowBatch.placed` gave, of `num` rows.
-        made = cls.__new__(cls)
-        made._made, made._num, made._placed = None, num, placed
-        return made
-
-    def _all(self) -> list[PutResult]:
-        made = self._made
-        if made is None:
-            made = self._made = _append.put_results(self._placed, PutResult, 0, self._num)
-        return made
-
-    def __len__(self) -> int:
-        return self._num
-
-    @overload
-    def __getitem__(self, place: SupportsIndex) -> PutResult: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[PutResult]: ...
-
-    def __getitem__(self, place: SupportsIndex | slice) -> PutResult | list[PutResult]:
-        if self._made is not None or isinstance(place, slice):
-            return self._all()[place]
-        # Whoever wants one of them, say the last, needs no others.
-        number = range(self._num)[place]
-        return _append.put_results(self._placed, PutResult, number, 1)[0]
-
-    def __iter__(self) -> Iterator[PutResult]:
-        return iter(self._all())
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, (list, PutResults)):
-            return NotImplemented
-        return self._all() == (other._all() if isinstance(other, PutResults) else other)
-
-    # There is no __radd__: Python would ask it for `some_list += puts` too, and make another list of it.
-    def __add__(self, other: list[PutResult] | PutResults) -> list[PutResult]:
-        return self._all() + list(other) if isinstance(other, (list, PutResults)) else NotImplemented
-
-    def __repr__(self) -> str:
-        return repr(self._all())
-
-    def __reduce__(self) -> tuple[type[PutResults], tuple[list[PutResult]]]:
-        return PutResults, (self._all(),)
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

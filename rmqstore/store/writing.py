@@ -93,7 +93,9 @@ class Writing:
                 config.index_tags,
                 config.max_mapped_files,
             )
-        taken = self.rows is not None and not self.state.disk_full and not self.state.closing and self.state.poison is None
+        taken = (
+            self.rows is not None and not self.state.disk_full and not self.state.closing and self.state.poison is None
+        )
         self.state.appender = self._one if taken else None
 
     def put(
@@ -175,7 +177,7 @@ class Writing:
                 if why:
                     return None
                 end = self.append_rows(rows, self.now(), _NO_TIMESTAMPS)
-                results = PutResults._of(rows.placed(), rows.count)
+                results = PutResults.of(rows.placed(), PutResult, rows.count)
             finally:
                 rows.clear()
         self.after_put(end, messages)
@@ -206,7 +208,9 @@ class Writing:
             elif self.commit_log.max_offset != before:
                 self.state.fail(error)
             raise
-        self.state.last_store_timestamp = max(self.state.last_store_timestamp, int(timestamps[-1]) if len(timestamps) else now)
+        self.state.last_store_timestamp = max(
+            self.state.last_store_timestamp, int(timestamps[-1]) if len(timestamps) else now
+        )
         try:
             done = 0
             while done < rows.count:

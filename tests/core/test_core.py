@@ -2644,7 +2644,7 @@ def test_every_region_function_is_tried_closed():
     }
     methods = {name for name, value in vars(IndexRegion).items() if callable(value) and name[0] != "_"}
     without_region = {"java_string_hash", "java_string_hash_bytes", "index_key_hash", "crc32", "record_size"}
-    without_region |= {"adopt", "put_results", "crc32_implementations", "crc32_with", "agreeing_unit_bytes", "unit_ends"}
+    without_region |= {"adopt", "crc32_implementations", "crc32_with", "agreeing_unit_bytes", "unit_ends"}
     # These look themselves whether the region of a stream is open, and answer None.
     without_region |= {"entries_by_key", "text_arrays", "read_recent", "read_recent_queued"}
     of_other_classes = {name for name in named if "." in name}

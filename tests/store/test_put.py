@@ -355,18 +355,21 @@ def test_results_are_as_a_list(tmp_path):
 
 
 def test_results_from_bytes_that_nobody_wrote():
-    assert _append.put_results(b"", PutResult, 0, 0) == []
+    assert _append.PlacedRows.of(b"", PutResult, 0) == []
     row = bytes(32) + (8).to_bytes(4, sys.byteorder) + bytes(20)
-    assert _append.put_results(row, PutResult, 0, 1) == [PutResult(0, 0, "0" * 32, 0, 0)]
-    for first, num in ((0, 2), (1, 1), (-1, 1), (0, -1), (2**62, 2**62), (2**63 - 1, 1)):
+    assert _append.PlacedRows.of(row, PutResult, 1) == [PutResult(0, 0, "0" * 32, 0, 0)]
+    for num in (2, -1, 2**62, 2**63 - 1):
         with pytest.raises(ValueError, match="rows"):
-            _append.put_results(row, PutResult, first, num)
+            _append.PlacedRows.of(row, PutResult, num)
     for length in (-1, 21, 2**31 - 1):
+        rows = _append.PlacedRows.of(
+            bytes(32) + length.to_bytes(4, sys.byteorder, signed=True) + bytes(20), PutResult, 1
+        )
         with pytest.raises(ValueError, match="host"):
-            _append.put_results(bytes(32) + length.to_bytes(4, sys.byteorder, signed=True) + bytes(20), PutResult, 0, 1)
+            rows[0]
     for kind in (tuple, list):
         with pytest.raises((TypeError, AttributeError)):
-            _append.put_results(row, kind, 0, 1)
+            _append.PlacedRows.of(row, kind, 1)
 
 
 def test_put_messages_is_all_or_nothing(tmp_path):
