@@ -1,7 +1,7 @@
 """rmqstore sql: questions to a store in SQL.
 
-Owns how a question is asked and how its answer is shown or written.  The tables and what of a question saves reading are
-`rmqstore.polars`; SQL itself is Polars', which is loaded when the command runs.
+Owns how a question is asked and how its answer is shown or written.  The tables, and what of a question saves reading,
+are `rmqstore.polars`; SQL itself is Polars', which is loaded when the command runs.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def sql(
 ) -> None:
     """Ask a store in SQL: the tables are messages, queues, index_entries and consumers.
 
-    Only what QUERY needs is read: its columns, and of its conditions those on topic, queue_id, queue_offset, phy_offset,
-    keys ('k' = any(keys)), unique_key, tags and store_timestamp. Times in QUERY are UTC unless they name a zone.
+    Only what QUERY needs is read: its columns, and of its conditions those on topic, queue_id, queue_offset,
+    phy_offset, keys ('k' = any(keys)), unique_key, tags and store_timestamp. Times in QUERY are UTC unless they name a zone.
     """
     polars = import_polars("SQL needs", "sql")
     word = _FIRST_WORD.match(query)

@@ -1,7 +1,7 @@
 """What a store holds of each of its queues, one row a queue.
 
-Owns the columns of a queue's row, for the command line and for SQL.  It reads the first and the last unit of a queue and
-the records that they lead to, and every unit only where the bytes are asked for.
+Owns the columns of a queue's row, for the command line and for SQL.  It reads the first and the last unit of a queue
+and the records that they lead to, and every unit only where the bytes are asked for.
 """
 
 from __future__ import annotations

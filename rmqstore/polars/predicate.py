@@ -94,7 +94,7 @@ class Limit:
 
 
 def limits_of(predicate: pl.Expr) -> dict[str, Limit]:
-    """dict of str to Limit: by column what every row holds that `predicate` keeps; a column without a limit is not in it."""
+    """dict of str to Limit: by column what all rows hold that `predicate` keeps; none for a column without a limit."""
     return _limits(predicate, 0)
 
 
@@ -234,7 +234,7 @@ def _compared(name: str, compare: Callable[..., Any], literal: pl.Expr) -> dict[
 
 
 def _exact(name: str, value: Any) -> tuple[Any, Any] | None:
-    # The nearest values that the column may have, not above and not below `value`; None for what it cannot be compared with.
+    # The nearest values that the column may have, not above and not below `value`; None for what is of another kind.
     if name in _TEXTS:
         return (value, value) if isinstance(value, str) else None
     if name in _NUMBERS:

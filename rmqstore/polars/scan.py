@@ -37,7 +37,7 @@ _INT64_MIN = -(2**63)
 
 
 def import_polars(what: str = "a LazyFrame needs", extra: str = "polars") -> Any:
-    """The library polars, which only this package needs; MissingDependencyError says what for, and how to install it."""
+    """The library polars, which only this package needs; MissingDependencyError says what for and how to install it."""
     try:
         import polars
         import polars.io.plugins
@@ -222,8 +222,8 @@ def _by_queue(store: MessageStore, names: list[str], limits: dict[str, Limit]) -
     for queue_id in queue_ids:
         low, high = store.min_queue_offset(topic, queue_id), store.max_queue_offset(topic, queue_id)
         for begin, end in _runs(limits["queue_offset"]):
-            # What lies in front of a queue's first unit may be in the log all the same, where a file of the queue is lost,
-            # and so may be all of a queue that ends before.  Records of transactions that are in no queue say 0.
+            # What lies in front of a queue's first unit may be in the log all the same, where a file of the queue is
+            # lost, and so may be all of a queue that ends before.  Records of transactions that are in no queue say 0.
             if begin is None or begin <= 0 or not low <= begin < high:
                 return None
             first, behind = begin, high if end is None else min(end + 1, high)
