@@ -54,7 +54,8 @@ def sql(
     """Ask a store in SQL: the tables are messages, queues, index_entries and consumers.
 
     Only what QUERY needs is read: its columns, and of its conditions those on topic, queue_id, queue_offset,
-    phy_offset, keys ('k' = any(keys)), unique_key, tags and store_timestamp. Times in QUERY are UTC unless they name a zone.
+    phy_offset, keys ('k' = any(keys)), unique_key, tags and store_timestamp. Times in QUERY are UTC unless they name a
+    zone.
     """
     polars = import_polars("SQL needs", "sql")
     word = _FIRST_WORD.match(query)
