@@ -63,8 +63,7 @@ print(
 
 # %%
 with MessageStore.open(path, read_only=True) as store:
-    table = pa.Table.from_batches(store.scan(["topic", "tags", "size", "store_timestamp"], topic="Orders"))
-frame = pl.from_arrow(table)
+    frame = pl.DataFrame(store.scan(["topic", "tags", "size", "store_timestamp"], topic="Orders"))
 per_tag = (
     frame.group_by("tags")
     .agg(
@@ -75,7 +74,7 @@ per_tag = (
     .sort("messages", "tags", descending=True)
 )
 print(per_tag)
-assert per_tag["messages"].sum() == table.num_rows > 0
+assert per_tag["messages"].sum() == frame.height > 0
 
 # %% [markdown]
 # ## What is in them: pandas
@@ -84,7 +83,7 @@ assert per_tag["messages"].sum() == table.num_rows > 0
 
 # %%
 with MessageStore.open(made, read_only=True) as store:
-    table = pa.Table.from_batches(store.scan(["queue_id", "tags", "keys", "body"], topic="Orders"))
+    table = store.scan(["queue_id", "tags", "keys", "body"], topic="Orders").read_all()
 bodies = pd.DataFrame([json.loads(body) for body in table.column("body").to_pylist()])
 paid = table.select(["queue_id", "tags"]).to_pandas().join(bodies).query("tags == 'paid'")
 per_customer = paid.groupby("customer")["amount"].agg(["count", "sum"]).sort_values("sum", ascending=False)
@@ -132,10 +131,8 @@ import pyarrow.parquet as pq  # noqa: E402
 target = Path(scratch.name, "orders.parquet")
 with MessageStore.open(path, read_only=True) as store:
     batches = store.scan(topic="Orders")
-    first = next(batches)
     # Batch by batch, so that memory stays flat however large the log is.
-    with pq.ParquetWriter(target, first.schema) as writer:
-        writer.write_batch(first)
+    with pq.ParquetWriter(target, batches.schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
 assert pq.read_metadata(target).num_rows == frame.height

@@ -83,6 +83,11 @@ _COMMANDS = {
         "Serve a web console over a store: pages, a JSON API and metrics; read-only.",
     ),
     "spark": ("rmqstore.spark.command", "main", "Work on a store with Apache Spark, on this machine or on a cluster."),
+    "sql": (
+        "rmqstore.cli.sql",
+        "sql",
+        "Ask a store in SQL: the tables are messages, queues, index_entries and consumers.",
+    ),
     "tail": ("rmqstore.cli.tail", "tail", "Show the newest messages, oldest first, and with -f those that come."),
     "topics": (
         "rmqstore.cli.topics",

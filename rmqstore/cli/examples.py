@@ -77,6 +77,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "spark profile": ("rmqstore spark profile store profile",),
     "spark query": ("rmqstore spark query store Orders CUST-1 ORD-100000 --max-num 2",),
     "spark rebuild": ("rmqstore spark rebuild store --output again -o messageDelayLevel='1s 2s 30m 1h'",),
+    "sql": (
+        """rmqstore sql store "select topic, count(*) as n from messages group by topic order by n desc limit 5\"""",
+        """rmqstore sql store "select tags, body from messages where topic = 'Orders' and 'ORD-100000' = any(keys)\"""",
+        """rmqstore sql store "select * from consumers where behind > 0" --json""",
+        """rmqstore sql store "select keys, tags, body from messages where topic = 'Orders'" -O orders.parquet""",
+    ),
     "tail": (
         "rmqstore tail store",
         "rmqstore tail store Orders -n 3 --tags 'paid || shipped' --body none",

@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import Any, TextIO
 
 import click
@@ -70,8 +70,15 @@ class Printer:
                 text = textwrap.fill(text, columns, subsequent_indent=" " * (width + 2), drop_whitespace=False)
             self.line(text)
 
-    def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], left: int = 1) -> None:
-        """A table; all columns but the first `left` hold numbers.  Sized to a terminal, plain columns elsewhere."""
+    def table(
+        self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], left: int | Container[int] = 1
+    ) -> None:
+        """A table; all columns but the first `left`, or those of these numbers, hold numbers.
+
+        Sized to a terminal, plain columns elsewhere.
+        """
+        if isinstance(left, int):
+            left = range(left)
         cells = [[escape(str(cell)) for cell in row] for row in rows]
         if self.terminal:
             from rich import box
@@ -81,7 +88,7 @@ class Printer:
 
             shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
             for number, column in enumerate(columns):
-                shown.add_column(column, justify="left" if number < left else "right", overflow="fold")
+                shown.add_column(column, justify="left" if number in left else "right", overflow="fold")
             for row in cells:
                 # Text, so that nothing in a store is taken for markup.
                 shown.add_row(*(Text(cell) for cell in row))
@@ -91,7 +98,7 @@ class Printer:
         self.line(f"\n{title}")
         for row in [list(columns), *cells]:
             parts = (
-                f"{cell:<{width}}" if i < left else f"{cell:>{width}}"
+                f"{cell:<{width}}" if i in left else f"{cell:>{width}}"
                 for i, (cell, width) in enumerate(zip(row, widths))
             )
             self.line(("  " + "  ".join(parts)).rstrip())

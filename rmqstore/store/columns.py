@@ -266,7 +266,7 @@ def scan_log(
     views: bool,
     *,
     refresh: bool,
-) -> Iterator[pa.RecordBatch]:
+) -> pa.RecordBatchReader:
     """The chosen messages of a log, see `MessageStore.scan`.
 
     Parameters
@@ -295,7 +295,9 @@ def scan_log(
     if refresh:
         log.refresh()
     end = log.max_offset if end_phy_offset is None else end_phy_offset
-    return record_batches(log, made, begin_phy_offset, end, make if use_threads else None)
+    batches = record_batches(log, made, begin_phy_offset, end, make if use_threads else None)
+    # Whoever iterates gets our exceptions; the reader holds the generator alone, so that its threads end with it.
+    return made.pa.RecordBatchReader.from_batches(made.schema, batches)
 
 
 def record_batches(

@@ -881,7 +881,7 @@ class MessageStore(NotCopied):
         batch_size: int = 8192,
         use_threads: bool = True,
         views: bool = False,
-    ) -> Iterator[pa.RecordBatch]:
+    ) -> pa.RecordBatchReader:
         """The messages of the log in order, as Arrow record batches in which only the asked columns are decoded.
 
         A row equals the message that `messages` gives; docs/columns.md has the columns and their types.  What was put
@@ -905,25 +905,29 @@ class MessageStore(NotCopied):
         use_threads : bool
             Decode a log of more than a few MiB ahead of the caller, on as many processors as this process may use, at most
             four.  Rows and their order are those of one thread; where batches end may differ.  The threads start behind
-            the first batch and end with the iterator.
+            the first batch and end with the rows, or when the reader is dropped.
         views : bool
             Do not copy texts and bytes: the types become ``string_view`` and ``binary_view``, and the values lead into the
             mapped segments.  A batch, and whatever is made of it without a copy, keeps its segments mapped for as long as
             it lives, also after `close` and after retention deleted the file (docs/mmap.md).  Text that is not UTF-8,
             decompressed bodies, hosts and message ids stand in memory of the batch.
 
-        Yields
-        ------
-        pyarrow.RecordBatch
-            Never empty.  A record that does not agree with its CRC is a row with ``corrupt`` set and its body as it is
-            stored; damaged stretches are passed over (`verify` reports them).
+        Returns
+        -------
+        pyarrow.RecordBatchReader
+            To iterate over, for `read_all`, and for whatever takes an Arrow stream: pandas, Polars, DuckDB.  No record
+            batch of it is empty.  A record that does not agree with its CRC is a row with ``corrupt`` set and its body
+            as it is stored; damaged stretches are passed over (`verify` reports them).  Its `close` does nothing.
 
         Raises
         ------
         ValueError
             A column that does not exist, or a number out of range.
         MissingDependencyError
-            pyarrow is not installed, or is too old for `views`, or the library that a body was compressed with is missing.
+            pyarrow is not installed, or too old for `views`; while reading, the library that a body was compressed with is not.
+        StoreClosedError
+            The store was closed; also while reading.  Arrow's stream interface carries errors as text: a library that
+            reads by it raises its own exception with that text.
         """
         self._state.check_open()
         return scan_log(

@@ -62,6 +62,7 @@ def test_the_first_steps_name_commands_that_exist(tmp_path, monkeypatch):
 COMMANDS = [
     ["info"], ["verify"], ["dump"], ["query", "--phy-offset", "0"], ["get", "T", "0"], ["tail"], ["topics"], ["queues"],
     ["rebuild", "--yes"], ["recover"], ["offsets", "show"], ["export"], ["metrics"], ["serve", "--port", "0"],
+    ["sql", "select * from queues"],
 ]  # fmt: skip
 
 

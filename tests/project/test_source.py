@@ -27,13 +27,13 @@ PACKAGE = ROOT / "rmqstore"
 # A room may import those to its left, and itself.  What is not a folder lies in the package's root.
 ORDER = (
     "_unbuilt _version errors texts _numpy _bytes _crc32 _python _java_text _properties _core _record _columns _append _read "
-    "files message config commitlog consumequeue index consumer store offline console cli demo spark __main__"
+    "files message config commitlog consumequeue index consumer store offline polars console cli demo spark __main__"
 ).split()
 # What the RabbitMQ side shares with the RocketMQ side; otherwise neither knows the other.
 SHARED_WITH_RABBITMQ = {"_version", "errors", "_bytes", "_core", "_crc32", "files"}
 # The command line is where both sides meet.
 MAY_IMPORT_RABBITMQ = {"cli", "console", "spark"}
-FACADE_LEAVES_OUT = {"cli", "console", "demo", "rabbitmq", "spark", "__main__"}
+FACADE_LEAVES_OUT = {"cli", "console", "demo", "polars", "rabbitmq", "spark", "__main__"}
 WEB = {"aiohttp", "bottle", "fastapi", "flask", "http", "jinja2", "socketserver", "starlette", "tornado", "uvicorn"}
 
 # Modules that the package cannot be without: a rule over "all modules" is void if they are not found.
@@ -213,7 +213,7 @@ def test_the_rule_sees_imports(tmp_path, monkeypatch):
 def test_importing_the_package_needs_no_extra_and_loads_no_web_and_no_spark():
     statements = (
         "import sys\n"
-        "for name in ('lz4', 'pyarrow', 'pyspark', 'zstandard'):\n"
+        "for name in ('lz4', 'polars', 'pyarrow', 'pyspark', 'zstandard'):\n"
         "    sys.modules[name] = None\n"
         "import rmqstore\n"
         "print(*sorted({name.partition('.')[0] for name in sys.modules if sys.modules[name] is not None}))\n"

@@ -1,0 +1,196 @@
+"""rmqstore sql: questions to a store in SQL.
+
+Owns how a question is asked and how its answer is shown or written.  The tables, and what of a question saves reading,
+are `rmqstore.polars`; SQL itself is Polars', which is loaded when the command runs.
+"""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import decimal
+import io
+import json
+import math
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from rmqstore.cli.group import CannotOpenError, nothing
+from rmqstore.cli.options import Given, path_argument, store_options
+from rmqstore.cli.terminal import TIME, Printer, escape, format_size, format_time, note
+from rmqstore.files.output_file import OutputFile, check_outside, format_of
+from rmqstore.polars.scan import import_polars
+from rmqstore.polars.tables import scan_tables
+
+if TYPE_CHECKING:
+    import polars as pl
+
+_FORMATS = ("parquet", "csv", "jsonl", "arrow")
+# Rows of a table on the terminal, and characters of a value there.
+_ROWS_SHOWN, _TEXT_SHOWN = 1000, 200
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_MILLISECOND = datetime.timedelta(milliseconds=1)
+# The first word of a statement, behind comments and parentheses.
+_FIRST_WORD = re.compile(r"(?:\s|\(|--[^\n]*(?:\n|$)|/\*.*?\*/)*(\w*)", re.DOTALL)
+_ASKING = {"select", "with", "from", "values", "show", "explain", "table"}
+# How Polars before 2.0 begins what went wrong in a source.
+_OF_SOURCE = re.compile(r"caught exception during execution of a Python source, exception: (?:\w+: )?")
+
+
+@click.command()
+@path_argument
+@click.argument("query", metavar="QUERY")
+@click.option("--begin", type=TIME, help="Only messages stored at or after: ISO time, ms since epoch, or '2h ago'.")
+@click.option("--end", type=TIME, help="Only messages stored at or before.")
+@click.option("-O", "--output", metavar="FILE", help="Write the answer to this .parquet, .arrow, .csv or .jsonl file.")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@store_options
+def sql(
+    path: str, query: str, begin: int | None, end: int | None, output: str | None, force: bool, given: Given
+) -> None:
+    """Ask a store in SQL: the tables are messages, queues, index_entries and consumers.
+
+    Only what QUERY needs is read: its columns, and of its conditions those on topic, queue_id, queue_offset,
+    phy_offset, keys ('k' = any(keys)), unique_key, tags and store_timestamp. Times in QUERY are UTC unless they name a
+    zone.
+    """
+    polars = import_polars("SQL needs", "sql")
+    word = _FIRST_WORD.match(query)
+    if word is None or word[1].lower() not in _ASKING:
+        raise click.UsageError("QUERY is no question: a store is only read, begin with SELECT or WITH")
+    kind = None if output is None else format_of(output)[0] if format_of(output)[1] is None else None
+    if output is not None:
+        if kind not in _FORMATS:
+            raise click.UsageError("FILE's name ends with .parquet, .arrow, .csv or .jsonl")
+        check_outside(output, path)
+    with given.open(path) as store:
+        if store.unserved is not None and "queues" in query.lower():
+            note(
+                f"messages from phy offset {store.unserved[0]} on are in no queue, and not counted in the table queues"
+            )
+        tables = scan_tables(store)
+        for compare, time in ((polars.Expr.ge, begin), (polars.Expr.le, end)):
+            if time is not None:
+                moment = polars.lit(time).cast(polars.Datetime("ms", "UTC"))
+                tables["messages"] = tables["messages"].filter(compare(polars.col("store_timestamp"), moment))
+        try:
+            answer = polars.SQLContext(tables).execute(query)
+            if output is not None and kind is not None:
+                size = _write(answer, output, kind, force)
+                note(f"wrote {output} ({format_size(size)})")
+                return
+            frame = answer.collect(engine="streaming")
+        except polars.exceptions.PolarsError as error:
+            _refuse(error, sorted(tables))
+    if not frame.height:
+        nothing("no row answers")
+    _show(frame, Printer(given.as_json))
+
+
+def _refuse(error: Exception, tables: list[str]) -> NoReturn:
+    # What is wrong with a question, without Polars' own plan of it.
+    text = str(error)
+    of_source = _OF_SOURCE.match(text)
+    if of_source is not None:
+        raise CannotOpenError(text[of_source.end() :]) from None
+    text = text.partition("\n\n")[0].strip()
+    if re.match("relation '.*' was not found", text):
+        text += f"; the tables are {', '.join(tables)}"
+    elif "Datetime(" in text and "comparison" in text:
+        text = (
+            "a time of a store has a zone, and what it is compared with has none: write '2026-11-21 05:30:00' (UTC) or "
+            "'2026-11-21T05:30:00+01:00', or give --begin '2h ago'"
+        )
+    raise click.UsageError(escape(text)) from None
+
+
+def _write(answer: pl.LazyFrame, output: str, kind: str, force: bool) -> int:
+    # The bytes that were written.
+    with OutputFile(output, force=force) as file:
+        if kind == "parquet":
+            # Row group by row group: the answer as a whole is never in memory.
+            answer.sink_parquet(file)
+        elif kind == "arrow":
+            answer.sink_ipc(file)
+        else:
+            frame = answer.collect(engine="streaming")
+            text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+            if kind == "csv":
+                table = csv.writer(text)
+                table.writerow(frame.columns)
+                for row in frame.iter_rows():
+                    table.writerow(
+                        [_json(value) if isinstance(value, (list, dict)) else _value(value) for value in row]
+                    )
+            else:
+                for value in _objects(frame):
+                    text.write(_json(value) + "\n")
+            text.detach()
+        return file.tell()
+
+
+def _show(frame: pl.DataFrame, printer: Printer) -> None:
+    if printer.as_json:
+        for value in _objects(frame):
+            printer.json_line(value)
+        return
+    left = {place for place, each in enumerate(frame.dtypes) if not each.is_numeric()}
+    rows = [[_cell(value) for value in row] for row in frame.head(_ROWS_SHOWN).iter_rows()]
+    printer.table("answer", frame.columns, rows, left=left)
+    if frame.height > _ROWS_SHOWN:
+        note(f"there are {frame.height} rows; --json and -O FILE give all")
+
+
+def _objects(frame: pl.DataFrame) -> Iterator[dict[str, Any]]:
+    for row in frame.iter_rows():
+        yield {name: _value(value) for name, value in zip(frame.columns, row)}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(_value(value), ensure_ascii=False, separators=(",", ":"))
+
+
+def _value(value: Any) -> Any:
+    # As other commands' JSON: times in ms since epoch, text for bytes that are text.
+    if isinstance(value, datetime.datetime):
+        return value.isoformat() if value.tzinfo is None else (value - _EPOCH) // _MILLISECOND
+    if isinstance(value, datetime.timedelta):
+        return value // _MILLISECOND
+    if isinstance(value, (datetime.date, datetime.time)):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return "\\x" + value.hex()
+    if isinstance(value, dict):
+        return {name: _value(each) for name, each in value.items()}
+    if isinstance(value, list):
+        if value and all(isinstance(each, dict) and each.keys() == {"key", "value"} for each in value):
+            # A map, as Polars before 2.0 has it.
+            return {each["key"]: _value(each["value"]) for each in value}
+        return [_value(each) for each in value]
+    if isinstance(value, decimal.Decimal):
+        return float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        # JSON has no word for it.
+        return None
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        return format_time(_value(value))
+    if isinstance(value, datetime.timedelta):
+        return str(value)
+    plain = _value(value)
+    if isinstance(plain, list):
+        text = " ".join(map(_cell, value))
+    elif isinstance(plain, dict):
+        text = " ".join(f"{name}={each}" for name, each in plain.items())
+    else:
+        text = "-" if plain is None else str(plain)
+    return text if len(text) <= _TEXT_SHOWN else f"{text[:_TEXT_SHOWN]}..."

@@ -1,0 +1,101 @@
+"""What a store holds of each of its queues, one row a queue.
+
+Owns the columns of a queue's row, for the command line and for SQL.  It reads the first and the last unit of a queue
+and the records that they lead to, and every unit only where the bytes are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rmqstore._core import PRE_FILL_SIZE
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
+from rmqstore.errors import OffsetOutOfRangeError
+from rmqstore.offline.describe import QueueDescription
+from rmqstore.store.message_store import MessageStore
+
+__all__ = ["queue_rows"]
+
+_UNIT_BLOCK = 1 << 16
+_TRIES = 3
+
+
+def queue_rows(
+    store: MessageStore,
+    topic: str | None = None,
+    *,
+    with_bytes: bool = False,
+    progress: Callable[[int, int], object] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The queues of a store, or of one topic, ordered as the store has them.
+
+    Parameters
+    ----------
+    with_bytes : bool
+        Also the bytes of its records in the log, which every unit is read for.
+    progress : callable, optional
+        Told how many queues were read, and of how many.
+
+    Yields
+    ------
+    dict
+        ``topic``, ``queue_id``, ``kind``, ``min_queue_offset``, ``max_queue_offset``, ``messages``, ``files``,
+        ``first_store_timestamp`` and ``last_store_timestamp`` (ms since epoch, None where there is no message), and
+        ``size`` (bytes) where it is asked for.
+    """
+    names = [name for name in store.queues.keys() if topic in (None, name[0])]
+    for number, (name, queue_id) in enumerate(names):
+        if progress is not None:
+            progress(number, len(names))
+        for _ in range(_TRIES):
+            queue = store.queues.find(name, queue_id)
+            if queue is None:
+                break
+            try:
+                row = _row(store, queue, with_bytes)
+            except OffsetOutOfRangeError:
+                # Retention deleted a file meanwhile; the list of files is read again.
+                store.refresh()
+                continue
+            yield row
+            break
+
+
+def _row(store: MessageStore, queue: AnyConsumeQueue, with_bytes: bool) -> dict[str, Any]:
+    described = QueueDescription.of(queue, store.commit_log.min_offset)
+    low, high = described.min_queue_offset, described.max_queue_offset
+    first, last = queue.unit(low) if low < high else None, queue.last_record()
+    value = {
+        **described.as_dict(),
+        "first_store_timestamp": None if first is None else _time_at(store, first.phy_offset),
+        "last_store_timestamp": None if last is None else _time_at(store, last.phy_offset),
+    }
+    if with_bytes:
+        value["size"] = _bytes(queue, low, high)
+    return value
+
+
+def _time_at(store: MessageStore, phy_offset: int) -> int | None:
+    timestamp = store.commit_log.store_timestamp_at(phy_offset)
+    return timestamp if timestamp >= 0 else None
+
+
+def _bytes(queue: AnyConsumeQueue, low: int, high: int) -> int:
+    """int: the sizes of the records that the units from `low` on lead to."""
+    total, at = 0, low
+    while at < high:
+        if isinstance(queue, ConsumeQueue):
+            phy_offsets, sizes, _ = queue.units(at, min(_UNIT_BLOCK, high - at))
+            # Pre-fill units lead to no record: they have phy offset 0 and a size that no record has there.
+            filled = (phy_offsets == 0) & (sizes == PRE_FILL_SIZE)
+            total += int(sizes[~filled].sum())
+            following = at + len(sizes)
+        else:
+            following = at
+            for unit in queue.read(at, 4096):
+                total += unit.size
+                following = unit.queue_offset + max(unit.num, 1)
+        at = following if following > at else max(queue.next_file_offset(at), at + 1)
+    return total

@@ -1,0 +1,300 @@
+"""A store's messages as a LazyFrame: which call of `MessageStore` answers what a query asks.
+
+Owns the choice between the index, a queue and the log, and the schema.  The rows are always those that a scan of the
+log and the filter give, in the order of the log; where another way may not have them all, the log is scanned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from rmqstore import _numpy as np
+from rmqstore.config import StoreConfig
+from rmqstore.errors import InvalidMessageError, MissingDependencyError
+from rmqstore.message import parse_message_id
+from rmqstore.polars.predicate import Limit, limits_of
+from rmqstore.store.columns import DEFAULT_COLUMNS, import_pyarrow, scan_schema
+from rmqstore.store.message_store import MessageStore
+
+if TYPE_CHECKING:
+    import polars as pl
+    import pyarrow as pa
+
+__all__ = ["import_polars", "opened", "scan_store"]
+
+# Rows of a batch at most; Polars asks for about as many.
+_BATCH = 65536
+# More places, queues or pairs of topic and key than these, and one pass over the log is the better way.
+_PLACES, _QUEUES, _QUESTIONS = 256, 64, 65536
+# Rows that are taken out of a queue; of more, most of the log is wanted anyway, and a table is held as a whole.
+_QUEUE_ROWS = 1 << 20
+_INT32 = range(-(2**31), 2**31)
+_INT64_MAX = 2**63 - 1
+_INT64_MIN = -(2**63)
+
+
+def import_polars(what: str = "a LazyFrame needs", extra: str = "polars") -> Any:
+    """The library polars, which only this package needs; MissingDependencyError says what for and how to install it."""
+    try:
+        import polars
+        import polars.io.plugins
+    except ImportError:
+        raise MissingDependencyError(
+            f"{what} the library polars: install it with 'pip install rmqstore[{extra}]'"
+        ) from None
+    import_pyarrow()
+    return polars
+
+
+def scan_store(
+    source: str | os.PathLike[str] | MessageStore,
+    columns: Iterable[str] | None = None,
+    *,
+    config: StoreConfig | None = None,
+) -> pl.LazyFrame:
+    """The messages of a store as a Polars LazyFrame, oldest first; nothing is read before it is collected.
+
+    Only the columns that a query needs are decoded, and no more rows than a limit without a filter asks for.  Of a
+    filter these parts choose what is read; Polars applies the whole of it to what was read:
+
+    - ``keys`` (``list.contains``, or SQL's ``'k' = any(keys)``) and ``unique_key``: the index, best with a topic.  The
+      log is read only where no index file covers it.
+    - ``phy_offset`` and ``msg_id``: these places of the log.
+    - ``queue_offset`` from 1 on with one topic, best with a queue: the queues that have the first of the range.
+    - ``topic``, ``queue_id``, ``tags``, ``store_timestamp``, ranges of ``phy_offset``: the scan of the log.
+
+    A message that a transaction rolled back is in no index, and without a topic the index is asked for the topics that
+    have a queue, so that a key may then lead to fewer messages than the log has.
+
+    They may be compared with literals by ``==``, ``<``, ``<=``, ``>``, ``>=`` (numbers and times), `is_in` and
+    `is_between`, and be joined by ``&`` and ``|``.
+
+    Parameters
+    ----------
+    source : path or MessageStore
+        A store's root directory, which is opened read-only whenever the frame is collected, so that each answer is of
+        that time and a running broker is not disturbed; or an open store, which has to stay open until then.
+    columns : iterable of str, optional
+        As of `MessageStore.scan`; by default the same ones, and ``unique_key``.
+    config : StoreConfig, optional
+        As of `MessageStore.open`, where `source` is a path.
+
+    Returns
+    -------
+    polars.LazyFrame
+        Columns of the types that docs/columns.md has: times are ``Datetime("ms", "UTC")``.  Errors of the store are
+        raised as themselves when it is collected; Polars before 2.0 raises `ComputeError` with their text.
+
+    Raises
+    ------
+    ValueError
+        A column that does not exist, or one that comes twice.
+    MissingDependencyError
+        polars or pyarrow is not installed.
+    """
+    polars = import_polars()
+    names = (
+        (*DEFAULT_COLUMNS, "unique_key")
+        if columns is None
+        else (columns,)
+        if isinstance(columns, str)
+        else tuple(columns)
+    )
+    schema = polars.from_arrow(scan_schema(names).empty_table()).schema
+
+    def read(
+        with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
+    ) -> Iterator[pl.DataFrame]:
+        chosen = list(names) if with_columns is None else with_columns
+        # A filter may be about columns that nobody wants to see.
+        more = [] if predicate is None else [name for name in predicate.meta.root_names() if name not in chosen]
+        # A limit that comes with a filter counts the rows in front of the filter.
+        limits = limits_of(predicate) if predicate is not None and n_rows is None else {}
+        rows = min(batch_size or _BATCH, _BATCH) if n_rows is None else max(min(n_rows, _BATCH), 1)
+        with opened(source, config) as store:
+            left = _INT64_MAX if n_rows is None else n_rows
+            for batch in _batches(store, list(dict.fromkeys([*chosen, *more])), limits, rows):
+                frame: pl.DataFrame = polars.from_arrow(batch).head(left)
+                left -= frame.height
+                if predicate is not None:
+                    frame = frame.filter(predicate)
+                yield frame.select(chosen)
+                if left <= 0:
+                    break
+
+    lazy: pl.LazyFrame = polars.io.plugins.register_io_source(read, schema=schema)
+    return lazy
+
+
+@contextlib.contextmanager
+def opened(source: str | os.PathLike[str] | MessageStore, config: StoreConfig | None) -> Iterator[MessageStore]:
+    """The store that `scan_store` is about, opened read-only for as long as it is read where only its path is known."""
+    if isinstance(source, MessageStore):
+        yield source
+    else:
+        with MessageStore.open(source, config=config, read_only=True) as store:
+            yield store
+
+
+def _batches(
+    store: MessageStore, names: list[str], limits: dict[str, Limit], rows: int
+) -> Iterator[pa.RecordBatch | pa.Table]:
+    # All rows that are within the limits, in the order of the log, and maybe others.
+    if any(limit.is_empty for limit in limits.values()):
+        return
+    places = _places(limits)
+    if places is not None:
+        for place in places:
+            yield from store.scan(names, begin_phy_offset=place, end_phy_offset=place + 1, use_threads=False)
+        return
+    for found in (_by_key(store, names, limits), _by_queue(store, names, limits)):
+        if found is not None:
+            yield found
+            return
+    yield from store.scan(names, batch_size=rows, **_choice(limits))
+
+
+def _places(limits: dict[str, Limit]) -> list[int] | None:
+    # Where in the log the rows lie, if the filter says so.
+    places = limits["phy_offset"].values if "phy_offset" in limits else None
+    ids = limits["msg_id"].values if "msg_id" in limits else None
+    if ids is not None:
+        named = set()
+        for msg_id in ids:
+            # No message has an id that is none.
+            with contextlib.suppress(InvalidMessageError):
+                named.add(parse_message_id(msg_id)[1])
+        places = frozenset(named) if places is None else places & named
+    if places is None or len(places) > _PLACES:
+        return None
+    return sorted(place for place in places if 0 <= place < _INT64_MAX)
+
+
+def _by_key(store: MessageStore, names: list[str], limits: dict[str, Limit]) -> pa.Table | None:
+    # What the index leads to; None where there is no key, or no index.
+    name = next((name for name in ("unique_key", "keys") if name in limits), None)
+    if name is None or store.index_service is None:
+        return None
+    if store.read_only:
+        store.refresh()
+    keys = _texts(limits, name)
+    topics = _texts(limits, "topic") if "topic" in limits else store.topics()
+    if keys is None or not topics or len(keys) * len(topics) > _QUESTIONS:
+        return None
+    if "topic" not in limits and store.unserved is not None:
+        # There may be topics that no queue tells of.
+        return None
+    begin, end = _times(limits)
+    table = store.query_table(
+        [key for key in keys for _ in topics],
+        topics * len(keys),
+        list(dict.fromkeys([*names, "phy_offset"])),
+        _INT64_MAX,
+        begin,
+        end,
+        index_type="K" if name == "keys" else "U",
+        max_log_bytes=None,
+    )
+    return _in_log_order(table, names)
+
+
+def _by_queue(store: MessageStore, names: list[str], limits: dict[str, Limit]) -> pa.Table | None:
+    # What the queues of one topic lead to; None where that might not be all that the log holds.
+    topics = _texts(limits, "topic") if "topic" in limits else None
+    if topics is None or len(topics) != 1 or "queue_offset" not in limits or store.unserved is not None:
+        return None
+    (topic,) = topics
+    if store.read_only:
+        store.refresh()
+    queue_ids = store.queue_ids(topic)
+    if not queue_ids or len(queue_ids) > _QUEUES:
+        return None
+    if "queue_id" in limits:
+        queue_ids = [each for each in queue_ids if not Limit(frozenset({each})).and_(limits["queue_id"]).is_empty]
+    pa = import_pyarrow()
+    import pyarrow.compute as pc
+
+    asked = list(dict.fromkeys([*names, "phy_offset", "queue_offset", "corrupt"]))
+    tables, total = [], 0
+    for queue_id in queue_ids:
+        low, high = store.min_queue_offset(topic, queue_id), store.max_queue_offset(topic, queue_id)
+        for begin, end in _runs(limits["queue_offset"]):
+            # What lies in front of a queue's first unit may be in the log all the same, where a file of the queue is
+            # lost, and so may be all of a queue that ends before.  Records of transactions that are in no queue say 0.
+            if begin is None or begin <= 0 or not low <= begin < high:
+                return None
+            first, behind = begin, high if end is None else min(end + 1, high)
+            total += behind - first
+            if total > _QUEUE_ROWS:
+                return None
+            table = store.get_table(topic, queue_id, first, behind - first, columns=asked)
+            # Each unit leads to its own message, or the log is asked: batches, damage.
+            offsets = table.column("queue_offset").to_numpy()
+            if len(table) != behind - first or pc.any(table.column("corrupt")).as_py():
+                return None
+            if offsets[0] != first or offsets[-1] != behind - 1:
+                return None
+            tables.append(table)
+    return _in_log_order(pa.concat_tables(tables), names) if tables else None
+
+
+def _runs(limit: Limit) -> list[tuple[int | None, int | None]]:
+    # The ranges of a limit, both ends included.
+    if limit.values is None:
+        return [(limit.low, limit.high)]
+    runs: list[tuple[int, int]] = []
+    for value in sorted(limit.values):
+        if runs and runs[-1][1] == value - 1:
+            runs[-1] = (runs[-1][0], value)
+        else:
+            runs.append((value, value))
+    return list(runs)
+
+
+def _in_log_order(table: pa.Table, names: list[str]) -> pa.Table:
+    # Each message once, where several keys lead to it.
+    places = np.unique(table.column("phy_offset").to_numpy(), return_index=True)[1]
+    return table.select(names).take(places) if len(places) else table.select(names)
+
+
+def _texts(limits: dict[str, Limit], name: str) -> list[str] | None:
+    # Texts that records can be compared with as bytes; U+FFFD may stand for bytes that are no text.
+    values = limits[name].values
+    if values is None or any("\ufffd" in text for text in values):
+        return None
+    return sorted(values)
+
+
+def _times(limits: dict[str, Limit]) -> tuple[int | None, int | None]:
+    limit = limits.get("store_timestamp", Limit())
+    if limit.values is not None:
+        return min(limit.values), max(limit.values)
+    return limit.low, limit.high
+
+
+def _choice(limits: dict[str, Limit]) -> dict[str, Any]:
+    # What a scan can be told of the limits.
+    begin, end = _times(limits)
+    choice: dict[str, Any] = {"begin_timestamp": begin, "end_timestamp": end}
+    for name in ("topic", "tags"):
+        texts = _texts(limits, name) if name in limits else None
+        # "" and "*" are no tags to a subscription.
+        if texts is not None and not (name == "tags" and {"", "*"} & set(texts)):
+            choice[name] = texts
+    if "queue_id" in limits:
+        limit = limits["queue_id"]
+        if limit.values is not None:
+            choice["queue_id"] = [each for each in limit.values if each in _INT32]
+        elif limit.low is not None and limit.high is not None and limit.high - limit.low < _QUEUES:
+            choice["queue_id"] = [each for each in range(limit.low, limit.high + 1) if each in _INT32]
+    if "phy_offset" in limits:
+        places = limits["phy_offset"]
+        low, high = (places.low, places.high) if places.values is None else (min(places.values), max(places.values))
+        if low is not None:
+            choice["begin_phy_offset"] = min(max(low, 0), _INT64_MAX)
+        if high is not None:
+            choice["end_phy_offset"] = min(max(high + 1, 0), _INT64_MAX)
+    return choice

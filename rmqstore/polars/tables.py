@@ -1,0 +1,134 @@
+"""What else of a store is a table: its queues, the entries of its index files, the progress of its consumers.
+
+Owns the columns of these tables.  Each is read when a query asks for it, and only then.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from rmqstore import _numpy as np
+from rmqstore.config import StoreConfig
+from rmqstore.errors import OffsetOutOfRangeError
+from rmqstore.offline.queue_rows import queue_rows
+from rmqstore.polars.scan import import_polars, opened, scan_store
+from rmqstore.store.message_store import MessageStore
+
+if TYPE_CHECKING:
+    import polars as pl
+
+__all__ = ["scan_tables"]
+
+# Entries of an index file that are read at once.
+_ENTRIES = 1 << 18
+
+
+def scan_tables(
+    source: str | os.PathLike[str] | MessageStore, *, config: StoreConfig | None = None
+) -> dict[str, pl.LazyFrame]:
+    """A store as tables, for a `polars.SQLContext` or by themselves; nothing is read before one is collected.
+
+    ``messages`` is `scan_store`.  ``queues`` has a row for each queue: ``topic``, ``queue_id``, ``kind``,
+    ``min_queue_offset``, ``max_queue_offset``, ``messages``, ``files``, ``first_store_timestamp``,
+    ``last_store_timestamp``.  ``consumers`` has a row for each group and queue: ``group``, ``topic``, ``queue_id``,
+    ``queue_offset`` (the next one to consume), ``max_queue_offset``, ``behind``.  ``index_entries`` has the entries of
+    the index files as they lie on disk: ``file``, ``entry``, ``key_hash``, ``phy_offset``, ``store_timestamp`` (whole
+    seconds behind the file's first).
+
+    Parameters
+    ----------
+    source, config
+        As of `scan_store`.
+
+    Returns
+    -------
+    dict of str to polars.LazyFrame
+        Times are ``Datetime("ms", "UTC")``, counts and offsets ``Int64``.
+
+    Raises
+    ------
+    MissingDependencyError
+        polars or pyarrow is not installed.
+    """
+    polars = import_polars()
+    text, number, time = polars.String, polars.Int64, polars.Datetime("ms", "UTC")
+    queues = {
+        "topic": text, "queue_id": polars.Int32, "kind": text, "min_queue_offset": number, "max_queue_offset": number,
+        "messages": number, "files": number, "first_store_timestamp": time, "last_store_timestamp": time,
+    }  # fmt: skip
+    entries = {"file": text, "entry": number, "key_hash": polars.Int32, "phy_offset": number, "store_timestamp": time}
+    consumers = {
+        "group": text, "topic": text, "queue_id": polars.Int32, "queue_offset": number, "max_queue_offset": number,
+        "behind": number,
+    }  # fmt: skip
+
+    def of(schema: dict[str, Any], columns_of: Callable[[MessageStore], Iterable[dict[str, Any]]]) -> pl.LazyFrame:
+        def read(
+            with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
+        ) -> Iterator[pl.DataFrame]:
+            left = n_rows
+            with opened(source, config) as store:
+                for columns in columns_of(store):
+                    frame: pl.DataFrame = polars.DataFrame(columns, schema=schema)
+                    if left is not None:
+                        frame = frame.head(left)
+                        left -= frame.height
+                    if predicate is not None:
+                        frame = frame.filter(predicate)
+                    yield frame if with_columns is None else frame.select(with_columns)
+                    if left == 0:
+                        break
+
+        lazy: pl.LazyFrame = polars.io.plugins.register_io_source(read, schema=schema)
+        return lazy
+
+    return {
+        "messages": scan_store(source, config=config),
+        "queues": of(queues, lambda store: [_columns(list(queues), queue_rows(store))]),
+        "index_entries": of(entries, _index_entries),
+        "consumers": of(consumers, lambda store: [_columns(list(consumers), _progress(store))]),
+    }
+
+
+def _columns(names: list[str], rows: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
+    listed = list(rows)
+    return {name: [row[name] for row in listed] for name in names}
+
+
+def _progress(store: MessageStore) -> Iterator[dict[str, Any]]:
+    for (group, topic), queues in sorted(store.consumer_offsets.list().items()):
+        for queue_id, queue_offset in sorted(queues.items()):
+            newest = store.max_queue_offset(topic, queue_id)
+            yield {
+                "group": group,
+                "topic": topic,
+                "queue_id": queue_id,
+                "queue_offset": queue_offset,
+                "max_queue_offset": newest,
+                "behind": max(newest - queue_offset, 0),
+            }
+
+
+def _index_entries(store: MessageStore) -> Iterator[dict[str, Any]]:
+    service = store.index_service
+    for name in () if service is None else service.names:
+        assert service is not None
+        try:
+            index = service.file(name)
+        except (FileNotFoundError, OffsetOutOfRangeError):
+            # Retention deleted it since it was listed.
+            continue
+        header = index.header
+        behind = min(header.index_count, index.index_num)
+        for first in range(1, behind, _ENTRIES):
+            num = min(_ENTRIES, behind - first)
+            hashes, phy_offsets, seconds = index.read_entries(first, num)
+            yield {
+                "file": [name] * num,
+                "entry": np.arange(first, first + num),
+                "key_hash": hashes,
+                "phy_offset": phy_offsets,
+                "store_timestamp": header.begin_timestamp + 1000 * seconds.astype(np.int64),
+            }
