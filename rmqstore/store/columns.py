@@ -27,10 +27,12 @@ from rmqstore.message import decompress_body, encode_java_utf8, host_from_bytes,
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["DEFAULT_COLUMNS", "NULLABLE_COLUMNS", "Columns", "query_schema", "scan_schema"]
+__all__ = ["DEFAULT_COLUMNS", "DICTIONARY_COLUMNS", "NULLABLE_COLUMNS", "Columns", "query_schema", "scan_schema"]
 
 DEFAULT_COLUMNS = tuple(name for name in COLUMN_NAMES if name not in ("unique_key", "body_stored"))
 """The columns of a scan that names none: all but those that repeat what another one holds."""
+DICTIONARY_COLUMNS = frozenset({"topic", "tags", "born_host", "store_host"})
+"""The columns that may be asked for as dictionaries: many rows share few values."""
 NULLABLE_COLUMNS = frozenset({"tags", "body", "unique_key"})
 """The columns that some rows have no value in; no other column of a scan holds a null."""
 
@@ -122,26 +124,37 @@ def chosen_columns(columns: Iterable[str] | None) -> tuple[str, ...]:
     return names
 
 
-def scan_schema(columns: Iterable[str] | None = None, views: bool = False) -> pa.Schema:
+def _encoded(read_dictionary: Iterable[str]) -> frozenset[str]:
+    # The columns that `read_dictionary` names.
+    names = frozenset((read_dictionary,) if isinstance(read_dictionary, str) else read_dictionary)
+    for name in names - DICTIONARY_COLUMNS:
+        raise ValueError(f"column {name!r} cannot be a dictionary; {', '.join(sorted(DICTIONARY_COLUMNS))} can")
+    return names
+
+
+def scan_schema(
+    columns: Iterable[str] | None = None, views: bool = False, read_dictionary: Iterable[str] = ()
+) -> pa.Schema:
     """pyarrow.Schema: the names and types of these columns (docs/columns.md); without names those of a scan.
 
-    With `views` texts are of type ``string_view`` and bytes of type ``binary_view``.
+    With `views` texts are of type ``string_view`` and bytes of type ``binary_view``; columns of `read_dictionary` are
+    dictionaries of ``string`` with int32 indices.
 
     Raises
     ------
     ValueError
-        A name that no column has, or one that comes twice.
+        A name that no column has, or one that comes twice, or in `read_dictionary` one not in `DICTIONARY_COLUMNS`.
     MissingDependencyError
         pyarrow is not installed.
     """
     import_pyarrow(views)
-    return _schema(chosen_columns(columns), views)
+    return _schema(chosen_columns(columns), views, _encoded(read_dictionary))
 
 
 @functools.lru_cache(64)
-def _schema(names: tuple[str, ...], views: bool) -> pa.Schema:
+def _schema(names: tuple[str, ...], views: bool, encoded: frozenset[str] = frozenset()) -> pa.Schema:
     pa = import_pyarrow()
-    types = _types(pa, views)
+    types = _types(pa, views) | {name: pa.dictionary(pa.int32(), pa.string()) for name in encoded}
     return pa.schema([pa.field(name, types[name]) for name in names])
 
 
@@ -181,6 +194,8 @@ class Columns:
         Bytes of bodies and properties with which a batch ends; 64 MiB by default.
     views : bool
         Texts and bytes are views into the segments, which stay mapped for as long as a part of a batch lives.
+    read_dictionary : iterable of str
+        Columns of `DICTIONARY_COLUMNS` that become dictionaries; each batch has its own.
     """
 
     def __init__(
@@ -190,10 +205,12 @@ class Columns:
         crc_check: int,
         byte_limit: int | None = None,
         views: bool = False,
+        read_dictionary: Iterable[str] = (),
     ):
         self.pa = import_pyarrow(views)
         names = chosen_columns(columns)
-        self.schema = _schema(names, views)
+        self._encoded = _encoded(read_dictionary)
+        self.schema = _schema(names, views, self._encoded)
         self.views = views
         self._fields = _fields(names, views)
         self._text = self.pa.string_view() if views else self.pa.string()
@@ -241,8 +258,14 @@ class Columns:
             else:
                 if data is not None:
                     buffers += [buffer(data), *segments]
-                arrays.append(array(type, num, buffers, null_num))
+                made = array(type, num, buffers, null_num)
+                arrays.append(self._dictionary(made) if name in self._encoded else made)
         return arrays
+
+    def _dictionary(self, texts: Any) -> Any:
+        # Of plain strings even where these are views: fewer readers know dictionaries of views.
+        found = texts.dictionary_encode()
+        return self.pa.DictionaryArray.from_arrays(found.indices, found.dictionary.cast(self.pa.string()))
 
 
 def stored_texts(names: str | Iterable[str] | None) -> list[bytes] | None:
@@ -264,6 +287,7 @@ def scan_log(
     batch_size: int,
     use_threads: bool,
     views: bool,
+    read_dictionary: Iterable[str],
     *,
     refresh: bool,
 ) -> pa.RecordBatchReader:
@@ -279,6 +303,7 @@ def scan_log(
         Look first how far another process wrote.
     """
     names = chosen_columns(columns)
+    encoded = _encoded(read_dictionary)
     choice = (
         stored_texts(topic),
         None if queue_id is None else [queue_id] if isinstance(queue_id, int) else list(queue_id),
@@ -287,7 +312,7 @@ def scan_log(
     )
 
     def make() -> Columns:
-        made = Columns(names, batch_size, log.crc_check, views=views)
+        made = Columns(names, batch_size, log.crc_check, views=views, read_dictionary=encoded)
         made.out.choose(*choice)
         return made
 

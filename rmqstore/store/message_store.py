@@ -881,6 +881,7 @@ class MessageStore(NotCopied):
         batch_size: int = 8192,
         use_threads: bool = True,
         views: bool = False,
+        read_dictionary: Iterable[str] = (),
     ) -> pa.RecordBatchReader:
         """The messages of the log in order, as Arrow record batches in which only the asked columns are decoded.
 
@@ -911,6 +912,9 @@ class MessageStore(NotCopied):
             mapped segments.  A batch, and whatever is made of it without a copy, keeps its segments mapped for as long as
             it lives, also after `close` and after retention deleted the file (docs/mmap.md).  Text that is not UTF-8,
             decompressed bodies, hosts and message ids stand in memory of the batch.
+        read_dictionary : iterable of str
+            Columns that become dictionaries, as many rows share few values: of "topic", "tags", "born_host",
+            "store_host".  Each batch has a dictionary of its own.
 
         Returns
         -------
@@ -942,6 +946,7 @@ class MessageStore(NotCopied):
             batch_size,
             use_threads,
             views,
+            read_dictionary,
             refresh=self.read_only,
         )
 

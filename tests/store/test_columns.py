@@ -198,6 +198,26 @@ def test_scans_of_golden_stores_equal_the_oracle(golden_store, name):
         assert not [at for at in records if at < store.commit_log.max_offset]
 
 
+@pytest.mark.parametrize("views", [False, True])
+def test_dictionaries(broker, views):
+    chosen = ["topic", "tags", "body", "born_host"]
+    options = {"columns": chosen, "views": views, "batch_size": 500}
+    with MessageStore.open(broker, read_only=True) as store:
+        whole = store.scan(**options).read_all()
+        reader = store.scan(**options, read_dictionary=["topic", "tags"])
+        assert reader.schema.equals(columns.scan_schema(chosen, views, ["topic", "tags"]))
+        encoded = reader.read_all()
+        encoded.validate(full=True)
+        assert encoded.to_pylist() == whole.to_pylist()
+        assert str(encoded.schema.field("tags").type) == "dictionary<values=string, indices=int32, ordered=0>"
+        # Of few matches small batches are put together, and so are their dictionaries.
+        few = store.scan(["tags"], tags=["TagA"], views=views, read_dictionary="tags").read_all()
+        assert few.column("tags").to_pylist() == [tag for tag in whole.column("tags").to_pylist() if tag == "TagA"]
+        for wrong in (["body"], ["nothing"], "keys"):
+            with pytest.raises(ValueError, match="cannot be a dictionary"):
+                store.scan(["topic"], read_dictionary=wrong)
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_each_column_alone(broker, name):
     with MessageStore.open(broker, read_only=True) as store:
