@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 STAGING_PREFIX = ".rmqstore-allocating-"
 _PAGE = 4096
+# Bytes that the search for the last byte that is not zero looks at before it lets go of them.
+_LOOK_SIZE = 8 << 20
 _staging_numbers = itertools.count()
 # Up to so many folders are forced one by one, a millisecond each on a disk; more take one call for the file system, which may
 # have to wait for what other programs wrote.
@@ -541,9 +543,12 @@ class MappedFile(NotCopied):
         finally:
             os.close(fd)
         for start, end in reversed(extents):
-            last = region.last_nonzero(start, end - start)
-            if last > start:
-                return last
+            for at in range(start + (end - 1 - start) // _LOOK_SIZE * _LOOK_SIZE, start - 1, -_LOOK_SIZE):
+                last = region.last_nonzero(at, min(_LOOK_SIZE, end - at))
+                if last > at:
+                    return last
+                # A segment that was made of zeros would stay in this process's memory, a gigabyte of it.
+                region.release_pages(at, min(_LOOK_SIZE, end - at))
         return pos
 
     def zero_from(self, pos: int) -> int:

@@ -16,7 +16,7 @@ from rmqstore.config import StoreConfig
 from rmqstore.errors import InvalidMessageError, MissingDependencyError
 from rmqstore.message import parse_message_id
 from rmqstore.polars.predicate import Limit, limits_of
-from rmqstore.store.columns import DEFAULT_COLUMNS, import_pyarrow, scan_schema
+from rmqstore.store.columns import DEFAULT_COLUMNS, has_views, import_pyarrow, scan_schema
 from rmqstore.store.message_store import MessageStore
 
 if TYPE_CHECKING:
@@ -85,8 +85,10 @@ def scan_store(
     Returns
     -------
     polars.LazyFrame
-        Columns of the types that docs/columns.md has: times are ``Datetime("ms", "UTC")``.  Errors of the store are
-        raised as themselves when it is collected; Polars before 2.0 raises `ComputeError` with their text.
+        Columns of the types that docs/columns.md has: times are ``Datetime("ms", "UTC")``.  Texts and bodies of a scan
+        are not copied: a frame that is collected from it keeps the segments mapped that they lie in, also after
+        retention deleted their files (docs/mmap.md).  Errors of the store are raised as themselves when it is
+        collected; Polars before 2.0 raises `ComputeError` with their text.
 
     Raises
     ------
@@ -154,7 +156,8 @@ def _batches(
         if found is not None:
             yield found
             return
-    yield from store.scan(names, batch_size=rows, **_choice(limits))
+    # Polars' own texts are views too, so that nothing is copied on the way.
+    yield from store.scan(names, batch_size=rows, views=has_views(), **_choice(limits))
 
 
 def _places(limits: dict[str, Limit]) -> list[int] | None:

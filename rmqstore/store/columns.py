@@ -27,7 +27,7 @@ from rmqstore.message import decompress_body, encode_java_utf8, host_from_bytes,
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["DEFAULT_COLUMNS", "DICTIONARY_COLUMNS", "NULLABLE_COLUMNS", "Columns", "query_schema", "scan_schema"]
+__all__ = ["DEFAULT_COLUMNS", "DICTIONARY_COLUMNS", "NULLABLE_COLUMNS", "Columns", "has_views", "query_schema", "scan_schema"]
 
 DEFAULT_COLUMNS = tuple(name for name in COLUMN_NAMES if name not in ("unique_key", "body_stored"))
 """The columns of a scan that names none: all but those that repeat what another one holds."""
@@ -70,11 +70,16 @@ def import_pyarrow(views: bool = False) -> Any:
         raise MissingDependencyError(
             "columns need the library pyarrow: install it with 'pip install rmqstore[arrow]'"
         ) from None
-    if views and not hasattr(pyarrow.DataType, "has_variadic_buffers"):
+    if views and not has_views():
         raise MissingDependencyError(
             f"columns as views need pyarrow 19 or later, and this is {pyarrow.__version__}: 'pip install -U pyarrow'"
         )
     return pyarrow
+
+
+def has_views() -> bool:
+    """bool: the pyarrow that is installed is new enough for columns as views."""
+    return hasattr(import_pyarrow().DataType, "has_variadic_buffers")
 
 
 def _types(pa: Any, views: bool) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from rmqstore import Message, MessageStore, StoreConfig, describe, rebuild
+from rmqstore.files.mapped_file import MappedFile
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="needs posix_fadvise, to take pages out of memory")
 
@@ -97,3 +98,31 @@ def test_records_far_from_each_other_are_read_by_themselves(store):
         # A record's lengths stand around its body: head, topic and properties.
         assert sum(map(resident, log)) <= 6 * len(places)
         assert len(list(opened.messages())) == 2 * QUEUES + 1
+
+
+def of_this_process(path: Path) -> int:
+    """Bytes of a mapped file that count as this process's memory."""
+    size, found = 0, False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        if "-" in line.split()[0]:
+            found = line.endswith(str(path))
+        elif found and line.startswith("Rss:"):
+            size += int(line.split()[1]) * 1024
+    return size
+
+
+@pytest.mark.parametrize("last", [0, 20 << 20])
+def test_a_segment_of_zeros_does_not_stay_in_memory(tmp_path, last):
+    """The writer made the next segment ahead, of zeros: whoever opens looks at all of it for where the log ends."""
+    path = tmp_path / f"{0:020d}"
+    size = 64 << 20
+    data = bytearray(size)
+    if last:
+        data[last - 1] = 1
+    path.write_bytes(data)
+    mapped_file = MappedFile(path, size, read_only=True)
+    assert mapped_file.last_nonzero() == last
+    assert of_this_process(path) <= 10 << 20
+    for pos in (1, last, size - 1, size):
+        assert mapped_file.last_nonzero(pos) == max(last, pos)
+    mapped_file.close()
