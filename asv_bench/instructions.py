@@ -18,6 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -137,6 +138,16 @@ def compiler() -> str:
     return f"{'clang' if 'clang' in text else 'gcc'} {number.strip().split('.')[0]}"
 
 
+def build_constant(folder: Path) -> None:
+    """Compile `constant.c` into a module below `folder`."""
+    include = sysconfig.get_path("include")
+    command = [*os.environ.get("CC", "cc").split(), "-O2", "-shared", "-fPIC", f"-I{include}"]
+    if sys.platform == "darwin":
+        command += ["-undefined", "dynamic_lookup"]
+    source = Path(__file__).with_name("constant.c")
+    subprocess.run([*command, "-o", str(folder / "constant.so"), str(source)], check=True)
+
+
 def count(tree: Path, scratch: Path) -> Counted:
     """Count the kernels with the package that is built in `tree`."""
     folder = Path(tempfile.mkdtemp(dir=scratch))
@@ -145,6 +156,7 @@ def count(tree: Path, scratch: Path) -> Counted:
     subprocess.run(
         [*os.environ.get("CC", "cc").split(), "-O1", "-shared", "-fPIC", "-o", str(library), str(source)], check=True
     )
+    build_constant(folder)
     log = folder / "valgrind.log"
     done = subprocess.run(
         [
@@ -154,7 +166,12 @@ def count(tree: Path, scratch: Path) -> Counted:
         ],
         # One order of hash tables in every run, and an allocator that does not keep to itself when it returns memory.
         env=os.environ
-        | {"PYTHONPATH": str(tree), "PYTHONHASHSEED": "0", "ARROW_DEFAULT_MEMORY_POOL": "system", "TMPDIR": str(folder)},
+        | {
+            "PYTHONPATH": os.pathsep.join((str(tree), str(folder))),
+            "PYTHONHASHSEED": "0",
+            "ARROW_DEFAULT_MEMORY_POOL": "system",
+            "TMPDIR": str(folder),
+        },
     )  # fmt: skip
     if done.returncode != 0 or not answer.exists():
         tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]) if log.exists() else ""

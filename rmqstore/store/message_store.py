@@ -17,6 +17,9 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from rmqstore._append import append_first
+from rmqstore._core import StoreParts
+from rmqstore._read import get_first, query_first
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.errors import GeometryError, ReadOnlyError, StoreError
@@ -70,7 +73,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-class MessageStore(NotCopied):
+class MessageStore(NotCopied, StoreParts):
     """A store; made by `MessageStore.open`, to be closed, best by a ``with`` statement.
 
     Attributes
@@ -85,6 +88,8 @@ class MessageStore(NotCopied):
     recovery_report : RecoveryReport or None
         What opening for writing did; None when read-only.
     """
+
+    _state: StoreState
 
     def __init__(self, path: str, config: StoreConfig, *, read_only: bool):
         # Use MessageStore.open: an instance is nothing before its parts are loaded.
@@ -210,8 +215,9 @@ class MessageStore(NotCopied):
                         close_in_order(state, self._flushing)
             finally:
                 state.closed = True
-                if self._querying.quick is not None:
-                    self._querying.quick.closed = True
+                for short_way in (state.key_query, state.queue_gets):
+                    if short_way is not None:
+                        short_way.closed = True
                 try:
                     with state.lock:
                         state.close_files()
@@ -406,6 +412,7 @@ class MessageStore(NotCopied):
 
     # --------------------------------------------------------------------------------------------------------- put
 
+    @append_first
     def put_message(self, message: Message, queue_id: int = 0) -> PutResult:
         """Append a message; it can be read and found by its keys when this returns.
 
@@ -429,24 +436,6 @@ class MessageStore(NotCopied):
         IndexFileError
             The message is stored, but a new index file could not be created; the store takes no more writes.
         """
-        state = self._state
-        appender = state.appender
-        if appender is not None:
-            # What most messages come to stands here, so that it takes one call.
-            with state.lock:
-                try:
-                    put: PutResult | None = appender.put(message, queue_id) if state.appender is appender else None
-                except BaseException as error:
-                    if appender.writing:
-                        state.fail(error)
-                    raise
-                if put is not None and put[3] > state.last_store_timestamp:
-                    state.last_store_timestamp = put[3]
-            if put is not None:
-                writing = self._writing
-                if writing is not None and (state.waiting or writing.sync_flush):
-                    writing.after_put(put.phy_offset + put.size, (message,))
-                return put
         writing = self._for_writing()
         put = writing.put([message], queue_id, together=False)[0]
         writing.learn_end(message, queue_id)
@@ -576,6 +565,7 @@ class MessageStore(NotCopied):
 
     # -------------------------------------------------------------------------------------------------- get, consume
 
+    @get_first
     def get_message(
         self,
         topic: str,
@@ -605,15 +595,9 @@ class MessageStore(NotCopied):
         -------
         GetMessageResult
         """
-        state, reading = self._state, self._reading
-        if state.closed:
-            state.check_open()
-        if tags is None and max_bytes is None:
-            found = reading.recently_read(topic, queue_id, queue_offset, max_num)
-            if found is not None:
-                return found
+        self._state.check_open()
         wanted = None if tags is None else subscription(tags)
-        return state.settled(reading.get, topic, queue_id, queue_offset, max_num, max_bytes, wanted)
+        return self._state.settled(self._reading.get, topic, queue_id, queue_offset, max_num, max_bytes, wanted)
 
     def topics(self) -> list[str]:
         """list of str: topics that have a queue, sorted."""
@@ -780,6 +764,7 @@ class MessageStore(NotCopied):
         self._state.check_open()
         return self._querying.phy_offset_by_id(msg_id, topic)
 
+    @query_first
     def query_message(
         self,
         topic: str,
@@ -787,7 +772,6 @@ class MessageStore(NotCopied):
         max_num: int = 64,
         begin: int | None = None,
         end: int | None = None,
-        # Not keyword-only, which Python looks up one by one in a dict at every call.
         max_log_bytes: int | None = DEFAULT_LOG_BYTES,
         progress: Callable[[int, int], object] | None = None,
         *,
@@ -823,12 +807,6 @@ class MessageStore(NotCopied):
             Newest first, each once, every one checked against its topic and key; `truncated` when there are more, not
             `complete` where a part of the log was not looked at.
         """
-        quick = self._querying.quick
-        if quick is not None and begin is None and end is None and index_type is None and not compat:
-            # Most queries follow soon on another one, and ask for nothing unusual.
-            answer = quick.find(topic, key, max_num)
-            if answer is not None:
-                return answer
         self._state.check_open()
         if compat:
             return self._querying.like_java(topic, key, max_num, begin, end, index_type)
@@ -858,14 +836,15 @@ class MessageStore(NotCopied):
 
     def messages(self, begin_phy_offset: int | None = None, end_phy_offset: int | None = None) -> Iterator[MessageExt]:
         """Every message of the log in order; damaged stretches are passed over (`verify` reports them)."""
-        self._state.check_open()
+        state = self._state
+        state.check_open()
         for page in self.commit_log.pages(begin_phy_offset, end_phy_offset):
             if isinstance(page, list):
                 for message in page:
                     yield message
                     # The log reads ahead, and what it has read must not outlive the store.
-                    if self._state.closed:
-                        self._state.check_open()
+                    if state.closed:
+                        state.check_open()
 
     def scan(
         self,

@@ -39,13 +39,7 @@ _KEY_KINDS = {
 
 
 class Querying:
-    """Answers queries by key of one store.
-
-    Attributes
-    ----------
-    quick : KeyQuery or None
-        Answers the usual question in one call.
-    """
+    """Answers queries by key of one store, those that `KeyQuery` leaves to it."""
 
     def __init__(self, state: StoreState):
         self.state = state
@@ -53,9 +47,8 @@ class Querying:
         self.commit_log, self.index_service = state.commit_log, state.index_service
         # Bound once: every query by key takes it.
         self._region_of = self.commit_log.region_of
-        self.quick: KeyQuery[QueryResult, MessageExt] | None = None
         if self.index_service is not None:
-            self.quick = KeyQuery(
+            state.key_query = KeyQuery(
                 self.index_service,
                 self._region_of,
                 QueryResult,
@@ -140,7 +133,7 @@ class Querying:
 
     def _follow_index(self) -> None:
         # Entries show as they are put, new files do not.
-        index_service, key_query = self.index_service, self.quick
+        index_service, key_query = self.index_service, self.state.key_query
         if not self.read_only or index_service is None or key_query is None:
             return
         now = time.monotonic()
