@@ -862,7 +862,7 @@ class ConsumeQueue(_UnitQueue):
         return True
 
     def offset_by_time(
-        self, timestamp: int, boundary: str, store_timestamp_at: Callable[[int], int], min_phy_offset: int
+        self, timestamp: float, boundary: str, store_timestamp_at: Callable[[int], int], min_phy_offset: int
     ) -> int:
         """The queue offset that belongs to a time.
 
@@ -1094,7 +1094,7 @@ class BatchConsumeQueue(_UnitQueue):
         return True
 
     def offset_by_time(
-        self, timestamp: int, boundary: str, store_timestamp_at: Callable[[int], int], min_phy_offset: int
+        self, timestamp: float, boundary: str, store_timestamp_at: Callable[[int], int], min_phy_offset: int
     ) -> int:
         """As `ConsumeQueue.offset_by_time`; the times stand in the units."""
         if boundary not in ("lower", "upper"):

@@ -11,15 +11,17 @@ Owns what users meet: open and close, and every operation with its words; the wo
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rmqstore._append import append_first
 from rmqstore._core import StoreParts
 from rmqstore._read import get_first, query_first
+from rmqstore.arguments import Boundary, IndexType, Moment, Recovery, milliseconds
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.errors import GeometryError, ReadOnlyError, StoreError
@@ -59,6 +61,15 @@ if TYPE_CHECKING:
 __all__ = ["MessageStore"]
 
 _INT64_MAX = 2**63 - 1
+
+
+def _range(
+    begin: Moment | None, end: Moment | None, begin_name: str = "begin", end_name: str = "end"
+) -> tuple[float | None, float | None]:
+    # Both are inside, so that what lies between two milliseconds is rounded inwards.
+    low = None if begin is None else milliseconds(begin, begin_name, up=True)
+    return low, None if end is None else milliseconds(end, end_name)
+
 
 _open_stores: weakref.WeakSet[MessageStore] = weakref.WeakSet()
 
@@ -123,7 +134,7 @@ class MessageStore(NotCopied, StoreParts):
         *,
         config: StoreConfig | None = None,
         read_only: bool = False,
-        recovery: str = "strict",
+        recovery: Recovery = "strict",
     ) -> MessageStore:
         """Open the store in directory `path`; a new one is made unless `read_only`.
 
@@ -484,7 +495,7 @@ class MessageStore(NotCopied, StoreParts):
         tags: str | None = None,
         properties: Mapping[str, str | None] | None = None,
         flag: int | None = None,
-        born_timestamp: int | None = None,
+        born_timestamp: int | datetime.datetime | None = None,
         keep_timestamps: bool = False,
     ) -> PutTableResult:
         """Append the rows of an Arrow table in order, each as the message that its columns make.
@@ -521,6 +532,8 @@ class MessageStore(NotCopied, StoreParts):
         MissingDependencyError
             pyarrow is not installed.
         """
+        if isinstance(born_timestamp, datetime.datetime):
+            born_timestamp = int(milliseconds(born_timestamp, "born_timestamp"))
         literals = {
             "topic": topic, "queue_id": queue_id, "keys": keys, "tags": tags, "properties": properties, "flag": flag,
             "born_timestamp": born_timestamp,
@@ -537,7 +550,7 @@ class MessageStore(NotCopied, StoreParts):
         tags: str | None = None,
         properties: Mapping[str, str | None] | None = None,
         flag: int | None = None,
-        born_timestamp: int | None = None,
+        born_timestamp: int | datetime.datetime | None = None,
         keep_timestamps: bool = False,
     ) -> int:
         """Look whether `put_table` would take this table now, and write nothing.
@@ -557,6 +570,8 @@ class MessageStore(NotCopied, StoreParts):
         InvalidMessageError, TypeError, MissingDependencyError
             As of `put_table`.
         """
+        if isinstance(born_timestamp, datetime.datetime):
+            born_timestamp = int(milliseconds(born_timestamp, "born_timestamp"))
         literals = {
             "topic": topic, "queue_id": queue_id, "keys": keys, "tags": tags, "properties": properties, "flag": flag,
             "born_timestamp": born_timestamp,
@@ -619,16 +634,24 @@ class MessageStore(NotCopied, StoreParts):
         self._state.check_open()
         return self._state.settled(self._reading.bounds_of, topic, queue_id)[1]
 
-    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: str = "lower") -> int:
-        """int: queue offset that belongs to a store time (ms since epoch).
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: Moment, boundary: Boundary = "lower") -> int:
+        """int: queue offset that belongs to a store time.
 
         Parameters
         ----------
+        timestamp : int or datetime
+            ms since epoch, or a `datetime` (aware, or naive as local time).
         boundary : {"lower", "upper"}
             "lower": the first message stored at or after `timestamp`, the max offset if there is none; "upper": the last
             one stored at or before it, the min offset if there is none (RocketMQ 5.1.1 and later).
+
+        Raises
+        ------
+        ValueError
+            `timestamp` looks like seconds, see `rmqstore.arguments.milliseconds`; or there is no such `boundary`.
         """
         self._state.check_open()
+        timestamp = milliseconds(timestamp, "timestamp", up=boundary == "lower")
         return self._reading.offset_by_time(topic, queue_id, timestamp, boundary)
 
     def consume(
@@ -639,7 +662,7 @@ class MessageStore(NotCopied, StoreParts):
         queue_ids: Sequence[int] | None = None,
         tags: str | Iterable[str] | None = None,
         max_num: int = 32,
-        consume_from: str | int = "first",
+        consume_from: Literal["first", "last"] | Moment = "first",
         timeout: float | None = None,
         offsets: ConsumerOffsets | LocalOffsets | None = None,
         broker_name: str = "",
@@ -658,9 +681,9 @@ class MessageStore(NotCopied, StoreParts):
             As of `get_message`.
         max_num : int
             How many messages are fetched at once.
-        consume_from : {"first", "last"} or int
+        consume_from : {"first", "last"}, int or datetime
             Where a group begins that has no progress yet: at the oldest message, behind the newest, or at a store time
-            in ms since epoch.
+            in ms since epoch or as a `datetime`.
         timeout : float, optional
             Seconds after which iteration ends if there is no message; 0 = do not wait; by default it waits for ever.
         offsets : ConsumerOffsets or LocalOffsets, optional
@@ -770,12 +793,12 @@ class MessageStore(NotCopied, StoreParts):
         topic: str,
         key: str,
         max_num: int = 64,
-        begin: int | None = None,
-        end: int | None = None,
+        begin: Moment | None = None,
+        end: Moment | None = None,
         max_log_bytes: int | None = DEFAULT_LOG_BYTES,
         progress: Callable[[int, int], object] | None = None,
         *,
-        index_type: str | None = None,
+        index_type: IndexType | None = None,
         compat: bool = False,
     ) -> QueryResult:
         """Find messages by key.
@@ -789,8 +812,8 @@ class MessageStore(NotCopied, StoreParts):
             A key, a unique key, or with ``index_type="T"`` a tag.
         max_num : int
             At most so many; any number.
-        begin, end : int, optional
-            Store time range in ms since epoch, inclusive and exact.
+        begin, end : int or datetime, optional
+            Store time range, inclusive and exact: ms since epoch, or a `datetime` (aware, or naive as local time).
         index_type : {None, "U", "K", "T"}
             None: unique key or keys; "U" only the unique key, "K" only the keys, "T" the tag.
         compat : bool
@@ -806,8 +829,14 @@ class MessageStore(NotCopied, StoreParts):
         QueryResult
             Newest first, each once, every one checked against its topic and key; `truncated` when there are more, not
             `complete` where a part of the log was not looked at.
+
+        Raises
+        ------
+        ValueError
+            A time looks like seconds, see `rmqstore.arguments.milliseconds`; or there is no such `index_type`.
         """
         self._state.check_open()
+        begin, end = _range(begin, end)
         if compat:
             return self._querying.like_java(topic, key, max_num, begin, end, index_type)
         return self._querying.query(topic, key, max_num, begin, end, max_log_bytes, progress, index_type)
@@ -817,20 +846,24 @@ class MessageStore(NotCopied, StoreParts):
         topic: str,
         key: str,
         max_num: int = 64,
-        begin: int = 0,
-        end: int = _INT64_MAX,
+        begin: Moment = 0,
+        end: Moment = _INT64_MAX,
         *,
-        index_type: str | None = None,
+        index_type: IndexType | None = None,
     ) -> list[int]:
         """list of int: what RocketMQ's index service (5.5.0) answers: phy offsets, newest first, quirks included.
 
         Parameters
         ----------
+        begin, end : int or datetime
+            Store time range as of `query_message`, compared by whole seconds.
         index_type : {None, "U", "K", "T"}
             "T" asks for a tag; unique keys and keys share one form.
         """
         self._state.check_open()
-        return self._querying.offsets(topic, key, max_num, begin, end, index_type).phy_offsets
+        low, high = _range(begin, end)
+        assert low is not None and high is not None
+        return self._querying.offsets(topic, key, max_num, low, high, index_type).phy_offsets
 
     # ------------------------------------------------------------------------------------------- the log, columns
 
@@ -855,8 +888,8 @@ class MessageStore(NotCopied, StoreParts):
         tags: str | Iterable[str] | None = None,
         begin_phy_offset: int | None = None,
         end_phy_offset: int | None = None,
-        begin_timestamp: int | None = None,
-        end_timestamp: int | None = None,
+        begin_timestamp: Moment | None = None,
+        end_timestamp: Moment | None = None,
         batch_size: int = 8192,
         use_threads: bool = True,
     ) -> Iterator[pa.RecordBatch]:
@@ -876,8 +909,8 @@ class MessageStore(NotCopied, StoreParts):
             As of `get_message`.
         begin_phy_offset, end_phy_offset : int, optional
             Records that begin at or after the first and before the second.
-        begin_timestamp, end_timestamp : int, optional
-            Store time range in ms since epoch, both inclusive.
+        begin_timestamp, end_timestamp : int or datetime, optional
+            Store time range, both inclusive: ms since epoch, or a `datetime` (aware, or naive as local time).
         batch_size : int
             Rows of a batch at most, 1 to 2**30; a batch ends earlier when its bodies and properties take 64 MiB.
         use_threads : bool
@@ -894,7 +927,7 @@ class MessageStore(NotCopied, StoreParts):
         Raises
         ------
         ValueError
-            A column that does not exist, or a number out of range.
+            A column that does not exist, a number out of range, or a time that looks like seconds.
         MissingDependencyError
             pyarrow is not installed, or the library that a body was compressed with.
         """
@@ -907,7 +940,7 @@ class MessageStore(NotCopied, StoreParts):
             subscription(tags),
             begin_phy_offset,
             end_phy_offset,
-            time_range(begin_timestamp, end_timestamp),
+            time_range(*_range(begin_timestamp, end_timestamp, "begin_timestamp", "end_timestamp")),
             batch_size,
             use_threads,
             refresh=self.read_only,
@@ -958,10 +991,10 @@ class MessageStore(NotCopied, StoreParts):
         topic: str | Iterable[str],
         columns: Iterable[str] | None = None,
         max_num: int = 64,
-        begin: int | None = None,
-        end: int | None = None,
+        begin: Moment | None = None,
+        end: Moment | None = None,
         *,
-        index_type: str | None = None,
+        index_type: IndexType | None = None,
         max_log_bytes: int | None = DEFAULT_LOG_BYTES,
         progress: Callable[[int, int], object] | None = None,
     ) -> pa.Table:
@@ -977,8 +1010,8 @@ class MessageStore(NotCopied, StoreParts):
             As of `scan`.
         max_num : int
             At most so many rows for each key.
-        begin, end : int, optional
-            Store time range in ms since epoch, inclusive and exact.
+        begin, end : int or datetime, optional
+            Store time range, inclusive and exact, as of `query_message`.
         index_type : {None, "U", "K", "T"}
             As of `query_message`.
 
@@ -997,4 +1030,5 @@ class MessageStore(NotCopied, StoreParts):
             As of `scan`.
         """
         self._state.check_open()
+        begin, end = _range(begin, end)
         return self._querying.table(keys, topic, columns, max_num, begin, end, index_type, max_log_bytes, progress)

@@ -65,8 +65,8 @@ class Querying:
         topic: str,
         key: str,
         max_num: int,
-        begin: int | None,
-        end: int | None,
+        begin: float | None,
+        end: float | None,
         max_log_bytes: int | None,
         progress: Callable[[int, int], object] | None,
         index_type: str | None,
@@ -98,8 +98,8 @@ class Querying:
         topic: str | Iterable[str],
         columns: Iterable[str] | None,
         max_num: int,
-        begin: int | None,
-        end: int | None,
+        begin: float | None,
+        end: float | None,
         index_type: str | None,
         max_log_bytes: int | None,
         progress: Callable[[int, int], object] | None,
@@ -121,7 +121,7 @@ class Querying:
                 return table
 
     def offsets(
-        self, topic: str, key: str, max_num: int, begin: int, end: int, index_type: str | None
+        self, topic: str, key: str, max_num: int, begin: float, end: float, index_type: str | None
     ) -> QueryOffsetResult:
         """What RocketMQ's index service answers, see `MessageStore.query_offsets`."""
         self.state.check_open()
@@ -129,7 +129,7 @@ class Querying:
         if self.index_service is None:
             return QueryOffsetResult([], 0, 0)
         self._follow_index()
-        return self.index_service.query_offset(topic, text, max_num, begin, end)
+        return self.index_service.query_offset(topic, text, max_num, int(begin), int(end))
 
     def _follow_index(self) -> None:
         # Entries show as they are put, new files do not.
@@ -240,7 +240,7 @@ class Querying:
         return result
 
     def like_java(
-        self, topic: str, key: str, max_num: int, begin: int | None, end: int | None, index_type: str | None
+        self, topic: str, key: str, max_num: int, begin: float | None, end: float | None, index_type: str | None
     ) -> QueryResult:
         """RocketMQ's queryMessage."""
         # RocketMQ 5.5.0 DefaultMessageStore.queryMessage: up to three rounds, each ending before the oldest hit so far.

@@ -199,7 +199,7 @@ class Reading:
         """(int, int): as of `StoreState.bounds`."""
         return self.state.bounds(self.state.queue(topic, queue_id))
 
-    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: str = "lower") -> int:
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: float, boundary: str = "lower") -> int:
         """See `MessageStore.offset_by_time`."""
         self.state.check_open()
         if boundary not in ("lower", "upper"):
