@@ -291,6 +291,12 @@ class Message(MessageFields):
 
     __hash__ = None  # type: ignore[assignment]  # A message may be changed, so it has no hash.
 
+    def _repr_html_(self) -> str:
+        # For notebooks; loaded here, as other programs have no use for it.
+        from rmqstore.message.notebook import message_html, shown_body
+
+        return message_html(self, f"Message of {self.topic}", (), shown_body(self.body))
+
     def __repr__(self) -> str:
         body = repr(self.body) if len(self.body) <= 32 else f"<{len(self.body)} bytes>"
         parts = [repr(self.topic), body]
@@ -476,6 +482,21 @@ class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of 
 
     def __reduce__(self) -> tuple[type[MessageExt], tuple[Record]]:
         return MessageExt, (self._record,)
+
+    def _repr_html_(self) -> str:
+        from rmqstore.message.notebook import message_html, shown_body
+        from rmqstore.texts import format_time
+
+        fields = [
+            ("queue", self.queue_id),
+            ("queue offset", self.queue_offset),
+            ("phy offset", self.phy_offset),
+            ("stored", format_time(self.store_timestamp)),
+            ("size", f"{self.store_size} bytes"),
+        ]
+        damage = "" if self.damage is None else f", corrupt: {self.damage}"
+        body = shown_body(self.body_stored, self.sys_flag, self.corrupt)
+        return message_html(self, f"MessageExt of {self.topic}{damage}", fields, body)
 
     def __repr__(self) -> str:
         corrupt = ", corrupt" if self.corrupt else ""

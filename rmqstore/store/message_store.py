@@ -253,6 +253,21 @@ class MessageStore(NotCopied, StoreParts):
         state = "closed" if self._state.closed else "read-only" if self.read_only else "open"
         return f"MessageStore({self.path!r}, {state})"
 
+    def _repr_html_(self) -> str:
+        # For notebooks; it looks at no file that is not open anyway.
+        from rmqstore.texts import format_size, html_table
+
+        rows: list[tuple[str, object]] = []
+        if not self._state.closed:
+            log, topics = self.commit_log, self._state.topics()
+            rows = [
+                ("log", f"{format_size(log.max_offset - log.min_offset)} in {len(log.queue)} segments"),
+                ("phy offsets", f"{log.min_offset} to {log.max_offset}"),
+                ("topics", f"{len(topics)}: {', '.join(topics[:10])}" if topics else "none"),
+                ("index files", "no index" if self.index_service is None else len(self.index_service.names)),
+            ]
+        return html_table(repr(self), (), rows)
+
     def _for_writing(self) -> Writing:
         if self._writing is None:
             self._state.check_writable()
