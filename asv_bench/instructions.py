@@ -90,11 +90,11 @@ def compare(before: Mapping[str, float], now: Mapping[str, float], may_be_new: b
 
 def table(rows: Iterable[Row]) -> str:
     """The comparison as text, one kernel a line."""
-    lines = [f"{'kernel':<28} {'before':>12} {'now':>12} {'change':>9}"]
+    lines = [f"{'kernel':<42} {'before':>12} {'now':>12} {'change':>9}"]
     for row in rows:
         change = "new" if row.before is None else f"{row.change:+.1%}"
         before = "" if row.before is None else f"{row.before:,.1f}"
-        lines.append(f"{row.name:<28} {before:>12} {row.now:>12,.1f} {change:>9}{'  TOO MANY' if row.too_many else ''}")
+        lines.append(f"{row.name:<42} {before:>12} {row.now:>12,.1f} {change:>9}{'  TOO MANY' if row.too_many else ''}")
     return "\n".join(lines)
 
 

@@ -15,7 +15,7 @@ from libc.math cimport INFINITY
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint32_t
 from libc.string cimport memchr, memcmp, memcpy
 
-from rmqstore._bytes cimport acquire_fence, get_i32, get_i64
+from rmqstore._bytes cimport acquire_fence, get_i32, get_i64, same_bytes_at
 from rmqstore._core cimport (
     ANY_KEY, C_MAGIC_V1, entry_before, ENTRY_KEY_HASH, ENTRY_PHY_OFFSET, ENTRY_SIZE, FileStream, index_head,
     INDEX_HEADER_SIZE, IndexRegion, MAX_EXT_ADDRESS, MessageFields, OpenedIndexes, QueueFields, QueueTable, RECORD,
@@ -35,6 +35,8 @@ from rmqstore._record cimport (
     body_crc_ok, has_key, has_key_hash, has_prop_crc, judge_record, prefetch_head, prop_crc_ok, RecordView,
     TAIL_AHEAD, text_of,
 )
+
+from sys import intern as _intern
 
 from rmqstore._core import Verdict
 from rmqstore.errors import OffsetOutOfRangeError
@@ -110,8 +112,9 @@ cdef extern from *:
     /* An attribute of a message: what its type would find, but without the search for it, as long as nothing was
        changed about the type.  Names are interned, so that one is known by its address. */
     #define RMQ_ATTRIBUTES 128
-    #define RMQ_ATTRIBUTE_OF(name) ((((uintptr_t)(name) >> 4) ^ ((uintptr_t)(name) >> 11)) % RMQ_ATTRIBUTES)
+    #define RMQ_ATTRIBUTE_OF(name) ((size_t)((uint64_t)(uintptr_t)(name) * rmq_attribute_factor >> 57))
     static struct { PyObject *name; getter get; void *closure; } rmq_attributes[RMQ_ATTRIBUTES];
+    static uint64_t rmq_attribute_factor = 0x9E3779B97F4A7C15u;
     static unsigned int rmq_attributes_version = 0;
 
     static PyObject *rmq_get_attribute(PyObject *message, PyObject *name) {
@@ -122,24 +125,38 @@ cdef extern from *:
         return PyObject_GenericGetAttr(message, name);
     }
 
-    /* Learns the attributes that `kind` has from compiled code; of names in each other's way, the first. */
+    /* Learns the attributes that `kind` has from compiled code, with a factor by which as few of their names as possible are
+       in each other's way; those that are take the usual way. */
     static void rmq_learn_attributes(PyTypeObject *kind, PyObject *names) {
-        Py_ssize_t i;
+        uint64_t factor = rmq_attribute_factor;
+        Py_ssize_t i, fewest = PY_SSIZE_T_MAX;
+        int tried;
         if (kind->tp_getattro != PyObject_GenericGetAttr || rmq_attributes_version) return;
+        for (tried = 0; tried < 256 && fewest; tried++) {
+            const uint64_t best = rmq_attribute_factor;
+            char taken[RMQ_ATTRIBUTES] = {0};
+            Py_ssize_t clashes = 0;
+            rmq_attribute_factor = factor;
+            for (i = 0; i < PyTuple_GET_SIZE(names); i++) {
+                char *place = &taken[RMQ_ATTRIBUTE_OF(PyTuple_GET_ITEM(names, i))];
+                clashes += *place;
+                *place = 1;
+            }
+            if (clashes < fewest) fewest = clashes;
+            else rmq_attribute_factor = best;
+            factor = factor * 6364136223846793005u + 1442695040888963407u;
+            factor |= 1;
+        }
         for (i = 0; i < PyTuple_GET_SIZE(names); i++) {
-            PyObject *name = PyTuple_GET_ITEM(names, i), *found;
-            size_t at;
-            Py_INCREF(name);
-            PyUnicode_InternInPlace(&name);
-            at = RMQ_ATTRIBUTE_OF(name);
-            found = PyObject_GetAttr((PyObject *)kind, name);
+            PyObject *name = PyTuple_GET_ITEM(names, i), *found = PyObject_GetAttr((PyObject *)kind, name);
+            const size_t at = RMQ_ATTRIBUTE_OF(name);
             if (!found) PyErr_Clear();
             if (found && Py_TYPE(found) == &PyGetSetDescr_Type && !rmq_attributes[at].name) {
                 rmq_attributes[at].get = ((PyGetSetDescrObject *)found)->d_getset->get;
                 rmq_attributes[at].closure = ((PyGetSetDescrObject *)found)->d_getset->closure;
                 rmq_attributes[at].name = name;
-            } else
-                Py_DECREF(name);
+                Py_INCREF(name);
+            }
             Py_XDECREF(found);
         }
         /* 0 where the type has no number by which a change would show. */
@@ -426,7 +443,7 @@ cdef inline bint has_the_key(const unsigned char* p, int64_t room, RecordView* r
     cdef int32_t value_len, at
     if r.topic_len == topic_len and memcmp(p + r.topic_pos, PyUnicode_DATA(topic), topic_len) == 0:
         at = find_value(text, r.properties_len, room - r.properties_pos, THE_KEYS, &value_len)
-        if at >= 0 and value_len == n and memcmp(text + at, wanted, n) == 0 and memchr(wanted, 32, n) == NULL:
+        if at >= 0 and value_len == n and same_bytes_at(text + at, wanted, n) and memchr(wanted, 32, n) == NULL:
             return True
     return has_key(p, room, r, <const unsigned char*>PyUnicode_DATA(topic), topic_len, wanted, n, ANY_KEY)
 
@@ -468,7 +485,7 @@ cdef object tags_of(StoredMessage m):
     place = (value_len * 3 + text[value_len - 1]) % TAGS_KEPT
     known = <object>PyList_GET_ITEM(last_tags, place)
     if (PyUnicode_IS_COMPACT_ASCII(<PyObject*>known) and PyUnicode_GET_LENGTH(<PyObject*>known) == value_len
-            and memcmp(PyUnicode_DATA(<PyObject*>known), text, value_len) == 0):
+            and same_bytes_at(<const unsigned char*>PyUnicode_DATA(<PyObject*>known), text, value_len)):
         return known
     known = text_of(text, value_len)
     last_tags[place] = known
@@ -495,7 +512,7 @@ def adopt(type kind not None):
     global adopted
     message_type(kind)
     if adopt_message(<PyTypeObject*>kind, <PyTypeObject*>StoredMessage, StoredMessage.__new__(StoredMessage),
-                     tuple(vars(StoredMessage))):
+                     tuple(map(_intern, vars(StoredMessage)))):
         adopted = kind
 
 
