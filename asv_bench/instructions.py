@@ -18,6 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -89,11 +90,11 @@ def compare(before: Mapping[str, float], now: Mapping[str, float], may_be_new: b
 
 def table(rows: Iterable[Row]) -> str:
     """The comparison as text, one kernel a line."""
-    lines = [f"{'kernel':<28} {'before':>12} {'now':>12} {'change':>9}"]
+    lines = [f"{'kernel':<42} {'before':>12} {'now':>12} {'change':>9}"]
     for row in rows:
         change = "new" if row.before is None else f"{row.change:+.1%}"
         before = "" if row.before is None else f"{row.before:,.1f}"
-        lines.append(f"{row.name:<28} {before:>12} {row.now:>12,.1f} {change:>9}{'  TOO MANY' if row.too_many else ''}")
+        lines.append(f"{row.name:<42} {before:>12} {row.now:>12,.1f} {change:>9}{'  TOO MANY' if row.too_many else ''}")
     return "\n".join(lines)
 
 
@@ -137,6 +138,16 @@ def compiler() -> str:
     return f"{'clang' if 'clang' in text else 'gcc'} {number.strip().split('.')[0]}"
 
 
+def build_constant(folder: Path) -> None:
+    """Compile `constant.c` into a module below `folder`."""
+    include = sysconfig.get_path("include")
+    command = [*os.environ.get("CC", "cc").split(), "-O2", "-shared", "-fPIC", f"-I{include}"]
+    if sys.platform == "darwin":
+        command += ["-undefined", "dynamic_lookup"]
+    source = Path(__file__).with_name("constant.c")
+    subprocess.run([*command, "-o", str(folder / "constant.so"), str(source)], check=True)
+
+
 def count(tree: Path, scratch: Path) -> Counted:
     """Count the kernels with the package that is built in `tree`."""
     folder = Path(tempfile.mkdtemp(dir=scratch))
@@ -145,6 +156,7 @@ def count(tree: Path, scratch: Path) -> Counted:
     subprocess.run(
         [*os.environ.get("CC", "cc").split(), "-O1", "-shared", "-fPIC", "-o", str(library), str(source)], check=True
     )
+    build_constant(folder)
     log = folder / "valgrind.log"
     done = subprocess.run(
         [
@@ -154,7 +166,12 @@ def count(tree: Path, scratch: Path) -> Counted:
         ],
         # One order of hash tables in every run, and an allocator that does not keep to itself when it returns memory.
         env=os.environ
-        | {"PYTHONPATH": str(tree), "PYTHONHASHSEED": "0", "ARROW_DEFAULT_MEMORY_POOL": "system", "TMPDIR": str(folder)},
+        | {
+            "PYTHONPATH": os.pathsep.join((str(tree), str(folder))),
+            "PYTHONHASHSEED": "0",
+            "ARROW_DEFAULT_MEMORY_POOL": "system",
+            "TMPDIR": str(folder),
+        },
     )  # fmt: skip
     if done.returncode != 0 or not answer.exists():
         tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:]) if log.exists() else ""

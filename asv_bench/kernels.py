@@ -180,10 +180,6 @@ def read(folder: str) -> Iterator[Kernel]:
             for _ in store.messages():
                 pass
 
-        def pages(n: int) -> None:
-            for i in range(n):
-                store.get_message("Orders", i % 4, i * 32 % 900, max_num=32)
-
         read_once = list(store.messages())
 
         def look(n: int) -> None:
@@ -191,14 +187,66 @@ def read(folder: str) -> Iterator[Kernel]:
                 message.keys, message.tags, message.unique_key  # noqa: B018
 
         keys = [f"ORD-{i:08d}" for i in range(0, STORED, 2)]
+        absent = [f"ORD-{i:08d}" for i in range(STORED, 2 * STORED, 2)]
         yield Kernel("scan to RecordColumns", STORED, lambda n: times(n, scan_columns))
         yield Kernel("scan to Arrow, a handful", STORED, lambda n: times(n, lambda: scan(HANDFUL)))
         yield Kernel("scan to Arrow, all columns", STORED, lambda n: times(n, lambda: scan(None)))
         yield Kernel("messages", STORED, lambda n: times(n, decode))
-        yield Kernel("get_message 32", 50, pages)
+        yield Kernel("get_message 32", 50, pages(store))
+        yield Kernel("get_message 32, four attributes looked at", 50, pages_looked_at(store))
         yield Kernel("keys, tags and unique_key of a message", 2000, look)
-        yield Kernel("query_message", 500, each(lambda key: store.query_message("Orders", key), keys))
+        yield Kernel("query_message", 500, asking(store, keys))
+        yield Kernel("query_message, no hit", 500, asking(store, absent))
         yield Kernel("query_table", 1000, lambda n: store.query_table(keys[:n], "Orders", HANDFUL))
+
+
+def pages(store: Any) -> Callable[[int], object]:
+    """Get 32 messages after the other."""
+
+    def run(n: int) -> None:
+        for i in range(n):
+            store.get_message("Orders", i % 4, i * 32 % 900, max_num=32)
+
+    return run
+
+
+def pages_looked_at(store: Any) -> Callable[[int], object]:
+    """The same, and what most programs ask of a message."""
+
+    def run(n: int) -> None:
+        for i in range(n):
+            for message in store.get_message("Orders", i % 4, i * 32 % 900, max_num=32).messages:
+                message.queue_offset  # noqa: B018
+                message.body  # noqa: B018
+                message.keys  # noqa: B018
+                message.tags  # noqa: B018
+
+    return run
+
+
+def asking(store: Any, keys: list[str]) -> Callable[[int], object]:
+    """Ask for one key after the other."""
+
+    def run(n: int) -> None:
+        for key in keys[:n]:
+            store.query_message("Orders", key)
+
+    return run
+
+
+def constant() -> Iterator[Kernel]:
+    """What of the calls is the interpreter's: the same ones of a store in C that gives one object again and again."""
+    from constant import Constant, ConstantMessage
+
+    class Page(NamedTuple):
+        messages: list[Any]
+
+    page = Page([ConstantMessage(i, b"body", ["ORD-00000000"], "created") for i in range(32)])
+    many = [None] * 1000
+    yield Kernel("constant: put_message", 500, each(Constant(None).put_message, many))
+    yield Kernel("constant: query_message", 500, asking(Constant([]), ["ORD-00000000"] * 1000))
+    yield Kernel("constant: get_message 32", 50, pages(Constant(page)))
+    yield Kernel("constant: get_message 32, four attributes", 50, pages_looked_at(Constant(page)))
 
 
 def rebuild(folder: str) -> Iterator[Kernel]:
@@ -270,6 +318,7 @@ def rabbitmq(folder: str) -> Iterator[Kernel]:
 def kernels(folder: str) -> Iterator[tuple[str, Callable[[], Iterator[Kernel]]]]:
     """The groups of kernels; one that cannot run does not keep the others from it."""
     yield "small", small
+    yield "constant", constant
     for group in (index_file, append, read, rebuild, rabbitmq):
         yield group.__name__, lambda group=group: group(folder)
 

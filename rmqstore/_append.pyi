@@ -12,6 +12,7 @@ _Int64s: TypeAlias = npt.NDArray[np.int64]
 
 _T = TypeVar("_T", bound=tuple[Any, ...])
 _Rows = TypeVar("_Rows", bound=PlacedRows[Any])
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 class TextColumn:
     def __init__(self, offsets: Any = None, data: Any = None, validity: Any = None, first: int = 0) -> None: ...
@@ -92,7 +93,8 @@ class Appender:
         batch: RowBatch,
         kind: type,
         result: type,
-        clock: Callable[[], int],
+        clock: Callable[[], int] | None,
+        after_put: Callable[[int, tuple[Any]], object],
         indexed: bool,
         index_tags: bool,
         max_ends: int = 1024,
@@ -100,7 +102,8 @@ class Appender:
     @property
     def writing(self) -> bool: ...
     def learn(self, log: FileEnd, index: IndexRegion | None, queue: int = -1, end: FileEnd | None = None) -> None: ...
-    def put(self, message: object, queue_id: object) -> Any: ...
+
+def append_first(method: _F) -> _F: ...
 
 class PlacedRows(Generic[_T]):
     def __init__(self, rows: Iterable[_T] = ()) -> None: ...

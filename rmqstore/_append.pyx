@@ -1,7 +1,7 @@
 """Putting messages: rows from messages and from Arrow tables, encoded one after the other; the short way of one message.
 
 Owns what makes a row plain (`RowBatch`) and the order in which a plain message is appended (`Appender`).  It never chooses a
-file: the classes above say where a stream goes on, and whatever does not fit there goes their way.  Payload, unit, entry and
+file, and knows no clock but the system's: the classes above say where a stream goes on, and whatever does not fit there goes their way.  Payload, unit, entry and
 count are published in that order (I6).
 """
 
@@ -13,11 +13,14 @@ from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint32_t, uint8
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcmp, memcpy, memset
 
+from posix.time cimport clock_gettime, CLOCK_REALTIME, timespec
+
 from rmqstore._bytes cimport check, get_i64, put_hex, put_i64
 from rmqstore._columns cimport NEED_KEY_ROOM, RecordColumns, TopicTable
 from rmqstore._core cimport (
     BLANK_SIZE, COLUMNS_FULL, FileStream, index_count_of, INDEX_END_PHY_OFFSET, INDEX_HEADER_SIZE, IndexRegion,
-    LIMIT, MessageFields, PROP_CRC_SIZE, put_unit, Region, SYS_BORN_V6, SYS_PLAIN_MASK, SYS_STORE_V6, UNIT_SIZE,
+    LIMIT, MessageFields, PROP_CRC_SIZE, put_unit, Region, short_way_first, StateFields, SYS_BORN_V6, SYS_PLAIN_MASK,
+    SYS_STORE_V6, UNIT_SIZE,
 )
 from rmqstore._crc32 cimport crc32_start
 from rmqstore._java_text cimport hash_utf8
@@ -1204,8 +1207,11 @@ cdef class Appender:
         What a plain message is an instance of, exactly.
     result : type
         Named tuple of (phy_offset, queue_offset, msg_id, store_timestamp, size).
-    clock : callable
-        Gives the store time, ms since epoch; asked when nothing else can stop a put any more.
+    clock : callable or None
+        Gives the store time, ms since epoch; asked when nothing else can stop a put any more.  None = the system's.
+    after_put : callable
+        Told where the log ends and what was put, without the lock, where somebody waits for messages, or a put for the
+        disk.
     indexed, index_tags : bool
         Whether keys, and tags, are indexed.
     max_ends : int
@@ -1219,7 +1225,7 @@ cdef class Appender:
 
     cdef readonly bint writing
     cdef RowBatch batch
-    cdef object clock
+    cdef object clock, after_put
     cdef int64_t max_ends
     cdef type kind, result
     cdef bint indexed, index_tags
@@ -1227,12 +1233,13 @@ cdef class Appender:
     cdef dict ends       # queue number: FileEnd
     cdef IndexRegion index
 
-    def __cinit__(self, RowBatch batch not None, type kind not None, type result not None, clock not None, bint indexed,
-                  bint index_tags, int64_t max_ends=1024):
+    def __cinit__(self, RowBatch batch not None, type kind not None, type result not None, clock, after_put not None,
+                  bint indexed, bint index_tags, int64_t max_ends=1024):
         if not issubclass(result, tuple) or len(result._fields) != 5:
             raise TypeError("a named tuple of five is needed")
         self.batch, self.kind, self.result = batch, kind, result
         self.indexed, self.index_tags, self.clock, self.max_ends = indexed, index_tags, clock, max_ends
+        self.after_put = after_put
         self.ends = {}
         batch.reserve_rows(1)
 
@@ -1244,8 +1251,8 @@ cdef class Appender:
                 self.ends.clear()
             self.ends[queue] = end
 
-    def put(self, message, queue_id):
-        """Append the message; its `result`, or None if it has to go the long way: nothing is written then."""
+    cdef object put(self, object message, object queue_id, int64_t* last_store_timestamp):
+        # Append the message; its `result`, or None if it has to go the long way: nothing is written then.
         cdef RowBatch batch = self.batch
         cdef Row* row
         cdef FileEnd log = self.log, end
@@ -1275,10 +1282,13 @@ cdef class Appender:
                               &row.indexed, self.index_tags, &code)
         if keys < 0 or (self.indexed and not index_takes(self.index, keys, row.phy_offset)):
             return None
-        now = self.clock()
-        # Asking the clock may have run anything, even a put.
-        if row != &batch.rows[0] or batch.count != 1 or row.phy_offset != log.stream.wrote_where:
-            raise RuntimeError("the clock of the store put a message itself")
+        if self.clock is None:
+            now = system_time()
+        else:
+            now = self.clock()
+            # Asking the clock may have run anything, even a put.
+            if row != &batch.rows[0] or batch.count != 1 or row.phy_offset != log.stream.wrote_where:
+                raise RuntimeError("the clock of the store put a message itself")
         batch.seal(now, EMPTY_TIMESTAMPS)
         p = log_region.pin_writable(pos, row.size + BLANK_SIZE)
         try:
@@ -1303,7 +1313,44 @@ cdef class Appender:
                           row.parts.store_timestamp, row.size)
         self.writing = False
         batch.clear()
+        if now > last_store_timestamp[0]:
+            last_store_timestamp[0] = now
         return made
+
+
+cdef object put_in_short(StateFields state, PyObject** args, Py_ssize_t num, object store):
+    # message and maybe queue_id.
+    cdef Appender appender
+    cdef object message = <object>args[0], queue_id = ZERO if num < 2 else <object>args[1], put = None
+    if type(state.appender) is not Appender:
+        return None
+    appender = <Appender>state.appender
+    lock = state.lock
+    lock.acquire()
+    try:
+        if state.appender is appender:
+            put = appender.put(message, queue_id, &state.last_store_timestamp)
+    except BaseException as error:
+        if appender.writing:
+            state.fail(error)
+        raise
+    finally:
+        lock.release()
+    if put is not None and (state.waiting or state.sync_flush):
+        appender.after_put(put.phy_offset + put.size, (message,))
+    return put
+
+
+def append_first(method not None):
+    """The method of a store, `put_message` as it is written, with a plain message put in one call (`Appender`)."""
+    return short_way_first(method, put_in_short, 2, 3)
+
+
+cdef inline int64_t system_time() noexcept nogil:
+    # Milliseconds since the epoch.
+    cdef timespec now
+    clock_gettime(CLOCK_REALTIME, &now)
+    return <int64_t>now.tv_sec * 1000 + now.tv_nsec // 1000000
 
 
 cdef bint index_takes(IndexRegion index, int64_t num, int64_t phy_offset) except -1:

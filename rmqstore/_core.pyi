@@ -303,6 +303,31 @@ class FileStream:
     def remember(self, region: Region, base: int, offsets: list[int]) -> None: ...
     def recent(self, offset: int) -> tuple[Region, int, int, int] | None: ...
 
+class OpenedIndexes:
+    opened_files: Any
+
+class QueueFields:
+    queue: Any
+    min_for: Any
+    refreshed_at: float
+
+class QueueTable:
+    _queues: Any
+
+class StateFields:
+    lock: Any
+    appender: Any
+    key_query: Any
+    queue_gets: Any
+    last_store_timestamp: int
+    waiting: int
+    sync_flush: bool
+
+class StoreParts:
+    _state: Any
+
+class ShortWayFirst: ...
+
 def chain_entries(index: IndexRegion, hashes: _Int32s) -> tuple[_Int32s, _Int64s]: ...
 def doubtful_entry(
     regions: list[Region], base_offsets: _Int64s, numbers: _Int32s, phy_offsets: _Int64s, key_hashes: _Int32s, first: int = 0

@@ -104,6 +104,26 @@ static inline void rmq_marks_at(const unsigned char *text, int32_t at, int32_t n
     }
 }
 
+/* As `rmq_marks_at`, those that are 2 alone. */
+static inline uint64_t rmq_twos_at(const unsigned char *text, int32_t at, int32_t n, int64_t room) {
+    const int32_t left = n - at < 64 ? n - at : 64;
+#if defined(__SSE2__)
+    if (at + ((left + (int64_t)15) & ~(int64_t)15) <= room) {
+        uint64_t twos = 0;
+        int32_t i;
+        for (i = 0; i < left; i += 16)
+            twos |= (uint64_t)(uint32_t)_mm_movemask_epi8(_mm_cmpeq_epi8(
+                        _mm_loadu_si128((const __m128i *)(text + at + i)), _mm_set1_epi8(2))) << i;
+        return left < 64 ? twos & (((uint64_t)1 << left) - 1) : twos;
+    }
+#endif
+    {
+        uint64_t ones, twos, high;
+        rmq_marks_at(text, at, n, room, &ones, &twos, &high);
+        return twos;
+    }
+}
+
 /* The pieces of a properties text that have a name and a value: cut at 2, the first 1 of a piece ends the name (Java's
    MessageDecoder.string2messageProperties).  `room` bytes may be read; `out` takes n / 4 + 1 pieces. */
 RMQ_MAY_BE_UNUSED static int32_t rmq_split_properties(const unsigned char *text, int32_t n, int64_t room, rmq_span *out, rmq_known *known,
@@ -231,11 +251,11 @@ RMQ_MAY_BE_UNUSED static void rmq_find_properties(const unsigned char *text, int
 RMQ_MAY_BE_UNUSED static int32_t rmq_value_of(const unsigned char *text, int32_t n, int64_t room, const unsigned char *name, int32_t name_len,
                             int32_t *len) {
     int32_t at = 0, start = 0, value = -1, here;
-    uint64_t ones, twos = 0, high;
+    uint64_t twos = 0;
     for (;;) {
         /* The end of the text ends a piece as well. */
         while (!twos && at < n) {
-            rmq_marks_at(text, at, n, room, &ones, &twos, &high);
+            twos = rmq_twos_at(text, at, n, room);
             at += 64;
         }
         here = twos ? at - 64 + __builtin_ctzll(twos) : n;

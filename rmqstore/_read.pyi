@@ -1,7 +1,16 @@
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
-from rmqstore._core import FileStream, IndexRegion, MessageFields, Region, Verdict, _DecodedRecord
+from rmqstore._core import (
+    FileStream,
+    IndexRegion,
+    MessageFields,
+    OpenedIndexes,
+    QueueTable,
+    Region,
+    Verdict,
+    _DecodedRecord,
+)
 
 class StoredMessage(MessageFields):
     def __init__(self, record: _DecodedRecord) -> None: ...
@@ -59,6 +68,7 @@ def adopt(kind: type[StoredMessage]) -> None: ...
 _M = TypeVar("_M", bound=StoredMessage)
 _L = TypeVar("_L", bound=list[Any])
 _R = TypeVar("_R")
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 def read_message(region: Region, pos: int, base_offset: int, kind: type[_M], check_crc: int = 1) -> _M | Verdict: ...
 def read_messages(
@@ -92,21 +102,26 @@ def read_queued(
     first: int,
 ) -> tuple[int, int, int, bool, bool]: ...
 def read_recent(stream: FileStream, phy_offset: int, kind: type[_M], check_crc: int) -> _M | None: ...
-def read_recent_queued(
-    units: FileStream,
-    log: FileStream,
-    known: tuple[int, int],
-    queue_offset: int,
-    num: int,
-    max_num: int,
-    max_bytes: int,
-    kind: type[StoredMessage],
-    check_crc: int,
-    result_kind: type[_R],
-    status: object,
-    topic: str,
-    queue_id: int,
-) -> _R | None: ...
+class QueueGets(Generic[_R]):
+    def __init__(
+        self,
+        queues: QueueTable,
+        queue_kind: type,
+        log: FileStream,
+        kind: type[StoredMessage],
+        check_crc: int,
+        result_kind: type[_R],
+        status: object,
+        num: int,
+        max_bytes: int,
+        clock: Callable[[], float],
+        interval: float,
+        looks_ahead: bool,
+    ) -> None: ...
+    closed: bool
+    def get(self, topic: str, queue_id: int, queue_offset: int, max_num: int) -> _R | None: ...
+
+def get_first(method: _F) -> _F: ...
 def find_messages(
     indexes: Iterable[IndexRegion],
     region_of: Callable[[int], tuple[Region, int, int, int] | None],
@@ -126,7 +141,7 @@ def find_messages(
 class KeyQuery(Generic[_L, _M]):
     def __init__(
         self,
-        indexes: object,
+        indexes: OpenedIndexes,
         region_of: Callable[[int], tuple[Region, int, int, int] | None],
         result_kind: type[_L],
         kind: type[_M],
@@ -139,6 +154,8 @@ class KeyQuery(Generic[_L, _M]):
     looked_at: float
     closed: bool
     def find(self, topic: str, key: str, max_num: int) -> _L | None: ...
+
+def query_first(method: _F) -> _F: ...
 
 class KeySearch:
     def __init__(

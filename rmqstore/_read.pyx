@@ -7,29 +7,36 @@ caller has to go the long way.  Invariants are those of `_core`.
 
 cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.dict cimport PyDict_GetItemWithError
 from cpython.list cimport PyList_Append, PyList_GET_SIZE
 from cpython.object cimport PyObject, PyTypeObject
+from cpython.tuple cimport PyTuple_GET_SIZE
 from libc.math cimport INFINITY
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint32_t
 from libc.string cimport memchr, memcmp, memcpy
 
-from rmqstore._bytes cimport acquire_fence, get_i32, get_i64
+from rmqstore._bytes cimport acquire_fence, get_i32, get_i64, same_bytes_at
 from rmqstore._core cimport (
     ANY_KEY, C_MAGIC_V1, entry_before, ENTRY_KEY_HASH, ENTRY_PHY_OFFSET, ENTRY_SIZE, FileStream, index_head,
-    INDEX_HEADER_SIZE, IndexRegion, MAX_EXT_ADDRESS, MessageFields, RECORD, RECORD_BORN_HOST, Region, SLOT_SIZE,
-    TAG, UNIT_RECORD_SIZE, UNIT_SIZE, UNIT_TAGS_CODE,
+    INDEX_HEADER_SIZE, IndexRegion, MAX_EXT_ADDRESS, MessageFields, OpenedIndexes, QueueFields, QueueTable, RECORD,
+    RECORD_BORN_HOST, Region, short_way_first, SLOT_SIZE, StateFields, TAG, UNIT_RECORD_SIZE, UNIT_SIZE, UNIT_TAGS_CODE,
 )
 from rmqstore._crc32 cimport crc32_start
 from rmqstore._java_text cimport hash_str, index_hash
-from rmqstore._properties cimport is_dispatched_to, value_of
+from rmqstore._properties cimport (
+    fits, is_dispatched_to, KnownSpans, learn, PropertyLayout, PropertySpan, split_properties, value_of,
+)
 from rmqstore._python cimport (
-    clamped, PyBytes_CheckExact, PyObject_GC_IsTracked, PyObject_GC_Track, PyObject_GenericSetAttr, PyUnicode_CheckExact,
-    PyUnicode_DATA, PyUnicode_GET_LENGTH, PyUnicode_IS_ASCII, PyUnicode_IS_COMPACT_ASCII, small_number,
+    clamped, PyBytes_CheckExact, PyList_GET_ITEM, PyObject_GC_IsTracked, PyObject_GC_Track, PyObject_GenericSetAttr,
+    PyTuple_GET_ITEM, PyUnicode_CheckExact, PyUnicode_DATA, PyUnicode_GET_LENGTH, PyUnicode_IS_ASCII,
+    PyUnicode_IS_COMPACT_ASCII, small_number,
 )
 from rmqstore._record cimport (
     body_crc_ok, has_key, has_key_hash, has_prop_crc, judge_record, prefetch_head, prop_crc_ok, RecordView,
     TAIL_AHEAD, text_of,
 )
+
+from sys import intern as _intern
 
 from rmqstore._core import Verdict
 from rmqstore.errors import OffsetOutOfRangeError
@@ -43,7 +50,17 @@ cdef enum:
     LONG_BODY = 131072
     WALK_STEPS = 1024
     HOST_SIZE = 20        # the longer of the two forms
-    SHORT_PROPERTIES = 112
+    SHORT_PROPERTIES = 128
+    # Properties that the index takes.
+    THE_KEYS = 0
+    THE_TAGS = 1
+    THE_UNIQUE_KEY = 2
+    TAGS_KEPT = 16
+    LAYOUTS = 16
+    LAYOUT_PATIENCE = 16
+
+
+cdef const char** PROPERTY_NAMES = [b"KEYS", b"TAGS", b"UNIQ_KEY"]
 
 
 cdef extern from *:
@@ -51,16 +68,32 @@ cdef extern from *:
     /* How messages that are read are made and freed: as their type would, but without the way through its bases, each of
        which fills and clears its own part, and without an entry in the collector's lists.  The objects of a message stand
        first in it: the fields of MessageFields, then those of StoredMessage. */
+    #include <structmember.h>
     #define RMQ_MESSAGE_OBJECTS 12
     typedef struct { PyObject_HEAD PyObject *objects[RMQ_MESSAGE_OBJECTS]; } rmq_message;
 
+    /* Messages that are done with, for those to come: a program mostly holds a page of them at a time. */
+    #define RMQ_MESSAGES_KEPT 64
+    #ifdef Py_GIL_DISABLED
+    #define RMQ_KEEPS_MESSAGES 0
+    #else
+    #define RMQ_KEEPS_MESSAGES 1
+    #endif
+    static PyObject *rmq_kept_messages[RMQ_MESSAGES_KEPT];
+    static int rmq_kept_num = 0;
+    static PyTypeObject *rmq_kept_kind = NULL;
+
     static PyObject *rmq_new_message(PyTypeObject *kind) {
-        rmq_message *made = (rmq_message *)PyObject_GC_New(PyObject, kind);
+        PyObject *made;
         int i;
-        if (!made) return NULL;
+        if (RMQ_KEEPS_MESSAGES && rmq_kept_num && kind == rmq_kept_kind) {
+            made = rmq_kept_messages[--rmq_kept_num];
+            PyObject_Init(made, kind);
+        } else if (!(made = (PyObject *)PyObject_GC_New(PyObject, kind)))
+            return NULL;
         for (i = 0; i < RMQ_MESSAGE_OBJECTS; i++) Py_INCREF(Py_None);
-        for (i = 0; i < RMQ_MESSAGE_OBJECTS; i++) made->objects[i] = Py_None;
-        return (PyObject *)made;
+        for (i = 0; i < RMQ_MESSAGE_OBJECTS; i++) ((rmq_message *)made)->objects[i] = Py_None;
+        return made;
     }
 
     static void rmq_free_message(PyObject *made) {
@@ -69,13 +102,85 @@ cdef extern from *:
         if (kind->tp_finalize && PyObject_CallFinalizerFromDealloc(made) < 0) return;
         PyObject_GC_UnTrack(made);
         for (i = 0; i < RMQ_MESSAGE_OBJECTS; i++) Py_XDECREF(((rmq_message *)made)->objects[i]);
-        kind->tp_free(made);
+        if (RMQ_KEEPS_MESSAGES && kind == rmq_kept_kind && !kind->tp_finalize && rmq_kept_num < RMQ_MESSAGES_KEPT)
+            rmq_kept_messages[rmq_kept_num++] = made;
+        else
+            kind->tp_free(made);
         Py_DECREF(kind);
+    }
+
+    /* An attribute of a message: what its type would find, but without the search for it, as long as nothing was
+       changed about the type.  Names are interned, so that one is known by its address. */
+    #define RMQ_ATTRIBUTES 128
+    #define RMQ_ATTRIBUTE_OF(name) ((size_t)((uint64_t)(uintptr_t)(name) * rmq_attribute_factor >> 57))
+    static struct { PyObject *name; getter get; void *closure; } rmq_attributes[RMQ_ATTRIBUTES];
+    static uint64_t rmq_attribute_factor = 0x9E3779B97F4A7C15u;
+    static unsigned int rmq_attributes_version = 0;
+
+    static PyObject *rmq_get_attribute(PyObject *message, PyObject *name) {
+        const size_t at = RMQ_ATTRIBUTE_OF(name);
+        if (rmq_attributes[at].name == name && Py_TYPE(message) == rmq_kept_kind
+                && rmq_kept_kind->tp_version_tag == rmq_attributes_version)
+            return rmq_attributes[at].get(message, rmq_attributes[at].closure);
+        return PyObject_GenericGetAttr(message, name);
+    }
+
+    /* Learns the attributes that `kind` has from compiled code, with a factor by which as few of their names as possible are
+       in each other's way; those that are take the usual way. */
+    static void rmq_learn_attributes(PyTypeObject *kind, PyObject *names) {
+        uint64_t factor = rmq_attribute_factor;
+        Py_ssize_t i, fewest = PY_SSIZE_T_MAX;
+        int tried;
+        if (kind->tp_getattro != PyObject_GenericGetAttr || rmq_attributes_version) return;
+        for (tried = 0; tried < 256 && fewest; tried++) {
+            const uint64_t best = rmq_attribute_factor;
+            char taken[RMQ_ATTRIBUTES] = {0};
+            Py_ssize_t clashes = 0;
+            rmq_attribute_factor = factor;
+            for (i = 0; i < PyTuple_GET_SIZE(names); i++) {
+                char *place = &taken[RMQ_ATTRIBUTE_OF(PyTuple_GET_ITEM(names, i))];
+                clashes += *place;
+                *place = 1;
+            }
+            if (clashes < fewest) fewest = clashes;
+            else rmq_attribute_factor = best;
+            factor = factor * 6364136223846793005u + 1442695040888963407u;
+            factor |= 1;
+        }
+        for (i = 0; i < PyTuple_GET_SIZE(names); i++) {
+            PyObject *name = PyTuple_GET_ITEM(names, i), *found = PyObject_GetAttr((PyObject *)kind, name);
+            const size_t at = RMQ_ATTRIBUTE_OF(name);
+            if (!found) PyErr_Clear();
+            if (found && Py_TYPE(found) == &PyGetSetDescr_Type && !rmq_attributes[at].name) {
+                rmq_attributes[at].get = ((PyGetSetDescrObject *)found)->d_getset->get;
+                rmq_attributes[at].closure = ((PyGetSetDescrObject *)found)->d_getset->closure;
+                rmq_attributes[at].name = name;
+                Py_INCREF(name);
+            }
+            Py_XDECREF(found);
+        }
+        /* 0 where the type has no number by which a change would show. */
+        rmq_attributes_version = kind->tp_version_tag;
+        if (rmq_attributes_version) kind->tp_getattro = rmq_get_attribute;
+    }
+
+    /* Where instances hold what their class has in __slots__, 0 for any other descriptor. */
+    static Py_ssize_t rmq_place_of_slot(PyObject *descriptor) {
+        PyMemberDef *member;
+        if (Py_TYPE(descriptor) != &PyMemberDescr_Type) return 0;
+        member = ((PyMemberDescrObject *)descriptor)->d_member;
+        return member->type == T_OBJECT_EX ? member->offset : 0;
+    }
+
+    /* Of an instance that was just made of this class, whose slot is still empty. */
+    static void rmq_set_slot(PyObject *made, Py_ssize_t at, PyObject *value) {
+        Py_INCREF(value);
+        *(PyObject **)((char *)made + at) = value;
     }
 
     /* Whether `kind` adds nothing to `stored` that would have to be made or freed, and `blank`, one as its type makes it,
        is laid out as is said above.  Then it is freed by `rmq_free_message` from now on. */
-    static int rmq_adopt_message(PyTypeObject *kind, PyTypeObject *stored, PyObject *blank) {
+    static int rmq_adopt_message(PyTypeObject *kind, PyTypeObject *stored, PyObject *blank, PyObject *names) {
         int i;
         if (!(kind->tp_flags & Py_TPFLAGS_HEAPTYPE) || !PyType_IS_GC(kind) || kind->tp_basicsize != stored->tp_basicsize
                 || (size_t)kind->tp_basicsize < sizeof(rmq_message) || kind->tp_itemsize || kind->tp_dictoffset
@@ -85,11 +190,19 @@ cdef extern from *:
         for (i = 0; i < RMQ_MESSAGE_OBJECTS; i++)
             if (((rmq_message *)blank)->objects[i] != Py_None) return 0;
         kind->tp_dealloc = rmq_free_message;
+        if (!rmq_kept_kind) {
+            /* For good: others may have the address of a type that is gone. */
+            Py_INCREF(kind);
+            rmq_kept_kind = kind;
+            rmq_learn_attributes(kind, names);
+        }
         return 1;
     }
     """
+    Py_ssize_t place_of_slot "rmq_place_of_slot"(object descriptor)
+    void set_slot "rmq_set_slot"(object made, Py_ssize_t at, object value)
     object new_message "rmq_new_message"(PyTypeObject* kind)
-    bint adopt_message "rmq_adopt_message"(PyTypeObject* kind, PyTypeObject* stored, object blank)
+    bint adopt_message "rmq_adopt_message"(PyTypeObject* kind, PyTypeObject* stored, object blank, tuple names)
 
 
 @cython.auto_pickle(False)
@@ -194,7 +307,7 @@ cdef class StoredMessage(MessageFields):
     @property
     def keys(self):
         """list of str: the pieces of the KEYS property, split at spaces."""
-        text = property_of(self, b"KEYS", 4)
+        cdef object text = property_of(self, THE_KEYS)
         if text is None:
             return []
         if PyUnicode_IS_COMPACT_ASCII(<PyObject*>text):
@@ -206,12 +319,12 @@ cdef class StoredMessage(MessageFields):
     @property
     def tags(self):
         """str or None: the TAGS property."""
-        return property_of(self, b"TAGS", 4)
+        return tags_of(self)
 
     @property
     def unique_key(self):
         """str or None: the producer's id (property UNIQ_KEY)."""
-        return property_of(self, b"UNIQ_KEY", 8)
+        return property_of(self, THE_UNIQUE_KEY)
 
     @property
     def store_size(self):
@@ -288,21 +401,98 @@ cdef void take_properties(StoredMessage m, const unsigned char* text, int64_t n,
         m.long_properties = PyBytes_FromStringAndSize(<char*>text, n) if held is None else held
 
 
-cdef object property_of(StoredMessage m, const char* name, Py_ssize_t name_len):
+# Texts of messages are mostly taken apart as others of their length were before (`PropertyLayout`): that is soon seen.
+cdef PropertyLayout[LAYOUTS] layouts
+cdef int32_t[LAYOUTS] layout_patience   # so many texts have to differ from it before another is learnt
+
+
+cdef inline int32_t find_property(StoredMessage m, int which, const unsigned char** text, int32_t* value_len) noexcept:
+    # Where the value of a property that the index takes begins in the stored text; negative where there is none.
+    if m.long_properties is None:
+        text[0] = m.short_properties
+        return find_value(text[0], m.record.properties_len, SHORT_PROPERTIES, which, value_len)
+    text[0] = <const unsigned char*>PyBytes_AS_STRING(m.long_properties)
+    return find_value(text[0], m.record.properties_len, m.record.properties_len, which, value_len)
+
+
+cdef inline int32_t find_value(const unsigned char* text, int32_t n, int64_t room, int which,
+                               int32_t* value_len) noexcept:
+    # As `value_of`; `room` bytes may be read.
+    cdef int32_t place = n % LAYOUTS, number
+    cdef PropertyLayout* layout = &layouts[place]
+    if not fits(layout, text, n, room):
+        layout_patience[place] -= 1
+        if n > SHORT_PROPERTIES or layout_patience[place] >= 0 or not learn_layout(layout, text, n, room):
+            return value_of(text, n, room, <const unsigned char*>PROPERTY_NAMES[which],
+                            8 if which == THE_UNIQUE_KEY else 4, value_len)
+    layout_patience[place] = LAYOUT_PATIENCE
+    number = (layout.known.keys if which == THE_KEYS else layout.known.tags if which == THE_TAGS
+              else layout.known.unique_key)
+    if number < 0:
+        return -1
+    value_len[0] = layout.spans[number].end - layout.spans[number].split - 1
+    return layout.spans[number].split + 1
+
+
+cdef inline bint has_the_key(const unsigned char* p, int64_t room, RecordView* r, PyObject* topic,
+                             PyObject* key) noexcept:
+    # As `has_key` of the core, of ASCII; most messages have one key, which is the one that was asked for.
+    cdef const unsigned char* text = p + r.properties_pos
+    cdef const unsigned char* wanted = <const unsigned char*>PyUnicode_DATA(key)
+    cdef Py_ssize_t n = PyUnicode_GET_LENGTH(key), topic_len = PyUnicode_GET_LENGTH(topic)
+    cdef int32_t value_len, at
+    if r.topic_len == topic_len and memcmp(p + r.topic_pos, PyUnicode_DATA(topic), topic_len) == 0:
+        at = find_value(text, r.properties_len, room - r.properties_pos, THE_KEYS, &value_len)
+        if at >= 0 and value_len == n and same_bytes_at(text + at, wanted, n) and memchr(wanted, 32, n) == NULL:
+            return True
+    return has_key(p, room, r, <const unsigned char*>PyUnicode_DATA(topic), topic_len, wanted, n, ANY_KEY)
+
+
+cdef bint learn_layout(PropertyLayout* layout, const unsigned char* text, int32_t n, int64_t room) noexcept:
+    # Whether the text has a layout now.
+    cdef PropertySpan[SHORT_PROPERTIES] spans
+    cdef KnownSpans known
+    cdef int ascii = False
+    cdef int32_t num = split_properties(text, n, room, spans, &known, &ascii)
+    if not ascii:
+        return False
+    learn(layout, text, n, spans, num, &known)
+    return fits(layout, text, n, room)
+
+
+cdef object property_of(StoredMessage m, int which):
     # The value of one property, None if there is none; what was parsed before stands, as its owner may have changed it.
     cdef const unsigned char* text
-    cdef int32_t value, value_len, n = m.record.properties_len
-    cdef int64_t room = SHORT_PROPERTIES
+    cdef int32_t value, value_len
     if (<MessageFields>m).properties is not None:
-        return (<MessageFields>m).properties.get(name[:name_len].decode("ascii"))
-    if m.long_properties is None:
-        text = m.short_properties
-    else:
-        text, room = <const unsigned char*>PyBytes_AS_STRING(m.long_properties), n
-    value = value_of(text, n, room, <const unsigned char*>name, <int32_t>name_len, &value_len)
+        return (<MessageFields>m).properties.get(PROPERTY_NAMES[which].decode("ascii"))
+    value = find_property(m, which, &text, &value_len)
     return text_of(text + value, value_len) if value >= 0 else None
 
 
+cdef object tags_of(StoredMessage m):
+    # Many messages share few tags: those that were met last are kept as texts, by their length and last byte.
+    cdef const unsigned char* text
+    cdef int32_t value, value_len
+    cdef Py_ssize_t place
+    cdef object known
+    if (<MessageFields>m).properties is not None:
+        return (<MessageFields>m).properties.get("TAGS")
+    value = find_property(m, THE_TAGS, &text, &value_len)
+    if value < 0:
+        return None
+    text += value
+    place = (value_len * 3 + text[value_len - 1]) % TAGS_KEPT
+    known = <object>PyList_GET_ITEM(last_tags, place)
+    if (PyUnicode_IS_COMPACT_ASCII(<PyObject*>known) and PyUnicode_GET_LENGTH(<PyObject*>known) == value_len
+            and same_bytes_at(<const unsigned char*>PyUnicode_DATA(<PyObject*>known), text, value_len)):
+        return known
+    known = text_of(text, value_len)
+    last_tags[place] = known
+    return known
+
+
+cdef list last_tags = ["" for _ in range(TAGS_KEPT)]
 cdef tuple NO_ARGUMENTS = ()
 # Of the message that was decoded last: the next one mostly has the same.
 cdef bytes last_topic_bytes = b""
@@ -315,13 +505,14 @@ cdef inline bint same_bytes(bytes known, const unsigned char* p, int64_t n):
 
 
 def adopt(type kind not None):
-    """Make and free messages of this kind, a subclass of `StoredMessage`, in the shortest way from now on.
+    """Make and free messages of this kind, a subclass of `StoredMessage`, and get their fields, in the shortest way.
 
     Nothing else about it changes.  A kind that adds fields of its own is left as it is.
     """
     global adopted
     message_type(kind)
-    if adopt_message(<PyTypeObject*>kind, <PyTypeObject*>StoredMessage, StoredMessage.__new__(StoredMessage)):
+    if adopt_message(<PyTypeObject*>kind, <PyTypeObject*>StoredMessage, StoredMessage.__new__(StoredMessage),
+                     tuple(map(_intern, vars(StoredMessage)))):
         adopted = kind
 
 
@@ -512,7 +703,7 @@ cdef int pull(Pull* at, const unsigned char* units, int64_t num, const unsigned 
                 elif <str>(<MessageFields>message).topic == topic:
                     # Messages that follow mostly have the same text, which then need not be compared.
                     known = (<MessageFields>message).topic
-            if tags is None or property_of(message, b"TAGS", 4) in tags:
+            if tags is None or tags_of(message) in tags:
                 out.append(message)
                 at.taken += 1
                 at.size += unit_size
@@ -604,78 +795,176 @@ def read_recent(FileStream stream not None, phy_offset not None, type kind not N
         region.unpin()
 
 
-def read_recent_queued(FileStream units not None, FileStream log not None, tuple known not None, queue_offset, num, max_num,
-                       int64_t max_bytes, type kind not None, int check_crc, type result_kind not None, status, str topic not None,
-                       int64_t queue_id):
-    """As `read_queued`, of the file of units (this stream) and the segment that were asked for last: what most gets come to.
+@cython.no_gc_clear
+cdef class QueueGets:
+    """Answers the usual get in one call: all tags, from the file of units and the segment that were asked for last.
+
+    `get_first` asks it.  Whatever it does not know, or should look for first, it leaves to its caller, who goes the
+    long way.
 
     Parameters
     ----------
+    queues : QueueTable
+    queue_kind : type
+        What a simple queue is an instance of, exactly; a subclass of `QueueFields`.
     log : FileStream
         The segments.
-    known : tuple of (int, int)
-        A first phy offset of the log, and the first queue offset that goes with it.
-    queue_offset, num : int
-        Of the first unit; at most so many are looked at.
+    kind, check_crc
+        As of `read_message`.
     result_kind : type
         Whose instances have the attributes `status`, `messages`, `next_queue_offset`, `min_queue_offset` and
         `max_queue_offset`.
     status : object
+        Of a result that has a message.
+    num, max_bytes : int
+        At most so many units are looked at, unless more messages are asked for, and bytes of records.
+    clock : callable
+        Gives seconds.
+    interval : float
+        So many seconds after its `refreshed_at` a queue is looked at again before it is read: another process may have
+        gone on.  Not asked for unless `looks_ahead`.
+    looks_ahead : bool
+        Another process may have gone on: what lies behind the known end is not for this.
 
-    Returns
-    -------
-    result_kind or None
-        Of `status`, with one message at least.  None where another file is needed, where nothing is found, or where
-        `known` is not of the log as it is: the caller goes the long way.
+    Attributes
+    ----------
+    closed : bool
+        Answer nothing more.
     """
-    cdef int64_t first = clamped(queue_offset), count = clamped(num), wanted = clamped(max_num), low, high, pos, room, min_phy
-    message_type(kind)
-    if first < 0 or first > INT64_MAX // UNIT_SIZE or wanted < 0 or not log.file_offsets:
-        return None
-    min_phy, low = known
-    high = units.wrote_where // UNIT_SIZE
-    if (<int64_t>log.file_offsets[0] if <int64_t>log.file_offsets[0] > 0 else 0) != min_phy or not low <= first < high:
-        return None
-    cdef Region region = units.around(first * UNIT_SIZE), segment
-    if region is None:
-        return None
-    pos = first * UNIT_SIZE - units.found_base
-    room = (region.size - pos) // UNIT_SIZE
-    if room > high - first:
-        room = high - first
-    if count > room:
-        count = room
-    if count <= 0:
-        return None
-    cdef list out = []
-    cdef Pull at
-    at.done, at.last, at.size, at.taken, at.full, at.missing = 0, -1, 0, 0, False, False
-    cdef unsigned char* first_unit = region.pin(pos, UNIT_SIZE * count)
-    cdef unsigned char* base
-    try:
-        segment = log.around(get_i64(first_unit))
-        if segment is None:
+
+    cdef public bint closed
+
+    cdef QueueTable queues
+    cdef type queue_kind, kind, result_kind
+    cdef FileStream log
+    cdef object status, clock
+    cdef int64_t num, max_bytes
+    cdef double interval
+    cdef int check_crc
+    cdef bint looks_ahead
+    cdef Py_ssize_t[5] places
+
+    def __cinit__(self, QueueTable queues not None, type queue_kind not None, FileStream log not None,
+                  type kind not None, int check_crc, type result_kind not None, status, int64_t num, int64_t max_bytes,
+                  clock not None, double interval, bint looks_ahead):
+        if (<PyTypeObject*>result_kind).tp_new == NULL:
+            raise TypeError(f"{result_kind!r} has no instances")
+        if not issubclass(queue_kind, QueueFields):
+            raise TypeError(f"{queue_kind!r} is no kind of queue")
+        self.queues, self.queue_kind, self.log, self.kind = queues, queue_kind, log, message_type(kind)
+        self.result_kind, self.status, self.check_crc = result_kind, status, check_crc
+        self.num, self.max_bytes, self.clock, self.interval = num, max_bytes, clock, interval
+        self.looks_ahead = looks_ahead
+        for i, name in enumerate(RESULT_FIELDS):
+            self.places[i] = place_of_slot(result_kind.__dict__.get(name))
+
+    def get(self, topic, queue_id, queue_offset, max_num):
+        """result_kind or None: of `status`, with one message at least; None where the caller has to go the long way.
+
+        That is where another file is needed, where nothing is found, and where the queue's first unit is not known.
+        """
+        cdef int64_t number, first, wanted
+        if not (small_number(<PyObject*>queue_id, &number) and small_number(<PyObject*>queue_offset, &first)
+                and small_number(<PyObject*>max_num, &wanted)):
             return None
-        base = segment.pin(0, segment.size)
+        return self.answer(topic, queue_id, number, first, wanted)
+
+    cdef object answer(self, object topic, object queue_id, int64_t number, int64_t first, int64_t wanted):
+        cdef PyObject* known
+        cdef QueueFields queue
+        cdef FileStream units
+        cdef Region region, segment
+        cdef int64_t count, low, high, pos, room, min_phy
+        cdef unsigned char* first_unit
+        cdef unsigned char* base
+        cdef Pull at
+        cdef list out
+        if (self.closed or not PyUnicode_CheckExact(<PyObject*>topic) or first < 0 or first > INT64_MAX // UNIT_SIZE
+                or wanted < 0 or type(self.queues._queues) is not dict or not self.log.file_offsets):
+            return None
+        known = PyDict_GetItemWithError(self.queues._queues, (topic, queue_id))
+        if known == NULL or type(<object>known) is not self.queue_kind:
+            return None
+        queue = <QueueFields><object>known
+        if type(queue.min_for) is not tuple or not isinstance(queue.queue, FileStream):
+            return None
+        units = <FileStream>queue.queue
+        min_phy, low = <tuple>queue.min_for
+        high = units.wrote_where // UNIT_SIZE
+        if self.looks_ahead and (wanted > high - first
+                                 or (self.interval < INFINITY and self.clock() - queue.refreshed_at >= self.interval)):
+            return None
+        # The queue's first unit is known as long as the log begins where it did.
+        if max(<int64_t>self.log.file_offsets[0], 0) != min_phy or not low <= first < high:
+            return None
+        region = units.around(first * UNIT_SIZE)
+        if region is None:
+            return None
+        pos = first * UNIT_SIZE - units.found_base
+        room = (region.size - pos) // UNIT_SIZE
+        count = wanted if wanted > self.num else self.num
+        if room > high - first:
+            room = high - first
+        if count > room:
+            count = room
+        if count <= 0:
+            return None
+        out = []
+        at.done, at.last, at.size, at.taken, at.full, at.missing = 0, -1, 0, 0, False, False
         try:
-            pull(&at, first_unit, count, base, segment.size, log.found_base, log.found_base, log.wrote_where, kind, out,
-                 wanted, max_bytes, check_crc, None, None, topic, queue_id, first)
-        finally:
-            segment.unpin()
-    finally:
-        region.unpin()
-    if at.taken == 0 or (at.done < count and not at.full):
+            first_unit = region.pin(pos, UNIT_SIZE * count)
+            try:
+                segment = self.log.around(get_i64(first_unit))
+                if segment is None:
+                    return None
+                base = segment.pin(0, segment.size)
+                try:
+                    pull(&at, first_unit, count, base, segment.size, self.log.found_base, self.log.found_base,
+                         self.log.wrote_where, self.kind, out, wanted, self.max_bytes, self.check_crc, None, None,
+                         topic, number, first)
+                finally:
+                    segment.unpin()
+            finally:
+                region.unpin()
+        except OffsetOutOfRangeError:
+            # A file is leaving just now.
+            return None
+        if at.taken == 0 or (at.done < count and not at.full):
+            return None
+        found = (<PyTypeObject*>self.result_kind).tp_new(self.result_kind, <PyObject*>NO_ARGUMENTS, NULL)
+        self.set_field(found, 0, self.status)
+        self.set_field(found, 1, out)
+        self.set_field(found, 2, first + at.last + 1)
+        self.set_field(found, 3, low)
+        self.set_field(found, 4, high)
+        return found
+
+    cdef int set_field(self, object found, int i, object value) except -1:
+        # Set as its class does that lets nobody else change it.
+        if self.places[i] > 0:
+            set_slot(found, self.places[i], value)
+        else:
+            PyObject_GenericSetAttr(found, RESULT_FIELDS[i], value)
+        return 0
+
+
+cdef tuple RESULT_FIELDS = ("status", "messages", "next_queue_offset", "min_queue_offset", "max_queue_offset")
+cdef object ZERO = 0
+
+
+cdef object get_in_short(StateFields state, PyObject** args, Py_ssize_t num, object store):
+    # topic, and maybe queue_id, queue_offset and max_num.
+    cdef int64_t number = 0, first = 0, wanted = 32
+    if (type(state.queue_gets) is not QueueGets or (num > 1 and not small_number(args[1], &number))
+            or (num > 2 and not small_number(args[2], &first)) or (num > 3 and not small_number(args[3], &wanted))):
         return None
-    if (<PyTypeObject*>result_kind).tp_new == NULL:
-        raise TypeError(f"{result_kind!r} has no instances")
-    # Set as its class does that lets nobody else change it.
-    cdef object found = (<PyTypeObject*>result_kind).tp_new(result_kind, <PyObject*>NO_ARGUMENTS, NULL)
-    PyObject_GenericSetAttr(found, "status", status)
-    PyObject_GenericSetAttr(found, "messages", out)
-    PyObject_GenericSetAttr(found, "next_queue_offset", first + at.last + 1)
-    PyObject_GenericSetAttr(found, "min_queue_offset", low)
-    PyObject_GenericSetAttr(found, "max_queue_offset", high)
-    return found
+    return (<QueueGets>state.queue_gets).answer(<object>args[0], <object>args[1] if num > 1 else ZERO, number, first,
+                                                wanted)
+
+
+def get_first(method not None):
+    """The method of a store, `get_message` as it is written, with the usual get answered in one call."""
+    return short_way_first(method, get_in_short, 2, 5)
 
 
 cdef object stored_text(str text, object encode):
@@ -846,7 +1135,7 @@ cdef class KeySearch:
             return 1
         cdef const unsigned char* topic = bytes_of(self.topic, &topic_len)
         cdef const unsigned char* key = bytes_of(self.key, &key_len)
-        if not has_key(p, &r, topic, topic_len, key, key_len, self.key_kind):
+        if not has_key(p, room, &r, topic, topic_len, key, key_len, self.key_kind):
             return not has_key_hash(p, &r, self.key_hash)
         if not self.begin <= r.store_timestamp <= self.end:
             return 0
@@ -918,12 +1207,12 @@ cdef object messages_with_key(indexes, object region_of, str topic, str key, int
 cdef class KeyQuery:
     """Answers the usual query by key in one call: ASCII, unique keys and keys, all times, while all index files are open.
 
-    Whatever it does not know, or should look for first, it leaves to its caller, who goes the long way.
+    `query_first` asks it.  Whatever it does not know, or should look for first, it leaves to its caller, who goes the
+    long way.
 
     Parameters
     ----------
-    indexes : object
-        With `opened_files`: a tuple of `IndexRegion`, newest first, or None.
+    indexes : OpenedIndexes
     region_of, result_kind, kind, check_crc, encode, log
         As of `find_messages`.
     clock : callable
@@ -942,29 +1231,114 @@ cdef class KeyQuery:
 
     cdef public double looked_at
     cdef public bint closed
-    cdef object indexes, region_of, encode, clock
+    cdef OpenedIndexes indexes
+    cdef object region_of, encode, clock
+    cdef Py_ssize_t truncated_at
+    cdef object last_topic  # and the hash of what precedes a key of it
+    cdef uint32_t last_hash
     cdef type result_kind, kind
     cdef int check_crc
     cdef FileStream log
     cdef double interval
 
-    def __cinit__(self, indexes, region_of not None, type result_kind not None, type kind not None, int check_crc, encode,
-                  FileStream log not None, clock not None, double interval):
+    def __cinit__(self, OpenedIndexes indexes not None, region_of not None, type result_kind not None,
+                  type kind not None, int check_crc, encode, FileStream log not None, clock not None, double interval):
         self.indexes, self.region_of, self.encode, self.clock, self.interval = indexes, region_of, encode, clock, interval
         self.result_kind, self.kind, self.check_crc, self.log = list_type(result_kind), message_type(kind), check_crc, log
         self.looked_at = -1.0
+        self.truncated_at = place_of_slot(result_kind.__dict__.get("truncated"))
 
     def find(self, topic, key, max_num):
         """result_kind or None: the messages as `find_messages` gives them, None where the caller has to."""
         cdef int64_t num
-        if (self.closed or not PyUnicode_CheckExact(<PyObject*>topic) or not PyUnicode_CheckExact(<PyObject*>key)
-                or not PyUnicode_IS_COMPACT_ASCII(<PyObject*>topic) or not PyUnicode_IS_COMPACT_ASCII(<PyObject*>key)
-                or not small_number(<PyObject*>max_num, &num) or num < 0):
+        return self.answer(<PyObject*>topic, <PyObject*>key, num) if small_number(<PyObject*>max_num, &num) else None
+
+    cdef object answer(self, PyObject* topic, PyObject* key, int64_t num):
+        cdef int32_t key_hash
+        cdef int64_t lowest = INT64_MAX
+        cdef Py_ssize_t i, n
+        if (self.closed or not PyUnicode_CheckExact(topic) or not PyUnicode_CheckExact(key)
+                or not PyUnicode_IS_COMPACT_ASCII(topic) or not PyUnicode_IS_COMPACT_ASCII(key) or num < 0):
             return None
         indexes = self.indexes.opened_files
-        if not indexes:
+        if type(indexes) is not tuple or PyTuple_GET_SIZE(indexes) == 0:
             return None
         if self.interval < INFINITY and ((<IndexRegion?>indexes[0]).full() or self.clock() - self.looked_at >= self.interval):
             return None
-        return messages_with_key(indexes, self.region_of, topic, key, ANY_KEY, INT64_MIN, INT64_MAX, num, self.result_kind,
-                                 self.kind, self.check_crc, self.encode, self.log)
+        if topic != <PyObject*>self.last_topic:
+            self.last_topic, self.last_hash = <object>topic, hash_str(0, <object>topic) * 31u + 35u
+        key_hash = index_hash(hash_str(self.last_hash, <object>key))
+        found = (<PyTypeObject*>self.result_kind).tp_new(self.result_kind, <PyObject*>NO_ARGUMENTS, NULL)
+        n = PyTuple_GET_SIZE(indexes)
+        for i in range(n):
+            if not self.gather(<IndexRegion?><object>PyTuple_GET_ITEM(indexes, i), key_hash, topic, key, num, found,
+                               &lowest):
+                return messages_with_key(indexes, self.region_of, <str>topic, <str>key, ANY_KEY, INT64_MIN, INT64_MAX,
+                                         num, self.result_kind, self.kind, self.check_crc, self.encode, self.log)
+        if self.truncated_at > 0:
+            set_slot(found, self.truncated_at, False)
+        else:
+            found.truncated = False
+        return found
+
+    cdef bint gather(self, IndexRegion index, int32_t key_hash, PyObject* topic, PyObject* key, int64_t num,
+                     object found, int64_t* lowest) except -1:
+        # Add the messages of one index file.  False where that takes more than chain and segment at hand: a `KeySearch`
+        # then begins anew, and it knows what to make of whatever is odd.
+        cdef Region region = index.region
+        cdef unsigned char* entries
+        cdef const unsigned char* entry
+        cdef int64_t at, phy, steps = 0
+        cdef bint damaged = False
+        if index.damaged and not index.is_distrusted:
+            return False
+        entries = region.pin(0, region.size)
+        try:
+            at = index_head(entries, index.magic, index.slot_num, index.index_num, key_hash)
+            if at < 0:
+                return False
+            while at > 0:
+                entry = entries + INDEX_HEADER_SIZE + SLOT_SIZE * index.slot_num + ENTRY_SIZE * at
+                if get_i32(entry + ENTRY_KEY_HASH) == key_hash:
+                    phy = get_i64(entry + ENTRY_PHY_OFFSET)
+                    if phy >= lowest[0] or PyList_GET_SIZE(found) >= num or not self.add(phy, topic, key, found):
+                        return False
+                    lowest[0] = phy
+                at = entry_before(entry, at, key_hash, index.magic, index.slot_num, &damaged)
+                steps += 1
+                if damaged or steps >= WALK_STEPS:
+                    return False
+            return True
+        finally:
+            region.unpin()
+
+    cdef bint add(self, int64_t phy, PyObject* topic, PyObject* key, object found) except -1:
+        cdef Region segment = self.log.around(phy)
+        cdef RecordView r
+        cdef unsigned char* p
+        cdef int64_t room
+        if segment is None:
+            return False
+        room = segment.size - (phy - self.log.found_base)
+        p = segment.pin(phy - self.log.found_base, room)
+        try:
+            prefetch_head(p, room)
+            if judge_record(p, room, phy, 0, &r) != RECORD or not has_the_key(p, room, &r, topic, key):
+                return False
+            PyList_Append(found, message_of(self.kind, p, &r, self.check_crc))
+            return True
+        finally:
+            segment.unpin()
+
+
+cdef object query_in_short(StateFields state, PyObject** args, Py_ssize_t num, object store):
+    # topic, key and maybe max_num.
+    cdef int64_t max_num = 64
+    if type(state.key_query) is not KeyQuery or (num > 2 and not small_number(args[2], &max_num)):
+        return None
+    return (<KeyQuery>state.key_query).answer(args[0], args[1], max_num)
+
+
+def query_first(method not None):
+    """The method of a store, `query_message` as it is written, with the usual query answered in one call."""
+    return short_way_first(method, query_in_short, 3, 4)

@@ -4,7 +4,7 @@
 
 from cpython.object cimport PyObject
 from libc.stdint cimport int16_t, int32_t, int64_t, uint32_t
-from libc.string cimport memcmp, memcpy
+from libc.string cimport memchr, memcmp, memcpy
 
 from rmqstore._bytes cimport (
     acquire_fence, check, get_i16, get_i32, get_i64, is_ascii, prefetch, put_i16, put_i32, put_i64, release_fence,
@@ -17,7 +17,7 @@ from rmqstore._core cimport (
 )
 from rmqstore._crc32 cimport crc32_update
 from rmqstore._java_text cimport hash_utf8
-from rmqstore._properties cimport find_properties, KnownProperties, parse_decimal, put_key_hashes
+from rmqstore._properties cimport find_properties, KnownProperties, parse_decimal, put_key_hashes, value_of
 from rmqstore._python cimport PyUnicode_DATA, PyUnicode_DecodeUTF8, PyUnicode_New
 
 
@@ -264,30 +264,32 @@ cdef inline void prefetch_places(unsigned char** bases, const int64_t* room, int
                 prefetch_tail(bases[number] + pos, room[number] - pos)
 
 
-cdef inline bint has_key(const unsigned char* p, RecordView* r, const unsigned char* topic, Py_ssize_t topic_len,
-                  const unsigned char* wanted, Py_ssize_t n, int kind) noexcept nogil:
+cdef inline bint has_key(const unsigned char* p, int64_t room, RecordView* r, const unsigned char* topic,
+                         Py_ssize_t topic_len, const unsigned char* wanted, Py_ssize_t n, int kind) noexcept nogil:
+    # `room` bytes may be read from p on.
     # KEYS is cut at single spaces; an empty piece is none.
-    cdef KnownProperties k
     cdef const unsigned char* text = p + r.properties_pos
-    cdef int32_t start = 0, end
+    cdef int32_t text_len = r.properties_len, at, len, start = 0, end
     if r.topic_len != topic_len or memcmp(p + r.topic_pos, topic, topic_len) != 0:
         return False
-    find_properties(text, r.properties_len, r.properties_len, &k)
     if kind == TAG:
-        return k.indexed.tags_pos >= 0 and k.indexed.tags_len == n and memcmp(text + k.indexed.tags_pos, wanted, n) == 0
-    if (kind != KEYS_ONLY and k.indexed.unique_key_pos >= 0 and k.indexed.unique_key_len == n
-            and memcmp(text + k.indexed.unique_key_pos, wanted, n) == 0):
-        return True
-    if kind == UNIQUE_KEY or k.indexed.keys_pos < 0 or n == 0:
-        return False
-    while start <= k.indexed.keys_len:
-        end = start
-        while end < k.indexed.keys_len and text[k.indexed.keys_pos + end] != 32:
-            end += 1
-        if end - start == n and memcmp(text + k.indexed.keys_pos + start, wanted, n) == 0:
+        at = value_of(text, text_len, room - r.properties_pos, <const unsigned char*>b"TAGS", 4, &len)
+        return at >= 0 and len == n and memcmp(text + at, wanted, n) == 0
+    if kind != UNIQUE_KEY and n > 0:
+        at = value_of(text, text_len, room - r.properties_pos, <const unsigned char*>b"KEYS", 4, &len)
+        if at >= 0 and len == n and memcmp(text + at, wanted, n) == 0 and memchr(wanted, 32, n) == NULL:
             return True
-        start = end + 1
-    return False
+        while at >= 0 and start <= len:
+            end = start
+            while end < len and text[at + end] != 32:
+                end += 1
+            if end - start == n and memcmp(text + at + start, wanted, n) == 0:
+                return True
+            start = end + 1
+    if kind == KEYS_ONLY:
+        return False
+    at = value_of(text, text_len, room - r.properties_pos, <const unsigned char*>b"UNIQ_KEY", 8, &len)
+    return at >= 0 and len == n and memcmp(text + at, wanted, n) == 0
 
 
 cdef struct RecordParts:

@@ -6,12 +6,14 @@ time.  It knows no store, no terminal and no page.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import re
 import time
 import unicodedata
+from collections.abc import Iterable, Sequence
 
-__all__ = ["escape", "format_size", "format_time", "parse_time"]
+__all__ = ["escape", "format_size", "format_time", "html_table", "parse_time", "preview"]
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _AGO_UNITS = {
@@ -62,6 +64,57 @@ def format_size(size: int) -> str:
             return f"{size} B" if unit == "B" else f"{number:.1f} {unit}"
         number /= 1024
     raise AssertionError
+
+
+# Characters of a cell, and bytes of a body, that people get to see at once.
+_SHOWN = 80
+
+
+def _cell(value: object) -> str:
+    # Cut before anything is done with it: it may be long, and from whoever wrote the store.
+    text = str(value)
+    return _safe(text[:_SHOWN]) + ("…" if len(text) > _SHOWN else "")
+
+
+def _safe(text: str) -> str:
+    # Loaded here, as few programs have a use for its table of entities.
+    import html
+
+    return html.escape(escape(text))
+
+
+def preview(data: bytes) -> str:
+    """str: the first bytes of a body as text where they are UTF-8, in hexadecimal otherwise, and how many there are."""
+    first = data[:_SHOWN]
+    text = None
+    # A cut may go through a character.
+    for lost in range(4 if len(data) > _SHOWN else 1):
+        with contextlib.suppress(UnicodeDecodeError):
+            text = first[: len(first) - lost].decode()
+            break
+    shown = len(first)
+    if text is None:
+        shown = _SHOWN // 4
+        text = first[:shown].hex(" ")
+    return text if len(data) <= shown else f"{len(data)} bytes: {text}"
+
+
+def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """str: a small table for a notebook; nothing in a cell or in the caption can be markup, and cells are short.
+
+    Parameters
+    ----------
+    header : sequence of str
+        Empty: the first cell of each row is its head.
+    """
+    head = "".join(f"<th>{_cell(name)}</th>" for name in header)
+    lines = []
+    for row in rows:
+        cells = [_cell(value) for value in row]
+        first = f"<th>{cells[0]}</th>" if not header else f"<td>{cells[0]}</td>"
+        lines.append(f"<tr>{first}{''.join(f'<td>{cell}</td>' for cell in cells[1:])}</tr>")
+    top = f"<thead><tr>{head}</tr></thead>" if header else ""
+    return f"<table><caption>{_safe(caption[:400])}</caption>{top}<tbody>{''.join(lines)}</tbody></table>"
 
 
 def parse_time(text: str) -> int:

@@ -7,6 +7,7 @@ from typing import TextIO
 
 import click
 
+from rmqstore.arguments import IndexType
 from rmqstore.cli.completion import complete_queue
 from rmqstore.cli.group import FOUND_NOTHING, nothing
 from rmqstore.cli.messages import about_topic, body_option, print_message, uncovered_text
@@ -24,7 +25,7 @@ from rmqstore.index.log_index import DEFAULT_LOG_BYTES
 from rmqstore.message import MessageExt
 from rmqstore.store.message_store import MessageStore
 
-_INDEX_TYPES = {None: None, "key": "K", "unique": "U", "tag": "T"}
+_INDEX_TYPES: dict[str | None, IndexType | None] = {None: None, "key": "K", "unique": "U", "tag": "T"}
 
 
 @click.command()

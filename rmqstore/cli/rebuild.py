@@ -8,6 +8,7 @@ import sys
 
 import click
 
+from rmqstore.arguments import Recovery
 from rmqstore.cli.group import FOUND_NOTHING, nothing, of_error
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.paths import check_store_path
@@ -103,7 +104,7 @@ def print_rebuild(report: RebuildReport, target: str, given: Given) -> None:
 )
 @click.option("--yes", is_flag=True, help="Do not ask before --mode truncate deletes.")
 @store_options
-def recover_command(path: str, mode: str, yes: bool, given: Given) -> None:
+def recover_command(path: str, mode: Recovery, yes: bool, given: Given) -> None:
     """Do what a start after a crash does, say what it was, and close the store in order.
 
     THIS COMMAND WRITES. The log is judged first; with --mode strict a store with damage in the middle of its log is

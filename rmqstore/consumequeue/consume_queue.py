@@ -188,13 +188,15 @@ def _written_start(path: str, size: int) -> bytes:
         os.close(fd)
 
 
-class _UnitQueue(NotCopied):
+class _UnitQueue(NotCopied, _core.QueueFields):
     """What simple and batch queues share: files of units, found by number."""
 
     kind: str
     # The queue's type as RocketMQ names it (CQType).
     cq_type: str
     unit_size: int
+    queue: MappedFileQueue
+    min_for: tuple[int, int] | None
 
     def __init__(
         self, root: str, topic: str, queue_id: int, config: StoreConfig, pool: MappedFilePool, *, read_only: bool
@@ -223,7 +225,7 @@ class _UnitQueue(NotCopied):
         # When a reader beside a writer looked last (`time.monotonic`).
         self.refreshed_at = -1.0
         # What `bounds` found last: the commit log's min offset, and the number of the first unit at or after it.
-        self.min_for: tuple[int, int] | None = None
+        self.min_for = None
 
     def load(self) -> None:
         """Find the files and the end: the first unit that was never written.  Nothing is changed.
@@ -860,7 +862,7 @@ class ConsumeQueue(_UnitQueue):
         return True
 
     def offset_by_time(
-        self, timestamp: int, boundary: str, store_timestamp_at: Callable[[int], int], min_phy_offset: int
+        self, timestamp: float, boundary: str, store_timestamp_at: Callable[[int], int], min_phy_offset: int
     ) -> int:
         """The queue offset that belongs to a time.
 
@@ -1092,7 +1094,7 @@ class BatchConsumeQueue(_UnitQueue):
         return True
 
     def offset_by_time(
-        self, timestamp: int, boundary: str, store_timestamp_at: Callable[[int], int], min_phy_offset: int
+        self, timestamp: float, boundary: str, store_timestamp_at: Callable[[int], int], min_phy_offset: int
     ) -> int:
         """As `ConsumeQueue.offset_by_time`; the times stand in the units."""
         if boundary not in ("lower", "upper"):

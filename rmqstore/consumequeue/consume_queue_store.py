@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from rmqstore import _numpy as np
 from rmqstore._columns import RecordColumns
+from rmqstore._core import QueueTable
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue import (
     BatchConsumeQueue,
@@ -32,7 +33,7 @@ __all__ = ["AnyConsumeQueue", "ConsumeQueueStore"]
 AnyConsumeQueue = ConsumeQueue | BatchConsumeQueue
 
 
-class ConsumeQueueStore(NotCopied):
+class ConsumeQueueStore(NotCopied, QueueTable):
     """The queues below a store's root directory.
 
     Parameters
@@ -43,12 +44,14 @@ class ConsumeQueueStore(NotCopied):
     read_only : bool
     """
 
+    _queues: dict[tuple[str, int], AnyConsumeQueue | None]
+
     def __init__(self, root: str, config: StoreConfig, pool: MappedFilePool, *, read_only: bool = False):
         self.root = root
         self.config = config
         self.pool = pool
         self.read_only = read_only
-        self._queues: dict[tuple[str, int], AnyConsumeQueue | None] = {}
+        self._queues = {}
         self._batch_topics: set[str] = set()
         self._extended = False
         self._in_memory = False

@@ -11,8 +11,9 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from rmqstore.arguments import Boundary, Moment, milliseconds
 from rmqstore.consumer.consumer_offset import ConsumerOffsets
 from rmqstore.consumer.local_offsets import LocalOffsets
 from rmqstore.errors import StoreClosedError
@@ -36,7 +37,7 @@ class _Store(Protocol):
     def queue_ids(self, topic: str) -> list[int]: ...
     def min_queue_offset(self, topic: str, queue_id: int = 0) -> int: ...
     def max_queue_offset(self, topic: str, queue_id: int = 0) -> int: ...
-    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: str = "lower") -> int: ...
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: Moment, boundary: Boundary = "lower") -> int: ...
     def get_message(
         self, topic: str, queue_id: int, queue_offset: int, max_num: int, tags: str | Iterable[str] | None
     ) -> Any: ...
@@ -59,7 +60,7 @@ class Consumer(Iterator[MessageExt]):
         queue_ids: Sequence[int] | None,
         tags: str | Iterable[str] | None,
         max_num: int,
-        consume_from: str | int,
+        consume_from: Literal["first", "last"] | Moment,
         timeout: float | None,
         offsets: ConsumerOffsets | LocalOffsets,
         broker_name: str,
@@ -67,8 +68,13 @@ class Consumer(Iterator[MessageExt]):
     ):
         if max_num < 1:
             raise ValueError(f"max_num is {max_num}: give the messages to fetch at once, 1 or more")
-        if consume_from not in ("first", "last") and (isinstance(consume_from, (str, bool)) or consume_from < 0):
-            raise ValueError(f"consume_from is {consume_from!r}: give 'first', 'last' or a time in ms since epoch")
+        if consume_from not in ("first", "last"):
+            if not isinstance(consume_from, (str, bool)):
+                consume_from = milliseconds(consume_from, "consume_from", up=True)
+            if isinstance(consume_from, (str, bool)) or consume_from < 0:
+                raise ValueError(
+                    f"consume_from is {consume_from!r}: give 'first', 'last', or a time (ms since epoch, or a datetime)"
+                )
         self.topic = topic
         self.group = group
         self._store = store

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from rmqstore import _numpy as np
 from rmqstore._columns import entries_by_key
-from rmqstore._core import chain_entries, index_key_hash
+from rmqstore._core import OpenedIndexes, chain_entries, index_key_hash
 from rmqstore.config import StoreConfig, is_usual_size
 from rmqstore.errors import GeometryError, IndexFileError, OffsetOutOfRangeError, ReadOnlyError, StoreClosedError
 from rmqstore.files.mapped_file import NotCopied, fsync_directory
@@ -107,7 +107,7 @@ def index_name_after(last: str | None, now: int) -> str:
     return name if name and int(name) > int(last) else f"{int(last) + 1:017d}"
 
 
-class IndexService(NotCopied):
+class IndexService(NotCopied, OpenedIndexes):
     """The index below a store's root directory.
 
     Parameters
@@ -133,6 +133,8 @@ class IndexService(NotCopied):
         Names of the files in which an exact search met what cannot be, so that they may hide entries.
     """
 
+    opened_files: tuple[IndexFile, ...] | None
+
     def __init__(self, root: str | os.PathLike[str], config: StoreConfig, *, read_only: bool = False):
         self.root = os.fspath(root)
         self.path = os.path.join(root, "index")
@@ -148,7 +150,7 @@ class IndexService(NotCopied):
         self._open_lock = threading.RLock()
         # The one that was asked for last, while it is in `_open`: most questions are about the newest.
         self._recent: tuple[str, IndexFile] | None = None
-        self.opened_files: tuple[IndexFile, ...] | None = None
+        self.opened_files = None
         # Another number whenever files come or go.
         self.version = 0
         self._log_files: dict[str, IndexFile] = {}

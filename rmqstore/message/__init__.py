@@ -5,6 +5,7 @@ client form of inner batches.  Nothing here touches a file.
 
 - `message`: `Message`, `MessageExt`, and the rules of a broker
 - `properties`: the properties text, tags codes; `java_text`: text as Java encodes and decodes it
+- `notebook`: messages as short tables of HTML
 - `hosts`: hosts and message ids; `compression`: bodies and the sysFlag; `inner_batch`: many messages in one body
 """
 

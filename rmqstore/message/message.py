@@ -10,6 +10,7 @@ The layout facts are those of Apache RocketMQ 4.0 to 5.5.0.
 from __future__ import annotations
 
 import base64
+import datetime
 import functools
 import re
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,7 @@ from typing import Any, Final
 
 from rmqstore._core import MessageFields, crc32
 from rmqstore._read import StoredMessage, adopt
+from rmqstore.arguments import milliseconds
 from rmqstore.errors import (
     CorruptionError,
     InvalidMessageError,
@@ -126,8 +128,9 @@ class Message(MessageFields):
         by `keys` or `tags`) keep their place.  None values are left out.
     flag : int
         32-bit flag for the application's use.
-    born_timestamp : int, optional
-        Milliseconds since the epoch; the store takes its clock when it is None.
+    born_timestamp : int or datetime, optional
+        Milliseconds since the epoch, or a `datetime` (aware, or naive as local time), of which the message keeps the
+        milliseconds; the store takes its clock when it is None.
     born_host, store_host : str, optional
         ``"ip:port"`` or ``"[v6]:port"``; the store takes its configured host when None.
     sys_flag : int
@@ -153,7 +156,7 @@ class Message(MessageFields):
         tags: str | None = None,
         properties: Mapping[str, str | None] | None = None,
         flag: int = 0,
-        born_timestamp: int | None = None,
+        born_timestamp: int | datetime.datetime | None = None,
         born_host: str | None = None,
         sys_flag: int = 0,
         reconsume_times: int = 0,
@@ -184,6 +187,8 @@ class Message(MessageFields):
                         f"property {name} is given twice, as {stored[name]!r} and as {value!r}: give it once"
                     )
                 stored[name] = value
+        if isinstance(born_timestamp, datetime.datetime):
+            born_timestamp = int(milliseconds(born_timestamp, "born_timestamp"))
         self.topic = topic
         self.body = body
         self.properties = stored
@@ -285,6 +290,12 @@ class Message(MessageFields):
         return all(getattr(self, name) == getattr(other, name) for name in _FIELDS)
 
     __hash__ = None  # type: ignore[assignment]  # A message may be changed, so it has no hash.
+
+    def _repr_html_(self) -> str:
+        # For notebooks; loaded here, as other programs have no use for it.
+        from rmqstore.message.notebook import message_html, shown_body
+
+        return message_html(self, f"Message of {self.topic}", (), shown_body(self.body))
 
     def __repr__(self) -> str:
         body = repr(self.body) if len(self.body) <= 32 else f"<{len(self.body)} bytes>"
@@ -471,6 +482,21 @@ class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of 
 
     def __reduce__(self) -> tuple[type[MessageExt], tuple[Record]]:
         return MessageExt, (self._record,)
+
+    def _repr_html_(self) -> str:
+        from rmqstore.message.notebook import message_html, shown_body
+        from rmqstore.texts import format_time
+
+        fields = [
+            ("queue", self.queue_id),
+            ("queue offset", self.queue_offset),
+            ("phy offset", self.phy_offset),
+            ("stored", format_time(self.store_timestamp)),
+            ("size", f"{self.store_size} bytes"),
+        ]
+        damage = "" if self.damage is None else f", corrupt: {self.damage}"
+        body = shown_body(self.body_stored, self.sys_flag, self.corrupt)
+        return message_html(self, f"MessageExt of {self.topic}{damage}", fields, body)
 
     def __repr__(self) -> str:
         corrupt = ", corrupt" if self.corrupt else ""

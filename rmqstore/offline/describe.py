@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,6 +130,32 @@ class StoreDescription:
     undispatched: tuple[int, int] | None = None
     unserved: tuple[int, int] | None = None
 
+    def __repr__(self) -> str:
+        # As long for a store of many queues as for one of few; the fields have all of it.
+        from rmqstore.texts import escape, format_size, format_time
+
+        log, topics = self.commit_log, self.topics
+        lines = [
+            f"StoreDescription of {self.path!r}, {'clean' if self.clean else 'in use, or not closed in order'}",
+            f"  commit log: {log.segments} segments of {format_size(log.segment_size)}, "
+            f"phy offsets {log.min_offset} to {log.max_offset}",
+            f"  stored: {format_time(log.first_store_timestamp)} to {format_time(log.last_store_timestamp)}",
+            f"  queues: {len(self.queues)} of {len(topics)} topics{_some(topics)}",
+            f"  index files: {len(self.index_files)}, {sum(index.entries for index in self.index_files)} entries",
+            f"  consumer offsets: {len(self.consumer_offsets)} of group and topic",
+        ]
+        if self.config.assumed:
+            lines.append(f"  assumed: {', '.join(self.config.assumed)}")
+        if self.undispatched is not None:
+            lines.append(f"  not dispatched: phy offsets {self.undispatched[0]} to {self.undispatched[1]}")
+        if self.consumer_offsets_error is not None:
+            lines.append(f"  consumer offsets cannot be read: {escape(self.consumer_offsets_error[:200])}")
+        if self.damaged_files:
+            lines.append(f"  damaged files: {len(self.damaged_files)}{_some([path for path, _ in self.damaged_files])}")
+        if self.rocksdb:
+            lines.append(f"  RocksDB in: {', '.join(escape(folder) or '.' for folder in self.rocksdb)}")
+        return "\n".join(lines)
+
     @property
     def queues_elsewhere(self) -> bool:
         """bool: the log has messages, no queue has a file, and there is a RocksDB that may hold the queues."""
@@ -139,6 +166,14 @@ class StoreDescription:
     def topics(self) -> tuple[str, ...]:
         """tuple of str: the topics that have queues, sorted."""
         return tuple(sorted({queue.topic for queue in self.queues}))
+
+
+def _some(names: Sequence[str]) -> str:
+    from rmqstore.texts import escape
+
+    if not names:
+        return ""
+    return f": {', '.join(escape(name) for name in names[:3])}{', …' if len(names) > 3 else ''}"
 
 
 def describe(path: str | os.PathLike[str], config: StoreConfig | None = None) -> StoreDescription:

@@ -27,6 +27,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 from rmqstore import _numpy as np
 from rmqstore._columns import COLUMN_NAMES, ArrowColumns
 from rmqstore._core import EXT_ADDRESS_MAX, PRE_FILL_SIZE, Verdict, check_record, index_key_hash
+from rmqstore.arguments import Moment, milliseconds
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
 from rmqstore.errors import (
@@ -122,8 +123,8 @@ class Selection:
         As of `MessageStore.get_message`: one, or several as ``a || b``.
     keys : tuple of str
         Messages that have one of these as a key or as their unique key.
-    begin_timestamp, end_timestamp : int or None
-        Store time in ms since epoch, both inclusive.
+    begin_timestamp, end_timestamp : int, datetime or None
+        Store time, both inclusive: ms since epoch, or a `datetime` (aware, or naive as local time).
     begin_phy_offset, end_phy_offset : int or None
         Records that begin at or after the first and before the second.
     begin_queue_offset, end_queue_offset : int or None
@@ -134,8 +135,8 @@ class Selection:
     queue_ids: tuple[int, ...] = ()
     tags: str | None = None
     keys: tuple[str, ...] = ()
-    begin_timestamp: int | None = None
-    end_timestamp: int | None = None
+    begin_timestamp: Moment | None = None
+    end_timestamp: Moment | None = None
     begin_phy_offset: int | None = None
     end_phy_offset: int | None = None
     begin_queue_offset: int | None = None
@@ -166,7 +167,11 @@ class _Chosen:
         self.queue_ids = frozenset(selection.queue_ids)
         self.tags = selection.tag_names
         self.keys = frozenset(selection.keys)
-        self.low, self.high = time_range(selection.begin_timestamp, selection.end_timestamp)
+        begin, end = selection.begin_timestamp, selection.end_timestamp
+        self.low, self.high = time_range(
+            None if begin is None else milliseconds(begin, "begin_timestamp", up=True),
+            None if end is None else milliseconds(end, "end_timestamp"),
+        )
 
     def choose(self, out: ArrowColumns) -> None:
         def texts(names: Iterable[str] | None) -> list[bytes] | None:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from rmqstore.arguments import IndexType
 from rmqstore.cli.group import FOUND_NOTHING, CannotOpenError, StoreGroup, nothing
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.rebuild import agree_to_replace, print_rebuild
@@ -41,7 +42,7 @@ __all__ = ["main"]
 
 _INSTALL = "pip install 'rmqstore[spark]'"
 _GROUPS = ("topic", "queue_id", "tags", "day", "hour")
-_INDEX_TYPES = {None: None, "key": "K", "unique": "U", "tag": "T"}
+_INDEX_TYPES: dict[str | None, IndexType | None] = {None: None, "key": "K", "unique": "U", "tag": "T"}
 _HIT_COLUMNS = ("topic", "queue_id", "queue_offset", "phy_offset", "size", "keys", "tags", "store_timestamp")
 # How Spark cites an error of ours that was raised in a task, or where Spark planned the job.
 _CITED = re.compile(r"rmqstore\.errors\.\w+: (.+?)\s*$", re.MULTILINE)

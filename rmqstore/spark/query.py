@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from rmqstore._columns import KeyTexts
+from rmqstore.arguments import IndexType, Moment, milliseconds
 from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreChangedError
 from rmqstore.index.index_service import IndexService
@@ -116,9 +117,9 @@ def query(
     columns: Iterable[str] | None = None,
     *,
     max_num: int = 64,
-    begin: int | None = None,
-    end: int | None = None,
-    index_type: str | None = None,
+    begin: Moment | None = None,
+    end: Moment | None = None,
+    index_type: IndexType | None = None,
     config: StoreConfig | None = None,
     partitions: int | None = None,
 ) -> DataFrame:
@@ -139,8 +140,8 @@ def query(
         As of a scan.
     max_num : int
         At most so many messages for a key, the newest.
-    begin, end : int, optional
-        Store time range in ms since the epoch, inclusive and exact.
+    begin, end : int or datetime, optional
+        Store time range, inclusive and exact: ms since epoch, or a `datetime` (aware, or naive as local time).
     index_type : {None, "U", "K", "T"}
         As of `MessageStore.query_message`: keys and unique keys, one of both, or tags.
     config : StoreConfig, optional
@@ -174,7 +175,10 @@ def query(
     files = list(index_service.names)
     with_log = _uncovered(plan, index_service)
     schema = StructType([StructField("key", StringType()), *spark_schema(names).fields])
-    times = time_range(begin, end)
+    times = time_range(
+        None if begin is None else milliseconds(begin, "begin", up=True),
+        None if end is None else milliseconds(end, "end"),
+    )
     if isinstance(keys, DataFrame):
         search = _KeySearch(plan, files, names, max_num, times, index_type, with_log)
         return _by_slot(keys, topic, search, files, schema, partitions)

@@ -11,12 +11,17 @@ Owns what users meet: open and close, and every operation with its words; the wo
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from rmqstore._append import append_first
+from rmqstore._core import StoreParts
+from rmqstore._read import get_first, query_first
+from rmqstore.arguments import Boundary, IndexType, Moment, Recovery, milliseconds
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.errors import GeometryError, ReadOnlyError, StoreError
@@ -57,6 +62,15 @@ __all__ = ["MessageStore"]
 
 _INT64_MAX = 2**63 - 1
 
+
+def _range(
+    begin: Moment | None, end: Moment | None, begin_name: str = "begin", end_name: str = "end"
+) -> tuple[float | None, float | None]:
+    # Both are inside, so that what lies between two milliseconds is rounded inwards.
+    low = None if begin is None else milliseconds(begin, begin_name, up=True)
+    return low, None if end is None else milliseconds(end, end_name)
+
+
 _open_stores: weakref.WeakSet[MessageStore] = weakref.WeakSet()
 
 
@@ -70,7 +84,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-class MessageStore(NotCopied):
+class MessageStore(NotCopied, StoreParts):
     """A store; made by `MessageStore.open`, to be closed, best by a ``with`` statement.
 
     Attributes
@@ -85,6 +99,8 @@ class MessageStore(NotCopied):
     recovery_report : RecoveryReport or None
         What opening for writing did; None when read-only.
     """
+
+    _state: StoreState
 
     def __init__(self, path: str, config: StoreConfig, *, read_only: bool):
         # Use MessageStore.open: an instance is nothing before its parts are loaded.
@@ -118,7 +134,7 @@ class MessageStore(NotCopied):
         *,
         config: StoreConfig | None = None,
         read_only: bool = False,
-        recovery: str = "strict",
+        recovery: Recovery = "strict",
     ) -> MessageStore:
         """Open the store in directory `path`; a new one is made unless `read_only`.
 
@@ -210,8 +226,9 @@ class MessageStore(NotCopied):
                         close_in_order(state, self._flushing)
             finally:
                 state.closed = True
-                if self._querying.quick is not None:
-                    self._querying.quick.closed = True
+                for short_way in (state.key_query, state.queue_gets):
+                    if short_way is not None:
+                        short_way.closed = True
                 try:
                     with state.lock:
                         state.close_files()
@@ -235,6 +252,21 @@ class MessageStore(NotCopied):
     def __repr__(self) -> str:
         state = "closed" if self._state.closed else "read-only" if self.read_only else "open"
         return f"MessageStore({self.path!r}, {state})"
+
+    def _repr_html_(self) -> str:
+        # For notebooks; it looks at no file that is not open anyway.
+        from rmqstore.texts import format_size, html_table
+
+        rows: list[tuple[str, object]] = []
+        if not self._state.closed:
+            log, topics = self.commit_log, self._state.topics()
+            rows = [
+                ("log", f"{format_size(log.max_offset - log.min_offset)} in {len(log.queue)} segments"),
+                ("phy offsets", f"{log.min_offset} to {log.max_offset}"),
+                ("topics", f"{len(topics)}: {', '.join(topics[:10])}" if topics else "none"),
+                ("index files", "no index" if self.index_service is None else len(self.index_service.names)),
+            ]
+        return html_table(repr(self), (), rows)
 
     def _for_writing(self) -> Writing:
         if self._writing is None:
@@ -406,6 +438,7 @@ class MessageStore(NotCopied):
 
     # --------------------------------------------------------------------------------------------------------- put
 
+    @append_first
     def put_message(self, message: Message, queue_id: int = 0) -> PutResult:
         """Append a message; it can be read and found by its keys when this returns.
 
@@ -429,24 +462,6 @@ class MessageStore(NotCopied):
         IndexFileError
             The message is stored, but a new index file could not be created; the store takes no more writes.
         """
-        state = self._state
-        appender = state.appender
-        if appender is not None:
-            # What most messages come to stands here, so that it takes one call.
-            with state.lock:
-                try:
-                    put: PutResult | None = appender.put(message, queue_id) if state.appender is appender else None
-                except BaseException as error:
-                    if appender.writing:
-                        state.fail(error)
-                    raise
-                if put is not None and put[3] > state.last_store_timestamp:
-                    state.last_store_timestamp = put[3]
-            if put is not None:
-                writing = self._writing
-                if writing is not None and (state.waiting or writing.sync_flush):
-                    writing.after_put(put.phy_offset + put.size, (message,))
-                return put
         writing = self._for_writing()
         put = writing.put([message], queue_id, together=False)[0]
         writing.learn_end(message, queue_id)
@@ -495,7 +510,7 @@ class MessageStore(NotCopied):
         tags: str | None = None,
         properties: Mapping[str, str | None] | None = None,
         flag: int | None = None,
-        born_timestamp: int | None = None,
+        born_timestamp: int | datetime.datetime | None = None,
         keep_timestamps: bool = False,
     ) -> PutTableResult:
         """Append the rows of an Arrow table in order, each as the message that its columns make.
@@ -532,6 +547,8 @@ class MessageStore(NotCopied):
         MissingDependencyError
             pyarrow is not installed.
         """
+        if isinstance(born_timestamp, datetime.datetime):
+            born_timestamp = int(milliseconds(born_timestamp, "born_timestamp"))
         literals = {
             "topic": topic, "queue_id": queue_id, "keys": keys, "tags": tags, "properties": properties, "flag": flag,
             "born_timestamp": born_timestamp,
@@ -548,7 +565,7 @@ class MessageStore(NotCopied):
         tags: str | None = None,
         properties: Mapping[str, str | None] | None = None,
         flag: int | None = None,
-        born_timestamp: int | None = None,
+        born_timestamp: int | datetime.datetime | None = None,
         keep_timestamps: bool = False,
     ) -> int:
         """Look whether `put_table` would take this table now, and write nothing.
@@ -568,6 +585,8 @@ class MessageStore(NotCopied):
         InvalidMessageError, TypeError, MissingDependencyError
             As of `put_table`.
         """
+        if isinstance(born_timestamp, datetime.datetime):
+            born_timestamp = int(milliseconds(born_timestamp, "born_timestamp"))
         literals = {
             "topic": topic, "queue_id": queue_id, "keys": keys, "tags": tags, "properties": properties, "flag": flag,
             "born_timestamp": born_timestamp,
@@ -576,6 +595,7 @@ class MessageStore(NotCopied):
 
     # -------------------------------------------------------------------------------------------------- get, consume
 
+    @get_first
     def get_message(
         self,
         topic: str,
@@ -605,15 +625,9 @@ class MessageStore(NotCopied):
         -------
         GetMessageResult
         """
-        state, reading = self._state, self._reading
-        if state.closed:
-            state.check_open()
-        if tags is None and max_bytes is None:
-            found = reading.recently_read(topic, queue_id, queue_offset, max_num)
-            if found is not None:
-                return found
+        self._state.check_open()
         wanted = None if tags is None else subscription(tags)
-        return state.settled(reading.get, topic, queue_id, queue_offset, max_num, max_bytes, wanted)
+        return self._state.settled(self._reading.get, topic, queue_id, queue_offset, max_num, max_bytes, wanted)
 
     def topics(self) -> list[str]:
         """list of str: topics that have a queue, sorted."""
@@ -635,16 +649,24 @@ class MessageStore(NotCopied):
         self._state.check_open()
         return self._state.settled(self._reading.bounds_of, topic, queue_id)[1]
 
-    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: str = "lower") -> int:
-        """int: queue offset that belongs to a store time (ms since epoch).
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: Moment, boundary: Boundary = "lower") -> int:
+        """int: queue offset that belongs to a store time.
 
         Parameters
         ----------
+        timestamp : int or datetime
+            ms since epoch, or a `datetime` (aware, or naive as local time).
         boundary : {"lower", "upper"}
             "lower": the first message stored at or after `timestamp`, the max offset if there is none; "upper": the last
             one stored at or before it, the min offset if there is none (RocketMQ 5.1.1 and later).
+
+        Raises
+        ------
+        ValueError
+            `timestamp` looks like seconds, see `rmqstore.arguments.milliseconds`; or there is no such `boundary`.
         """
         self._state.check_open()
+        timestamp = milliseconds(timestamp, "timestamp", up=boundary == "lower")
         return self._reading.offset_by_time(topic, queue_id, timestamp, boundary)
 
     def consume(
@@ -655,7 +677,7 @@ class MessageStore(NotCopied):
         queue_ids: Sequence[int] | None = None,
         tags: str | Iterable[str] | None = None,
         max_num: int = 32,
-        consume_from: str | int = "first",
+        consume_from: Literal["first", "last"] | Moment = "first",
         timeout: float | None = None,
         offsets: ConsumerOffsets | LocalOffsets | None = None,
         broker_name: str = "",
@@ -674,9 +696,9 @@ class MessageStore(NotCopied):
             As of `get_message`.
         max_num : int
             How many messages are fetched at once.
-        consume_from : {"first", "last"} or int
+        consume_from : {"first", "last"}, int or datetime
             Where a group begins that has no progress yet: at the oldest message, behind the newest, or at a store time
-            in ms since epoch.
+            in ms since epoch or as a `datetime`.
         timeout : float, optional
             Seconds after which iteration ends if there is no message; 0 = do not wait; by default it waits for ever.
         offsets : ConsumerOffsets or LocalOffsets, optional
@@ -780,18 +802,18 @@ class MessageStore(NotCopied):
         self._state.check_open()
         return self._querying.phy_offset_by_id(msg_id, topic)
 
+    @query_first
     def query_message(
         self,
         topic: str,
         key: str,
         max_num: int = 64,
-        begin: int | None = None,
-        end: int | None = None,
-        # Not keyword-only, which Python looks up one by one in a dict at every call.
+        begin: Moment | None = None,
+        end: Moment | None = None,
         max_log_bytes: int | None = DEFAULT_LOG_BYTES,
         progress: Callable[[int, int], object] | None = None,
         *,
-        index_type: str | None = None,
+        index_type: IndexType | None = None,
         compat: bool = False,
     ) -> QueryResult:
         """Find messages by key.
@@ -805,8 +827,8 @@ class MessageStore(NotCopied):
             A key, a unique key, or with ``index_type="T"`` a tag.
         max_num : int
             At most so many; any number.
-        begin, end : int, optional
-            Store time range in ms since epoch, inclusive and exact.
+        begin, end : int or datetime, optional
+            Store time range, inclusive and exact: ms since epoch, or a `datetime` (aware, or naive as local time).
         index_type : {None, "U", "K", "T"}
             None: unique key or keys; "U" only the unique key, "K" only the keys, "T" the tag.
         compat : bool
@@ -822,14 +844,14 @@ class MessageStore(NotCopied):
         QueryResult
             Newest first, each once, every one checked against its topic and key; `truncated` when there are more, not
             `complete` where a part of the log was not looked at.
+
+        Raises
+        ------
+        ValueError
+            A time looks like seconds, see `rmqstore.arguments.milliseconds`; or there is no such `index_type`.
         """
-        quick = self._querying.quick
-        if quick is not None and begin is None and end is None and index_type is None and not compat:
-            # Most queries follow soon on another one, and ask for nothing unusual.
-            answer = quick.find(topic, key, max_num)
-            if answer is not None:
-                return answer
         self._state.check_open()
+        begin, end = _range(begin, end)
         if compat:
             return self._querying.like_java(topic, key, max_num, begin, end, index_type)
         return self._querying.query(topic, key, max_num, begin, end, max_log_bytes, progress, index_type)
@@ -839,33 +861,38 @@ class MessageStore(NotCopied):
         topic: str,
         key: str,
         max_num: int = 64,
-        begin: int = 0,
-        end: int = _INT64_MAX,
+        begin: Moment = 0,
+        end: Moment = _INT64_MAX,
         *,
-        index_type: str | None = None,
+        index_type: IndexType | None = None,
     ) -> list[int]:
         """list of int: what RocketMQ's index service (5.5.0) answers: phy offsets, newest first, quirks included.
 
         Parameters
         ----------
+        begin, end : int or datetime
+            Store time range as of `query_message`, compared by whole seconds.
         index_type : {None, "U", "K", "T"}
             "T" asks for a tag; unique keys and keys share one form.
         """
         self._state.check_open()
-        return self._querying.offsets(topic, key, max_num, begin, end, index_type).phy_offsets
+        low, high = _range(begin, end)
+        assert low is not None and high is not None
+        return self._querying.offsets(topic, key, max_num, low, high, index_type).phy_offsets
 
     # ------------------------------------------------------------------------------------------- the log, columns
 
     def messages(self, begin_phy_offset: int | None = None, end_phy_offset: int | None = None) -> Iterator[MessageExt]:
         """Every message of the log in order; damaged stretches are passed over (`verify` reports them)."""
-        self._state.check_open()
+        state = self._state
+        state.check_open()
         for page in self.commit_log.pages(begin_phy_offset, end_phy_offset):
             if isinstance(page, list):
                 for message in page:
                     yield message
                     # The log reads ahead, and what it has read must not outlive the store.
-                    if self._state.closed:
-                        self._state.check_open()
+                    if state.closed:
+                        state.check_open()
 
     def scan(
         self,
@@ -876,8 +903,8 @@ class MessageStore(NotCopied):
         tags: str | Iterable[str] | None = None,
         begin_phy_offset: int | None = None,
         end_phy_offset: int | None = None,
-        begin_timestamp: int | None = None,
-        end_timestamp: int | None = None,
+        begin_timestamp: Moment | None = None,
+        end_timestamp: Moment | None = None,
         batch_size: int = 8192,
         use_threads: bool = True,
         views: bool = False,
@@ -899,8 +926,8 @@ class MessageStore(NotCopied):
             As of `get_message`.
         begin_phy_offset, end_phy_offset : int, optional
             Records that begin at or after the first and before the second.
-        begin_timestamp, end_timestamp : int, optional
-            Store time range in ms since epoch, both inclusive.
+        begin_timestamp, end_timestamp : int or datetime, optional
+            Store time range, both inclusive: ms since epoch, or a `datetime` (aware, or naive as local time).
         batch_size : int
             Rows of a batch at most, 1 to 2**30; a batch ends earlier when its bodies and properties take 64 MiB.
         use_threads : bool
@@ -926,7 +953,7 @@ class MessageStore(NotCopied):
         Raises
         ------
         ValueError
-            A column that does not exist, or a number out of range.
+            A column that does not exist, a number out of range, or a time that looks like seconds.
         MissingDependencyError
             pyarrow is not installed, or too old for `views`; while reading, the library that a body was compressed with is not.
         StoreClosedError
@@ -942,7 +969,7 @@ class MessageStore(NotCopied):
             subscription(tags),
             begin_phy_offset,
             end_phy_offset,
-            time_range(begin_timestamp, end_timestamp),
+            time_range(*_range(begin_timestamp, end_timestamp, "begin_timestamp", "end_timestamp")),
             batch_size,
             use_threads,
             views,
@@ -999,10 +1026,10 @@ class MessageStore(NotCopied):
         topic: str | Iterable[str],
         columns: Iterable[str] | None = None,
         max_num: int = 64,
-        begin: int | None = None,
-        end: int | None = None,
+        begin: Moment | None = None,
+        end: Moment | None = None,
         *,
-        index_type: str | None = None,
+        index_type: IndexType | None = None,
         max_log_bytes: int | None = DEFAULT_LOG_BYTES,
         progress: Callable[[int, int], object] | None = None,
         views: bool = False,
@@ -1019,8 +1046,8 @@ class MessageStore(NotCopied):
             As of `scan`.
         max_num : int
             At most so many rows for each key.
-        begin, end : int, optional
-            Store time range in ms since epoch, inclusive and exact.
+        begin, end : int or datetime, optional
+            Store time range, inclusive and exact, as of `query_message`.
         index_type : {None, "U", "K", "T"}
             As of `query_message`.
         views : bool
@@ -1041,4 +1068,5 @@ class MessageStore(NotCopied):
             As of `scan`.
         """
         self._state.check_open()
+        begin, end = _range(begin, end)
         return self._querying.table(keys, topic, columns, max_num, begin, end, index_type, max_log_bytes, progress, views)

@@ -39,13 +39,7 @@ _KEY_KINDS = {
 
 
 class Querying:
-    """Answers queries by key of one store.
-
-    Attributes
-    ----------
-    quick : KeyQuery or None
-        Answers the usual question in one call.
-    """
+    """Answers queries by key of one store, those that `KeyQuery` leaves to it."""
 
     def __init__(self, state: StoreState):
         self.state = state
@@ -53,9 +47,8 @@ class Querying:
         self.commit_log, self.index_service = state.commit_log, state.index_service
         # Bound once: every query by key takes it.
         self._region_of = self.commit_log.region_of
-        self.quick: KeyQuery[QueryResult, MessageExt] | None = None
         if self.index_service is not None:
-            self.quick = KeyQuery(
+            state.key_query = KeyQuery(
                 self.index_service,
                 self._region_of,
                 QueryResult,
@@ -72,8 +65,8 @@ class Querying:
         topic: str,
         key: str,
         max_num: int,
-        begin: int | None,
-        end: int | None,
+        begin: float | None,
+        end: float | None,
         max_log_bytes: int | None,
         progress: Callable[[int, int], object] | None,
         index_type: str | None,
@@ -105,8 +98,8 @@ class Querying:
         topic: str | Iterable[str],
         columns: Iterable[str] | None,
         max_num: int,
-        begin: int | None,
-        end: int | None,
+        begin: float | None,
+        end: float | None,
         index_type: str | None,
         max_log_bytes: int | None,
         progress: Callable[[int, int], object] | None,
@@ -129,7 +122,7 @@ class Querying:
                 return table
 
     def offsets(
-        self, topic: str, key: str, max_num: int, begin: int, end: int, index_type: str | None
+        self, topic: str, key: str, max_num: int, begin: float, end: float, index_type: str | None
     ) -> QueryOffsetResult:
         """What RocketMQ's index service answers, see `MessageStore.query_offsets`."""
         self.state.check_open()
@@ -137,11 +130,11 @@ class Querying:
         if self.index_service is None:
             return QueryOffsetResult([], 0, 0)
         self._follow_index()
-        return self.index_service.query_offset(topic, text, max_num, begin, end)
+        return self.index_service.query_offset(topic, text, max_num, int(begin), int(end))
 
     def _follow_index(self) -> None:
         # Entries show as they are put, new files do not.
-        index_service, key_query = self.index_service, self.quick
+        index_service, key_query = self.index_service, self.state.key_query
         if not self.read_only or index_service is None or key_query is None:
             return
         now = time.monotonic()
@@ -248,7 +241,7 @@ class Querying:
         return result
 
     def like_java(
-        self, topic: str, key: str, max_num: int, begin: int | None, end: int | None, index_type: str | None
+        self, topic: str, key: str, max_num: int, begin: float | None, end: float | None, index_type: str | None
     ) -> QueryResult:
         """RocketMQ's queryMessage."""
         # RocketMQ 5.5.0 DefaultMessageStore.queryMessage: up to three rounds, each ending before the oldest hit so far.

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from rmqstore import _core, _read
+from rmqstore._read import QueueGets
 from rmqstore.consumequeue.consume_queue import ConsumeQueue, Unit
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
-from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.message import MessageExt, tags_code
 from rmqstore.store.columns import Columns, queue_table, stored_texts
 from rmqstore.store.results import GetMessageResult, GetMessageStatus
@@ -35,32 +35,25 @@ _SHORTEST_POLL, _LONGEST_POLL = 0.01, 0.5
 
 
 class Reading:
-    """Reads the queues of one store."""
+    """Reads the queues of one store, where `QueueGets` leaves it to this."""
 
     def __init__(self, state: StoreState):
         self.state = state
         self.read_only, self.commit_log, self.queues = state.read_only, state.commit_log, state.queues
-
-    def recently_read(self, topic: str, queue_id: int, queue_offset: int, max_num: int) -> GetMessageResult | None:
-        """What `get` gives, where the files that were asked for last have it; otherwise None."""
-        queue = self.queues.find(topic, queue_id)
-        if type(queue) is not ConsumeQueue or queue.min_for is None:
-            return None
-        units = queue.queue
-        if self.read_only and (
-            units.wrote_where < (queue_offset + max_num) * _UNIT_SIZE
-            or time.monotonic() - queue.refreshed_at >= LOOK_INTERVAL
-        ):
-            return None
-        log = self.commit_log
-        try:
-            return _read.read_recent_queued(
-                units, log.queue, queue.min_for, queue_offset, max_num if max_num > _EXAMINED else _EXAMINED, max_num,
-                _MAX_PULL_BYTES, MessageExt, log.crc_check, GetMessageResult, GetMessageStatus.FOUND, topic, queue_id,
-            )  # fmt: skip
-        except OffsetOutOfRangeError:
-            # A file is leaving just now.
-            return None
+        state.queue_gets = QueueGets(
+            self.queues,
+            ConsumeQueue,
+            self.commit_log.queue,
+            MessageExt,
+            self.commit_log.crc_check,
+            GetMessageResult,
+            GetMessageStatus.FOUND,
+            _EXAMINED,
+            _MAX_PULL_BYTES,
+            time.monotonic,
+            LOOK_INTERVAL,
+            state.read_only,
+        )
 
     def get(
         self,
@@ -208,7 +201,7 @@ class Reading:
         """(int, int): as of `StoreState.bounds`."""
         return self.state.bounds(self.state.queue(topic, queue_id))
 
-    def offset_by_time(self, topic: str, queue_id: int, timestamp: int, boundary: str = "lower") -> int:
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: float, boundary: str = "lower") -> int:
         """See `MessageStore.offset_by_time`."""
         self.state.check_open()
         if boundary not in ("lower", "upper"):

@@ -23,11 +23,12 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from rmqstore import _core
 from rmqstore._columns import RecordColumns
 from rmqstore._core import Verdict
+from rmqstore.arguments import Recovery
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.commitlog.log_walk import Stretch
 from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue, PlainQueue
@@ -43,7 +44,7 @@ __all__ = ["RECOVERY_MODES", "RecoveryReport", "recover"]
 
 logger = logging.getLogger(__name__)
 
-RECOVERY_MODES = ("strict", "truncate", "skip")
+RECOVERY_MODES = get_args(Recovery)
 
 _FAR = 2**63 - 1
 # A delay that is longer is none: ten years in ms.

@@ -17,6 +17,10 @@ from rmqstore.message import MessageExt
 __all__ = ["GetMessageResult", "GetMessageStatus", "PutResult", "PutResults", "PutTableResult", "QueryResult"]
 
 
+# Lines that a notebook shows.
+_SHOWN = 10
+
+
 class GetMessageStatus(enum.Enum):
     """How a get went; RocketMQ's names."""
 
@@ -40,6 +44,9 @@ class PutResult(NamedTuple):
     store_timestamp: int
     size: int
 
+    def _repr_html_(self) -> str:
+        return _puts_html([self], 1)
+
 
 class PutResults(PlacedRows[PutResult], Sequence[PutResult]):
     """Where messages went, in their order: a `PutResult` for each, made when it is looked at.
@@ -49,6 +56,9 @@ class PutResults(PlacedRows[PutResult], Sequence[PutResult]):
     """
 
     __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return _puts_html([self[i] for i in range(min(len(self), _SHOWN))], len(self))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +78,11 @@ class PutTableResult:
 
     def __len__(self) -> int:
         return len(self.phy_offset)
+
+    def _repr_html_(self) -> str:
+        columns = (self.phy_offset, self.queue_offset, self.store_timestamp, self.size)
+        rows = zip(*(column[:_SHOWN].tolist() for column in columns), strict=True)
+        return _puts_html([PutResult(each[0], each[1], "", each[2], each[3]) for each in rows], len(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +111,15 @@ class GetMessageResult:
 
     def __len__(self) -> int:
         return len(self.messages)
+
+    def _repr_html_(self) -> str:
+        from rmqstore.message.notebook import messages_html
+
+        caption = (
+            f"{self.status.value}: {len(self.messages)} messages, next queue offset {self.next_queue_offset}, "
+            f"the queue has {self.min_queue_offset} to {self.max_queue_offset}"
+        )
+        return messages_html(self.messages, caption)
 
 
 class QueryResult(list[MessageExt]):
@@ -131,3 +155,20 @@ class QueryResult(list[MessageExt]):
     def messages(self) -> list[MessageExt]:
         """The messages as a plain list, named as in other results."""
         return list(self)
+
+    def _repr_html_(self) -> str:
+        from rmqstore.message.notebook import messages_html
+
+        notes = [f"{len(self)} messages", *(["there are more"] if self.truncated else [])]
+        return messages_html(self, ", ".join(notes + ([] if self.complete else ["part of the log was not looked at"])))
+
+
+def _puts_html(puts: Sequence[PutResult], num: int) -> str:
+    from rmqstore.texts import format_time, html_table
+
+    rows = [
+        (put.phy_offset, put.queue_offset, put.msg_id, format_time(put.store_timestamp), put.size)
+        for put in puts[:_SHOWN]
+    ]
+    caption = f"{num} messages put" + (f"; the first {_SHOWN}" if num > _SHOWN else "")
+    return html_table(caption, ("phy offset", "queue offset", "message id", "stored", "size"), rows)

@@ -12,9 +12,10 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmqstore._append import Appender
+from rmqstore._core import StateFields
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
@@ -33,6 +34,11 @@ from rmqstore.index.log_index import LogIndex
 from rmqstore.store.progress import GroupProgress
 from rmqstore.store.undispatched import Undispatched
 
+if TYPE_CHECKING:
+    from rmqstore._read import KeyQuery, QueueGets
+    from rmqstore.message import MessageExt
+    from rmqstore.store.results import GetMessageResult, QueryResult
+
 __all__ = ["LOOK_INTERVAL", "StoreState"]
 
 logger = logging.getLogger(__name__)
@@ -46,7 +52,7 @@ _TRIES = 3
 _T = TypeVar("_T")
 
 
-class StoreState:
+class StoreState(StateFields):
     """The files of one store, and whether they may be read and written.
 
     Attributes
@@ -61,7 +67,13 @@ class StoreState:
         Of the newest message, ms since epoch.
     waiting : int
         How many wait for `arrived`, which is told of every put.
+    others
+        As of `StateFields`.
     """
+
+    appender: Appender | None
+    key_query: KeyQuery[QueryResult, MessageExt] | None
+    queue_gets: QueueGets[GetMessageResult] | None
 
     def __init__(self, path: str, config: StoreConfig, *, read_only: bool):
         self.path = path
@@ -77,9 +89,10 @@ class StoreState:
         self.log_index = None if self.index_service is None else LogIndex(path, self.commit_log, self.index_service)
         self.checkpoint = Checkpoint(os.path.join(path, "checkpoint"), read_only=read_only)
         self.progress = GroupProgress(path, config, read_only=read_only)
-        self.appender: Appender | None = None
+        self.appender = None
         self.last_store_timestamp = 0
         self.waiting = 0
+        self.sync_flush = config.flush_disk_type == "SYNC_FLUSH"
         self.disk_full = False
         self.poison: BaseException | None = None
         self.closing = self.closed = False

@@ -53,7 +53,7 @@ class TableWriting:
                 first += part.num
         result = PutTableResult(*(np.concatenate(column) for column in zip(*columns, strict=True)))
         if len(result):
-            if self.state.waiting or self.writing.sync_flush:
+            if self.state.waiting or self.state.sync_flush:
                 self.writing.after_put(int(result.phy_offset[-1] + result.size[-1]), (Message("any"),))
         return result
 

@@ -23,6 +23,7 @@ from typing import Any
 from rmqstore import _numpy as np
 from rmqstore._append import Appender, FileEnd, RowBatch
 from rmqstore._columns import RecordColumns
+from rmqstore.config import system_clock
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.errors import DiskFullError, InvalidMessageError
 from rmqstore.message import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, Message, offset_message_id
@@ -62,7 +63,6 @@ class Writing:
         self.dispatcher = CommitLogDispatcher(self.commit_log, self.queues, self.index_service)
         self.long_way = LongWay(state, self.dispatcher)
         self.columns = RecordColumns()
-        self.sync_flush = self.config.flush_disk_type == "SYNC_FLUSH"
         self.rows: RowBatch | None = None
         self._one: Appender | None = None
 
@@ -88,7 +88,8 @@ class Writing:
                 batches[1],
                 Message,
                 PutResult,
-                config.clock,
+                None if config.clock is system_clock else config.clock,
+                self.after_put,
                 self.index_service is not None,
                 config.index_tags,
                 config.max_mapped_files,
@@ -268,5 +269,5 @@ class Writing:
         if self.state.waiting:
             with self.state.arrived:
                 self.state.arrived.notify_all()
-        if self.sync_flush and any(message.properties.get("WAIT", "true") == "true" for message in messages):
+        if self.state.sync_flush and any(message.properties.get("WAIT", "true") == "true" for message in messages):
             self.flushing.wait_until_flushed(end)

@@ -26,7 +26,8 @@ PACKAGE = ROOT / "rmqstore"
 
 # A room may import those to its left, and itself.  What is not a folder lies in the package's root.
 ORDER = (
-    "_unbuilt _version errors texts _numpy _bytes _crc32 _python _java_text _properties _core _record _columns _append _read "
+    "_unbuilt _version errors arguments texts _numpy _bytes _crc32 _python _java_text _properties _core _record "
+    "_columns _append _read "
     "files message config commitlog consumequeue index consumer store offline polars console cli demo spark __main__"
 ).split()
 # What the RabbitMQ side shares with the RocketMQ side; otherwise neither knows the other.

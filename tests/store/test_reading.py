@@ -16,7 +16,6 @@ import random
 import shutil
 import sys
 import threading
-from types import SimpleNamespace
 
 import golden
 import pytest
@@ -248,7 +247,7 @@ def same_pages(store: MessageStore, rng: random.Random, rounds: int) -> int:
                         if wanted is None and max_bytes is None:
                             # Everything lies where the page before was, or the answer is to go the long way.
                             queue.refreshed_at = float("inf")
-                            recent = store._reading.recently_read(topic, queue_id, at, max_num)
+                            recent = store._state.queue_gets.get(topic, queue_id, at, max_num)
                             assert recent is None or recent == page
                             # A reader looks for more where it would come to the end.
                             seen = not store.read_only or at + max_num <= high
@@ -420,12 +419,13 @@ def test_a_search_that_the_caller_leads_astray(stores):
 def test_the_short_way_of_a_query_finds_what_the_long_one_does(stores, monkeypatch, name):
     store = stores(name)
     # All files at once, however many they are.
-    files = SimpleNamespace(opened_files=tuple(store.index_service.newest_first()))
+    files = _core.OpenedIndexes()
+    files.opened_files = tuple(store.index_service.newest_first())
     assert files.opened_files
     query = _read.KeyQuery(
         files, store.commit_log.region_of, QueryResult, MessageExt, 1, encode_java_utf8, store.commit_log.queue, len, math.inf
     )
-    monkeypatch.setattr(store._querying, "quick", None)
+    monkeypatch.setattr(store._state, "key_query", None)
     asked = {("T", "k"), ("no such topic", "k"), ("", "")}
     for message in itertools.islice(store.messages(), 0, None, 5):
         asked |= {(message.topic, key) for key in (*message.keys, message.unique_key or "none", "", " ", "not there")}
@@ -449,7 +449,7 @@ def test_what_the_short_way_of_a_query_leaves_to_the_long_one(tmp_path):
     times = iter([100.0, 100.0, 101.0, 101.0])
     with MessageStore.open(tmp_path / "store", config=config) as store:
         puts = [store.put_message(Message("T", b"x", keys=f"k{i}")) for i in range(3)]
-        query = store._querying.quick
+        query = store._state.key_query
         assert query.find("T", "k1", 64) is None and len(store.query_message("T", "k1")) == 1
         # The files are open from the first query on.
         assert [each.phy_offset for each in query.find("T", "k1", 64)] == [puts[1].phy_offset]

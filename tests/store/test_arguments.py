@@ -1,0 +1,193 @@
+"""Times and choices as callers give them: numbers and datetimes are one, seconds are refused, choices have their types.
+
+Owns `rmqstore.arguments` and that every call of a store that takes a store time goes through it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+import typing
+
+import pytest
+
+from rmqstore import Message, MessageStore, StoreConfig, arguments
+from rmqstore.arguments import Boundary, IndexType, Recovery, milliseconds
+from rmqstore.offline.export import Selection, _Chosen
+from rmqstore.store.recovery import RECOVERY_MODES
+
+UTC = datetime.timezone.utc
+START = 1_700_000_000_000
+SMALL = {"mapped_file_size_commit_log": 1 << 20, "max_hash_slot_num": 100, "max_index_num": 4000}
+
+
+def moment(ms: int, zone: datetime.tzinfo | None = UTC, microseconds: int = 0) -> datetime.datetime:
+    """The time `ms` after the epoch in a zone, None for naive local time."""
+    aware = datetime.datetime(1970, 1, 1, tzinfo=UTC) + datetime.timedelta(milliseconds=ms, microseconds=microseconds)
+    return aware.astimezone(zone) if zone is not None else aware.astimezone().replace(tzinfo=None)
+
+
+@pytest.fixture
+def store(tmp_path):
+    times = iter(range(START, START + 1000))
+    config = StoreConfig(**SMALL, clock=lambda: next(times))
+    with MessageStore.open(tmp_path / "store", config=config) as opened:
+        for i in range(10):
+            opened.put_message(Message("T", b"%d" % i, keys=["k"]))
+        yield opened
+
+
+@pytest.mark.parametrize("value", [0, 1000, -5, 999_999_999, 3_000_000_000, START, 2**63, 1.5, float("inf"), True])
+def test_numbers_stay_what_they_are(value):
+    assert milliseconds(value, "begin") is value
+
+
+def test_datetimes_are_exact_in_every_zone():
+    for ms in (START, 0, -1, 253_402_300_799_999, 1_700_000_000_001):
+        for hours in (-11, 0, 5.5):
+            zone = datetime.timezone(datetime.timedelta(hours=hours))
+            if 0 <= ms < 10**13:
+                assert milliseconds(moment(ms, zone), "t") == ms
+        assert milliseconds(moment(ms), "t") == ms and milliseconds(moment(ms), "t", up=True) == ms
+    assert milliseconds(moment(START, microseconds=1), "t") == START
+    assert milliseconds(moment(START, microseconds=1), "t", up=True) == START + 1
+    assert milliseconds(moment(START, microseconds=-1), "t") == START - 1
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata", "America/St_Johns"])
+def test_a_naive_datetime_is_local_time(zone, monkeypatch):
+    if not hasattr(time, "tzset"):
+        pytest.skip("this system cannot change its zone")
+    had = os.environ.get("TZ")
+    try:
+        os.environ["TZ"] = zone
+        time.tzset()
+        assert milliseconds(moment(START, None), "t") == START
+        assert milliseconds(datetime.datetime.fromtimestamp(START / 1000), "t") == START
+    finally:
+        os.environ.pop("TZ") if had is None else os.environ.update(TZ=had)
+        time.tzset()
+
+
+@pytest.mark.parametrize("value", [1_000_000_000, 1_700_000_000, 2_999_999_999, 1_700_000_000.25])
+def test_seconds_are_refused_by_name(value):
+    with pytest.raises(ValueError, match=r"^end_timestamp is [0-9.]+, which looks like seconds: give ms"):
+        milliseconds(value, "end_timestamp")
+
+
+@pytest.mark.parametrize("value", ["2024-01-01", b"x", None, datetime.date(2024, 1, 1), [1], datetime.timedelta(1)])
+def test_what_is_no_time_is_refused_by_name(value):
+    with pytest.raises(TypeError, match=r"^begin is .*: give ms since epoch, or a datetime$"):
+        milliseconds(value, "begin")
+
+
+def calls(store):
+    """Every call that takes a store time: what it answers from a time on, and up to a time."""
+
+    def bodies(batches):
+        return [body for batch in batches for body in batch.column("body").to_pylist()]
+
+    return {
+        "query_message": (
+            lambda t: [m.body for m in store.query_message("T", "k", begin=t)],
+            lambda t: [m.body for m in store.query_message("T", "k", end=t)],
+        ),
+        "query_message compat": (
+            lambda t: [m.body for m in store.query_message("T", "k", begin=t, compat=True)],
+            lambda t: [m.body for m in store.query_message("T", "k", end=t, compat=True)],
+        ),
+        "query_table": (
+            lambda t: bodies([store.query_table(["k"], "T", ["body"], begin=t)]),
+            lambda t: bodies([store.query_table(["k"], "T", ["body"], end=t)]),
+        ),
+        "query_offsets": (
+            lambda t: store.query_offsets("T", "k", begin=t),
+            lambda t: store.query_offsets("T", "k", end=t),
+        ),
+        "scan": (
+            lambda t: bodies(store.scan(["body"], begin_timestamp=t)),
+            lambda t: bodies(store.scan(["body"], end_timestamp=t)),
+        ),
+        "offset_by_time": (
+            lambda t: store.offset_by_time("T", 0, t),
+            lambda t: store.offset_by_time("T", 0, t, "upper"),
+        ),
+        "export": (
+            lambda t: _Chosen(Selection(begin_timestamp=t)).low,
+            lambda t: _Chosen(Selection(end_timestamp=t)).high,
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", list(calls(None)))
+def test_every_call_takes_datetimes_and_refuses_seconds(store, name):
+    begins, ends = calls(store)[name]
+    for ms in (START, START + 4, START + 9, START + 20):
+        for given in (moment(ms), moment(ms, None), moment(ms, datetime.timezone(datetime.timedelta(hours=-7)))):
+            assert begins(given) == begins(ms), given
+            assert ends(given) == ends(ms), given
+    if name in ("query_message", "query_table", "scan", "export", "offset_by_time"):
+        # Between two milliseconds: inwards.
+        assert begins(moment(START + 4, microseconds=300)) == begins(START + 5) != begins(START + 4)
+        assert ends(moment(START + 4, microseconds=300)) == ends(START + 4) != ends(START + 5)
+    for ask in (begins, ends):
+        for seconds in (START // 1000, START / 1000):
+            with pytest.raises(ValueError, match="looks like seconds"):
+                ask(seconds)
+
+
+def test_a_group_begins_at_a_datetime(store):
+    def first(consume_from, group):
+        with store.consume("T", group, consume_from=consume_from, timeout=0) as consumer:
+            return next(consumer).body
+
+    assert first(START + 4, "a") == first(moment(START + 4), "b") == first(moment(START + 4, None), "c") == b"4"
+    assert first(moment(START + 4, microseconds=1), "d") == b"5"
+    for wrong in (START // 1000, "middle", -1, True):
+        with pytest.raises(ValueError, match="consume_from is"):
+            store.consume("T", "e", consume_from=wrong)
+
+
+def test_a_born_time_may_be_a_datetime(store):
+    import pyarrow as pa
+
+    message = Message("T", b"x", born_timestamp=moment(START + 5, None))
+    assert message.born_timestamp == START + 5
+    put = store.put_message(message)
+    assert store.message_at(put.phy_offset).born_timestamp == START + 5
+    puts = store.put_table(pa.table({"body": [b"y"]}), topic="T", born_timestamp=moment(START + 6))
+    assert store.message_at(int(puts.phy_offset[0])).born_timestamp == START + 6
+    assert store.check_table(pa.table({"body": [b"y"]}), topic="T", born_timestamp=moment(START + 6)) == 1
+
+
+def test_choices_are_types_that_say_what_is_taken(store, tmp_path):
+    assert RECOVERY_MODES == typing.get_args(Recovery) == ("strict", "truncate", "skip")
+    names = vars(arguments) | vars(typing)
+    for method, parameter, choice in (
+        ("open", "recovery", Recovery),
+        ("query_message", "index_type", IndexType | None),
+        ("query_table", "index_type", IndexType | None),
+        ("query_offsets", "index_type", IndexType | None),
+        ("offset_by_time", "boundary", Boundary),
+    ):
+        function = getattr(MessageStore, method)
+        function = getattr(function, "__wrapped__", getattr(function, "__func__", function))
+        assert eval(function.__annotations__[parameter], names) == choice, method
+    for index_type in (None, *typing.get_args(IndexType)):
+        store.query_message("T", "k", index_type=index_type)
+        store.query_table(["k"], "T", ["body"], index_type=index_type)
+        store.query_offsets("T", "k", index_type=index_type)
+    for boundary in typing.get_args(Boundary):
+        store.offset_by_time("T", 0, START, boundary)
+    for recovery in typing.get_args(Recovery):
+        MessageStore.open(tmp_path / recovery, config=StoreConfig(**SMALL), recovery=recovery).close()
+    for ask in (
+        lambda: store.query_message("T", "k", index_type="X"),
+        lambda: store.query_table(["k"], "T", index_type="X"),
+        lambda: store.query_offsets("T", "k", index_type="X"),
+        lambda: store.offset_by_time("T", 0, START, "middle"),
+        lambda: MessageStore.open(tmp_path / "other", recovery="X"),
+    ):
+        with pytest.raises(ValueError, match=r"is '(X|middle)'"):
+            ask()
