@@ -125,8 +125,8 @@ cdef extern from *:
         return PyObject_GenericGetAttr(message, name);
     }
 
-    /* Learns the attributes that `kind` has from compiled code, with a factor by which as few of their names as possible are
-       in each other's way; those that are take the usual way. */
+    /* Learns the attributes that `kind` has from compiled code, with a factor by which as few of their names as possible
+       are in each other's way; those that are take the usual way. */
     static void rmq_learn_attributes(PyTypeObject *kind, PyObject *names) {
         uint64_t factor = rmq_attribute_factor;
         Py_ssize_t i, fewest = PY_SSIZE_T_MAX;
