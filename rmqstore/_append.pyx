@@ -895,7 +895,7 @@ cdef class RowBatch:
         Returns
         -------
         (int, int)
-            The number of the first row that does not fit any more, and the position behind the last that was written.
+            The number of the first row that does not fit any more, and the position after the last that was written.
         """
         cdef PyThreadState* state = NULL
         if first < 0:

@@ -705,7 +705,7 @@ cdef enum:
     COL_UNIQUE_KEY
     COL_BODY_STORED
     COL_NUM
-    # Behind the columns: the values of the properties, whose names are COL_PROPERTIES.
+    # After the columns: the values of the properties, whose names are COL_PROPERTIES.
     COL_VALUES = COL_NUM
     BUFFER_NUM
 
@@ -1155,7 +1155,7 @@ cdef void write_stored_bodies(ColumnSink* s) noexcept nogil:
 cdef void write_int64s(ColumnSink* s, int column) noexcept nogil:
     cdef int64_t* out = <int64_t*>s.main[column] + s.count
     cdef RecordView* r = &s.rows[0].r
-    # The field of the first row; that of the next one lies a StagedRow behind it.
+    # The field of the first row; that of the next one lies a StagedRow after it.
     cdef int64_t* field = &r.prepared_transaction_offset
     cdef int64_t i
     if column == COL_QUEUE_OFFSET:
@@ -1201,7 +1201,7 @@ cdef inline void view_text(ColumnSink* s, int column, unsigned char* to, StagedR
 
 
 cdef inline void view_own(ColumnSink* s, int column, unsigned char* to, int64_t n) noexcept nogil:
-    # A view of the `n` bytes that were just written behind the column's own data, which keeps them where the view does not.
+    # A view of the `n` bytes that were just written after the column's own data, which keeps them where the view does not.
     cdef int64_t used = s.data_used[column]
     put_view(to, s.data[column] + used, n, n + TEXT_SLACK, 0, used)
     if n > VIEW_INLINE:
@@ -1335,7 +1335,7 @@ cdef void view_keys(ColumnSink* s) noexcept nogil:
 
 
 cdef bint names_repeat(ColumnSink* s, StagedRow* row, const unsigned char* text, int64_t room) noexcept nogil:
-    # `repeats` of the names of a row, which are written behind the names' data for that and left there for nobody.
+    # `repeats` of the names of a row, which are written after the names' data for that and left there for nobody.
     cdef int64_t used = s.data_used[COL_PROPERTIES], k
     cdef PropertySpan* span
     s.name_ends[0] = <int32_t>used
@@ -2456,7 +2456,7 @@ def entries_by_key(list parts not None, int64_t num):
 
 
 def text_arrays(tuple texts not None):
-    """Lay texts out as a text column: the offsets, and the bytes one behind the other.
+    """Lay texts out as a text column: the offsets, and the bytes one after the other.
 
     Returns
     -------

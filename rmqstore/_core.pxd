@@ -193,7 +193,7 @@ cdef class StoreParts:
     cdef public StateFields _state
 
 
-# Answers a call, of whose arguments there are so many behind the store; None where it has to go the long way.
+# Answers a call, of whose arguments there are so many after the store; None where it has to go the long way.
 ctypedef object (*short_way)(StateFields state, PyObject** args, Py_ssize_t num, object store)
 
 

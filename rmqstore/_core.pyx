@@ -103,7 +103,7 @@ cdef int64_t PAGE_SIZE = sysconf(_SC_PAGESIZE)
 
 cdef void* map_pages(int fd, int64_t size, int64_t length, int prot) noexcept nogil:
     # `size` bytes of address space.  Where the file has only `length` of them, pages of zeros that belong to no file lie
-    # behind those of the file; the system fills the file's last page with zeros itself.
+    # after those of the file; the system fills the file's last page with zeros itself.
     cdef void* base
     if length >= size:
         return mmap(NULL, <size_t>size, prot, MAP_SHARED, fd, 0)
@@ -150,7 +150,7 @@ cdef class Region:
             raise ValueError(f"cannot map {size} bytes")
         cdef int64_t length = os.fstat(fd).st_size
         if length < size and (writable or not padded):
-            # Touching a page behind the end of the file would end the process with SIGBUS.
+            # Touching a page after the end of the file would end the process with SIGBUS.
             raise ValueError(f"cannot map {size} bytes of a file of {length}")
         cdef Region region = Region.__new__(Region)
         cdef int prot = PROT_READ | PROT_WRITE if writable else PROT_READ
@@ -530,7 +530,7 @@ cdef inline void index_put_at(unsigned char* base, int64_t slot_num, int64_t slo
     c.count += 1
     put_i32(base + INDEX_COUNT, <int32_t>c.count)
     release_fence()
-    # Behind the count: one too few is seen by `relink`, one too many looks like a file of 4.7.0.
+    # After the count: one too few is seen by `relink`, one too many looks like a file of 4.7.0.
     c.hash_slot_count += prev == 0
     put_i32(base + INDEX_HASH_SLOT_COUNT, c.hash_slot_count)
     put_i64(base + INDEX_END_PHY_OFFSET, phy_offset)
@@ -653,7 +653,7 @@ cdef int64_t index_select_block(const unsigned char* base, uint64_t magic, int64
 
 cdef int64_t place_hits(const int64_t* hits, const int32_t* lanes, int64_t found, int64_t num, int64_t used,
                         int64_t* out, int64_t* nums) noexcept nogil:
-    # Puts the hits of a block behind out[used - 1], lane by lane, each lane's in the order in which they were met; nums
+    # Puts the hits of a block after out[used - 1], lane by lane, each lane's in the order in which they were met; nums
     # become the ends of the lanes.  Returns the end of the last.
     cdef int64_t i, n
     cdef int64_t[SELECT_LANES] next
@@ -1425,7 +1425,7 @@ cdef class SlotHeads:
                 self.heads[fastmod(<uint32_t>hashes[i], self.magic, <uint32_t>self.slot_num)] = <int32_t>(first + i)
 
     def merge(self, const int32_t[::1] slots not None, const int32_t[::1] entries not None):
-        """Take over `used` of another one that was told of the entries behind those known here."""
+        """Take over `used` of another one that was told of the entries after those known here."""
         cdef int64_t i, n = slots.shape[0], bad = -1
         if entries.shape[0] != n:
             raise ValueError(f"{n} slots and {entries.shape[0]} entries")
@@ -1680,7 +1680,7 @@ cdef class RecordSearch:
     cdef readonly Region region
     cdef int64_t base_offset
     cdef int check_crc
-    # The CRC of the bytes from `sums_begin` up to each multiple of SUM_BLOCK behind it; `sum_num` of them are known.
+    # The CRC of the bytes from `sums_begin` up to each multiple of SUM_BLOCK after it; `sum_num` of them are known.
     cdef uint32_t[::1] sums
     cdef int64_t sums_begin, sum_num
 
@@ -1981,7 +1981,7 @@ cdef class FileStream:
     Attributes
     ----------
     wrote_where : int
-        Offset behind the last byte of the stream.
+        Offset after the last byte of the stream.
     file_offsets : list of int
         Where the files begin, ascending; another list as soon as one of them leaves.
     """
@@ -2150,7 +2150,7 @@ def write_unit(Region region not None, int64_t pos, int64_t phy_offset, int32_t 
 
 def write_units(Region region not None, int64_t pos, const int64_t[::1] phy_offsets not None,
                 const int32_t[::1] sizes not None, const int64_t[::1] tags_codes not None):
-    """Write 20-byte units one behind the other from `pos` on; the three columns have the same length."""
+    """Write 20-byte units one after the other from `pos` on; the three columns have the same length."""
     cdef int64_t n = phy_offsets.shape[0], i
     if sizes.shape[0] != n or tags_codes.shape[0] != n:
         raise ValueError(f"{n} offsets, {sizes.shape[0]} sizes, {tags_codes.shape[0]} tags codes")

@@ -164,7 +164,7 @@ RMQ_MAY_BE_UNUSED static int32_t rmq_split_properties(const unsigned char *text,
 #define RMQ_LAYOUT_SPANS 24
 typedef struct {
     signed char above[RMQ_LAYOUT_ROOM], equal[RMQ_LAYOUT_ROOM];  /* a byte fits that is above the one, or equal to the other */
-    unsigned char names[RMQ_LAYOUT_ROOM + 64];  /* one behind the other; more may be read than they are */
+    unsigned char names[RMQ_LAYOUT_ROOM + 64];  /* one after the other; more may be read than they are */
     int32_t name_ends[RMQ_LAYOUT_SPANS];
     unsigned char name_views[RMQ_LAYOUT_SPANS * 16];  /* of `rmq_put_view`, if all names are short enough to stand in them */
     int short_names;

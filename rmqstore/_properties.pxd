@@ -92,7 +92,7 @@ cdef inline int64_t put_key_hashes(int32_t* out, int64_t at, int64_t room, uint3
                 at += 1
             start = end + 1
     if k.tags_pos >= 0:
-        # Tags are hashed alone and behind the topic; the second follows from the first where they are short and ASCII.
+        # Tags are hashed alone and after the topic; the second follows from the first where they are short and ASCII.
         joined = k.tags_len <= JOINED_UNITS and hash_ascii(&tags, text + k.tags_pos, k.tags_len)
         if not joined:
             tags = hash_utf8(0, text + k.tags_pos, k.tags_len)

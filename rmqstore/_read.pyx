@@ -547,7 +547,7 @@ cdef StoredMessage message_of(type kind, const unsigned char* p, RecordView* r, 
     m.record = r[0]
     m.record.magic = 1 if r.magic == C_MAGIC_V1 else 2
     m.crc_ok = crcs_ok(p, r, check_crc)
-    # Behind a host of 8 bytes there are more than 12 others of the record in any case: 20 are copied always, which is cheaper.
+    # After a host of 8 bytes there are more than 12 others of the record in any case: 20 are copied always, which is cheaper.
     memcpy(m.born_host_bytes, p + RECORD_BORN_HOST, HOST_SIZE)
     memcpy(m.store_host_bytes, p + r.store_host_pos, HOST_SIZE)
     (<MessageFields>m).body = PyBytes_FromStringAndSize(<char*>p + r.body_pos, r.body_len)
@@ -594,7 +594,7 @@ def read_message(Region region not None, int64_t pos, int64_t base_offset, type 
 
 def read_messages(Region region not None, int64_t pos, int64_t limit, int64_t base_offset, type kind not None,
                   int64_t max_num, int64_t max_bytes, int check_crc=1):
-    """Decode the records that lie one behind the other from `pos` on.
+    """Decode the records that lie one after the other from `pos` on.
 
     Parameters
     ----------
@@ -603,12 +603,12 @@ def read_messages(Region region not None, int64_t pos, int64_t limit, int64_t ba
     base_offset, kind, check_crc
         As of `read_message`.
     max_num, max_bytes : int
-        At most so many; reading stops behind the record with which there are so many bytes of records.
+        At most so many; reading stops after the record with which there are so many bytes of records.
 
     Returns
     -------
     (list, int)
-        Messages, none where no whole record begins at `pos`; the position behind the last of them.
+        Messages, none where no whole record begins at `pos`; the position after the last of them.
     """
     message_type(kind)
     cdef RecordView r
@@ -824,7 +824,7 @@ cdef class QueueGets:
         So many seconds after its `refreshed_at` a queue is looked at again before it is read: another process may have
         gone on.  Not asked for unless `looks_ahead`.
     looks_ahead : bool
-        Another process may have gone on: what lies behind the known end is not for this.
+        Another process may have gone on: what lies after the known end is not for this.
 
     Attributes
     ----------

@@ -85,7 +85,7 @@ cdef inline int parse_record(const unsigned char* p, int64_t room, RecordView* r
     r.body_len = get_i32(p + at + 12)
     r.body_pos = <int32_t>(at + 16)
     at += 16
-    # Behind the body: the topic length (1 or 2 bytes) and the properties length (2).
+    # After the body: the topic length (1 or 2 bytes) and the properties length (2).
     if r.body_len < 0 or at + r.body_len + 3 > total:
         return BAD_LENGTH
     at += r.body_len
@@ -209,7 +209,7 @@ cdef inline void prefetch_head(const unsigned char* p, int64_t room) noexcept no
 
 
 cdef inline void prefetch_tail(const unsigned char* p, int64_t room) noexcept nogil:
-    # What lies behind the head, which was asked for before; its size is hostile, and a wrong one asks for lines in vain.
+    # What lies after the head, which was asked for before; its size is hostile, and a wrong one asks for lines in vain.
     cdef int64_t total, at = HEAD
     if room < BLANK_SIZE:
         return

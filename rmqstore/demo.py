@@ -367,7 +367,7 @@ def own_store(steps: Steps, root: Path, messages: int) -> None:
             check(sum(numbers) == messages, "every message is in a queue")
             last = again.message_at(places[-1])
             check(last.body == order_of(messages - 1)[3], "the last message is the last that was put")
-            check(last.phy_offset + last.store_size == log_end, "nothing lies behind it")
+            check(last.phy_offset + last.store_size == log_end, "nothing lies after it")
             _check_hits(again.query_message(TOPIC, order_of(messages - 1)[0]), messages - 1, messages, places)
         row.remark = f"{log_end:,} bytes of log".replace(",", " ")
 

@@ -52,7 +52,7 @@ def _items(names: set[str], incomplete: str) -> list[CompletionItem]:
 
 
 def _argument(ctx: click.Context, name: str, place: int) -> str | None:
-    # Behind an option that still lacks its value click has not given out the arguments.
+    # After an option that still lacks its value click has not given out the arguments.
     value = ctx.params.get(name)
     if not value and place < len(ctx.args):
         value = ctx.args[place]
@@ -99,7 +99,7 @@ def complete_group(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 def complete_option(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The names of the store's options, with ``=`` behind."""
+    """The names of the store's options, each with its ``=``."""
     from rmqstore.config import StoreConfig
 
     names = {

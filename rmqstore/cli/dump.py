@@ -73,7 +73,7 @@ def _dump_log(
     log = store.commit_log
     first = max(log.min_offset, begin or 0)
     last = log.max_offset if end is None else min(end, log.max_offset)
-    # Behind damage in the newest segment more records may follow; the store itself stops before it.
+    # After damage in the newest segment more records may follow; the store itself stops before it.
     if end is None or end > log.max_offset:
         last = log.find_end_behind_damage()
         log.set_end(last)

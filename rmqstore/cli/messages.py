@@ -21,7 +21,7 @@ body_option = click.option(
 
 
 def about_topic(store: MessageStore, topic: str) -> str:
-    """str: what to say behind "nothing found" where the store has no queue of `topic`: which it has; else nothing."""
+    """str: what to say after "nothing found" where the store has no queue of `topic`: which it has; else nothing."""
     known = store.topics()
     if topic in known:
         return ""

@@ -60,7 +60,7 @@ def offsets_show(path: str, group: str | None, topic: str | None, given: Given) 
 def _where(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add what `set` and `reset` have in common."""
     for option in (
-        click.option("--latest", is_flag=True, help="Behind the newest message."),
+        click.option("--latest", is_flag=True, help="After the newest message."),
         click.option("--earliest", is_flag=True, help="The oldest message that is there."),
         click.option("--time", "timestamp", type=TIME, help="The first message stored at or after this time."),
         click.option(

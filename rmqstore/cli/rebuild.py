@@ -100,7 +100,7 @@ def print_rebuild(report: RebuildReport, target: str, given: Given) -> None:
     default="strict",
     show_default=True,
     help="Where the log is damaged in front of whole records: refuse; cut it there as RocketMQ does, which deletes "
-    "everything behind; or keep what is whole on both sides.",
+    "everything after it; or keep what is whole on both sides.",
 )
 @click.option("--yes", is_flag=True, help="Do not ask before --mode truncate deletes.")
 @store_options
@@ -108,7 +108,7 @@ def recover_command(path: str, mode: Recovery, yes: bool, given: Given) -> None:
     """Do what a start after a crash does, say what it was, and close the store in order.
 
     THIS COMMAND WRITES. The log is judged first; with --mode strict a store with damage in the middle of its log is
-    left exactly as it is. What a crash left torn behind the last whole record is cut; queues and index are brought into
+    left exactly as it is. What a crash left torn after the last whole record is cut; queues and index are brought into
     line with the log. The broker must not run.
     """
     check_store_path(path)
@@ -118,9 +118,9 @@ def recover_command(path: str, mode: Recovery, yes: bool, given: Given) -> None:
     if mode == "truncate" and not yes:
         if not sys.stdin.isatty():
             raise click.UsageError(
-                "this may delete whole records behind damage; without a terminal to ask on give --yes"
+                "this may delete whole records after damage; without a terminal to ask on give --yes"
             )
-        note(f"If the log of {path} is damaged, everything behind the damage will be deleted, whole or not.")
+        note(f"If the log of {path} is damaged, everything after the damage will be deleted, whole or not.")
         if not click.confirm("Go on?", err=True):
             nothing("nothing was changed")
     with MessageStore.open(path, config=config, recovery=mode) as store:

@@ -4,7 +4,7 @@ Owns the position up to which messages were shown.  It only reads, and keeps no 
 
 - What is shown is in the order of the log, each message once; what could not be shown (deleted by retention before it was
   read, or damaged) is said on stderr with its place.
-- The end of the log is fixed before the newest messages are looked for, so that following begins exactly behind them.
+- The end of the log is fixed before the newest messages are looked for, so that following begins exactly after them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rmqstore.message import MessageExt, tags_code
 from rmqstore.store.message_store import MessageStore
 
 _UNIT_BLOCK = 256
-# How many of the last records are remembered, to go on behind the newest that a writer's recovery left.
+# How many of the last records are remembered, to go on after the newest that a writer's recovery left.
 _REMEMBERED = 4096
 _REMEMBERED_AT_FIRST = 256
 # Polls without progress before damage is looked for in front of a newer segment.
@@ -330,7 +330,7 @@ class _Follower:
     def run(
         self, before: list[MessageExt], wanted: _Wanted, show: Callable[[MessageExt], None], interval: float
     ) -> None:
-        """Show what comes behind the messages `before`, for ever."""
+        """Show what comes after the messages `before`, for ever."""
         for message in before:
             self._remember(message)
         pause = _Pause()
@@ -368,7 +368,7 @@ class _Follower:
                 )
             if isinstance(entry, Damage):
                 note(
-                    f"{entry.size} bytes at phy offset {entry.phy_offset} are damaged ({entry.verdict.name}); going on behind"
+                    f"{entry.size} bytes at phy offset {entry.phy_offset} are damaged ({entry.verdict.name}); going on after it"
                 )
             elif not isinstance(entry, Blank):
                 self._remember(entry)
@@ -388,7 +388,7 @@ class _Follower:
             log.set_end(max(log.find_end(), log.max_offset))
 
     def _begin_anew(self) -> None:
-        """Open the store again and go on behind the newest record that is still the one that was shown."""
+        """Open the store again and go on after the newest record that is still the one that was shown."""
         if not os.path.isdir(os.path.join(self.path, "commitlog")):
             self._say_gone()
         self.stack.close()
@@ -406,7 +406,7 @@ class _Follower:
                 self.passed.pop()
         if position is not None:
             if position < self.position:
-                note(f"the log was cut at or behind phy offset {position} (its writer recovered it); going on there")
+                note(f"the log was cut at or after phy offset {position} (its writer recovered it); going on there")
         elif self.passed:
             # The files of all that was shown are gone.
             position = log.min_offset

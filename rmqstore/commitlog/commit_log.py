@@ -1,4 +1,4 @@
-"""The commit log: every message of a store, one record behind the other, in segments of fixed size.
+"""The commit log: every message of a store, one record after the other, in segments of fixed size.
 
 Owns appending (a record that does not fit closes the segment with a blank record) and reading a record at its offset; going
 over the log is in `log_walk`, where it ends in `log_end`.  It never decides what a damaged log means (recovery and verify do)
@@ -94,7 +94,7 @@ class CommitLog(NotCopied):
 
     @property
     def max_offset(self) -> int:
-        """int: offset behind the last record."""
+        """int: offset after the last record."""
         return self.queue.wrote_where
 
     def set_end(self, offset: int) -> None:
@@ -102,7 +102,7 @@ class CommitLog(NotCopied):
         self.queue.wrote_where = offset
 
     def find_end(self) -> int:
-        """int: offset behind the last record that can be reached from the start of the newest segment that holds any.
+        """int: offset after the last record that can be reached from the start of the newest segment that holds any.
 
         Reads only record headers; nothing is changed.  This is where a broker that was shut down in order would go on.
         """
@@ -113,7 +113,7 @@ class CommitLog(NotCopied):
         return self._end.last_store_timestamp()
 
     def find_end_behind_damage(self, reached: int = -1) -> int:
-        """int: as `find_end`, but behind damage in the newest segment if whole records follow it there.
+        """int: as `find_end`, but after damage in the newest segment if whole records follow it there.
 
         Old records that a truncation of RocketMQ left behind the end do not count: they are older than the record before.
 
@@ -126,7 +126,7 @@ class CommitLog(NotCopied):
         return self._end.find_end_behind_damage(reached)
 
     def known_end(self) -> int:
-        """int: the end for a reader that wants everything: behind damage in the newest segment if records follow it there.
+        """int: the end for a reader that wants everything: after damage in the newest segment if records follow it there.
 
         After `follow`; beside a writer it is the end that `follow` or `refresh` found.
         """
@@ -208,7 +208,7 @@ class CommitLog(NotCopied):
         Returns
         -------
         int
-            phy offset behind the last record.
+            phy offset after the last record.
 
         Raises
         ------
@@ -267,7 +267,7 @@ class CommitLog(NotCopied):
         Raises
         ------
         OffsetOutOfRangeError
-            The offset is negative, before the oldest or behind the last record, or in a segment that is missing.
+            The offset is negative, before the oldest or after the last record, or in a segment that is missing.
         """
         if phy_offset >= self.max_offset and self.queue.read_only:
             self.refresh()
@@ -362,7 +362,7 @@ class CommitLog(NotCopied):
         Parameters
         ----------
         behind_end : bool
-            Look behind the end as well, which recovery does not know yet.
+            Look after the end as well, which recovery does not know yet.
         """
         if not behind_end and not self.min_offset <= phy_offset < self.max_offset:
             return -1
@@ -425,7 +425,7 @@ class CommitLog(NotCopied):
         keys : bool
             Compute index hashes (`_columns.scan`).
         resume : bool
-            Go on behind what cannot be read, at the next whole record, which is recognised by magic, lengths, its own offset
+            Go on after what cannot be read, at the next whole record, which is recognised by magic, lengths, its own offset
             and CRC.  Otherwise it is the last stretch; how far it goes is not looked for, so its end is its begin.
 
         Yields
@@ -494,7 +494,7 @@ class CommitLog(NotCopied):
         begin, end : int, optional
             As of `entries`.
         on_damage : callable, optional
-            Told of each stretch that is passed over: its begin, its end (maybe behind `end`), and what was found at its
+            Told of each stretch that is passed over: its begin, its end (maybe after `end`), and what was found at its
             begin; None where no segment holds it.  It may take the columns, and raise.
 
         Yields

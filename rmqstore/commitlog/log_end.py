@@ -1,6 +1,6 @@
 """Where the log ends, and how a reader beside a writer notices that it was cut.
 
-Owns the walk to the end by record headers, the search behind damage in the newest segment, and the newest record that a reader
+Owns the walk to the end by record headers, the search after damage in the newest segment, and the newest record that a reader
 saw.  It changes nothing on disk.
 """
 

@@ -59,7 +59,7 @@ class Stretch(NamedTuple):
     begin, end : int
         Offsets in bytes.
     verdict : Verdict or None
-        RECORD: whole records, one behind the other.  BLANK: the record that closes a segment, and the rest of it.  None: no
+        RECORD: whole records, one after the other.  BLANK: the record that closes a segment, and the rest of it.  None: no
         segment holds these offsets.  Anything else: what was found at `begin` is no whole record.
     records : int
         How many records.

@@ -131,7 +131,7 @@ def _usual_size(files: list[_File]) -> int:
     """The size that `files` were made with, 0 if they do not tell.
 
     All have it but those that were cut short or damaged.  In a directory of a stream each file's name is the offset of its
-    first byte, so that it is a multiple of the size, and the next file begins one size behind it.  A length of which the
+    first byte, so that it is a multiple of the size, and the next file begins one size after it.  A length of which the
     names speak goes before one that most files have, and that before a longer one.
     """
     sizes = Counter(file.size for file in files if file.size)

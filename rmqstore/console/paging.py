@@ -1,7 +1,7 @@
 """Messages a page at a time: of a key, of a topic's time range, of a queue.
 
 Owns the cursors that lead from one page to the next.  A page costs about what it shows, however much lies before it or
-behind it; a search that finds little ends after a bounded number of steps and can be gone on with.  Bodies are let go
+after it; a search that finds little ends after a bounded number of steps and can be gone on with.  Bodies are let go
 one by one, so that a page of large messages needs the memory of one.
 """
 
@@ -288,7 +288,7 @@ def _width(queue: AnyConsumeQueue) -> int:
 
 
 def _first_at(queue: AnyConsumeQueue, low: int, high: int, phy_offset: int) -> int:
-    """int: the first queue offset from `low` on whose record lies at or behind `phy_offset`."""
+    """int: the first queue offset from `low` on whose record lies at or after `phy_offset`."""
     while low < high:
         middle = (low + high) // 2
         unit = queue.unit(middle)

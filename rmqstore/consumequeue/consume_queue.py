@@ -129,7 +129,7 @@ def plain_queue(directory: str, file_size: int) -> PlainQueue | None:
     """Look at a simple queue without mapping it or keeping anything of it: opening a store looks at all of them.
 
     None unless it is plain: its files whole and in a row, all units of the newest one written without a gap, and nothing
-    behind them.  `ConsumeQueue.load` and `ConsumeQueue.tidy` then have nothing to refuse and nothing to do, if there is no
+    after them.  `ConsumeQueue.load` and `ConsumeQueue.tidy` then have nothing to refuse and nothing to do, if there is no
     extension.
 
     Parameters
@@ -159,7 +159,7 @@ def plain_queue(directory: str, file_size: int) -> PlainQueue | None:
     count = -(-len(data) // _UNIT_SIZE)
     if not count:
         return None
-    # The zeros at the end of the last unit went with those behind it.
+    # The zeros at the end of the last unit went with those after it.
     ends = _core.unit_ends(data.ljust(count * _UNIT_SIZE, b"\0"), _FAR)
     return None if ends is None else PlainQueue(*ends, newest)
 
@@ -236,7 +236,7 @@ class _UnitQueue(NotCopied, _core.QueueFields):
         self.queue.wrote_where = self._end()
 
     def _end(self) -> int:
-        # Behind the last unit that was written.
+        # After the last unit that was written.
         offsets = self.queue.offsets
         for base in reversed(offsets):
             count = _core.count_units(self.queue.file(base).region, self.unit_size)
@@ -245,7 +245,7 @@ class _UnitQueue(NotCopied, _core.QueueFields):
         return 0
 
     def tidy(self) -> None:
-        """Make the files say what `load` understood: no bytes behind the end and no file without a unit."""
+        """Make the files say what `load` understood: no bytes after the end and no file without a unit."""
         self.queue.tidy()
         end = self.queue.wrote_where
         if len(self.queue) and end == 0:
@@ -503,7 +503,7 @@ class ConsumeQueueExt(NotCopied):
             self.queue.wrote_where = mapped_file.file_from_offset + mapped_file.size
 
     def truncate(self, address: int) -> None:
-        """Cut behind the unit at `address`; the units that pointed further are gone."""
+        """Cut after the unit at `address`; the units that pointed further are gone."""
         unit = self.get(address)
         if unit is not None:
             self.queue.truncate(address - EXT_ADDRESS_BASE + _core.ExtUnitLayout.EXT_UNIT_MIN_SIZE + len(unit[2]))
@@ -633,7 +633,7 @@ class ConsumeQueue(_UnitQueue):
         )
 
     def agrees(self, columns: RecordColumns, rows: np.ndarray) -> bool:
-        """bool: the units of these records are there, one behind the other, and say exactly what the records need.
+        """bool: the units of these records are there, one after the other, and say exactly what the records need.
 
         Parameters
         ----------
@@ -1017,7 +1017,7 @@ class BatchConsumeQueue(_UnitQueue):
             yield unit._replace(queue_offset=base, num=num)
 
     def next_file_offset(self, queue_offset: int) -> int:
-        """int: where the first unit behind `queue_offset` begins; the files of a batch queue are searched, not computed."""
+        """int: where the first unit after `queue_offset` begins; the files of a batch queue are searched, not computed."""
         number = self._number_above(queue_offset)
         return self._unit_of(number).queue_offset if number < self.unit_num else self.max_queue_offset
 

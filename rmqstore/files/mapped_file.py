@@ -321,7 +321,7 @@ class MappedFile(NotCopied):
         Offset of the file's first byte in its queue of files, bytes.
     padded : bool
         A file of another length is read all the same: it was cut short, and its missing end reads as zeros, or it is too long,
-        and nothing behind `size` is read.  Only read-only.
+        and nothing after `size` is read.  Only read-only.
     advice : str
         How it will be read, as of `Region.advise`; told to the system before the first touch.
     used : bool
@@ -573,7 +573,7 @@ class MappedFile(NotCopied):
         Parameters
         ----------
         end : int, optional
-            Nothing is written at or behind this position; a file of a sparse pool then stays a hole from there on.
+            Nothing is written at or after this position; a file of a sparse pool then stays a hole from there on.
 
         Raises
         ------
@@ -632,7 +632,7 @@ class MappedFile(NotCopied):
             os.close(fd)
 
     def populate(self, pos: int, size: int) -> bool:
-        """Make pages ready for a writer, see `Region.populate`; what lies behind the file's end is left out.
+        """Make pages ready for a writer, see `Region.populate`; what lies after the file's end is left out.
 
         Nothing happens to a file that is not mapped now, is read-only, or was not allocated on disk by `create` or
         `reserve`: pages of holes would take space that nobody made sure of.

@@ -70,7 +70,7 @@ class MappedFileQueue(NotCopied, FileStream):
     Attributes
     ----------
     wrote_where : int
-        Offset behind the last byte of the stream; what lies behind it in the last file is not part of it.
+        Offset after the last byte of the stream; what lies after it in the last file is not part of it.
     problems : list of GeometryError
         What the directory was listed with although it is not as a writer leaves it.
     prepared : PreparedFiles
@@ -462,7 +462,7 @@ class MappedFileQueue(NotCopied, FileStream):
         return False
 
     def forget_replaced_behind(self, offset: int) -> None:
-        """Let go of files behind the one that holds `offset` which another process deleted or made again (read-only use).
+        """Let go of files after the one that holds `offset` which another process deleted or made again (read-only use).
 
         A broker makes the next file early, and its recovery after a crash makes it once more.
         """
@@ -492,7 +492,7 @@ class MappedFileQueue(NotCopied, FileStream):
             return False
 
     def truncate(self, offset: int) -> int:
-        """Cut the stream at `offset`: zero what lies behind it in its file and delete the files after that.
+        """Cut the stream at `offset`: zero what lies after it in its file and delete the files after that.
 
         The first file stays even if nothing of it does, so that the stream keeps its place.
         Zeroing keeps a later recovery from taking old bytes for records again (RocketMQ issue 10666).

@@ -265,7 +265,7 @@ class LogIndex:
 
 
 def _joined(stretches: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    # Those that lie one behind the other as one.
+    # Those that lie one after the other as one.
     joined: list[tuple[int, int]] = []
     for begin, end in stretches:
         if joined and joined[-1][1] == begin:

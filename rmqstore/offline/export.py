@@ -548,7 +548,7 @@ def _body(message: MessageExt, name: str) -> bytes | None:
 def message_row(message: MessageExt, columns: Sequence[str], form: str) -> dict[str, Any]:
     """dict: these columns of a message as values that JSON can hold; times are ms since epoch.
 
-    Behind ``body`` stands ``body_encoding``: utf-8, hex or base64; both are None for a body that cannot be decompressed.
+    After ``body`` stands ``body_encoding``: utf-8, hex or base64; both are None for a body that cannot be decompressed.
     """
     row: dict[str, Any] = {}
     for name in columns:

@@ -761,7 +761,7 @@ class _Import:
                     raise
                 raise StoreError(
                     "somebody else has made this while the import ran, and nothing was put; if it is a store, import once more "
-                    "to put the messages behind those that it has",
+                    "to put the messages after those that it has",
                     root,
                 ) from None
             fsync_directory(where)

@@ -29,7 +29,7 @@ _RETRY_PREFIX, _DLQ_PREFIX = "%RETRY%", "%DLQ%"
 _STORE_LABELS = ("cluster", "broker")
 _RUNTIME_LABELS = ("cluster", "brokerIP")
 
-# By name: help and labels (behind those of the store).  What is exported is listed here and nowhere else.
+# By name: help and labels (after those of the store).  What is exported is listed here and nowhere else.
 _FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     # As rocketmq-exporter has them.
     "rocketmq_producer_offset": ("Sum of the max offsets of a topic's queues.", (*_STORE_LABELS, "topic")),
@@ -55,7 +55,7 @@ _FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "rocketmq_brokeruntime_commitlogdir_capacity_total": ("Bytes of the disk below the store.", _RUNTIME_LABELS),
     "rocketmq_brokeruntime_commitlogdir_capacity_free": ("Free bytes of the disk below the store.", _RUNTIME_LABELS),
-    "rocketmq_brokeruntime_commitlog_maxoffset": ("Phy offset behind the last record of the log.", _RUNTIME_LABELS),
+    "rocketmq_brokeruntime_commitlog_maxoffset": ("Phy offset after the last record of the log.", _RUNTIME_LABELS),
     "rocketmq_brokeruntime_commitlog_minoffset": ("Phy offset of the oldest segment of the log.", _RUNTIME_LABELS),
     "rocketmq_brokeruntime_earliest_message_timestamp": (
         "Store time of the oldest message, ms since the epoch.",
@@ -74,7 +74,7 @@ _FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "rmqstore_files": ("Files of a part of the store.", (*_STORE_LABELS, "part")),
     "rmqstore_size_bytes": ("Bytes of these files, unused rest included.", (*_STORE_LABELS, "part")),
     "rmqstore_log_bytes": ("Bytes of the log that hold records.", _STORE_LABELS),
-    "rmqstore_log_behind_queues_bytes": ("Bytes of the log behind the last record that is in a queue.", _STORE_LABELS),
+    "rmqstore_log_behind_queues_bytes": ("Bytes of the log after the last record that is in a queue.", _STORE_LABELS),
     "rmqstore_disk_usable_bytes": ("Free bytes of the disk that are not kept for root.", _STORE_LABELS),
     "rmqstore_first_store_timestamp_seconds": ("Store time of the oldest message, s since the epoch.", _STORE_LABELS),
     "rmqstore_last_store_timestamp_seconds": ("Store time of the newest message, s since the epoch.", _STORE_LABELS),

@@ -151,7 +151,7 @@ def verify_records(
     Returns
     -------
     (list of Finding, dict of (str, int) to int, int)
-        What is wrong, 100 findings at the most; units of each queue that belong to these records; number behind the last
+        What is wrong, 100 findings at the most; units of each queue that belong to these records; number after the last
         entry.
     """
     checker = _Checker(
@@ -369,7 +369,7 @@ class _Checker:
                     mapped_file.path,
                     pos,
                     "stale_tail",
-                    f"{last - pos} bytes behind the end of the log (phy offset {self.end}) are not zero; a later recovery of "
+                    f"{last - pos} bytes after the end of the log (phy offset {self.end}) are not zero; a later recovery of "
                     "a real broker may take old records among them for new ones",
                 )
 

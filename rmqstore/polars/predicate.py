@@ -202,7 +202,7 @@ def _literals(literal: pl.Expr) -> list[Any]:
     try:
         return values.explode().to_list() if isinstance(values.dtype, (pl.List, pl.Array)) else values.to_list()
     except (ValueError, OverflowError):
-        # A time behind the year 9999.
+        # A time after the year 9999.
         return [None]
 
 

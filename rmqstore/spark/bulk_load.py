@@ -378,7 +378,7 @@ def write_segment(plan: LoadPlan, segment: Segment) -> int:
 
 
 def _encode(plan: LoadPlan, region: Region, pos: int, base: int, rows: RowRange) -> int:
-    # The position behind the last record.
+    # The position after the last record.
     pa = import_pyarrow()
     path = os.path.join(plan.spool, rows.name)
     with open(path + ".json", encoding="utf-8") as file:

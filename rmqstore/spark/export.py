@@ -48,7 +48,7 @@ class ExportReport:
 
 
 def option_text(name: str, value: Any) -> str:
-    """str: a value as the data source takes it: several topics, queues or columns behind one another, likewise several tags."""
+    """str: a value as the data source takes it: several topics, queues or columns one after the other, likewise several tags."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -81,7 +81,7 @@ def derived(name: str) -> Column:
 
 
 def _as_text(frame: DataFrame) -> DataFrame:
-    # Bytes as text where they are UTF-8, else as base64, with a column behind each that says which.
+    # Bytes as text where they are UTF-8, else as base64, with a column after each that says which.
     from pyspark.sql import functions as F
 
     columns: list[Any] = []

@@ -89,7 +89,7 @@ class LogPlan:
     segments : tuple of int
         Offset of the first byte of each segment that is there, ascending.
     begin, end : int
-        Offsets of the oldest byte and behind the last record, in bytes.
+        Offsets of the oldest byte and after the last record, in bytes.
     """
 
     root: str
@@ -193,7 +193,7 @@ def open_log(root: str, config: StoreConfig, piece: Piece) -> CommitLog:
 def first_offset(log: CommitLog, piece: Piece, by_queues: bool = True) -> int:
     """int: where the reading of a piece begins: the first place at or after `piece.begin` that a scan of the log comes by.
 
-    It may be a record, a blank record or a damaged stretch, and lie behind `piece.end`.
+    It may be a record, a blank record or a damaged stretch, and lie after `piece.end`.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ def first_offset(log: CommitLog, piece: Piece, by_queues: bool = True) -> int:
 
 def _record_before(log: CommitLog, cut: int, base: int) -> int | None:
     # The last record at or before the cut that a consume queue knows, None without one.  The queue's word counts for nothing
-    # unless the record says the same of itself, and is whole: behind damage a scan goes on at whole records only.
+    # unless the record says the same of itself, and is whole: after damage a scan goes on at whole records only.
     root = os.path.dirname(log.path)
     best = -1
     for asked, (topic, queue_id, directory) in enumerate(queue_directories(root, ConsumeQueue.kind)):
@@ -263,7 +263,7 @@ def _unit_before(directory: str, file_size: int, cut: int) -> tuple[int, int, in
 
 
 def _read_unit(directory: str, base: int, number: int) -> tuple[int, int]:
-    # Phy offset and size; what was never written lies behind everything.
+    # Phy offset and size; what was never written lies after everything.
     fd = open_regular(os.path.join(directory, name_of_offset(base)))
     try:
         data = os.pread(fd, _UNIT_SIZE, number * _UNIT_SIZE)

@@ -219,7 +219,7 @@ def _segments(plan: RebuildPlan, offsets: Iterable[int]) -> Iterator[CommitLog]:
 def _stretches(
     log: CommitLog, begin: int, cut: int, end: int, columns: RecordColumns | None = None, **options: bool
 ) -> Iterator[Stretch]:
-    # As `CommitLog.stretches` for what begins before `cut`, but damage goes on to the record behind it wherever in the
+    # As `CommitLog.stretches` for what begins before `cut`, but damage goes on to the record after it wherever in the
     # segment that is, as it does for whoever reads the whole log up to `end`.
     at = begin
     while at < cut:
@@ -251,7 +251,7 @@ class LogSummary:
     Attributes
     ----------
     first, reached : int
-        Where its first record begins, and where the log goes on behind its last one, phy offsets.
+        Where its first record begins, and where the log goes on after its last one, phy offsets.
     records : int
     entry_nums : list of int
         Index entries of every piece.
@@ -835,7 +835,7 @@ def check_pieces(
     Returns
     -------
     (list of Finding, dict of (str, int) to int, int)
-        The first findings, how many units of each queue belong to these records, and the number behind the last entry.
+        The first findings, how many units of each queue belong to these records, and the number after the last entry.
     """
     first, last, entry, batch_topics, misplaced = task
     findings: list[Finding] = []

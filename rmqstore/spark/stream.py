@@ -99,7 +99,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 newest = log.queue.offsets[-1] if log.queue.offsets else 0
                 if log.max_offset > before or newest <= before or not _begins_with_a_record(log, newest):
                     return log
-                # Records follow behind something that is none.
+                # Records follow after something that is none.
                 log.follow()
                 log.set_end(max(known_end(log), before))
                 return log
@@ -154,7 +154,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return min(at, log.max_offset)
 
     def _place_before(self, log: CommitLog, begin: int, goal: int) -> int:
-        # The last place of a scan at or before `goal`, but behind `begin`.
+        # The last place of a scan at or before `goal`, but after `begin`.
         answer = at = max(begin, goal - goal % log.segment_size)
         mapped_file = log.queue.find(at)
         while mapped_file is not None and at < goal:
@@ -171,7 +171,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return answer if answer > begin else self._place_at_or_after(log, begin, begin + 1)
 
     def _place_after_records(self, log: CommitLog, begin: int, goal: int, num: int) -> int:
-        # Where `num` records behind `begin` end, `goal` if there are fewer.
+        # Where `num` records after `begin` end, `goal` if there are fewer.
         at = begin
         while at < goal and num > 0:
             mapped_file = log.queue.find(at)
@@ -209,7 +209,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, int] | None = None, limit: Any = None) -> dict[str, int]:
-        """Where the next batch ends; at least one record behind `start`, if there is one, however small the limit."""
+        """Where the next batch ends; at least one record after `start`, if there is one, however small the limit."""
         log = self._look()
         goal = log.max_offset
         if self._target is not None:

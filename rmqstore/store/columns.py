@@ -449,7 +449,7 @@ def _check_open(log: CommitLog, at: int) -> None:
 
 
 def _without_small(batches: Iterator[pa.RecordBatch], columns: Columns) -> Iterator[pa.RecordBatch]:
-    # The same rows, with batches of few rows put together with the ones behind them.
+    # The same rows, with batches of few rows put together with the ones after them.
     capacity, few = columns.out.capacity, columns.out.capacity // _FEW
     room = columns.out.byte_limit
     little = min(_JOINED_BYTES, room // _FEW)
@@ -808,7 +808,7 @@ def _matching(
     take: Callable[[], list[Any]] | None = None,
 ) -> tuple[list[list[Any]], np.ndarray]:
     # The rows of those records that have the key of their number and a time in the range, at most `max_num` of one number,
-    # and which places they are of.  The places of a number lie one behind the other.  `take` takes the arrays of a batch;
+    # and which places they are of.  The places of a number lie one after the other.  `take` takes the arrays of a batch;
     # without it the rows are only found.
     batches = []
     taken = np.zeros(len(phy_offsets), np.uint8)
@@ -841,7 +841,7 @@ def _matching(
 
 def _newest(numbers: np.ndarray, phy_offsets: np.ndarray, max_num: int) -> tuple[np.ndarray, np.ndarray]:
     # The first `max_num` entries of each key, each record once, where it came first; then the newest record first.  The
-    # entries of a key lie one behind the other.
+    # entries of a key lie one after the other.
     order = np.lexsort((np.arange(len(numbers)), phy_offsets, numbers))
     again = (np.diff(numbers[order]) == 0) & (np.diff(phy_offsets[order]) == 0)
     first = np.sort(np.delete(order, np.flatnonzero(again) + 1))

@@ -94,7 +94,7 @@ class Agreement:
     Attributes
     ----------
     ends : dict of (str, int) to int
-        For every queue that was compared the number behind the last unit that was found right.
+        For every queue that was compared the number after the last unit that was found right.
     """
 
     def __init__(self, queues: ConsumeQueueStore, plain: Mapping[tuple[str, int], PlainQueue] = MappingProxyType({})):

@@ -80,7 +80,7 @@ class Flushing:
     def _index_for_java(self, end: int, timestamp: int, closing: bool) -> tuple[int, int]:
         # What the checkpoint may say of queues and index: phy offset and time.  A Java store (5.5.0) that finds `abort` deletes
         # every index file that ends after this time and dispatches from this offset on, so that while the store is open
-        # they must not go beyond the newest full index file: all keys behind it are then indexed again.
+        # they must not go beyond the newest full index file: all keys after it are then indexed again.
         if self.state.index_service is None:
             return end, timestamp
         for index in self.state.index_service.files():

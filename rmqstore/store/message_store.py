@@ -489,7 +489,7 @@ class MessageStore(NotCopied, StoreParts):
         return self._for_writing().put(list(messages), queue_id, together=False)
 
     def put_message_batch(self, messages: Iterable[Message], queue_id: int = 0) -> PutResults:
-        """Append messages of one topic as a classic batch: in one segment, one behind the other, in one queue.
+        """Append messages of one topic as a classic batch: in one segment, one after the other, in one queue.
 
         The rules are RocketMQ's for MessageExtBatch (5.5.0): one topic, no retry topic, no delay, no transaction.
 
@@ -932,7 +932,7 @@ class MessageStore(NotCopied, StoreParts):
             Rows of a batch at most, 1 to 2**30; a batch ends earlier when its bodies and properties take 64 MiB.
         use_threads : bool
             Decode a log of more than a few MiB ahead of the caller, on as many processors as this process may use, at most
-            four.  Rows and their order are those of one thread; where batches end may differ.  The threads start behind
+            four.  Rows and their order are those of one thread; where batches end may differ.  The threads start after
             the first batch and end with the rows, or when the reader is dropped.
         views : bool
             Do not copy texts and bytes: the types become ``string_view`` and ``binary_view``, and the values lead into the
@@ -1006,7 +1006,7 @@ class MessageStore(NotCopied, StoreParts):
         Returns
         -------
         pyarrow.Table
-            Fewer than `max_num` rows mean that the end of the queue was reached; otherwise go on behind the last row's
+            Fewer than `max_num` rows mean that the end of the queue was reached; otherwise go on after the last row's
             ``queue_offset``.  An unknown queue has no rows.  A record of an inner batch is one row.
 
         Raises

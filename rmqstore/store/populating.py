@@ -53,7 +53,7 @@ class _Window:
         """The end is here now; int: by how much it grew."""
         grown = end - self.end
         if grown < 0:
-            # The stream was cut; some pages behind the cut are ready, but which is not worth keeping.
+            # The stream was cut; some pages after the cut are ready, but which is not worth keeping.
             self.ready, grown = end, 0
         self.end = end
         # A batch comes as a whole, and then nothing for some looks.

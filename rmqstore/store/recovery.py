@@ -70,11 +70,11 @@ class RecoveryReport:
     damage : list of (int, int, str)
         Stretches of the log that could not be read and were left as they are: offset, size, verdict.
     bytes_cut, segments_deleted : int
-        What lay behind the end, and the files that held nothing else.
+        What lay after the end, and the files that held nothing else.
     dispatched_from : int
         From where on queues and index may have lacked something, so that the records were dispatched; `end` if nothing.
     units_cut, units_written, units_mended : int
-        Queue units that pointed behind the end, that were missing, that said something else than the log.
+        Queue units that pointed after the end, that were missing, that said something else than the log.
     index_files_kept, index_files_deleted, index_entries_cut, index_entries_written : int
         Index files that were there and stayed, that went because none of their entries was sound, and entries.
     seconds : float
@@ -137,7 +137,7 @@ def recover(
         The last user closed it in order.
     mode : {"strict", "truncate", "skip"}
         What to do where the log is damaged in front of whole records: refuse; cut the log there, as RocketMQ does,
-        which deletes everything behind; keep everything and go on behind it.
+        which deletes everything after it; keep everything and go on after it.
     before_writing : callable
         Called once after the log was judged and before the first change on disk.
 
@@ -304,7 +304,7 @@ class _Judgement:
     records: int = 0
     last_record: int = -1
     dispatch_from: int = _FAR
-    # For whole records behind damage, in the segment that was searched last, and where it holds nothing but zeros any more.
+    # For whole records after damage, in the segment that was searched last, and where it holds nothing but zeros any more.
     search: _core.RecordSearch | None = None
     search_limit: int = 0
 
@@ -345,8 +345,8 @@ def _judge(
         if mode == "strict":
             raise CorruptionError(
                 f"the commit log is damaged at phy offset {at} ({verdict.name}), and {behind}; nothing was changed. "
-                'Open it read-only to get out what is whole, with recovery="skip" to go on behind the damage, or with '
-                'recovery="truncate" to cut the log there as RocketMQ does, which deletes everything behind',
+                'Open it read-only to get out what is whole, with recovery="skip" to go on after the damage, or with '
+                'recovery="truncate" to cut the log there as RocketMQ does, which deletes everything after it',
                 mapped_file.path,
                 pos,
             )
@@ -373,7 +373,7 @@ def _judge(
 def _read_on(
     commit_log: CommitLog, at: int, judged: _Judgement, index_end: int, clean: bool
 ) -> tuple[int, Verdict | None]:
-    """Read records from `at` to the first place that holds none; that place and what is there, None behind all segments.
+    """Read records from `at` to the first place that holds none; that place and what is there, None after all segments.
 
     As long as nothing is missing they are also compared with the queues.
     """
@@ -407,7 +407,7 @@ def _note(judged: _Judgement, stretch: Stretch) -> None:
 
 
 def _whole_record_behind(commit_log: CommitLog, at: int, judged: _Judgement, newest_unit_end: int) -> int:
-    # The first whole record of this log behind the damage, in this segment or a later one; -1 if there is none.
+    # The first whole record of this log after the damage, in this segment or a later one; -1 if there is none.
     for base in commit_log.queue.offsets:
         if base + commit_log.segment_size <= at:
             continue
@@ -432,7 +432,7 @@ def _belongs(commit_log: CommitLog, offset: int, judged: _Judgement, newest_unit
 
 
 def _known_behind(commit_log: CommitLog, at: int, newest_unit_end: int, clean: bool) -> bool:
-    # Without a whole record behind it the end is a torn write, unless an orderly exit left units that point further, or
+    # Without a whole record after it the end is a torn write, unless an orderly exit left units that point further, or
     # a later segment holds something.
     if clean and newest_unit_end > at:
         return True
@@ -440,7 +440,7 @@ def _known_behind(commit_log: CommitLog, at: int, newest_unit_end: int, clean: b
 
 
 def _cut_log(commit_log: CommitLog, end: int) -> tuple[int, int]:
-    """Cut the log at `end`; how many bytes lay behind it in its segment, and how many segments are deleted."""
+    """Cut the log at `end`; how many bytes lay after it in its segment, and how many segments are deleted."""
     queue = commit_log.queue
     queue.tidy()
     bytes_cut = 0
@@ -473,7 +473,7 @@ def look_at_queues(queues: ConsumeQueueStore) -> tuple[int, dict[tuple[str, int]
 
 
 def _cut_queues(queues: ConsumeQueueStore, plain: dict[tuple[str, int], PlainQueue], end: int, clean: bool) -> int:
-    """Drop the units that point behind `end`, and after a crash those that cannot be trusted; their number."""
+    """Drop the units that point after `end`, and after a crash those that cannot be trusted; their number."""
     dropped = 0
     for topic, queue_id in queues.keys():
         found = plain.get((topic, queue_id))
@@ -588,7 +588,7 @@ class _IndexSurvey:
         return begin > 0 and time_diff != expected
 
     def cut(self, end: int) -> tuple[int, int]:
-        """Drop the entries behind the last sound one and those of records from `end` on; how many, and how many files."""
+        """Drop the entries after the last sound one and those of records from `end` on; how many, and how many files."""
         names = self.index_service.names
         self._limit(end)
         dropped = sum(max(self._stored(number) - 1, 0) for number in range(self.last + 1, len(names)))

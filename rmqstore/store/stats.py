@@ -131,7 +131,7 @@ class StoreStats:
     first_store_timestamp, last_store_timestamp : int or None
         Of the oldest message (None where no record begins the log) and of the newest, ms since epoch.
     dispatched_phy_offset : int
-        Behind the last record that a queue leads to; what lies between this and `max_phy_offset` is in no queue.
+        After the last record that a queue leads to; what lies between this and `max_phy_offset` is in no queue.
     unflushed_size : int or None
         Bytes of the log that are perhaps not on the disk yet; None for a store that is not open for writing.
     checkpoint : dict of str to int

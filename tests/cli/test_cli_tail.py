@@ -241,7 +241,7 @@ def test_a_log_that_recovery_cut_is_followed(tmp_path):
         follower.process.send_signal(signal.SIGCONT)
         assert follower.keys(10) == [f"k{number}" for number in range(20, 30)]
         code, errors = follower.end()
-        assert code == 130 and f"cut at or behind phy offset {last.phy_offset}" in errors
+        assert code == 130 and f"cut at or after phy offset {last.phy_offset}" in errors
 
 
 def test_a_store_that_was_replaced_is_followed_from_its_beginning(tmp_path):
