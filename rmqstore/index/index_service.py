@@ -305,7 +305,9 @@ class IndexService(NotCopied, OpenedIndexes):
         with self._open_lock:
             if self._closed:
                 raise StoreClosedError("the store is closed; open it again", self.path)
-            index = self._open.get(name)
+            # A finalizer on this thread passes the lock and may close the service between any two lines.
+            opened = self._open
+            index = opened.get(name)
             if index is None and name in self._log_files:
                 return self._log_files[name]
             if index is None:
@@ -315,21 +317,24 @@ class IndexService(NotCopied, OpenedIndexes):
                     )
                 index = IndexFile.open(os.path.join(self.path, name), self.config, read_only=self.read_only)
                 index.is_distrusted = name in self.distrusted
-                self._open[name] = index
-                self._let_go_of_others(name)
+                opened[name] = index
+                self._let_go_of_others(name, opened)
             else:
-                self._open.move_to_end(name)
+                opened.move_to_end(name)
+            if self._closed:
+                index.close()
+                raise StoreClosedError("the store is closed; open it again", self.path)
             self._recent = name, index
             return index
 
-    def _let_go_of_others(self, name: str) -> None:
+    def _let_go_of_others(self, name: str, opened: OrderedDict[str, IndexFile]) -> None:
         # Only the reference goes: whoever is searching a file keeps it until done.
-        while len(self._open) > max(2, self.config.max_mapped_files):
-            oldest = next(each for each in self._open if each not in (name, self._names[-1]))
-            if self._open[oldest].region.writable:
-                self._open[oldest].flush()
+        while len(opened) > max(2, self.config.max_mapped_files):
+            oldest = next(each for each in opened if each not in (name, self._names[-1]))
+            if opened[oldest].region.writable:
+                opened[oldest].flush()
             self._recent = self.opened_files = None
-            index = self._open.pop(oldest)
+            index = opened.pop(oldest)
             self._take_note(oldest, index)
             index.let_go()
 
@@ -457,7 +462,7 @@ class IndexService(NotCopied, OpenedIndexes):
             self._list_changed()
             self._names.append(name)
             self._open[name] = index
-            self._let_go_of_others(name)
+            self._let_go_of_others(name, self._open)
         return index
 
     def put_hashes(self, hashes: np.ndarray, phy_offsets: np.ndarray, store_timestamps: np.ndarray) -> None:
@@ -659,8 +664,9 @@ class IndexService(NotCopied, OpenedIndexes):
         with self._open_lock:
             self._closed = True
             self._recent = self.opened_files = None
-            for index in [*self._open.values(), *self._log_files.values()]:
+            # Who goes over the dictionaries, interrupted by a finalizer that closes, keeps the old ones and meets closed files.
+            opened, self._open = self._open, OrderedDict()
+            log_files, self._log_files = self._log_files, {}
+            for index in [*opened.values(), *log_files.values()]:
                 index.close()
-            self._log_files = {}
-            self._open.clear()
         self.prepared.delete()

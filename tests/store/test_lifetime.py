@@ -18,6 +18,7 @@ import textwrap
 import threading
 import time
 import weakref
+from collections import OrderedDict
 
 import pytest
 from scratch import SCRATCH
@@ -225,6 +226,31 @@ def test_close_in_a_finalizer(root, name, request):
             offsets = [message.queue_offset for message in store.messages()]
             assert offsets == list(range(len(offsets)))
             assert len(offsets) >= 20
+
+
+class ClosesWhenAsked(OrderedDict):
+    """The files that an index service has open; the first question closes the store, as a finalizer may."""
+
+    closes = None
+
+    def get(self, *arguments):
+        found, closes = super().get(*arguments), self.closes
+        self.closes = None
+        if closes is not None:
+            closes()
+        return found
+
+
+@pytest.mark.parametrize("is_open", [True, False], ids=["open already", "not open yet"])
+def test_a_close_within_the_lookup_of_an_index_file(root, is_open):
+    store = filled(root, 20)
+    service = store.index_service
+    service._recent, service._open = None, ClosesWhenAsked(service._open if is_open else {})
+    service._open.closes = store.close
+    with pytest.raises(StoreClosedError, match="open it again"):
+        service.file(service.names[-1])
+    assert store.closed
+    assert service._open == {}
 
 
 def test_garbage_without_close(root):
