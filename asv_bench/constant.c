@@ -31,7 +31,8 @@ static void end(PyObject *self) {
 
 #define GIVES(name) {name, (PyCFunction)(void (*)(void))give, METH_FASTCALL | METH_KEYWORDS, NULL}
 static PyMethodDef calls[] = {
-    GIVES("put_message"), GIVES("get_message"), GIVES("query_message"), {NULL, NULL, 0, NULL},
+    GIVES("put_message"), GIVES("get_message"), GIVES("query_message"),
+    GIVES("put_key"), GIVES("select_phy_offset"), {NULL, NULL, 0, NULL},
 };
 static PyTypeObject constant_type = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "constant.Constant",

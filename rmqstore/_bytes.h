@@ -137,7 +137,20 @@ static inline void rmq_put_hex_8_8(unsigned char *to, const unsigned char *first
 #endif
 }
 
-/* The same, and whether all of it is ASCII. */
+/* Those of 8 bytes. */
+static inline void rmq_put_hex_8(unsigned char *to, const unsigned char *from) {
+#if defined(__SSE2__)
+    __m128i low = _mm_set1_epi8(15), v = _mm_loadl_epi64((const __m128i *)from);
+    v = _mm_unpacklo_epi8(_mm_and_si128(_mm_srli_epi16(v, 4), low), _mm_and_si128(v, low));
+    v = _mm_add_epi8(_mm_add_epi8(v, _mm_set1_epi8('0')),
+                     _mm_and_si128(_mm_cmpgt_epi8(v, _mm_set1_epi8(9)), _mm_set1_epi8(7)));
+    _mm_storeu_si128((__m128i *)to, v);
+#else
+    rmq_put_hex(to, from, 8);
+#endif
+}
+
+/* Copies n bytes and says whether all of them are ASCII. */
 static inline int rmq_copy_ascii(unsigned char *to, const unsigned char *from, int64_t n, int64_t room) {
 #if defined(__SSE2__)
     if (n <= 128 && n + 16 <= room) {

@@ -28,6 +28,7 @@ cdef extern from "_bytes.h":
     bint same_bytes_at "rmq_same"(const unsigned char* p, const unsigned char* q, int64_t n) noexcept nogil
     bint is_ascii "rmq_is_ascii"(const unsigned char* p, int64_t n) noexcept nogil
     void put_hex "rmq_put_hex"(unsigned char* to, const unsigned char* source, int n) noexcept nogil
+    void put_hex_8 "rmq_put_hex_8"(unsigned char* to, const unsigned char* source) noexcept nogil
     void put_hex_8_8 "rmq_put_hex_8_8"(unsigned char* to, const unsigned char* first, const unsigned char* second) noexcept nogil
     void put_view "rmq_put_view"(unsigned char* to, const unsigned char* p, int64_t n, int64_t room, int32_t buffer,
                                  int64_t pos) noexcept nogil

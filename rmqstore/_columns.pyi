@@ -93,6 +93,9 @@ def agreeing_ext_units(
 
 COLUMN_NAMES: tuple[str, ...]
 
+class RoomPool: ...
+class Room: ...
+
 class ArrowColumns:
     def __init__(
         self,
@@ -151,6 +154,7 @@ class ArrowColumns:
         row_num: int = 0,
     ) -> int: ...
     def take(self) -> tuple[int, dict[str, tuple[Any, ...]], list[memoryview | bytes]]: ...
+    def take_arrays(self, import_array: Callable[[int, Any], Any], types: Sequence[Any]) -> list[Any]: ...
 
 class KeyTexts:
     def __init__(

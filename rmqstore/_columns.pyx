@@ -1,26 +1,28 @@
 """Records as columns: numbers for whoever dispatches, recovers and rebuilds, and Arrow arrays for whoever reads many.
 
 Owns `RecordColumns` with its topics, which a scan and a put fill, the comparison of queues and index files with them, and
-`ArrowColumns`, which takes records apart into the buffers of Arrow arrays.  It knows no file and decides nothing: damage is
-a verdict or a mark in the column `corrupt`.  Invariants are those of `_core`; the address of an array is asked for in every
-pass.
+`ArrowColumns`, which takes records apart into the buffers of Arrow arrays, with the memory of these (`Room`).  It knows
+no file and decides nothing: damage is a verdict or a mark in the column `corrupt`.  Invariants are those of `_core`;
+the address of an array is asked for in every pass, and memory is used again only when nobody holds it.
 """
 
 cimport cython
-from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.mem cimport PyMem_RawFree, PyMem_RawMalloc
 from cpython.object cimport PyObject
-from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint32_t, uint64_t, uint8_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.string cimport memcmp, memcpy, memset
 
 from rmqstore._bytes cimport (
-    atomic_or, before, copy_ascii, copy_bytes, get_i16, get_i32, get_i64, is_ascii, prefetch, put_hex, put_hex_8_8,
-    put_view, same_bytes_at, VIEW_INLINE,
+    atomic_or, before, copy_ascii, copy_bytes, get_i16, get_i32, get_i64, is_ascii, prefetch, put_hex, put_hex_8,
+    put_hex_8_8, put_view, same_bytes_at, VIEW_INLINE,
 )
 from rmqstore._core cimport (
     BAD_PHY_OFFSET, COLUMNS_FULL, ENTRY_PHY_OFFSET, ENTRY_SIZE, ENTRY_TIME_DIFF, EXT_BASE, EXT_UNIT_BITMAP_LENGTH,
     EXT_UNIT_MIN_SIZE, EXT_UNIT_STORE_TIMESTAMP, EXT_UNIT_TAGS_CODE, INDEX_BEGIN_TIMESTAMP, index_count_of,
-    INDEX_HEADER_SIZE, IndexRegion, LIMIT, RECORD, RECORD_BORN_HOST, RECORD_PHY_OFFSET, Region, SLOT_SIZE,
+    INDEX_HEADER_SIZE, IndexRegion, LIMIT, RECORD, RECORD_BORN_HOST, RECORD_BORN_TIMESTAMP, RECORD_FLAG,
+    RECORD_PHY_OFFSET, RECORD_QUEUE_ID, RECORD_QUEUE_OFFSET, Region, SLOT_SIZE,
     SYS_BORN_V6, SYS_INNER_BATCH, SYS_PREPARED, SYS_ROLLBACK, SYS_STORE_V6, SYS_TRANSACTION_MASK, UNIT_RECORD_SIZE,
     UNIT_SIZE, UNIT_TAGS_CODE,
 )
@@ -28,16 +30,26 @@ from rmqstore._crc32 cimport crc32_start
 from rmqstore._java_text cimport hash_units8, hash_utf8, index_hash, put_java_utf8, same_text
 from rmqstore._properties cimport (
     find_properties, fits, is_dispatched_to, KnownProperties, KnownSpans, learn, names_may_repeat, parse_decimal,
-    PropertyLayout, PropertySpan, put_key_hashes, split_properties, tags_code_in,
+    PropertyLayout, PropertySpan, put_key_hashes, put_name_view, put_value_view, split_properties, tags_code_in,
 )
 from rmqstore._python cimport (
     COPIED_BYTES, go_on, let_others_run, PyThreadState, PyTuple_GET_ITEM, PyUnicode_CheckExact, PyUnicode_DATA,
     PyUnicode_GET_LENGTH, PyUnicode_IS_COMPACT_ASCII,
 )
 from rmqstore._record cimport (
-    body_crc_ok, has_prop_crc, judge_record, parse_record, prefetch_places, prefetch_stream, prop_crc_ok,
-    RecordView, unit_code_of,
+    body_crc_ok, has_prop_crc, judge_record, parse_head, parse_record, parse_rest, prefetch_places, prefetch_stream,
+    prop_crc_ok, RecordView, unit_code_of,
 )
+
+cdef extern from "_arrow.h":
+    ctypedef struct ArrowArray "struct ArrowArray":
+        const void** buffers
+        ArrowArray** children
+    # An array of memory that belongs to `owner`; -1: no memory.  `drop_array` lets go of it, where nobody else took
+    # it over.
+    int make_array "rmq_arrow_make"(ArrowArray* array, object owner, int64_t length, int64_t null_num,
+                                    int64_t buffer_num, int64_t size_num, int64_t child_num)
+    void drop_array "rmq_arrow_drop"(ArrowArray* array)
 
 from rmqstore import _numpy as np
 from rmqstore._core import Verdict
@@ -728,6 +740,11 @@ cdef enum:
     # Columns of texts or bytes: with views each value takes VIEW_SIZE bytes of `main`, likewise each text of a child.
     HAS_VIEWS = HAS_OFFSETS & ~(1 << COL_KEYS | 1 << COL_PROPERTIES)
     VIEW_SIZE = 16
+    # Columns that are told apart by these where few are asked for.
+    IN_BODY = 1 << COL_BODY | 1 << COL_BODY_STORED
+    IN_HEAD = 1 << COL_TOPIC | 1 << COL_MSG_ID | 1 << COL_BORN_HOST | 1 << COL_STORE_HOST
+    # Those of a scan that names none.
+    USUAL_COLUMNS = (1 << COL_NUM) - 1 & ~(1 << COL_UNIQUE_KEY | 1 << COL_BODY_STORED) | 1 << COL_VALUES
     NEEDS_PROPERTIES = 1 << COL_KEYS | 1 << COL_TAGS | 1 << COL_PROPERTIES | 1 << COL_UNIQUE_KEY
     SYS_COMPRESSED = 0x1
     # What a text may take beyond its bytes, so that it is copied in whole steps.
@@ -742,8 +759,14 @@ cdef enum:
     HOST_TEXT_LEN = 24
     HOST_POS = 28            # where the text stands in the data of a batch with views, if it does
     HOST_TEXT = 32
-    LAYOUTS = 16             # one for each length of a properties text, modulo this
+    LAYOUTS = 32             # one for each length of a properties text and of a topic, as far as their sum goes
+    LAYOUT_PATIENCE = 32     # so many texts in a row have to differ from one before another is learnt, which takes long
+    ID_SIZE = 32             # digits of the message id of a record with an IPv4 host
     MAX_REGIONS = 64
+    # What is kept of the memory of batches before: so many rooms and bytes at most, and none that malloc has at hand.
+    POOL_ROOMS = 64
+    POOL_BYTES = 8 * 1024 * 1024
+    SMALL_ROOM = 4096
     # Inner answers of stage_row and write_rows beside the verdicts.
     NEED_ROOM = 110
     NEED_BODY = 111
@@ -790,6 +813,9 @@ cdef struct ColumnSink:
     int64_t null_num[BUFFER_NUM]
     unsigned char* hosts
     PropertySpan* spans
+    # What `split_usual` found, in the first spans.
+    KnownSpans split_known
+    int32_t split_num
     PropertyLayout* layouts
     int64_t block_num
     int32_t* chosen
@@ -816,10 +842,19 @@ cdef struct ColumnSink:
     # The record that asked for something, where records are looked up.
     int32_t number
     int64_t pos
-    # The topic of the record before, and whether it is one of those that are asked for.
+    # The topic of the record before, NULL where there is none, whether it is one of those that are asked for, and its
+    # view where it is ASCII.
     const unsigned char* topic
     int32_t topic_len
     bint topic_wanted
+    bint topic_ascii
+    unsigned char topic_view[VIEW_SIZE]
+    # The hosts of the row before, if that was written in one pass: their eight bytes and views, and the digits of the
+    # second.
+    bint host_known[2]
+    uint64_t host[2]
+    unsigned char host_view[2][VIEW_SIZE]
+    unsigned char store_digits[VIEW_SIZE]
 
 
 cdef inline int64_t put_text(unsigned char* to, const unsigned char* p, int64_t n, int64_t room, bint ascii) noexcept nogil:
@@ -1231,13 +1266,26 @@ cdef void view_message_ids(ColumnSink* s) noexcept nogil:
         view_own(s, COL_MSG_ID, to + VIEW_SIZE * i, put_message_id(text, row))
 
 
-cdef void view_hosts(ColumnSink* s, int column) noexcept nogil:
+cdef void view_host(ColumnSink* s, int column, unsigned char* to, const unsigned char* host, int32_t n) noexcept nogil:
     # The text of a host is written once for a batch, as long as nobody else takes its slot.
-    cdef unsigned char* to = s.main[column] + VIEW_SIZE * s.count
-    cdef int64_t i, n, used
+    cdef unsigned char* slot = told_host(s, column, host, n)
+    cdef int64_t length = slot[HOST_TEXT_LEN], used = s.data_used[column]
     cdef int32_t pos
+    memcpy(&pos, slot + HOST_POS, sizeof(pos))
+    if pos < 0 or pos > used - length or memcmp(s.data[column] + pos, slot + HOST_TEXT, length) != 0:
+        pos = <int32_t>used
+        memcpy(s.data[column] + used, slot + HOST_TEXT, 64)
+        memcpy(slot + HOST_POS, &pos, sizeof(pos))
+        view_own(s, column, to, length)
+    else:
+        put_view(to, slot + HOST_TEXT, length, 64, 0, pos)
+
+
+cdef void view_hosts(ColumnSink* s, int column) noexcept nogil:
+    cdef unsigned char* to = s.main[column] + VIEW_SIZE * s.count
+    cdef int64_t i
+    cdef int32_t n, last_n = 0
     cdef uint64_t here, last = 0
-    cdef unsigned char* slot = NULL
     cdef const unsigned char* host
     cdef StagedRow* row
     for i in range(s.row_num):
@@ -1247,19 +1295,12 @@ cdef void view_hosts(ColumnSink* s, int column) noexcept nogil:
         else:
             host, n = row.p + row.r.store_host_pos, row.r.store_host_len
         memcpy(&here, host, 8)
-        if slot != NULL and n == 8 and slot[0] == 8 and here == last:
+        # Mostly that of the row before.
+        if n == 8 and last_n == 8 and here == last:
             memcpy(to + VIEW_SIZE * i, to + VIEW_SIZE * (i - 1), VIEW_SIZE)
-            continue
-        slot, last = told_host(s, column, host, <int32_t>n), here
-        n, used = slot[HOST_TEXT_LEN], s.data_used[column]
-        memcpy(&pos, slot + HOST_POS, sizeof(pos))
-        if pos < 0 or pos > used - n or memcmp(s.data[column] + pos, slot + HOST_TEXT, n) != 0:
-            pos = <int32_t>used
-            memcpy(s.data[column] + used, slot + HOST_TEXT, 64)
-            memcpy(slot + HOST_POS, &pos, sizeof(pos))
-            view_own(s, column, to + VIEW_SIZE * i, n)
         else:
-            put_view(to + VIEW_SIZE * i, slot + HOST_TEXT, n, 64, 0, pos)
+            view_host(s, column, to + VIEW_SIZE * i, host, n)
+        last, last_n = here, n
 
 
 cdef void view_nullable(ColumnSink* s, int column) noexcept nogil:
@@ -1346,6 +1387,19 @@ cdef bint names_repeat(ColumnSink* s, StagedRow* row, const unsigned char* text,
     return repeats(s, s.name_ends, row.span_num)
 
 
+cdef inline int64_t put_property_views(ColumnSink* s, int64_t num, const PropertyLayout* layout,
+                                       const unsigned char* text, int32_t buffer, int64_t pos) noexcept nogil:
+    # The names and values of a text that fits and stands at `pos` of a buffer, as those from `num` on; how many there
+    # are then.
+    cdef unsigned char* names = <unsigned char*>s.child[COL_PROPERTIES] + VIEW_SIZE * num
+    cdef unsigned char* values = <unsigned char*>s.child[COL_VALUES] + VIEW_SIZE * num
+    cdef int32_t k, span_num = layout.span_num
+    for k in range(span_num):
+        put_name_view(names + VIEW_SIZE * k, layout, k, text, buffer, pos)
+        put_value_view(values + VIEW_SIZE * k, layout, k, text, buffer, pos)
+    return num + span_num
+
+
 cdef void view_properties(ColumnSink* s) noexcept nogil:
     cdef int32_t* ends = <int32_t*>s.main[COL_PROPERTIES] + s.count + 1
     cdef unsigned char* names = <unsigned char*>s.child[COL_PROPERTIES]
@@ -1358,14 +1412,8 @@ cdef void view_properties(ColumnSink* s) noexcept nogil:
     for i in range(s.row_num):
         row = s.rows + i
         text, room = row.p + row.r.properties_pos, row.room - row.r.properties_pos
-        if row.layout != NULL and row.layout.short_names:
-            copy_bytes(names + VIEW_SIZE * num, row.layout.name_views, VIEW_SIZE * row.span_num,
-                       VIEW_SIZE * (row.span_num + 1))
-            for k in range(row.span_num):
-                span = row.spans + k
-                put_view(values + VIEW_SIZE * num, text + span.split + 1, span.end - span.split - 1, room - span.split - 1,
-                         row.buffer, text - row.origin + span.split + 1)
-                num += 1
+        if row.layout != NULL and row.r.properties_len + VIEW_SIZE <= room:
+            num = put_property_views(s, num, row.layout, text, row.buffer, text - row.origin)
             ends[i] = <int32_t>num
             continue
         chosen = (row.layout == NULL and row.span_num > 1
@@ -1510,19 +1558,278 @@ cdef int stage_row(ColumnSink* s, StagedRow* row) noexcept nogil:
     return RECORD
 
 
+cdef inline PropertyLayout* layout_of(ColumnSink* s, int32_t topic_len, int32_t properties_len) noexcept nogil:
+    # Messages of one kind have one topic.
+    return s.layouts + (<uint32_t>(properties_len + 5 * topic_len) & (LAYOUTS - 1))
+
+
+cdef inline bint is_to_be_learnt(PropertyLayout* layout) noexcept nogil:
+    # Whether a text that does not fit takes the place of the one that the layout is of.
+    layout.misses += 1
+    if layout.n > 0 and layout.misses < LAYOUT_PATIENCE:
+        return False
+    layout.misses = 0
+    return True
+
+
 cdef inline void split_row(ColumnSink* s, StagedRow* row, const unsigned char* text) noexcept nogil:
     # Messages of one kind have the same properties, mostly of the same lengths, one after the other.
     cdef int32_t n = row.r.properties_len
     cdef int64_t room = row.room - row.r.properties_pos
-    cdef PropertyLayout* layout = s.layouts + (n & (LAYOUTS - 1))
+    cdef PropertyLayout* layout = layout_of(s, row.r.topic_len, n)
     if fits(layout, text, n, room):
-        layout.used_by = s.block_num
+        layout.used_by, layout.misses = s.block_num, 0
         row.layout, row.spans, row.span_num, row.known, row.ascii = layout, layout.spans, layout.span_num, layout.known, True
         return
     row.spans = s.spans + s.span_used
     row.span_num = split_properties(text, n, room, row.spans, &row.known, &row.ascii)
-    if row.ascii and layout.used_by != s.block_num:
+    if row.ascii and layout.used_by != s.block_num and is_to_be_learnt(layout):
         learn(layout, text, n, row.spans, row.span_num, &row.known)
+
+
+cdef inline bint is_known_topic(ColumnSink* s, const unsigned char* p, RecordView* r) noexcept nogil:
+    return s.topic != NULL and r.topic_len == s.topic_len and same_bytes_at(p + r.topic_pos, s.topic, r.topic_len)
+
+
+# Two functions each are made of those below: one for the columns of a scan that names none, which asks for no column
+# while it writes, and one for any.
+ctypedef fused Asked:
+    uint8_t
+    uint64_t
+
+
+cdef inline int64_t mask_of(ColumnSink* s, Asked asked) noexcept nogil:
+    if Asked is uint8_t:
+        return USUAL_COLUMNS
+    else:
+        return s.mask
+
+
+cdef struct ViewRun:
+    # Where the next row goes of those that are written in one pass.
+    int64_t count, id_used, key_num, property_num
+    # How many rows, keys and properties there may be.
+    int64_t row_room, key_room, property_room
+    # The buffer that the views lead into, and its first byte.
+    int32_t buffer
+    const unsigned char* origin
+    # Where the last record ends that was written, NULL where none was.
+    const unsigned char* end
+
+
+cdef bint split_usual(ColumnSink* s, PropertyLayout* layout, const unsigned char* text, int32_t n,
+                      int64_t room) noexcept nogil:
+    # Takes a text apart that does not fit its layout, into the first spans; False where it is not ASCII or names may
+    # repeat.
+    cdef int ascii = False
+    s.split_num = split_properties(text, n, room, s.spans, &s.split_known, &ascii)
+    if not ascii or names_may_repeat(text, s.spans, s.split_num):
+        return False
+    if is_to_be_learnt(layout):
+        learn(layout, text, n, s.spans, s.split_num, &s.split_known)
+    return True
+
+
+cdef void put_split_value(ColumnSink* s, int column, int64_t i, int32_t number, const unsigned char* text, int64_t room,
+                          int32_t buffer, int64_t pos) noexcept nogil:
+    # The value of that piece in row i, a null where there is no such piece.
+    cdef unsigned char* to = s.main[column] + VIEW_SIZE * i
+    cdef int64_t start
+    if number >= 0:
+        start = s.spans[number].split + 1
+        put_view(to, text + start, s.spans[number].end - start, room - start, buffer, pos + start)
+    else:
+        memset(to, 0, VIEW_SIZE)
+    mark_valid(s, column, i, number >= 0)
+
+
+cdef int64_t put_split_texts(ColumnSink* s, int64_t mask, int64_t i, int64_t key_num, int64_t property_num,
+                             const unsigned char* text, int64_t room, int32_t buffer,
+                             const unsigned char* origin) noexcept nogil:
+    # The columns of the properties of row i, which `split_usual` took apart; how many keys there are then.
+    cdef PropertySpan* span
+    cdef int64_t start, end, k, pos = text - origin
+    if mask & 1 << COL_PROPERTIES:
+        for k in range(s.split_num):
+            span = s.spans + k
+            put_view(<unsigned char*>s.child[COL_PROPERTIES] + VIEW_SIZE * (property_num + k), text + span.start,
+                     span.split - span.start, room - span.start, buffer, pos + span.start)
+            start = span.split + 1
+            put_view(<unsigned char*>s.child[COL_VALUES] + VIEW_SIZE * (property_num + k), text + start,
+                     span.end - start, room - start, buffer, pos + start)
+    if mask & 1 << COL_KEYS and s.split_known.keys >= 0:
+        span = s.spans + s.split_known.keys
+        start = span.split + 1
+        while start < span.end:
+            end = start + before(text + start, 32, span.end - start, room - start)
+            if end > start:
+                put_view(<unsigned char*>s.child[COL_KEYS] + VIEW_SIZE * key_num, text + start, end - start,
+                         room - start, buffer, pos + start)
+                key_num += 1
+            start = end + 1
+    if mask & 1 << COL_TAGS:
+        put_split_value(s, COL_TAGS, i, s.split_known.tags, text, room, buffer, pos)
+    if mask & 1 << COL_UNIQUE_KEY:
+        put_split_value(s, COL_UNIQUE_KEY, i, s.split_known.unique_key, text, room, buffer, pos)
+    return key_num
+
+
+cdef bint know_host(ColumnSink* s, int column, const unsigned char* host) noexcept nogil:
+    # Makes this IPv4 host the one of the row before; False where its text finds no room.
+    cdef int which = 0 if column == COL_BORN_HOST else 1
+    if s.mask & 1 << column:
+        if lacks_room(s, column, TEXT_SLACK):
+            return False
+        view_host(s, column, s.host_view[which], host, 8)
+    if which:
+        put_hex_8(s.store_digits, host)
+    memcpy(&s.host[which], host, 8)
+    s.host_known[which] = True
+    return True
+
+
+cdef inline bint is_known_host(ColumnSink* s, int column, const unsigned char* host) noexcept nogil:
+    cdef int which = 0 if column == COL_BORN_HOST else 1
+    cdef uint64_t here
+    memcpy(&here, host, 8)
+    return (s.host_known[which] and here == s.host[which]) or know_host(s, column, host)
+
+
+cdef inline void put_numbers(ColumnSink* s, Asked asked, int64_t i, const unsigned char* p,
+                             RecordView* r) noexcept nogil:
+    # The columns of numbers of row i, most of them out of the record itself.  Those that few ask for are asked for
+    # together, as each question takes its time.
+    cdef int64_t mask = mask_of(s, asked)
+    cdef const unsigned char* consumed = p + r.store_host_pos + r.store_host_len
+    if mask & 1 << COL_QUEUE_ID:
+        (<int32_t*>s.main[COL_QUEUE_ID])[i] = get_i32(p + RECORD_QUEUE_ID)
+    if mask & 1 << COL_QUEUE_OFFSET:
+        (<int64_t*>s.main[COL_QUEUE_OFFSET])[i] = get_i64(p + RECORD_QUEUE_OFFSET)
+    if mask & 1 << COL_STORE_TIMESTAMP:
+        (<int64_t*>s.main[COL_STORE_TIMESTAMP])[i] = get_i64(p + r.store_host_pos - 8)
+    if mask & (1 << COL_PHY_OFFSET | 1 << COL_SIZE):
+        if mask & 1 << COL_PHY_OFFSET:
+            (<int64_t*>s.main[COL_PHY_OFFSET])[i] = r.phy_offset
+        if mask & 1 << COL_SIZE:
+            (<int32_t*>s.main[COL_SIZE])[i] = r.total_size
+    if mask & (1 << COL_BORN_TIMESTAMP | 1 << COL_FLAG | 1 << COL_SYS_FLAG | 1 << COL_RECONSUME_TIMES
+               | 1 << COL_PREPARED_TRANSACTION_OFFSET):
+        if mask & 1 << COL_BORN_TIMESTAMP:
+            (<int64_t*>s.main[COL_BORN_TIMESTAMP])[i] = get_i64(p + RECORD_BORN_TIMESTAMP)
+        if mask & 1 << COL_FLAG:
+            (<int32_t*>s.main[COL_FLAG])[i] = get_i32(p + RECORD_FLAG)
+        if mask & 1 << COL_SYS_FLAG:
+            (<int32_t*>s.main[COL_SYS_FLAG])[i] = r.sys_flag
+        if mask & 1 << COL_RECONSUME_TIMES:
+            (<int32_t*>s.main[COL_RECONSUME_TIMES])[i] = get_i32(consumed)
+        if mask & 1 << COL_PREPARED_TRANSACTION_OFFSET:
+            (<int64_t*>s.main[COL_PREPARED_TRANSACTION_OFFSET])[i] = get_i64(consumed + 4)
+
+
+cdef inline void put_id_view(ColumnSink* s, ViewRun* run, const unsigned char* p) noexcept nogil:
+    # As `put_message_id`, with the digits of the store host that are known; they are in the column's own data.
+    cdef unsigned char* text = s.data[COL_MSG_ID] + run.id_used
+    memcpy(text, s.store_digits, VIEW_SIZE)
+    put_hex_8(text + VIEW_SIZE, p + RECORD_PHY_OFFSET)
+    put_view(s.main[COL_MSG_ID] + VIEW_SIZE * run.count, s.store_digits, ID_SIZE, ID_SIZE, 0, run.id_used)
+    run.id_used += ID_SIZE
+
+
+cdef inline void put_known_view(unsigned char* to, ViewRun* run, const PropertyLayout* layout, int32_t k,
+                                const unsigned char* text, const unsigned char* values) noexcept nogil:
+    # The view of the value of piece k, which is among `values` where these are written already.
+    if values != NULL:
+        memcpy(to, values + VIEW_SIZE * k, VIEW_SIZE)
+    else:
+        put_value_view(to, layout, k, text, run.buffer, text - run.origin)
+
+
+cdef inline void put_key_views(ColumnSink* s, ViewRun* run, const PropertyLayout* layout, const unsigned char* text,
+                               int64_t room, const unsigned char* values) noexcept nogil:
+    # As `view_keys` for one row.  Most messages have one key, which is the whole value.
+    cdef unsigned char* to = <unsigned char*>s.child[COL_KEYS]
+    cdef const PropertySpan* span = layout.spans + layout.known.keys
+    cdef int64_t start = span.split + 1, end, stop = span.end
+    if layout.known.keys < 0:
+        return
+    end = start + before(text + start, 32, stop - start, room - start)
+    if end == stop:
+        put_known_view(to + VIEW_SIZE * run.key_num, run, layout, layout.known.keys, text, values)
+        run.key_num += 1
+        return
+    while start < stop:
+        if end > start:
+            put_view(to + VIEW_SIZE * run.key_num, text + start, end - start, room - start, run.buffer,
+                     text - run.origin + start)
+            run.key_num += 1
+        start = end + 1
+        if start < stop:
+            end = start + before(text + start, 32, stop - start, room - start)
+
+
+cdef inline void put_nullable_view(ColumnSink* s, ViewRun* run, int column, const PropertyLayout* layout, int32_t k,
+                                   const unsigned char* text, const unsigned char* values) noexcept nogil:
+    # The value of piece k, a null where there is no such piece.
+    cdef unsigned char* to = s.main[column] + VIEW_SIZE * run.count
+    if k >= 0:
+        put_known_view(to, run, layout, k, text, values)
+    else:
+        memset(to, 0, VIEW_SIZE)
+    mark_valid(s, column, run.count, k >= 0)
+
+
+cdef inline void put_texts(ColumnSink* s, Asked asked, ViewRun* run, const PropertyLayout* layout,
+                           const unsigned char* p, int64_t room, RecordView* r) noexcept nogil:
+    # The columns of texts and bytes of a row whose topic and hosts are known; without a layout `split_usual` has
+    # taken its properties apart, if they are asked for.
+    cdef const unsigned char* text = p + r.properties_pos
+    cdef const unsigned char* body = p + r.body_pos
+    cdef const unsigned char* values = NULL
+    cdef int64_t mask = mask_of(s, asked), i = run.count
+    if mask & IN_BODY:
+        if mask & 1 << COL_BODY:
+            put_view(s.main[COL_BODY] + VIEW_SIZE * i, body, r.body_len, room - r.body_pos, run.buffer,
+                     body - run.origin)
+            mark_valid(s, COL_BODY, i, True)
+        if mask & 1 << COL_BODY_STORED:
+            put_view(s.main[COL_BODY_STORED] + VIEW_SIZE * i, body, r.body_len, room - r.body_pos, run.buffer,
+                     body - run.origin)
+    if mask & IN_HEAD:
+        if mask & 1 << COL_TOPIC:
+            memcpy(s.main[COL_TOPIC] + VIEW_SIZE * i, s.topic_view, VIEW_SIZE)
+        if mask & 1 << COL_MSG_ID:
+            put_id_view(s, run, p)
+        if mask & 1 << COL_BORN_HOST:
+            memcpy(s.main[COL_BORN_HOST] + VIEW_SIZE * i, s.host_view[0], VIEW_SIZE)
+        if mask & 1 << COL_STORE_HOST:
+            memcpy(s.main[COL_STORE_HOST] + VIEW_SIZE * i, s.host_view[1], VIEW_SIZE)
+    if mask & NEEDS_PROPERTIES and layout == NULL:
+        run.key_num = put_split_texts(s, mask, i, run.key_num, run.property_num, text, room - r.properties_pos,
+                                      run.buffer, run.origin)
+        if mask & 1 << COL_KEYS:
+            (<int32_t*>s.main[COL_KEYS])[i + 1] = <int32_t>run.key_num
+        if mask & 1 << COL_PROPERTIES:
+            run.property_num += s.split_num
+            (<int32_t*>s.main[COL_PROPERTIES])[i + 1] = <int32_t>run.property_num
+    elif mask & NEEDS_PROPERTIES:
+        if mask & 1 << COL_PROPERTIES:
+            # What other columns hold of it is a copy of these.
+            values = <unsigned char*>s.child[COL_VALUES] + VIEW_SIZE * run.property_num
+            run.property_num = put_property_views(s, run.property_num, layout, text, run.buffer, text - run.origin)
+            (<int32_t*>s.main[COL_PROPERTIES])[i + 1] = <int32_t>run.property_num
+        if mask & 1 << COL_KEYS:
+            put_key_views(s, run, layout, text, room - r.properties_pos, values)
+            (<int32_t*>s.main[COL_KEYS])[i + 1] = <int32_t>run.key_num
+        if mask & 1 << COL_TAGS:
+            put_nullable_view(s, run, COL_TAGS, layout, layout.known.tags, text, values)
+        if mask & 1 << COL_UNIQUE_KEY:
+            put_nullable_view(s, run, COL_UNIQUE_KEY, layout, layout.known.unique_key, text, values)
+
+
+cdef inline bint has_room_for(int64_t mask, ViewRun* run, int32_t span_num, int32_t properties_len) noexcept nogil:
+    # Whether the properties of the next row surely fit; each key takes a byte of them.
+    return not ((mask & 1 << COL_KEYS and run.key_num + properties_len > run.key_room)
+                or (mask & 1 << COL_PROPERTIES and run.property_num + span_num > run.property_room))
 
 
 cdef int lend(ColumnSink* s, bytes body) except -1:
@@ -1677,6 +1984,94 @@ cdef class KeyTexts:
         return array
 
 
+@cython.final
+@cython.no_gc
+cdef class RoomPool:
+    # Memory of columns that nobody holds on to any more, for the next batch: asking the system for it again would
+    # take longer than filling it.  It ends with the `ArrowColumns` that it is for, and keeps little.
+    cdef int64_t busy, num, bytes
+    cdef bint closed
+    cdef unsigned char* rooms[POOL_ROOMS]
+    cdef int64_t[POOL_ROOMS] sizes
+
+    cdef unsigned char* take(self, int64_t* size) noexcept:
+        # The smallest room of at least `size` bytes that is not much larger, of which `size` becomes the size; NULL
+        # for none.
+        cdef int64_t i, best = -1
+        cdef unsigned char* p = NULL
+        # Whoever finds it busy, where there is no GIL, does without it.
+        if atomic_or(&self.busy, 1):
+            return NULL
+        for i in range(self.num):
+            if size[0] <= self.sizes[i] <= 2 * size[0] and (best < 0 or self.sizes[i] < self.sizes[best]):
+                best = i
+        if best >= 0:
+            p, size[0] = self.rooms[best], self.sizes[best]
+            self.bytes -= size[0]
+            self.num -= 1
+            self.rooms[best], self.sizes[best] = self.rooms[self.num], self.sizes[self.num]
+        self.busy = 0
+        return p
+
+    cdef void give_back(self, unsigned char* p, int64_t size) noexcept:
+        if not atomic_or(&self.busy, 1):
+            if not self.closed and self.num < POOL_ROOMS and SMALL_ROOM <= size <= POOL_BYTES - self.bytes:
+                self.rooms[self.num], self.sizes[self.num] = p, size
+                self.num += 1
+                self.bytes += size
+                p = NULL
+            self.busy = 0
+        PyMem_RawFree(p)
+
+    cdef void close(self) noexcept:
+        cdef int64_t i
+        if not atomic_or(&self.busy, 1):
+            self.closed = True
+            for i in range(self.num):
+                PyMem_RawFree(self.rooms[i])
+            self.num = self.bytes = 0
+            self.busy = 0
+
+    def __dealloc__(self):
+        cdef int64_t i
+        for i in range(self.num):
+            PyMem_RawFree(self.rooms[i])
+
+
+@cython.final
+@cython.no_gc
+cdef class Room:
+    # Memory of one column of a batch, which goes back to the pool with the last one who holds on to it.
+    cdef unsigned char* p
+    cdef int64_t size
+    cdef RoomPool pool
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, self.p, self.size, False, flags)
+
+    def __dealloc__(self):
+        if self.p != NULL:
+            self.pool.give_back(self.p, self.size)
+
+
+cdef Room room_of(RoomPool pool, int64_t size):
+    # At least `size` bytes with anything in them.
+    cdef Room room = Room.__new__(Room)
+    cdef int64_t step = 64
+    cdef unsigned char* p
+    # An eighth more at most, so that rooms of about the same size fit each other.
+    while size >= 16 * step:
+        step *= 2
+    room.pool, room.size = pool, max((size + step - 1) // step * step, 64)
+    p = pool.take(&room.size)
+    if p == NULL:
+        p = <unsigned char*>PyMem_RawMalloc(room.size)
+        if p == NULL:
+            raise MemoryError
+    room.p = p
+    return room
+
+
 @cython.no_gc_clear
 cdef class ArrowColumns:
     """Messages as columns in the layout of Apache Arrow, filled from the log and handed over without a copy.
@@ -1714,7 +2109,9 @@ cdef class ArrowColumns:
     cdef bint ready
     cdef int check_crc
     cdef object decompress, host_text
+    # Of each column `Room`s, but for `valid` and for bits, which are arrays; None where there is none.
     cdef list main, valid, data, child
+    cdef RoomPool pool
     cdef object hosts, spans, layouts, chosen, name_ends, name_slots
     cdef readonly bint views
     # The stretches of segments that the views of this batch lead into, as phy positions; the end counts from the begin on,
@@ -1752,9 +2149,11 @@ cdef class ArrowColumns:
             self.mask |= 1 << COL_VALUES
         self.capacity, self.byte_limit, self.check_crc = capacity, byte_limit, check_crc
         self.decompress, self.host_text, self.views = decompress, host_text, views
+        self.pool = RoomPool()
         self.hosts = np.zeros(4 * HOST_SLOTS * HOST_ROOM, np.uint8)
         self.spans = np.empty(SPAN_ROOM * 3, np.int32)
-        self.layouts = np.zeros(LAYOUTS * sizeof(PropertyLayout), np.uint8)
+        # With room to begin at a multiple of 64.
+        self.layouts = np.zeros(LAYOUTS * sizeof(PropertyLayout) + 64, np.uint8)
         self.chosen = np.empty(MAX_SPANS, np.int32)
         self.name_ends = np.empty(MAX_SPANS + 1, np.int32)
         self.name_slots = np.empty(NAME_SLOTS, np.int32)
@@ -1767,6 +2166,11 @@ cdef class ArrowColumns:
             self.data_size[i] = min(16 * capacity, 16384) + 1024
             self.child_size[i] = 2 * capacity + 64
         self.count, self.ready = 0, False
+
+    def __dealloc__(self):
+        # There is none where the arguments were wrong.
+        if self.pool is not None:
+            self.pool.close()
 
     def choose(self, topics=None, queue_ids=None, tags=None, int64_t begin_timestamp=-INT64_MAX - 1,
                int64_t end_timestamp=INT64_MAX):
@@ -1804,53 +2208,59 @@ cdef class ArrowColumns:
                 self.main[i] = np.zeros((rows + 7) // 8, np.uint8)
             elif i < COL_NUM:
                 if self.views and HAS_VIEWS >> i & 1:
-                    self.main[i] = np.empty((rows, VIEW_SIZE), np.uint8)
+                    self.main[i] = room_of(self.pool, rows * VIEW_SIZE)
                 elif HAS_OFFSETS >> i & 1:
-                    self.main[i] = np.empty(rows + 1, np.int32)
-                    self.main[i][0] = 0
+                    self.main[i] = self.new_offsets(rows + 1)
                 else:
-                    self.main[i] = np.empty(rows, np.int64 if IS_INT64 >> i & 1 else np.int32)
+                    self.main[i] = room_of(self.pool, rows * (8 if IS_INT64 >> i & 1 else 4))
             if HAS_NULLS >> i & 1:
                 self.valid[i] = np.zeros((rows + 7) // 8, np.uint8)
             if HAS_OFFSETS >> i & 1 or i == COL_VALUES:
-                self.data[i] = np.empty(self.data_size[i] + TEXT_SLACK, np.uint8)
+                self.data[i] = room_of(self.pool, self.data_size[i] + TEXT_SLACK)
             if HAS_CHILD >> i & 1:
-                self.child[i] = self.new_child(self.child_size[i] + 1)
-                self.child[i][0] = 0
+                self.child[i] = (room_of(self.pool, self.child_size[i] * VIEW_SIZE) if self.views
+                                 else self.new_offsets(self.child_size[i] + 1))
 
-    cdef object new_child(self, int64_t n):
-        # Offsets or views of texts in lists and maps.
-        return np.empty((n, VIEW_SIZE), np.uint8) if self.views else np.empty(n, np.int32)
+    cdef Room new_offsets(self, int64_t n):
+        cdef Room room = room_of(self.pool, n * sizeof(int32_t))
+        (<int32_t*>room.p)[0] = 0
+        return room
+
+    cdef Room grown(self, Room room, int64_t used, int64_t size):
+        # Room for `size` bytes with what is used.
+        cdef Room fresh = room_of(self.pool, size)
+        memcpy(fresh.p, room.p, used)
+        return fresh
 
     cdef void grow(self, ColumnSink* s):
         # Room for what the staged rows want, and as much more as a whole batch takes if its rows are like those before, or a
         # little more than that, as every growth copies.
-        cdef int column = s.wanting
+        cdef int column = s.wanting, unit
         cdef int64_t used = self.data_used[column], size = used + s.wanted, whole = 0
-        if size > self.data[column].shape[0]:
+        if size > (<Room>self.data[column]).size:
             if s.count >= STAGED_ROWS:
                 whole = used * self.capacity // s.count
                 whole = min(whole + whole // 16, self.byte_limit) + s.wanted
-            fresh = np.empty(min(max(2 * size, whole, 4096), 0x7FFFFFFF), np.uint8)
-            fresh[:used] = self.data[column][:used]
-            self.data[column] = fresh
-        used = self.child_used[column] + 1
-        size = used + s.wanted
-        if HAS_CHILD >> column & 1 and size > self.child[column].shape[0]:
-            if s.count >= STAGED_ROWS:
-                whole = used * self.capacity // s.count
-                whole = min(whole + whole // 16, self.byte_limit) + s.wanted
-            fresh = self.new_child(max(2 * size, whole))
-            fresh[:used] = self.child[column][:used]
-            self.child[column] = fresh
+            self.data[column] = self.grown(self.data[column], used, min(max(2 * size, whole, 4096), INT32_MAX))
+        if HAS_CHILD >> column & 1:
+            used = self.child_used[column] + 1
+            size, unit = used + s.wanted, VIEW_SIZE if self.views else sizeof(int32_t)
+            if size * unit > (<Room>self.child[column]).size:
+                if s.count >= STAGED_ROWS:
+                    whole = used * self.capacity // s.count
+                    whole = min(whole + whole // 16, self.byte_limit) + s.wanted
+                self.child[column] = self.grown(self.child[column], (used - self.views) * unit,
+                                                max(2 * size, whole) * unit)
         self.aim_column(s, column)
 
     cdef int aim_column(self, ColumnSink* s, int i) except -1:
         # Where the text of a column goes, and how much of it.
         s.data[i] = address_of(self.data[i])
         s.child[i] = <int32_t*>address_of(self.child[i])
-        s.data_room[i] = 0 if self.data[i] is None else len(self.data[i])
-        s.child_room[i] = 0 if self.child[i] is None else len(self.child[i])
+        # Where a position in the data has 32 bits, more of it is of no use.
+        s.data_room[i] = 0 if self.data[i] is None else min((<Room>self.data[i]).size, INT32_MAX)
+        s.child_room[i] = 0 if self.child[i] is None else (<Room>self.child[i]).size // (
+            VIEW_SIZE if self.views else sizeof(int32_t))
         return 0
 
     cdef int aim(self, ColumnSink* s) except -1:
@@ -1868,12 +2278,13 @@ cdef class ArrowColumns:
             self.aim_column(s, i)
         s.hosts = address_of(self.hosts)
         s.spans = <PropertySpan*>address_of(self.spans)
-        s.layouts = <PropertyLayout*>address_of(self.layouts)
+        s.layouts = <PropertyLayout*>(<uintptr_t>(address_of(self.layouts) + 63) & ~<uintptr_t>63)
         s.chosen = <int32_t*>address_of(self.chosen)
         s.name_ends = <int32_t*>address_of(self.name_ends)
         s.views, s.lent_ends = self.views, self.lent_ends
         s.name_slots = <int32_t*>address_of(self.name_slots)
         s.topic = NULL
+        s.host_known[0] = s.host_known[1] = False
         if s.row_num == 0:
             s.span_used = s.topic_need = s.properties_need = s.body_need = s.body_stored_need = 0
         return 0
@@ -1917,6 +2328,40 @@ cdef class ArrowColumns:
                 n = middle
         return False
 
+    cdef void know_topic(self, ColumnSink* s, const unsigned char* topic, int32_t n, int64_t room, int32_t buffer,
+                         const unsigned char* origin) noexcept nogil:
+        # Makes this topic that of the record before.
+        s.topic, s.topic_len = topic, n
+        s.topic_wanted = self.topics is None or has_text(s, self.topics, topic, n)
+        s.topic_ascii = is_ascii(topic, n)
+        put_view(s.topic_view, topic, n, room, buffer, topic - origin if s.views else 0)
+
+    cdef int64_t view_rows(self, ColumnSink* s, const unsigned char* base, int64_t at, int64_t size, int64_t limit,
+                           int64_t base_offset, const int32_t* ids, int64_t id_num, int32_t buffer,
+                           const unsigned char* origin) noexcept nogil:
+        # Writes rows as views in one pass, where no row is staged: from record to record for as long as these are of
+        # the usual kind, with hosts of IPv4, ASCII texts and no body to be decompressed.  Where the first other one
+        # begins is the answer.
+        cdef ViewRun run
+        run.count, run.id_used = s.count, s.data_used[COL_MSG_ID]
+        run.key_num, run.property_num = s.child_used[COL_KEYS], s.child_used[COL_PROPERTIES]
+        run.row_room = s.capacity
+        if s.mask & 1 << COL_MSG_ID:
+            run.row_room = min(run.row_room, s.count + (s.data_room[COL_MSG_ID] - run.id_used) // ID_SIZE)
+        run.key_room = s.child_room[COL_KEYS] - 1
+        run.property_room = min(s.child_room[COL_PROPERTIES], s.child_room[COL_VALUES]) - 1
+        run.buffer, run.origin, run.end = buffer, origin, NULL
+        if s.mask == USUAL_COLUMNS:
+            at = view_rows_of(self, s, <uint8_t>0, &run, base, at, size, limit, base_offset, ids, id_num)
+        else:
+            at = view_rows_of(self, s, <uint64_t>0, &run, base, at, size, limit, base_offset, ids, id_num)
+        if run.end != NULL and run.end - origin > s.lent_ends[buffer - 1]:
+            s.lent_ends[buffer - 1] = run.end - origin
+        s.count, s.data_used[COL_MSG_ID] = run.count, run.id_used
+        s.child_used[COL_KEYS], s.child_used[COL_PROPERTIES] = run.key_num, run.property_num
+        s.child_used[COL_VALUES] = run.property_num
+        return at
+
     cdef inline int take_row(self, ColumnSink* s, StagedRow* row, const int32_t* ids, int64_t id_num,
                              WantedKey* wanted) noexcept nogil:
         # Stages a parsed record, if it is one of those that are asked for; `wanted` is NULL where no key is.
@@ -1929,9 +2374,8 @@ cdef class ArrowColumns:
         if not self.any_queue and not self.wants_queue(ids, id_num, r.queue_id):
             return PASSED_OVER
         if self.topics is not None:
-            if s.topic == NULL or r.topic_len != s.topic_len or memcmp(p + r.topic_pos, s.topic, r.topic_len) != 0:
-                s.topic, s.topic_len = p + r.topic_pos, r.topic_len
-                s.topic_wanted = has_text(s, self.topics, p + r.topic_pos, r.topic_len)
+            if not is_known_topic(s, p, r):
+                self.know_topic(s, p + r.topic_pos, r.topic_len, row.room - r.topic_pos, row.buffer, row.origin)
             if not s.topic_wanted:
                 return PASSED_OVER
         if wanted != NULL and not same_text(<unsigned char*>s.name_slots, p + r.topic_pos, r.topic_len, wanted.view.topic,
@@ -1955,18 +2399,24 @@ cdef class ArrowColumns:
                        const unsigned char* origin) noexcept nogil:
         cdef StagedRow* row
         cdef int verdict
-        cdef int64_t at
+        cdef int64_t at, before_run, most = 1
+        cdef bint in_one_pass = s.views and self.tags is None
         # What found no room last time.
         if write_rows(s) != RECORD:
             return NEED_ROOM
         while True:
+            if in_one_pass and s.row_num == 0:
+                before_run = s.count
+                pos[0] = self.view_rows(s, base, pos[0], size, limit, base_offset, ids, id_num, buffer, origin)
+                # A record of another kind is on its own after many of the usual one, and one of many after others.
+                most = 1 if s.count - before_run >= STAGED_ROWS else min(2 * most, STAGED_ROWS)
             at = pos[0]
             row = s.rows + s.row_num
             if s.count + s.row_num >= s.capacity:
                 verdict = COLUMNS_FULL
             elif at >= limit:
                 verdict = LIMIT
-            elif s.row_num == STAGED_ROWS or s.span_used > SPAN_ROOM - MAX_SPANS:
+            elif s.row_num == (most if in_one_pass else STAGED_ROWS) or s.span_used > SPAN_ROOM - MAX_SPANS:
                 verdict = WRITE_FIRST
             else:
                 row.p, row.room = base + at, size - at
@@ -2313,48 +2763,219 @@ cdef class ArrowColumns:
         """
         cdef dict parts = {}
         cdef int i
-        cdef int64_t n, size
-        cdef list lent = []
+        cdef int64_t n
         self.enter()
         try:
             if not self.ready:
                 self.renew()
             n = self.count
-            for i, region in enumerate(self.lent):
-                size = self.lent_ends[i]
-                try:
-                    lent.append((<Region>region).view(self.lent_begins[i], size) if size else b"")
-                except StoreClosedError:
-                    self.count, self.ready = 0, False
-                    raise
-            self.lent = []
+            lent = self.lent_views()
             for name, i in zip(self.columns, self.numbers):
-                main = self.main[i]
-                if i == COL_CORRUPT:
-                    main = main[:(n + 7) // 8]
-                else:
-                    main = main[:n + 1 if HAS_OFFSETS >> i & 1 and not (self.views and HAS_VIEWS >> i & 1) else n]
                 parts[name] = (
-                    main,
+                    self.main_array(i, n),
                     self.valid[i][:(n + 7) // 8] if self.null_num[i] else None,
                     self.null_num[i],
-                    None if self.data[i] is None else self.data[i][:self.data_used[i]],
-                    None if self.child[i] is None else self.child[i][:self.child_used[i] + (not self.views)],
-                    self.data[COL_VALUES][:self.data_used[COL_VALUES]] if i == COL_PROPERTIES else None,
-                    self.child[COL_VALUES][:self.child_used[COL_VALUES] + (not self.views)] if i == COL_PROPERTIES else None,
+                    None if self.data[i] is None else self.data_array(i),
+                    None if self.child[i] is None else self.child_array(i),
+                    self.data_array(COL_VALUES) if i == COL_PROPERTIES else None,
+                    self.child_array(COL_VALUES) if i == COL_PROPERTIES else None,
                 )
-            for i in range(BUFFER_NUM):
-                # An eighth more than this batch took, or much less room if that was a lot more.
-                if self.data_used[i]:
-                    self.data_size[i] = self.data_used[i] + self.data_used[i] // 8 + 4096
-                if self.child_used[i]:
-                    self.child_size[i] = self.child_used[i] + self.child_used[i] // 8 + 64
-            # Nothing is held on to that was handed over; most columns are not filled again.
-            self.main = self.valid = self.data = self.child = None
-            self.count, self.ready = 0, False
+            self.end_batch()
             return n, parts, lent
         finally:
             self.leave()
+
+    cdef object main_array(self, int i, int64_t n):
+        cdef object main = self.main[i]
+        if i == COL_CORRUPT:
+            return main[:(n + 7) // 8]
+        if self.views and HAS_VIEWS >> i & 1:
+            return np.frombuffer(main, np.uint8)[:n * VIEW_SIZE].reshape(n, VIEW_SIZE)
+        if HAS_OFFSETS >> i & 1:
+            return np.frombuffer(main, np.int32)[:n + 1]
+        return np.frombuffer(main, np.int64 if IS_INT64 >> i & 1 else np.int32)[:n]
+
+    cdef object data_array(self, int i):
+        return np.frombuffer(self.data[i], np.uint8)[:self.data_used[i]]
+
+    cdef object child_array(self, int i):
+        cdef int64_t n = self.child_used[i]
+        if self.views:
+            return np.frombuffer(self.child[i], np.uint8)[:n * VIEW_SIZE].reshape(n, VIEW_SIZE)
+        return np.frombuffer(self.child[i], np.int32)[:n + 1]
+
+    def take_arrays(self, import_array not None, types not None):
+        """Hand over the rows as `take` does, as arrays of an Arrow library, by Arrow's C data interface.
+
+        Each array has memory of its own, and holds on to that and, where it has views, to the segments.
+
+        Parameters
+        ----------
+        import_array : callable
+            Takes the address of an ``ArrowArray``, which it moves from, and a type (`pyarrow.Array._import_from_c`).
+        types : sequence
+            The type of each column.
+
+        Returns
+        -------
+        list
+            What `import_array` gave for each column.
+
+        Raises
+        ------
+        StoreClosedError
+            As of `take`.
+        """
+        cdef ArrowArray array
+        cdef int i
+        cdef list made = []
+        self.enter()
+        try:
+            if not self.ready:
+                self.renew()
+            lent = self.lent_views()
+            try:
+                for i, kind in zip(self.numbers, types):
+                    self.lend_column(&array, i, lent)
+                    try:
+                        made.append(import_array(<uintptr_t>&array, kind))
+                    finally:
+                        drop_array(&array)
+            finally:
+                self.end_batch()
+            return made
+        finally:
+            self.leave()
+
+    cdef list lent_views(self):
+        # The stretches of segments that the views of this batch lead into.
+        cdef int i
+        cdef int64_t size
+        cdef list lent = []
+        for i, region in enumerate(self.lent):
+            size = self.lent_ends[i]
+            try:
+                lent.append((<Region>region).view(self.lent_begins[i], size) if size else b"")
+            except StoreClosedError:
+                self.count, self.ready = 0, False
+                raise
+        self.lent = []
+        return lent
+
+    cdef void end_batch(self):
+        cdef int i
+        for i in range(BUFFER_NUM):
+            # An eighth more than this batch took, or much less room if that was a lot more.
+            if self.data_used[i]:
+                self.data_size[i] = self.data_used[i] + self.data_used[i] // 8 + 4096
+            if self.child_used[i]:
+                self.child_size[i] = self.child_used[i] + self.child_used[i] // 8 + 64
+        # Nothing is held on to that was handed over; most columns are not filled again.
+        self.main = self.valid = self.data = self.child = None
+        self.count, self.ready = 0, False
+
+    cdef int lend_texts(self, ArrowArray* array, int64_t n, int i, object places, list lent) except -1:
+        # `n` texts of column i (or COL_VALUES): `places` are views, or offsets in the column's data.
+        cdef object valid = self.valid[i] if self.null_num[i] else None
+        cdef int64_t lent_num = len(lent), k
+        cdef int64_t* sizes
+        cdef tuple owner = (places, self.data[i], valid, lent if self.views else None)
+        # No child has nulls.
+        if make_array(array, owner, n, self.null_num[i], 4 + lent_num if self.views else 3,
+                      1 + lent_num if self.views else 0, 0):
+            raise MemoryError
+        array.buffers[0], array.buffers[1] = address_of(valid), address_of(places)
+        array.buffers[2] = address_of(self.data[i])
+        if self.views:
+            sizes = <int64_t*>array.buffers[3 + lent_num]
+            sizes[0] = self.data_used[i]
+            for k in range(lent_num):
+                array.buffers[3 + k] = address_of(lent[k])
+                sizes[1 + k] = len(lent[k])
+        return 0
+
+    cdef int lend_column(self, ArrowArray* array, int i, list lent) except -1:
+        # Makes the array of a column; the types are those of `store.columns`.
+        cdef object main = self.main[i]
+        cdef ArrowArray* entries
+        cdef int64_t num
+        if HAS_OFFSETS >> i & 1 and not HAS_CHILD >> i & 1:
+            return self.lend_texts(array, self.count, i, main, lent)
+        if make_array(array, main, self.count, 0, 2, 0, 1 if HAS_CHILD >> i & 1 else 0):
+            raise MemoryError
+        array.buffers[1] = address_of(main)
+        try:
+            if i == COL_KEYS:
+                self.lend_texts(array.children[0], self.child_used[i], i, self.child[i], lent)
+            elif i == COL_PROPERTIES:
+                entries, num = array.children[0], self.child_used[i]
+                if make_array(entries, main, num, 0, 1, 0, 2):
+                    raise MemoryError
+                self.lend_texts(entries.children[0], num, i, self.child[i], lent)
+                self.lend_texts(entries.children[1], num, COL_VALUES, self.child[COL_VALUES], lent)
+        except:
+            drop_array(array)
+            raise
+        return 0
+
+
+cdef int64_t view_rows_of(ArrowColumns self, ColumnSink* s, Asked asked, ViewRun* to, const unsigned char* base,
+                          int64_t at, int64_t size, int64_t limit, int64_t base_offset, const int32_t* ids,
+                          int64_t id_num) noexcept nogil:
+    # As `ArrowColumns.view_rows`, of the columns that are asked for.
+    cdef RecordView r
+    cdef ViewRun run = to[0]
+    cdef PropertyLayout* layout = NULL
+    cdef const unsigned char* p
+    cdef int64_t mask = mask_of(s, asked), room, weight, bytes = s.bytes
+    cdef int32_t span_num = 0, unusual = SYS_BORN_V6 | SYS_STORE_V6 | (SYS_COMPRESSED if mask & 1 << COL_BODY else 0)
+    cdef bint chooses = (self.topics is not None or not self.any_queue or self.begin_timestamp != -INT64_MAX - 1
+                         or self.end_timestamp != INT64_MAX)
+    while run.count < run.row_room and at < limit:
+        p, room = base + at, size - at
+        if (parse_head(p, room, &r) != RECORD or r.phy_offset != base_offset + at or r.sys_flag & unusual
+                or parse_rest(p, &r, 8, 8) != RECORD):
+            break
+        prefetch_stream(p, r.total_size, room)
+        if (chooses or mask & 1 << COL_TOPIC) and not is_known_topic(s, p, &r):
+            # No function that is not inlined is given the parsed record, which would have to stand in memory for it.
+            self.know_topic(s, p + r.topic_pos, r.topic_len, room - r.topic_pos, run.buffer, run.origin)
+        if chooses and (not s.topic_wanted or not self.begin_timestamp <= r.store_timestamp <= self.end_timestamp
+                        or not (self.any_queue or self.wants_queue(ids, id_num, r.queue_id))):
+            at += r.total_size
+            continue
+        weight = 0
+        if mask & HAS_TEXT:
+            weight = TEXT_SLACK + r.topic_len
+        if mask & NEEDS_PROPERTIES:
+            weight += r.properties_len
+            layout = layout_of(s, r.topic_len, r.properties_len)
+            if (r.properties_pos + r.properties_len + VIEW_SIZE <= room
+                    and fits(layout, p + r.properties_pos, r.properties_len, room - r.properties_pos)):
+                layout.misses, span_num = 0, layout.span_num
+            elif split_usual(s, layout, p + r.properties_pos, r.properties_len, room - r.properties_pos):
+                layout, span_num = NULL, s.split_num
+            else:
+                break
+        if ((bytes + weight > s.byte_limit and run.count > 0)
+                or not has_room_for(mask, &run, span_num, r.properties_len)
+                or (mask & IN_HEAD and (
+                    (mask & 1 << COL_TOPIC and not s.topic_ascii)
+                    or (mask & 1 << COL_BORN_HOST and not is_known_host(s, COL_BORN_HOST, p + RECORD_BORN_HOST))
+                    or (mask & (1 << COL_STORE_HOST | 1 << COL_MSG_ID)
+                        and not is_known_host(s, COL_STORE_HOST, p + r.store_host_pos))))):
+            break
+        if mask & 1 << COL_CORRUPT and not (body_crc_ok(p, &r) and prop_crc_ok(p, &r)
+                                            and (s.check_crc < 2 or has_prop_crc(p, &r))):
+            set_bit(s.main[COL_CORRUPT], run.count)
+        put_numbers(s, asked, run.count, p, &r)
+        put_texts(s, asked, &run, layout, p, room, &r)
+        run.count += 1
+        bytes += weight
+        at += r.total_size
+        run.end = base + at
+    s.bytes, to[0] = bytes, run
+    return at
 
 
 cdef TopicTable table_of(object texts):
@@ -2373,6 +2994,8 @@ cdef unsigned char* address_of(object array) except? NULL:
     cdef unsigned char* p
     if array is None:
         return NULL
+    if type(array) is Room:
+        return (<Room>array).p
     PyObject_GetBuffer(array, &view, PyBUF_SIMPLE)
     p = <unsigned char*>view.buf
     PyBuffer_Release(&view)

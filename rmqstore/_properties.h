@@ -1,6 +1,7 @@
 /* The properties text of a RocketMQ message: pairs of name 0x01 value, each ended by 0x02 (Java's MessageDecoder, 5.5.0).
 
-   Owns the taking apart, with SSE2 where the processor has it.  Positions are relative to the begin of the text. */
+   Owns the taking apart, with SSE2 where the processor has it, and the views of names and values.  Positions are
+   relative to the begin of the text. */
 
 #ifndef RMQSTORE_PROPERTIES_H
 #define RMQSTORE_PROPERTIES_H
@@ -159,40 +160,80 @@ RMQ_MAY_BE_UNUSED static int32_t rmq_split_properties(const unsigned char *text,
 }
 
 /* What texts of one length have in common that were taken apart into the same pieces: names and separators, byte by byte,
-   and where values are, any ASCII byte above both separators.  A text that fits need not be taken apart again. */
+   and where values are, any ASCII byte above both separators.  A text that fits need not be taken apart again.  A
+   layout lies at a multiple of 16. */
 #define RMQ_LAYOUT_ROOM 256
 #define RMQ_LAYOUT_SPANS 24
+/* The views of a piece's name and value but for what differs from text to text: `name` and `value` hold what does not,
+   `keep` the bits of the value's own bytes, `name_far` and `value_far` those of the place where a text too long for a
+   view stands. */
+typedef struct { unsigned char name[16], name_far[16], value[16], value_far[16], keep[16]; } rmq_piece_views;
 typedef struct {
-    signed char above[RMQ_LAYOUT_ROOM], equal[RMQ_LAYOUT_ROOM];  /* a byte fits that is above the one, or equal to the other */
+    unsigned char low[RMQ_LAYOUT_ROOM], range[RMQ_LAYOUT_ROOM];  /* a byte fits that is at most `range` above `low` */
+    rmq_piece_views views[RMQ_LAYOUT_SPANS];
     unsigned char names[RMQ_LAYOUT_ROOM + 64];  /* one after the other; more may be read than they are */
     int32_t name_ends[RMQ_LAYOUT_SPANS];
-    unsigned char name_views[RMQ_LAYOUT_SPANS * 16];  /* of `rmq_put_view`, if all names are short enough to stand in them */
-    int short_names;
     rmq_span spans[RMQ_LAYOUT_SPANS];
     rmq_known known;
     int32_t n, span_num, names_len;  /* n: length of the text, 0 for no layout */
+    int32_t misses;  /* texts in a row that did not fit, as far as the user of the layout counts them */
     int64_t used_by;
-} rmq_layout;
+} __attribute__((aligned(16))) rmq_layout;
 
 static inline int rmq_fits(const rmq_layout *l, const unsigned char *text, int32_t n, int64_t room) {
     int32_t i = 0;
     if (l->n != n || n <= 0) return 0;
 #if defined(__SSE2__)
     if ((((int64_t)n + 15) & ~(int64_t)15) <= room) {
-        __m128i fit = _mm_set1_epi8(-1);
+        /* What a byte is above its range; nothing is above that of what follows the text in its last 16 bytes. */
+        __m128i beyond = _mm_setzero_si128();
         for (; i < n; i += 16) {
-            __m128i v = _mm_loadu_si128((const __m128i *)(text + i));
-            __m128i above = _mm_cmpgt_epi8(v, _mm_loadu_si128((const __m128i *)(l->above + i)));
-            fit = _mm_and_si128(fit, _mm_or_si128(above, _mm_cmpeq_epi8(v, _mm_loadu_si128((const __m128i *)(l->equal + i)))));
+            __m128i v = _mm_sub_epi8(_mm_loadu_si128((const __m128i *)(text + i)),
+                                     _mm_load_si128((const __m128i *)(l->low + i)));
+            beyond = _mm_or_si128(beyond, _mm_subs_epu8(v, _mm_load_si128((const __m128i *)(l->range + i))));
         }
-        return _mm_movemask_epi8(fit) == 0xFFFF;
+        return _mm_movemask_epi8(_mm_cmpeq_epi8(beyond, _mm_setzero_si128())) == 0xFFFF;
     }
 #endif
     {
         int wrong = 0;
-        for (; i < n; i++) wrong |= !(((signed char)text[i] > l->above[i]) | ((signed char)text[i] == l->equal[i]));
+        for (; i < n; i++) wrong |= (unsigned char)(text[i] - l->low[i]) > l->range[i];
         return !wrong;
     }
+}
+
+/* The view of piece k's value, of a text that fits and stands at `pos` of a buffer; 16 bytes after it may be read. */
+static inline void rmq_put_value_view(unsigned char *to, const rmq_layout *l, int32_t k, const unsigned char *text,
+                                      int32_t buffer, int64_t pos) {
+    const rmq_span *span = l->spans + k;
+#if defined(__SSE2__)
+    const rmq_piece_views *views = l->views + k;
+    const __m128i place = _mm_set_epi32((int32_t)pos, buffer, 0, 0);
+    /* A name and its end stand before each value, so that four bytes before it are of the record. */
+    __m128i v = _mm_and_si128(_mm_loadu_si128((const __m128i *)(text + span->split - 3)),
+                              _mm_load_si128((const __m128i *)views->keep));
+    v = _mm_or_si128(v, _mm_add_epi32(_mm_and_si128(place, _mm_load_si128((const __m128i *)views->value_far)),
+                                      _mm_load_si128((const __m128i *)views->value)));
+    _mm_storeu_si128((__m128i *)to, v);
+#else
+    rmq_put_view(to, text + span->split + 1, span->end - span->split - 1, 16, buffer, pos + span->split + 1);
+#endif
+}
+
+/* As that, of the name. */
+static inline void rmq_put_name_view(unsigned char *to, const rmq_layout *l, int32_t k, const unsigned char *text,
+                                     int32_t buffer, int64_t pos) {
+#if defined(__SSE2__)
+    const rmq_piece_views *views = l->views + k;
+    const __m128i place = _mm_set_epi32((int32_t)pos, buffer, 0, 0);
+    (void)text;
+    _mm_storeu_si128((__m128i *)to,
+                     _mm_add_epi32(_mm_and_si128(place, _mm_load_si128((const __m128i *)views->name_far)),
+                                   _mm_load_si128((const __m128i *)views->name)));
+#else
+    const rmq_span *span = l->spans + k;
+    rmq_put_view(to, text + span->start, span->split - span->start, 16, buffer, pos + span->start);
+#endif
 }
 
 static inline void rmq_find(rmq_found *found, const unsigned char *text, int32_t start, int32_t split, int32_t end) {
@@ -283,25 +324,42 @@ static inline int rmq_names_may_repeat(const unsigned char *text, const rmq_span
     return 0;
 }
 
+/* The parts of the views of a text of n bytes at `start`, whose own bytes are known, or are those that `keep` marks. */
+static inline void rmq_know_views(unsigned char *view, unsigned char *far, unsigned char *keep,
+                                  const unsigned char *known, int32_t n, int32_t start) {
+    const int32_t inside = n <= RMQ_VIEW_INLINE ? n : 4;
+    memset(view, 0, 16);
+    memset(far, 0, 16);
+    memcpy(view, &n, 4);
+    if (known) memcpy(view + 4, known, (size_t)inside);
+    if (keep) {
+        memset(keep, 0, 16);
+        memset(keep + 4, 0xFF, (size_t)inside);
+    }
+    if (n > RMQ_VIEW_INLINE) {
+        memset(far + 8, 0xFF, 8);
+        memcpy(view + 12, &start, 4);
+    }
+}
+
 /* Makes the layout that of a text that is ASCII, or none of a text that is too long or whose names may repeat. */
 RMQ_MAY_BE_UNUSED static void rmq_learn(rmq_layout *l, const unsigned char *text, int32_t n, const rmq_span *spans, int32_t num,
                       const rmq_known *known) {
     int32_t k, used = 0;
     l->n = 0;
-    l->short_names = 1;
     if (n > RMQ_LAYOUT_ROOM || num < 1 || num > RMQ_LAYOUT_SPANS || rmq_names_may_repeat(text, spans, num)) return;
-    memset(l->above, 127, (size_t)n);
-    memcpy(l->equal, text, (size_t)n);
-    /* What follows the text in its last 16 bytes is anything. */
-    memset(l->above + n, -128, (size_t)(RMQ_LAYOUT_ROOM - n));
-    memset(l->equal + n, -128, (size_t)(RMQ_LAYOUT_ROOM - n));
+    memcpy(l->low, text, (size_t)n);
+    memset(l->range, 0, (size_t)n);
+    memset(l->range + n, 0xFF, (size_t)(-n & 15));
     for (k = 0; k < num; k++) {
+        const unsigned char *at = text + spans[k].start;
+        rmq_piece_views *views = l->views + k;
         int32_t name = spans[k].split - spans[k].start, value = spans[k].end - spans[k].split - 1;
-        memset(l->above + spans[k].split + 1, 2, (size_t)value);
-        memset(l->equal + spans[k].split + 1, 3, (size_t)value);
-        memcpy(l->names + used, text + spans[k].start, (size_t)name);
-        l->short_names &= name <= RMQ_VIEW_INLINE;
-        rmq_put_view(l->name_views + 16 * k, l->names + used, name, RMQ_LAYOUT_ROOM, 0, 0);
+        memset(l->low + spans[k].split + 1, 3, (size_t)value);
+        memset(l->range + spans[k].split + 1, 124, (size_t)value);
+        rmq_know_views(views->name, views->name_far, NULL, at, name, spans[k].start);
+        rmq_know_views(views->value, views->value_far, views->keep, NULL, value, spans[k].split + 1);
+        memcpy(l->names + used, at, (size_t)name);
         used += name;
         l->name_ends[k] = used;
     }

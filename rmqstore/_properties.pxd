@@ -22,11 +22,9 @@ cdef extern from "_properties.h":
     ctypedef struct PropertyLayout "rmq_layout":
         const unsigned char* names
         int32_t* name_ends
-        unsigned char* name_views
-        bint short_names
         PropertySpan* spans
         KnownSpans known
-        int32_t span_num, names_len
+        int32_t n, span_num, names_len, misses
         # The block of rows that refers to this layout, which must not change before they are written.
         int64_t used_by
     void find_properties "rmq_find_properties"(const unsigned char* text, int32_t n, int64_t room,
@@ -34,6 +32,11 @@ cdef extern from "_properties.h":
     int32_t split_properties "rmq_split_properties"(const unsigned char* text, int32_t n, int64_t room, PropertySpan* out,
                                                     KnownSpans* known, int* ascii) noexcept nogil
     bint fits "rmq_fits"(const PropertyLayout* layout, const unsigned char* text, int32_t n, int64_t room) noexcept nogil
+    # The views of the name and of the value of piece k; 16 bytes after the text may be read.
+    void put_name_view "rmq_put_name_view"(unsigned char* to, const PropertyLayout* layout, int32_t k,
+                                           const unsigned char* text, int32_t buffer, int64_t pos) noexcept nogil
+    void put_value_view "rmq_put_value_view"(unsigned char* to, const PropertyLayout* layout, int32_t k,
+                                             const unsigned char* text, int32_t buffer, int64_t pos) noexcept nogil
     void learn "rmq_learn"(PropertyLayout* layout, const unsigned char* text, int32_t n, const PropertySpan* spans, int32_t num,
                            const KnownSpans* known) noexcept nogil
     bint names_may_repeat "rmq_names_may_repeat"(const unsigned char* text, const PropertySpan* spans,

@@ -46,10 +46,10 @@ cdef struct RecordView:
     int64_t prepared_transaction_offset
 
 
-cdef inline int parse_record(const unsigned char* p, int64_t room, RecordView* r) noexcept nogil:
-    # One record at p with `room` bytes to the end of the segment.  All sums are in 64 bits, every part is checked
-    # against the total size before it is read.
-    cdef int64_t at, total
+cdef inline int parse_head(const unsigned char* p, int64_t room, RecordView* r) noexcept nogil:
+    # What stands before the hosts of a record at p with `room` bytes to the end of the segment; `parse_rest` follows.
+    # All sums are in 64 bits, every part is checked against the total size before it is read.
+    cdef int64_t total
     if room < BLANK_SIZE:
         return EMPTY
     r.total_size = get_i32(p)
@@ -72,14 +72,20 @@ cdef inline int parse_record(const unsigned char* p, int64_t room, RecordView* r
     r.phy_offset = get_i64(p + RECORD_PHY_OFFSET)
     r.sys_flag = get_i32(p + RECORD_SYS_FLAG)
     r.born_timestamp = get_i64(p + RECORD_BORN_TIMESTAMP)
-    r.born_host_len = 20 if r.sys_flag & SYS_BORN_V6 else 8
-    r.store_host_len = 20 if r.sys_flag & SYS_STORE_V6 else 8
-    if total < RECORD_FIXED_SIZE - 16 + r.born_host_len + r.store_host_len:
+    return RECORD
+
+
+cdef inline int parse_rest(const unsigned char* p, RecordView* r, int32_t born_host_len,
+                           int32_t store_host_len) noexcept nogil:
+    # The hosts, which have so many bytes, and what follows them.
+    cdef int64_t at, total = r.total_size
+    r.born_host_len, r.store_host_len = born_host_len, store_host_len
+    if total < RECORD_FIXED_SIZE - 16 + born_host_len + store_host_len:
         return BAD_LENGTH
-    at = RECORD_BORN_HOST + r.born_host_len
+    at = RECORD_BORN_HOST + born_host_len
     r.store_timestamp = get_i64(p + at)
     r.store_host_pos = <int32_t>(at + 8)
-    at += 8 + r.store_host_len
+    at += 8 + store_host_len
     r.reconsume_times = get_i32(p + at)
     r.prepared_transaction_offset = get_i64(p + at + 4)
     r.body_len = get_i32(p + at + 12)
@@ -106,6 +112,14 @@ cdef inline int parse_record(const unsigned char* p, int64_t room, RecordView* r
     if r.properties_len < 0 or at + 2 + r.properties_len != total:
         return BAD_LENGTH
     return RECORD
+
+
+cdef inline int parse_record(const unsigned char* p, int64_t room, RecordView* r) noexcept nogil:
+    # One record at p with `room` bytes to the end of the segment.
+    cdef int verdict = parse_head(p, room, r)
+    if verdict != RECORD:
+        return verdict
+    return parse_rest(p, r, 20 if r.sys_flag & SYS_BORN_V6 else 8, 20 if r.sys_flag & SYS_STORE_V6 else 8)
 
 
 cdef inline bint body_crc_ok(const unsigned char* p, RecordView* r) noexcept nogil:
@@ -235,7 +249,8 @@ cdef inline void prefetch_stream(const unsigned char* p, int64_t size, int64_t r
         return
     while at < end:
         prefetch(p + at)
-        at += LINE
+        prefetch(p + at + LINE)
+        at += 2 * LINE
 
 
 cdef inline void prefetch_places(unsigned char** bases, const int64_t* room, int64_t region_num, const int64_t[::1] base_offsets,

@@ -6,8 +6,9 @@
 
 import os
 import resource
+import time
 
-from rmqstore import IndexFile, MessageStore, StoreConfig
+from rmqstore import IndexFile, Message, MessageStore, StoreConfig
 
 from . import _data
 
@@ -49,6 +50,44 @@ class FirstAppend:
     track_system_time.unit = "ms per MiB of log"
 
     def teardown(self, pages, body_size):
+        self.store.close()
+        _data.remove(self.folder)
+
+
+class PacedPut:
+    """Messages of 1 KiB one at a time, some 30 MB/s with pauses between: how long the slowest puts take."""
+
+    timeout = 300
+    params = ["cold", "ahead"]
+    param_names = ["pages"]
+    n = 30_000
+
+    def setup(self, pages):
+        self.folder = _data.scratch()
+        options = {} if pages == "ahead" else {"populate_ahead_size": 0}
+        self.store = MessageStore.open(os.path.join(self.folder, "store"), config=StoreConfig(**options))
+
+    def _percentile(self, part):
+        message = Message("Orders", bytes(1024))
+        nanoseconds = []
+        for number in range(self.n):
+            begin = time.perf_counter_ns()
+            self.store.put_message(message, queue_id=0)
+            nanoseconds.append(time.perf_counter_ns() - begin)
+            if number % 400 == 399:
+                time.sleep(0.01)
+        nanoseconds.sort()
+        return nanoseconds[int(self.n * part)] / 1e3
+
+    def track_99(self, pages):
+        return self._percentile(0.99)
+
+    def track_999(self, pages):
+        return self._percentile(0.999)
+
+    track_99.unit = track_999.unit = "µs"
+
+    def teardown(self, pages):
         self.store.close()
         _data.remove(self.folder)
 

@@ -100,6 +100,41 @@ class Filter(_Store):
             pass
 
 
+class Views(_Store):
+    """The whole log with views instead of copies."""
+
+    params = ["all", "handful"]
+    param_names = ["columns"]
+
+    def time_scan(self, columns):
+        for _ in self.store.scan(COLUMNS[columns], use_threads=False, views=True):
+            pass
+
+    def time_scan_threads(self, columns):
+        for _ in self.store.scan(COLUMNS[columns], views=True):
+            pass
+
+
+class LazyFrame(_Store):
+    """What a Polars query costs: an aggregation over the log, and a key, for which no log is read."""
+
+    def setup(self):
+        super().setup()
+        import polars
+
+        from rmqstore.polars import scan_store
+
+        frame = scan_store(self.store)
+        self.lengths = frame.group_by("topic").agg(polars.col("body").bin.size().sum())
+        self.key = frame.filter(polars.col("topic") == "Orders", polars.col("keys").list.contains("ORD-00000100"))
+
+    def time_lengths_by_topic(self):
+        self.lengths.collect()
+
+    def time_key(self):
+        assert len(self.key.collect()) == 1
+
+
 class Table(_Store):
     """Tables of a queue and of keys."""
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import rmqstore
@@ -70,7 +71,7 @@ def print_table(results: list[dict[str, Any]], quick: bool) -> None:
     for row in rounds.rows(results):
         if before and row.part != before:
             table.add_section()
-        table.add_row(row.part if row.part != before else "", *rounds.cells(row))
+        table.add_row(row.part if row.part != before else "", *map(escape, rounds.cells(row)))
         before = row.part
     Console(width=max(140, console.width)).print(table)
 

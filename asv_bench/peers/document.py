@@ -28,21 +28,19 @@ OURS = {
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """Machine, command, tables by part, and what we lose."""
-    machine = result["machine"]
-    versions = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
-    lines = [
-        f"Machine: {machine['processor']}, {machine['cores']} cores, {machine['memory'] / 2**30:.0f} GiB, {machine['system']},",
-        f"Python {machine['python']}. Versions: {versions}.",
-        "",
-    ]
+    """Command, machine and table of each part, and what we lose.
+
+    A part is of one run on one machine; parts may be of different ones, as a ratio is taken within a run.
+    """
     runs = {each["part"]: each["run"] for each in result["results"]}
+    lines: list[str] = []
     all_rows = list(rounds.rows(result["results"]))
     for part in dict.fromkeys(row.part for row in all_rows):
         run = runs[part]
         lines += [
             f"`{run['command']}` on {run['date']}, commit {run['commit']}, {run['rounds']} rounds that count"
             + (f", memory {run['memory']}." if "memory" in run else "."),
+            f"Machine: {described(run['machine'])}; {versions(run['versions'])}.",
             "",
         ]
         lines += [f"| {part} | who | rate | lowest – highest | ratio | lowest – highest | goal | |", "|---" * 8 + "|"]
@@ -62,20 +60,33 @@ def markdown(result: Mapping[str, Any]) -> str:
     return "\n".join(line.replace("  ", " ").rstrip() for line in lines)
 
 
+def described(machine: Mapping[str, Any]) -> str:
+    """A machine in a few words."""
+    return (
+        f"{machine['processor']}, {machine['cores']} cores, {machine['memory'] / 2**30:.0f} GiB, {machine['system']}, "
+        f"Python {machine['python']}"
+    )
+
+
+def versions(numbers: Mapping[str, str]) -> str:
+    """Names and their versions."""
+    return ", ".join(f"{name} {number}" for name, number in numbers.items())
+
+
 def key_stores(result: Mapping[str, Any]) -> str:
     """The part beside key stores in one table: who, rate of puts, rate of gets, each with its spread."""
     rates: dict[str, list[str]] = {}
     for row in rounds.rows(each for each in result["results"] if each["part"] == "kv"):
         _, who, rate, spread, *_ = rounds.cells(row)
         rates.setdefault(OURS.get(who, who), []).append(f"{rate} ({spread})")
-    machine = result["machine"]
-    (run,) = {each["run"]["date"] for each in result["results"] if each["part"] == "kv"}
+    run = next(each["run"] for each in result["results"] if each["part"] == "kv")
+    machine = run["machine"]
     lines = [
         "| | put, median (lowest – highest) | get, median (lowest – highest) |",
         "|---|---|---|",
         *(f"| {who} | {' | '.join(both)} |" for who, both in rates.items()),
         "",
-        f"On {run}, {machine['processor']}, {machine['cores']} cores. How it was measured, and the rest: "
+        f"On {run['date']}, {machine['processor']}, {machine['cores']} cores. How it was measured, and the rest: "
         "[performance](performance.md#beside-the-peers-in-one-run).",
     ]
     return "\n".join(lines) + "\n"
@@ -96,36 +107,17 @@ def listed(chosen: Iterable[rounds.Row]) -> str:
     return "; ".join(f"{work}: {', '.join(who)}" for work, who in by_work.items()) or "nothing"
 
 
-def alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether figures of two machines may stand in one table: another build of the kernel makes no other machine."""
-
-    def essence(machine: Mapping[str, Any]) -> tuple[object, ...]:
-        kernel = ".".join(machine["system"].split(".")[:2])
-        python = ".".join(machine["python"].split(".")[:2])
-        return machine["processor"], machine["cores"], round(machine["memory"] / 2**30), kernel, python
-
-    return essence(one) == essence(other)
-
-
 def write(result: Mapping[str, Any]) -> None:
-    """Put the table into the document and the result beside it; parts that were not run stay as they are.
-
-    Raises
-    ------
-    ValueError
-        Those were run on another machine, whose figures do not belong into one table with these.
-    """
-    run = {name: result[name] for name in ("command", "date", "commit", "rounds", "memory")}
+    """Put the table into the document and the result beside it; parts that were not run stay as they are."""
+    run = {name: result[name] for name in ("command", "date", "commit", "rounds", "memory", "machine", "versions")}
     results = [{"run": run, **each} for each in result["results"]]
     if RESULT.exists():
         before = json.loads(RESULT.read_text(encoding="utf-8"))
         kept = [each for each in before["results"] if each["part"] not in {new["part"] for new in results}]
-        if kept and not alike(before["machine"], result["machine"]):
-            raise ValueError(f"{RESULT} is of another machine ({before['machine']}); run all parts, or delete it first")
         results = sorted(kept + results, key=lambda each: ORDER.index(each["part"]))
-    result = {**{name: result[name] for name in ("machine", "versions")}, "results": results}
-    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    write_documents(result)
+    kept_result = {"results": results}
+    RESULT.write_text(json.dumps(kept_result, indent=1) + "\n", encoding="utf-8")
+    write_documents(kept_result)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,17 @@
 "Warm" is a file all of whose pages were touched before, in the process that works on it; "fresh" one that was just made.  The
 short chains are those of 2 000 000 keys in 5 000 000 slots (1.2 entries looked at for a key that is there); the long ones of
 a full file (20 000 000 entries, 5 looked at), which both sides read.
+
+Beside the calls with one key stands the same loop over an extension in C that does nothing (`asv_bench/constant.c`): what a
+call costs in Python at least.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,18 +21,32 @@ import numpy as np
 from rmqstore import IndexFile, StoreConfig
 from rmqstore._core import java_string_hash
 
+from ..instructions import build_constant
 from . import data
 from .jvm import Java
 from .rounds import Outcome, Work
 from .setting import Setting, remove, timed
 
 PUT_GOALS = {"put_keys, list of str": 5, "put_keys, Arrow": 5, "put_hashes, NumPy": 5, "put_key, one call": 1}
-SELECT_GOALS = {"select_phy_offsets, list of str": 5, "select_phy_offset, one call": 1.5}
+SELECT_GOALS = {"select_phy_offsets, list of str": 5, "select_phy_offset, one call": 1}
+CONSTANT = "an extension in C that does nothing, one call"
 
 
 def index_hash(text: str) -> int:
     """The hash that the index keeps of a key: Java's, without its sign."""
     return abs(java_string_hash(text)) & 0x7FFFFFFF
+
+
+def constant_of(folder: str, answer: object) -> Any:
+    """An object whose `put_key` and `select_phy_offset` give `answer` and do nothing, compiled below `folder`."""
+    path = os.path.join(folder, "constant.so")
+    if not os.path.exists(path):
+        build_constant(Path(folder))
+    spec = importlib.util.spec_from_file_location("constant", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Constant(answer)
 
 
 class Files:
@@ -122,6 +141,11 @@ def puts(setting: Setting, files: Files, keys: list[str], described: dict[str, A
         "put_hashes, NumPy": lambda index: index.put_hashes(hashes, offsets, times),
         "put_key, one call": put_key,
     }
+    does_nothing = constant_of(files.folder, True)
+
+    def of_constant() -> Outcome:
+        return Outcome(timed(lambda: put_key(does_nothing))[0])
+
     skipped = setting.without_java("Java")
     try:
         import pyarrow as pa
@@ -162,7 +186,10 @@ def puts(setting: Setting, files: Files, keys: list[str], described: dict[str, A
             f"put, {state} pages",
             "keys",
             n,
-            {name: lambda way=way: of_ours(way) for name, way in ways.items()} | setting.of_java("Java", of_java),
+            {name: lambda way=way: of_ours(way) for name, way in ways.items()}
+            | {CONSTANT: of_constant}
+            | setting.of_java("Java", of_java),
+            others=[CONSTANT],
             goals=PUT_GOALS,
             skipped=skipped,
             warm_up=setting.warm_up(3),
@@ -199,8 +226,8 @@ def selects(setting: Setting, files: Files, there: list[str], chains: str) -> It
             seconds, (offsets, _) = timed(lambda: index.select_phy_offsets(keys))
             return Outcome(seconds, {"found": len(offsets), "sum": int(offsets.sum())})
 
-        def single(keys: list[str] = keys) -> Outcome:
-            select = index.select_phy_offset
+        def single(keys: list[str] = keys, asked: Any = index) -> Outcome:
+            select = asked.select_phy_offset
             keys = data.made_anew(keys)
 
             def all_of_them() -> int:
@@ -210,7 +237,12 @@ def selects(setting: Setting, files: Files, there: list[str], chains: str) -> It
                 return found
 
             seconds, found = timed(all_of_them)
-            return Outcome(seconds, {"found": found})
+            return Outcome(seconds, {"found": found} if asked is index else {})
+
+        does_nothing = constant_of(files.folder, [0] if kind == "there" else [])
+
+        def of_constant(single: Callable[..., Outcome] = single, does_nothing: Any = does_nothing) -> Outcome:
+            return single(asked=does_nothing)
 
         def of_java(java: Java, described: dict[str, Any] = described) -> Outcome:
             return java.timed("index-select", path=files.theirs, **described)
@@ -220,8 +252,9 @@ def selects(setting: Setting, files: Files, there: list[str], chains: str) -> It
             f"select, {chains}, keys {kind}",
             "keys",
             n,
-            {"select_phy_offsets, list of str": batch, "select_phy_offset, one call": single}
+            {"select_phy_offsets, list of str": batch, "select_phy_offset, one call": single, CONSTANT: of_constant}
             | setting.of_java("Java", of_java),
+            others=[CONSTANT],
             goals=SELECT_GOALS,
             skipped=setting.without_java("Java"),
             warm_up=setting.warm_up(3),

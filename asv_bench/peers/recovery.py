@@ -9,6 +9,9 @@ checkpoint is lost in both, so that all of the log is looked at.
 two figures: the first opening in a JVM, which is what a crashed broker does, and the second, of another copy, for which
 the compiler has warmed up.  Both are the time of its `load`, which recovers; the second that `start` takes on top is left
 out.  Ours is the whole of `MessageStore.open`, what was written forced to the disk.
+
+Cold, an opening can be no faster than the disk gives the log: there the base is a program that does nothing but read the
+log's bytes in order, 4 MiB at a time.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from collections.abc import Iterator
 
 from rmqstore import MessageStore, StoreConfig
 
-from . import data
+from . import data, memory
 from .jvm import JavaClass
 from .rounds import Outcome, Work
 from .setting import Setting, copy_sparse, remove
@@ -29,6 +32,13 @@ from .setting import Setting, copy_sparse, remove
 BODY = 256
 KINDS = {"killed": (), "queues and index lost": ("consumequeue", "index")}
 FIRST, SECOND = "Java, first in a JVM", "Java, second in a JVM"
+DISK = "reading the log's bytes"
+# Where queues and index are written again, the disk has more to do than to give the log.
+GOALS = {
+    ("killed", "warm"): {"MessageStore.open": 8.0},
+    ("queues and index lost", "warm"): {"MessageStore.open": 8.0},
+    ("killed", "cold"): {"MessageStore.open": 0.9},
+}
 
 OPEN_HERE = """
 import sys, time
@@ -42,6 +52,27 @@ print("opened", ready, ready, store.commit_log.max_offset, units)
 sys.stdout.flush()
 import os
 os._exit(0)
+"""
+
+READ_HERE = """
+import os, sys, time
+from rmqstore import MessageStore
+folder = os.path.join(sys.argv[1], "commitlog")
+begin = time.perf_counter_ns()
+for name in sorted(os.listdir(folder)):
+    fd, at = os.open(os.path.join(folder, name), os.O_RDONLY), 0
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+    size = os.fstat(fd).st_size
+    while at < size:
+        try:
+            at = os.lseek(fd, at, os.SEEK_DATA)
+        except OSError:
+            break
+        end = os.lseek(fd, at, os.SEEK_HOLE)
+        os.lseek(fd, at, os.SEEK_SET)
+        while at < end and (block := os.read(fd, min(1 << 22, end - at))):
+            at += len(block)
+print("opened", time.perf_counter_ns() - begin, 0, 0, 0)
 """
 
 
@@ -70,7 +101,14 @@ def works(setting: Setting) -> Iterator[Work]:
                     paths = [fresh(f"theirs{one}") for one in range(number)]
                     return opened([*java.command, *paths], folder)[-1]
 
+                def disk() -> Outcome:
+                    path = fresh("disk")
+                    return read_log(path, folder)
+
                 contenders = {"MessageStore.open": ours}
+                cold = state == "cold"
+                if cold:
+                    contenders[DISK] = disk
                 if java is not None:
                     contenders |= {FIRST: lambda: theirs(1), SECOND: lambda: theirs(2)}
                 yield Work(
@@ -79,9 +117,9 @@ def works(setting: Setting) -> Iterator[Work]:
                     "messages",
                     n,
                     contenders,
-                    base=SECOND,
-                    others=[FIRST],
-                    goals={"MessageStore.open": 8},
+                    base=DISK if cold else SECOND,
+                    others=[FIRST, SECOND] if cold else [FIRST],
+                    goals=GOALS.get((kind, state), {}),
                     skipped=setting.without_java(FIRST, SECOND),
                     warm_up=0,
                 )
@@ -130,8 +168,14 @@ def read_written(fd: int) -> None:
             at += len(block)
 
 
+def read_log(path: str, scratch: str) -> Outcome:
+    """Read the log of a store in a process of its own, as an opening has one, from the first byte to the last."""
+    return Outcome(opened([sys.executable, "-c", READ_HERE, path], scratch)[0].seconds)
+
+
 def opened(command: list[str], scratch: str) -> list[Outcome]:
     """Run openings in a process of their own: for each the seconds of loading, the end of the log and the number of units."""
+    memory.provide()
     result = subprocess.run(command, check=False, capture_output=True, text=True, cwd=scratch)
     if result.returncode:
         raise RuntimeError(f"{command[0]} failed ({result.returncode}):\n{result.stdout}{result.stderr}")

@@ -164,9 +164,9 @@ def _schema(names: tuple[str, ...], views: bool, encoded: frozenset[str] = froze
 
 
 @functools.lru_cache(64)
-def _fields(names: tuple[str, ...], views: bool) -> tuple[tuple[str, Any], ...]:
-    # Name and type of each column, as plain values: pyarrow makes new objects whenever a schema is asked.
-    return tuple((field.name, field.type) for field in _schema(names, views))
+def _stored_types(names: tuple[str, ...], views: bool) -> tuple[Any, ...]:
+    # The type of each column before any becomes a dictionary: pyarrow makes new objects whenever a schema is asked.
+    return tuple(field.type for field in _schema(names, views))
 
 
 @functools.lru_cache(64)
@@ -217,11 +217,7 @@ class Columns:
         self._encoded = _encoded(read_dictionary)
         self.schema = _schema(names, views, self._encoded)
         self.views = views
-        self._fields = _fields(names, views)
-        self._text = self.pa.string_view() if views else self.pa.string()
-        self._entry = self.pa.struct(
-            [self.pa.field("key", self._text, nullable=False), self.pa.field("value", self._text)]
-        )
+        self._stored_types = _stored_types(names, views)
         self.out = ArrowColumns(
             names,
             capacity=batch_size,
@@ -238,33 +234,12 @@ class Columns:
 
     def take_arrays(self) -> list[pa.Array]:
         """list of pyarrow.Array: the columns of `take`."""
-        pa = self.pa
-        num, parts, lent = self.out.take()
-        buffer, array = pa.py_buffer, pa.Array.from_buffers
-        text = self._text
-        segments = [buffer(each) for each in lent]
-
-        def texts(length: int, places: Any, data: Any) -> Any:
-            # `places` are offsets in the data, or views of it and of the segments.
-            return array(text, length, [None, buffer(places), buffer(data), *segments], 0)
-
-        arrays = []
-        for name, type in self._fields:
-            values, valid, null_num, data, child, more_data, more_child = parts[name]
-            buffers = [None if valid is None else buffer(valid), buffer(values)]
-            if name == "keys":
-                children = [texts(len(child) - (not self.views), child, data)]
-                arrays.append(array(type, num, buffers, 0, children=children))
-            elif name == "properties":
-                length = len(child) - (not self.views)
-                children = [texts(length, child, data), texts(length, more_child, more_data)]
-                entries = array(self._entry, length, [None], 0, children=children)
-                arrays.append(array(type, num, buffers, 0, children=[entries]))
-            else:
-                if data is not None:
-                    buffers += [buffer(data), *segments]
-                made = array(type, num, buffers, null_num)
-                arrays.append(self._dictionary(made) if name in self._encoded else made)
+        arrays = self.out.take_arrays(self.pa.Array._import_from_c, self._stored_types)
+        if self._encoded:
+            return [
+                self._dictionary(array) if name in self._encoded else array
+                for name, array in zip(self.schema.names, arrays, strict=True)
+            ]
         return arrays
 
     def _dictionary(self, texts: Any) -> Any:
@@ -748,8 +723,12 @@ def key_table(
     times: tuple[int, int],
     index_type: str | None,
     views: bool = False,
+    more: Callable[[list[Any], list[Any]], tuple[np.ndarray, np.ndarray]] | None = None,
 ) -> pa.Table:
-    """pyarrow.Table: the messages that keys find, see `MessageStore.query_table`."""
+    """pyarrow.Table: the messages that keys find, see `MessageStore.query_table`.
+
+    `more` gives for the texts of keys and topics the numbers and phy offsets of entries that no index file has.
+    """
     pa = import_pyarrow(views)
     columns = chosen_columns(columns)
     schema = _query_schema(columns, views)
@@ -761,6 +740,10 @@ def key_table(
     numbers, phy_offsets, falling = np.empty(0, np.int32), np.empty(0, np.int64), True
     if index_service is not None and max_num > 0 and times[0] <= times[1]:
         numbers, phy_offsets, falling = index_service.entries(texts.hashes(index_type == "T"))
+        if more is not None:
+            others = more(key_column.to_pylist(), topic_column.to_pylist())
+            numbers, phy_offsets = _each_once(np.append(numbers, others[0]), np.append(phy_offsets, others[1]))
+            falling = True
     sought = (texts, _KINDS[index_type])
     if not falling:
         # A record that was indexed twice, or entries that do not follow the log: those of each key that count, in order.
@@ -783,6 +766,15 @@ def key_table(
         return pa.Table.from_arrays([key_column, key_numbers, *parts[0]], schema=schema)
     chunked = [pa.chunked_array([part[i] for part in parts], field.type) for i, field in enumerate(made.schema)]
     return pa.Table.from_arrays([key_column, key_numbers, *chunked], schema=schema)
+
+
+def _each_once(numbers: np.ndarray, phy_offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    # Ordered by number, of one number the last first.
+    order = np.lexsort((-phy_offsets, numbers))
+    numbers, phy_offsets = numbers[order], phy_offsets[order]
+    first = np.ones(len(numbers), bool)
+    first[1:] = (numbers[1:] != numbers[:-1]) | (phy_offsets[1:] != phy_offsets[:-1])
+    return numbers[first].astype(np.int32), phy_offsets[first].astype(np.int64)
 
 
 def doubt_entries(log: CommitLog, index_service: IndexService, key_hashes: np.ndarray, phy_offsets: np.ndarray) -> None:
