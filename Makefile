@@ -144,7 +144,7 @@ bench-peers: venv $(VENV)/.stamp-bench ## beside the real RocketMQ store, LMDB, 
 bench-growth: venv $(VENV)/.stamp-bench ## how cost grows with keys, chains, queues, segments; plots with GROWTH_ARGS=--document
 	$(BIN)/python -m asv_bench.growth $(GROWTH_ARGS)
 
-fuzz: venv ## hostile bytes for the readers of RabbitMQ's terms, by atheris: make fuzz FUZZ_SECONDS=600
+fuzz: venv ## hostile bytes for readers of RabbitMQ's terms and of what 5.x brokers keep in RocksDB and elsewhere: make fuzz FUZZ_SECONDS=600
 	bash ci/fuzz.sh $(FUZZ_SECONDS)
 
 clean: ## remove builds and caches (the environment stays)

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Fuzzes the readers of RabbitMQ's terms with atheris for so many seconds (default 20); more arguments are libFuzzer's.  Where atheris has no wheel it says so and
-# ends well, except when CI is true.
+# Fuzzes the readers of RabbitMQ's terms, and those of what a 5.x broker keeps beside its plain files, with atheris for so many
+# seconds each (default 20); more arguments are libFuzzer's.  Where atheris has no wheel it says so and ends well, except when
+# CI is true.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -15,5 +16,8 @@ if ! "$python" -c 'import atheris' 2>/dev/null; then
     [ "${CI:-}" != "true" ] || exit 1
     exit 0
 fi
+root=$PWD
 cd "$(mktemp -d)"
-"$OLDPWD/$python" "$OLDPWD/tests/rabbitmq/fuzz_terms.py" "-max_total_time=$seconds" "${@:2}"
+for target in rabbitmq/fuzz_terms fuzz_broker_files; do
+    "$root/$python" "$root/tests/$target.py" "-max_total_time=$seconds" "${@:2}"
+done

@@ -76,6 +76,8 @@ __all__ = [
     "MessageStore",
     "MissingDependencyError",
     "OffsetOutOfRangeError",
+    "Pending",
+    "PendingMessage",
     "PutResult",
     "PutResults",
     "PutTableResult",
@@ -83,6 +85,7 @@ __all__ = [
     "ReadOnlyError",
     "RebuildReport",
     "RecoveryReport",
+    "Settings",
     "StoreChangedError",
     "StoreClosedError",
     "StoreConfig",
@@ -94,7 +97,9 @@ __all__ = [
     "UnsupportedFormatError",
     "__version__",
     "describe",
+    "pending",
     "rebuild",
+    "settings",
     "verify",
 ]
 
@@ -102,6 +107,8 @@ if TYPE_CHECKING:
     from rmqstore.consumer.consumer import Consumer
     from rmqstore.consumer.consumer_offset import ConsumerOffsets
     from rmqstore.consumer.local_offsets import LocalOffsets
+    from rmqstore.offline.pending import Pending, PendingMessage, pending
+    from rmqstore.offline.settings import Settings, settings
     from rmqstore.store.stats import StoreStats
 else:
     # The module of each name that is loaded when it is first asked for.
@@ -109,7 +116,12 @@ else:
         "Consumer": "rmqstore.consumer.consumer",
         "ConsumerOffsets": "rmqstore.consumer.consumer_offset",
         "LocalOffsets": "rmqstore.consumer.local_offsets",
+        "Settings": "rmqstore.offline.settings",
+        "settings": "rmqstore.offline.settings",
+        "Pending": "rmqstore.offline.pending",
+        "PendingMessage": "rmqstore.offline.pending",
         "StoreStats": "rmqstore.store.stats",
+        "pending": "rmqstore.offline.pending",
     }
 
     def __getattr__(name):

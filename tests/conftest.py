@@ -16,7 +16,10 @@ from hypothesis import HealthCheck, settings
 from long_tests import LONG
 from scratch import SCRATCH
 
-FORCING = {"test_consumer_offset", "test_durability", "test_put", "test_rebuild", "test_retention", "test_versions"}
+FORCING = {
+    "test_consumer_offset", "test_durability", "test_put", "test_rebuild", "test_rebuild_rocksdb_queues", "test_retention",
+    "test_versions",
+}  # fmt: skip
 
 # What some machines set for every program changes when a process writes, and strangers' machines do not set it.
 for _name in ("PYTHONUNBUFFERED", "PYTHONUTF8", "PYTHONIOENCODING"):

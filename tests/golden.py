@@ -118,6 +118,14 @@ def _tar_bytes(name: str) -> bytes:
     return lzma.decompress(_ARCHIVES[name].read_bytes())
 
 
+def extract(archive: tarfile.TarFile, directory: str | os.PathLike[str], members: Any = None) -> None:
+    """Unpack all of an archive of ours, or these members, with the interpreter's filter where it has one."""
+    if hasattr(tarfile, "data_filter"):
+        archive.extractall(directory, members, filter="data")
+    else:
+        archive.extractall(directory, members)  # Python before 3.10.12 and 3.11.4; the archives are our own.
+
+
 def unpack(name: str, directory: str | os.PathLike[str]) -> Path:
     """Unpack golden store `name` below `directory` and return the store's root directory.
 
@@ -129,10 +137,7 @@ def unpack(name: str, directory: str | os.PathLike[str]) -> Path:
         root = archive.next()
         if root is None or not root.isdir():
             raise ValueError(f"{_ARCHIVES[name]}: the first member must be the store's directory")
-        if hasattr(tarfile, "data_filter"):
-            archive.extractall(directory, filter="data")
-        else:
-            archive.extractall(directory)  # Python before 3.10.12; the archives are our own.
+        extract(archive, directory)
     return directory / root.name.rstrip("/")
 
 

@@ -56,6 +56,11 @@ _COMMANDS = {
         "offsets",
         "Progress of consumer groups: what is next for each, and how far behind it is.",
     ),
+    "pending": (
+        "rmqstore.cli.pending",
+        "pending_command",
+        "List what still waits: delayed and timer messages, transactions, retries, dead letters.",
+    ),
     "query": (
         "rmqstore.cli.query",
         "query",
@@ -81,6 +86,11 @@ _COMMANDS = {
         "rmqstore.cli.serve",
         "serve",
         "Serve a web console over a store: pages, a JSON API and metrics; read-only.",
+    ),
+    "settings": (
+        "rmqstore.cli.settings",
+        "settings_command",
+        "Show a broker's topics, groups, consumer offsets and pop records.",
     ),
     "spark": ("rmqstore.spark.command", "main", "Work on a store with Apache Spark, on this machine or on a cluster."),
     "sql": (

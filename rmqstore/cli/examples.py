@@ -43,6 +43,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "offsets set": ("rmqstore offsets set store --group G-billing --topic Orders --queue 1 --queue-offset 2500",),
     "offsets show": ("rmqstore offsets show store", "rmqstore offsets show store --group G-billing --json"),
+    "pending": (
+        "rmqstore pending store",
+        "rmqstore pending store --kind timer --kind delayed --overdue",
+        "rmqstore pending store --topic Payments --json",
+        "rmqstore pending store -O pending.parquet",
+    ),
     "query": (
         "rmqstore query store Orders ORD-100000",
         "rmqstore query store Orders CUST-1 --begin 2026-11-21T05:32:40Z --max-num 10 --body none",
@@ -71,6 +77,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "rmqstore recover store --mode skip -o messageDelayLevel='1s 2s 30m 1h'",
     ),
     "serve": ("rmqstore serve store --port 0", "rmqstore serve store --port 0 --rabbitmq vhost"),
+    "settings": (
+        "rmqstore settings store",
+        "rmqstore settings store --what topics --json",
+        "rmqstore settings store --what metadata --json | python3 -m json.tool",
+    ),
     "spark": ("rmqstore spark count store",),
     "spark count": ("rmqstore spark count store --by topic --by day --topic Orders --topic Payments --tags paid",),
     "spark export": ("rmqstore spark export store payments --format json --topic Payments --partition-by day",),

@@ -3,26 +3,92 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import click
 
-from rmqstore.cli.options import Given, path_argument, store_options
+from rmqstore.cli.options import Given, path_argument, store_options, tiered_option
 from rmqstore.cli.terminal import Printer, escape, format_size, format_time
 from rmqstore.offline.describe import StoreDescription, describe
+from rmqstore.tiered import TieredStore
 
 
 @click.command()
 @path_argument
+@tiered_option
 @store_options
 def info(path: str, given: Given) -> None:
     """Describe a store: geometry, log, queues, index, checkpoint, consumers."""
     description = describe(path, given.config(path, read_only=True))
     printer = Printer(given.as_json)
-    if given.as_json:
-        printer.json_line(_info_object(description))
-    else:
-        _print_info(printer, description)
+    if given.tiered is None:
+        if given.as_json:
+            printer.json_line(_info_object(description))
+        else:
+            _print_info(printer, description)
+        return
+    with TieredStore.open(given.tiered, path) as tiered:
+        if given.as_json:
+            printer.json_line({**_info_object(description), "tiered": _tiered_object(tiered)})
+        else:
+            _print_info(printer, description)
+            _print_tiered(printer, tiered)
+
+
+def _tiered_object(tiered: TieredStore) -> dict[str, Any]:
+    return {
+        "path": tiered.path,
+        "broker": tiered.broker,
+        "queues": [dataclasses.asdict(queue) for queue in tiered.queues()],
+        "index_files": [
+            {
+                "path": index.path, "compacted": index.compacted, "begin_timestamp": index.begin_timestamp,
+                "end_timestamp": index.end_timestamp, "slots": index.slot_num, "items": index.item_num,
+            }
+            for index in reversed(tiered.flat_store.index.files)
+        ],
+        "notes": tiered.notes,
+        "damaged_files": [{"path": each.path, "detail": each.detail} for each in tiered.flat_store.problems],
+    }  # fmt: skip
+
+
+def _print_tiered(printer: Printer, tiered: TieredStore) -> None:
+    queues, files, problems = tiered.queues(), tiered.flat_store.index.files, tiered.flat_store.problems
+    size = sum(queue.log_bytes for queue in queues)
+    printer.fields(
+        [
+            ("tiered storage", tiered.path),
+            ("  broker", f"{tiered.broker} of cluster {tiered.flat_store.cluster}"),
+            ("  records", f"{size} bytes ({format_size(size)})"),
+            *(("  note", text) for text in tiered.notes),
+            *(("  damaged", f"{escape(each.path)}: {escape(each.detail)}") for each in problems),
+        ]
+    )
+    printer.table(
+        "queues in tiered storage",
+        ("topic", "queue", "min", "max", "messages", "files"),
+        [
+            (
+                queue.topic, queue.queue_id, queue.min_queue_offset, queue.max_queue_offset,
+                queue.max_queue_offset - queue.min_queue_offset, queue.log_files + queue.unit_files,
+            )
+            for queue in queues
+        ],
+        left=1,
+    )  # fmt: skip
+    printer.table(
+        "index files of tiered storage",
+        ("name", "kind", "made", "newest item", "items"),
+        [
+            (
+                os.path.basename(index.path), "compacted" if index.compacted else "unsealed",
+                format_time(index.begin_timestamp), format_time(index.end_timestamp), index.item_num,
+            )
+            for index in reversed(files)
+        ],
+        left=4,
+    )  # fmt: skip
 
 
 def _progress_rows(description: StoreDescription) -> list[tuple[str, str, int, int, int | None]]:
@@ -49,6 +115,9 @@ def _info_object(description: StoreDescription) -> dict[str, Any]:
         "index_files": [dataclasses.asdict(index) for index in description.index_files],
         "rocksdb": list(description.rocksdb),
         "queues_elsewhere": description.queues_elsewhere,
+        "queue_database": None
+        if description.queue_database is None
+        else dataclasses.asdict(description.queue_database),
         "undispatched": None if description.undispatched is None else list(description.undispatched),
         "unserved": None if description.unserved is None else list(description.unserved),
         "checkpoint": dataclasses.asdict(description.checkpoint),
@@ -56,6 +125,7 @@ def _info_object(description: StoreDescription) -> dict[str, Any]:
             dict(zip(("group", "topic", "queue_id", "offset", "lag"), row)) for row in _progress_rows(description)
         ],
         "consumer_offsets_error": description.consumer_offsets_error,
+        "layout": None if description.layout is None else dataclasses.asdict(description.layout),
         "damaged_files": [{"path": path, "detail": detail} for path, detail in description.damaged_files],
     }
 
@@ -77,7 +147,9 @@ def _print_info(printer: Printer, description: StoreDescription) -> None:
             ("store host", config.store_host),
             ("assumed", ", ".join(config.assumed) or "nothing"),
             *([("not dispatched", _undispatched_text(description))] if description.undispatched else []),
+            *([("queues in RocksDB", text) for text in _queue_database_texts(description)]),
             *([("RocksDB", _rocksdb_text(description))] if description.rocksdb else []),
+            *_layout_fields(description),
         ]
     )  # fmt: skip
     printer.table(
@@ -123,6 +195,16 @@ def _print_info(printer: Printer, description: StoreDescription) -> None:
         )
 
 
+def _layout_fields(description: StoreDescription) -> list[tuple[str, str]]:
+    layout = description.layout
+    if layout is None:
+        return []
+    fields = [("kept in", "; ".join(f"{name}: {where}" for name, where in layout.parts.items()) or "nothing is there yet")]
+    if layout.written_by:
+        fields.append(("written by", f"{layout.written_by}, because of: {', '.join(layout.evidence)}"))
+    return fields
+
+
 def _lag_text(lag: int | None) -> str | int:
     if lag is None:
         return "unknown, no queue"
@@ -138,11 +220,25 @@ def _undispatched_text(description: StoreDescription) -> str:
     return f"{text}; here queues end at phy offset {description.unserved[0]}: rmqstore rebuild --what consumequeue"
 
 
+def _queue_database_texts(description: StoreDescription) -> list[str]:
+    state = description.queue_database
+    if state is None:
+        return []
+    folder = escape(os.path.relpath(state.path, description.path))
+    end = "nothing was flushed to it" if state.checkpoint is None else f"up to phy offset {state.checkpoint}"
+    texts = [f"{folder}/: {state.queues} queues, {end}"]
+    texts += [
+        f"units from phy offset {begin} to {end} were lost or are damaged; read from the log here"
+        for begin, end in state.completed
+    ]
+    return texts + [f"damaged: {escape(text)}" for text in state.damage]
+
+
 def _rocksdb_text(description: StoreDescription) -> str:
     folders = ", ".join(f"{escape(name)}/" for name in description.rocksdb)
     if description.queues_elsewhere:
         return f"{folders}: the queues are probably in there; not read (storeType=defaultRocksDB)"
-    return f"{folders}: not read"
+    return folders
 
 
 def _checkpoint_value(name: str, value: int) -> str:

@@ -34,6 +34,7 @@ from rmqstore.offline.metrics import Findings, collect, text
     type=click.Path(exists=True, dir_okay=False),
     help="What 'rmqstore verify --json' printed of this store; its findings become metrics.",
 )
+@click.option("--pending", "with_pending", is_flag=True, help="Also what still waits, which is read for that.")
 @store_options
 def metrics_command(
     paths: tuple[str, ...],
@@ -41,6 +42,7 @@ def metrics_command(
     cluster: str | None,
     broker: str | None,
     findings_file: str | None,
+    with_pending: bool,
     given: Given,
 ) -> None:
     """Print the metrics of stores for Prometheus: queues, consumer lag, disk, index, checkpoint.
@@ -52,7 +54,7 @@ def metrics_command(
     for path in paths if output != "-" else ():
         check_outside(output, path)
     names = _names_of(given.config_file)
-    labels = {
+    labels: dict[str, Any] = {
         "cluster": names.get("brokerClusterName", "") if cluster is None else cluster,
         "broker": names.get("brokerName", "") if broker is None else broker,
     }
@@ -63,13 +65,13 @@ def metrics_command(
     stores: Any = paths[0] if len(paths) == 1 else list(paths)
     if output == "-" and given.as_json:
         printer = Printer(True)
-        for family in collect(stores, config, findings=findings, **labels):
+        for family in collect(stores, config, findings=findings, with_pending=with_pending, **labels):
             for sample in family.samples:
                 printer.json_line(
                     {"type": "sample", "name": sample.name, "labels": dict(sample.labels), "value": sample.value}
                 )
         return
-    found = text(stores, config, findings=findings, **labels)
+    found = text(stores, config, findings=findings, with_pending=with_pending, **labels)
     if output == "-" and sys.stdout.isatty():
         # Names of a store may hold what a terminal obeys; to Prometheus they go as they are.
         for line in found.decode().split("\n")[:-1]:

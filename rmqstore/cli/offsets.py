@@ -15,6 +15,7 @@ from rmqstore.cli.messages import about_topic
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.terminal import TIME, Printer, escape, note
 from rmqstore.consumer.consumer_offset import ConsumerOffsets
+from rmqstore.consumer.settings_sources import DatabaseOffsets
 from rmqstore.errors import StoreError
 from rmqstore.files.store_lock import StoreLock
 from rmqstore.store.message_store import MessageStore
@@ -156,7 +157,12 @@ def _set(
     """Set the progress in all the queues at once: a Ctrl-C before the end has changed nothing."""
     printer = Printer(given.as_json)
     config = given.config(path)
-    with MessageStore.open(path, config=config, read_only=True) as store, StoreLock(path):
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(MessageStore.open(path, config=config, read_only=True))
+        if isinstance(store.consumer_offsets, DatabaseOffsets):
+            # Says what it is and what can be done.
+            store.consumer_offsets.check_writable()
+        stack.enter_context(StoreLock(path))
         progress = ConsumerOffsets.load(store.consumer_offsets.path, read_only=False)
         known = store.queue_ids(topic)
         chosen = list(dict.fromkeys(queue_ids)) or known

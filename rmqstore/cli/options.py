@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -74,9 +75,16 @@ def _overrides(config_file: str | None, options: Sequence[str]) -> dict[str, Any
     return values
 
 
-def _config(path: str, config_file: str | None, options: Sequence[str], read_only: bool) -> StoreConfig:
-    """The store's config: what its files say, overridden by the broker.conf and then by the options."""
+def _config(
+    path: str, config_file: str | None, options: Sequence[str], read_only: bool, alone: bool = False
+) -> StoreConfig:
+    """The store's config: what its files say, overridden by the broker.conf and then by the options.
+
+    With `alone` there need be no local log: tiered storage has its messages.
+    """
     overrides = _overrides(config_file, options)
+    if alone and os.path.isdir(path) and not os.path.isdir(os.path.join(path, "commitlog")):
+        return StoreConfig(**overrides)
     check_store_path(path)
     try:
         config = StoreConfig.infer(path, read_only=read_only, **overrides)
@@ -106,6 +114,7 @@ class Given:
     config_file: str | None
     options: tuple[str, ...]
     as_json: bool
+    tiered: str | None = None
 
     def overrides(self) -> dict[str, Any]:
         """dict: the fields of StoreConfig that the options say, of the broker.conf and of each ``-o``."""
@@ -113,24 +122,32 @@ class Given:
 
     def config(self, path: str, *, read_only: bool = False) -> StoreConfig:
         """StoreConfig: that of the store in `path`; for whoever only reads also where the index does not tell its own."""
-        return _config(path, self.config_file, self.options, read_only)
+        return _config(path, self.config_file, self.options, read_only, alone=self.tiered is not None)
 
     def open(self, path: str) -> MessageStore:
         """Open the store at `path` read-only with these options."""
         for _ in range(_TRIES):
             try:
-                return MessageStore.open(path, config=self.config(path, read_only=True), read_only=True)
+                return self._opened(path)
             except FileNotFoundError:
                 # A broker deleted a file that was listed just before: retention.
                 continue
-        return MessageStore.open(path, config=self.config(path, read_only=True), read_only=True)
+        return self._opened(path)
+
+    def _opened(self, path: str) -> MessageStore:
+        store = MessageStore.open(path, config=self.config(path, read_only=True), read_only=True, tiered=self.tiered)
+        for text in () if store.tiered is None else store.tiered.notes:
+            note(f"note: tiered storage: {text}")
+        return store
 
 
 def store_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add ``--config``, ``-o`` and ``--json``; the command gets them as one argument `given`."""
 
-    def wrapped(config_file: str | None, options: tuple[str, ...], as_json: bool, **others: Any) -> Any:
-        return function(given=Given(config_file, options, as_json), **others)
+    def wrapped(
+        config_file: str | None, options: tuple[str, ...], as_json: bool, tiered: str | None = None, **others: Any
+    ) -> Any:
+        return function(given=Given(config_file, options, as_json, tiered), **others)
 
     wrapped.__doc__ = function.__doc__
     wrapped.__name__ = function.__name__
@@ -148,6 +165,12 @@ def store_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+tiered_option = click.option(
+    "--tiered",
+    type=click.Path(exists=True, file_okay=False),
+    metavar="DIR",
+    help="The broker's tieredStoreFilePath: also what the local log no longer has.",
+)
 path_argument = click.argument("path", type=click.Path(), shell_complete=complete_path)
 topic_argument = click.argument("topic", shell_complete=complete_topic)
 optional_topic_argument = click.argument("topic", required=False, shell_complete=complete_topic)

@@ -17,6 +17,7 @@ from rmqstore.cli.options import (
     optional_topic_argument,
     path_argument,
     store_options,
+    tiered_option,
     topic_argument,
 )
 from rmqstore.cli.terminal import TIME, Printer, Progress, escape, note
@@ -53,6 +54,7 @@ _INDEX_TYPES: dict[str | None, IndexType | None] = {None: None, "key": "K", "uni
 @click.option("--id", "msg_id", help="Instead of KEY: an offset message id, or a producer's id, of TOPIC or any.")
 @click.option("--phy-offset", "phy_offset", type=int, help="Instead of TOPIC and KEY: a phy offset.")
 @body_option
+@tiered_option
 @store_options
 def query(
     path: str,
@@ -146,6 +148,7 @@ def _message_at(store: MessageStore, msg_id: str | None, phy_offset: int | None,
 @click.option("--max-num", type=click.IntRange(min=1), default=32, show_default=True, help="At most so many.")
 @click.option("--tags", help="Only these tags: 'a || b'.")
 @body_option
+@tiered_option
 @store_options
 def get(
     path: str,

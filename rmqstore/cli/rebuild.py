@@ -15,6 +15,8 @@ from rmqstore.cli.paths import check_store_path
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, note
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.offline.rebuild import REBUILD_DIRECTORY, RebuildReport, rebuild
+from rmqstore.offline.rebuild_queue_database import rebuild_queue_database
+from rmqstore.rocksdb.places import queue_databases
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.recovery import RECOVERY_MODES
 
@@ -25,21 +27,33 @@ from rmqstore.store.recovery import RECOVERY_MODES
     "--what", multiple=True, type=click.Choice(["index", "consumequeue"]), help="What to rebuild; by default both."
 )
 @click.option("-O", "--output", type=click.Path(), help="Build into this directory and leave the store as it is.")
+@click.option(
+    "--rocksdb",
+    is_flag=True,
+    help="Make the consume queues a RocksDB database, for a broker with storeType=defaultRocksDB, instead of files.",
+)
 @click.option("--yes", is_flag=True, help="Replace without asking.")
 @store_options
-def rebuild_command(path: str, what: tuple[str, ...], output: str | None, yes: bool, given: Given) -> None:
+def rebuild_command(
+    path: str, what: tuple[str, ...], output: str | None, rocksdb: bool, yes: bool, given: Given
+) -> None:
     """Rebuild index and consume queues from the commit log.
 
     THIS COMMAND WRITES. Without --output it replaces index/ and consumequeue/ of the store, after the new files are
     complete and checked against the log; the commit log is never touched and the broker must not run. An interrupted
-    rebuild leaves the store as it was: run it again.
+    rebuild leaves the store as it was: run it again. Queues in RocksDB are kept under another name.
     """
-    kinds = what or ("index", "consumequeue")
+    kinds = what or (("consumequeue",) if rocksdb else ("index", "consumequeue"))
+    if rocksdb and kinds != ("consumequeue",):
+        raise click.UsageError("--rocksdb is for --what consumequeue alone")
     config = given.config(path)
     agree_to_replace(path, kinds, output, yes)
     try:
         with Progress("rebuilding", "bytes") as progress:
-            report = rebuild(path, kinds, config, output, progress)
+            if rocksdb:
+                report = rebuild_queue_database(path, config, output, progress)
+            else:
+                report = rebuild(path, kinds, config, output, progress)
     except KeyboardInterrupt:
         if output is not None:
             note(f"The store is as it was, and nothing was built in {output}.")
@@ -88,6 +102,12 @@ def print_rebuild(report: RebuildReport, target: str, given: Given) -> None:
             )
             if printer.terminal:
                 printer.line(f"{report.seconds:.2f} s")
+        for folder in report.moved_aside:
+            printer.line(f"what held the queues is kept in {escape(folder)}")
+        if report.moved_aside:
+            # A rebuild of files moves nothing else aside than a database.
+            there = queue_databases(target)
+            printer.line(f"the broker needs storeType={'defaultRocksDB' if there else 'default'} now")
     if report.damage:
         click.get_current_context().exit(FOUND_NOTHING)
 

@@ -248,7 +248,7 @@ def _newest_of_log(store: MessageStore, max_num: int, end: int, wanted: _Wanted)
 
 
 def _has_index(store: MessageStore) -> bool:
-    return store.index_service is not None and bool(store.index_service.names)
+    return store.index_service is not None and (bool(store.index_service.names) or store.database_index.is_used())
 
 
 def _units(store: MessageStore, topic: str | None, queue_ids: frozenset[int]) -> Iterator[tuple[Unit, AnyConsumeQueue]]:

@@ -122,6 +122,6 @@ def _queue_objects(store: MessageStore, topic: str | None, with_bytes: bool) -> 
     advice = "rmqstore rebuild --what consumequeue makes queues"
     if store.unserved is not None:
         note(f"messages from phy offset {store.unserved[0]} on are in no queue, and not counted here; {advice}")
-    elif rows and not any(queue.disk_files for queue in store.queues.opened()):
+    elif rows and store.queue_database is None and not any(queue.disk_files for queue in store.queues.opened()):
         note(f"no queue of consumequeue/ has a file: the queues are shown as the log tells; {advice}")
     return rows

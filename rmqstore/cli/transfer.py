@@ -9,7 +9,7 @@ import sys
 import click
 
 from rmqstore.cli.group import FOUND_NOTHING, of_error, orderly_end
-from rmqstore.cli.options import Given, note_assumed, path_argument, store_options
+from rmqstore.cli.options import Given, note_assumed, path_argument, store_options, tiered_option
 from rmqstore.cli.terminal import TIME, Printer, Progress, escape, format_size, note
 from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreError
@@ -82,6 +82,7 @@ _OFFSET = click.IntRange(min=0, max=2**63 - 1)
     help="By default what FILE's ending says (.gz, .zst), zstd for parquet.",
 )
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@tiered_option
 @store_options
 def export_command(
     path: str,
@@ -146,6 +147,7 @@ def export_command(
                 force=force,
                 shown=shown,
                 progress=progress,
+                tiered=given.tiered,
             )
     except StoreError:
         raise

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections import Counter
+from collections.abc import Iterator
 
 import click
 
 from rmqstore.cli.group import FOUND_NOTHING
-from rmqstore.cli.options import Given, note_assumed, path_argument, store_options
-from rmqstore.cli.terminal import Printer, Progress, escape
+from rmqstore.cli.options import Given, note_assumed, path_argument, store_options, tiered_option
+from rmqstore.cli.terminal import Printer, Progress, escape, note
 from rmqstore.config import StoreConfig
-from rmqstore.errors import GeometryError
+from rmqstore.errors import Finding, GeometryError
 from rmqstore.offline.verify import verify
+from rmqstore.tiered import TieredStore
 
 
 def _tells_geometry(path: str) -> bool:
@@ -24,13 +27,25 @@ def _tells_geometry(path: str) -> bool:
     return True
 
 
+def _findings(path: str, config: StoreConfig | None, given: Given, progress: Progress) -> Iterator[Finding]:
+    if given.tiered is None or os.path.isdir(os.path.join(path, "commitlog")):
+        yield from verify(path, config, progress)
+    if given.tiered is not None:
+        with TieredStore.open(given.tiered, path) as tiered:
+            for text in tiered.notes:
+                note(f"note: tiered storage: {text}")
+            yield from tiered.verify(progress)
+
+
 @click.command(name="verify")
 @path_argument
+@tiered_option
 @store_options
 def verify_command(path: str, given: Given) -> None:
     """Look for everything that is wrong in a store; exit code 1 if anything is.
 
-    Compares the log with itself (lengths, offsets, CRCs) and queues, index, checkpoint and config files with the log.
+    Compares the log with itself (lengths, offsets, CRCs) and queues, index, checkpoint and config files with the log;
+    with --tiered also flat files with each other, with their metadata, and units and index files with their records.
     """
     config: StoreConfig | None
     try:
@@ -43,7 +58,7 @@ def verify_command(path: str, given: Given) -> None:
     printer = Printer(given.as_json)
     kinds: Counter[str] = Counter()
     with Progress("verifying", "bytes") as progress:
-        for finding in verify(path, config, progress):
+        for finding in _findings(path, config, given, progress):
             kinds[finding.kind] += 1
             if given.as_json:
                 printer.json_line({"type": "finding", **dataclasses.asdict(finding)})

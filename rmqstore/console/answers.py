@@ -52,6 +52,9 @@ _UNPACKED_LIMIT = 64 * 1024 * 1024
 _LARGE_AT_ONCE = 2
 _LARGE_PATIENCE = 20.0
 _OVERVIEW_KEPT = 1.0
+# What waits is looked for once for all who ask within so many seconds, unless it takes more bytes than this.
+_PENDING_KEPT = 10.0
+_PENDING_BYTES = 256 * 1024 * 1024
 _SAMPLES = 120
 _RATE_SPAN = 300.0
 _HISTOGRAMS_KEPT = 32
@@ -137,6 +140,8 @@ class Answers:
         self.path = path
         self._overview_lock = threading.Lock()
         self._overview: tuple[float, int, dict[str, Any]] | None = None
+        self._pending_lock = threading.Lock()
+        self._pending: tuple[float, Any] | None = None
         self._samples: deque[_Sample] = deque(maxlen=_SAMPLES)
         self._histogram_lock = threading.Lock()
         self._large = threading.BoundedSemaphore(_LARGE_AT_ONCE)
@@ -285,7 +290,14 @@ class Answers:
             note("queues", "good", "every queue can be read")
         log = store.commit_log
         rocksdb = rocksdb_folders(store.path)
-        if rocksdb and log.max_offset > log.min_offset and not any(queue.disk_files for _, queue in queues if queue):
+        database = store.queue_database
+        if database is not None:
+            gone_over = sum(end - begin for begin, end in database.completed)
+            text = f"{database.queues} queues in {database.path}"
+            if gone_over:
+                text += f"; units of {gone_over} bytes of the log were lost or are damaged, and are read from it"
+            note("queues in RocksDB", "bad" if gone_over or database.damage else "good", text)
+        elif rocksdb and log.max_offset > log.min_offset and not any(queue.disk_files for _, queue in queues if queue):
             folders = ", ".join(f"{name}/" for name in rocksdb)
             note(
                 "queue files",
@@ -315,7 +327,10 @@ class Answers:
             note("index", "note", "the config says not to index")
         else:
             newest = store.index_service.newest()
-            if newest is None:
+            if newest is None and store.database_index.is_used():
+                behind = log.max_offset - store.database_index.last_offset
+                note("index", "good", f"in RocksDB; its last record lies {behind} bytes before the end of the log")
+            elif newest is None:
                 state = "note" if log.max_offset == log.min_offset else "bad"
                 note(
                     "index",
@@ -329,10 +344,9 @@ class Answers:
         if disk is not None:
             state = "bad" if disk["used_ratio"] > _DISK_WARNING else "good"
             note("disk", state, f"{100 * disk['used_ratio']:.1f} % of it is used")
-        try:
-            store.consumer_offsets.list()
-        except (StoreError, OSError) as error:
-            note("consumer progress", "bad", f"cannot be read: {error}")
+        problem = store.consumer_progress()[1]
+        if problem is not None:
+            note("consumer progress", "bad", f"cannot be read: {problem}")
         for path, message in damaged:
             note("files", "bad", f"{file_name(path, store.path)}: {message}")
         return found
@@ -611,6 +625,45 @@ class Answers:
                     row["error"] = str(error)
                 found.append(row)
         return found
+
+    # ----------------------------------------------------------------------------------------------------------- pending
+
+    def pending(
+        self, store: MessageStore, kind: str | None, topic: str | None, first: int, max_num: int
+    ) -> dict[str, Any]:
+        """dict: what still waits: totals, some of the messages, what was looked at, what could not be read."""
+        found = self._found_pending(store)
+        # Loaded when it is asked for: the other pages do without this library, and `pending` says how to get it.
+        import pyarrow.compute as pc
+
+        table = found.table
+        for name, wanted in (("kind", kind), ("topic", topic)):
+            if wanted is not None:
+                table = table.filter(pc.equal(table.column(name), wanted))
+        chosen = dataclasses.replace(found, unordered=table.slice(first, max_num))
+        return {
+            "now": found.now,
+            "totals": [total.as_dict() for total in found.totals],
+            "number": table.num_rows,
+            "first": first,
+            "messages": [message.as_dict() for message in chosen],
+            "sources": [dataclasses.asdict(source) for source in found.sources],
+            "problems": [dataclasses.asdict(problem) for problem in found.problems],
+            "notes": found.notes,
+        }
+
+    def _found_pending(self, store: MessageStore) -> Any:
+        from rmqstore.offline.pending import pending
+
+        with self._pending_lock:
+            kept = self._pending
+            if kept is not None and time.monotonic() - kept[0] < _PENDING_KEPT:
+                return kept[1]
+            self._pending = None
+            found = pending(store)
+            if found.table.nbytes <= _PENDING_BYTES:
+                self._pending = time.monotonic(), found
+            return found
 
 
 def _progress(store: MessageStore, queue: AnyConsumeQueue, offset: int) -> dict[str, Any]:

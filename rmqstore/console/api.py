@@ -17,6 +17,7 @@ from starlette.responses import Response
 from rmqstore._version import __version__
 from rmqstore.console.pages import (
     KEY_TYPES,
+    PENDING_KINDS,
     Console,
     answering,
     choice,
@@ -125,6 +126,13 @@ _OPERATIONS = (
     ),
     _Operation("/api/consumers", "consumers", "Progress and lag of the consumer groups", "Consumers"),
     _Operation(
+        "/api/pending",
+        "pending",
+        "What still waits: totals, messages by kind and due time, what was looked at, what could not be read",
+        "Pending",
+        (_text("kind", "Only this kind", *PENDING_KINDS), _TOPIC, _FIRST, _NUM),
+    ),
+    _Operation(
         "/api/verify",
         "verify",
         "The verify run: state, progress, findings",
@@ -199,6 +207,12 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
     "IndexFiles": _object("Index files", "files", files=_LIST),
     "IndexFile": _object("An index file", "name", "entries", "capacity", "slots", "chains", chains={"type": "object"}),
     "Consumers": _object("Rows of group, topic and queue", "consumers", consumers=_LIST),
+    "Pending": _object(
+        "What waits; times in ms since epoch; `number` is how many messages there are of the kind and topic asked for",
+        "now", "totals", "number", "first", "messages", "sources", "problems", "notes",
+        now=_WHOLE, number=_WHOLE, first=_WHOLE, totals=_LIST, messages=_LIST, sources=_LIST, problems=_LIST,
+        notes={"type": "array", "items": {"type": "string"}},
+    ),
     "VerifyRun": _object(
         "The run", "state", "done", "total", "number", "kinds", "findings",
         state={"type": "string", "enum": ["idle", "running", "finished", "stopped", "failed"]},
@@ -361,6 +375,15 @@ class Api:
         """Progress of the groups."""
         with self._console.store.use() as store:
             return _json({"consumers": self._answers.consumers(store)})
+
+    @answering
+    def pending(self, request: Request) -> Response:
+        """What still waits."""
+        kind = choice(request, "kind", ("", *PENDING_KINDS)) or None
+        topic = request.query_params.get("topic") or None
+        first = some_number(request, "first", 0, 0, _INT64_MAX)
+        with self._console.store.use() as store:
+            return _json(self._answers.pending(store, kind, topic, first, _max_num(request)))
 
     @answering
     def verify(self, request: Request) -> Response:

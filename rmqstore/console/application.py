@@ -166,6 +166,7 @@ def _routes(console: Console) -> list[BaseRoute]:
         Route("/index", pages.index),
         Route("/index/{name}", pages.index_file),
         Route("/consumers", pages.consumers),
+        Route("/pending", pages.pending),
         Route("/verify", pages.verify),
         Route("/verify/start", pages.verify_start, methods=["POST"]),
         Route("/verify/stop", pages.verify_stop, methods=["POST"]),

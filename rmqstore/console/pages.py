@@ -55,6 +55,7 @@ _DOWNLOAD_PART = 256 * 1024
 # Seconds that a reader may take nothing; who sleeps does not keep others from downloading.
 _DOWNLOAD_PATIENCE = 60
 _METRICS_KEPT = 1.0
+_PENDING_KEPT = 10.0
 # What a verify run goes by and the files do not always tell; the command line notes the same.
 _TOLD_BY_NO_FILE = ("message_delay_level", "index_tags")
 KEY_TYPES = {"": None, "any": None, "unique": "U", "key": "K", "tag": "T"}
@@ -251,8 +252,8 @@ def place_of(request: Request) -> int:
 # ------------------------------------------------------------------------------------------------------------- the pages
 
 
-def metrics_text(path: str, config: StoreConfig | None, run: VerifyRun) -> bytes:
-    """bytes: the metrics of the store at `path`; those of findings if a run was finished.
+def metrics_text(path: str, config: StoreConfig | None, run: VerifyRun, with_pending: bool = False) -> bytes:
+    """bytes: the metrics of the store at `path`; those of findings if a run was finished; those of what waits if asked.
 
     Raises
     ------
@@ -263,8 +264,11 @@ def metrics_text(path: str, config: StoreConfig | None, run: VerifyRun) -> bytes
     metrics = importlib.import_module("rmqstore.offline.metrics")
     last = run.last_finished()
     findings = None if last is None else metrics.Findings(last[0], last[1])
-    text: bytes = metrics.text(path, config, findings=findings)
+    text: bytes = metrics.text(path, config, findings=findings, with_pending=with_pending)
     return text
+
+
+PENDING_KINDS = ("delayed", "timer", "transaction", "retry", "dlq")
 
 
 class Console:
@@ -278,7 +282,7 @@ class Console:
         self.verify_run = VerifyRun(path, config)
         self.rabbitmq = RabbitmqAnswers(rabbitmq)
         self._metrics_lock = threading.Lock()
-        self._metrics: tuple[float, bytes] | None = None
+        self._metrics: dict[bool, tuple[float, bytes]] = {}
         self._downloads = threading.BoundedSemaphore(_DOWNLOADS_AT_ONCE)
 
     def download(self, data: bytes, name: str) -> Response:
@@ -295,14 +299,17 @@ class Console:
             raise StoreError("many large messages are being sent at this moment; ask again")
         return _Download(data, name, self._downloads.release)
 
-    def metrics(self) -> bytes:
-        """bytes: the store's metrics as Prometheus reads them, with what the last verify run found."""
+    def metrics(self, with_pending: bool = False) -> bytes:
+        """bytes: the store's metrics as Prometheus reads them, with what the last verify run found.
+
+        With `with_pending` also what still waits, which is looked for less often.
+        """
         # One at a time, and what was just made serves those that waited.
         with self._metrics_lock:
-            made = self._metrics
-            if made is None or time.monotonic() - made[0] > _METRICS_KEPT:
-                made = time.monotonic(), metrics_text(self.path, self.config, self.verify_run)
-                self._metrics = made
+            made = self._metrics.get(with_pending)
+            if made is None or time.monotonic() - made[0] > (_PENDING_KEPT if with_pending else _METRICS_KEPT):
+                made = time.monotonic(), metrics_text(self.path, self.config, self.verify_run, with_pending)
+                self._metrics[with_pending] = made
             return made[1]
 
     def close(self) -> None:
@@ -520,6 +527,20 @@ class Pages:
         )  # fmt: skip
 
     @answering
+    def pending(self, request: Request) -> Response:
+        """What still waits."""
+        kind = choice(request, "kind", ("", *PENDING_KINDS))
+        topic = request.query_params.get("topic", "")
+        first = some_number(request, "first", 0, 0, _INT64_MAX)
+        with self._console.store.use() as store:
+            value = self._answers.pending(store, kind or None, topic or None, first, _LIST_SHOWN)
+        for problem in value["problems"]:
+            problem["path"] = file_name(problem["path"], self._console.path)
+        return self._page(
+            request, "pending.html", value=value, kind=kind, topic=topic, kinds=PENDING_KINDS, first=first, step=_LIST_SHOWN,
+        )  # fmt: skip
+
+    @answering
     def verify(self, request: Request) -> Response:
         """The verify run and its findings."""
         first = some_number(request, "first", 0, 0, 10_000_000)
@@ -576,7 +597,7 @@ class Pages:
     def metrics(self, request: Request) -> Response:
         """Prometheus's text format."""
         with self._console.store.use():
-            text = self._console.metrics()
+            text = self._console.metrics(choice(request, "pending", ("false", "true")) == "true")
         return Response(text, media_type=importlib.import_module("rmqstore.offline.metrics").content_type())
 
 

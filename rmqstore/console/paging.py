@@ -94,14 +94,61 @@ def key_page(
     missed: tuple[tuple[int, int], ...] = ()
     while True:
         uncovered = store._querying.look_at_log(_LOG_BYTES, None, kind)
-        page = _key_page(store, service, topic, key, kind, begin, end, cursor, size, make_row)
-        if not service.note_damage():
+        trusted = store.database_index.damage
+        if store.database_index.is_used():
+            page = _database_page(store, service, topic, key, kind, begin, end, cursor, size, make_row)
+        else:
+            page = _key_page(store, service, topic, key, kind, begin, end, cursor, size, make_row)
+        if not service.note_damage() and store.database_index.damage is trusted:
+            if uncovered and store.database_index.missing is not None:
+                raise store.database_index.missing
             page.uncovered = (*uncovered, *missed)
             return page
         last = _key_cursor(cursor)[2]
         if last >= 0:
             # The search goes on below the last row that was shown; what was hidden above it can no more be shown.
             cursor, missed = _key_text("log0", -1, last), ((last, store.commit_log.max_offset),)
+
+
+def _database_page(
+    store: MessageStore,
+    service: IndexService,
+    topic: str,
+    key: str,
+    kind: str | None,
+    begin: int | None,
+    end: int | None,
+    cursor: str | None,
+    size: int,
+    make_row: MakeRow,
+) -> Page:
+    # The index in RocksDB and the others together, by phy offset: that of the last row is all that a cursor needs.
+    text = "T#" + key if kind == "T" else key
+    last = _key_cursor(cursor)[2]
+    in_database = store.database_index.phy_offsets(topic, key, kind)
+    candidates = sorted({*in_database, *service.candidates(topic, text)}, reverse=True)
+    rows: list[Row] = []
+    others: list[int] = []
+    left = _STEPS
+    following = None
+    matches = _key_matcher(store, topic, key, kind, begin, end)
+    for phy_offset in candidates:
+        if 0 <= last <= phy_offset:
+            continue
+        if left == 0 or len(rows) == size:
+            following = _key_text("log0", -1, last)
+            break
+        left -= 1
+        message = matches(phy_offset)
+        if message is None:
+            others.append(phy_offset)
+        else:
+            rows.append(make_row(message))
+        last = phy_offset
+    if others and (begin, end) == (None, None):
+        wrong = [phy_offset for phy_offset in in_database if phy_offset in others]
+        store._querying.doubt(topic, key, kind, index_key_hash(topic, text), wrong, others)
+    return Page(rows, following, stopped=following is not None and len(rows) < size)
 
 
 def _key_page(

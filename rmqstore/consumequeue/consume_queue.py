@@ -308,11 +308,11 @@ class _UnitQueue(NotCopied, _core.QueueFields):
         if known is not None and known[0] == min_phy_offset:
             return known[1]
         # Pre-fill units have phy offset 0 and lie at the start only, so asking for 1 more passes over them.
-        number = self.unit_num
+        number = end = self.unit_num
         for base in self.queue.offsets:
             region = self.queue.file(base).region
             first = base // self.unit_size
-            high = min(self.units_per_file, self.unit_num - first)
+            high = min(self.units_per_file, end - first)
             if high <= 0:
                 break
             at = _core.unit_at_or_after(region, 0, high, min_phy_offset, self.unit_size)
@@ -322,7 +322,7 @@ class _UnitQueue(NotCopied, _core.QueueFields):
             if at < high:
                 number = first + at
                 break
-        if number < self.unit_num:
+        if number < end:
             self.min_for = (min_phy_offset, number)
         return number
 
@@ -622,10 +622,12 @@ class ConsumeQueue(_UnitQueue):
         (int64 array, int32 array, int64 array)
             phy offsets, sizes, tags codes; empty where there is no file.
         """
-        mapped_file = self._file_of_unit(queue_offset) if queue_offset < self.unit_num else None
+        # The end first: a file that is asked for later holds all units before it.
+        end = self.unit_num
+        mapped_file = self._file_of_unit(queue_offset) if queue_offset < end else None
         if mapped_file is None:
             return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
-        end = min(self.unit_num, (mapped_file.file_from_offset // _UNIT_SIZE) + self.units_per_file)
+        end = min(end, (mapped_file.file_from_offset // _UNIT_SIZE) + self.units_per_file)
         return _core.read_units(
             mapped_file.region,
             queue_offset * _UNIT_SIZE - mapped_file.file_from_offset,
@@ -696,9 +698,10 @@ class ConsumeQueue(_UnitQueue):
         None where there is no file.
         """
         queue = self.queue
+        # The end first, as of `units`.
+        room = queue.wrote_where // _UNIT_SIZE - queue_offset
         offsets = queue.file_offsets
         mapped_file = queue.find(queue_offset * _UNIT_SIZE)
-        room = queue.wrote_where // _UNIT_SIZE - queue_offset
         if mapped_file is None or room <= 0:
             return None
         region, base = mapped_file.region, mapped_file.file_from_offset

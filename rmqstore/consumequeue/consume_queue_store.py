@@ -2,16 +2,18 @@
 
 Owns the list of queues by topic and queue id.  A queue's files are looked at when it is first asked for, so a store with
 ten thousand queues opens by listing names.  Whether a topic's queues are batch queues follows from the directory that is
-there and from ``config/topics.json`` (attribute ``queue.type``); a record that holds an inner batch settles it for a new
-topic.  It never reads the commit log.
+there and from the broker's topics (attribute ``queue.type``), in ``config/topics.json`` or in RocksDB; a record that holds an
+inner batch settles it for a new topic.  It never reads the commit log.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
 
 from rmqstore import _numpy as np
 from rmqstore._columns import RecordColumns
@@ -24,13 +26,38 @@ from rmqstore.consumequeue.consume_queue import (
     plain_queue,
     queue_directories,
 )
-from rmqstore.errors import GeometryError
+from rmqstore.errors import GeometryError, StoreError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, read_small_file
 from rmqstore.message import decode_java_utf8
+from rmqstore.rocksdb.settings import SettingsDatabase, database_state, settings_layouts
 
-__all__ = ["AnyConsumeQueue", "ConsumeQueueStore"]
+__all__ = ["AnyConsumeQueue", "ConsumeQueueStore", "QueueSource"]
+
+logger = logging.getLogger(__name__)
 
 AnyConsumeQueue = ConsumeQueue | BatchConsumeQueue
+
+
+class QueueSource(Protocol):
+    """A place besides queue files that has units of queues, see `database_queues.DatabaseQueues`."""
+
+    def keys(self) -> set[tuple[str, int]]:
+        """Topic and queue id of every queue that it has units of."""
+
+    def is_batch(self, topic: str, queue_id: int) -> bool:
+        """Whether the queue is a batch queue."""
+
+    def goes_beyond(self, queue: AnyConsumeQueue) -> bool:
+        """Whether it has units after those in the files of a queue."""
+
+    def queue(self, files: AnyConsumeQueue) -> AnyConsumeQueue:
+        """The queue with all units, given what its files hold."""
+
+    def renew_lock(self) -> None:
+        """Give up a lock that another thread of a parent process may have held."""
+
+    def close(self) -> None:
+        """Let go of it."""
 
 
 class ConsumeQueueStore(NotCopied, QueueTable):
@@ -53,13 +80,23 @@ class ConsumeQueueStore(NotCopied, QueueTable):
         self.read_only = read_only
         self._queues = {}
         self._batch_topics: set[str] = set()
+        self._topics_state: tuple[Any, ...] = ()
         self._extended = False
         self._in_memory = False
+        # Another place that has units of queues, RocksDB; read-only.
+        self.source: QueueSource | None = None
         self._lock = threading.RLock()
 
     def renew_lock(self) -> None:
         """Give up the lock that another thread of a parent process may have held at a fork."""
         self._lock = threading.RLock()
+        if self.source is not None:
+            self.source.renew_lock()
+
+    @property
+    def lock(self) -> threading.RLock:
+        """threading.RLock: who holds it opens queues, or says what is in them."""
+        return self._lock
 
     def load(self) -> None:
         """List the queues; their files are looked at when they are first asked for.
@@ -81,6 +118,9 @@ class ConsumeQueueStore(NotCopied, QueueTable):
                 )
             queues[topic, queue_id] = None
             self._batch_topics.add(topic)
+        if self.source is not None:
+            for key in self.source.keys():
+                queues.setdefault(key, None)
         # What was opened stays so.
         queues.update((key, queue) for key, queue in self._queues.items() if queue is not None)
         self._queues = queues
@@ -90,8 +130,17 @@ class ConsumeQueueStore(NotCopied, QueueTable):
         self.load_topics(os.path.join(self.root, "config", "topics.json"))
 
     def load_topics(self, path: str) -> None:
-        """Take the topics of queue type BatchCQ from a ``topics.json``; a missing or unreadable file says nothing."""
+        """Take the topics of queue type BatchCQ from a ``topics.json``, and from the RocksDB of topics beside it, if any.
+
+        What is missing or cannot be read says nothing.
+        """
         self._batch_topics |= _batch_topics_of(path)
+        root = os.path.dirname(os.path.dirname(path))
+        state = database_state(root)
+        if state != self._topics_state:
+            # A reader looks at the queues often, and opens a database only where it changed.
+            self._topics_state = state
+            self._batch_topics |= _batch_topics_in_databases(root)
 
     def keys(self) -> list[tuple[str, int]]:
         """list of (str, int): topic and queue id of every queue, sorted."""
@@ -122,10 +171,23 @@ class ConsumeQueueStore(NotCopied, QueueTable):
             with self._lock:
                 queue = self._queues[topic, queue_id]
                 if queue is None:
-                    queue = self._make(topic, queue_id)
-                    queue.load()
+                    queue = self._open(topic, queue_id)
                     self._queues[topic, queue_id] = queue
         return queue
+
+    def _open(self, topic: str, queue_id: int) -> AnyConsumeQueue:
+        source = self.source
+        if source is not None and topic not in self._batch_topics and source.is_batch(topic, queue_id):
+            self._batch_topics.add(topic)
+        queue = self._make(topic, queue_id)
+        queue.load()
+        return source.queue(queue) if source is not None and source.goes_beyond(queue) else queue
+
+    def look_again(self, keys: Iterable[tuple[str, int]]) -> None:
+        """Open these queues anew when they are next asked for: their source has units that it had not (read-only use)."""
+        with self._lock:
+            for key in keys:
+                self._queues[key] = None
 
     def find_or_create(self, topic: str, queue_id: int) -> AnyConsumeQueue:
         """The queue; a new one gets its first file with its first unit."""
@@ -244,6 +306,8 @@ class ConsumeQueueStore(NotCopied, QueueTable):
         """Close every queue."""
         for queue in self.opened():
             queue.close()
+        if self.source is not None:
+            self.source.close()
 
 
 def _batch_topics_of(path: str) -> set[str]:
@@ -253,11 +317,27 @@ def _batch_topics_of(path: str) -> set[str]:
     # too deeply for the parser are a RecursionError.
     try:
         table = json.loads(decode_java_utf8(read_small_file(path) or b"{}")).get("topicConfigTable", {})
-        return {
-            topic
-            for topic, options in table.items()
-            if (options.get("attributes") or {}).get("queue.type", (options.get("attributes") or {}).get("+queue.type"))
-            == "BatchCQ"
-        }
+        return {topic for topic, options in table.items() if _has_batch_queues(options)}
     except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return set()
+
+
+def _has_batch_queues(options: Any) -> bool:
+    attributes = options.get("attributes") or {}
+    return bool(attributes.get("queue.type", attributes.get("+queue.type")) == "BatchCQ")
+
+
+def _batch_topics_in_databases(root: str) -> set[str]:
+    import json
+
+    found = set()
+    for layout in settings_layouts(root, "topics"):
+        try:
+            with SettingsDatabase(root, layout, "topics") as database:
+                for name, text in database.texts():
+                    with contextlib.suppress(ValueError, AttributeError, TypeError, RecursionError):
+                        if _has_batch_queues(json.loads(text)):
+                            found.add(name)
+        except (StoreError, OSError) as error:
+            logger.warning("which topics have batch queues is not known from the broker's settings: %s", error)
+    return found

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from rmqstore.arguments import Boundary, Moment, milliseconds
 from rmqstore.consumer.consumer_offset import ConsumerOffsets
 from rmqstore.consumer.local_offsets import LocalOffsets
-from rmqstore.errors import StoreClosedError
+from rmqstore.errors import StoreClosedError, StoreError
 from rmqstore.message import MessageExt
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class _Store(Protocol):
     def queue_ids(self, topic: str) -> list[int]: ...
     def min_queue_offset(self, topic: str, queue_id: int = 0) -> int: ...
     def max_queue_offset(self, topic: str, queue_id: int = 0) -> int: ...
+    def consumer_progress(self) -> tuple[dict[tuple[str, str], dict[int, int]], str | None]: ...
     def offset_by_time(self, topic: str, queue_id: int, timestamp: Moment, boundary: Boundary = "lower") -> int: ...
     def get_message(
         self, topic: str, queue_id: int, queue_offset: int, max_num: int, tags: str | Iterable[str] | None
@@ -60,7 +61,7 @@ class Consumer(Iterator[MessageExt]):
         queue_ids: Sequence[int] | None,
         tags: str | Iterable[str] | None,
         max_num: int,
-        consume_from: Literal["first", "last"] | Moment,
+        consume_from: Literal["first", "last", "progress"] | Moment,
         timeout: float | None,
         offsets: ConsumerOffsets | LocalOffsets,
         broker_name: str,
@@ -68,12 +69,12 @@ class Consumer(Iterator[MessageExt]):
     ):
         if max_num < 1:
             raise ValueError(f"max_num is {max_num}: give the messages to fetch at once, 1 or more")
-        if consume_from not in ("first", "last"):
+        if consume_from not in ("first", "last", "progress"):
             if not isinstance(consume_from, (str, bool)):
                 consume_from = milliseconds(consume_from, "consume_from", up=True)
             if isinstance(consume_from, (str, bool)) or consume_from < 0:
                 raise ValueError(
-                    f"consume_from is {consume_from!r}: give 'first', 'last', or a time (ms since epoch, or a datetime)"
+                    f"consume_from is {consume_from!r}: give 'first', 'last', 'progress', or a time (ms since epoch, or a datetime)"
                 )
         self.topic = topic
         self.group = group
@@ -141,14 +142,22 @@ class Consumer(Iterator[MessageExt]):
                 position = low
                 # A queue that came into being later is new as a whole.
                 if first and self._consume_from != "first":
-                    position = (
-                        high
-                        if isinstance(self._consume_from, str)
-                        else self._store.offset_by_time(self.topic, queue_id, self._consume_from)
-                    )
+                    position = self._first_position(queue_id, low, high)
                     self._commit(queue_id, position)
             self._positions[queue_id] = position
             self._turn.append(queue_id)
+
+    def _first_position(self, queue_id: int, low: int, high: int) -> int:
+        if self._consume_from == "last":
+            return high
+        if self._consume_from == "progress":
+            stored, problem = self._store.consumer_progress()
+            offset = stored.get((self.group, self.topic), {}).get(queue_id)
+            if offset is None and problem is not None:
+                raise StoreError(f"where group {self.group} stands in {self.topic} is not known: {problem}", self._store.path)
+            return low if offset is None or offset < 0 else min(offset, high)
+        assert not isinstance(self._consume_from, str)
+        return self._store.offset_by_time(self.topic, queue_id, self._consume_from)
 
     # ------------------------------------------------------------------------------------------------------ iteration
 

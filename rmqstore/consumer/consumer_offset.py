@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from rmqstore._core import java_string_hash
 from rmqstore.config import system_clock
@@ -19,24 +19,41 @@ from rmqstore.consumer.offsets_file import (
     whole_number,
     with_unknown,
 )
-from rmqstore.errors import CorruptionError
+from rmqstore.errors import CorruptionError, Finding
 
 __all__ = ["ConsumerOffsets"]
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 
-def _queue_table(document: Any, name: str, path: str) -> dict[str, dict[int, int]]:
-    result: dict[str, dict[int, int]] = {}
-    for key, queues in table_of(document, name, path).items():
+
+def _queue_table(document: Any, name: str, path: str, findings: list[Finding] | None) -> dict[str, dict[int, int]]:
+    def table(key: Any, queues: Any) -> dict[int, int]:
         if not isinstance(queues, dict):
             raise CorruptionError(f"{name}: {key!r} is not an object", path)
-        result[text_key(key, name, path)] = {
+        return {
             whole_number(queue_id, f"{name}: a queue id of {key!r}", path, 32): whole_number(
                 offset, f"{name}: the offset of queue {queue_id} of {key!r}", path
             )
             for queue_id, offset in queues.items()
         }
+
+    return _entries(document, name, path, findings, table)
+
+
+def _entries(
+    document: Any, name: str, path: str, findings: list[Finding] | None, value_of: Callable[[Any, Any], T]
+) -> dict[str, T]:
+    # A table's entries; one that cannot be read is a finding, or where there is no list for these an error.
+    result: dict[str, T] = {}
+    for key, value in table_of(document, name, path).items():
+        try:
+            result[text_key(key, name, path)] = value_of(key, value)
+        except CorruptionError as error:
+            if findings is None:
+                raise
+            findings.append(Finding(path, error.pos or 0, "bad_consumer_offset", f"{error.message}; the other groups are read"))
     return result
 
 
@@ -72,6 +89,8 @@ class ConsumerOffsets(OffsetsFile):
     read_only : bool
     source : str or None
         The file that was read: the main file, its backup, or None when there was neither.
+    findings : list of Finding
+        Entries that cannot be read, each of a group in a topic; the others are (read-only use).
     """
 
     __slots__ = (
@@ -82,6 +101,7 @@ class ConsumerOffsets(OffsetsFile):
         "_version_members",
         "_version_step",
         "data_version",
+        "findings",
         "lmq_offset_table",
         "offset_table",
         "pull_offset_table",
@@ -102,6 +122,7 @@ class ConsumerOffsets(OffsetsFile):
         self.pull_offset_table: dict[str, dict[int, int]] = {}
         self.lmq_offset_table: dict[str, int] = {}
         self.data_version: dict[str, int] = {}
+        self.findings: list[Finding] = []
         self._version_step = version_step
         self._clock = system_clock if clock is None else clock
         self._commits = 0
@@ -125,6 +146,10 @@ class ConsumerOffsets(OffsetsFile):
         file whose backup is good is renamed to ``.damaged``, so that it can never replace the backup, and temporary
         files of a killed process are deleted.
 
+        A file with an entry that cannot be read (a group whose offset is no number) counts as damaged, as it does for a
+        broker.  Where the backup is of no use either, such an entry hides no other one from who only reads: it is in
+        `findings`, and logged.  A writer gets the error: writing the file again would lose the entry.
+
         Raises
         ------
         CorruptionError
@@ -133,27 +158,37 @@ class ConsumerOffsets(OffsetsFile):
             A file cannot be read.
         """
         offsets = cls(path, read_only=read_only, version_step=version_step, clock=clock)
-        offsets._load(offsets._decode)
+        try:
+            offsets._load(offsets._decode)
+        except CorruptionError:
+            if not read_only:
+                raise
+            offsets._load(lambda document, path: offsets._decode(document, path, whole=False))
         return offsets
 
-    def _decode(self, document: Any, path: str) -> None:
-        offset_table = _queue_table(document, "offsetTable", path)
-        pull_offset_table = _queue_table(document, "pullOffsetTable", path)
-        lmq_offset_table = {
-            text_key(key, "lmqOffsetTable", path): whole_number(
-                offset, f"lmqOffsetTable: the offset of {key!r}", path
-            )
-            for key, offset in table_of(document, "lmqOffsetTable", path).items()
-        }
+    def _decode(self, document: Any, path: str, whole: bool = True) -> None:
+        findings: list[Finding] | None = None if whole else []
+        offset_table = _queue_table(document, "offsetTable", path, findings)
+        pull_offset_table = _queue_table(document, "pullOffsetTable", path, findings)
+        lmq_offset_table = _entries(
+            document,
+            "lmqOffsetTable",
+            path,
+            findings,
+            lambda key, offset: whole_number(offset, f"lmqOffsetTable: the offset of {key!r}", path),
+        )
         version_members = table_of(document, "dataVersion", path)
         data_version = {
             name: whole_number(version_members[name], f"dataVersion: {name}", path)
             for name in ("counter", "stateVersion", "timestamp")
             if version_members.get(name) is not None
         }
+        for finding in findings or ():
+            logger.warning("%s: %s", finding.path, finding.detail)
         # All of it or nothing: a file that fails in its last table must not leave the first ones behind.
         self.offset_table, self.pull_offset_table = offset_table, pull_offset_table
         self.lmq_offset_table, self.data_version = lmq_offset_table, data_version
+        self.findings = findings or []
         self._members, self._version_members = document or {}, version_members
         self._has_lmq = self._has_lmq or "lmqOffsetTable" in self._members
         for name in ("dataVersion", "groupTopicMap", "lmqOffsetTable", "offsetTable", "pullOffsetTable"):

@@ -316,6 +316,16 @@ class OffsetsFile(NotCopied):
         # What was noted is on the disk; the caller holds the lock of the tables.
         pass
 
+    def check_writable(self) -> None:
+        """Raise where nothing can be committed, as `commit` does.
+
+        Raises
+        ------
+        ReadOnlyError
+            The offsets were loaded read-only, or by the parent of this process.
+        """
+        self._check_writable()
+
     def _check_writable(self) -> None:
         if self._pid != os.getpid():
             raise ReadOnlyError(

@@ -18,13 +18,15 @@ from typing import NamedTuple
 from rmqstore import _numpy as np
 from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.config import StoreConfig
 from rmqstore.errors import GeometryError, OffsetOutOfRangeError
 from rmqstore.files.mapped_file import MemoryFile
 from rmqstore.files.store_lock import is_held
+from rmqstore.index.database_index import DatabaseIndex
 from rmqstore.index.index_file import IndexFile
 from rmqstore.index.index_service import IndexService
 
-__all__ = ["DEFAULT_LOG_BYTES", "LogIndex"]
+__all__ = ["DEFAULT_LOG_BYTES", "LogIndex", "chain_in_memory"]
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +52,8 @@ class LogIndex:
         The store's directory.
     commit_log : CommitLog
     index_service : IndexService
+    database : DatabaseIndex, optional
+        What it covers need not be gone over either.
 
     Attributes
     ----------
@@ -57,14 +61,19 @@ class LogIndex:
         Phy offsets, begin and end, of what neither the index nor this covers; ascending.
     """
 
-    def __init__(self, root: str, commit_log: CommitLog, index_service: IndexService):
+    def __init__(
+        self, root: str, commit_log: CommitLog, index_service: IndexService, database: DatabaseIndex | None = None
+    ):
         self.root = root
+        self.database = database
         self.commit_log = commit_log
         self.index_service = index_service
         self.uncovered: tuple[tuple[int, int], ...] = ()
         self._parts: list[_Part] = []
         self._bytes = 0
         self._known: tuple[int, int] | None = None
+        # What the index in RocksDB covered then.
+        self._of_database: list[tuple[int, int]] = []
         self._tail: tuple[int, int] | None = None
         self._complained: set[str] = set()
         self._lock = threading.Lock()
@@ -74,7 +83,7 @@ class LogIndex:
         self._parts, self._bytes, self._known = [], 0, None
 
     def stretches(self) -> list[tuple[int, int]]:
-        """list of (int, int): phy offsets, begin and end, of what the index files do not cover; `cover` goes over these."""
+        """list of (int, int): phy offsets, begin and end, of what the index does not cover; `cover` goes over these."""
         return self._stretches()[0]
 
     def only_log(self) -> None:
@@ -85,6 +94,8 @@ class LogIndex:
     def is_current(self) -> bool:
         """bool: `cover` would find nothing new in the list of index files, nor at the end of log and index."""
         if self._known is None or self._known[0] != self.index_service.version or not self.index_service.has_log_files:
+            return False
+        if self.database is not None and self.database.covered() != self._of_database:
             return False
         return self._tail is None or self._tail == self._tail_now()
 
@@ -124,6 +135,7 @@ class LogIndex:
         if self.is_current() and (not self.uncovered or (self._known is not None and limit <= self._known[1])):
             return True
         version, tail = self.index_service.version, self._tail_now()
+        self._of_database = [] if self.database is None else self.database.covered()
         stretches, has_tail = self._stretches()
         wanted = [piece for stretch in stretches for piece in self._pieces(*stretch)]
         self._parts = [part for part in self._parts if any(b <= part.begin and part.end <= e for b, e in stretches)]
@@ -197,7 +209,14 @@ class LogIndex:
         return first, last, last + 1 if message is None else last + message.store_size
 
     def _stretches(self) -> tuple[list[tuple[int, int]], bool]:
-        # What the index files leave out, ascending; whether the end of the log is among it.
+        # What the index leaves out, ascending; whether the end of the log is among it.
+        found, has_tail = self._stretches_of_files()
+        if self.database is not None and (covered := self.database.covered()):
+            found = _without(found, covered)
+            has_tail = bool(found) and found[-1][1] >= self.commit_log.max_offset
+        return found, has_tail
+
+    def _stretches_of_files(self) -> tuple[list[tuple[int, int]], bool]:
         log = self.commit_log
         low, high = log.min_offset, log.max_offset
         at, last, found = low, low, []
@@ -262,6 +281,16 @@ class LogIndex:
         config = self.index_service.config.replace(max_hash_slot_num=max(entries, 16), max_index_num=entries + 16)
         path = os.path.join(self.index_service.path, name)
         return IndexFile.over(MemoryFile(path, config.index_file_size), config)
+
+
+def chain_in_memory(key_hash: int, phy_offsets: list[int]) -> IndexFile:
+    """IndexFile: one in memory whose only chain has this hash and leads to these phy offsets, in their order."""
+    num = len(phy_offsets)
+    config = StoreConfig(max_hash_slot_num=1, max_index_num=num + 2)
+    index = IndexFile.over(MemoryFile("chain", config.index_file_size), config)
+    backwards = np.array(phy_offsets[::-1], np.int64)
+    index.put_hashes(np.full(num, key_hash, np.int32), backwards, np.zeros(num, np.int64))
+    return index
 
 
 def _joined(stretches: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -10,11 +10,15 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.store.message_store import MessageStore
+
+if TYPE_CHECKING:
+    from rmqstore.offline.layout import StoreLayout
+    from rmqstore.store.completion import QueueDatabaseState
 
 __all__ = [
     "CheckpointDescription",
@@ -107,13 +111,17 @@ class StoreDescription:
     consumer_offsets : dict of (str, str) to dict of int to int
         Next queue offset by (group, topic) and queue id.
     consumer_offsets_error : str or None
-        Why their file cannot be read; nothing is known of them then.
+        What of them cannot be read: all, or some.
     damaged_files : tuple of (str, str)
         Path and what is wrong, of files that do not have their length: segments, queue files, index files.
     rocksdb : tuple of str
         As of `rocksdb_folders`.
     undispatched, unserved : tuple of (int, int) or None
         As of `MessageStore`.
+    queue_database : QueueDatabaseState or None
+        As of `MessageStore`.
+    layout : StoreLayout or None
+        What it keeps where, and which versions may have written it.
     """
 
     path: str
@@ -129,6 +137,8 @@ class StoreDescription:
     rocksdb: tuple[str, ...] = ()
     undispatched: tuple[int, int] | None = None
     unserved: tuple[int, int] | None = None
+    queue_database: QueueDatabaseState | None = None
+    layout: StoreLayout | None = None
 
     def __repr__(self) -> str:
         # As long for a store of many queues as for one of few; the fields have all of it.
@@ -148,18 +158,24 @@ class StoreDescription:
             lines.append(f"  assumed: {', '.join(self.config.assumed)}")
         if self.undispatched is not None:
             lines.append(f"  not dispatched: phy offsets {self.undispatched[0]} to {self.undispatched[1]}")
+        if self.layout is not None:
+            lines.append(f"  {escape(self.layout.text[:300])}")
         if self.consumer_offsets_error is not None:
             lines.append(f"  consumer offsets cannot be read: {escape(self.consumer_offsets_error[:200])}")
         if self.damaged_files:
             lines.append(f"  damaged files: {len(self.damaged_files)}{_some([path for path, _ in self.damaged_files])}")
+        if self.queue_database is not None:
+            lines.append(f"  queues in RocksDB: {escape(self.queue_database.path)}")
         if self.rocksdb:
             lines.append(f"  RocksDB in: {', '.join(escape(folder) or '.' for folder in self.rocksdb)}")
         return "\n".join(lines)
 
     @property
     def queues_elsewhere(self) -> bool:
-        """bool: the log has messages, no queue has a file, and there is a RocksDB that may hold the queues."""
+        """bool: the log has messages, no queue has a file, and there is a RocksDB that may hold the queues and is not read."""
         log = self.commit_log
+        if self.queue_database is not None:
+            return False
         return bool(self.rocksdb) and log.max_offset > log.min_offset and not any(each.files for each in self.queues)
 
     @property
@@ -189,6 +205,9 @@ def describe(path: str | os.PathLike[str], config: StoreConfig | None = None) ->
     StoreError, GeometryError
         There is no store, or its files do not fit the geometry.
     """
+    # Imported where it is used, as few programs use it.
+    from rmqstore.offline.layout import store_layout
+
     with MessageStore.open(path, config=config, read_only=True) as store, store.commit_log.single_records():
         log = store.commit_log
         first = next(store.messages(), None)
@@ -248,11 +267,13 @@ def describe(path: str | os.PathLike[str], config: StoreConfig | None = None) ->
             rocksdb_folders(store.path),
             store.undispatched,
             store.unserved,
+            store.queue_database,
+            store_layout(store.path, store.config),
         )
 
 
 def rocksdb_folders(root: str) -> tuple[str, ...]:
-    """tuple of str: the folders below `root` that are a RocksDB, relative to it and sorted; nothing here reads them.
+    """tuple of str: the folders below `root` that are a RocksDB, relative to it and sorted.
 
     A broker with ``storeType=defaultRocksDB`` keeps its queues in one instead of in queue files; others keep timers, the
     index or config there.  RocksDB has the files ``CURRENT`` and ``MANIFEST-`` and a number in each of its folders.

@@ -33,13 +33,16 @@ from rmqstore.config import StoreConfig
 from rmqstore.errors import (
     ChecksumError,
     CorruptionError,
+    Finding,
     MissingDependencyError,
     OffsetOutOfRangeError,
     UnsupportedFormatError,
 )
 from rmqstore.files.mapped_file import name_of_offset
 from rmqstore.files.output_file import OutputFile, OutputFolder, check_outside, format_of
+from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.message import OTHER_MESSAGE, MessageExt, encode_java_utf8, tags_code
+from rmqstore.offline.export_tiered import older_batches, older_messages
 from rmqstore.store.columns import (
     Columns,
     chosen_columns,
@@ -214,8 +217,12 @@ class _Damage:
     records: int = 0
     stretches: int = 0
     size: int = 0
+    # Of tiered storage: the queue whose messages are looked at.
+    queue: FlatQueue | None = None
 
     def where(self, phy_offset: int) -> tuple[str, int]:
+        if self.queue is not None:
+            return self.queue.log.place_of(phy_offset)
         pos = phy_offset % self.log.segment_size
         return os.path.join(self.log.path, name_of_offset(phy_offset - pos)), pos
 
@@ -237,6 +244,21 @@ class _Damage:
             )
         self.stretches += 1
         self.size += end - begin
+
+    def finding(self, finding: Finding) -> None:
+        """A place of tiered storage that holds no message of its queue."""
+        if self.mode == "fail":
+            advice = "corrupt='skip' (--corrupt skip) passes over it, and rmqstore verify --tiered lists all that is wrong"
+            raise CorruptionError(f"{finding.detail}; {advice}", finding.path, finding.pos)
+        self.stretches += 1
+
+    def is_sound_in(self, queue: FlatQueue, message: MessageExt, names: Sequence[str]) -> bool:
+        """bool: as `is_sound`, of a message in tiered storage."""
+        self.queue = queue
+        try:
+            return self.is_sound(message, names)
+        finally:
+            self.queue = None
 
     def record(self, phy_offset: int, is_crc: bool) -> bool:
         """bool: write this message, whose CRC is wrong or whose body cannot be decompressed."""
@@ -442,6 +464,10 @@ class _Source:
 
 
 def _messages(source: _Source, names: Sequence[str]) -> Iterator[MessageExt]:
+    damage = source.damage
+    yield from older_messages(
+        source.store, source.chosen, damage.finding, lambda queue, message: damage.is_sound_in(queue, message, names)
+    )
     for phy_offsets in source.offsets():
         for phy_offset in phy_offsets.tolist():
             message = source.log.look_up(phy_offset)
@@ -454,6 +480,11 @@ def _batches(source: _Source, columns: tuple[str, ...]) -> Iterator[pa.RecordBat
     judged = not _JUDGED.isdisjoint(columns)
     extra = [name for name in ("corrupt", "phy_offset") if judged and name not in columns]
     made = Columns([*columns, *extra], _BATCH_ROWS, source.log.crc_check, _BATCH_BYTES)
+    for queue, batch in older_batches(source.store, source.chosen, made, source.damage.finding):
+        source.damage.queue = queue
+        sound = _sound_rows(batch, columns, source.damage, judged)
+        source.damage.queue = None
+        yield sound
     if source.is_scan:
         ready: list[pa.RecordBatch] = []
 
@@ -641,8 +672,10 @@ def _cell(name: str, value: Any) -> str:
 
 
 class _Files:
-    def __init__(self, folder: str, columns: Sequence[str]):
+    def __init__(self, folder: str, columns: Sequence[str], by_number: bool):
         self.folder = folder
+        # In tiered storage each queue has a phy offset 0.
+        self.by_number = by_number
         self.columns = [name for name in columns if name not in _BODIES]
         self.source = "body_stored" if "body_stored" in columns and "body" not in columns else "body"
         self.num = 0
@@ -658,7 +691,8 @@ class _Files:
             os.makedirs(os.path.join(self.folder, folder))
         self.num += 1
         if body is not None:
-            row["body_file"] = os.path.join(folder, name_of_offset(message.phy_offset))
+            number = self.num - 1 if self.by_number else message.phy_offset
+            row["body_file"] = os.path.join(folder, name_of_offset(number))
             with open(os.path.join(self.folder, row["body_file"]), "xb") as file:
                 file.write(body)
         self.manifest.write(_json_bytes(row))
@@ -796,6 +830,7 @@ def export(
     force: bool = False,
     shown: bool = False,
     progress: Callable[[int, int], None] | None = None,
+    tiered: str | os.PathLike[str] | None = None,
 ) -> ExportReport:
     """Write messages of the store at `path` to a file, in the order of the log; the store is only read.
 
@@ -827,6 +862,9 @@ def export(
         The output is a terminal: everything outside ASCII is escaped.
     progress : callable, optional
         Called with (bytes of the log done, bytes in all).
+    tiered : path, optional
+        The broker's tieredStoreFilePath: what the local log no longer has comes from there first, queue by queue; not with a
+        range of phy offsets, which are places of the local log.
 
     Returns
     -------
@@ -872,13 +910,15 @@ def export(
             folder = OutputFolder(target)
         elif is_path:
             opened = OutputFile(target, force=force)
-        store = stack.enter_context(MessageStore.open(path, config=config, read_only=True))
+        store = stack.enter_context(MessageStore.open(path, config=config, read_only=True, tiered=tiered))
         log = store.commit_log
         damage = _Damage(log, corrupt)
+        if store.tiered is not None:
+            store.tiered.on_damage = damage.finding
         source = _Source(store, selection or Selection(), damage, progress)
         source.tell(source.begin)
         if folder is not None:
-            writer: Any = _Files(stack.enter_context(folder), names)
+            writer: Any = _Files(stack.enter_context(folder), names, by_number=tiered is not None)
             stack.callback(writer.manifest.close)
         else:
             file = stack.enter_context(opened) if is_path else output  # type: ignore[assignment]

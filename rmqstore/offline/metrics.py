@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmqstore.config import StoreConfig
 from rmqstore.errors import MissingDependencyError, StoreError
+from rmqstore.offline.pending import Pending, pending
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.stats import StoreStats
 
@@ -113,6 +114,26 @@ _FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
         "Store time of the newest message that is in the index, s since the epoch.",
         _STORE_LABELS,
     ),
+    "rmqstore_pending_messages": (
+        "Messages that still wait, by kind (delayed, timer, transaction, retry, dlq) and real topic.",
+        (*_STORE_LABELS, "kind", "topic"),
+    ),
+    "rmqstore_pending_overdue_messages": (
+        "Messages that were due before now and are not on their topic.",
+        (*_STORE_LABELS, "kind", "topic"),
+    ),
+    "rmqstore_pending_oldest_timestamp_seconds": (
+        "When the oldest message that waits was made by its producer, s since the epoch.",
+        (*_STORE_LABELS, "kind", "topic"),
+    ),
+    "rmqstore_pending_first_due_timestamp_seconds": (
+        "When the first message that waits is due, s since the epoch.",
+        (*_STORE_LABELS, "kind", "topic"),
+    ),
+    "rmqstore_pending_problems": (
+        "What could not be read, or cannot be right, when it was looked for what waits.",
+        _STORE_LABELS,
+    ),
     "rmqstore_verify_findings": ("What the last verify found, by kind.", (*_STORE_LABELS, "kind")),
     "rmqstore_verify_timestamp_seconds": ("When the last verify ended, s since the epoch.", _STORE_LABELS),
 }
@@ -195,6 +216,7 @@ def collect(
     cluster: str = "",
     broker: str = "",
     findings: Findings | Mapping[str, Findings] | None = None,
+    with_pending: bool = False,
 ) -> Iterator[GaugeMetricFamily]:
     """The metrics of a store as families of `prometheus_client`, to yield from a collector of a registry.
 
@@ -208,6 +230,8 @@ def collect(
         Values of the labels of that name, which a directory does not tell; without a value the label is left out.
     findings : Findings, or mapping of path to Findings, optional
         Of the last `verify`.
+    with_pending : bool
+        Also what still waits (`rmqstore.pending`), which reads the records that wait, and may walk along the log.
 
     Yields
     ------
@@ -225,17 +249,25 @@ def collect(
     samples = _Samples()
     if isinstance(stores, (str, os.PathLike, MessageStore)):
         stats = _stats(stores, config)
-        _add(samples, stats[0], stats[1], {"cluster": cluster, "broker": broker}, _findings(findings, stats[0].path))
+        one = {"cluster": cluster, "broker": broker}
+        _add(samples, stats[0], stats[1], one, _findings(findings, stats[0].path))
+        if with_pending:
+            _add_pending(samples, pending(stores, config=config), one)
     else:
         for store in stores:
             path = store.path if isinstance(store, MessageStore) else os.fspath(store)
             labels = {"cluster": cluster, "broker": broker, "store": path}
             try:
                 stats = _stats(store, config)
+                waiting = pending(store, config=config) if with_pending else None
+            except MissingDependencyError:
+                raise
             except (StoreError, OSError):
                 samples.add("rmqstore_up", 0, labels)
                 continue
             _add(samples, stats[0], stats[1], labels, _findings(findings, path))
+            if waiting is not None:
+                _add_pending(samples, waiting, labels)
     yield from samples.families()
 
 
@@ -310,6 +342,17 @@ def _add(
         seconds("rmqstore_verify_timestamp_seconds", findings.timestamp)
 
 
+def _add_pending(samples: _Samples, waiting: Pending, labels: Mapping[str, str]) -> None:
+    for total in waiting.totals:
+        where = {**labels, "kind": total.kind, "topic": total.topic or ""}
+        samples.add("rmqstore_pending_messages", total.messages, where)
+        samples.add("rmqstore_pending_oldest_timestamp_seconds", total.first_born_timestamp / 1000, where)
+        if total.first_due is not None:
+            samples.add("rmqstore_pending_overdue_messages", total.overdue, where)
+            samples.add("rmqstore_pending_first_due_timestamp_seconds", total.first_due / 1000, where)
+    samples.add("rmqstore_pending_problems", len(waiting.problems), labels)
+
+
 def _add_topics(store: Any, stats: StoreStats) -> None:
     topics: dict[str, list[Any]] = {}
     for queue in stats.queues:
@@ -367,13 +410,16 @@ def text(
     cluster: str = "",
     broker: str = "",
     findings: Findings | Mapping[str, Findings] | None = None,
+    with_pending: bool = False,
 ) -> bytes:
     """bytes: the metrics of a store in Prometheus' text format, to be answered with `content_type`.
 
     Parameters and errors are those of `collect`.
     """
     prometheus = _import_prometheus()
-    found = list(collect(stores, config, cluster=cluster, broker=broker, findings=findings))
+    found = list(
+        collect(stores, config, cluster=cluster, broker=broker, findings=findings, with_pending=with_pending)
+    )
 
     class Collected:
         def collect(self) -> Iterable[Any]:

@@ -5,11 +5,13 @@ changes the commit log, and the old files stay in place until the new ones are c
 are those that the broker wrote (RocketMQ 5.5.0, or before 5.4.0 with ``index_tags=False``), file names of the index
 aside.
 
-A rebuild that was killed while building starts again; one that was killed while swapping goes on with the swap.
+A rebuild that was killed while building starts again; one that was killed while swapping goes on with the swap.  A database of
+queues (RocksDB) is never deleted: it is moved aside, and queue files take its place.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import time
@@ -30,6 +32,8 @@ from rmqstore.files.store_lock import StoreLock
 from rmqstore.index.index_service import IndexService
 from rmqstore.message import SCHEDULE_TOPIC
 from rmqstore.offline.verify import verify_parts
+from rmqstore.rocksdb.database import is_database
+from rmqstore.rocksdb.places import PLACES, queue_databases
 from rmqstore.store.dispatcher import CommitLogDispatcher, IndexProgress, QueueKindError, without_unit
 
 __all__ = ["REBUILD_DIRECTORY", "RebuildReport", "rebuild"]
@@ -63,6 +67,8 @@ class RebuildReport:
     resumed : bool
         An earlier rebuild was complete, only the swap was left.
     seconds : float
+    moved_aside : tuple of str
+        Folders that held the queues in RocksDB and were kept, as they are called now.
     """
 
     what: tuple[str, ...]
@@ -74,6 +80,7 @@ class RebuildReport:
     log_bytes: int = 0
     resumed: bool = False
     seconds: float = 0.0
+    moved_aside: tuple[str, ...] = ()
 
 
 def rebuild(
@@ -129,7 +136,8 @@ def rebuild(
         work = os.path.join(root, REBUILD_DIRECTORY)
         complete = finish_swap(root, work)
         if complete and set(kinds) <= set(complete):
-            return RebuildReport(complete, root, resumed=True, seconds=time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            return RebuildReport(complete, root, resumed=True, seconds=seconds, moved_aside=moved_aside(root))
         config = known_config(root, config, kinds)
         delete_tree(work, ignore_errors=True)
         make_directories(work)
@@ -140,6 +148,8 @@ def rebuild(
             raise
         mark_complete(work, kinds)
         swap(root, work, kinds)
+        if "consumequeue" in kinds:
+            report.moved_aside = moved_aside(root)
     report.seconds = time.perf_counter() - started
     return report
 
@@ -197,6 +207,9 @@ def known_config(root: str, config: StoreConfig | None, kinds: tuple[str, ...]) 
     """The geometry, by default `StoreConfig.infer`; GeometryError where a value that would change bytes is only assumed."""
     config = StoreConfig.infer(root) if config is None else config
     needed = []
+    if "consumequeue" in kinds and queue_databases(root):
+        # No folder of a queue tells whether a broker dispatches to further queues; only one that does says in a record which.
+        config = dataclasses.replace(config, enable_lmq=True, enable_multi_dispatch=True)
     if "index" in kinds:
         needed += ["max_hash_slot_num", "max_index_num"]
     if "consumequeue" in kinds:
@@ -391,6 +404,8 @@ def swap(root: str, work: str, kinds: tuple[str, ...]) -> None:
             os.path.join(work, "old-" + folder),
         )
         if os.path.isdir(new):
+            if is_database(place):
+                _move_aside(root, folder)
             if os.path.isdir(place) and not os.path.exists(old):
                 os.rename(place, old)
             os.rename(new, place)
@@ -406,6 +421,10 @@ def swap(root: str, work: str, kinds: tuple[str, ...]) -> None:
             pass
         fsync_directory(work)
         fsync_directory(root)
+    if "consumequeue" in kinds:
+        for place in queue_databases(root):
+            _move_aside(root, os.path.basename(place))
+        fsync_directory(root)
     if "index" in kinds:
         _raise_checkpoint(root)
     # Without the marker what is left is only rubbish, in whatever order it goes.
@@ -416,6 +435,25 @@ def swap(root: str, work: str, kinds: tuple[str, ...]) -> None:
     except OSError as error:
         logger.warning("%s is no longer needed, but could not be deleted: %s", work, error)
     fsync_directory(root)
+
+
+def _move_aside(root: str, folder: str) -> None:
+    # Beside the other folders of the store, where a broker passes over it.
+    number = 1
+    while os.path.exists(aside := os.path.join(root, f"{folder}.rocksdb-{number}")):
+        number += 1
+    os.rename(os.path.join(root, folder), aside)
+    logger.info("the database of queues in %s is called %s now", folder, aside)
+
+
+def moved_aside(root: str) -> tuple[str, ...]:
+    """tuple of str: the folders of queues in RocksDB that rebuilds moved aside."""
+    found = []
+    for name in os.listdir(root):
+        folder, _, number = name.rpartition(".rocksdb-")
+        if folder in PLACES and number.isdigit() and is_database(os.path.join(root, name)):
+            found.append(os.path.join(root, name))
+    return tuple(sorted(found))
 
 
 def _has_been_swapped(work: str, folder: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from rmqstore import _columns, _core
 from rmqstore import _numpy as np
@@ -19,13 +20,18 @@ from rmqstore.commitlog.log_walk import Stretch
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
-from rmqstore.errors import Finding, GeometryError, OffsetOutOfRangeError, StoreError
+from rmqstore.errors import Finding, GeometryError, MissingDependencyError, OffsetOutOfRangeError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.index.index_file import IndexFile
 from rmqstore.index.index_service import IndexService
 from rmqstore.message import SCHEDULE_TOPIC, MessageExt
+from rmqstore.offline.verify_databases import has_index_database, verify_index_database
+from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
 from rmqstore.store.dispatcher import multi_dispatch_places, multi_dispatch_problem
+
+if TYPE_CHECKING:
+    from rmqstore.consumer.settings_sources import SettingsKind
 
 __all__ = ["Finding", "verify"]
 
@@ -62,7 +68,7 @@ def verify(
     Yields
     ------
     Finding
-        In the order log, queues and index (as the log goes on), checkpoint, config files.
+        In the order log, queues and index (as the log goes on), index in RocksDB, checkpoint, settings.
 
     Raises
     ------
@@ -246,14 +252,21 @@ class _Checker:
         self.progress: Callable[[int, int], None] | None = None
         self.check_crc = True
         self.without_unit: frozenset[int] = frozenset()
+        # Of a store with queues in RocksDB; then only queues that have files are compared with those.
+        self.database: QueueDatabaseCheck | None = None
+        self.listed: frozenset[tuple[str, int]] = frozenset()
 
     def close(self) -> None:
         self.commit_log.close()
         self.queues.close()
+        if self.database is not None:
+            self.database.close()
         self.index_service.close()
 
     def run(self) -> Iterator[Finding]:
+        self.database = QueueDatabaseCheck.of(self.root, self.config, self.commit_log)
         yield from self.run_parts()
+        yield from verify_index_database(self.commit_log, self.root, self.end)
         yield from self._checkpoint()
         yield from self._config_files()
 
@@ -266,6 +279,7 @@ class _Checker:
                 self.queues.load()
             except StoreError as error:
                 problems.append(_of_error(error, "file", self.root))
+            self.listed = frozenset(self.queues.keys())
         if self.with_index:
             problems += self._load_index()
         yield from problems
@@ -273,10 +287,14 @@ class _Checker:
         self.commit_log.set_end(self.end)
         entries = _IndexCheck(self)
         yield from entries.begin()
+        if self.database is not None:
+            yield from self.database.begin()
         yield from self._log(entries)
         yield from entries.finish()
         if self.with_queues:
             yield from self._queues()
+        if self.database is not None:
+            yield from self.database.finish(self.end)
 
     def _load_index(self) -> list[Finding]:
         problems: list[Finding] = []
@@ -310,6 +328,8 @@ class _Checker:
                 yield from self._missing_crcs(columns, stretch.begin)
                 yield from self._records(columns)
                 yield from entries.records(columns)
+                if self.database is not None:
+                    yield from self.database.records(columns)
             else:
                 yield from self._no_record(stretch)
                 if stretch.verdict not in (Verdict.BLANK, None):
@@ -398,8 +418,14 @@ class _Checker:
             name = columns.topics.topics[topic].decode("utf-8", "rmqstore.java")
             if not lists:
                 self.queues.find_or_create(name, queue_id)
+            if self._is_elsewhere(name, queue_id):
+                continue
             check = self._check_of(name, queue_id)
             yield from check.records(columns, order[start:end])
+
+    def _is_elsewhere(self, topic: str, queue_id: int) -> bool:
+        # Its units are in RocksDB, and it has no files.
+        return self.database is not None and (topic, queue_id) not in self.listed
 
     def _odd_records(self, columns: RecordColumns, queued: np.ndarray) -> Iterator[Finding]:
         # What an inner batch and further queues need stands in properties that nothing else protects.
@@ -421,6 +447,8 @@ class _Checker:
         if not num:
             stated = message.properties.get("INNER_NUM")
             yield f"INNER_NUM is {stated if stated is None else stated[:80]!r}, an inner batch needs a number from 1 to 32767"
+        if self._is_elsewhere(message.topic, message.queue_id):
+            return
         if isinstance(self._check_of(message.topic, message.queue_id).queue, ConsumeQueue):
             return
         stated = message.properties.get("INNER_BASE")
@@ -433,6 +461,8 @@ class _Checker:
         if problem is not None:
             yield f"the record {problem}"
         for name, number in multi_dispatch_places(message, self.config):
+            if self._is_elsewhere(name, 0):
+                continue
             check = self._check_of(name, 0)
             if check.problem is not None:
                 continue
@@ -479,13 +509,30 @@ class _Checker:
                 yield Finding(path, pos, "bad_checkpoint", f"{name} is {value}, the log ends at {self.end}")
 
     def _config_files(self) -> Iterator[Finding]:
-        from rmqstore.consumer.consumer_offset import ConsumerOffsets
+        from rmqstore.consumer.settings_sources import settings_sources
+        from rmqstore.rocksdb.pop_records import has_pop_records, pop_records
 
-        path = os.path.join(self.root, "config", "consumerOffset.json")
-        try:
-            ConsumerOffsets.load(path, read_only=True)
-        except (StoreError, OSError) as error:
-            yield Finding(path, getattr(error, "pos", None) or 0, "bad_consumer_offset", str(error))
+        kinds: tuple[SettingsKind, ...] = ("topics", "subscription_groups", "consumer_offsets")
+        for kind in kinds:
+            path = os.path.join(self.root, "config")
+            try:
+                for source in settings_sources(self.root, kind, quiet=True):
+                    yield from source.findings
+            except MissingDependencyError as error:
+                yield Finding(path, 0, "not_checked", f"{kind}: {error.message}")
+            except OSError as error:
+                yield Finding(getattr(error, "filename", None) or path, 0, "file", f"{kind}: {error}")
+        if has_pop_records(self.root):
+            path = os.path.join(self.root, "kvStore")
+            findings: list[Finding] = []
+            try:
+                for _ in pop_records(self.root, findings):
+                    pass
+            except MissingDependencyError as error:
+                findings.append(Finding(path, 0, "not_checked", f"pop records: {error.message}"))
+            except (StoreError, OSError) as error:
+                findings.append(Finding(path, 0, "damaged_database", f"pop records: {error}"))
+            yield from findings
 
 
 class _QueueCheck:
@@ -919,7 +966,13 @@ class _IndexCheck:
     def finish(self) -> Iterator[Finding]:
         """What is left over."""
         checker = self.checker
-        if checker.with_index and not self.names and self.total and checker.config.message_index_enable:
+        if (
+            checker.with_index
+            and not self.names
+            and self.total
+            and checker.config.message_index_enable
+            and not has_index_database(checker.root)
+        ):
             yield Finding(
                 checker.index_service.path,
                 0,

@@ -30,7 +30,7 @@ from rmqstore.store.undispatched import Undispatched
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["in_spark_layout", "piece_batches", "queue_piece_batches", "spark_arrow_schema"]
+__all__ = ["PieceReader", "in_spark_layout", "piece_batches", "queue_piece_batches", "spark_arrow_schema"]
 
 # A batch ends with so many rows or so many bytes of bodies and properties: larger ones wait for memory, smaller ones cost
 # their handing over.  So many rows of a number or two are a quarter of a megabyte.
@@ -59,8 +59,21 @@ def spark_arrow_schema(columns: Iterable[str], never_null: Container[str] = ()) 
     return pa.schema([pa.field(name, kind, name not in never_null) for name, kind in kinds.items()])
 
 
-class _Reader:
-    # Turns what the columns hold into batches for Spark, and damage into what was asked for.
+class PieceReader:
+    """Turns what the columns of a piece hold into batches for Spark, and damage into what was asked for.
+
+    Parameters
+    ----------
+    root, config
+        The store's.
+    options : ReadOptions
+    schema : pyarrow.Schema
+        Of `spark_arrow_schema`.
+    log : CommitLog or int
+        The log, or without one how CRCs are checked.
+    piece_end, log_end : int
+        Offsets: a damaged stretch belongs to the piece in which it begins, a missing one to each that lies in it.
+    """
 
     def __init__(
         self,
@@ -68,13 +81,14 @@ class _Reader:
         config: StoreConfig,
         options: ReadOptions,
         schema: pa.Schema,
-        log: CommitLog,
+        log: CommitLog | int,
         piece_end: int,
         log_end: int,
     ):
         self.pa = import_pyarrow()
-        self.root, self.config, self.options, self.schema, self.log = root, config, options, schema, log
-        # A damaged stretch belongs to the piece in which it begins, a missing one to each that lies in it.
+        self.root, self.config, self.options, self.schema = root, config, options, schema
+        self.log = None if isinstance(log, int) else log
+        crc_check = log if isinstance(log, int) else log.crc_check
         self.piece_end, self.log_end = piece_end, log_end
         self.columns = columns = tuple(schema.names)
         self.source = {name: "body_stored" if name == "body" and not options.decode_body else name for name in columns}
@@ -84,10 +98,11 @@ class _Reader:
         if self.judged:
             wanted += [name for name in ("corrupt", "phy_offset") if name not in wanted]
         # Without any column there is still a number of rows.
-        self.made = Columns(wanted or ["queue_id"], _BATCH_ROWS, log.crc_check, _BATCH_BYTES)
+        self.made = Columns(wanted or ["queue_id"], _BATCH_ROWS, crc_check, _BATCH_BYTES)
         self.ready: list[pa.RecordBatch] = []
 
     def choose(self, by_queue: bool) -> None:
+        """Say which rows are wanted; the topic and queue of a queue are known already."""
         options = self.options
         self.made.out.choose(
             None if by_queue or options.topics is None else [encode_java_utf8(topic) for topic in options.topics],
@@ -97,10 +112,12 @@ class _Reader:
         )
 
     def take(self) -> None:
+        """Add what the columns hold."""
         if self.made.out.count:
             self.add(self.made.take())
 
     def add(self, batch: pa.RecordBatch) -> None:
+        """Add rows to `ready`, those that are damaged in the way that was asked for."""
         texts: Any = None
         if self.judged:
             bad = batch.column("corrupt")
@@ -115,7 +132,7 @@ class _Reader:
         self.ready.append(self.laid_out(batch, texts))
 
     def judge(self, batch: pa.RecordBatch, body: Any) -> Any:
-        # An array of texts, null for whole records.
+        """pyarrow.Array: what is wrong with each row, null for whole records."""
         texts: list[str | None] = [None] * batch.num_rows
         offsets = batch.column("phy_offset")
         for row, bad in enumerate(batch.column("corrupt").to_pylist()):
@@ -124,7 +141,13 @@ class _Reader:
                 texts[row] = self.found(phy_offset, self.verdict_at(phy_offset) if bad else "UNREADABLE_BODY", bad)
         return self.pa.array(texts, self.pa.string())
 
+    def place(self, phy_offset: int) -> tuple[str, int]:
+        """(str, int): the file that has this offset, and the position in it."""
+        return segment_path(self.root, self.config, phy_offset)
+
     def verdict_at(self, phy_offset: int) -> str:
+        """str: what is wrong with the record at this offset."""
+        assert self.log is not None
         mapped_file = self.log.segment(phy_offset)
         base = mapped_file.file_from_offset
         verdict = _core.check_record(mapped_file.region, phy_offset - base, base, self.log.crc_check)[0]
@@ -132,8 +155,8 @@ class _Reader:
         return OTHER_MESSAGE if verdict is Verdict.RECORD else verdict.name
 
     def found(self, phy_offset: int, verdict: str, is_crc: bool = False, way: str | None = None) -> str:
-        # The text of a damaged place; an error if damage is one.
-        path, pos = segment_path(self.root, self.config, phy_offset)
+        """str: the text of a damaged place; an error if damage is one."""
+        path, pos = self.place(phy_offset)
         if (way or self.options.corrupt) == "fail":
             advice = "option corrupt=skip passes over it, corrupt=report shows it"
             if verdict == "MISSING":
@@ -155,6 +178,7 @@ class _Reader:
         return f"{path}, position {pos}: {verdict}"
 
     def damage(self, begin: int, end: int, verdict: Verdict | None) -> None:
+        """Take a damaged stretch, as `CommitLog.fill` tells of it."""
         way = (self.options.missing if verdict is None else None) or self.options.corrupt
         text = self.found(begin, "MISSING" if verdict is None else verdict.name, way=way)
         self.take()
@@ -167,6 +191,7 @@ class _Reader:
                 begin += size
 
     def damaged_row(self, phy_offset: int, size: int, text: str) -> pa.RecordBatch:
+        """pyarrow.RecordBatch: one row for a place that holds no record."""
         values = {"phy_offset": phy_offset, "size": size, CORRUPT_COLUMN: text}
         if not self.columns:
             return self.counted(1)
@@ -175,10 +200,12 @@ class _Reader:
         )
 
     def counted(self, num: int) -> pa.RecordBatch:
+        """pyarrow.RecordBatch: `num` rows without columns."""
         pa = self.pa
         return pa.RecordBatch.from_struct_array(pa.array([{}] * num, pa.struct([])))
 
     def laid_out(self, batch: pa.RecordBatch, texts: Any) -> pa.RecordBatch:
+        """pyarrow.RecordBatch: the rows in the layout of Spark."""
         pa = self.pa
         if not self.columns:
             return self.counted(batch.num_rows)
@@ -256,7 +283,7 @@ def piece_batches(
     """
     log = open_log(root, config, piece)
     try:
-        reader = _Reader(root, config, options, schema, log, piece.end, log_end)
+        reader = PieceReader(root, config, options, schema, log, piece.end, log_end)
         if piece.missing:
             reader.damage(piece.begin, piece.end, None)
             yield from reader.ready
@@ -291,7 +318,7 @@ def queue_piece_batches(
             raise OffsetOutOfRangeError(
                 f"queue {piece.queue_id} of topic {piece.topic} is gone; plan the job again", root
             )
-        reader = _Reader(root, config, options, schema, log, log_end, log_end)
+        reader = PieceReader(root, config, options, schema, log, log_end, log_end)
         reader.choose(True)
         batches = queue_batches(
             log,

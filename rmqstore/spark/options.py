@@ -116,6 +116,10 @@ def store_path(options: Mapping[str, str]) -> str:
     path = options.get("path")
     if not path:
         raise StoreError("no store is given: load(path), or option('path', …), names the folder that holds commitlog/")
+    return _directory(path)
+
+
+def _directory(path: str) -> str:
     path = path.removeprefix("file://") if path.startswith("file:///") else path.removeprefix("file:")
     if "://" in path:
         raise StoreError(
@@ -182,6 +186,8 @@ class ReadOptions:
     max_bytes_per_trigger, max_rows_per_trigger : int or None
     fail_on_data_loss : bool
     starting_offset : {"earliest", "latest"}
+    tiered : str or None
+        The root of tiered storage: what the local log no longer has is read from there.
     missing : {"fail", "report", "skip"}, optional
         As `corrupt`, for segments that are not there; by default the same.  No option says it.
     """
@@ -203,6 +209,7 @@ class ReadOptions:
     max_rows_per_trigger: int | None = None
     fail_on_data_loss: bool = True
     starting_offset: str = "earliest"
+    tiered: str | None = None
     missing: str | None = None
 
     @classmethod
@@ -248,6 +255,8 @@ class ReadOptions:
                 found[name] = _choice(name, text, "fail", "report", "skip")
             elif name == "starting_offset":
                 found[name] = _choice(name, text, "earliest", "latest")
+            elif name == "tiered":
+                found[name] = _directory(text) if text else None
         return cls(path=store_path(options), **found)  # type: ignore[arg-type]
 
 

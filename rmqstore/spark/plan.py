@@ -307,6 +307,7 @@ def queue_pieces(
                 bounds.append((queue, *queue.bounds(plan.begin)))
                 queue.close()
     finally:
+        queues.close()
         log.close()
     units = sum(max(end - begin, 0) for _, begin, end in bounds)
     step = max(size * units // max(plan.end - plan.begin, 1), 1)

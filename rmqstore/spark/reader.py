@@ -40,6 +40,7 @@ from rmqstore.spark.batches import piece_batches, queue_piece_batches, spark_arr
 from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions, store_config
 from rmqstore.spark.plan import LogPlan, Piece, QueuePiece, queue_pieces
 from rmqstore.spark.task import spare_collector
+from rmqstore.spark.tiered import TieredPiece, tiered_piece_batches, tiered_pieces
 from rmqstore.store.columns import DEFAULT_COLUMNS, NULLABLE_COLUMNS
 
 if TYPE_CHECKING:
@@ -113,16 +114,16 @@ def checked_schema(schema: StructType, options: ReadOptions) -> pa.Schema:
 
 
 class PiecePartition(InputPartition):
-    """What one task reads: a piece of the log or of a queue.
+    """What one task reads: a piece of the log or of a queue, maybe in tiered storage.
 
     Attributes
     ----------
-    piece : Piece or QueuePiece
+    piece : Piece, QueuePiece or TieredPiece
     first : bool
         `piece.begin` is known to be the beginning of a record.
     """
 
-    def __init__(self, piece: Piece | QueuePiece, first: bool = False):
+    def __init__(self, piece: Piece | QueuePiece | TieredPiece, first: bool = False):
         self.piece = piece
         self.first = first
 
@@ -155,14 +156,23 @@ class StoreReader(DataSourceReader):
         return {**self.__dict__, "plan": None}
 
     def partitions(self) -> list[InputPartition]:
-        """The pieces of the log, in its order; with ``mode=queue`` those of the queues."""
+        """The pieces of the log, in its order; with ``mode=queue`` those of the queues.  Those of tiered storage come first."""
         options, plan = self.options, self.plan
         if self.nothing or plan is None:
             return []
+        older: list[InputPartition] = []
+        if options.tiered is not None and options.begin_phy_offset is None and options.end_phy_offset is None:
+            older = [
+                PiecePartition(piece)
+                for piece in tiered_pieces(
+                    plan, options.tiered, options.topics, options.queue_ids, options.partition_bytes,
+                    strict=options.corrupt == "fail",
+                )
+            ]  # fmt: skip
         if options.mode == "queue":
             pieces = queue_pieces(plan, options.topics, options.queue_ids, options.partition_bytes)
-            return [PiecePartition(piece) for piece in pieces]
-        return [
+            return [*older, *(PiecePartition(piece) for piece in pieces)]
+        return older + [
             PiecePartition(piece)
             for piece in plan.pieces(options.partition_bytes, options.begin_phy_offset, options.end_phy_offset)
         ]
@@ -179,6 +189,8 @@ def read_partition(reader: Any, partition: InputPartition) -> Iterator[pa.Record
         return iter(())
     spare_collector()
     piece = partition.piece
+    if isinstance(piece, TieredPiece):
+        return tiered_piece_batches(reader.root, reader.config, piece, reader.options, reader.schema)
     if isinstance(piece, QueuePiece):
         return queue_piece_batches(reader.root, reader.config, piece, reader.options, reader.schema, reader.log_end)
     return piece_batches(
@@ -274,6 +286,9 @@ class FilteringStoreReader(StoreReader):
         for each in filters:
             column = each.attribute[0] if len(getattr(each, "attribute", ())) == 1 else ""
             narrowed = push_filter(self.options, type(each).__name__, column, getattr(each, "value", None))
+            if column == "phy_offset" and self.options.tiered is not None:
+                # Each queue of tiered storage counts by itself, so Spark compares.
+                narrowed = None
             if narrowed is not None and (self.options.mode == "commitlog" or column not in ("topic", "queue_id")):
                 self.options = narrowed
                 # A row that tells of damage is null in these columns, so Spark has to leave it out.

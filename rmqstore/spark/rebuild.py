@@ -56,6 +56,7 @@ from rmqstore.offline.rebuild import (
     kinds_of,
     known_config,
     mark_complete,
+    moved_aside,
     refuse_assumed,
     swap,
 )
@@ -969,6 +970,8 @@ def rebuild_with(
             report = _run(mapper, root, work, kinds, config, partition_bytes, parallelism)
             mark_complete(work, kinds)
             swap(root, work, kinds)
+            if "consumequeue" in kinds:
+                report.moved_aside = moved_aside(root)
     report.seconds = time.perf_counter() - started
     return report
 

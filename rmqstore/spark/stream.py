@@ -67,6 +67,8 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: StructType, raw: Any):
         if options.mode != "commitlog":
             raise StoreError("a stream follows the log: leave option mode out")
+        if options.tiered is not None:
+            raise StoreError("a stream follows the local log: leave option tiered out, and read what is older as a batch")
         # What retention took away is another matter than damage.
         missing = "fail" if options.fail_on_data_loss else "skip"
         self.options = replace(options, missing=missing)

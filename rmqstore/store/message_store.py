@@ -24,7 +24,7 @@ from rmqstore._read import get_first, query_first
 from rmqstore.arguments import Boundary, IndexType, Moment, Recovery, milliseconds
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.config import StoreConfig
-from rmqstore.errors import GeometryError, ReadOnlyError, StoreError
+from rmqstore.errors import GeometryError, InvalidMessageError, OffsetOutOfRangeError, ReadOnlyError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import NotCopied, make_directories
 from rmqstore.files.store_lock import StoreLock
@@ -32,7 +32,7 @@ from rmqstore.index.log_index import DEFAULT_LOG_BYTES
 from rmqstore.message import Message, MessageExt
 from rmqstore.store.columns import scan_log, time_range
 from rmqstore.store.flushing import Flushing
-from rmqstore.store.opening import close_in_order, has_store, recover_state
+from rmqstore.store.opening import close_in_order, has_store, recover_state, refuse_rocksdb
 from rmqstore.store.querying import Querying
 from rmqstore.store.reading import Reading, subscription
 from rmqstore.store.recovery import RECOVERY_MODES, RecoveryReport
@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from rmqstore.consumer.consumer import Consumer
     from rmqstore.consumer.consumer_offset import ConsumerOffsets
     from rmqstore.consumer.local_offsets import LocalOffsets
+    from rmqstore.flatfile.flat_store import FlatStore
+    from rmqstore.store.completion import QueueDatabaseState
     from rmqstore.store.stats import StoreStats
 
 __all__ = ["MessageStore"]
@@ -69,6 +71,14 @@ def _range(
     # Both are inside, so that what lies between two milliseconds is rounded inwards.
     low = None if begin is None else milliseconds(begin, begin_name, up=True)
     return low, None if end is None else milliseconds(end, end_name)
+
+
+def _flat_store(tiered: str | os.PathLike[str] | FlatStore | None, root: str) -> FlatStore | None:
+    if tiered is None:
+        return None
+    from rmqstore.flatfile.flat_store import FlatStore
+
+    return tiered if isinstance(tiered, FlatStore) else FlatStore(tiered, root)
 
 
 _open_stores: weakref.WeakSet[MessageStore] = weakref.WeakSet()
@@ -96,13 +106,17 @@ class MessageStore(NotCopied, StoreParts):
     queues : ConsumeQueueStore
     index_service : IndexService or None
         None when the config says not to index.
+    database_index : DatabaseIndex
+        The index in RocksDB, where a broker keeps one; `query_message` asks it beside the index files.
     recovery_report : RecoveryReport or None
         What opening for writing did; None when read-only.
+    tiered : FlatStore or None
+        The broker's tiered storage, where it was opened with one.
     """
 
     _state: StoreState
 
-    def __init__(self, path: str, config: StoreConfig, *, read_only: bool):
+    def __init__(self, path: str, config: StoreConfig, *, read_only: bool, tiered: FlatStore | None = None):
         # Use MessageStore.open: an instance is nothing before its parts are loaded.
         state = self._state = StoreState(path, config, read_only=read_only)
         self.path = path
@@ -110,10 +124,15 @@ class MessageStore(NotCopied, StoreParts):
         self.read_only = read_only
         self.recovery_report: RecoveryReport | None = None
         self.commit_log, self.queues, self.index_service = state.commit_log, state.queues, state.index_service
-        self.pool = state.pool
+        self.database_index, self.pool = state.database_index, state.pool
         self._flushing = Flushing(state)
-        self._reading = Reading(state)
-        self._querying = Querying(state)
+        self.tiered = state.tiered = tiered
+        if tiered is None:
+            self._reading, self._querying = Reading(state), Querying(state)
+        else:
+            from rmqstore.store.tiered_reading import TieredQuerying, TieredReading
+
+            self._reading, self._querying = TieredReading(state, tiered), TieredQuerying(state, tiered)
         # A store that is only read has no use for these, nor for the NumPy in them.
         self._writing = None if read_only else Writing(state, self._flushing)
         self._upkeep: Upkeep | None = None
@@ -135,6 +154,7 @@ class MessageStore(NotCopied, StoreParts):
         config: StoreConfig | None = None,
         read_only: bool = False,
         recovery: Recovery = "strict",
+        tiered: str | os.PathLike[str] | FlatStore | None = None,
     ) -> MessageStore:
         """Open the store in directory `path`; a new one is made unless `read_only`.
 
@@ -148,6 +168,9 @@ class MessageStore(NotCopied, StoreParts):
             Change nothing and lock nothing; works on a broker's store, also while the broker runs.
         recovery : {"strict", "truncate", "skip"}
             What to do where the log is damaged in front of whole records, see `rmqstore.store.recovery.recover`.
+        tiered : path, optional
+            The broker's tieredStoreFilePath: what the local log no longer has is read from tiered storage then, by queue, by
+            key and in scans, as one store (docs/tiered.md).  Only read-only.
 
         Raises
         ------
@@ -159,17 +182,26 @@ class MessageStore(NotCopied, StoreParts):
             The log is damaged in the middle; nothing was changed.
         StoreError
             `read_only` and there is no such directory.
+        UnsupportedFormatError
+            The queues are in RocksDB (storeType=defaultRocksDB), which is read and not written.
+        MissingDependencyError
+            They are, and rocksdict is not installed (``pip install rmqstore[rocksdb]``).
         """
         if recovery not in RECOVERY_MODES:
             raise ValueError(f"recovery is {recovery!r}; give one of {', '.join(RECOVERY_MODES)}")
         root = os.fspath(path)
+        if tiered is not None and not read_only:
+            raise ValueError("tiered storage is only read; open the store with read_only=True")
         if read_only:
             check_store_root(root)
-            config = StoreConfig.infer(root, read_only=True) if config is None else config
-            store = cls(root, config, read_only=True)
+            if config is None:
+                alone = tiered is not None and not os.path.isdir(os.path.join(root, "commitlog"))
+                config = StoreConfig() if alone else StoreConfig.infer(root, read_only=True)
+            store = cls(root, config, read_only=True, tiered=_flat_store(tiered, root))
             store._state.load()
             _open_stores.add(store)
             return store
+        refuse_rocksdb(root)
         make_directories(os.path.abspath(root))
         store_lock = StoreLock(root)
         try:
@@ -229,6 +261,8 @@ class MessageStore(NotCopied, StoreParts):
                 for short_way in (state.key_query, state.queue_gets):
                     if short_way is not None:
                         short_way.closed = True
+                if self.tiered is not None:
+                    self.tiered.close()
                 try:
                     with state.lock:
                         state.close_files()
@@ -341,7 +375,7 @@ class MessageStore(NotCopied, StoreParts):
 
         A broker that died may not have dispatched its newest records, and queues may be gone.  A store that was opened
         read-only then serves them all the same, by units that it makes in memory.  It goes over 1 GiB of the log for that;
-        what lies further is `unserved`.
+        what lies further is `unserved`.  A database of queues in RocksDB lags also while its broker runs; all of that is served.
         """
         undispatched = self._state.undispatched
         served, left_out = undispatched.served, undispatched.left_out
@@ -353,6 +387,12 @@ class MessageStore(NotCopied, StoreParts):
     def unserved(self) -> tuple[int, int] | None:
         """tuple of (int, int) or None: begin and end of what is in no queue and is not served by queue either."""
         return self._state.undispatched.left_out
+
+    @property
+    def queue_database(self) -> QueueDatabaseState | None:
+        """QueueDatabaseState or None: of the queues in RocksDB, if a store that is read has any (``storeType=defaultRocksDB``)."""
+        completion = self._state.undispatched.completion
+        return None if completion is None else completion.state
 
     def damaged_files(self) -> list[GeometryError]:
         """list of GeometryError: segments, index files, and files of queues asked for so far, that lack their length.
@@ -417,12 +457,16 @@ class MessageStore(NotCopied, StoreParts):
     def consumer_offsets(self) -> ConsumerOffsets:
         """ConsumerOffsets: the progress of consumer groups, read when it is first asked for.
 
-        Commits are persisted every `flush_consumer_offset_interval` ms, by `flush` and by `close`.
+        Commits are persisted every `flush_consumer_offset_interval` ms, by `flush` and by `close`.  Progress that a broker
+        keeps in RocksDB is read from there (`rmqstore.settings` says which source counts); commits are refused then, also
+        where the store is open for writing: a file of progress beside the database would be one that the broker ignores.
 
         Raises
         ------
         CorruptionError
-            Neither the file nor its backup can be read.
+            Neither the file nor its backup can be read, or nothing of the database.
+        MissingDependencyError
+            The progress is in RocksDB, and rocksdict is not installed.
         """
         return self._state.progress.offsets
 
@@ -432,7 +476,7 @@ class MessageStore(NotCopied, StoreParts):
         Returns
         -------
         (dict, str or None)
-            As of `ConsumerOffsets.list`, empty where the file cannot be read; and why it cannot.
+            As of `ConsumerOffsets.list`, empty where nothing can be read; and what cannot be read: all, or some of it.
         """
         return self._state.progress.list()
 
@@ -637,7 +681,7 @@ class MessageStore(NotCopied, StoreParts):
     def queue_ids(self, topic: str) -> list[int]:
         """list of int: the queues of `topic`, ascending."""
         self._state.check_open()
-        return [queue_id for name, queue_id in self.queues.keys() if name == topic]
+        return [queue_id for name, queue_id in self._state.keys() if name == topic]
 
     def min_queue_offset(self, topic: str, queue_id: int = 0) -> int:
         """int: queue offset of the first message that is still there, 0 for an unknown queue."""
@@ -677,7 +721,7 @@ class MessageStore(NotCopied, StoreParts):
         queue_ids: Sequence[int] | None = None,
         tags: str | Iterable[str] | None = None,
         max_num: int = 32,
-        consume_from: Literal["first", "last"] | Moment = "first",
+        consume_from: Literal["first", "last", "progress"] | Moment = "first",
         timeout: float | None = None,
         offsets: ConsumerOffsets | LocalOffsets | None = None,
         broker_name: str = "",
@@ -696,9 +740,10 @@ class MessageStore(NotCopied, StoreParts):
             As of `get_message`.
         max_num : int
             How many messages are fetched at once.
-        consume_from : {"first", "last"}, int or datetime
-            Where a group begins that has no progress yet: at the oldest message, behind the newest, or at a store time
-            in ms since epoch or as a `datetime`.
+        consume_from : {"first", "last", "progress"}, int or datetime
+            Where a group begins that has no progress yet: at the oldest message, behind the newest, at a store time in ms
+            since epoch or as a `datetime`; or with `offsets` of its own where the store's progress of the group stands
+            (`consumer_offsets`), which stays as it is, at the oldest message of a queue where it has none.
         timeout : float, optional
             Seconds after which iteration ends if there is no message; 0 = do not wait; by default it waits for ever.
         offsets : ConsumerOffsets or LocalOffsets, optional
@@ -711,7 +756,7 @@ class MessageStore(NotCopied, StoreParts):
         Raises
         ------
         ReadOnlyError
-            The store is read-only and no `offsets` were given.
+            No `offsets` were given, and the store is read-only or its progress is kept in RocksDB.
         ValueError
             A value out of range.
         """
@@ -726,6 +771,7 @@ class MessageStore(NotCopied, StoreParts):
                     self.path,
                 )
             self._state.check_writable()
+            self.consumer_offsets.check_writable()
         return Consumer(
             self,
             topic,
@@ -790,7 +836,15 @@ class MessageStore(NotCopied, StoreParts):
         OffsetOutOfRangeError, CorruptionError, ChecksumError
             As of `message_at`, where no message has it as the producer's id.
         """
-        return self.commit_log.message_at(self.phy_offset_by_id(msg_id, topic))
+        if self.tiered is None:
+            return self.commit_log.message_at(self.phy_offset_by_id(msg_id, topic))
+        try:
+            return self.commit_log.message_at(self.phy_offset_by_id(msg_id, topic))
+        except (InvalidMessageError, OffsetOutOfRangeError):
+            for name in self.topics() if topic is None else [topic]:
+                for message in self.tiered.find_messages(name, msg_id, "U"):
+                    return message
+            raise
 
     def phy_offset_by_id(self, msg_id: str, topic: str | None = None) -> int:
         """int: phy offset of the message that `message_by_id` gives, damaged or not; parameters and errors are the same.
@@ -818,8 +872,10 @@ class MessageStore(NotCopied, StoreParts):
     ) -> QueryResult:
         """Find messages by key.
 
-        What the index does not cover is looked for in the log: an index file is gone or damaged, or the broker died before it
-        indexed the newest records.  That part of the log is gone over once while the store is open, and remembered.
+        The index are index files, or RocksDB where a broker has it there (``indexRocksDBEnable``), or both: both are asked
+        then.  What the index does not cover is looked for in the log: an index file is gone or damaged, or the broker died
+        before it indexed the newest records.  That part of the log is gone over once while the store is open, and remembered.
+        RocksDB has no entry of a record without a unique key: a segment with such records at its beginning is looked through.
 
         Parameters
         ----------
@@ -833,7 +889,10 @@ class MessageStore(NotCopied, StoreParts):
             None: unique key or keys; "U" only the unique key, "K" only the keys, "T" the tag.
         compat : bool
             Answer as RocketMQ's ``queryMessage`` (5.5.0) does: at most 64, ascending offsets, duplicates and messages
-            with other keys of the same hash included, times compared by whole seconds.  The log is not searched.
+            with other keys of the same hash included, times compared by whole seconds.  The log is not searched.  Where
+            the index is in RocksDB alone: the oldest where there are more, keys that go on after an ``@`` included, nothing
+            for more than 7 days, the last 7 days without `begin` or `end`; completed by what the log has beyond it, as by a
+            broker's start.
         max_log_bytes : int, optional
             Go over at most so many bytes of the log that the index does not cover; None = all of them.
         progress : callable, optional
@@ -849,6 +908,8 @@ class MessageStore(NotCopied, StoreParts):
         ------
         ValueError
             A time looks like seconds, see `rmqstore.arguments.milliseconds`; or there is no such `index_type`.
+        MissingDependencyError
+            The index is in RocksDB, rocksdict is not installed, and the log alone does not tell.
         """
         self._state.check_open()
         begin, end = _range(begin, end)
@@ -913,7 +974,8 @@ class MessageStore(NotCopied, StoreParts):
         """The messages of the log in order, as Arrow record batches in which only the asked columns are decoded.
 
         A row equals the message that `messages` gives; docs/columns.md has the columns and their types.  What was put
-        after the call is not in it.  The GIL is released for each batch.
+        after the call is not in it.  The GIL is released for each batch.  A store with tiered storage gives first, queue by
+        queue, what only that has; phy offsets of these rows count in the tiered log of their queue.
 
         Parameters
         ----------
@@ -925,7 +987,7 @@ class MessageStore(NotCopied, StoreParts):
         tags : str or iterable of str, optional
             As of `get_message`.
         begin_phy_offset, end_phy_offset : int, optional
-            Records that begin at or after the first and before the second.
+            Records that begin at or after the first and before the second; with either, of the local log alone.
         begin_timestamp, end_timestamp : int or datetime, optional
             Store time range, both inclusive: ms since epoch, or a `datetime` (aware, or naive as local time).
         batch_size : int
@@ -960,7 +1022,16 @@ class MessageStore(NotCopied, StoreParts):
             The store was closed; also while reading.  Arrow's stream interface carries errors as text: a library that
             reads by it raises its own exception with that text.
         """
-        self._state.check_open()
+        state = self._state
+        state.check_open()
+        if self.tiered is not None and begin_phy_offset is None and end_phy_offset is None:
+            from rmqstore.store.tiered_scan import scan_both
+
+            times = time_range(*_range(begin_timestamp, end_timestamp, "begin_timestamp", "end_timestamp"))
+            wanted = subscription(tags)
+            return scan_both(
+                state, self.tiered, columns, topic, queue_id, wanted, times, batch_size, use_threads, views, read_dictionary
+            )
         return scan_log(
             self.commit_log,
             columns,

@@ -9,13 +9,25 @@ from __future__ import annotations
 import contextlib
 import os
 
-from rmqstore.errors import StoreChangedError
+from rmqstore.errors import StoreChangedError, UnsupportedFormatError
 from rmqstore.files.mapped_file import STAGING_PREFIX, fsync_directory, fsync_tree, naming_errors, open_regular
+from rmqstore.rocksdb.places import queue_databases
 from rmqstore.store.flushing import Flushing
 from rmqstore.store.recovery import RecoveryReport, recover
 from rmqstore.store.store_state import StoreState
 
-__all__ = ["close_in_order", "has_store", "recover_state"]
+__all__ = ["close_in_order", "has_store", "recover_state", "refuse_rocksdb"]
+
+
+def refuse_rocksdb(root: str) -> None:
+    """Raise UnsupportedFormatError if the store at `root` has queues in RocksDB: a message put there would be in none of them."""
+    for folder in queue_databases(root):
+        raise UnsupportedFormatError(
+            "the consume queues of this store are in RocksDB, which can be read and not written: open it with read_only=True, or "
+            "make queue files of them (rmqstore rebuild --what consumequeue; the broker then needs storeType=default). Where no "
+            "broker uses this folder any more, move it away",
+            folder,
+        )
 
 
 def has_store(root: str) -> bool:

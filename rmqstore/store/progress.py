@@ -1,6 +1,6 @@
 """The progress of consumer groups that a store keeps: the file is read when somebody asks for it.
 
-Owns which file it is and when it is read again; what is in it belongs to `rmqstore.consumer`.
+Owns which file, or database, it is and when it is read again; what is in it belongs to `rmqstore.consumer`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,11 @@ class GroupProgress:
         with self._lock:
             if self._offsets is None:
                 from rmqstore.consumer.consumer_offset import ConsumerOffsets
+                from rmqstore.consumer.settings_sources import DatabaseOffsets
 
+                self._offsets = DatabaseOffsets.of_store(self.path, lmq=self.config.enable_lmq)
+                if self._offsets is not None:
+                    return self._offsets
                 # Light message queues have a file of their own, which holds all progress then.
                 name = "lmqConsumerOffset.json" if self.config.enable_lmq else "consumerOffset.json"
                 self._offsets = ConsumerOffsets.load(
@@ -64,7 +68,12 @@ class GroupProgress:
     def list(self) -> tuple[dict[tuple[str, str], dict[int, int]], str | None]:
         """What `offsets` lists and why it cannot be read, see `MessageStore.consumer_progress`."""
         try:
-            return self.offsets.list(), None
+            offsets = self.offsets
+            findings = offsets.findings
+            problem = f"{findings[0].detail} [{findings[0].path}]" if findings else None
+            if problem is not None and len(findings) > 1:
+                problem += f", and {len(findings) - 1} more"
+            return offsets.list(), problem
         except (StoreError, OSError) as error:
             if self._error != str(error):
                 logger.warning("the progress of consumer groups is not known: %s", error)
@@ -74,5 +83,5 @@ class GroupProgress:
     def persist(self) -> None:
         """Write what was committed since, if anybody asked for the offsets."""
         offsets = self._offsets
-        if offsets is not None and not self.read_only:
+        if offsets is not None and not offsets.read_only:
             offsets.persist()

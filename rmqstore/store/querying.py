@@ -1,11 +1,13 @@
 """Finding messages by key, by tag and by id.
 
-Owns which index files are asked, in which order, the comparison of what they lead to, and what is looked for in the log
-because no index file covers it.  It never says that a message is not there where nobody looked: `QueryResult.uncovered`.
+Owns which index files are asked, in which order, the index in RocksDB where there is one, the comparison of what they lead to,
+and what is looked for in the log because no index covers it.  It never says that a message is not there where nobody looked:
+`QueryResult.uncovered`.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -15,9 +17,9 @@ from rmqstore import _core, _read
 from rmqstore import _numpy as np
 from rmqstore._core import KeyKind
 from rmqstore._read import KeyQuery, KeySearch
-from rmqstore.errors import InvalidMessageError, OffsetOutOfRangeError
+from rmqstore.errors import CorruptionError, InvalidMessageError, OffsetOutOfRangeError
 from rmqstore.index.index_service import QueryOffsetResult
-from rmqstore.index.log_index import DEFAULT_LOG_BYTES
+from rmqstore.index.log_index import DEFAULT_LOG_BYTES, chain_in_memory
 from rmqstore.message import MessageExt, encode_java_utf8, parse_message_id
 from rmqstore.store.columns import doubt_entries, key_table, time_range
 from rmqstore.store.results import QueryResult
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["Querying"]
 
 _INT64_MAX = 2**63 - 1
+# Entries of a chain that is made in memory at once.
+_CHAIN = 4096
 _INT64_MIN = -(2**63)
 _KEY_KINDS = {
     None: int(KeyKind.ANY_KEY),
@@ -45,6 +49,7 @@ class Querying:
         self.state = state
         self.path, self.config, self.read_only = state.path, state.config, state.read_only
         self.commit_log, self.index_service = state.commit_log, state.index_service
+        self.database = state.database_index
         # Bound once: every query by key takes it.
         self._region_of = self.commit_log.region_of
         if self.index_service is not None:
@@ -87,9 +92,11 @@ class Querying:
                 return QueryResult()
         while True:
             uncovered = self.look_at_log(max_log_bytes, progress, index_type)
+            trusted = self.database.damage
             found = self._exactly(topic, key, text, max_num, low, high, index_type, uncovered)
-            # Where an index file turns out to be damaged, the log has what it hides.
-            if not index_service.note_damage():
+            # Where an index turns out to be damaged, the log has what it hides.
+            if not index_service.note_damage() and self.database.damage is trusted:
+                self._check_looked_at(uncovered)
                 return found
 
     def table(
@@ -111,15 +118,39 @@ class Querying:
         times = time_range(begin, end)
 
         def ask() -> pa.Table:
-            return key_table(self.commit_log, self.index_service, keys, topic, columns, max_num, times, index_type, views)
+            more = self._entries_in_database(times, index_type) if self.database.is_used() else None
+            return key_table(
+                self.commit_log, self.index_service, keys, topic, columns, max_num, times, index_type, views, more
+            )
 
         if self.index_service is None:
             return self.state.settled(ask)
         while True:
-            self.look_at_log(max_log_bytes, progress, index_type)
+            uncovered = self.look_at_log(max_log_bytes, progress, index_type)
+            trusted = self.database.damage
             table = self.state.settled(ask)
-            if not self.index_service.note_damage():
+            if not self.index_service.note_damage() and self.database.damage is trusted:
+                self._check_looked_at(uncovered)
                 return table
+
+    def _check_looked_at(self, uncovered: tuple[tuple[int, int], ...]) -> None:
+        # What the log alone could not tell would be in the index that cannot be opened.
+        if uncovered and self.database.missing is not None:
+            raise self.database.missing
+
+    def _entries_in_database(
+        self, times: tuple[int, int], index_type: str | None
+    ) -> Callable[[list[str | None], list[str | None]], tuple[np.ndarray, np.ndarray]]:
+        def find(keys: list[str | None], topics: list[str | None]) -> tuple[np.ndarray, np.ndarray]:
+            numbers, phy_offsets = [], []
+            for number, (key, topic) in enumerate(zip(keys, itertools.cycle(topics), strict=False)):
+                if key is not None and topic is not None:
+                    found = self.database.phy_offsets(topic, key, index_type, *times)
+                    phy_offsets += found
+                    numbers += [number] * len(found)
+            return np.array(numbers, np.int32), np.array(phy_offsets, np.int64)
+
+        return find
 
     def offsets(
         self, topic: str, key: str, max_num: int, begin: float, end: float, index_type: str | None
@@ -130,6 +161,9 @@ class Querying:
         if self.index_service is None:
             return QueryOffsetResult([], 0, 0)
         self._follow_index()
+        if self._asks_database():
+            found = self._database_like_java(topic, key, max_num, begin, end, index_type)
+            return QueryOffsetResult([message.phy_offset for message in reversed(found)], 0, 0)
         return self.index_service.query_offset(topic, text, max_num, int(begin), int(end))
 
     def _follow_index(self) -> None:
@@ -167,6 +201,8 @@ class Querying:
         if max_num > _INT64_MAX:
             max_num = _INT64_MAX
         log = self.commit_log
+        if self.database.is_used():
+            return self._with_database(topic, key, text, max_num, low, high, index_type, uncovered)
         found = _read.find_messages(
             index_service.newest_first(), self._region_of, topic, key, _KEY_KINDS[index_type], low, high, max_num,
             QueryResult, MessageExt, log.crc_check, encode_java_utf8, log.queue,
@@ -190,10 +226,85 @@ class Querying:
         result.truncated = search.truncated
         return result
 
+    def _with_database(
+        self,
+        topic: str,
+        key: str,
+        text: str,
+        max_num: int,
+        low: int,
+        high: int,
+        index_type: str | None,
+        uncovered: tuple[tuple[int, int], ...],
+    ) -> QueryResult:
+        # What the index in RocksDB, the index files and the log's own entries lead to, as one chain in memory.
+        log, result = self.commit_log, QueryResult(uncovered=uncovered)
+        in_database = self.database.phy_offsets(topic, key, index_type, low, high)
+        search = KeySearch(
+            topic, key, _KEY_KINDS[index_type], low, high, max_num, result, MessageExt, log.crc_check, encode_java_utf8,
+            log.queue,
+        )  # fmt: skip
+        assert self.index_service is not None
+        candidates = sorted({*in_database, *self.index_service.candidates(topic, text)}, reverse=True)
+        key_hash = _core.index_key_hash(topic, text)
+        damaged = False
+        for begin in range(0, len(candidates), _CHAIN):
+            chain = chain_in_memory(key_hash, candidates[begin : begin + _CHAIN])
+            at = -1
+            while at:
+                at = search.walk(chain, at, log.region_of)
+            damaged |= chain.damaged
+            if search.truncated:
+                break
+        if damaged:
+            self.doubt(topic, key, index_type, key_hash, in_database, candidates)
+        result.truncated = search.truncated
+        return result
+
+    def doubt(
+        self, topic: str, key: str, index_type: str | None, key_hash: int, in_database: list[int], candidates: list[int]
+    ) -> None:
+        """Ask no index again whose entries lead to what cannot be; `in_database` are those of the one in RocksDB."""
+        assert self.index_service is not None
+        offsets = np.array(candidates, np.int64)
+        doubt_entries(self.commit_log, self.index_service, np.full(len(offsets), key_hash, np.int32), offsets)
+        for phy_offset in in_database:
+            message = self.commit_log.look_up(phy_offset)
+            if message is None or message.topic != topic or not _has_key(message, key, index_type):
+                self.database.distrust(
+                    CorruptionError(f"an entry leads to phy offset {phy_offset}, where no record has its key", self.path)
+                )
+                return
+
+    def _asks_database(self) -> bool:
+        # A broker asks the index in RocksDB where index files are not read; without any there is nothing else to ask.
+        if self.index_service is None or self.index_service.names:
+            return False
+        database = self.database
+        return database.is_used() or database.damage is not None or database.missing is not None
+
+    def _database_like_java(
+        self, topic: str, key: str, max_num: int, begin: float, end: float, index_type: str | None
+    ) -> QueryResult:
+        low, high = (max(min(int(each), _INT64_MAX), _INT64_MIN) for each in (begin, end))
+        found = self.database.like_java(
+            topic, key, min(max_num, self.config.max_msgs_num_batch), low, high, index_type, self.config.clock()
+        )
+        messages = [self.commit_log.look_up(phy_offset) for phy_offset in found]
+        return QueryResult([message for message in messages if message is not None])
+
     def whole_log(self) -> tuple[tuple[int, int], ...]:
         """tuple of (int, int): the one stretch that is the log, or none."""
         low, high = self.commit_log.min_offset, self.commit_log.max_offset
         return ((low, high),) if low < high else ()
+
+    def without_database(self) -> tuple[tuple[int, int], ...]:
+        """tuple of (int, int): the stretches of the log that the index in RocksDB does not cover."""
+        found, at = [], self.commit_log.min_offset
+        for begin, end in self.database.covered():
+            found += [(at, begin)] if at < begin else []
+            at = max(at, end)
+        return (*found, *([(at, self.commit_log.max_offset)] if at < self.commit_log.max_offset else []))
 
     def look_at_log(
         self, max_log_bytes: int | None, progress: Callable[[int, int], object] | None, index_type: str | None
@@ -202,9 +313,12 @@ class Querying:
         assert self.state.log_index is not None
         self._follow_index()
         self.state.log_index.cover(max_log_bytes, progress)
+        if self.database.is_used() and self.state.key_query is not None:
+            # It knows the index files alone.
+            self.state.key_query.closed = True
         if index_type == "T" and not self.config.index_tags:
-            # No entry says anything about tags.
-            return self.whole_log()
+            # No entry of a file says anything about tags.
+            return self.without_database()
         return self.state.log_index.uncovered
 
     def by_text(
@@ -222,7 +336,10 @@ class Querying:
         assert self.index_service is not None
         result = QueryResult(uncovered=uncovered)
         seen: set[int] = set()
-        for phy_offset in self.index_service.candidates(topic, text):
+        candidates: Iterable[int] = self.index_service.candidates(topic, text)
+        if self.database.is_used():
+            candidates = sorted({*candidates, *self.database.phy_offsets(topic, key, index_type, low, high)}, reverse=True)
+        for phy_offset in candidates:
             if phy_offset in seen:
                 continue
             seen.add(phy_offset)
@@ -247,6 +364,11 @@ class Querying:
         # RocketMQ 5.5.0 DefaultMessageStore.queryMessage: up to three rounds, each ending before the oldest hit so far.
         low = 0 if begin is None else begin
         high = _INT64_MAX if end is None else end
+        self.state.check_open()
+        _index_text(key, index_type)
+        self._follow_index()
+        if self._asks_database():
+            return self._database_like_java(topic, key, max_num, low, high, index_type)
         messages: list[MessageExt] = []
         for _ in range(3):
             offsets = self.offsets(topic, key, max_num, low, high, index_type).phy_offsets

@@ -28,8 +28,8 @@ _INT64_MAX = 2**63 - 1
 _UNIT_SIZE = int(_core.UnitLayout.UNIT_SIZE)
 # RocketMQ 5.5.0 examines at most 16000 bytes of units in one get (MessageStoreConfig.maxFilterMessageSize).
 _EXAMINED = 16000 // 20
-_MAX_PULL_BYTES = 128 * 1024 * 1024
-_MIN_PULL_BYTES = 100
+MAX_PULL_BYTES = 128 * 1024 * 1024
+MIN_PULL_BYTES = 100
 # A reader beside a writer looks for new messages at these pauses (seconds), longer while nothing comes.
 _SHORTEST_POLL, _LONGEST_POLL = 0.01, 0.5
 
@@ -49,7 +49,7 @@ class Reading:
             GetMessageResult,
             GetMessageStatus.FOUND,
             _EXAMINED,
-            _MAX_PULL_BYTES,
+            MAX_PULL_BYTES,
             time.monotonic,
             LOOK_INTERVAL,
             state.read_only,
@@ -94,7 +94,7 @@ class Reading:
     ) -> GetMessageResult:
         """What `walk` gives, for a simple queue without an extension, or when all tags are wanted: one call a segment."""
         max_num = min(max(max_num, 0), _INT64_MAX)
-        limit = _MAX_PULL_BYTES if max_bytes is None else min(max(max_bytes, _MIN_PULL_BYTES), _MAX_PULL_BYTES)
+        limit = MAX_PULL_BYTES if max_bytes is None else min(max(max_bytes, MIN_PULL_BYTES), MAX_PULL_BYTES)
         log, messages = self.commit_log, []  # type: ignore[var-annotated]
         found = queue.region_of(queue_offset, max(_EXAMINED, max_num))
         codes = tags = None
@@ -140,7 +140,7 @@ class Reading:
         high: int,
     ) -> GetMessageResult:
         """Unit by unit from `queue_offset` on, within the bounds `low` and `high` of the queue; the rest as of `get`."""
-        limit = _MAX_PULL_BYTES if max_bytes is None else min(max(max_bytes, _MIN_PULL_BYTES), _MAX_PULL_BYTES)
+        limit = MAX_PULL_BYTES if max_bytes is None else min(max(max_bytes, MIN_PULL_BYTES), MAX_PULL_BYTES)
         examine = max(_EXAMINED, max_num)
         messages: list[MessageExt] = []
         taken = size = 0

@@ -40,7 +40,7 @@ from rmqstore.index.index_service import IndexService
 from rmqstore.message import SCHEDULE_TOPIC
 from rmqstore.store.dispatcher import Agreement, CommitLogDispatcher, DispatchCounts, IndexProgress, QueueGapError
 
-__all__ = ["RECOVERY_MODES", "RecoveryReport", "recover"]
+__all__ = ["RECOVERY_MODES", "RecoveryReport", "learn_delays", "look_at_queues", "recover"]
 
 logger = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ def recover(
     started = time.perf_counter()
     report = RecoveryReport(mode=mode, clean=clean)
     if "message_delay_level" in commit_log.config.assumed:
-        _learn_delays(commit_log, queues)
+        learn_delays(commit_log, queues)
     (newest_unit_end, plain), index = _look_at_both(commit_log, queues, index_service, checkpoint, clean)
     begin = _where_to_begin(commit_log, index, checkpoint, newest_unit_end, clean)
     judged = _judge(commit_log, Agreement(queues, plain), index, begin, newest_unit_end, clean, mode)
@@ -185,7 +185,8 @@ def recover(
     return report
 
 
-def _learn_delays(commit_log: CommitLog, queues: ConsumeQueueStore) -> None:
+def learn_delays(commit_log: CommitLog, queues: ConsumeQueueStore) -> None:
+    """Take the delay of each level, in ms, from the units of delayed messages; for a config that only assumes the levels."""
     # A unit of a delayed message holds its delivery time, which must not be repaired by delay levels that nobody gave: what
     # the queue of each level says, by most of its first and last units, goes before the defaults.
     for topic, queue_id in queues.keys():

@@ -29,6 +29,7 @@ from rmqstore.errors import (
 )
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.index.database_index import DatabaseIndex
 from rmqstore.index.index_service import IndexService
 from rmqstore.index.log_index import LogIndex
 from rmqstore.store.progress import GroupProgress
@@ -36,6 +37,7 @@ from rmqstore.store.undispatched import Undispatched
 
 if TYPE_CHECKING:
     from rmqstore._read import KeyQuery, QueueGets
+    from rmqstore.flatfile.flat_store import FlatStore
     from rmqstore.message import MessageExt
     from rmqstore.store.results import GetMessageResult, QueryResult
 
@@ -65,6 +67,8 @@ class StoreState(StateFields):
         Appends one plain message; None while the store takes no writes.
     last_store_timestamp : int
         Of the newest message, ms since epoch.
+    tiered : FlatStore or None
+        Tiered storage that is read with it.
     waiting : int
         How many wait for `arrived`, which is told of every put.
     others
@@ -86,12 +90,20 @@ class StoreState(StateFields):
             IndexService(path, config, read_only=read_only) if config.message_index_enable else None
         )
         self.undispatched = Undispatched(path, self.commit_log, self.queues)
-        self.log_index = None if self.index_service is None else LogIndex(path, self.commit_log, self.index_service)
+        self.database_index = DatabaseIndex(path, self.commit_log)
+        self.log_index = (
+            None
+            if self.index_service is None
+            else LogIndex(path, self.commit_log, self.index_service, self.database_index)
+        )
         self.checkpoint = Checkpoint(os.path.join(path, "checkpoint"), read_only=read_only)
         self.progress = GroupProgress(path, config, read_only=read_only)
         self.appender = None
+        self.tiered: FlatStore | None = None
         self.last_store_timestamp = 0
         self.waiting = 0
+        # When the log was looked at last for queues in RocksDB (`time.monotonic`).
+        self._looked_at = -1.0
         self.sync_flush = config.flush_disk_type == "SYNC_FLUSH"
         self.disk_full = False
         self.poison: BaseException | None = None
@@ -109,6 +121,7 @@ class StoreState(StateFields):
         self.progress.renew_lock()
         if self.log_index is not None:
             self.log_index.renew_lock()
+        self.database_index.renew_lock()
         if self.index_service is not None:
             self.index_service.renew_locks()
         self.commit_log.renew_lock()
@@ -146,6 +159,7 @@ class StoreState(StateFields):
 
     def close_files(self) -> None:
         """Let go of the files."""
+        self.database_index.close()
         self.commit_log.close()
         self.queues.close()
         if self.index_service is not None:
@@ -200,11 +214,16 @@ class StoreState(StateFields):
             self.undispatched.look()
             if self.index_service is not None:
                 self.index_service.load()
+            self.database_index.look_again()
+            if self.tiered is not None:
+                self.tiered.refresh()
             self.progress.forget()
 
     def queue(self, topic: str, queue_id: int, known_to: int = _INT64_MAX) -> AnyConsumeQueue | None:
         """The queue, None if there is none."""
         # A reader beside a writer looks at the files again; where units are known up to `known_to`, not at every call.
+        if self.undispatched.completion is not None:
+            return self._queue_of_database(topic, queue_id)
         queue = self.queues.find(topic, queue_id)
         if self.read_only:
             if queue is None:
@@ -220,9 +239,27 @@ class StoreState(StateFields):
                         queue = self.queues.find(topic, queue_id)
         return queue
 
+    def _queue_of_database(self, topic: str, queue_id: int) -> AnyConsumeQueue | None:
+        # What follows in a database of queues, new queues too, is in the log alone.
+        now = time.monotonic()
+        if now - self._looked_at >= LOOK_INTERVAL:
+            self._looked_at = now
+            self.commit_log.refresh()
+            self.undispatched.look()
+        queue = self.queues.find(topic, queue_id)
+        if queue is not None and now - queue.refreshed_at >= LOOK_INTERVAL:
+            queue.refresh()
+            queue.refreshed_at = self._looked_at
+        return queue
+
     def topics(self) -> list[str]:
         """list of str: topics that have a queue, sorted."""
-        return sorted({topic for topic, _ in self.queues.keys()})
+        return sorted({topic for topic, _ in self.keys()})
+
+    def keys(self) -> list[tuple[str, int]]:
+        """list of (str, int): topic and queue id of every queue, sorted; those of tiered storage too."""
+        local = self.queues.keys()
+        return list(local) if self.tiered is None else sorted({*local, *self.tiered.keys()})
 
     def bounds(self, queue: AnyConsumeQueue | None) -> tuple[int, int]:
         """(int, int): first queue offset of `queue` that is still there, and the one to come; 0 and 0 for None."""

@@ -1,7 +1,8 @@
 """The end of a log that no queue leads to yet, served to readers: units in memory, where a broker died before it dispatched.
 
 Owns finding where that end begins, and dispatching it into queue files in memory by the rules that recovery uses.  It writes
-nothing to disk (I7) and changes nothing for a store that somebody has open for writing, who dispatches by himself.
+nothing to disk (I7) and changes nothing for a store that somebody has open for writing, who dispatches by himself.  Queues in
+RocksDB, which a writer flushes rarely, are another matter: `completion` does what is to be done for them, beside a writer too.
 """
 
 from __future__ import annotations
@@ -11,13 +12,18 @@ import math
 import os
 import threading
 import time
+from typing import TYPE_CHECKING
 
 from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.files.store_lock import is_held
+from rmqstore.rocksdb.places import queue_databases
 from rmqstore.store.dispatcher import CommitLogDispatcher, IndexProgress
 from rmqstore.store.recovery import look_at_queues
+
+if TYPE_CHECKING:
+    from rmqstore.store.completion import Completion
 
 __all__ = ["MAX_UNDISPATCHED", "Undispatched"]
 
@@ -47,6 +53,8 @@ class Undispatched:
         Phy offsets, begin and end, of what is in no queue on disk and is served from memory; None = nothing.
     left_out : tuple of (int, int) or None
         Of what is in no queue at all, because there is more than `MAX_UNDISPATCHED`.
+    completion : Completion or None
+        Of a store with queues in RocksDB, once it was looked at.
     """
 
     def __init__(self, root: str, commit_log: CommitLog, queues: ConsumeQueueStore):
@@ -55,6 +63,8 @@ class Undispatched:
         self.queues = queues
         self.served: tuple[int, int] | None = None
         self.left_out: tuple[int, int] | None = None
+        self.completion: Completion | None = None
+        self._looked = False
         self._mark: tuple[int, int] | None = None
         # The ends of the log for which this was done, and that was seen last.
         self._done_to = self._seen_to = -1
@@ -68,9 +78,23 @@ class Undispatched:
         ------
         OSError
             A file cannot be read.
+        MissingDependencyError
+            The queues are in RocksDB, and rocksdict is not installed.
         """
         with self._lock:
-            self._look(self._abort(), self.commit_log.max_offset, time.monotonic())
+            if not self._looked:
+                folders = queue_databases(self.root)
+                if folders:
+                    # Imported here because few stores have such a database.
+                    from rmqstore.store.completion import Completion
+
+                    self.completion = Completion(folders, self.root, self.commit_log, self.queues)
+                self._looked = True
+            if self.completion is not None:
+                self.completion.catch_up(self.commit_log.max_offset)
+                self.served = self.completion.served
+            else:
+                self._look(self._abort(), self.commit_log.max_offset, time.monotonic())
 
     def renew_lock(self) -> None:
         """Give up the lock that another thread of a parent process may have held at a fork."""
@@ -100,7 +124,7 @@ class Undispatched:
 
     def is_current(self) -> bool:
         """bool: nobody opened the store for writing since `look`; always so where nothing is served."""
-        return self.served is None or self._abort() == self._mark
+        return self.served is None or self.completion is not None or self._abort() == self._mark
 
     def _abort(self) -> tuple[int, int] | None:
         # Whoever opens the store for writing makes or rewrites this file.

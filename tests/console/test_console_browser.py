@@ -28,6 +28,7 @@ PAGES = (
     ("index", "/index", ("20261121053239614", "7999")),
     ("index-file", "/index/20261121053239614", ("7999", "952")),
     ("consumers", "/consumers", ("G-billing", "CID_RMQ_SYS_TRANS")),
+    ("pending", "/pending", ("Reminders", "TIM-5")),
     ("verify", "/verify", ()),
     ("rabbitmq", "/rabbitmq", ()),
     ("not-found", "/nowhere", ()),

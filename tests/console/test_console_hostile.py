@@ -209,6 +209,7 @@ def hostile_targets(hostile) -> list[tuple[str, str]]:
         ("messages", "/messages?topic=Texts"),
         ("bodies", "/messages?topic=Bodies"),
         ("consumers", "/consumers"),
+        ("pending", "/pending"),
         ("verify", "/verify"),
     ]
     return targets
@@ -348,7 +349,7 @@ def test_old_segments_go(living, start_console):
     oldest.unlink()
     answer = eventually(lambda: server.get("/message/0"), lambda answer: answer.status != 200)
     assert answer.status in (404, 410, 503) and not answer_faults(answer)
-    for target in ("/", key_page(0), "/messages?topic=Orders", "/queues/Orders/0", "/index", "/consumers"):
+    for target in ("/", key_page(0), "/messages?topic=Orders", "/queues/Orders/0", "/index", "/consumers", "/pending"):
         answer = eventually(lambda target=target: server.get(target), lambda answer: answer.status == 200)
         assert not answer_faults(answer), target
     assert "body 0 " not in server.get(key_page(0)).text
@@ -357,7 +358,8 @@ def test_old_segments_go(living, start_console):
 
 SOME_TARGETS = (
     "/", "/messages", "/messages?topic=Orders&key=K5", "/messages?topic=Orders", "/message/0", "/queues/Orders/0", "/index",
-    "/consumers", "/verify", "/api/overview", "/api/messages?topic=Orders&key=K5", "/api/message/0", "/metrics", "/rabbitmq",
+    "/consumers", "/pending", "/verify", "/api/overview", "/api/messages?topic=Orders&key=K5", "/api/message/0", "/metrics",
+    "/rabbitmq",
 )  # fmt: skip
 
 

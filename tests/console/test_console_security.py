@@ -116,7 +116,8 @@ def test_other_addresses_work_with_a_token(broker, start_console, tmp_path):
 
 PROTECTED = (
     "/", "/messages", "/messages?topic=Orders&key=ORD-100000", "/message/0", "/queues/Orders/0", "/index", "/consumers",
-    "/verify", "/rabbitmq", "/api/openapi.json", "/api/overview", "/api/messages?topic=Orders&key=ORD-100000", "/metrics",
+    "/pending", "/verify", "/rabbitmq", "/api/openapi.json", "/api/overview",
+    "/api/messages?topic=Orders&key=ORD-100000", "/api/pending", "/metrics",
     "/nowhere", "/message/0/raw", "/api/message/0", "//", "/./", "/%2e/", "/messages/", "/INDEX",
 )  # fmt: skip
 
@@ -400,7 +401,7 @@ def test_a_huge_request_is_not_kept(console):
 @pytest.mark.parametrize(
     "target",
     ["/", "/messages", "/messages?topic=Orders&key=ORD-100000", "/message/0", "/message/1", "/message/x", "/queues/Orders/0",
-     "/queues/No/0", "/index", "/index/0", "/consumers", "/verify", "/rabbitmq", "/api/openapi.json", "/api/nowhere",
+     "/queues/No/0", "/index", "/index/0", "/consumers", "/pending", "/verify", "/rabbitmq", "/api/openapi.json", "/api/nowhere",
      "/api/messages", "/metrics", "/healthz", "/nowhere", "/static/nowhere", "/favicon.ico"],
 )  # fmt: skip
 def test_every_answer_keeps_the_rules(console, target):
@@ -475,6 +476,7 @@ VALUES = (
         ("/queues?", ("topic", "first")),
         ("/index?", ("first",)),
         ("/consumers?", ("group", "first")),
+        ("/pending?", ("kind", "topic", "first")),
         ("/verify?", ("first",)),
         ("/?", ("topic", "first")),
         ("/rabbitmq/0?", ("first",)),

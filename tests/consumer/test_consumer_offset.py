@@ -207,35 +207,67 @@ def test_what_the_reader_accepts(tmp_path):
     assert ConsumerOffsets.load(write(path, version)).data_version == {"timestamp": 5}
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"offsetTable":{"t@g":{0:null}}}',
-        '{"offsetTable":{"t@g":{"x":1}}}',
-        '{"offsetTable":{"t@g":{0:9223372036854775808}}}',
-        '{"offsetTable":{"t@g":{4294967296:1}}}',
-        '{"offsetTable":{"t@g":{0:1e999999999}}}',
-        '{"offsetTable":{"t@g":{0:true}}}',
-        '{"offsetTable":{"t@g":[1]}}',
-        '{"offsetTable":{{"t":"g"}:{0:1}}}',
-        '{"lmqOffsetTable":{{"t":"g"}:1}}',
-        '{"dataVersion":{"counter":"x"}}',
-        '{"offsetTable":[1]}',
-        '{"offsetTable":{"t@g":{0:1',
-        '{"offsetTable":{}}x',
-        "[1]",
-    ],
-)
+BAD_ENTRIES = [
+    '{"offsetTable":{"t@g":{0:null}}}',
+    '{"offsetTable":{"t@g":{"x":1}}}',
+    '{"offsetTable":{"t@g":{0:9223372036854775808}}}',
+    '{"offsetTable":{"t@g":{4294967296:1}}}',
+    '{"offsetTable":{"t@g":{0:1e999999999}}}',
+    '{"offsetTable":{"t@g":{0:true}}}',
+    '{"offsetTable":{"t@g":[1]}}',
+    '{"offsetTable":{{"t":"g"}:{0:1}}}',
+    '{"lmqOffsetTable":{{"t":"g"}:1}}',
+    '{"pullOffsetTable":{"t@g":[1]}}',
+]
+BAD_FILES = [
+    '{"dataVersion":{"counter":"x"}}',
+    '{"offsetTable":[1]}',
+    '{"offsetTable":{"t@g":{0:1',
+    '{"offsetTable":{}}x',
+    "[1]",
+]
+
+
+@pytest.mark.parametrize("text", BAD_ENTRIES + BAD_FILES)
 def test_what_the_reader_refuses(text, tmp_path, caplog):
     path = write(tmp_path / "c.json", text)
     with pytest.raises(CorruptionError, match="no backup"):
-        ConsumerOffsets.load(path)
+        ConsumerOffsets.load(path, read_only=False)
     write(tmp_path / "c.json.bak", '{"offsetTable":{"t@g":{0:1}}}')
     with caplog.at_level(logging.WARNING):
         offsets = ConsumerOffsets.load(path)
-    assert offsets.get("g", "t", 0) == 1 and offsets.source == str(path) + ".bak"
+    assert offsets.get("g", "t", 0) == 1 and offsets.source == str(path) + ".bak" and offsets.findings == []
     assert "backup is used" in caplog.text
     assert path.read_text() == text and sorted(p.name for p in tmp_path.iterdir()) == ["c.json", "c.json.bak"]
+
+
+@pytest.mark.parametrize("text", BAD_FILES)
+def test_a_file_that_tells_no_entries(text, tmp_path):
+    with pytest.raises(CorruptionError, match="no backup"):
+        ConsumerOffsets.load(write(tmp_path / "c.json", text))
+
+
+@pytest.mark.parametrize("text", BAD_ENTRIES)
+@pytest.mark.parametrize("in_backup", [False, True])
+def test_a_bad_entry_hides_no_other_group(text, in_backup, tmp_path, caplog):
+    path = tmp_path / "c.json"
+    good = '"a@good":{0:7},"b@good":{3:8}'
+    whole = text.replace('"offsetTable":{', f'"offsetTable":{{{good},') if '"offsetTable"' in text else (
+        text[:-1] + f',"offsetTable":{{{good}}}}}'
+    )  # fmt: skip
+    write(tmp_path / ("c.json.bak" if in_backup else "c.json"), whole)
+    if in_backup:
+        write(path, "{torn")
+    with caplog.at_level(logging.WARNING):
+        offsets = ConsumerOffsets.load(path)
+    assert offsets.get("good", "a", 0) == 7 and offsets.get("good", "b", 3) == 8
+    (finding,) = offsets.findings
+    assert finding.path == offsets.source == str(path) + (".bak" if in_backup else "")
+    assert finding.kind == "bad_consumer_offset" and "the other groups are read" in finding.detail
+    assert finding.detail in caplog.text
+    assert offsets.get("g", "t", 0) == -1
+    with pytest.raises(CorruptionError):
+        ConsumerOffsets.load(path, read_only=False)
 
 
 def test_missing_and_empty_files(tmp_path, caplog):

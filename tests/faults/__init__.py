@@ -204,11 +204,13 @@ class Server:
 
 
 def _lines(path: str) -> Iterator[dict]:
-    # Each line was written by one call, so that a killed process leaves whole ones.
+    # Each line was written by one call, but a kill may end that one between two pages: what was not said to its end counts
+    # as not said.
     if os.path.exists(path):
         with open(path, "rb") as file:
             for line in file:
-                yield json.loads(line)
+                if line.endswith(b"\n"):
+                    yield json.loads(line)
 
 
 def _text(path: str) -> str:

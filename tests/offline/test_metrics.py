@@ -464,3 +464,23 @@ def test_the_document_lists_every_metric_with_its_labels():
     # Rules and alerts in the text ask for what there is, too.
     for query in re.findall(r"^\s*expr: (.*)$", text, re.MULTILINE):
         assert names_in(query) <= {*metrics.names(), "node_textfile_mtime_seconds"}, query
+
+
+def test_what_waits_is_in_it_when_asked(tmp_path):
+    pytest.importorskip("pyarrow")
+    root = golden.unpack("broker", tmp_path)
+    assert not any("pending" in name for name, _ in series(metrics.text(root)))
+    found = series(metrics.text(root, with_pending=True, cluster="C"))
+    assert value(found, "rmqstore_pending_messages", kind="timer", topic="Reminders", cluster="C") == 5
+    assert value(found, "rmqstore_pending_messages", kind="delayed", topic="%RETRY%G-retry", cluster="C") == 20
+    assert value(found, "rmqstore_pending_overdue_messages", kind="timer", topic="Reminders", cluster="C") == 5
+    assert value(found, "rmqstore_pending_first_due_timestamp_seconds", kind="timer", topic="Reminders", cluster="C") == (
+        1795242775.3
+    )
+    assert value(found, "rmqstore_pending_problems", cluster="C") == 0
+    assert ("rmqstore_pending_overdue_messages", (("cluster", "C"), ("kind", "transaction"), ("topic", "Payments"))) not in found
+    several = series(metrics.text([root, tmp_path / "nowhere"], with_pending=True))
+    assert value(several, "rmqstore_pending_messages", kind="transaction", topic="Payments", store=str(root)) == 20
+    assert value(several, "rmqstore_up", store=str(tmp_path / "nowhere")) == 0
+    answer = CliRunner().invoke(main, ["metrics", str(root), "--pending"])
+    assert answer.exit_code == 0 and 'rmqstore_pending_messages{kind="timer"' in answer.output

@@ -5,8 +5,8 @@ Owns the running of ``console`` blocks (commands with their output), ``sh`` bloc
 and so is one that is marked as not run without being in `NOT_RUN`.  ``pycon`` blocks are run by tests/project/test_docs.py;
 blocks whose info string ends with ``spark`` by tests/spark/test_spark_docs.py.
 
-A page's blocks run in order in one folder, where lie `store`, the store of a real broker, `vhost`, that of a real RabbitMQ
-node that was killed, and the `examples` of the project.  Run as a program it
+A page's blocks run in order in one folder, where lie `store`, the store of a real broker, `cold`, one with its tiered
+storage, `vhost`, that of a real RabbitMQ node that was killed, and the `examples` of the project.  Run as a program it
 writes the outputs that commands have now into the pages that it is given, for a writer to read over.
 """
 
@@ -26,6 +26,7 @@ sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in (".
 import golden
 import golden_rabbitmq
 import pytest
+import tiered_oracle
 from documents import ROOT, fences_of, markdown_files, run_python, run_shell, with_paths_below
 from test_cli import run, run_document
 
@@ -102,6 +103,7 @@ def documents_that_run() -> list[Path]:
 def prepare(folder: Path) -> None:
     """Put there what documents may take for granted."""
     golden.unpack("broker", folder)
+    tiered_oracle.unpack("store", folder / "cold")
     golden_rabbitmq.unpack("02-kill9-segment-plus-journal", folder / "unpacked").rename(folder / "vhost")
     (folder / "unpacked").rmdir()
     # The same vhost where a node has it.

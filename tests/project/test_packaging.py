@@ -30,7 +30,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 META = PROJECT["project"]
 EXTRAS = META["optional-dependencies"]
 # Extras that users ask for; the others are for working on the package.
-FOR_USERS = {"arrow", "compression", "console", "metrics", "spark", "polars", "sql"}
+FOR_USERS = {"arrow", "compression", "console", "metrics", "spark", "polars", "rocksdb", "sql"}
 # Names of distributions whose module has another name.
 MODULE_OF = {"pyarrow": "pyarrow", "prometheus-client": "prometheus_client", "zstandard": "zstandard"}
 # Modules that come with a distribution that is required: py4j with pyspark, anyio with starlette.
@@ -86,9 +86,9 @@ def test_only_lower_bounds():
             assert [each.operator for each in requirement.specifier] == [">="], text
 
 
-def test_the_extra_all_is_every_extra_for_users_but_polars_and_spark():
+def test_the_extra_all_is_every_extra_for_users_but_the_large_and_the_rare():
     (named,) = (Requirement(text).extras for text in EXTRAS["all"])
-    assert named == FOR_USERS - {"polars", "spark", "sql"}
+    assert named == FOR_USERS - {"polars", "rocksdb", "spark", "sql"}
     assert FOR_USERS <= set(EXTRAS)
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     listed = set(

@@ -15,6 +15,7 @@ import sys
 
 import golden
 import pytest
+import rocksdb_stores
 from stores import SEGMENT, START, look_alike, make_store, messages, overwrite, scanned, small_config
 
 from rmqstore import CorruptionError, GeometryError, Message, MessageStore, StoreConfig, StoreError
@@ -389,6 +390,25 @@ def test_pieces_of_queues(sound):
                 assert got == store.get_table(topic, number, columns=COLUMNS).to_pylist()
         assert {piece.topic for piece in queue_pieces(plan, ["Stock"], [1], 3000)} == {"Stock"}
         assert {piece.queue_id for piece in queue_pieces(plan, ["Stock"], [1], 3000)} == {1}
+
+
+@pytest.mark.parametrize("name", ["store.killed", "lost", "double-separate-lmq", "batch"])
+def test_pieces_of_queues_in_rocksdb(name, tmp_path):
+    pytest.importorskip("rocksdict")
+    root = rocksdb_stores.unpack(name, tmp_path)
+    before = golden.tree(root)
+    plan = LogPlan.of(root)
+    with MessageStore.open(root, read_only=True) as store:
+        rows = {}
+        for piece in queue_pieces(plan, None, None, 100_000):
+            for batch in queue_piece_batches(
+                plan.root, plan.config, piece, ReadOptions(str(root)), spark_arrow_schema(COLUMNS), plan.end
+            ):
+                rows.setdefault((piece.topic, piece.queue_id), []).extend(batch.to_pylist())
+        assert sorted(rows) == [(topic, number) for topic in store.topics() for number in store.queue_ids(topic)]
+        for (topic, number), got in rows.items():
+            assert got == store.get_table(topic, number, columns=COLUMNS).to_pylist()
+    assert golden.tree(root) == before
 
 
 def test_a_unit_whose_record_is_damaged(sound, tmp_path):

@@ -129,7 +129,7 @@ def test_a_store_whose_queues_are_in_rocksdb_does_not_pretend_to_be_empty(tmp_pa
     found = describe(path, StoreConfig(**SMALL))
     assert found.rocksdb == ("rocksdbstore",) and not found.queues_elsewhere
     options = [each for name in ("max_hash_slot_num=10", "max_index_num=40") for each in ("-o", name)]
-    assert "rocksdbstore/: not read" in run("info", path, *options).stdout
+    assert re.search(r"(?m)^RocksDB +rocksdbstore/$", run("info", path, *options).stdout)
     shutil.rmtree(path / "consumequeue")
     found = describe(path, StoreConfig(**SMALL))
     assert found.queues_elsewhere

@@ -1,0 +1,197 @@
+"""rmqstore pending: what of a store still waits, and for what."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+import click
+
+from rmqstore.cli.group import FOUND_NOTHING, nothing
+from rmqstore.cli.options import Given, path_argument, store_options
+from rmqstore.cli.terminal import TIME, Printer, format_number, format_size, format_time, note
+from rmqstore.files.output_file import OutputFile, check_outside, format_of
+from rmqstore.offline.pending import KINDS, Pending, pending
+
+_FORMATS = ("parquet", "arrow", "csv", "jsonl")
+_TEXT_SHOWN = 60
+
+
+@click.command(name="pending")
+@path_argument
+@click.option("--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="Only this kind; repeatable.")
+@click.option("--topic", help="Only what goes to this topic, or came from it.")
+@click.option("--overdue", is_flag=True, help="Only what was due before now.")
+@click.option("--now", type=TIME, help="The time before which is overdue: ISO time, ms since epoch, or '2h ago'.")
+@click.option(
+    "--max-num", type=click.IntRange(0), default=50, show_default=True, help="Messages listed; 0 for the totals alone."
+)
+@click.option("-O", "--output", metavar="FILE", help="Write all to this .parquet, .arrow, .csv or .jsonl file.")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@store_options
+def pending_command(
+    path: str,
+    kinds: tuple[str, ...],
+    topic: str | None,
+    overdue: bool,
+    now: int | None,
+    max_num: int,
+    output: str | None,
+    force: bool,
+    given: Given,
+) -> None:
+    """List what still waits: delayed and timer messages, transactions, retries, dead letters.
+
+    Also on the store of a broker that runs or was killed. The exit code is 1 where something could not be read, which is named on
+    stderr, or where nothing waits.
+    """
+    kind = None if output is None else _format(output)
+    if output is not None:
+        check_outside(output, path)
+    with given.open(path) as store:
+        found = pending(store, kinds=kinds or None, topic=topic, now=now)
+    if overdue:
+        import pyarrow.compute as pc
+
+        rows = found.unordered
+        found.unordered = rows.filter(pc.fill_null(rows.column("overdue"), False))
+    if output is not None and kind is not None:
+        size = _write(found, output, kind, force)
+        note(f"wrote {format_number(len(found))} messages to {output} ({format_size(size)})")
+    else:
+        _show(found, Printer(given.as_json), max_num)
+    for text in found.notes:
+        note(f"note: {text}")
+    for problem in found.problems:
+        note(f"not read, or damaged: {problem}")
+    if found.problems:
+        click.get_current_context().exit(FOUND_NOTHING)
+    if not len(found):
+        nothing("nothing is pending")
+
+
+def _format(output: str) -> str:
+    kind, compression = format_of(output)
+    if kind not in _FORMATS or compression is not None:
+        raise click.UsageError("FILE's name ends with .parquet, .arrow, .csv or .jsonl")
+    return kind
+
+
+def _show(found: Pending, printer: Printer, max_num: int) -> None:
+    if printer.as_json:
+        for message in found:
+            printer.json_line({"type": "pending", **message.as_dict()})
+        for total in found.totals:
+            printer.json_line({"type": "total", **total.as_dict()})
+        for source in found.sources:
+            printer.json_line({"type": "source", **vars(source)})
+        for problem in found.problems:
+            printer.json_line({"type": "problem", "path": problem.path, "pos": problem.pos, "text": problem.text})
+        for text in found.notes:
+            printer.json_line({"type": "note", "text": text})
+        return
+    if len(found):
+        printer.table(
+            "pending",
+            ("kind", "topic", "oldest made", "first due", "last due", "messages", "overdue"),
+            [
+                (
+                    total.kind,
+                    total.topic if total.topic is not None else "-",
+                    format_time(total.first_born_timestamp),
+                    format_time(total.first_due),
+                    format_time(total.last_due),
+                    total.messages,
+                    total.overdue,
+                )
+                for total in found.totals
+            ],
+            left=5,
+        )
+    if len(found) and max_num:
+        _show_messages(found, printer, max_num)
+    if found.sources:
+        printer.table(
+            "looked at",
+            ("kind", "place", "waiting from", "pending", "came out", "recalled"),
+            [
+                (each.kind, each.name, each.begin, each.pending, each.came_out, each.recalled)
+                for each in found.sources
+            ],
+            left=3,
+        )
+
+
+def _show_messages(found: Pending, printer: Printer, max_num: int) -> None:
+    rows: list[tuple[object, ...]] = []
+    for message in found:
+        if len(rows) == max_num:
+            break
+        extra = [f"level {message.level}"] if message.level is not None else []
+        if message.kind == "transaction":
+            extra.append(_checks_text(message.check_times))
+        if message.group is not None:
+            extra.append(message.group)
+        rows.append(
+            (
+                message.kind,
+                "-" if message.topic is None else message.topic,
+                _short(" ".join(message.keys) or message.unique_key or "-"),
+                format_time(message.born_timestamp),
+                format_time(message.due) + (" overdue" if message.overdue else ""),
+                " ".join(extra) or "-",
+                message.queue_offset,
+                message.phy_offset,
+            )
+        )
+    printer.table(
+        "messages",
+        ("kind", "topic", "keys", "made", "due", "what", "queue offset", "phy offset"),
+        rows,
+        left=6,
+    )
+    if len(found) > max_num:
+        note(f"there are {format_number(len(found))}; --max-num, --json and -O FILE give more")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _TEXT_SHOWN else f"{text[:_TEXT_SHOWN]}..."
+
+
+def _write(found: Pending, output: str, kind: str, force: bool) -> int:
+    # The bytes that were written.
+    with OutputFile(output, force=force) as file:
+        if kind == "parquet":
+            import pyarrow.parquet
+
+            pyarrow.parquet.write_table(found.table, file)
+        elif kind == "arrow":
+            import pyarrow.ipc
+
+            with pyarrow.ipc.new_file(file, found.table.schema) as writer:
+                writer.write_table(found.table)
+        else:
+            text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+            _write_text(found, text, kind)
+            text.detach()
+        return file.tell()
+
+
+def _write_text(found: Pending, text: io.TextIOWrapper, kind: str) -> None:
+    table: Any = csv.writer(text)
+    if kind == "csv":
+        table.writerow(found.table.column_names)
+    for message in found:
+        value = message.as_dict()
+        if kind == "csv":
+            table.writerow([" ".join(each) if isinstance(each, list) else each for each in value.values()])
+        else:
+            text.write(json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+
+def _checks_text(times: int | None) -> str:
+    if times is None:
+        return "checks unknown"
+    return "checked once" if times == 1 else f"checked {times} times"

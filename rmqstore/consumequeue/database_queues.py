@@ -1,0 +1,399 @@
+"""Consume queues that lie in RocksDB, served as ordinary queues: their units in memory, stretch by stretch as they are asked for.
+
+Owns merging what there is of a queue: units of the database, of queue files beside it, and units that were collected from the log
+because the database lacks them.  It never reads the log itself: who completes it says so by `add`, and is told of holes and damage
+by `complete`.  A stretch of units is made at its first use and forgotten again when there are many, so memory stays bounded
+however long the queues are.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+from rmqstore import _numpy as np
+from rmqstore._core import PRE_FILL_SIZE, RecordLayout, UnitLayout
+from rmqstore.config import StoreConfig
+from rmqstore.consumequeue.collected_queues import CollectedUnits
+from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue, can_name_queue
+from rmqstore.errors import CorruptionError, StoreClosedError
+from rmqstore.files.mapped_file import MappedFile, MappedFilePool, MemoryFile
+from rmqstore.files.mapped_file_queue import MappedFileQueue
+from rmqstore.rocksdb.queues import LastUnit, QueueDatabase, Units
+
+__all__ = ["STRETCH_UNITS", "DatabaseQueues", "UnitStream"]
+
+logger = logging.getLogger(__name__)
+
+STRETCH_UNITS = 8192
+"""So many units are made at once, and a get ends with them as with a queue file."""
+
+_UNIT_SIZE = int(UnitLayout.UNIT_SIZE)
+_STRETCH_SIZE = STRETCH_UNITS * _UNIT_SIZE
+_SMALLEST_RECORD = int(RecordLayout.RECORD_FIXED_SIZE)
+# So many stretches stay in memory, 160 KiB each.
+_STRETCHES_KEPT = 1024
+_UNIT = [("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")]
+
+Key = tuple[str, int]
+
+
+class UnitStream(MappedFileQueue):
+    """The units of one queue as files in memory that are made when they are asked for."""
+
+    def __init__(self, owner: DatabaseQueues, topic: str, queue_id: int, older: ConsumeQueue | None):
+        super().__init__(owner.path, _STRETCH_SIZE, owner.pool, read_only=True)
+        self.in_memory = True
+        self.owner = owner
+        self.topic, self.queue_id = topic, queue_id
+        self.older = older
+        # The first unit in the database that the log may still hold, and where its record lies; -1 without one.
+        self.first_unit = self.first_phy = -1
+        # How often something was taken in.
+        self._taken_in = 0
+        self.take_in()
+
+    def take_in(self, *, anew: bool = False) -> None:
+        """Take in the units that were collected since; with `anew` also those before the end."""
+        bases, end = self.owner.extent(self)
+        known = self.wrote_where
+        # What was made of the last stretch has room for what follows, and readers may hold it.  The database is not read under
+        # a lock: that may lead to a walk over the log, whose threads take the same one.
+        grown = [] if anew else [base for base in self._files if base <= known < base + _STRETCH_SIZE and end > known]
+        contents = {base: self.owner.content(self, base, end) for base in grown}
+        with self.pool.lock:
+            if anew:
+                self._files = {}
+            for base in [base for base in self._files if base + _STRETCH_SIZE > known]:
+                if base in contents:
+                    self._files[base].region.write(known - base, contents[base][known - base :])
+                else:
+                    # Another thread made it meanwhile.
+                    del self._files[base]
+            self.file_offsets = bases
+            self.wrote_where = end
+            self._taken_in += 1
+
+    def file(self, offset: int) -> MappedFile:
+        """The stretch that begins at `offset`, made now if it is not there."""
+        made = self._files.get(offset)
+        while made is None:
+            end, taken_in = self.wrote_where, self._taken_in
+            content = self.owner.content(self, offset, end)
+            new = MemoryFile(self.path, _STRETCH_SIZE, file_from_offset=offset, content=content)
+            with self.pool.lock:
+                if self._closed:
+                    raise StoreClosedError("the store is closed; open it again", self.path)
+                # What another thread took in meanwhile is not in it.
+                if taken_in == self._taken_in:
+                    made = self._files.setdefault(offset, new)
+            if made is not None:
+                self.owner.keep(self, offset)
+        return made
+
+    def forget(self, offset: int) -> None:
+        """Let a stretch go; it is made again when it is asked for."""
+        with self.pool.lock:
+            self._files.pop(offset, None)
+
+    @property
+    def disk_num(self) -> int:
+        """int: 0, as none of the files is on disk."""
+        return 0
+
+    def is_memory_only(self, offset: int) -> bool:
+        """bool: True."""
+        return True
+
+    def refresh(self) -> bool:
+        """bool: False; what follows comes by `take_in`."""
+        return False
+
+    def was_replaced(self) -> bool:
+        """bool: False, as nobody else has these files."""
+        return False
+
+
+class DatabaseQueues:
+    """The queues of one store that are in RocksDB, or only in the log.
+
+    Parameters
+    ----------
+    root, path : str
+        The directories of the store and of the database.
+    database : QueueDatabase or None
+        None where it cannot be read, so that everything comes from the log.
+    config : StoreConfig
+    pool : MappedFilePool
+    log_bounds : callable
+        Gives where the log begins, and where its last segment ends; units that point elsewhere are stale.
+    batch_num : callable
+        By phy offset and size: how many messages an inner batch holds, 0 for a record that is none, or not there.
+    complete : callable
+        Collects the units of the records between two phy offsets, both None for the whole log, and calls `add`.
+
+    Attributes
+    ----------
+    damage : list of CorruptionError
+        What of the database could not be read; the log was gone over for it.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        path: str,
+        database: QueueDatabase | None,
+        config: StoreConfig,
+        pool: MappedFilePool,
+        log_bounds: Callable[[], tuple[int, int]],
+        batch_num: Callable[[int, int], int],
+        complete: Callable[[int | None, int | None], None],
+    ):
+        self.root, self.path = root, path
+        self.database = database
+        self.config, self.pool = config, pool
+        self.log_bounds, self.batch_num, self.complete = log_bounds, batch_num, complete
+        self.damage: list[CorruptionError] = []
+        self._collected: dict[Key, list[CollectedUnits]] = {}
+        self._kept: dict[tuple[UnitStream, int], None] = {}
+        self._lock = threading.Lock()
+
+    def renew_lock(self) -> None:
+        """Give up the locks that another thread of a parent process may have held at a fork."""
+        self._lock = threading.Lock()
+        for known in self._collected.values():
+            for units in known:
+                units.renew_lock()
+
+    def close(self) -> None:
+        """Let go of the database."""
+        if self.database is not None:
+            self.database.close()
+
+    # ----------------------------------------------------------------------------------------------- what there is
+
+    def keys(self) -> set[Key]:
+        """set of (str, int): topic and queue id of every queue; names that no queue can have are passed over."""
+        there = set(self._collected)
+        if self.database is not None:
+            there |= self.database.last.keys()
+        return {key for key in there if can_name_queue(key[0])}
+
+    def add(self, key: Key, units: CollectedUnits) -> None:
+        """Take units that the database lacks, or may lack: where it has them, its own count."""
+        known = self._collected.setdefault(key, [])
+        if units not in known:
+            known.append(units)
+
+    def is_batch(self, topic: str, queue_id: int) -> bool:
+        """bool: the newest unit of the queue in the database leads to an inner batch."""
+        last = None if self.database is None else self.database.last.get((topic, queue_id))
+        if last is None or self.database is None:
+            return False
+        try:
+            value = self.database.value(topic, queue_id, last.queue_offset)
+        except CorruptionError as error:
+            self.report(error)
+            return False
+        return value is not None and self.batch_num(value[0], value[1]) > 0
+
+    def goes_beyond(self, queue: ConsumeQueue | BatchConsumeQueue) -> bool:
+        """bool: there are units after those that a queue has in its files."""
+        key = queue.topic, queue.queue_id
+        last = None if self.database is None else self.database.last.get(key)
+        end = max([each.end for each in self._collected.get(key, ())], default=0)
+        end = max(end, 0 if last is None else last.queue_offset + 1)
+        return end > (queue.max_queue_offset if len(queue.queue) else 0)
+
+    def queue(self, files: ConsumeQueue | BatchConsumeQueue) -> ConsumeQueue | BatchConsumeQueue:
+        """The queue with all of its units; `files` is what its own files hold."""
+        if isinstance(files, BatchConsumeQueue):
+            return self._batch_queue(files)
+        older = files if len(files.queue) else None
+        queue = ConsumeQueue(self.root, files.topic, files.queue_id, self.config, self.pool, read_only=True)
+        stream = UnitStream(self, files.topic, files.queue_id, older)
+        queue.ext = None
+        queue.queue, queue.units_per_file = stream, STRETCH_UNITS
+        begin_of_log = self.log_bounds()[0]
+        if older is None and not self._collected.get((files.topic, files.queue_id)) and stream.first_phy >= begin_of_log:
+            # Who only asks for the bounds needs no unit.
+            queue.min_for = begin_of_log, stream.first_unit
+        return queue
+
+    def _batch_queue(self, queue: BatchConsumeQueue) -> BatchConsumeQueue:
+        # RocketMQ 5.5.0 writes one unit a record without the number of its messages; batch queues in RocksDB do not work there.
+        key = queue.topic, queue.queue_id
+        units: dict[int, tuple[int, int, int, int]] = {}
+        for collected in self._collected.get(key, ()):
+            for offset, *unit in zip(*(each.tolist() for each in collected.columns(0, 2**62)), strict=True):
+                units.setdefault(offset, tuple(unit))
+        stored = self._read(key, 0, 2**62)
+        arrays = (stored.queue_offsets, stored.phy_offsets, stored.sizes, stored.tags_codes)
+        for offset, phy_offset, size, tags_code in zip(*(each.tolist() for each in arrays), strict=True):
+            units[offset] = (phy_offset, size, tags_code, max(self.batch_num(phy_offset, size), 1))
+        queue.in_memory = True
+        end = queue.max_queue_offset
+        for offset, (phy_offset, size, tags_code, num) in sorted(units.items()):
+            if offset >= end:
+                queue.put(offset, phy_offset, size, tags_code, -1, min(num, 0x7FFF))
+        return queue
+
+    # ------------------------------------------------------------------------------------------------------ units
+
+    def extent(self, stream: UnitStream) -> tuple[list[int], int]:
+        """(list of int, int): where the stretches of a queue begin, and where it ends, in bytes of the queue."""
+        key = stream.topic, stream.queue_id
+        # Asked first, as damage there leads to a walk over the log, which collects more.
+        in_database = self._in_database(key)
+        ranges = [(each.begin, each.end) for each in self._collected.get(key, ()) if each.end > each.begin]
+        if in_database is not None:
+            first, end = in_database
+            stream.first_unit, stream.first_phy = first.queue_offset, first.phy_offset
+            ranges.append((first.queue_offset, end))
+        if stream.older is not None:
+            ranges.append((stream.older.first_unit, stream.older.unit_num))
+        stretches: set[int] = set()
+        for begin, end in ranges:
+            stretches.update(range(begin // STRETCH_UNITS, (end - 1) // STRETCH_UNITS + 1))
+        end = max((end for _, end in ranges), default=0)
+        return [number * _STRETCH_SIZE for number in sorted(stretches)], end * _UNIT_SIZE
+
+    def _in_database(self, key: Key) -> tuple[LastUnit, int] | None:
+        # The first and the end of the units that the log may still hold; of the stale ones before them the last, if all are.
+        database, last = self.database, None if self.database is None else self.database.last.get(key)
+        if database is None or last is None:
+            return None
+        try:
+            first = database.at_or_after(*key, 0)
+            begin_of_log, end_of_log = self.log_bounds()
+            if first is None or first.phy_offset >= end_of_log:
+                return None
+            low, high = first.queue_offset, last.queue_offset + 1
+            if last.phy_offset >= end_of_log:
+                # The log was cut after these units were written.
+                high = self._bound(key, low, high, end_of_log)
+            if first.phy_offset < begin_of_log:
+                first = database.at_or_after(*key, min(self._bound(key, low, high, begin_of_log), high - 1))
+            newest = database.at_or_before(*key, high - 1)
+        except CorruptionError as error:
+            self.report(error)
+            return None
+        if first is None or newest is None:
+            return None
+        span = newest.queue_offset - first.queue_offset
+        if not 0 <= span <= max(newest.phy_offset - first.phy_offset, 0) // _SMALLEST_RECORD + 1:
+            self.report(
+                CorruptionError(
+                    f"the units of {key[0]}/{key[1]} go from queue offset {first.queue_offset} to {newest.queue_offset}, which "
+                    "the log between their records has no room for",
+                    self.path,
+                )
+            )
+            return None
+        return first, newest.queue_offset + 1
+
+    def _bound(self, key: Key, low: int, high: int, phy_offset: int) -> int:
+        # The first queue offset from `low` on whose unit is at or after `phy_offset`, `high` if there is none before it.
+        assert self.database is not None
+        while low < high:
+            middle = (low + high) // 2
+            found = self.database.at_or_after(*key, middle)
+            if found is None or found.phy_offset >= phy_offset:
+                high = middle
+            else:
+                low = found.queue_offset + 1
+        return low
+
+    def _read(self, key: Key, begin: int, end: int) -> Units:
+        # What the database has of these, and as much of it as can be read.
+        damage: list[CorruptionError] = []
+        assert self.database is not None
+        found = self.database.units(*key, begin, end, damage)
+        for error in damage:
+            self.report(error)
+        return found
+
+    def content(self, stream: UnitStream, base: int, end: int) -> bytes:
+        """bytes: the units of the stretch that begins at `base`, up to `end` at most, both in bytes of the queue.
+
+        Places of units that are nowhere are filled with pre-fill units, which readers pass over.
+        """
+        key = stream.topic, stream.queue_id
+        first = base // _UNIT_SIZE
+        num = min(max(end // _UNIT_SIZE - first, 0), STRETCH_UNITS)
+        units = np.zeros(num, np.dtype(_UNIT))
+        units["size"] = PRE_FILL_SIZE
+        stored = None
+        if self.database is not None and key in self.database.last:
+            stored = self._read(key, first, first + num)
+            self._complete_holes(key, first, num, stored)
+        if stream.older is not None:
+            _put_older(units, first, stream.older)
+        for collected in self._collected.get(key, ()):
+            offsets, phy_offsets, sizes, tags_codes, _ = collected.columns(first, first + num)
+            at = offsets - first
+            units["phy_offset"][at], units["size"][at], units["tags_code"][at] = phy_offsets, sizes, tags_codes
+        content = units.view(np.uint8).reshape(num, _UNIT_SIZE)
+        if stored is not None and len(stored.queue_offsets):
+            content[stored.queue_offsets - first] = stored.values[:, :_UNIT_SIZE]
+        return content.tobytes()
+
+    def _complete_holes(self, key: Key, first: int, num: int, stored: Units) -> None:
+        # Where queue offsets do not go on by one, records between are in the log and not here: a broker that was killed lost them.
+        database = self.database
+        if database is None:
+            return
+        offsets, phy_offsets = stored.queue_offsets, stored.phy_offsets
+        # A gap may begin in a stretch before this one and end in one after it.
+        before = None
+        if first and (not len(offsets) or offsets[0] > first):
+            before = database.at_or_before(*key, first - 1)
+        after = None
+        if not len(offsets) or offsets[-1] < first + num - 1:
+            after = database.at_or_after(*key, first + num)
+        gaps = np.flatnonzero(np.diff(offsets) != 1)
+        begins = [int(phy_offsets[gap]) for gap in gaps[:1]]
+        ends = [int(phy_offsets[gap + 1]) for gap in gaps[-1:]]
+        if before is not None:
+            begins.append(before.phy_offset)
+            ends += [int(each) for each in phy_offsets[:1]]
+        if after is not None:
+            begins += [int(each) for each in phy_offsets[-1:]]
+            ends.append(after.phy_offset)
+        if begins and ends and min(begins) < max(ends):
+            self.complete(min(begins), max(ends))
+
+    def report(self, error: CorruptionError) -> None:
+        """Note damage in the database; the first makes the whole log be gone over for what the database lacks."""
+        known = {each.message for each in self.damage}
+        if error.message not in known:
+            logger.warning("%s: %s; what it lacks is taken from the log", error.path, error.message)
+            self.damage.append(error)
+        if not known:
+            self.complete(None, None)
+
+    def keep(self, stream: UnitStream, offset: int) -> None:
+        """Know that a stretch was made; the oldest ones go where there are too many."""
+        with self._lock:
+            self._kept[stream, offset] = None
+            while len(self._kept) > _STRETCHES_KEPT:
+                oldest = next(iter(self._kept))
+                del self._kept[oldest]
+                oldest[0].forget(oldest[1])
+
+
+def _put_older(units: np.ndarray, first: int, older: ConsumeQueue) -> None:
+    at = max(first, older.first_unit)
+    end = min(first + len(units), older.unit_num)
+    while at < end:
+        phy_offsets, sizes, tags_codes = older.units(at, end - at)
+        if not len(phy_offsets):
+            return
+        if older.ext is not None:
+            found = [older.tags_code(unit) for unit in older.read(at, len(phy_offsets))]
+            if len(found) == len(tags_codes):
+                tags_codes = np.array([0 if code is None else code for code in found], np.int64)
+        part = slice(at - first, at - first + len(phy_offsets))
+        units["phy_offset"][part], units["size"][part], units["tags_code"][part] = phy_offsets, sizes, tags_codes
+        at += len(phy_offsets)

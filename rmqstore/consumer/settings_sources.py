@@ -1,0 +1,373 @@
+"""Where a broker keeps its topics, subscription groups and consumer offsets: every source, and which of them it takes.
+
+Owns the reading of the JSON files and of the RocksDB databases below ``config`` into one shape, and the choice between
+several.  It only reads.  An entry that cannot be read is a finding and hides no other.
+
+What a broker takes (RocketMQ 5.5.0): one with ``storeType=defaultRocksDB`` takes its database, and a JSON file whose data version
+has the larger counter is merged in at its start: topics and groups are added to those of the database, offsets replace them.
+Separate databases beside the single one are added likewise.  With ``configManagerVersion=v2`` it looks at nothing else.  A
+directory does not tell these options: of v2 and the rest that counts which was changed last.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rmqstore.consumer.consumer_offset import ConsumerOffsets
+from rmqstore.consumer.fastjson import parse_fastjson
+from rmqstore.consumer.offsets_file import load_with_backup, table_of, whole_number
+from rmqstore.errors import CorruptionError, Finding, ReadOnlyError
+from rmqstore.rocksdb.settings import Kind, Layout, SettingsDatabase, settings_layouts
+
+__all__ = ["DatabaseOffsets", "SettingsKind", "SettingsSource", "TakenSettings", "settings_sources", "take_settings"]
+
+logger = logging.getLogger(__name__)
+
+SettingsKind = Literal["topics", "subscription_groups", "consumer_offsets"]
+
+# Of each kind: its JSON file, and by the name of a table there what a database calls it.
+_TABLES: dict[str, tuple[str, dict[str, Kind]]] = {
+    "topics": ("topics.json", {"topicConfigTable": "topics"}),
+    "subscription_groups": (
+        "subscriptionGroup.json",
+        {"subscriptionGroupTable": "subscription_groups", "forbiddenTable": "forbidden"},
+    ),
+    "consumer_offsets": (
+        "consumerOffset.json",
+        {"offsetTable": "consumer_offsets", "pullOffsetTable": "pull_offsets"},
+    ),
+}
+_LMQ_FILE = "lmqConsumerOffset.json"
+_VERSION_MEMBERS = ("counter", "stateVersion", "timestamp")
+
+
+@dataclass(slots=True)
+class SettingsSource:
+    """One place that holds settings of one kind.
+
+    Attributes
+    ----------
+    kind : {"topics", "subscription_groups", "consumer_offsets"}
+    form : {"json", "separate", "single", "v2"}
+        A JSON file, or one of the layouts of `rmqstore.rocksdb.settings`.
+    path : str
+        The file that was read, or the database's directory.
+    data_version : dict of str to int
+        Counter, state version and timestamp (ms since epoch); empty where there is none yet.
+    tables : dict of str to dict
+        By the names that the JSON files have: ``topicConfigTable``, ``subscriptionGroupTable``, ``forbiddenTable``,
+        ``offsetTable`` and ``pullOffsetTable`` (``topic@group`` -> queue id -> offset).
+    findings : list of Finding
+        What could not be read.
+    readable : bool
+        False where nothing could be read at all.
+    """
+
+    kind: SettingsKind
+    form: str
+    path: str
+    data_version: dict[str, int] = field(default_factory=dict)
+    tables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+    readable: bool = True
+
+    @property
+    def counter(self) -> int:
+        """int: the data version's counter, 0 where there is none yet."""
+        return self.data_version.get("counter", 0)
+
+    @property
+    def entries(self) -> int:
+        """int: how many entries the tables have."""
+        return sum(map(len, self.tables.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class TakenSettings:
+    """What a broker that starts on the directory has.
+
+    Attributes
+    ----------
+    tables : dict of str to dict
+        As of `SettingsSource`.
+    sources : tuple of SettingsSource
+        Where they are from; what a later one has goes before.
+    reason : str
+        Why these, a sentence; "" where there is one source.
+    """
+
+    tables: dict[str, dict[str, Any]]
+    sources: tuple[SettingsSource, ...]
+    reason: str
+
+
+# ---------------------------------------------------------------------------------------------------------- reading
+
+
+def settings_sources(
+    root: str | os.PathLike[str], kind: SettingsKind, *, lmq: bool | None = None, quiet: bool = False
+) -> list[SettingsSource]:
+    """Every source of one kind of settings in the store at `root`.
+
+    Parameters
+    ----------
+    lmq : bool, optional
+        The JSON file of offsets is ``lmqConsumerOffset.json``; by default it is, of the two, the one written last.
+    quiet : bool
+        Do not log what cannot be read; it is in `SettingsSource.findings` anyway.
+
+    Raises
+    ------
+    MissingDependencyError
+        There is a database, and rocksdict is not installed.
+    OSError
+        A file cannot be read.
+    """
+    root = os.fspath(root)
+    found = []
+    own = next(iter(_TABLES[kind][1].values()))
+    for layout in settings_layouts(root, own):
+        found.append(_reading(SettingsSource(kind, layout, os.path.join(root, "config")), root))
+    path = _json_path(root, kind, lmq)
+    if os.path.exists(path) or os.path.exists(path + ".bak"):
+        found.append(_reading(SettingsSource(kind, "json", path), root))
+    for source in [] if quiet else found:
+        for finding in source.findings:
+            logger.warning("%s: %s", finding.path, finding.detail)
+    return found
+
+
+def _reading(source: SettingsSource, root: str) -> SettingsSource:
+    try:
+        if source.form == "json":
+            _read_json(source)
+        else:
+            _read_database(source, root)
+    except CorruptionError as error:
+        source.readable = False
+        source.path = error.path or source.path
+        kind = "bad_consumer_offset" if source.kind == "consumer_offsets" and source.form == "json" else "bad_settings"
+        detail = f"{source.kind} are not known: {error.message}"
+        source.findings.append(Finding(source.path, error.pos or 0, kind, detail))
+    return source
+
+
+def _json_path(root: str, kind: str, lmq: bool | None) -> str:
+    path = os.path.join(root, "config", _TABLES[kind][0])
+    if kind == "consumer_offsets" and lmq is not False:
+        of_lmq = os.path.join(root, "config", _LMQ_FILE)
+        if lmq or _written(of_lmq) > _written(path):
+            return of_lmq
+    return path
+
+
+def _written(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:
+        return -1
+
+
+def _read_json(source: SettingsSource) -> None:
+    if source.kind == "consumer_offsets":
+        offsets = ConsumerOffsets.load(source.path)
+        source.tables = {"offsetTable": dict(offsets.offset_table), "pullOffsetTable": dict(offsets.pull_offset_table)}
+        for key, offset in offsets.lmq_offset_table.items():
+            source.tables["offsetTable"].setdefault(key, {}).setdefault(0, offset)
+        source.data_version, source.findings = dict(offsets.data_version), offsets.findings
+        source.path = offsets.source or source.path
+        return
+
+    def decode(document: Any, path: str) -> None:
+        tables: dict[str, dict[str, Any]] = {}
+        findings: list[Finding] = []
+        for name in _TABLES[source.kind][1]:
+            tables[name] = {}
+            for key, value in table_of(document, name, path).items():
+                if isinstance(key, str) and isinstance(value, dict):
+                    tables[name][key] = value
+                else:
+                    detail = f"{name}: {key!r} is no object with a name; the others are read"
+                    findings.append(Finding(path, 0, "bad_settings", detail))
+        source.data_version = _version(table_of(document, "dataVersion", path), path, findings)
+        source.tables, source.findings, source.path = tables, findings, path
+
+    load_with_backup(source.path, True, decode)
+
+
+def _version(members: dict[Any, Any], path: str, findings: list[Finding]) -> dict[str, int]:
+    try:
+        return {
+            name: whole_number(members[name], f"dataVersion: {name}", path)
+            for name in _VERSION_MEMBERS
+            if members.get(name) is not None
+        }
+    except CorruptionError as error:
+        findings.append(Finding(path, 0, "bad_settings", f"{error.message}; it counts as 0"))
+        return {}
+
+
+def _read_database(source: SettingsSource, root: str) -> None:
+    layout: Layout = source.form  # type: ignore[assignment]
+    kinds = _TABLES[source.kind][1]
+    with SettingsDatabase(root, layout, next(iter(kinds.values()))) as database:
+        source.path = database.path
+        version = database.data_version()
+        if isinstance(version, str):
+            version = _parsed(version, "the data version", database.path, source.findings)
+        source.data_version = _version(version or {}, database.path, source.findings)
+        for name, kind in kinds.items():
+            # v2 does not keep what is forbidden, v1 no pull offsets.
+            kept = layout == "v2" if kind == "pull_offsets" else layout != "v2" if kind == "forbidden" else True
+            source.tables[name] = _database_table(database.use(kind), source.findings) if kept else {}
+        source.findings += database.findings
+
+
+def _database_table(database: SettingsDatabase, findings: list[Finding]) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    if database.kind in ("consumer_offsets", "pull_offsets") and database.layout == "v2":
+        for entry in database.offsets():
+            table.setdefault(f"{entry.topic}@{entry.group}", {})[entry.queue_id] = entry.offset
+        return table
+    for name, text in database.texts():
+        value = _parsed(text, repr(name), database.path, findings)
+        if value is None:
+            continue
+        if database.kind == "consumer_offsets":
+            try:
+                value = {
+                    whole_number(queue_id, f"a queue id of {name!r}", database.path, 32): whole_number(
+                        offset, f"the offset of queue {queue_id} of {name!r}", database.path
+                    )
+                    for queue_id, offset in table_of(value, "offsetTable", database.path).items()
+                }
+            except CorruptionError as error:
+                detail = f"{name!r}: {error.message}; the other groups are read"
+                findings.append(Finding(database.path, 0, "bad_settings", detail))
+                continue
+        table[name] = value
+    return table
+
+
+def _parsed(text: str, what: str, path: str, findings: list[Finding]) -> dict[Any, Any] | None:
+    try:
+        value = parse_fastjson(text, path)
+        if isinstance(value, dict):
+            return value
+        problem = "no JSON object"
+    except CorruptionError as error:
+        problem = f"{error.message} at byte {error.pos}"
+    findings.append(Finding(path, 0, "bad_settings", f"{what}: its value is {problem}; the others are read"))
+    return None
+
+
+# --------------------------------------------------------------------------------------------------------- choosing
+
+
+def take_settings(sources: list[SettingsSource]) -> TakenSettings:
+    """What a broker that starts on a directory with these `sources`, all of one kind, has."""
+    of = {source.form: source for source in sources if source.readable}
+    v1 = _take_v1(of)
+    v2 = of.get("v2")
+    if v2 is None:
+        return v1
+    if not v1.sources:
+        return TakenSettings(v2.tables, (v2,), "")
+    newest = max(source.data_version.get("timestamp", 0) for source in v1.sources)
+    if v2.data_version.get("timestamp", 0) >= newest:
+        return TakenSettings(v2.tables, (v2,), f"{_name(v2)} was changed after {_name(v1.sources[-1])}")
+    return TakenSettings(v1.tables, v1.sources, f"{_name(v1.sources[-1])} was changed after {_name(v2)}")
+
+
+def _take_v1(of: dict[str, SettingsSource]) -> TakenSettings:
+    file = of.get("json")
+    base = of.get("single") or of.get("separate")
+    if base is None:
+        return TakenSettings({} if file is None else file.tables, () if file is None else (file,), "")
+    taken, counter, tables, reasons = [base], base.counter, base.tables, []
+    others = [file, of["separate"] if base.form == "single" and "separate" in of else None]
+    for other in others:
+        if other is None:
+            continue
+        if other.counter > counter:
+            replaces = other.form == "json" and other.kind == "consumer_offsets"
+            if replaces:
+                taken = []
+            tables = other.tables if replaces else _added(tables, other.tables)
+            taken.append(other)
+            reasons.append(
+                f"{_name(other)} has data version {other.counter}, {_name(base)} {counter}: a broker "
+                f"{'takes the former' if replaces else 'adds the former'}"
+            )
+            counter = other.counter
+        else:
+            reasons.append(
+                f"{_name(base)} has data version {counter}, {_name(other)} {other.counter}: a broker takes the former"
+            )
+    return TakenSettings(tables, tuple(taken), "; ".join(reasons))
+
+
+def _added(tables: dict[str, dict[str, Any]], others: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {name: {**tables.get(name, {}), **others.get(name, {})} for name in {**tables, **others}}
+
+
+def _name(source: SettingsSource) -> str:
+    folder, name = os.path.split(source.path)
+    return f"{os.path.basename(folder)}/{name}"
+
+
+# --------------------------------------------------------------------------------------------------------- progress
+
+
+class DatabaseOffsets(ConsumerOffsets):
+    """Progress of consumer groups that a broker keeps in RocksDB; it is read, and never written.
+
+    Attributes
+    ----------
+    source : str
+        The database, or the JSON file that a broker takes before it (`take_settings`).
+    others
+        As of `ConsumerOffsets`.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of_store(cls, root: str | os.PathLike[str], *, lmq: bool | None = None) -> DatabaseOffsets | None:
+        """The progress of the store at `root`, None where it has no database of offsets.
+
+        Raises
+        ------
+        CorruptionError
+            Nothing of the database can be read.
+        MissingDependencyError
+            rocksdict is not installed.
+        """
+        if not settings_layouts(root, "consumer_offsets"):
+            return None
+        sources = settings_sources(root, "consumer_offsets", lmq=lmq)
+        for source in sources:
+            if not source.readable and source.form != "json":
+                raise CorruptionError(source.findings[-1].detail, source.path)
+        taken = take_settings(sources)
+        if taken.reason:
+            logger.info("progress of consumer groups: %s", taken.reason)
+        path = next(source.path for source in sources if source.form != "json")
+        offsets = cls(path)
+        offsets.offset_table = taken.tables.get("offsetTable", {})
+        offsets.pull_offset_table = taken.tables.get("pullOffsetTable", {})
+        offsets.data_version = dict(taken.sources[-1].data_version)
+        offsets.findings = [finding for source in taken.sources for finding in source.findings]
+        offsets.source = taken.sources[-1].path
+        return offsets
+
+    def _check_writable(self) -> None:
+        raise ReadOnlyError(
+            "the progress of this store is kept in RocksDB, which rmqstore reads and does not write, and a second file of "
+            "progress beside it would be one that the broker ignores: give offsets=ConsumerOffsets.load(a path of yours, "
+            "read_only=False)",
+            self.path,
+        )

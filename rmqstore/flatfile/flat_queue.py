@@ -1,0 +1,432 @@
+"""One queue in tiered storage: its units, the records that they lead to, and where both begin and end.
+
+Owns reading by queue offset and by store time, and finding records by key without an index.  It opens no folder (`FlatStore`
+does), and never passes over what it cannot read: every hole, unit and record that leads nowhere is told to `report`, which
+raises unless the caller takes such findings.
+
+Facts (RocketMQ 5.5.0): COMMIT_LOG holds the records of the queue back to back, with the offset in this log at bytes 28 to 35
+instead of the one that they had; CONSUME_QUEUE holds 20-byte units, base offset = 20 * queue offset of the first.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from rmqstore import _core, _read
+from rmqstore import _numpy as np
+from rmqstore._columns import ArrowColumns, KeyTexts
+from rmqstore._core import UnitLayout, Verdict
+from rmqstore.errors import Finding, OffsetOutOfRangeError
+from rmqstore.files.mapped_file import MappedFilePool, NotCopied
+from rmqstore.flatfile.flat_files import FlatFiles
+from rmqstore.flatfile.metadata import FlatFileMetadata
+from rmqstore.message import MessageExt
+
+__all__ = ["MAX_REGIONS", "FlatQueue", "Units"]
+
+UNIT_SIZE = int(UnitLayout.UNIT_SIZE)
+MAX_REGIONS = 64
+"""As many files as the core takes in one call."""
+
+_UNIT = struct.Struct(">qiq")
+# Units that one read looks at when tags pass over most of them (RocketMQ's maxFilterMessageSize), and that arrays have.
+_EXAMINED = 16000 // UNIT_SIZE
+_STEP = 8192
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+
+Units = tuple[int, "np.ndarray", "np.ndarray", "np.ndarray"]
+"""Queue offset of the first unit, then for each unit its log offset, record size and tags code."""
+
+
+class FlatQueue(NotCopied):
+    """A queue of one topic in tiered storage.
+
+    Parameters
+    ----------
+    path : path
+        The folder that holds COMMIT_LOG and CONSUME_QUEUE.
+    topic : str
+    queue_id : int
+    pool : MappedFilePool
+    report : callable
+        Takes a `Finding` of what an answer had to pass over; it may raise.
+    log_metadata, unit_metadata : mapping, optional
+        As of `FlatFiles`.
+    crc_check : int
+        As of `_core.decode_record`.
+
+    Attributes
+    ----------
+    log, units : FlatFiles
+    min_queue_offset, max_queue_offset : int
+        Of the first message that is there, and the one to come.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        topic: str,
+        queue_id: int,
+        pool: MappedFilePool,
+        report: Callable[[Finding], object],
+        log_metadata: Mapping[int, FlatFileMetadata] | None = None,
+        unit_metadata: Mapping[int, FlatFileMetadata] | None = None,
+        crc_check: int = 1,
+    ):
+        self.path = os.fspath(path)
+        self.topic, self.queue_id = topic, queue_id
+        self.report, self.crc_check = report, crc_check
+        self.log = FlatFiles(os.path.join(self.path, "COMMIT_LOG"), pool, log_metadata)
+        self.units = FlatFiles(os.path.join(self.path, "CONSUME_QUEUE"), pool, unit_metadata)
+        self.min_queue_offset = self.max_queue_offset = 0
+        self._find_bounds()
+
+    def load(
+        self,
+        log_metadata: Mapping[int, FlatFileMetadata] | None = None,
+        unit_metadata: Mapping[int, FlatFileMetadata] | None = None,
+    ) -> None:
+        """Look at the folders again, where a broker wrote meanwhile."""
+        # Units first: their records were written before them.
+        self.units.load(unit_metadata)
+        self.log.load(log_metadata)
+        self._find_bounds()
+
+    def _find_bounds(self) -> None:
+        low, high = -(-self.units.min_offset // UNIT_SIZE), self.units.max_offset // UNIT_SIZE
+        first = self.look_up(self.log.min_offset) if self.log.min_offset else None
+        if first is not None and low < first.queue_offset < high:
+            # A damaged number must not hide what is there, so that its unit has to say the same.
+            unit = self.unit_at(first.queue_offset)
+            if unit is not None and unit[0] == self.log.min_offset:
+                low = first.queue_offset
+        self.min_queue_offset, self.max_queue_offset = low, max(high, low)
+
+    @property
+    def problems(self) -> list[Finding]:
+        """list of Finding: what is wrong with the files themselves, holes included."""
+        return [*self.log.problems, *self.units.problems, *([] if self.lacks_units is None else [self.lacks_units])]
+
+    @property
+    def lacks_units(self) -> Finding | None:
+        """Finding or None: that there are records and no units, without which nobody knows where the queue begins and ends."""
+        if not len(self.log) or len(self.units) or self.units.holes:
+            return None
+        return Finding(self.units.path, 0, "missing_file", "there are no units, but the queue has records")
+
+    def unit_of(self, log_offset: int) -> tuple[int, bool]:
+        """(int, bool): queue offset of the unit that leads to this log offset, and whether it is certain; -1 for none.
+
+        It is not where units on the way are gone, which may have led there.
+        """
+        low, high = self.min_queue_offset, self.max_queue_offset
+        while low < high:
+            middle = (low + high) // 2
+            unit = self.unit_at(middle)
+            if unit is None:
+                return -1, False
+            if unit[0] == log_offset:
+                return middle, True
+            low, high = (middle + 1, high) if unit[0] < log_offset else (low, middle)
+        return -1, True
+
+    # ------------------------------------------------------------------------------------------------------ single
+
+    def unit_at(self, queue_offset: int) -> tuple[int, int, int] | None:
+        """(int, int, int) or None: log offset, record size and tags code of a unit; None where no file holds it."""
+        found = self.units.region_of(queue_offset * UNIT_SIZE)
+        if found is None:
+            return None
+        region, base = found
+        pos = queue_offset * UNIT_SIZE - base
+        return _UNIT.unpack(region.read(pos, UNIT_SIZE)) if pos + UNIT_SIZE <= region.size else None
+
+    def look_up(self, log_offset: int, size: int | None = None) -> MessageExt | None:
+        """MessageExt or None: the message at `log_offset` of this queue's tiered log, None where no record of this size begins."""
+        found = self.log.region_of(log_offset)
+        if found is None:
+            return None
+        region, base = found
+        message = _read.read_message(region, log_offset - base, base, MessageExt, self.crc_check)
+        return None if isinstance(message, Verdict) or size not in (None, message.store_size) else message
+
+    def judge(self, log_offset: int, size: int, queue_offset: int) -> Finding:
+        """Finding: why the unit at `queue_offset` leads to no record of this size."""
+        unit_path, unit_pos = self.units.place_of(queue_offset * UNIT_SIZE)
+        path, pos = self.log.place_of(log_offset)
+        hole = self.log.hole_at(log_offset)
+        if hole is not None:
+            detail = f"the record of queue offset {queue_offset}, at log offset {log_offset}, is gone: {hole.finding.detail}"
+            return Finding(path, pos, "missing_file", detail)
+        found = self.log.region_of(log_offset)
+        if found is None:
+            detail = f"leads to log offset {log_offset}, and the log holds {self.log.min_offset} to {self.log.max_offset}"
+            return Finding(unit_path, unit_pos, "bad_unit", detail)
+        verdict, actual, _ = _core.check_record(found[0], log_offset - found[1], found[1], 0)
+        what = f"a record of {actual} bytes" if verdict is Verdict.RECORD else f"no record ({verdict.name})"
+        detail = f"{what} where queue offset {queue_offset} has one of {size} bytes, at log offset {log_offset}"
+        return Finding(path, pos, "bad_record", detail)
+
+    def no_unit(self, queue_offset: int) -> tuple[Finding, int]:
+        """(Finding, int): why no file holds the unit at `queue_offset`, and the queue offset at which the next one is."""
+        begin = queue_offset * UNIT_SIZE
+        hole = next((each for each in self.units.holes if each.begin < begin + UNIT_SIZE and each.end > begin), None)
+        if hole is None:
+            # Its files are not cut at multiples of a unit.
+            detail = f"queue offset {queue_offset} has no whole unit"
+            return Finding(*self.units.place_of(begin), "bad_unit", detail), queue_offset + 1
+        following = max(-(-hole.end // UNIT_SIZE), queue_offset + 1)
+        detail = f"queue offsets {queue_offset} to {following} have no units: {hole.finding.detail}"
+        return Finding(hole.finding.path, hole.finding.pos, "missing_file", detail), following
+
+    def read(
+        self,
+        queue_offset: int,
+        end: int,
+        max_num: int,
+        max_bytes: int,
+        wanted: dict[int, set[str]] | None,
+    ) -> tuple[list[MessageExt], int]:
+        """(list of MessageExt, int): messages from `queue_offset` to before `end`, and the queue offset to go on at.
+
+        It ends in front of what cannot be read, and begins with telling `report` of it when that is the first.
+
+        Parameters
+        ----------
+        max_bytes : int
+            Stop before the records together take more; the first is given whatever the limits.
+        wanted : dict of int to set of str, optional
+            Tags by the low 32 bits of their hash.
+        """
+        found = self._read_whole(queue_offset, end, max_num, max_bytes, wanted)
+        if found is not None:
+            return found
+        messages: list[MessageExt] = []
+        size, last = 0, min(end, queue_offset + max(_EXAMINED, max_num))
+        at = queue_offset
+        while at < last:
+            unit = self.unit_at(at)
+            if unit is None:
+                if messages:
+                    break
+                finding, at = self.no_unit(at)
+                self.report(finding)
+                continue
+            log_offset, record_size, code = unit
+            if messages and (len(messages) >= max_num or size + record_size > max_bytes):
+                break
+            if wanted is not None and code & 0xFFFFFFFF not in wanted:
+                at += 1
+                continue
+            message = self.look_up(log_offset, record_size)
+            if message is None:
+                if messages:
+                    break
+                self.report(self.judge(log_offset, record_size, at))
+                at += 1
+                continue
+            message.check_queue(self.topic, self.queue_id, at)
+            at += 1
+            if wanted is not None and not any(message.tags in texts for texts in wanted.values()):
+                continue
+            messages.append(message)
+            size += record_size
+        return messages, min(at, max(end, queue_offset))
+
+    def _read_whole(
+        self, queue_offset: int, end: int, max_num: int, max_bytes: int, wanted: dict[int, set[str]] | None
+    ) -> tuple[list[MessageExt], int] | None:
+        # As `read`, one call of the core a flat file, up to the end of the units' file; None where a unit leads to no record.
+        units = self.units.region_of(queue_offset * UNIT_SIZE)
+        if units is None or max_num < 1:
+            return None
+        begin = queue_offset * UNIT_SIZE - units[1]
+        num = min((units[0].size - begin) // UNIT_SIZE, end - queue_offset, max(_EXAMINED, max_num))
+        codes = tags = None
+        if wanted is not None:
+            codes, tags = frozenset(wanted), frozenset().union(*wanted.values())
+        messages: list[MessageExt] = []
+        at = size = 0
+        following, full = queue_offset, False
+        while at < num and not full:
+            pos = begin + at * UNIT_SIZE
+            log = self.log.region_of(units[0].get_i64(pos))
+            if log is None:
+                return None
+            region, base = log
+            done, last, size, full, gone = _read.read_queued(
+                units[0], pos, num - at, region, base, base, base + region.size, MessageExt, messages, size, max_num, max_bytes,
+                self.crc_check, codes, tags, self.topic, self.queue_id, queue_offset + at,
+            )  # fmt: skip
+            if gone or not (done or full):
+                return None
+            if last >= 0:
+                following = queue_offset + at + last + 1
+            at += done
+        return messages, following
+
+    # -------------------------------------------------------------------------------------------------- by time
+
+    def store_timestamp_of(self, queue_offset: int) -> int:
+        """int: store time of a message in ms since epoch, -1 where none can be read."""
+        unit = self.unit_at(queue_offset)
+        found = None if unit is None else self.log.region_of(unit[0])
+        if unit is None or found is None:
+            return -1
+        verdict, _, timestamp = _core.check_record(found[0], unit[0] - found[1], found[1], 0)
+        return timestamp if verdict is Verdict.RECORD else -1
+
+    def offset_by_time(self, timestamp: float, boundary: str, end: int) -> int:
+        """int: as of `MessageStore.offset_by_time`, among the messages before queue offset `end`.
+
+        Damage on the way is told to `report`, and the search goes on with the nearest message after it that can be read.
+        """
+        low, high = self.min_queue_offset, min(end, self.max_queue_offset)
+        first, last = low, high
+        while low < high:
+            middle = (low + high) // 2
+            at, time = middle, self.store_timestamp_of(middle)
+            while time < 0 and at < high:
+                at = self._report_at(at)
+                time = self.store_timestamp_of(at) if at < high else -1
+            if time >= 0 and (time < timestamp if boundary == "lower" else time <= timestamp):
+                low = at + 1
+            else:
+                high = middle
+        return low if boundary == "lower" else max(low - 1, first) if first < last else first
+
+    def _report_at(self, queue_offset: int) -> int:
+        # Where to go on.
+        unit = self.unit_at(queue_offset)
+        if unit is None:
+            finding, following = self.no_unit(queue_offset)
+        else:
+            finding, following = self.judge(unit[0], unit[1], queue_offset), queue_offset + 1
+        self.report(finding)
+        return following
+
+    # -------------------------------------------------------------------------------------------------------- many
+
+    def unit_arrays(self, begin: int, end: int, step: int = _STEP) -> Iterator[Units]:
+        """The units from queue offset `begin` to before `end`, at most `step` at a time; what no file holds is reported.
+
+        Yields
+        ------
+        Units
+            Arrays of int64, int32 and int64 of one length.
+        """
+        at = max(begin, self.min_queue_offset)
+        end = min(end, self.max_queue_offset)
+        while at < end:
+            found = self.units.region_of(at * UNIT_SIZE)
+            pos = 0 if found is None else at * UNIT_SIZE - found[1]
+            num = 0 if found is None else min((found[0].size - pos) // UNIT_SIZE, end - at, step)
+            if found is None or num <= 0:
+                finding, at = self.no_unit(at)
+                self.report(finding)
+                continue
+            packed = np.frombuffer(found[0].read(pos, num * UNIT_SIZE), _unit_type())
+            yield at, packed["o"].astype(np.int64), packed["s"].astype(np.int32), packed["c"].astype(np.int64)
+            at += num
+
+    def located(self, log_offsets: np.ndarray) -> Iterator[tuple[slice, list[Any], np.ndarray, np.ndarray]]:
+        """Offsets in parts that lie in few files each, for the core's `fill_at`.
+
+        Yields
+        ------
+        (slice, list of Region, array of int64, array of int32)
+            Which part, its files, their base offsets, and for each offset the number of its file, -1 where none holds it.
+        """
+        if not len(log_offsets):
+            return
+        bases = np.array(self.log.bases, np.int64)
+        lowest, highest = np.searchsorted(bases, [log_offsets.min(), log_offsets.max()], "right").tolist()
+        if lowest == highest:
+            region = self._file_region(lowest - 1)
+            number = -1 if region is None else 0
+            regions = [] if region is None else [region]
+            yield slice(0, len(log_offsets)), regions, bases[lowest - 1 : lowest], np.full(len(log_offsets), number, np.int32)
+            return
+        files = np.searchsorted(bases, log_offsets, "right") - 1
+        step = max(len(files), 1) if len(np.unique(files)) <= MAX_REGIONS else MAX_REGIONS
+        for first in range(0, len(files), step):
+            part = slice(first, first + step)
+            there, numbers = np.unique(files[part], return_inverse=True)
+            regions = []
+            begins: list[int] = []
+            number_of = []
+            for file in there.tolist():
+                found = self._file_region(file)
+                number_of.append(-1 if found is None else len(regions))
+                if found is not None:
+                    regions.append(found)
+                    begins.append(self.log.bases[file])
+            yield part, regions, np.array(begins, np.int64), np.array(number_of, np.int32)[numbers]
+
+    def _file_region(self, number: int) -> _core.Region | None:
+        if number < 0:
+            return None
+        try:
+            found = self.log.region_of(self.log.bases[number])
+        except OffsetOutOfRangeError:
+            return None  # Its broker deleted it meanwhile.
+        return None if found is None else found[0]
+
+    def without_record(self, log_offsets: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+        """array of int: the numbers of those places at which no record of this size begins."""
+        taken = np.zeros(len(log_offsets), np.uint8)
+        out = ArrowColumns((), 1 << 30)
+        for part, regions, bases, numbers in self.located(log_offsets):
+            out.fill_at(regions, bases, numbers, log_offsets[part], sizes[part], taken[part])
+        return np.flatnonzero(taken == 0)
+
+    def find_keys(self, texts: KeyTexts, kinds: int, begin: int, end: int, code: int | None = None) -> Iterator[int]:
+        """Log offsets of the messages from queue offset `begin` to before `end` that have a key; the records are gone over.
+
+        Parameters
+        ----------
+        texts : KeyTexts
+            One topic and one key.
+        kinds : int
+            As of `ArrowColumns.fill_matching`.
+        code : int, optional
+            Only messages whose unit has this tags code, compared by its low 32 bits.
+        """
+        out = ArrowColumns((), 1 << 30)
+        for first, offsets, sizes, codes in self.unit_arrays(begin, end):
+            chosen = np.arange(len(offsets)) if code is None else np.flatnonzero(codes & 0xFFFFFFFF == code & 0xFFFFFFFF)
+            offsets, sizes = offsets[chosen], sizes[chosen]
+            taken, same = np.zeros(len(offsets), np.uint8), np.zeros(len(offsets), np.int32)
+            for part, regions, bases, numbers in self.located(offsets):
+                out.fill_matching(
+                    regions, bases, numbers, offsets[part], taken[part], same[part], texts, kinds, _INT64_MAX
+                )  # fmt: skip
+            yield from offsets[taken != 0].tolist()
+            rest = np.flatnonzero(taken == 0)
+            for place in rest[self.without_record(offsets[rest], sizes[rest])].tolist():
+                self.report(self.judge(int(offsets[place]), int(sizes[place]), first + int(chosen[place])))
+
+    def release_pages(self, begin: int, end: int) -> None:
+        """Say that the bytes of the log from `begin` to before `end` are not needed any more: a long pass keeps little memory."""
+        at = max(begin, self.log.min_offset)
+        while at < min(end, self.log.max_offset):
+            mapped_file = self.log.find(at)
+            if mapped_file is None:
+                return
+            pos = at - mapped_file.file_from_offset
+            size = min(end - at, mapped_file.size - pos)
+            if mapped_file.mapped:
+                mapped_file.region.release_pages(pos, size)
+            at += size
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self.log.close()
+        self.units.close()
+
+
+def _unit_type() -> Any:
+    return np.dtype([("o", ">i8"), ("s", ">i4"), ("c", ">i8")])

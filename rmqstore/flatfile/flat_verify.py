@@ -1,0 +1,492 @@
+"""verify for tiered storage: everything in it that is not as a broker leaves it, as findings.
+
+Owns comparing flat files with the metadata and with each other, units with records, and index items with records.  It only reads,
+never stops at a finding, and keeps a constant working set but for one byte a unit.  What agrees is compared by the compiled core
+and NumPy; only what does not is looked at one by one, to name the place.
+
+Facts (RocketMQ 5.5.0): the end timestamp of an index file is the newest store time of its items, whose seconds are rounded towards
+zero; a record has one item for each different key, its unique key among them, and one for an empty key where two spaces follow
+each other in KEYS.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rmqstore import _columns, _core
+from rmqstore import _numpy as np
+from rmqstore._columns import ArrowColumns, RecordColumns
+from rmqstore._core import Verdict
+from rmqstore.errors import Finding
+from rmqstore.files.mapped_file import MappedFile
+from rmqstore.flatfile.flat_index import (
+    COMPACTED_ITEM_SIZE,
+    HEADER_SIZE,
+    SLOT_SIZE,
+    UNSEALED_ITEM_SIZE,
+    FlatIndexFile,
+    IndexItem,
+    flat_index_hash,
+)
+from rmqstore.flatfile.flat_queue import UNIT_SIZE, FlatQueue
+from rmqstore.flatfile.flat_store import FlatStore
+from rmqstore.message import MessageExt, encode_java_utf8
+
+__all__ = ["verify_flat"]
+
+_KINDS = {
+    Verdict.BAD_MAGIC: "bad_magic",
+    Verdict.BAD_SIZE: "bad_size",
+    Verdict.BAD_LENGTH: "bad_length",
+    Verdict.BAD_PHY_OFFSET: "bad_phy_offset",
+    Verdict.BAD_BODY_CRC: "bad_body_crc",
+    Verdict.BAD_PROP_CRC: "bad_prop_crc",
+}
+_CHUNK = 65536
+_SCAN_WINDOW = 32 * 1024 * 1024
+_MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
+_MASK = 2**64 - 1
+
+
+def verify_flat(flat_store: FlatStore, progress: Callable[[int, int], object] | None = None) -> Iterator[Finding]:
+    """Look for everything that is wrong in tiered storage.
+
+    Parameters
+    ----------
+    flat_store : FlatStore
+        Of its own, with an `on_damage` that raises nothing: every place is told here.
+    progress : callable, optional
+        Called with (bytes of records done, bytes in all), now and then and at the end.
+    """
+    yield from _Verify(flat_store, progress).run()
+
+
+class _Verify:
+    def __init__(self, flat_store: FlatStore, progress: Callable[[int, int], object] | None):
+        self.flat_store, self.progress = flat_store, progress
+        self.topic_ids = {} if flat_store.metadata is None else flat_store.metadata.topic_ids
+        self.ids_of = {topic: number for number, topic in self.topic_ids.items()}
+        self.done, self.whole = 0, 0
+        # What the records say that index files should hold: how many items, and a sum over them that has no order.
+        self.expected = _Sum()
+        # Items of empty keys are looked at one by one: few records have them, and the core passes over such keys.
+        self.empty_hashes: np.ndarray = np.empty(0, np.int64)
+
+    def run(self) -> Iterator[Finding]:
+        yield from self._strange()
+        yield from self.flat_store.problems
+        queues = list(self.flat_store.queues())
+        self.empty_hashes = np.array(sorted({flat_index_hash(queue.topic, "") for queue in queues}), np.int64)
+        self.whole = sum(queue.log.max_offset - queue.log.min_offset for queue in queues)
+        for queue in queues:
+            yield from self._queue(queue)
+        yield from self._index(queues)
+        if self.progress is not None:
+            self.progress(self.whole, self.whole)
+
+    def _strange(self) -> Iterator[Finding]:
+        for folder, _, names in os.walk(self.flat_store.folder):
+            depth = os.path.relpath(folder, self.flat_store.folder).count(os.sep)
+            if depth < 2 or folder == self.flat_store.folder:
+                for name in sorted(names):
+                    yield Finding(os.path.join(folder, name), 0, "file", "no part of tiered storage")
+
+    # ------------------------------------------------------------------------------------------------------ queues
+
+    def _queue(self, queue: FlatQueue) -> Iterator[Finding]:
+        covered = _Covered(queue)
+        indexed_to = self.flat_store.indexed_to(queue)
+        columns = RecordColumns()
+        for base in queue.log.bases:
+            mapped_file = queue.log.find(base)
+            if mapped_file is not None:
+                yield from self._file(queue, mapped_file, columns, covered, indexed_to)
+        for queue_offset in covered.missing():
+            unit = queue.unit_at(queue_offset)
+            # A hole among the units is a finding already.
+            if unit is not None:
+                yield queue.judge(unit[0], unit[1], queue_offset)
+
+    def _file(
+        self, queue: FlatQueue, mapped_file: MappedFile, columns: RecordColumns, covered: _Covered, indexed_to: int
+    ) -> Iterator[Finding]:
+        region, base, at = mapped_file.region, mapped_file.file_from_offset, 0
+        search = None
+        released = 0
+        while at < region.size:
+            pos, verdict = _columns.scan(region, at, region.size, base, columns, array("q"), 1, False, True)
+            if columns.count:
+                yield from self._records(queue, columns, covered, indexed_to)
+            self.done += pos - at
+            at = pos
+            if at - released >= _SCAN_WINDOW:
+                region.release_pages(released, at - released)
+                released = at
+            if self.progress is not None:
+                self.progress(min(self.done, self.whole), self.whole)
+            if verdict in (Verdict.COLUMNS_FULL, Verdict.LIMIT):
+                if verdict is Verdict.LIMIT:
+                    break
+                continue
+            if verdict in (Verdict.BAD_BODY_CRC, Verdict.BAD_PROP_CRC):
+                until = at + region.get_i32(at)
+                yield Finding(mapped_file.path, at, _KINDS[verdict], "the record does not agree with its CRC")
+                self._cover_damaged(queue, base + at, covered, indexed_to)
+            else:
+                search = _core.RecordSearch(region, base) if search is None else search
+                found = search.find(at + 1)
+                until = found if found >= 0 else region.size
+                detail = f"{until - at} bytes that are no record ({verdict.name})"
+                yield Finding(mapped_file.path, at, _KINDS.get(verdict, "bad_record"), detail)
+            self.done += until - at
+            at = until
+
+    def _cover_damaged(self, queue: FlatQueue, log_offset: int, covered: _Covered, indexed_to: int) -> None:
+        # It has its unit and its items like any other.
+        message = queue.look_up(log_offset)
+        if message is None:
+            return
+        covered.add(np.array([message.queue_offset], np.int64))
+        if message.queue_offset < indexed_to:
+            self._expect(queue, message)
+
+    def _expect(self, queue: FlatQueue, message: Any) -> None:
+        for key in _indexed_keys(message) - {""}:
+            key_hash = flat_index_hash(queue.topic, key)
+            self.expected.add_one(key_hash, self._id(queue), queue.queue_id, message.phy_offset, message.store_size)
+
+    def _id(self, queue: FlatQueue) -> int:
+        return self.ids_of.get(queue.topic, 0) if self.topic_ids else 0
+
+    def _records(self, queue: FlatQueue, columns: RecordColumns, covered: _Covered, indexed_to: int) -> Iterator[Finding]:
+        num = columns.count
+        offsets, sizes = columns.phy_offset[:num], columns.size[:num]
+        queue_offsets, codes = columns.queue_offset[:num], columns.tags_code[:num]
+        names = columns.topics.topics
+        own = np.array([name == encode_java_utf8(queue.topic) for name in names], np.bool_)[columns.topic[:num]]
+        own &= columns.queue_id[:num] == queue.queue_id
+        for row in np.flatnonzero(~own).tolist():
+            name = names[int(columns.topic[row])].decode("utf-8", "replace")
+            detail = f"a record of queue {name}/{int(columns.queue_id[row])} in the log of {queue.topic}/{queue.queue_id}"
+            yield Finding(*queue.log.place_of(int(offsets[row])), "wrong_queue", detail)
+        beyond = np.flatnonzero(own & (queue_offsets >= queue.max_queue_offset))
+        if len(beyond):
+            place = queue.log.place_of(int(offsets[beyond[0]]))
+            yield Finding(*place, "not_queued", f"{len(beyond)} records from here on have no unit")
+        inside = own & (queue_offsets >= queue.min_queue_offset) & (queue_offsets < queue.max_queue_offset)
+        agreed = self._agreeing(queue, queue_offsets, offsets, sizes, codes, inside)
+        covered.add(np.asarray(queue_offsets[agreed]))
+        for row in np.flatnonzero(inside & ~agreed).tolist():
+            said = int(offsets[row]), int(sizes[row]), int(codes[row])
+            yield from self._wrong_unit(queue, int(queue_offsets[row]), *said, covered)
+        self._expect_rows(queue, columns, own & (queue_offsets < indexed_to))
+
+    def _agreeing(
+        self, queue: FlatQueue, queue_offsets: Any, offsets: Any, sizes: Any, codes: Any, inside: np.ndarray
+    ) -> np.ndarray:
+        # Which rows have a unit that says what they say.
+        agreed = np.zeros(len(offsets), np.bool_)
+        rows = np.flatnonzero(inside)
+        if not len(rows):
+            return agreed
+        low, high = int(queue_offsets[rows].min()), int(queue_offsets[rows].max()) + 1
+        if high - low > 4 * len(rows) + _CHUNK:
+            # Numbers so far apart are damage: each is looked at by itself.
+            for row in rows.tolist():
+                agreed[row] = queue.unit_at(int(queue_offsets[row])) == (int(offsets[row]), int(sizes[row]), int(codes[row]))
+            return agreed
+        for first, unit_offsets, unit_sizes, unit_codes in queue.unit_arrays(low, high):
+            part = rows[(queue_offsets[rows] >= first) & (queue_offsets[rows] < first + len(unit_offsets))]
+            at = queue_offsets[part] - first
+            agreed[part] = (
+                (unit_offsets[at] == offsets[part]) & (unit_sizes[at] == sizes[part]) & (unit_codes[at] == codes[part])
+            )
+        return agreed
+
+    def _wrong_unit(
+        self, queue: FlatQueue, queue_offset: int, log_offset: int, size: int, code: int, covered: _Covered
+    ) -> Iterator[Finding]:
+        unit = queue.unit_at(queue_offset)
+        if unit is None:
+            return  # A hole, or a file cut in a unit: a finding already.
+        other = queue.look_up(unit[0], unit[1]) if unit[0] != log_offset else None
+        if other is not None and other.queue_offset == queue_offset:
+            detail = f"queue offset {queue_offset} again; its unit leads to log offset {unit[0]}"
+            yield Finding(*queue.log.place_of(log_offset), "duplicate_record", detail)
+            return
+        covered.add(np.array([queue_offset], np.int64))
+        detail = f"log offset, size, tags code {unit}; the record of queue offset {queue_offset} says {(log_offset, size, code)}"
+        yield Finding(*queue.units.place_of(20 * queue_offset), "bad_unit", detail)
+
+    def _expect_rows(self, queue: FlatQueue, columns: RecordColumns, chosen: np.ndarray) -> None:
+        num = columns.count
+        starts = columns.key_start[: num + 1]
+        counts = np.diff(starts)
+        hashes = columns.key_hash[: int(starts[num])]
+        rows = np.repeat(np.arange(num), counts)
+        # A key that stands twice in a record has one item; two keys may share a hash, so that the texts decide.
+        pairs = (rows.astype(np.int64) << 32) | hashes.astype(np.int64)
+        unique, numbers = np.unique(pairs, return_counts=True)
+        twice = np.unique(unique[numbers > 1] >> 32)
+        kept = chosen.copy()
+        kept[twice] = False
+        wanted = kept[rows]
+        rows, hashes = rows[wanted], hashes[wanted]
+        size = np.asarray(columns.size)[rows]
+        self.expected.add(hashes, self._id(queue), queue.queue_id, np.asarray(columns.phy_offset)[rows], size)
+        for row in twice.tolist():
+            if chosen[row]:
+                message = queue.look_up(int(columns.phy_offset[row]))
+                if message is not None:
+                    self._expect(queue, message)
+
+    # ------------------------------------------------------------------------------------------------------- index
+
+    def _index(self, queues: list[FlatQueue]) -> Iterator[Finding]:
+        found = _Sum()
+        for index in self.flat_store.index.files:
+            if index.damage is not None and not index.slot_num:
+                continue  # A finding already.
+            name = os.path.basename(index.path)
+            if not index.compacted and name != str(index.begin_timestamp):
+                detail = f"the begin timestamp is {index.begin_timestamp}, the file's name {name}"
+                yield Finding(index.path, 4, "bad_index", detail)
+            if not _is_linked(index):
+                for each in index.survey():
+                    if isinstance(each, Finding):
+                        yield each
+            yield from self._items(index, found)
+        if found != self.expected:
+            yield from self._wrong_items()
+            yield from self._without_item(queues)
+
+    def _items(self, index: FlatIndexFile, found: _Sum) -> Iterator[Finding]:
+        newest, whole = None, True
+        for first in range(0, index.item_num, _CHUNK):
+            items = _item_array(index, first, min(_CHUNK, index.item_num - first))
+            times = self._store_times(items)
+            known = times >= 0
+            named = ~np.isin(items["hash"].astype(np.int64), self.empty_hashes)
+            topic_ids = items["topic"].astype(np.int64) if self.topic_ids else np.zeros(len(items), np.int64)
+            found.add(
+                items["hash"][named].astype(np.int64), topic_ids[named], items["queue"][named].astype(np.int64),
+                items["offset"][named].astype(np.int64), items["size"][named].astype(np.int64),
+            )  # fmt: skip
+            for place in np.flatnonzero(~named & ~known).tolist() if self.topic_ids else ():
+                wrong = self._wrong_item(IndexItem(*items[place].item()[:6]))
+                if wrong is not None:
+                    yield Finding(index.path, _item_pos(index, first + place), "bad_index", wrong)
+            seconds = _whole_seconds(times - index.begin_timestamp)
+            for place in np.flatnonzero(known & (seconds != items["seconds"])).tolist():
+                detail = f"the item says {int(items['seconds'][place])} s after the file began, its record {int(seconds[place])} s"
+                yield Finding(index.path, _item_pos(index, first + place), "bad_index", detail)
+            whole = whole and bool(known.all())
+            if known.any():
+                newest = max(newest or 0, int(times.max()))
+        # The newest of all may have expired.
+        if newest is not None and whole and newest != index.end_timestamp:
+            detail = f"the end timestamp is {index.end_timestamp}, the newest item's store time {newest}"
+            yield Finding(index.path, 12, "bad_index", detail)
+
+    def _store_times(self, items: np.ndarray) -> np.ndarray:
+        # Store time of the record that each item leads to, -1 where none can be told.
+        times = np.full(len(items), -1, np.int64)
+        if not self.topic_ids:
+            return times
+        pairs = (items["topic"].astype(np.int64) << 32) | (items["queue"].astype(np.int64) & 0xFFFFFFFF)
+        for pair in np.unique(pairs).tolist():
+            topic, queue_id = self.topic_ids.get(pair >> 32), pair & 0xFFFFFFFF
+            queue = self.flat_store.queue(topic, queue_id) if topic is not None and queue_id < 2**31 else None
+            if queue is not None:
+                places = np.flatnonzero(pairs == pair)
+                offsets, sizes = items["offset"][places].astype(np.int64), items["size"][places].astype(np.int32)
+                times[places] = _times_at(queue, offsets, sizes)
+        return times
+
+    def _wrong_items(self) -> Iterator[Finding]:
+        for index in self.flat_store.index.files:
+            if index.damage is not None and not index.slot_num:
+                continue
+            for number in range(index.item_num):
+                item = IndexItem(*_item_array(index, number, 1)[0].item()[:6])
+                wrong = self._wrong_item(item)
+                # One of an empty key was told before.
+                if wrong is not None and (not self.topic_ids or item.hash not in self.empty_hashes):
+                    yield Finding(index.path, _item_pos(index, number), "bad_index", wrong)
+
+    def _wrong_item(self, item: IndexItem) -> str | None:
+        topic = self.topic_ids.get(item.topic_id)
+        if self.topic_ids and topic is None:
+            return f"the item is of topic {item.topic_id}, which the metadata do not have"
+        names = [topic] if topic is not None else sorted({name for name, _ in self.flat_store.keys()})
+        for name in names:
+            queue = self.flat_store.queue(name, item.queue_id) if item.queue_id >= 0 else None
+            if queue is None or item.log_offset < 0:
+                continue
+            if item.log_offset < queue.log.min_offset:
+                return None  # Its record expired.
+            message = queue.look_up(item.log_offset, item.size)
+            if message is not None:
+                if any(flat_index_hash(name, key) == item.hash for key in _indexed_keys(message)):
+                    return None
+        place = f"log offset {item.log_offset}, {item.size} bytes, of queue {item.queue_id}"
+        return f"no message with a key of hash {item.hash} at {place}"
+
+    def _without_item(self, queues: list[FlatQueue]) -> Iterator[Finding]:
+        for queue in queues:
+            for queue_offset in range(queue.min_queue_offset, self.flat_store.indexed_to(queue)):
+                unit = queue.unit_at(queue_offset)
+                message = None if unit is None else queue.look_up(unit[0], unit[1])
+                if message is None:
+                    continue
+                for key in sorted(_indexed_keys(message) - {""}):
+                    key_hash = flat_index_hash(queue.topic, key)
+                    if not any(
+                        item.log_offset == message.phy_offset and item.queue_id == queue.queue_id
+                        for item in self.flat_store.index.items(key_hash)
+                    ):
+                        detail = f"queue offset {queue_offset} of {queue.topic}/{queue.queue_id}: no index file has its key {key}"
+                        yield Finding(*queue.log.place_of(message.phy_offset), "not_indexed", detail)
+
+
+class _Covered:
+    """Which units of a queue belong to a record: a byte for each that a file has, however far apart files say that they lie."""
+
+    def __init__(self, queue: FlatQueue):
+        spans = [(base, mapped_file.size) for base in queue.units.bases if (mapped_file := queue.units.find(base))]
+        firsts = [max(-(-base // UNIT_SIZE), queue.min_queue_offset) for base, _ in spans]
+        ends = [(base + size) // UNIT_SIZE for base, size in spans]
+        self._firsts = np.array(firsts, np.int64)
+        self._nums = np.array([max(end - first, 0) for first, end in zip(firsts, ends)], np.int64)
+        self._begins = np.cumsum(self._nums) - self._nums
+        self._marks = np.zeros(int(self._nums.sum()), np.uint8)
+
+    def add(self, queue_offsets: np.ndarray) -> None:
+        """Take these units for covered; those that no file has are passed over."""
+        if not len(self._firsts):
+            return
+        file = np.searchsorted(self._firsts, queue_offsets, "right") - 1
+        inside = (file >= 0) & (queue_offsets - self._firsts[file] < self._nums[file])
+        file = file[inside]
+        self._marks[self._begins[file] + queue_offsets[inside] - self._firsts[file]] = 1
+
+    def missing(self) -> Iterator[int]:
+        """The queue offsets of the others, ascending."""
+        for place in np.flatnonzero(self._marks == 0).tolist():
+            file = int(np.searchsorted(self._begins, place, "right")) - 1
+            while not self._nums[file]:
+                file -= 1
+            yield int(self._firsts[file] + place - self._begins[file])
+
+
+class _Sum:
+    """How many items there are, and a sum over them in which each has its part whatever their order."""
+
+    def __init__(self) -> None:
+        self.num = self.total = 0
+
+    def add(self, hashes: Any, topic_ids: Any, queue_ids: Any, offsets: Any, sizes: Any) -> None:
+        """Take in items; arrays of one length, or single numbers."""
+        with np.errstate(over="ignore"):
+            mixed = _unsigned(hashes) * np.uint64(_MIX[0]) + _unsigned(queue_ids) * np.uint64(_MIX[1])
+            mixed = mixed + _unsigned(offsets) * np.uint64(_MIX[2]) + _unsigned(sizes) * np.uint64(_MIX[3])
+            mixed = mixed + _unsigned(topic_ids) * np.uint64(_MIX[0] ^ _MIX[2])
+            mixed ^= mixed >> np.uint64(31)
+            mixed = mixed * np.uint64(_MIX[1])
+            mixed ^= mixed >> np.uint64(29)
+            self.total = (self.total + int(mixed.sum(dtype=np.uint64))) & _MASK
+        self.num += len(mixed)
+
+    def add_one(self, key_hash: int, topic_id: int, queue_id: int, log_offset: int, size: int) -> None:
+        """Take in one item."""
+        self.add(np.array([key_hash]), topic_id, queue_id, np.array([log_offset]), np.array([size]))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Sum) and (self.num, self.total) == (other.num, other.total)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _indexed_keys(message: MessageExt) -> set[str]:
+    # As Java splits, which leaves out what is empty at the end.
+    pieces = message.properties.get("KEYS", "").rstrip(" ").split(" ") if message.keys else []
+    return {*pieces, *([message.unique_key] if message.unique_key else [])}
+
+
+def _unsigned(values: Any) -> Any:
+    return np.asarray(values, np.int64).astype(np.uint64)
+
+
+def _whole_seconds(milliseconds: np.ndarray) -> np.ndarray:
+    # Towards zero, as Java divides.
+    seconds: np.ndarray = np.sign(milliseconds) * (np.abs(milliseconds) // 1000)
+    return seconds
+
+
+def _times_at(queue: FlatQueue, offsets: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    times = np.full(len(offsets), -1, np.int64)
+    out = ArrowColumns(("store_timestamp",), max(len(offsets), 1))
+    taken = np.zeros(len(offsets), np.uint8)
+    for part, regions, bases, numbers in queue.located(offsets):
+        out.fill_at(regions, bases, numbers, offsets[part], sizes[part], taken[part])
+    if out.count:
+        _, parts, _ = out.take()
+        times[taken != 0] = np.frombuffer(parts["store_timestamp"][0], np.int64)[: int(taken.sum())]
+    return times
+
+
+def _item_type(index: FlatIndexFile) -> Any:
+    fields = [("hash", ">i4"), ("topic", ">i4"), ("queue", ">i4"), ("offset", ">i8"), ("size", ">i4"), ("seconds", ">i4")]
+    return np.dtype(fields if index.compacted else [*fields, ("previous", ">i4")])
+
+
+def _item_pos(index: FlatIndexFile, number: int) -> int:
+    # Of the item with this number from 0 on; an unsealed file leaves its first place out.
+    begin = HEADER_SIZE + SLOT_SIZE * index.slot_num
+    return begin + (COMPACTED_ITEM_SIZE * number if index.compacted else UNSEALED_ITEM_SIZE * (number + 1))
+
+
+def _item_array(index: FlatIndexFile, first: int, num: int) -> np.ndarray:
+    kind = _item_type(index)
+    return np.frombuffer(index.file.region.read(_item_pos(index, first), num * kind.itemsize), kind)
+
+
+def _field(index: FlatIndexFile, name: str) -> np.ndarray:
+    # One field of all items.
+    steps = range(0, index.item_num, _CHUNK)
+    parts = [_item_array(index, at, min(_CHUNK, index.item_num - at))[name].astype(np.int64) for at in steps]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def _is_linked(index: FlatIndexFile) -> bool:
+    # Whether each slot leads to its items and to no others, and the header counts them; `survey` names what is wrong.
+    slots = np.frombuffer(index.file.region.read(HEADER_SIZE, SLOT_SIZE * index.slot_num), ">i4").reshape(-1, 2)
+    heads, lengths = slots[:, 0].astype(np.int64), slots[:, 1].astype(np.int64)
+    hashes = _field(index, "hash")
+    if (hashes < 0).any():
+        return False
+    if index.compacted:
+        ends = HEADER_SIZE + SLOT_SIZE * index.slot_num + np.cumsum(lengths)
+        if (lengths < 0).any() or (lengths % COMPACTED_ITEM_SIZE).any() or (heads != ends - lengths).any():
+            return False
+        owners = np.repeat(np.arange(index.slot_num), lengths // COMPACTED_ITEM_SIZE)
+        return (
+            len(owners) == index.item_num
+            and bool((owners == hashes % index.slot_num).all())
+            and int(np.count_nonzero(lengths)) == index.used_slots
+        )
+    owners = hashes % index.slot_num
+    order = np.argsort(owners, kind="stable")
+    numbers = order + 1
+    same = np.diff(owners[order]) == 0
+    expected = np.zeros(index.item_num, np.int64)
+    expected[order[1:][same]] = numbers[:-1][same]
+    previous = _field(index, "previous")
+    newest = np.zeros(index.slot_num, np.int64)
+    newest[owners[order]] = numbers
+    return bool(
+        (previous == expected).all() and (heads == newest).all() and np.count_nonzero(newest) == index.used_slots
+    )

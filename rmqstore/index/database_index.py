@@ -1,0 +1,295 @@
+"""The index in RocksDB as the store's index: what of the log it covers, and the phy offsets that a key has in it.
+
+Owns when the database is opened, whether it is trusted, and the answers as RocketMQ's own store gives them, completed by the part
+of the log that the database does not have yet.  It verifies nothing by the records: whoever asks does.  It writes nothing (I7).
+What of the log it covers is looked at by its segments: it was switched on at some time, and entries are deleted by the hour, so
+the first records of each segment tell.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import os
+import threading
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.errors import CorruptionError, MissingDependencyError
+from rmqstore.message import MessageExt, encode_java_utf8
+from rmqstore.rocksdb.database import is_database
+from rmqstore.rocksdb.index import HOUR, IndexDatabase, IndexKind, index_folder, keys_of_message, may_have_entries
+
+__all__ = ["DatabaseIndex"]
+
+logger = logging.getLogger(__name__)
+
+# So many records of a segment are looked at for one that has entries.
+_RECORDS_LOOKED_AT = 64
+# As RocketMQ 5.5.0: maxRocksDBIndexQueryDays, and the hours that a query goes over.
+_DAYS = 7
+_DAY = 24 * HOUR
+_HOURS = 720
+# Keys of records that are in the log alone take more memory than the records; so much of the log is taken in.
+_MAX_TAIL = 256 * 1024 * 1024
+
+
+class DatabaseIndex:
+    """The index of a store in RocksDB, if it has one; the database is opened when somebody asks first.
+
+    Parameters
+    ----------
+    root : str
+        The store's directory.
+    commit_log : CommitLog
+
+    Attributes
+    ----------
+    damage : CorruptionError or None
+        Why the database is not asked any more.
+    missing : MissingDependencyError or None
+        Why it could not be opened.
+    """
+
+    def __init__(self, root: str, commit_log: CommitLog):
+        self.root = root
+        self.commit_log = commit_log
+        self.damage: CorruptionError | None = None
+        self.missing: MissingDependencyError | None = None
+        self._database: IndexDatabase | None = None
+        self._state: tuple[tuple[str, int, int], ...] | None = None
+        self._covered: tuple[tuple[int, ...], list[tuple[int, int]]] | None = None
+        # By segment whether its first records have their entries.
+        self._firsts: dict[int, bool] = {}
+        self._tail: tuple[int, int, list[bytes]] | None = None
+        self._lock = threading.RLock()
+
+    def renew_lock(self) -> None:
+        """Give up the lock that another thread of a parent process may have held at a fork."""
+        self._lock = threading.RLock()
+
+    # ------------------------------------------------------------------------------------------------ opening, trust
+
+    def is_used(self) -> bool:
+        """bool: there is a database with entries, and it can be read."""
+        with self._lock:
+            return self._open() is not None
+
+    @property
+    def last_offset(self) -> int:
+        """int: phy offset of the last record that the database has as a whole, -1 where it is not used."""
+        with self._lock:
+            database = self._open()
+            return -1 if database is None else database.last_offset
+
+    def look_again(self) -> None:
+        """Open the database anew when it is next asked, if it changed on the disk since it was opened."""
+        with self._lock:
+            if self._state is not None and self._state != self._files():
+                self._let_go()
+
+    def close(self) -> None:
+        """Let go of the files."""
+        with self._lock:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._database is not None:
+            self._database.close()
+        self._database = self._state = self._covered = self._tail = self.damage = self.missing = None
+        self._firsts = {}
+
+    def _files(self) -> tuple[tuple[str, int, int], ...]:
+        try:
+            with os.scandir(index_folder(self.root)) as entries:
+                found = [
+                    (entry.name, status.st_size, status.st_mtime_ns)
+                    for entry in entries
+                    if (entry.name == "CURRENT" or entry.name.endswith((".sst", ".log"))) and (status := entry.stat())
+                ]
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
+        return tuple(sorted(found))
+
+    def _open(self) -> IndexDatabase | None:
+        if self._state is not None:
+            return self._database if self.damage is None else None
+        self._state = self._files()
+        if not is_database(index_folder(self.root)):
+            return None
+        try:
+            database = IndexDatabase(self.root)
+        except MissingDependencyError as error:
+            if not may_have_entries(self.root):
+                # Every broker of 5.5.0 leaves a database there that is empty.
+                return None
+            self.missing = error
+            logger.warning("the index in RocksDB is passed over, and the log is searched: %s", error)
+            return None
+        except CorruptionError as error:
+            self.distrust(error)
+            return None
+        if database.has_entries:
+            self._database = database
+        else:
+            database.close()
+        return self._database
+
+    def distrust(self, error: CorruptionError) -> None:
+        """Ask the database no more; what it covers is looked for in the log."""
+        with self._lock:
+            self.damage, self._covered = error, None
+        logger.warning("the index in RocksDB is passed over, and the log is searched instead: %s", error)
+
+    # -------------------------------------------------------------------------------------------------------- coverage
+
+    def covered(self) -> list[tuple[int, int]]:
+        """list of (int, int): phy offsets, begin and end, of what of the log the database speaks for; ascending."""
+        with self._lock:
+            database = self._open()
+            if database is None:
+                return []
+            bases = tuple(self.commit_log.queue.offsets)
+            if self._covered is None or self._covered[0] != bases:
+                try:
+                    self._covered = bases, self._cover(database, bases)
+                except CorruptionError as error:
+                    self.distrust(error)
+                    return []
+            return self._covered[1]
+
+    def _cover(self, database: IndexDatabase, bases: tuple[int, ...]) -> list[tuple[int, int]]:
+        # The record at the last offset is there, and is gone over again: as RocketMQ does at its start.
+        end = min(database.last_offset, self.commit_log.max_offset)
+        inside = [base for base in bases if base < end]
+        for base in inside:
+            if base not in self._firsts:
+                self._firsts[base] = self._has_first(database, base, end)
+        there = [self._firsts[base] for base in inside]
+        found: list[tuple[int, int]] = []
+        for number, base in enumerate(inside):
+            following = there[number + 1] if number + 1 < len(inside) else True
+            until = min(inside[number + 1] if number + 1 < len(inside) else end, base + self.commit_log.segment_size)
+            if there[number] and following:
+                begin = found.pop()[0] if found and found[-1][1] == base else base
+                found.append((begin, until))
+        return found
+
+    def _has_first(self, database: IndexDatabase, base: int, end: int) -> bool:
+        # Whether the first record of a segment that has entries has them in the database.  One with keys and without a unique
+        # key has none there, so that where these occur the database does not speak for the segment.
+        first: bool | None = None
+        for message in itertools.islice(self._records(base, end), _RECORDS_LOOKED_AT):
+            keys = keys_of_message(message)
+            if keys and first is None:
+                first = database.has(keys[-1])
+            if first is False or (not keys and message.keys and not message.unique_key):
+                return False
+        return True
+
+    def _records(self, begin: int, end: int) -> Iterator[MessageExt]:
+        for page in self.commit_log.pages(begin, end):
+            if isinstance(page, list):
+                yield from page
+
+    # --------------------------------------------------------------------------------------------------------- queries
+
+    def phy_offsets(
+        self, topic: str, text: str, index_type: str | None, begin: int = 0, end: int = 2**63 - 1
+    ) -> list[int]:
+        """list of int: where records have this key by the database, the last first, each once; those outside the log are left out.
+
+        Parameters
+        ----------
+        index_type : {None, "U", "K", "T"}
+        begin, end : int
+            Store times in ms, inclusive; records of the same hours are among them.
+        """
+        with self._lock:
+            database = self._open()
+            if database is None:
+                return []
+            kinds: tuple[IndexKind, ...] = ("U", "K") if index_type is None else (index_type,)  # type: ignore[assignment]
+            low, high = self.commit_log.min_offset, self.commit_log.max_offset
+            found: set[int] = set()
+            try:
+                for kind in kinds:
+                    found.update(phy for phy in database.find(topic, kind, text, begin, end) if low <= phy < high)
+            except CorruptionError as error:
+                self.distrust(error)
+                return []
+            return sorted(found, reverse=True)
+
+    def like_java(
+        self, topic: str, text: str, max_num: int, begin: int, end: int, index_type: str | None, now: int
+    ) -> list[int]:
+        """list of int: phy offsets as RocketMQ 5.5.0 finds them by its index in RocksDB, ascending, quirks included.
+
+        A range of over seven days finds nothing; one without a begin or an end is the last seven days.  The oldest are kept
+        where there are more than `max_num`, and texts that go on after an ``@`` are found too.  What the log has beyond the
+        database counts as if it were there, as after the broker's start.
+
+        Raises
+        ------
+        CorruptionError, MissingDependencyError
+            The database cannot be read.
+        """
+        with self._lock:
+            database = self._open()
+            if database is None:
+                if self.damage is not None or self.missing is not None:
+                    raise self.damage or self.missing  # type: ignore[misc]
+                return []
+            if begin == 0 or end == 2**63 - 1:
+                begin, end = now - _DAYS * _DAY, now
+            if end - begin > _DAYS * _DAY or end < begin:
+                return []
+            tail = self._tail_keys(database)
+            kinds: tuple[IndexKind, ...] = ("K", "U") if index_type is None else (index_type,)  # type: ignore[assignment]
+            for kind in kinds:
+                walk = self._walk(database, tail, topic, kind, text, begin, end)
+                found = list(itertools.islice(walk, max(max_num, 0)))
+                if found:
+                    return sorted(found)
+            return []
+
+    def _walk(
+        self, database: IndexDatabase, tail: list[bytes], topic: str, kind: IndexKind, text: str, begin: int, end: int
+    ) -> Iterator[int]:
+        # By hour, then by unique key: the order of the keys.
+        first = begin // HOUR * HOUR
+        for hour in range(first, min(end // HOUR * HOUR, first + (_HOURS - 1) * HOUR) + 1, HOUR):
+            if not -(2**63) <= hour < 2**63:
+                return
+            sought = hour.to_bytes(8, "big", signed=True) + encode_java_utf8(f"@{topic}@{kind}@{text}@")
+            of_log = itertools.takewhile(lambda key: key.startswith(sought), tail[bisect_left(tail, sought) :])  # noqa: B023
+            of_database = ((key, value) for key, value in database.of_hour(hour, topic, kind, text) if len(value) == 8)
+            last = b""
+            for key, value in heapq.merge(of_database, ((key, b"") for key in of_log)):
+                if key == last:
+                    continue
+                last = key
+                phy = int.from_bytes(key[-8:], "big", signed=True)
+                time = int.from_bytes(value, "big", signed=True) if value else self.commit_log.store_timestamp_at(phy)
+                if begin <= time <= end:
+                    yield phy
+
+    def _tail_keys(self, database: IndexDatabase) -> list[bytes]:
+        # The keys of what the log has from the database's last record on.
+        log = self.commit_log
+        begin, end = max(database.last_offset, log.min_offset), log.max_offset
+        if self._tail is not None and self._tail[:2] == (begin, end):
+            return self._tail[2]
+        if end - begin > _MAX_TAIL:
+            logger.warning(
+                "%s: the log has %d bytes that the index in RocksDB does not know; an answer as RocketMQ gives it takes in the "
+                "oldest %d of them", self.root, end - begin, _MAX_TAIL,
+            )  # fmt: skip
+        keys = []
+        for message in self._records(begin, min(end, begin + _MAX_TAIL)):
+            keys += keys_of_message(message)
+        keys.sort()
+        self._tail = begin, end, keys
+        return keys

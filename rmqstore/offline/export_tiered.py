@@ -1,0 +1,112 @@
+"""What an export takes from tiered storage: the chosen messages that the local log no longer has, queue by queue.
+
+Owns finding them and giving them as messages or as record batches, in the order of their queues.  What damage does is the
+export's own choice; `export` gives it in, and no place is passed over that it does not hear of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from rmqstore import _numpy as np
+from rmqstore.errors import Finding
+from rmqstore.flatfile.flat_queue import FlatQueue
+from rmqstore.message import MessageExt
+from rmqstore.store.columns import Columns
+from rmqstore.store.message_store import MessageStore
+from rmqstore.store.tiered_columns import FlatRange, flat_ranges, flat_rows_at, tags_codes
+from rmqstore.store.tiered_reading import tiered_parts
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from rmqstore.offline.export import Selection
+
+__all__ = ["older_batches", "older_messages"]
+
+_ROWS = 8192
+_INT64_MAX = 2**63 - 1
+
+
+class _Choice(Protocol):
+    @property
+    def selection(self) -> Selection: ...
+
+    def has(self, message: MessageExt) -> bool: ...
+
+
+def _ranges(store: MessageStore, choice: _Choice) -> Iterator[FlatRange]:
+    selection = choice.selection
+    if store.tiered is None or selection.begin_phy_offset is not None or selection.end_phy_offset is not None:
+        # Phy offsets are places of the local log.
+        return
+    low = selection.begin_queue_offset or 0
+    high = _INT64_MAX if selection.end_queue_offset is None else selection.end_queue_offset
+    topics, queue_ids = selection.topics or None, selection.queue_ids or None
+    for part in flat_ranges(store.tiered, topics, queue_ids, lambda queue: tiered_parts(store._state, queue, tell=True)):
+        begin, end = max(part.begin, low), min(part.end, high)
+        if begin < end:
+            yield FlatRange(part.queue, begin, end)
+
+
+def _places(
+    store: MessageStore, choice: _Choice, on_damage: Callable[[Finding], None]
+) -> Iterator[tuple[FlatQueue, list[int]]]:
+    # Log offsets of the chosen messages of one queue, some at a time.
+    selection = choice.selection
+    names = selection.tag_names
+    codes = tags_codes(names)
+    wanted: set[tuple[str, int, int]] | None = None
+    if selection.keys and selection.topics and store.tiered is not None:
+        wanted = {
+            (message.topic, message.queue_id, message.queue_offset)
+            for topic in dict.fromkeys(selection.topics)
+            for key in dict.fromkeys(selection.keys)
+            for message in store.tiered.find_messages(topic, key)
+        }
+    for queue, begin, end in _ranges(store, choice):
+        for first, offsets, sizes, unit_codes in queue.unit_arrays(begin, end, _ROWS):
+            kept = np.ones(len(offsets), np.bool_) if codes is None else np.isin(unit_codes & 0xFFFFFFFF, codes)
+            found = []
+            for row in np.flatnonzero(kept).tolist():
+                if wanted is not None and (queue.topic, queue.queue_id, first + row) not in wanted:
+                    continue
+                message = queue.look_up(int(offsets[row]), int(sizes[row]))
+                if message is None or not message.check_queue(queue.topic, queue.queue_id, first + row):
+                    on_damage(queue.judge(int(offsets[row]), int(sizes[row]), first + row))
+                elif choice.has(message):
+                    found.append(int(offsets[row]))
+            if found:
+                yield queue, found
+
+
+def older_messages(
+    store: MessageStore,
+    choice: _Choice,
+    on_damage: Callable[[Finding], None],
+    is_sound: Callable[[FlatQueue, MessageExt], bool],
+) -> Iterator[MessageExt]:
+    """The chosen messages that only tiered storage has.
+
+    Parameters
+    ----------
+    on_damage : callable
+        Told of each unit that leads to no message of its queue; it may raise.
+    is_sound : callable
+        Whether to give a message whose CRC or body may be wrong.
+    """
+    for queue, offsets in _places(store, choice, on_damage):
+        for offset in offsets:
+            message = queue.look_up(offset)
+            if message is not None and is_sound(queue, message):
+                yield message
+
+
+def older_batches(
+    store: MessageStore, choice: _Choice, columns: Columns, on_damage: Callable[[Finding], None]
+) -> Iterator[tuple[FlatQueue, pa.RecordBatch]]:
+    """The same as record batches of these columns, each of one queue."""
+    for queue, offsets in _places(store, choice, on_damage):
+        for batch in flat_rows_at(columns, queue, np.array(offsets, np.int64))[0]:
+            yield queue, batch

@@ -1,0 +1,237 @@
+"""What a store keeps where, and which versions of RocketMQ may have written it, as far as its own files prove it.
+
+Owns names of folders and files as evidence.  It reads little: file lists, the settings, a few keys of databases.  What the
+files do not tell is left out: no configuration is guessed.
+
+Facts, each seen in a store that the version wrote (4.9.7, 5.1.4, 5.3.3, 5.5.0) or stated in docs/formats.md: 4.x writes no
+``stateVersion`` into data versions and no ``compaction``; 5.1.4 writes no ``transactionMetrics``, 5.3.3 does; 5.4.0 began to
+index tags, to keep a sixth field in the checkpoint and pull offsets; 5.5.0 makes ``rocksdbstore`` and topics for transactions
+in RocksDB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rmqstore.config import StoreConfig
+from rmqstore.consumer.settings_sources import SettingsKind, SettingsSource, settings_sources
+from rmqstore.errors import MissingDependencyError, StoreError
+from rmqstore.files.checkpoint import Checkpoint
+from rmqstore.rocksdb.database import Database, is_database
+from rmqstore.rocksdb.index import index_folder, may_have_entries
+from rmqstore.rocksdb.pop_records import has_pop_records
+from rmqstore.rocksdb.settings import settings_layouts
+
+__all__ = ["StoreLayout", "store_layout"]
+
+_KINDS: tuple[SettingsKind, ...] = ("topics", "subscription_groups", "consumer_offsets")
+_FORMS = {
+    "separate": "RocksDB (three databases)",
+    "single": "RocksDB (config/metadata)",
+    "v2": "RocksDB (config/rdb, v2)",
+}
+_SPECIAL = (b"lastOffsetPy", b"lastStoreTimeStamp")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLayout:
+    """What a store keeps where.
+
+    Attributes
+    ----------
+    parts : dict of str to str
+        By name ("queues", "index", "settings", "timers", "transactions", "pop records", "tiered storage") where it is; parts
+        that are nowhere are left out.
+    written_by : str
+        Which versions may have written it last, such as "5.4 or later"; "" where nothing tells.
+    evidence : tuple of str
+        What in the files says so.
+    """
+
+    parts: dict[str, str]
+    written_by: str
+    evidence: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """str: one line for people."""
+        kept = "; ".join(f"{name}: {where}" for name, where in self.parts.items())
+        written = f"written by {self.written_by}: {', '.join(self.evidence)}" if self.written_by else ""
+        return "; ".join(part for part in (kept, written) if part)
+
+
+def store_layout(root: str | os.PathLike[str], config: StoreConfig) -> StoreLayout:
+    """What the store at `root` keeps where; nothing is changed.
+
+    Parameters
+    ----------
+    config : StoreConfig
+        What is known of it, see `StoreConfig.infer`.
+    """
+    root = os.fspath(root)
+    sources = list(_sources(root))
+    families = _families(root)
+    parts = {
+        "queues": _queues(root),
+        "index": _index(root, config, families),
+        "settings": _settings(root, sources),
+        "timers": _timers(root, families),
+        "transactions": _transactions(root, families),
+        "pop records": "RocksDB (kvStore)" if has_pop_records(root) else "",
+        "tiered storage": _tiered(root),
+    }
+    written_by, evidence = _written_by(root, config, sources)
+    return StoreLayout({name: where for name, where in parts.items() if where}, written_by, evidence)
+
+
+# -------------------------------------------------------------------------------------------------------------- parts
+
+
+def _names(path: str) -> list[str]:
+    with contextlib.suppress(OSError):
+        return sorted(os.listdir(path))
+    return []
+
+
+def _has_files(path: str) -> bool:
+    return any(
+        _names(os.path.join(path, topic, queue))
+        for topic in _names(path)
+        for queue in _names(os.path.join(path, topic))
+    )
+
+
+def _joined(parts: list[str]) -> str:
+    return " and ".join(part for part in parts if part)
+
+
+def _queues(root: str) -> str:
+    files = "files" if _has_files(os.path.join(root, "consumequeue")) else ""
+    if files and os.path.isdir(os.path.join(root, "consumequeue_ext")):
+        files = "files with an extension"
+    batch = "batch files" if _has_files(os.path.join(root, "batchconsumequeue")) else ""
+    databases = [
+        f"RocksDB ({name})"
+        for name in ("consumequeue", "consumequeue_rocksdb")
+        if is_database(os.path.join(root, name))
+    ]
+    return _joined([files, batch, *databases])
+
+
+def _families(root: str) -> dict[str, bool] | str:
+    # Which families of the database of index, timers and transactions have entries, or why that is not known.
+    path = index_folder(root)
+    if not is_database(path):
+        return {}
+    try:
+        with Database(path) as database:
+            return {
+                family: any(key not in _SPECIAL for key, _ in _first(database, family, len(_SPECIAL) + 1))
+                for family in database.families
+            }
+    except MissingDependencyError:
+        return "rocksdict is not installed" if may_have_entries(root) else {}
+    except (StoreError, OSError):
+        return "it cannot be read"
+
+
+def _first(database: Database, family: str, num: int) -> Iterator[tuple[bytes, bytes]]:
+    for _, item in zip(range(num), database.items(family=family), strict=False):
+        yield item
+
+
+def _in_database(families: dict[str, bool] | str, family: str) -> str:
+    if isinstance(families, str):
+        return f"maybe RocksDB ({families})"
+    return "RocksDB" if families.get(family) else ""
+
+
+def _index(root: str, config: StoreConfig, families: dict[str, bool] | str) -> str:
+    files = ""
+    if any(name.isdigit() for name in _names(os.path.join(root, "index"))):
+        files = "files" if "index_tags" in config.assumed else f"files with{'' if config.index_tags else 'out'} tags"
+    return _joined([files, _in_database(families, "default")])
+
+
+def _sources(root: str) -> Iterator[SettingsSource]:
+    for kind in _KINDS:
+        with contextlib.suppress(StoreError, OSError):
+            yield from settings_sources(root, kind, quiet=True)
+
+
+def _settings(root: str, sources: list[SettingsSource]) -> str:
+    forms = [form for layout, form in _FORMS.items() if any(layout in settings_layouts(root, kind) for kind in _KINDS)]
+    json = "JSON" if any(source.form == "json" for source in sources) or _has_json(root) else ""
+    return _joined([json, *forms])
+
+
+def _has_json(root: str) -> bool:
+    files = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "lmqConsumerOffset.json")
+    return any(name in files for name in _names(os.path.join(root, "config")))
+
+
+def _timers(root: str, families: dict[str, bool] | str) -> str:
+    names = _names(root)
+    files = ""
+    if "timerwheel" in names or _names(os.path.join(root, "timerlog")):
+        snapshots = any(name.startswith("timerwheel.") for name in names)
+        files = "file wheel with snapshots" if snapshots else "file wheel"
+    return _joined([files, _in_database(families, "timer") if isinstance(families, dict) else ""])
+
+
+def _transactions(root: str, families: dict[str, bool] | str) -> str:
+    files = os.path.isdir(os.path.join(root, "consumequeue", "RMQ_SYS_TRANS_HALF_TOPIC"))
+    in_database = _in_database(families, "trans") if isinstance(families, dict) else ""
+    return _joined(["half topic" if files else "", in_database])
+
+
+def _tiered(root: str) -> str:
+    places = [
+        name
+        for name in ("config/tieredStoreMetadata.json", "tiered_index_file")
+        if os.path.exists(os.path.join(root, *name.split("/")))
+    ]
+    return f"used ({', '.join(places)})" if places else ""
+
+
+# ------------------------------------------------------------------------------------------------------------ versions
+
+
+def _written_by(root: str, config: StoreConfig, sources: list[SettingsSource]) -> tuple[str, tuple[str, ...]]:
+    # Each sign says from which version on something is written; the latest of them counts.
+    names = ("5.5 or later", "5.4 or later", "a version after 5.1.4", "5.0 or later", "4.x")
+    signs: dict[str, list[str]] = {name: [] for name in names}
+    if is_database(index_folder(root)):
+        signs["5.5 or later"].append("there is a rocksdbstore")
+    tables = {name: table for source in sources for name, table in source.tables.items()}
+    if "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC" in tables.get("topicConfigTable", {}):
+        signs["5.5 or later"].append("a topic for transactions in RocksDB")
+    if config.index_tags and "index_tags" not in config.assumed:
+        signs["5.4 or later"].append("the index has tags")
+    if any("pullOffsetTable" in source.tables and source.tables["pullOffsetTable"] for source in sources):
+        signs["5.4 or later"].append("pull offsets")
+    with contextlib.suppress(StoreError, OSError):
+        if Checkpoint.load(os.path.join(root, "checkpoint"), read_only=True).logics_physical_offset:
+            signs["5.4 or later"].append("the checkpoint has a sixth field")
+    if os.path.exists(os.path.join(root, "config", "transactionMetrics")):
+        signs["a version after 5.1.4"].append("there are transactionMetrics")
+    if os.path.isdir(os.path.join(root, "compaction")):
+        signs["5.0 or later"].append("there is a compaction folder")
+    if _has_files(os.path.join(root, "batchconsumequeue")):
+        signs["5.0 or later"].append("batch queues")
+    if any("stateVersion" in source.data_version for source in sources):
+        signs["5.0 or later"].append("data versions have a state version")
+    if any(source.form != "json" for source in sources):
+        signs["5.0 or later"].append("settings in RocksDB")
+    old = [source for source in sources if source.form == "json" and source.data_version]
+    if old and not any("stateVersion" in source.data_version for source in old):
+        signs["4.x"].append("data versions have no state version")
+    written_by, evidence = next(((name, found) for name, found in signs.items() if found), ("", []))
+    if not config.index_tags and "index_tags" not in config.assumed:
+        # Only what was written of the index tells that; the newest file may be an older version's.
+        evidence = [*evidence, "the index has no tags, as before 5.4"]
+        written_by = written_by or "a version before 5.4"
+    return written_by, tuple(evidence)

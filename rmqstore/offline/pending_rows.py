@@ -1,0 +1,274 @@
+"""Rows of pending messages: their columns, and how they are made of the records that wait.
+
+Owns the schema of the answer and the reading of records as columns: by the units of a queue, at places, or along the
+log.  It decides nothing about what waits.  Records are decoded by the compiled core; no Python object is made for one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
+from rmqstore.message import encode_java_utf8
+from rmqstore.store.columns import Columns, import_pyarrow, queue_places, rows_at
+from rmqstore.store.message_store import MessageStore
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Properties", "Records", "records_at", "records_in_log", "records_of_queue", "rows", "schema"]
+
+RECORD_COLUMNS = (
+    "topic", "queue_id", "queue_offset", "phy_offset", "size", "keys", "tags", "unique_key", "properties",
+    "born_timestamp", "store_timestamp", "reconsume_times", "body_stored",
+)  # fmt: skip
+"""What is decoded of a record that waits; those without need leave out the last."""
+
+# Records that are decoded together.
+_PIECE = 1 << 15
+_INT64_MAX = 2**63 - 1
+
+
+@functools.cache
+def schema() -> pa.Schema:
+    """pyarrow.Schema: the columns of pending messages, see docs/pending.md."""
+    pa = import_pyarrow()
+    time = pa.timestamp("ms", tz="UTC")
+    return pa.schema(
+        [
+            pa.field("kind", pa.string(), nullable=False),
+            pa.field("topic", pa.string()),
+            pa.field("queue_id", pa.int32()),
+            pa.field("group", pa.string()),
+            pa.field("keys", pa.list_(pa.string())),
+            pa.field("tags", pa.string()),
+            pa.field("unique_key", pa.string()),
+            pa.field("born_timestamp", time),
+            pa.field("store_timestamp", time),
+            pa.field("due", time),
+            pa.field("overdue", pa.bool_()),
+            pa.field("level", pa.int32()),
+            pa.field("check_times", pa.int32()),
+            pa.field("reconsume_times", pa.int32()),
+            pa.field("size", pa.int32()),
+            pa.field("stored_topic", pa.string()),
+            pa.field("stored_queue_id", pa.int32()),
+            pa.field("queue_offset", pa.int64()),
+            pa.field("phy_offset", pa.int64()),
+            pa.field("source", pa.string(), nullable=False),
+        ]
+    )
+
+
+class Properties:
+    """One property of many records at a time.
+
+    Parameters
+    ----------
+    array : pyarrow.MapArray
+        The column ``properties``.
+    """
+
+    def __init__(self, array: Any):
+        self._pa = import_pyarrow()
+        self._num = len(array)
+        first, last = (array.offsets[0].as_py(), array.offsets[-1].as_py()) if self._num else (0, 0)
+        self._offsets = array.offsets.to_numpy() - first
+        self._items = array.items[first:last] if len(array.items) != last - first else array.items
+        names = array.keys[first:last] if len(array.keys) != last - first else array.keys
+        encoded = names.dictionary_encode()
+        self._names = {name: code for code, name in enumerate(encoded.dictionary.to_pylist())}
+        self._codes = encoded.indices.to_numpy()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def text(self, name: str) -> Any:
+        """pyarrow.Array of string: the property's value in each record, null where it has none."""
+        pa = self._pa
+        code = self._names.get(name)
+        if code is None:
+            return pa.nulls(self._num, pa.string())
+        hits = np.flatnonzero(self._codes == code)
+        places = np.searchsorted(self._offsets, hits, "right") - 1
+        if len(hits) == self._num and (places == np.arange(self._num)).all():
+            return self._items.take(pa.array(hits))
+        chosen = np.full(self._num, -1, np.int64)
+        chosen[places] = hits
+        return self._items.take(pa.array(chosen, mask=chosen < 0))
+
+    def whole(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(int64 array, bool array): the property as a whole number, and where there is one."""
+        return whole_numbers(self.text(name))
+
+
+def whole_numbers(texts: Any) -> tuple[np.ndarray, np.ndarray]:
+    """(int64 array, bool array): texts as whole numbers, 0 for those that are none, and which are."""
+    pa = import_pyarrow()
+    import pyarrow.compute as pc
+
+    try:
+        numbers = pc.cast(texts, pa.int64())
+    except pa.ArrowInvalid:
+        # A hostile or damaged one is no number; the others are.
+        plain = pc.fill_null(pc.match_substring_regex(texts, r"^-?[0-9]{1,18}$"), False)
+        numbers = pc.cast(pc.if_else(plain, texts, pa.scalar(None, pa.string())), pa.int64())
+    there = pc.is_valid(numbers).to_numpy(zero_copy_only=False)
+    return pc.fill_null(numbers, 0).to_numpy(), there
+
+
+class Records:
+    """Some records that may wait.
+
+    Attributes
+    ----------
+    batch : pyarrow.RecordBatch
+        Their columns (`RECORD_COLUMNS`).
+    numbers : array
+        Of what was asked for, the number that each record has.
+    tags_codes : array or None
+        Of their units; None where no unit was read.
+    """
+
+    def __init__(self, batch: pa.RecordBatch, numbers: np.ndarray, tags_codes: np.ndarray | None = None):
+        self.batch = batch
+        self.numbers = numbers
+        self.tags_codes = tags_codes
+
+    def __len__(self) -> int:
+        return int(self.batch.num_rows)
+
+    @functools.cached_property
+    def properties(self) -> Properties:
+        """Properties: those of the records."""
+        return Properties(self.batch.column("properties"))
+
+    def numbers_of(self, name: str) -> np.ndarray:
+        """Array of int64: a column of whole numbers or of times (ms since epoch)."""
+        column = self.batch.column(name)
+        if column.type == schema().field("due").type:
+            column = column.view(import_pyarrow().int64())
+        return np.asarray(column.to_numpy(zero_copy_only=False), np.int64)
+
+    def texts_of(self, name: str) -> Any:
+        """pyarrow.Array: a column."""
+        return self.batch.column(name)
+
+
+def _columns(store: MessageStore, topics: Iterable[str] | None, body: bool) -> Columns:
+    names = RECORD_COLUMNS if body else RECORD_COLUMNS[:-1]
+    columns = Columns(names, _PIECE, store.commit_log.crc_check)
+    if topics is not None:
+        columns.out.choose([encode_java_utf8(topic) for topic in topics])
+    return columns
+
+
+def _one(batches: list[pa.RecordBatch], columns: Columns) -> pa.RecordBatch:
+    if len(batches) == 1:
+        return batches[0]
+    pa = import_pyarrow()
+    return pa.Table.from_batches(batches, schema=columns.schema).combine_chunks().to_batches()[0]
+
+
+def records_at(store: MessageStore, phy_offsets: np.ndarray, topic: str) -> Iterator[Records]:
+    """The records of a topic at these places, some at a time; a place that leads to none is left out."""
+    columns = _columns(store, (topic,), False)
+    for first in range(0, len(phy_offsets), _PIECE):
+        part = np.ascontiguousarray(phy_offsets[first : first + _PIECE], np.int64)
+        batches, taken = rows_at(store.commit_log, columns, part)
+        if len(taken):
+            yield Records(_one(batches, columns), first + taken)
+
+
+def records_of_queue(
+    store: MessageStore, queue: AnyConsumeQueue, begin: int, *, body: bool = False, end: int = _INT64_MAX
+) -> Iterator[tuple[Records | None, int]]:
+    """The records of a queue from queue offset `begin` on, with the tags codes of their units.
+
+    Yields
+    ------
+    (Records or None, int)
+        And how many units led to no record.
+    """
+    columns = _columns(store, None, body)
+    for phy_offsets, queue_offsets, sizes, codes in queue_places(queue, begin, end):
+        batches, taken = rows_at(store.commit_log, columns, phy_offsets, sizes, queue, queue_offsets)
+        records = Records(_one(batches, columns), taken, codes[taken]) if len(taken) else None
+        yield records, len(phy_offsets) - len(taken)
+
+
+def records_in_log(
+    store: MessageStore, topics: Iterable[str], begin: int | None, *, body: bool = False
+) -> Iterator[Records]:
+    """The records of these topics from phy offset `begin` on, as a walk along the log finds them."""
+    names = RECORD_COLUMNS if body else RECORD_COLUMNS[:-1]
+    for batch in store.scan(names, topic=list(topics), begin_phy_offset=begin, batch_size=_PIECE):
+        yield Records(batch, np.arange(batch.num_rows))
+
+
+def _times(values: np.ndarray | None, num: int, valid: np.ndarray | None) -> Any:
+    pa = import_pyarrow()
+    time = schema().field("due").type
+    if values is None:
+        return pa.nulls(num, time)
+    return pa.array(values, pa.int64(), mask=None if valid is None else ~valid).view(time)
+
+
+def rows(
+    records: Records,
+    kind: str,
+    source: str,
+    now: int,
+    *,
+    keep: np.ndarray | None = None,
+    topic: Any = None,
+    queue_id: Any = None,
+    group: Any = None,
+    due: np.ndarray | None = None,
+    level: np.ndarray | None = None,
+    check_times: np.ndarray | None = None,
+    check_times_known: np.ndarray | None = None,
+) -> pa.RecordBatch:
+    """Rows of pending messages (`schema`).
+
+    Parameters
+    ----------
+    now : int
+        Who is due before is overdue, ms since epoch.
+    keep : array of bool, optional
+        Which of the records.
+    topic, queue_id, group : pyarrow.Array, optional
+        The real ones; by default those of the record, and none.
+    due : array of int64, optional
+        ms since epoch.
+    level, check_times : array, optional
+    """
+    pa = import_pyarrow()
+    num = len(records)
+    batch = records.batch
+    retried = batch.column("reconsume_times")
+    overdue = pa.nulls(num, pa.bool_()) if due is None else pa.array(due < now)
+    made = pa.RecordBatch.from_arrays(
+        [
+            pa.repeat(kind, num),
+            batch.column("topic") if topic is None else topic,
+            batch.column("queue_id") if queue_id is None else queue_id,
+            pa.nulls(num, pa.string()) if group is None else group,
+            *(batch.column(name) for name in ("keys", "tags", "unique_key", "born_timestamp", "store_timestamp")),
+            _times(due, num, None),
+            overdue,
+            pa.nulls(num, pa.int32()) if level is None else pa.array(level, pa.int32()),
+            pa.nulls(num, pa.int32())
+            if check_times is None
+            else pa.array(check_times, pa.int32(), mask=None if check_times_known is None else ~check_times_known),
+            retried,
+            *(batch.column(name) for name in ("size", "topic", "queue_id", "queue_offset", "phy_offset")),
+            pa.repeat(source, num),
+        ],
+        schema=schema(),
+    )
+    return made if keep is None or keep.all() else made.filter(pa.array(keep))

@@ -1,0 +1,285 @@
+"""Pending timer messages: of the time wheel's files, of RocksDB, and of the timer topic beyond what either took in.
+
+Owns which timer records wait, recalls, and what the record says against its unit.  It only reads.  Units and records
+are arrays and columns throughout: a wheel may hold millions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from rmqstore._core import java_string_hash
+from rmqstore.errors import StoreError
+from rmqstore.offline.pending_queues import _int32
+from rmqstore.offline.pending_rows import Records, records_at, rows
+from rmqstore.offline.pending_search import PendingSource, Problem, Search, taken_down
+from rmqstore.rocksdb.timers import StoredTimers, read_timers
+from rmqstore.store.columns import import_pyarrow
+from rmqstore.texts import format_time
+from rmqstore.timer.timer_log import MAGIC_DELETE, MAGIC_ROLL
+from rmqstore.timer.waiting_units import WaitingUnits, waiting_units
+
+__all__ = ["search_timers"]
+
+_TOPIC = "rmq_sys_wheel_timer"
+_TOLD = 20
+
+
+@dataclass
+class _Found:
+    """Rows of timers before recalls are applied, and the recalls."""
+
+    batches: list[tuple[PendingSource, Any]] = field(default_factory=list)
+    #: What is recalled: (TIMER_OUT_MS, TIMER_DEL_UNIQKEY).
+    recalls: set[tuple[int, str]] = field(default_factory=set)
+    phy_offsets: list[np.ndarray] = field(default_factory=list)
+
+    def known(self) -> np.ndarray:
+        return np.concatenate(self.phy_offsets) if self.phy_offsets else np.empty(0, np.int64)
+
+
+def search_timers(search: Search) -> None:
+    """Find the timer messages that wait."""
+    units = waiting_units(search.store.path)
+    stored = StoredTimers()
+    database = search.database
+    is_read = database is not None or not search.has_database
+    if database is not None:
+        try:
+            stored = read_timers(database)
+        except StoreError as error:
+            search.problem(error)
+            is_read = False
+        taken_down(search, stored.problems)
+    if not units.present and stored.scan_offset is None and not stored.timers and _TOPIC not in search.topics:
+        return
+    taken_down(search, units.problems)
+    search.notes += units.notes
+    found = _Found()
+    if units.present:
+        _of_wheel(search, units, found)
+    if stored.scan_offset is not None or stored.timers:
+        _of_database(search, stored, found)
+        _of_topic(search, found, stored.scan_offset or 0, None)
+    elif not is_read or not units.present:
+        if _TOPIC in search.topics:
+            what = "there are no timer files" if is_read else "rocksdbstore cannot be read, where timers may be"
+            search.notes.append(f"{what}: of {_TOPIC} all messages are taken to wait that are not on their topic")
+        _of_topic(search, found, 0, None)
+    else:
+        _of_topic(search, found, _taken_in(search, units), units)
+    _without_recalled(search, found)
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+
+
+def _of_wheel(search: Search, waiting: WaitingUnits, found: _Found) -> None:
+    checkpoint = waiting.checkpoint
+    begin = "the begin of the timer log" if checkpoint is None else format_time(checkpoint.last_read_time)
+    source = search.source("timer", "timerlog", begin)
+    if checkpoint is None:
+        search.notes.append(
+            "config/timercheck tells nothing: of the timer log all messages are taken to wait that are not on their "
+            "topic"
+        )
+    for units, doubtful in ((waiting.units, False), (waiting.doubtful, True)):
+        # The log is read in its order, whatever the order of the units.
+        _records_of_units(search, source, units[np.argsort(units["phy_offset"], kind="stable")], found, doubtful)
+
+
+def _records_of_units(search: Search, source: PendingSource, units: np.ndarray, found: _Found, doubtful: bool) -> None:
+    phy_offsets = units["phy_offset"]
+    again = np.zeros(len(units), bool)
+    again[1:] = phy_offsets[1:] == phy_offsets[:-1]
+    if again.any():
+        _tell_units(search, units[again], "leads to the same record as another unit")
+        units = units[~again]
+    led = np.zeros(len(units), bool)
+    for records in records_at(search.store, units["phy_offset"], _TOPIC):
+        own = units[records.numbers]
+        led[records.numbers] = True
+        out, has_out = records.properties.whole("TIMER_OUT_MS")
+        if doubtful:
+            # The chain's time is right where the record says the same.
+            keep = has_out & (out == own["time"]) & ~np.isin(own["phy_offset"], found.known())
+        else:
+            keep = np.ones(len(records), bool)
+            _compare(search, records, own, out, has_out)
+        _take(search, source, records, found, np.where(has_out, out, own["time"]), keep)
+    if not doubtful and not led.all():
+        lost = units[~led]
+        low = search.store.commit_log.min_offset
+        gone = lost["phy_offset"] < low
+        if gone.any():
+            search.problems.append(
+                Problem(
+                    search.store.path, None,
+                    f"{np.count_nonzero(gone)} units of the timer log lead in front of the log, which begins at {low}: "
+                    "the messages are deleted",
+                )
+            )  # fmt: skip
+        _tell_units(search, lost[~gone], f"leads to no record of {_TOPIC}")
+
+
+def _compare(search: Search, records: Records, units: np.ndarray, out: np.ndarray, has_out: np.ndarray) -> None:
+    # A unit whose record says otherwise is told, and the record counts.
+    is_recall = records.properties.text("TIMER_DEL_UNIQKEY").is_valid().to_numpy(zero_copy_only=False)
+    rolled = (units["magic"] & MAGIC_ROLL) != 0
+    wrong = records.numbers_of("size") != units["record_size"]
+    wrong |= ((units["magic"] & MAGIC_DELETE) != 0) != is_recall
+    wrong |= has_out & np.where(rolled, out <= units["time"], out != units["time"])
+    wrong |= ~has_out
+    codes = records.properties.text("REAL_TOPIC").dictionary_encode()
+    hashes = np.array([0, *(java_string_hash(topic) for topic in codes.dictionary.to_pylist())], np.int64)
+    numbers = codes.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+    wrong |= hashes[numbers + 1] != units["topic_hash"]
+    if wrong.any():
+        _tell_units(search, units[wrong], "does not agree with its record, which counts")
+
+
+def _tell_units(search: Search, units: np.ndarray, what: str) -> None:
+    path = f"{search.store.path}/timerlog"
+    for unit in units[:_TOLD]:
+        position = int(unit["position"])
+        text = f"timer log: the unit at {position} {what} (phy offset {int(unit['phy_offset'])})"
+        search.problems.append(Problem(path, position, text))
+    if len(units) > _TOLD:
+        search.problems.append(Problem(path, None, f"timer log: the same holds for {len(units) - _TOLD} more units"))
+
+
+# -------------------------------------------------------------------------------------------------------------- RocksDB
+
+
+def _of_database(search: Search, stored: StoredTimers, found: _Found) -> None:
+    begin = "the first entry" if stored.timeline_checkpoint is None else format_time(stored.timeline_checkpoint)
+    source = search.source("timer", "rocksdbstore, family timer", begin)
+    if stored.timeline_checkpoint is None:
+        search.notes.append(
+            "rocksdbstore holds no timeline_checkpoint: all its timers are taken to wait that are not on their topic"
+        )
+    places = np.array(list(stored.timers.values()), np.int64)
+    dues = np.array([time for time, _ in stored.timers], np.int64)
+    new = ~np.isin(places, found.known())
+    order = np.flatnonzero(new)[np.argsort(places[new], kind="stable")]
+    places, dues = places[order], dues[order]
+    led = 0
+    for records in records_at(search.store, places, _TOPIC):
+        led += len(records)
+        _take(search, source, records, found, dues[records.numbers], np.ones(len(records), bool))
+    if led < len(places):
+        search.problems.append(
+            Problem(
+                search.store.path,
+                None,
+                f"{len(places) - led} timers of rocksdbstore lead to no record of {_TOPIC} in the log",
+            )
+        )
+
+
+# ---------------------------------------------------------------------------------------------------------------- topic
+
+
+def _taken_in(search: Search, units: WaitingUnits) -> int:
+    """int: queue offset of the timer topic up to which the timer log holds all that waits; 0 where it is damaged."""
+    if units.problems or any(problem.path.endswith("timerlog") for problem in search.problems):
+        return 0
+    if units.last_unit is not None:
+        for records in records_at(search.store, np.array([units.last_unit["phy_offset"]], np.int64), _TOPIC):
+            # As a broker does when it recovers.
+            return int(records.numbers_of("queue_offset")[0]) + 1
+    return 0 if units.checkpoint is None or units.last_unit is not None else units.checkpoint.taken_in
+
+
+def _of_topic(search: Search, found: _Found, begin: int, units: WaitingUnits | None) -> None:
+    if _TOPIC not in search.topics:
+        return
+    source = search.source("timer", _TOPIC, f"queue offset {begin} of queue 0")
+    checkpoint = None if units is None else units.checkpoint
+    made_up = 0
+    # A message that was rolled has two records, of the same key and time.  A database knows it by these.
+    known = _keys(found) if begin == 0 or units is None else None
+    for records in search.records_of(_TOPIC, {0: begin}):
+        out, there = records.properties.whole("TIMER_OUT_MS")
+        keep = ~np.isin(records.numbers_of("phy_offset"), found.known())
+        if checkpoint is not None:
+            # What was due when it was taken in never gets a unit; what was rolled has another record.
+            taken = records.numbers_of("queue_offset") < checkpoint.taken_in
+            keep &= ~(taken & there & (out < checkpoint.last_read_time))
+        if known is not None:
+            _without_known(records, out, keep, known)
+        if checkpoint is not None:
+            made_up += int(np.count_nonzero(taken & keep))
+        _take(search, source, records, found, np.where(there, out, records.numbers_of("store_timestamp")), keep)
+    if made_up and checkpoint is not None:
+        text = f"{made_up} records of {_TOPIC} up to queue offset {checkpoint.taken_in}, which config/timercheck says "
+        text += "was taken in, have no unit in the timer log; they are counted as waiting"
+        search.problems.append(Problem(f"{search.store.path}/timerlog", None, text))
+
+
+def _without_known(records: Records, out: np.ndarray, keep: np.ndarray, known: set[tuple[int, str | None]]) -> None:
+    # Of messages with one key and time the first stands for all; a recall has a key of its own.
+    keys = records.texts_of("unique_key")
+    for place in np.flatnonzero(keep & keys.is_valid().to_numpy(zero_copy_only=False)).tolist():
+        named = int(out[place]), keys[place].as_py()
+        keep[place] = named not in known
+        known.add(named)
+
+
+def _keys(found: _Found) -> set[tuple[int, str | None]]:
+    pa = import_pyarrow()
+    known: set[tuple[int, str | None]] = set()
+    for _, batch in found.batches:
+        known.update(zip(batch.column("due").view(pa.int64()).to_pylist(), batch.column("unique_key").to_pylist()))
+    return known
+
+
+def _take(
+    search: Search, source: PendingSource, records: Records, found: _Found, due: np.ndarray, keep: np.ndarray
+) -> None:
+    pa = import_pyarrow()
+    properties = records.properties
+    found.phy_offsets.append(records.numbers_of("phy_offset")[keep])
+    if "TIMER_DEL_UNIQKEY" in properties:
+        deleted = properties.text("TIMER_DEL_UNIQKEY")
+        is_recall = deleted.is_valid().to_numpy(zero_copy_only=False)
+        chosen = np.flatnonzero(is_recall & keep)
+        found.recalls.update(zip(due[chosen].tolist(), deleted.take(pa.array(chosen)).to_pylist()))
+        keep = keep & ~is_recall
+    batch = rows(
+        records,
+        "timer",
+        source.name,
+        search.now,
+        keep=keep,
+        topic=properties.text("REAL_TOPIC"),
+        queue_id=_int32(records, "REAL_QID"),
+        due=due,
+    )
+    found.batches.append((source, batch))
+
+
+def _without_recalled(search: Search, found: _Found) -> None:
+    # A recall names the unique key, or topic+key, and carries the same time.
+    import pyarrow.compute as pc
+
+    pa = import_pyarrow()
+    names = {name for _, name in found.recalls}
+    values = pa.array(sorted(names | {name.partition("+")[2] for name in names if "+" in name}), pa.string())
+    for source, batch in found.batches:
+        if names:
+            hits = np.flatnonzero(pc.is_in(batch.column("unique_key"), value_set=values).to_numpy(zero_copy_only=False))
+            keep = np.ones(batch.num_rows, bool)
+            near = batch.take(pa.array(hits))
+            dues = near.column("due").view(pa.int64()).to_pylist()
+            for place, due, key, topic in zip(
+                hits.tolist(), dues, near.column("unique_key").to_pylist(), near.column("topic").to_pylist()
+            ):
+                keep[place] = (due, key) not in found.recalls and (due, f"{topic}+{key}") not in found.recalls
+            source.recalled += int(np.count_nonzero(~keep))
+            batch = batch.filter(pa.array(keep))
+        source.pending += batch.num_rows
+        search.add(batch)

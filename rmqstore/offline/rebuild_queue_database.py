@@ -1,0 +1,226 @@
+"""rebuild: the database of queues (RocksDB) of a broker with ``storeType=defaultRocksDB``, from its commit log alone.
+
+Owns building it beside what is there, comparing it with the log, and putting it in place; what lay there is kept under another
+name.  The commit log is never changed.  So a broker gets back the units that a kill took from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+
+from rmqstore import _numpy as np
+from rmqstore._core import Verdict
+from rmqstore.commitlog.commit_log import CommitLog, check_store_root
+from rmqstore.config import StoreConfig
+from rmqstore.consumequeue.collected_queues import CollectedBatchQueue, CollectedQueue, CollectedQueues
+from rmqstore.consumequeue.consume_queue import Unit
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
+from rmqstore.errors import CorruptionError
+from rmqstore.files.mapped_file import MappedFilePool, fsync_directory, fsync_tree, make_directories
+from rmqstore.files.store_lock import StoreLock
+from rmqstore.message import encode_java_utf8
+from rmqstore.offline.rebuild import REBUILD_DIRECTORY, RebuildReport, delete_tree, free_output, refuse_assumed
+from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
+from rmqstore.rocksdb.places import queue_databases
+from rmqstore.rocksdb.queue_writer import QueueDatabaseWriter
+from rmqstore.store.completion import dispatch_stretch
+from rmqstore.store.dispatcher import CommitLogDispatcher
+
+__all__ = ["rebuild_queue_database"]
+
+_WHAT = ("consumequeue",)
+
+
+def rebuild_queue_database(
+    path: str | os.PathLike[str],
+    config: StoreConfig | None = None,
+    output: str | os.PathLike[str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> RebuildReport:
+    """Rebuild the queues as a database that a broker with ``storeType=defaultRocksDB`` opens (RocketMQ 5.5.0).
+
+    Parameters
+    ----------
+    path : path
+        The store's root.  Nobody else may have it open for writing.
+    config : StoreConfig, optional
+        By default `StoreConfig.infer`; the delay levels must be given where the log has delayed messages.
+    output : path, optional
+        Make ``consumequeue`` in this directory, and leave the store as it is.
+    progress : callable, optional
+        As of `rebuild`.
+
+    Returns
+    -------
+    RebuildReport
+        `moved_aside` has the folder that held the queues before, whether files or a database.
+
+    Raises
+    ------
+    MissingDependencyError
+        rocksdict is not installed.
+    GeometryError, StoreLockedError, CorruptionError
+        As of `rebuild`.
+    """
+    started = time.perf_counter()
+    root = check_store_root(path)
+    config = StoreConfig.infer(root) if config is None else config
+    # Only a broker that dispatches to further queues says in a record which.
+    config = dataclasses.replace(config, enable_lmq=True, enable_multi_dispatch=True)
+    if output is not None:
+        target = free_output(output, _WHAT)
+        report = _build(root, os.path.join(target, "consumequeue"), config, progress)
+        report.output = target
+    else:
+        with StoreLock(root):
+            work = os.path.join(root, REBUILD_DIRECTORY)
+            delete_tree(work, ignore_errors=True)
+            make_directories(work)
+            try:
+                report = _build(root, os.path.join(work, "queues"), config, progress)
+                report.moved_aside = _put_in_place(root, os.path.join(work, "queues"))
+            finally:
+                delete_tree(work, ignore_errors=True)
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def _put_in_place(root: str, new: str) -> tuple[str, ...]:
+    # A kill between the two renames leaves a store without queues, of which the same rebuild makes them again.
+    folders = queue_databases(root)
+    place = folders[0] if folders else os.path.join(root, "consumequeue")
+    fsync_tree(new)
+    aside: tuple[str, ...] = ()
+    if os.path.isdir(place):
+        kind, number = "rocksdb" if folders else "files", 1
+        while os.path.exists(f"{place}.{kind}-{number}"):
+            number += 1
+        aside = (f"{place}.{kind}-{number}",)
+        os.rename(place, aside[0])
+    os.rename(new, place)
+    fsync_directory(root)
+    return aside
+
+
+def _build(
+    root: str, target: str, config: StoreConfig, progress: Callable[[int, int], None] | None
+) -> RebuildReport:
+    report = RebuildReport(_WHAT, root)
+    commit_log = CommitLog(root, config, MappedFilePool(4), read_only=True)
+    writer = QueueDatabaseWriter(target)
+    try:
+        commit_log.load()
+        begin, end = commit_log.min_offset, commit_log.find_end_behind_damage()
+        commit_log.set_end(end)
+        queues = _WrittenQueues(root, config, MappedFilePool(1), writer)
+        queues.load_topics(os.path.join(root, "config", "topics.json"))
+        dispatcher = CommitLogDispatcher(commit_log, queues, None)
+        for stretch, columns in commit_log.scans(begin, end, keys=False):
+            if stretch.verdict is Verdict.RECORD:
+                refuse_assumed(columns, config, _WHAT, root)
+            dispatch_stretch(commit_log, dispatcher, stretch, columns)
+            if stretch.verdict not in (Verdict.RECORD, Verdict.BLANK):
+                what = "missing segment" if stretch.verdict is None else stretch.verdict.name
+                report.damage.append((stretch.begin, stretch.end - stretch.begin, what))
+            if progress is not None:
+                progress(stretch.end - begin, end - begin)
+        writer.finish(queues.last(), end)
+        report.damage += dispatcher.counts.misplaced
+        report.records, report.units = dispatcher.counts.records, dispatcher.counts.units
+        report.log_bytes = end - begin
+        _compare(commit_log, target, config, begin, end, bool(dispatcher.counts.misplaced))
+    finally:
+        writer.close()
+        commit_log.close()
+    return report
+
+
+def _compare(commit_log: CommitLog, target: str, config: StoreConfig, begin: int, end: int, misplaced: bool) -> None:
+    check = QueueDatabaseCheck((target,), config, commit_log)
+    try:
+        findings = list(check.begin())
+        for stretch, columns in commit_log.scans(begin, end, keys=False):
+            if stretch.verdict is Verdict.RECORD:
+                findings += check.records(columns)
+        findings += check.finish(end)
+    finally:
+        check.close()
+    # A record whose queue offset or topic cannot be has no unit.
+    for finding in findings:
+        if not (misplaced and finding.kind == "missing_unit"):
+            raise CorruptionError(
+                f"the database that was built does not agree with the log ({finding.kind}: {finding.detail}); nothing was put "
+                "in place, please report this",
+                finding.path,
+            )
+
+
+class _WrittenQueue(CollectedQueue):
+    # A queue whose units are written instead of collected; a later record with the same queue offset replaces an earlier one.
+
+    def __init__(self, topic: str, queue_id: int, writer: QueueDatabaseWriter):
+        super().__init__(topic, queue_id)
+        self.writer = writer
+        self.name = encode_java_utf8(topic)
+
+    @property
+    def unit_num(self) -> int:
+        """int: queue offset after the last unit."""
+        return 0 if self._last is None else self._last.queue_offset + 1
+
+    def put_units(
+        self,
+        queue_offset: int,
+        phy_offsets: np.ndarray,
+        sizes: np.ndarray,
+        tags_codes: np.ndarray,
+        store_timestamps: np.ndarray,
+    ) -> int:
+        """Write units that follow each other, as of `ConsumeQueue.put_units`."""
+        num = len(phy_offsets)
+        offsets = np.arange(queue_offset, queue_offset + num, dtype=np.int64)
+        self.writer.put(self.name, self.queue_id, offsets, phy_offsets, sizes, tags_codes, store_timestamps)
+        self._last = Unit(queue_offset + num - 1, int(phy_offsets[-1]), int(sizes[-1]), int(tags_codes[-1]))
+        return num
+
+
+class _WrittenBatchQueue(CollectedBatchQueue):
+    # As RocketMQ 5.5.0 writes it: one unit an inner batch, at its base.
+
+    def __init__(self, topic: str, queue_id: int, writer: QueueDatabaseWriter):
+        super().__init__(topic, queue_id)
+        self.writer = writer
+        self.name = encode_java_utf8(topic)
+
+    def put(
+        self, queue_offset: int, phy_offset: int, size: int, tags_code: int, store_timestamp: int, num: int = 1
+    ) -> bool:
+        """Write one unit, as of `BatchConsumeQueue.put`."""
+        columns = [np.array([each], np.int64) for each in (queue_offset, phy_offset, size, tags_code, store_timestamp)]
+        self.writer.put(self.name, self.queue_id, *columns)
+        self._last = Unit(queue_offset, phy_offset, size, tags_code, num)
+        return True
+
+
+class _WrittenQueues(CollectedQueues):
+    def __init__(self, root: str, config: StoreConfig, pool: MappedFilePool, writer: QueueDatabaseWriter):
+        super().__init__(root, config, pool, read_only=True)
+        self.writer = writer
+
+    def _make(self, topic: str, queue_id: int) -> AnyConsumeQueue:
+        if topic in self._batch_topics:
+            return _WrittenBatchQueue(topic, queue_id, self.writer)
+        return _WrittenQueue(topic, queue_id, self.writer)
+
+    def last(self) -> dict[tuple[bytes, int], tuple[int, int]]:
+        """Phy offset and queue offset of the last unit of each queue."""
+        found = {}
+        for queue in self.opened():
+            assert isinstance(queue, _WrittenQueue | _WrittenBatchQueue)
+            unit = queue.last_record()
+            if unit is not None:
+                found[queue.name, queue.queue_id] = unit.phy_offset, unit.queue_offset
+        return found

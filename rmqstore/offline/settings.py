@@ -1,0 +1,277 @@
+"""settings: a broker's topics, subscription groups, consumer offsets and pop records, as plain values.
+
+Owns the answer and its shapes as JSON, which are those of RocketMQ's own tools.  It reads a store's ``config`` and ``kvStore``
+and nothing else: no log, no queue.  Where these are kept, and which of several sources counts, says
+`rmqstore.consumer.settings_sources`.
+
+Facts about the shapes (RocketMQ 5.5.0): ``mqadmin rocksDBConfigToJson`` prints ``dataVersion`` with ``topicConfigTable`` or
+``subscriptionGroupTable``, and for offsets ``offsetTable`` alone, queue ids as names; ``mqadmin exportMetadata`` writes
+``topicConfigTable`` and ``subscriptionGroupTable`` without system topics and groups, retry and dead-letter topics, and
+``exportTime``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from rmqstore.commitlog.commit_log import check_store_root
+from rmqstore.config import system_clock
+from rmqstore.consumer.settings_sources import SettingsKind, settings_sources, take_settings
+from rmqstore.errors import CorruptionError, Finding
+from rmqstore.rocksdb.pop_records import PopRecord, has_pop_records, pop_records
+
+__all__ = ["Settings", "SourceDescription", "settings"]
+
+_KINDS: tuple[SettingsKind, ...] = ("topics", "subscription_groups", "consumer_offsets")
+# TopicValidator of 5.5.0, and what a broker makes for its own use.
+_SYSTEM_TOPICS = frozenset(
+    """TBW102 SCHEDULE_TOPIC_XXXX SCHEDULE_TOPIC_XXXX_V2 BenchmarkTest RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRACE_TOPIC
+    RMQ_SYS_TRANS_OP_HALF_TOPIC TRANS_CHECK_MAX_TIME_TOPIC SELF_TEST_TOPIC OFFSET_MOVED_EVENT
+    RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC""".split()
+)
+_SYSTEM_GROUPS = frozenset(
+    """DEFAULT_PRODUCER DEFAULT_CONSUMER TOOLS_CONSUMER SCHEDULE_CONSUMER FILTERSRV_CONSUMER __MONITOR_CONSUMER
+    CLIENT_INNER_PRODUCER SELF_TEST_P_GROUP SELF_TEST_C_GROUP CID_ONS-HTTP-PROXY CID_ONSAPI_PERMISSION CID_ONSAPI_OWNER
+    CID_ONSAPI_PULL""".split()
+)
+# Topics that a broker names after its cluster and after itself, beside those that have the plain names.
+_REPLY_SUFFIX, _SYNC_PREFIX = "_REPLY_TOPIC", "rmq_sys_SYNC_BROKER_MEMBER_"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceDescription:
+    """A place that holds settings.
+
+    Attributes
+    ----------
+    kind : str
+        "topics", "subscription_groups", "consumer_offsets" or "pop_records".
+    form : str
+        "json", or the layout of a RocksDB: "separate", "single", "v2"; "kvStore" for pop records.
+    path : str
+        The file that was read, or the database's directory.
+    counter, timestamp : int or None
+        Of its data version; ms since epoch.  None where it has none yet.
+    entries : int
+    taken : bool
+        Whether what it holds is in the answer.
+    """
+
+    kind: str
+    form: str
+    path: str
+    counter: int | None
+    timestamp: int | None
+    entries: int
+    taken: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a broker, as it has them when it starts on the directory.
+
+    Attributes
+    ----------
+    path : str
+    topics, subscription_groups : dict of str to dict
+        Members by RocketMQ's names, by topic or group.
+    forbidden : dict of str to dict of str to int
+        By group and topic the bits of what is forbidden.
+    consumer_offsets, pull_offsets : dict of (str, str) to dict of int to int
+        By (group, topic) and queue id the queue offset that is consumed, or pulled, next.
+    pop_records : tuple of PopRecord
+        Messages that were handed out and not acknowledged, the first to become visible again first.
+    data_versions : dict of str to dict of str to int
+        By kind: ``counter``, ``stateVersion`` and ``timestamp`` of the source that counts; empty where there is none.
+    sources : tuple of SourceDescription
+        Every place that was found.
+    reasons : dict of str to str
+        By kind why one of several places counts, as a sentence.
+    findings : tuple of Finding
+        What cannot be read; the rest is here.
+    """
+
+    path: str
+    topics: dict[str, dict[str, Any]]
+    subscription_groups: dict[str, dict[str, Any]]
+    forbidden: dict[str, dict[str, Any]]
+    consumer_offsets: dict[tuple[str, str], dict[int, int]]
+    pull_offsets: dict[tuple[str, str], dict[int, int]]
+    pop_records: tuple[PopRecord, ...]
+    data_versions: dict[str, dict[str, int]]
+    sources: tuple[SourceDescription, ...]
+    reasons: dict[str, str]
+    findings: tuple[Finding, ...]
+
+    def config_json(self, what: str) -> dict[str, Any]:
+        """dict: one kind as ``mqadmin rocksDBConfigToJson`` prints it, wherever it is kept.
+
+        Parameters
+        ----------
+        what : {"topics", "subscriptionGroups", "consumerOffsets"}
+            As that command's ``-t``.  Pull offsets and what is forbidden, which it does not print, are added as in the JSON
+            files where there are any.
+
+        Raises
+        ------
+        ValueError
+            Another name.
+        """
+        if what == "consumerOffsets":
+            tables: dict[str, Any] = {"offsetTable": _by_key(self.consumer_offsets)}
+            return tables | ({"pullOffsetTable": _by_key(self.pull_offsets)} if self.pull_offsets else {})
+        if what == "topics":
+            kind, tables = "topics", {"topicConfigTable": self.topics}
+        elif what == "subscriptionGroups":
+            kind, tables = "subscription_groups", {"subscriptionGroupTable": self.subscription_groups}
+            tables |= {"forbiddenTable": self.forbidden} if self.forbidden else {}
+        else:
+            raise ValueError(f"what is {what!r}; give topics, subscriptionGroups or consumerOffsets")
+        version = self.data_versions.get(kind)
+        return ({"dataVersion": version} if version else {}) | tables
+
+    def metadata_json(self, *, special_topics: bool = False) -> dict[str, Any]:
+        """dict: users' topics and groups as ``mqadmin exportMetadata`` writes them.
+
+        Left out are system topics and groups, and the topics named like the cluster and the broker, as far as other topics
+        tell these names (a broker's name only from 5.0 on).
+
+        Parameters
+        ----------
+        special_topics : bool
+            With retry and dead-letter topics (its ``-s``).
+        """
+        own = {name[: -len(_REPLY_SUFFIX)] for name in self.topics if name.endswith(_REPLY_SUFFIX)}
+        own |= {name[len(_SYNC_PREFIX) :] for name in self.topics if name.startswith(_SYNC_PREFIX)}
+        topics = {
+            name: members
+            for name, members in self.topics.items()
+            if name not in _SYSTEM_TOPICS
+            and not name.startswith("rmq_sys_")
+            and name not in own
+            and not name.endswith(_REPLY_SUFFIX)
+            and (special_topics or not name.startswith(("%RETRY%", "%DLQ%")))
+        }
+        groups = {
+            name: members
+            for name, members in self.subscription_groups.items()
+            if name not in _SYSTEM_GROUPS and not name.startswith("CID_RMQ_SYS_")
+        }
+        return {"topicConfigTable": topics, "subscriptionGroupTable": groups, "exportTime": system_clock()}
+
+    def __repr__(self) -> str:
+        return (
+            f"<Settings {self.path!r}: {len(self.topics)} topics, {len(self.subscription_groups)} groups, offsets of "
+            f"{len(self.consumer_offsets)} groups in topics, {len(self.pop_records)} pop records, {len(self.findings)} findings>"
+        )
+
+
+def settings(path: str | os.PathLike[str]) -> Settings:
+    """The settings of the broker whose store is at `path`, wherever it keeps them; nothing is changed.
+
+    Read are the JSON files of ``config``, its RocksDB databases (three of them, a single one, or that of
+    ``configManagerVersion=v2``), and the pop records of ``kvStore``.  A running broker is not disturbed; what it has not flushed
+    yet is not seen.  An entry that cannot be read hides no other.
+
+    Parameters
+    ----------
+    path : path
+        The store's root (RocketMQ's storePathRootDir).
+
+    Raises
+    ------
+    MissingDependencyError
+        Settings are in RocksDB, and rocksdict is not installed.
+    StoreError
+        There is no such directory.
+    OSError
+        A file cannot be read.
+    """
+    root = check_store_root(path)
+    tables: dict[str, dict[str, Any]] = {}
+    sources: list[SourceDescription] = []
+    findings: list[Finding] = []
+    versions: dict[str, dict[str, int]] = {}
+    reasons: dict[str, str] = {}
+    for kind in _KINDS:
+        found = settings_sources(root, kind, quiet=True)
+        taken = take_settings(found)
+        tables |= taken.tables
+        versions[kind] = dict(taken.sources[-1].data_version) if taken.sources else {}
+        if taken.reason:
+            reasons[kind] = taken.reason
+        for source in found:
+            findings += source.findings
+            version = source.data_version
+            is_taken = any(source is each for each in taken.sources)
+            sources.append(
+                SourceDescription(
+                    kind,
+                    source.form,
+                    source.path,
+                    version.get("counter"),
+                    version.get("timestamp"),
+                    source.entries,
+                    is_taken,
+                )
+            )
+    records = _pop_records(root, sources, findings)
+    return Settings(
+        root,
+        _sorted(tables.get("topicConfigTable", {})),
+        _sorted(tables.get("subscriptionGroupTable", {})),
+        _sorted(tables.get("forbiddenTable", {})),
+        _by_group(tables.get("offsetTable", {})),
+        _by_group(tables.get("pullOffsetTable", {})),
+        records,
+        versions,
+        tuple(sources),
+        reasons,
+        tuple(findings),
+    )
+
+
+def _pop_records(root: str, sources: list[SourceDescription], findings: list[Finding]) -> tuple[PopRecord, ...]:
+    if not has_pop_records(root):
+        return ()
+    path = os.path.join(root, "kvStore")
+    try:
+        records = tuple(pop_records(root, findings))
+    except CorruptionError as error:
+        findings.append(Finding(path, 0, "damaged_database", f"pop records are not known: {error.message}"))
+        records = ()
+    sources.append(SourceDescription("pop_records", "kvStore", path, None, None, len(records), True))
+    return records
+
+
+def _sorted(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _plain(table[name]) for name in sorted(table)}
+
+
+def _plain(value: Any) -> Any:
+    # As JSON has it: the dialect of the files also knows numbers and objects as names, and keeps fractions exact.
+    if isinstance(value, dict):
+        return {name if isinstance(name, str) else str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return float(value) if isinstance(value, Decimal) else value
+
+
+def _by_group(table: Mapping[str, Mapping[int, int]]) -> dict[tuple[str, str], dict[int, int]]:
+    # Cut at the first @, which no topic contains.
+    cut = {}
+    for key, queues in table.items():
+        topic, _, group = key.partition("@")
+        cut[group, topic] = {queue_id: queues[queue_id] for queue_id in sorted(queues)}
+    return {key: cut[key] for key in sorted(cut)}
+
+
+def _by_key(table: Mapping[tuple[str, str], Mapping[int, int]]) -> dict[str, dict[str, int]]:
+    return {
+        f"{topic}@{group}": {str(queue_id): offset for queue_id, offset in queues.items()}
+        for (group, topic), queues in table.items()
+    }

@@ -1,0 +1,230 @@
+"""verify: the queues in RocksDB, compared with the log.
+
+Owns what `verify` says of that database: missing, wrong and stale units, a checkpoint behind the log, damage inside, and a file
+that an earlier look with another tool left.  It only reads, and compares what is in the database itself: nothing here is completed
+from the log.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator
+
+from rmqstore import _numpy as np
+from rmqstore._columns import RecordColumns
+from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.config import StoreConfig
+from rmqstore.consumequeue.consume_queue import can_name_queue
+from rmqstore.errors import CorruptionError, Finding
+from rmqstore.message import SCHEDULE_TOPIC
+from rmqstore.rocksdb.places import queue_databases
+from rmqstore.rocksdb.queues import QueueDatabase, Units
+from rmqstore.store.dispatcher import multi_dispatch_places
+
+__all__ = ["QueueDatabaseCheck"]
+
+_TRANSACTION_MASK, _PREPARED, _ROLLBACK = 0xC, 0x4, 0xC
+_STRAY = "rocksdict-config.json"
+
+
+class QueueDatabaseCheck:
+    """Compares the queues in RocksDB of one store with its records as they come.
+
+    Parameters
+    ----------
+    folders : tuple of str
+        The directories of such databases, one at least.
+    config : StoreConfig
+    commit_log : CommitLog
+
+    Raises
+    ------
+    MissingDependencyError
+        rocksdict is not installed.
+    """
+
+    def __init__(self, folders: tuple[str, ...], config: StoreConfig, commit_log: CommitLog):
+        self.folders, self.path = folders, folders[0]
+        self.commit_log = commit_log
+        # Only a broker that dispatches to further queues says in a record which.
+        self.config = dataclasses.replace(config, enable_lmq=True, enable_multi_dispatch=True)
+        self.findings: list[Finding] = []
+        self.database: QueueDatabase | None = None
+        try:
+            self.database = QueueDatabase(self.path)
+        except CorruptionError as error:
+            self._damaged(error)
+        self._missing: dict[tuple[str, int], tuple[int, int, int]] = {}
+        self._behind = 0
+        self._behind_from = -1
+        self._told: set[str] = set()
+
+    @classmethod
+    def of(cls, root: str, config: StoreConfig, commit_log: CommitLog) -> QueueDatabaseCheck | None:
+        """QueueDatabaseCheck or None: of the store at `root`, if it has queues in RocksDB."""
+        folders = queue_databases(root)
+        return cls(folders, config, commit_log) if folders else None
+
+    def close(self) -> None:
+        """Let go of the database."""
+        if self.database is not None:
+            self.database.close()
+
+    def _damaged(self, error: CorruptionError) -> None:
+        finding = Finding(error.path or self.path, error.pos or 0, "bad_database", error.message)
+        if finding not in self.findings:
+            self.findings.append(finding)
+
+    def _taken(self) -> list[Finding]:
+        # What was found since this was last asked.
+        taken = [finding for finding in self.findings if finding.detail not in self._told]
+        self._told |= {finding.detail for finding in taken}
+        return taken
+
+    def begin(self) -> Iterator[Finding]:
+        """What the files of the database say by themselves."""
+        if len(self.folders) > 1:
+            detail = f"a broker with queues in {self.folders[0]} does not start while this is a database too; move it away"
+            yield Finding(self.folders[1], 0, "second_database", detail)
+        for folder in self.folders:
+            stray = os.path.join(folder, _STRAY)
+            if os.path.exists(stray):
+                yield Finding(stray, 0, "file", "no part of the database: rocksdict left it when somebody looked; delete it")
+        if self.database is not None:
+            try:
+                self.database.check()
+            except CorruptionError as error:
+                self._damaged(error)
+        yield from self._taken()
+
+    # ------------------------------------------------------------------------------------------------------ records
+
+    def records(self, columns: RecordColumns) -> Iterator[Finding]:
+        """Compare the units of these records."""
+        database, n = self.database, columns.count
+        if database is None or not n:
+            return
+        # An inner batch has a unit like any record.
+        kinds = columns.sys_flag[:n] & _TRANSACTION_MASK
+        queued = ((kinds != _PREPARED) & (kinds != _ROLLBACK)).astype(np.uint8)
+        groups, order = columns.by_queue(queued)
+        for number, start, end in groups:
+            topic, queue_id = columns.topics.queues[number]
+            name = columns.topics.topics[topic].decode("utf-8", "rmqstore.java")
+            yield from self._compare(name, queue_id, columns, order[start:end])
+        for row in np.flatnonzero((queued != 0) & (columns.multi_dispatch[:n] != 0)).tolist():
+            message = self.commit_log.look_up(int(columns.phy_offset[row]))
+            if message is not None:
+                for name, offset in multi_dispatch_places(message, self.config):
+                    yield from self._compare(name, 0, columns, np.array([row]), np.array([offset], np.int64))
+        yield from self._taken()
+
+    def _compare(
+        self, topic: str, queue_id: int, columns: RecordColumns, rows: np.ndarray, offsets: np.ndarray | None = None
+    ) -> Iterator[Finding]:
+        database = self.database
+        assert database is not None
+        offsets = columns.queue_offset[rows] if offsets is None else offsets
+        damage: list[CorruptionError] = []
+        stored = database.units(topic, queue_id, int(offsets.min()), int(offsets.max()) + 1, damage)
+        for error in damage:
+            self._damaged(error)
+        places = np.searchsorted(stored.queue_offsets, offsets)
+        there = places < len(stored.queue_offsets)
+        there[there] = stored.queue_offsets[places[there]] == offsets[there]
+        if not damage:
+            self._note_missing(topic, queue_id, offsets[~there], columns.phy_offset[rows[~there]])
+        yield from self._wrong(topic, queue_id, columns, rows[there], stored, places[there])
+
+    def _note_missing(self, topic: str, queue_id: int, offsets: np.ndarray, phy_offsets: np.ndarray) -> None:
+        assert self.database is not None
+        behind = phy_offsets >= self.database.checkpoint
+        if behind.any():
+            self._behind += int(behind.sum())
+            if self._behind_from < 0:
+                self._behind_from = int(phy_offsets[behind][0])
+        if not behind.all():
+            first, phy, num = self._missing.get((topic, queue_id), (int(offsets[0]), int(phy_offsets[0]), 0))
+            self._missing[topic, queue_id] = first, phy, num + int((~behind).sum())
+
+    def _wrong(
+        self, topic: str, queue_id: int, columns: RecordColumns, rows: np.ndarray, stored: Units, places: np.ndarray
+    ) -> Iterator[Finding]:
+        units = Units(stored.queue_offsets[places], stored.values[places])
+        phy, sizes, codes, times = units.phy_offsets, units.sizes, units.tags_codes, units.store_timestamps
+        wrong = (phy != columns.phy_offset[rows]) | (sizes != columns.size[rows])
+        wrong |= times != columns.store_timestamp[rows]
+        if not (topic == SCHEDULE_TOPIC and "message_delay_level" in self.config.assumed):
+            wrong |= codes != columns.tags_code[rows]
+        for i in np.flatnonzero(wrong).tolist():
+            row = int(rows[i])
+            if phy[i] > columns.phy_offset[row] and self._is_record(topic, queue_id, int(phy[i]), int(sizes[i])):
+                # The topic was deleted and made again, so that two records have this queue offset.
+                continue
+            needed = (columns.phy_offset[row], columns.size[row], columns.tags_code[row], columns.store_timestamp[row])
+            yield Finding(
+                self.path,
+                0,
+                "bad_unit",
+                f"unit {units.queue_offsets[i]} of {topic}/{queue_id} is {phy[i]}:{sizes[i]}:{codes[i]}:{times[i]}, the record at "
+                f"phy offset {needed[0]} needs {':'.join(str(int(value)) for value in needed)}",
+            )
+
+    def _is_record(self, topic: str, queue_id: int, phy_offset: int, size: int) -> bool:
+        message = self.commit_log.look_up(phy_offset, size)
+        return message is not None and (message.topic, message.queue_id) == (topic, queue_id)
+
+    # ---------------------------------------------------------------------------------------------------- the rest
+
+    def finish(self, end: int) -> Iterator[Finding]:
+        """What is left over when all records were compared; `end` is the log's."""
+        database = self.database
+        if database is None:
+            return
+        for (topic, queue_id), (offset, phy, num) in sorted(self._missing.items()):
+            yield Finding(
+                self.path,
+                0,
+                "missing_unit",
+                f"{topic}/{queue_id} lacks {num} units in all, the first is {offset} of the record at phy offset {phy}: lost by a "
+                "kill of the broker, or the topic was deleted; rebuild --what consumequeue makes queue files with them",
+            )
+        if self._behind:
+            reached = f"ends at phy offset {database.checkpoint}" if database.checkpoint >= 0 else "is empty"
+            detail = (
+                f"the database {reached}, the log ends at {end}: {self._behind} units from the record at phy offset "
+                f"{self._behind_from} on were not flushed; their broker is running, or was killed"
+            )
+            yield Finding(self.path, 0, "queues_behind_log", detail)
+        if database.checkpoint > end:
+            detail = f"the checkpoint is {database.checkpoint}, the log ends at {end}; what was there is gone"
+            yield Finding(self.path, 0, "bad_checkpoint", detail)
+        yield from self._stale(database, end)
+        yield from self._taken()
+
+    def _stale(self, database: QueueDatabase, end: int) -> Iterator[Finding]:
+        # Units below the log's begin are no finding: a broker leaves them until it compacts the database at night.
+        try:
+            for (topic, queue_id), num in database.beyond_last().items():
+                last = database.last[topic, queue_id].queue_offset
+                detail = f"{num} units of {topic}/{queue_id} lie beyond its last one, {last}; a truncation of the log left them"
+                yield Finding(self.path, 0, "stale_unit", detail)
+            for (topic, queue_id), last_unit in database.last.items():
+                if not can_name_queue(topic):
+                    detail = f"{topic[:80]!r}/{queue_id} is no name that a queue can have; its units are not read"
+                    yield Finding(self.path, 0, "bad_topic", detail)
+                value = database.value(topic, queue_id, last_unit.queue_offset)
+                if value is None or value[0] != last_unit.phy_offset:
+                    yield Finding(
+                        self.path,
+                        0,
+                        "bad_unit",
+                        f"{topic}/{queue_id} is said to end with unit {last_unit.queue_offset} of the record at phy offset "
+                        f"{last_unit.phy_offset}, where the database has {'no unit' if value is None else value}",
+                    )
+                elif last_unit.phy_offset >= end:
+                    detail = f"the last unit of {topic}/{queue_id} leads to {last_unit.phy_offset}, the log ends at {end}"
+                    yield Finding(self.path, 0, "dangling_unit", detail)
+        except CorruptionError as error:
+            self._damaged(error)

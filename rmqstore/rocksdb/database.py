@@ -1,0 +1,252 @@
+"""One RocksDB database, read as it is on the disk.
+
+Owns opening and going over entries.  rocksdict writes a file into the directory that it opens, read-only or not, so it gets
+a directory of symbolic links and the store's own stays untouched (I7).  A walk that meets damage raises: `items` of rocksdict
+ends there in silence, so every walk here ends by asking the iterator for its status.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from rmqstore.errors import CorruptionError, MissingDependencyError, StoreClosedError
+
+__all__ = ["Database", "is_database", "load_rocksdict"]
+
+# What a database reads when it is opened; OPTIONS, IDENTITY and LOCK are not needed.
+_SUFFIXES = (".sst", ".log")
+# A flush or a compaction of a broker takes files away between the listing and the opening.
+_TRIES = 5
+
+
+def is_database(path: str | os.PathLike[str]) -> bool:
+    """bool: the directory holds a RocksDB database (a file ``CURRENT``); directories beside its files do not matter."""
+    return os.path.isfile(os.path.join(path, "CURRENT"))
+
+
+class Database:
+    """A RocksDB database, opened read-only; also beside a running broker and after a kill.
+
+    It shows what the broker had flushed when it was opened, with what is whole of the write-ahead log.  Keys and values are
+    bytes, keys ascend as unsigned bytes.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        The directory with the file ``CURRENT``.
+    skip_damaged : bool
+        Of a damaged write-ahead log take what follows the damage too, instead of ending there: for databases in which one
+        entry has nothing to do with another.  A torn end counts as damage then: it may be a damaged length.
+
+    Attributes
+    ----------
+    path : str
+    families : tuple of str
+        The column families that are there.
+    log_damage : str or None
+        What is wrong with the write-ahead log, so that entries of it are missing here; its torn end, as a kill may leave
+        it, is none unless `skip_damaged`.
+
+    Raises
+    ------
+    CorruptionError
+        The database cannot be opened: a file is missing or damaged.
+    FileNotFoundError
+        No database is there.
+    MissingDependencyError
+        rocksdict is not installed.
+    PermissionError
+        A file of it cannot be read.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, skip_damaged: bool = False):
+        self.path = os.path.abspath(os.fspath(path))
+        self.log_damage: str | None = None
+        self._skip_damaged = skip_damaged
+        self._rdict: Any = None
+        self._handles: dict[str, Any] = {}
+        self.families = self._open()
+
+    def _open(self) -> tuple[str, ...]:
+        # Imported here because they bring much along that a store without a database has no use for.
+        import shutil
+        import tempfile
+
+        rocksdict = load_rocksdict()
+        error: Exception | None = None
+        strict = ""
+        for attempt in range(_TRIES):
+            links = tempfile.mkdtemp(prefix="rmqstore-rocksdb-")
+            try:
+                self._link(links)
+                plain = rocksdict.Options(raw_mode=True)
+                plain.set_wal_recovery_mode(self._recovery_mode(rocksdict, attempt))
+                families = tuple(rocksdict.Rdict.list_cf(links, plain))
+                self._rdict = rocksdict.Rdict(
+                    links,
+                    options=plain,
+                    column_families={name: rocksdict.Options(raw_mode=True) for name in families},
+                    access_type=rocksdict.AccessType.read_only(False),
+                )
+            except OSError:
+                shutil.rmtree(links, ignore_errors=True)
+                raise
+            except Exception as failed:  # rocksdict raises plain Exceptions
+                shutil.rmtree(links, ignore_errors=True)
+                error = failed
+                if attempt % 2 == 0:
+                    strict = _first_line(failed, links)
+                elif "No such file" not in str(failed):
+                    # No flush or compaction makes this better.
+                    break
+                continue
+            if attempt % 2 == 1 and "No such file" not in strict:
+                # Only the log can be what the strict mode refused.
+                self.log_damage = strict
+            self._handles = {name: self._rdict.get_column_family(name) for name in families}
+            self._finalizer = weakref.finalize(self, shutil.rmtree, links, True)
+            return families
+        raise CorruptionError(
+            f"the RocksDB database cannot be opened: {_first_line(error, links)}; what it held is in the commit log: rebuild "
+            "it, or restore the file from a backup",
+            self.path,
+        ) from error
+
+    def _recovery_mode(self, rocksdict: Any, attempt: int) -> Any:
+        # RocksDB's own default ends at the first damage of its log in silence.  The first try refuses damage, but for a torn
+        # end; the one after it takes what there is.
+        modes = rocksdict.DBRecoveryMode
+        if attempt % 2 == 0:
+            return modes.absolute_consistency() if self._skip_damaged else modes.tolerate_corrupted_tail_records()
+        return modes.skip_any_corrupted_record() if self._skip_damaged else modes.point_in_time()
+
+    def _link(self, links: str) -> None:
+        with os.scandir(self.path) as entries:
+            for entry in entries:
+                if entry.name == "CURRENT" or entry.name.startswith("MANIFEST-") or entry.name.endswith(_SUFFIXES):
+                    if not os.access(entry.path, os.R_OK) and os.path.exists(entry.path):
+                        raise PermissionError(13, "Permission denied", entry.path)
+                    os.symlink(entry.path, os.path.join(links, entry.name))
+        if not os.path.lexists(os.path.join(links, "CURRENT")):
+            raise FileNotFoundError(2, "No RocksDB database is here: no file CURRENT", self.path)
+
+    def __contains__(self, family: str) -> bool:
+        return family in self.families
+
+    def get(self, key: bytes, *, family: str = "default") -> bytes | None:
+        """The value of a key, None if there is none, also where the family is not there.
+
+        Raises
+        ------
+        CorruptionError
+            The block that would hold it is damaged.
+        """
+        handle = self._handle(family)
+        if handle is None:
+            return None
+        try:
+            value: bytes | None = handle.get(key)
+        except Exception as error:
+            raise self._damage(family, error) from error
+        return value
+
+    def items(
+        self, begin: bytes = b"", end: bytes | None = None, *, family: str = "default"
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Go over the entries with ``begin <= key < end``, ascending; `end` None = to the last.
+
+        Raises
+        ------
+        CorruptionError
+            A block is damaged; what came before was given.
+        """
+        handle = self._handle(family)
+        if handle is None:
+            return
+        iterator = handle.iter()
+        iterator.seek(begin)
+        while iterator.valid():
+            key = iterator.key()
+            if end is not None and key >= end:
+                return
+            yield key, iterator.value()
+            iterator.next()
+        try:
+            iterator.status()
+        except Exception as error:
+            raise self._damage(family, error) from error
+
+    def prefixed(self, prefix: bytes, *, family: str = "default") -> Iterator[tuple[bytes, bytes]]:
+        """Go over the entries whose keys begin with `prefix`, ascending; raises as `items`."""
+        return self.items(prefix, _after(prefix), family=family)
+
+    def last(self, end: bytes | None = None, *, family: str = "default") -> tuple[bytes, bytes] | None:
+        """The last entry with a key below `end` (None = of all), None if there is none; raises as `items`."""
+        handle = self._handle(family)
+        if handle is None:
+            return None
+        iterator = handle.iter()
+        if end is None:
+            iterator.seek_to_last()
+        else:
+            iterator.seek_for_prev(end)
+            if iterator.valid() and iterator.key() == end:
+                iterator.prev()
+        if iterator.valid():
+            return iterator.key(), iterator.value()
+        try:
+            iterator.status()
+        except Exception as error:
+            raise self._damage(family, error) from error
+        return None
+
+    def close(self) -> None:
+        """Let go of the files; the database cannot be read after that."""
+        if self._rdict is not None:
+            self._handles = {}
+            self._rdict.close()
+            self._rdict = None
+            self._finalizer()
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def _handle(self, family: str) -> Any:
+        if self._rdict is None:
+            raise StoreClosedError("the database is closed; open it again", self.path)
+        return self._handles.get(family)
+
+    def _damage(self, family: str, error: Exception) -> CorruptionError:
+        return CorruptionError(
+            f"the RocksDB database is damaged (family {family!r}): {_first_line(error, self._rdict.path())}; what it held is "
+            "in the commit log: rebuild it",
+            self.path,
+        )
+
+
+def _after(prefix: bytes) -> bytes | None:
+    # The first key beyond all that begin with the prefix; None where no key is.
+    stripped = prefix.rstrip(b"\xff")
+    return stripped[:-1] + bytes([stripped[-1] + 1]) if stripped else None
+
+
+def _first_line(error: Exception | None, links: str) -> str:
+    # RocksDB names files below the links; people look for the store's own.
+    return str(error).partition("\n")[0].replace(links.rstrip("/") + "/", "")
+
+
+def load_rocksdict() -> Any:
+    """The module rocksdict; MissingDependencyError, with the name of the extra, where it is not installed."""
+    try:
+        import rocksdict
+    except ImportError:
+        raise MissingDependencyError(
+            "this store keeps data in RocksDB; to read it install rocksdict: pip install 'rmqstore[rocksdb]'"
+        ) from None
+    return rocksdict

@@ -1,0 +1,200 @@
+"""The index by key in RocksDB (RIP-82, family ``default`` of ``rocksdbstore``): keys and values.
+
+Owns the layout of an entry, which entries a record has, and finding those of a key.  It looks at no record: whether one has the
+key says whoever reads it.
+
+Facts (RocketMQ 5.5.0): a key is the store time in ms, rounded down to the hour (i64), then as text ``@topic@K@key@unique key@``
+(K a key, T the tags, U without a third part the unique key), then the phy offset (i64); the value is the store time.  A record
+without a unique key, and a rollback, has no entry.  The keys ``lastOffsetPy`` and ``lastStoreTimeStamp`` are no entries: phy offset
+and store time of the last record that is there as a whole; entries beyond it may be there.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from rmqstore.message import MessageExt, SysFlag, encode_java_utf8
+from rmqstore.rocksdb.database import Database, is_database
+
+__all__ = [
+    "HOUR", "IndexDatabase", "IndexEntry", "IndexKind", "index_folder", "keys_of_message", "keys_of_record",
+    "may_have_entries", "parse_entry",
+]  # fmt: skip
+
+IndexKind = Literal["K", "T", "U"]
+
+HOUR = 3_600_000
+_FOLDER = "rocksdbstore"
+_SPECIAL = (b"lastOffsetPy", b"lastStoreTimeStamp")
+_LONG = struct.Struct(">q")
+_MAX = 2**63 - 1
+_ROLLBACK = SysFlag.TRANSACTION_ROLLBACK.value
+
+
+class IndexEntry(NamedTuple):
+    """An entry: `text` is the key, the tags or the unique key; times in ms since epoch."""
+
+    hour: int
+    topic: str
+    kind: str
+    text: str
+    unique_key: str
+    phy_offset: int
+    store_timestamp: int
+
+
+def index_folder(root: str | os.PathLike[str]) -> str:
+    """str: where the store at `root` has the database of the index, and of timers and transactions."""
+    return os.path.join(root, _FOLDER)
+
+
+def may_have_entries(root: str | os.PathLike[str]) -> bool:
+    """bool: there is a database, and it is not empty as far as its files tell without being opened."""
+    path = index_folder(root)
+    if not is_database(path):
+        return False
+    with os.scandir(path) as entries:
+        return any(
+            entry.name.endswith(".sst") or (entry.name.endswith(".log") and entry.stat().st_size > 0) for entry in entries
+        )
+
+
+def _prefix(topic: str, kind: IndexKind, text: str) -> bytes:
+    return encode_java_utf8(f"@{topic}@{kind}@{text}@")
+
+
+def keys_of_record(
+    topic: str, keys: list[str], tags: str | None, unique_key: str | None, phy_offset: int, store_timestamp: int
+) -> list[bytes]:
+    """list of bytes: the keys of the entries that RocketMQ makes for a record that is no rollback; the values are its time."""
+    if not unique_key:
+        return []
+    hour, phy = _LONG.pack(store_timestamp // HOUR * HOUR), _LONG.pack(phy_offset)
+    texts = [f"@{topic}@K@{key}@{unique_key}@" for key in dict.fromkeys(keys) if key]
+    if tags:
+        texts.append(f"@{topic}@T@{tags}@{unique_key}@")
+    return [hour + encode_java_utf8(text) + phy for text in [*texts, f"@{topic}@U@{unique_key}@"]]
+
+
+def keys_of_message(message: MessageExt) -> list[bytes]:
+    """list of bytes: the keys of the entries that RocketMQ makes for a message, none for a rollback."""
+    if message.sys_flag & _ROLLBACK == _ROLLBACK:
+        return []
+    return keys_of_record(
+        message.topic, message.keys, message.tags, message.unique_key, message.phy_offset, message.store_timestamp
+    )
+
+
+def parse_entry(key: bytes, value: bytes) -> IndexEntry | None:
+    """IndexEntry or None: what an entry says, None where its bytes cannot be one."""
+    if len(key) < 2 * _LONG.size or len(value) != _LONG.size:
+        return None
+    try:
+        text = key[_LONG.size : -_LONG.size].decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    if not text.startswith("@") or not text.endswith("@"):
+        return None
+    topic, _, rest = text[1:-1].partition("@")
+    kind, _, rest = rest.partition("@")
+    # Keys and tags may hold what sets the parts apart, unique keys do not.
+    middle, _, unique_key = rest.rpartition("@")
+    if kind == "U" and not middle:
+        middle = unique_key
+    if kind not in ("K", "T", "U") or not unique_key:
+        return None
+    return IndexEntry(
+        _LONG.unpack_from(key)[0], topic, kind, middle, unique_key, _LONG.unpack_from(key, len(key) - _LONG.size)[0],
+        _LONG.unpack(value)[0],
+    )  # fmt: skip
+
+
+class IndexDatabase:
+    """The entries of one database, as they were when it was opened.
+
+    Parameters
+    ----------
+    root : path
+        The store's directory.
+
+    Attributes
+    ----------
+    path : str
+    last_offset : int
+        Phy offset of the last record of which all entries are there, -1 where there is none.
+    has_entries : bool
+    log_damage : str or None
+        As of `Database`: later entries are missing, and `last_offset` is one before them.
+
+    Raises
+    ------
+    CorruptionError, FileNotFoundError, MissingDependencyError, PermissionError
+        As of `Database`.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]):
+        self.path = index_folder(root)
+        self._database = Database(self.path)
+        self.log_damage = self._database.log_damage
+        try:
+            value = self._database.get(_SPECIAL[0])
+            self.last_offset = _LONG.unpack(value)[0] if value is not None and len(value) == _LONG.size else -1
+            self.has_entries = next(self.entries(), None) is not None
+        except BaseException:
+            self._database.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._database.close()
+
+    def has(self, key: bytes) -> bool:
+        """bool: an entry with this key is there."""
+        return self._database.get(key) is not None
+
+    def value(self, key: bytes) -> bytes | None:
+        """The value of an entry, None where there is none."""
+        return self._database.get(key)
+
+    def entries(self) -> Iterator[tuple[bytes, bytes]]:
+        """Key and value of every entry, ascending; raises CorruptionError where a block is damaged."""
+        for key, value in self._database.items():
+            if key not in _SPECIAL:
+                yield key, value
+
+    def of_hour(self, hour: int, topic: str, kind: IndexKind, text: str) -> Iterator[tuple[bytes, bytes]]:
+        """Key and value of the entries of one hour whose texts begin with `text` and ``@``; a longer text may follow."""
+        return self._database.prefixed(_LONG.pack(hour) + _prefix(topic, kind, text))
+
+    def find(self, topic: str, kind: IndexKind, text: str, begin: int = 0, end: int = _MAX) -> Iterator[int]:
+        """Phy offsets of the entries with exactly this text, by hour.
+
+        Parameters
+        ----------
+        begin, end : int
+            Store times in ms, inclusive; the hours of these are gone over as a whole.
+
+        Raises
+        ------
+        CorruptionError
+            A block is damaged; what came before was given.
+        """
+        prefix = _prefix(topic, kind, text)
+        hour, last = max(begin, 0) // HOUR * HOUR, end // HOUR * HOUR
+        while hour <= last:
+            sought, following = _LONG.pack(hour) + prefix, b""
+            for key, _ in self._database.items(sought):
+                if not key.startswith(sought):
+                    following = key
+                    break
+                # A longer text that begins with this one and @ has an @ in what should be the unique key.
+                if key.count(b"@", len(sought), -_LONG.size) == (kind != "U") and len(key) >= len(sought) + _LONG.size:
+                    yield _LONG.unpack_from(key, len(key) - _LONG.size)[0]
+            if len(following) < _LONG.size:
+                return
+            # The next hour that has entries at all; its bytes may be anything.
+            there = int.from_bytes(following[: _LONG.size], "big")
+            hour = max(hour + HOUR, -(-there // HOUR) * HOUR)

@@ -1,0 +1,123 @@
+"""Writing a database of consume queues anew, as a broker with ``storeType=defaultRocksDB`` opens it.
+
+Owns the bytes of such a database and what RocketMQ's RocksDB can read of them: tables of format 5, while rocksdict writes later
+ones by default.  It writes into a directory of its own, never into one that is there; whether the broker's queues are replaced by
+it is for others to decide.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from rmqstore import _numpy as np
+from rmqstore.errors import StoreError
+from rmqstore.rocksdb.database import load_rocksdict
+from rmqstore.rocksdb.queues import VALUE_SIZE, last_key, unit_prefix
+
+__all__ = ["QueueDatabaseWriter"]
+
+# RocketMQ 5.5.0 has RocksDB 8.4.4, which knows no later tables.
+_FORMAT_VERSION = 5
+_WRITE_BUFFER_SIZE = 128 << 20
+_UNIT = [("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8"), ("store_timestamp", ">i8")]
+# What RocksDB and rocksdict leave besides the database.
+_LEFT = ("rocksdict-config.json", "LOG", "LOCK")
+
+
+class QueueDatabaseWriter:
+    """A new database of queues; `finish` makes it whole.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        A directory that does not exist.
+
+    Raises
+    ------
+    StoreError
+        The directory exists.
+    MissingDependencyError
+        rocksdict is not installed.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = os.path.abspath(os.fspath(path))
+        self._rocksdict = load_rocksdict()
+        if os.path.lexists(self.path):
+            raise StoreError("the directory for the new database exists; give one that does not", self.path)
+        self._rdict = self._rocksdict.Rdict(
+            self.path,
+            options=self._options(),
+            column_families={"default": self._options(), "offset": self._options()},
+        )
+        self._no_log = self._rocksdict.WriteOptions()
+        self._no_log.disable_wal = True
+
+    def _options(self) -> Any:
+        options = self._rocksdict.Options(raw_mode=True)
+        tables = self._rocksdict.BlockBasedOptions()
+        tables.set_format_version(_FORMAT_VERSION)
+        tables.set_bloom_filter(16, False)
+        options.set_block_based_table_factory(tables)
+        options.set_compression_type(self._rocksdict.DBCompressionType.lz4())
+        options.create_if_missing(True)
+        options.create_missing_column_families(True)
+        options.set_atomic_flush(True)
+        options.set_write_buffer_size(_WRITE_BUFFER_SIZE)
+        options.set_compaction_style(self._rocksdict.DBCompactionStyle.universal())
+        return options
+
+    def put(
+        self,
+        topic: bytes,
+        queue_id: int,
+        queue_offsets: np.ndarray,
+        phy_offsets: np.ndarray,
+        sizes: np.ndarray,
+        tags_codes: np.ndarray,
+        store_timestamps: np.ndarray,
+    ) -> None:
+        """Write units of one queue; a unit that was written before is replaced.
+
+        Parameters
+        ----------
+        queue_offsets, phy_offsets, sizes, tags_codes, store_timestamps : integer arrays
+            One value a unit; times in ms since epoch.
+        """
+        units = np.empty(len(queue_offsets), np.dtype(_UNIT))
+        units["phy_offset"], units["size"], units["tags_code"] = phy_offsets, sizes, tags_codes
+        units["store_timestamp"] = store_timestamps
+        values, ends = units.tobytes(), queue_offsets.astype(">i8").tobytes()
+        prefix = unit_prefix(topic, queue_id)
+        batch = self._rocksdict.WriteBatch(raw_mode=True)
+        for i in range(len(queue_offsets)):
+            batch.put(prefix + ends[8 * i : 8 * i + 8], values[VALUE_SIZE * i : VALUE_SIZE * (i + 1)])
+        self._rdict.write(batch, self._no_log)
+
+    def finish(self, last: dict[tuple[bytes, int], tuple[int, int]], checkpoint: int) -> None:
+        """Write the last unit of each queue (phy offset, queue offset) and the checkpoint, and force all to the disk.
+
+        Parameters
+        ----------
+        checkpoint : int
+            Phy offset after the last record whose units are here.
+        """
+        offsets = self._rdict.get_column_family("offset")
+        for (topic, queue_id), (phy_offset, queue_offset) in last.items():
+            value = phy_offset.to_bytes(8, "big", signed=True) + queue_offset.to_bytes(8, "big", signed=True)
+            offsets.put(last_key(topic, queue_id), value, self._no_log)
+        offsets.put(last_key(b"CHECKPOINT_TOPIC", 0), checkpoint.to_bytes(8, "big", signed=True), self._no_log)
+        self._rdict.get_column_family("default").flush()
+        offsets.flush()
+        self.close()
+        for name in _LEFT:
+            path = os.path.join(self.path, name)
+            if os.path.exists(path):
+                os.unlink(path)
+
+    def close(self) -> None:
+        """Let go of the files; without `finish` before, the database is not whole."""
+        if self._rdict is not None:
+            self._rdict.close()
+            self._rdict = None

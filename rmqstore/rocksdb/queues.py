@@ -1,0 +1,288 @@
+"""Consume queues in RocksDB (``storeType=defaultRocksDB``): keys and values, and reading the units of a queue.
+
+Owns the layout of the two families: ``default`` has an entry a unit, ``offset`` the last unit of each queue and how far the
+log was dispatched.  It never reads the commit log, and never gives a unit beyond the last one that ``offset`` names: what lies
+there is left from before a truncation.  Lengths in keys are checked against the keys themselves (I4).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from rmqstore import _numpy as np
+from rmqstore.errors import CorruptionError
+from rmqstore.message import decode_java_utf8
+from rmqstore.rocksdb.database import Database
+
+__all__ = ["VALUE_SIZE", "LastUnit", "QueueDatabase", "Units"]
+
+_CHECKPOINT = b"CHECKPOINT_TOPIC"
+_SEPARATOR = 1
+_LENGTH = struct.Struct(">i")
+_OFFSET = struct.Struct(">q")
+_LAST = struct.Struct(">qq")
+_VALUE = struct.Struct(">qiqq")
+VALUE_SIZE = _VALUE.size
+# What a key has besides its topic: of a unit, and of an entry of `offset`.
+_UNIT_KEY, _OFFSET_KEY = 19, 14
+_INT64_MAX = 2**63 - 1
+
+Key = tuple[str, int]
+
+
+class LastUnit(NamedTuple):
+    """The last unit of a queue: the phy offset of its record, and its queue offset."""
+
+    phy_offset: int
+    queue_offset: int
+
+
+class Units(NamedTuple):
+    """Units as they are stored: `queue_offsets` (int64, ascending) and `values`, uint8 of shape (n, 28), big-endian.
+
+    The first 20 bytes of a value are a unit of a queue file: phy offset, size, tags code; a store timestamp follows.
+    """
+
+    queue_offsets: np.ndarray
+    values: np.ndarray
+
+    @property
+    def phy_offsets(self) -> np.ndarray:
+        """int64 array."""
+        return np.ascontiguousarray(self.values[:, :8]).view(">i8").ravel().astype(np.int64)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """int32 array."""
+        return np.ascontiguousarray(self.values[:, 8:12]).view(">i4").ravel().astype(np.int32)
+
+    @property
+    def tags_codes(self) -> np.ndarray:
+        """int64 array."""
+        return np.ascontiguousarray(self.values[:, 12:20]).view(">i8").ravel().astype(np.int64)
+
+    @property
+    def store_timestamps(self) -> np.ndarray:
+        """int64 array: ms since epoch."""
+        return np.ascontiguousarray(self.values[:, 20:28]).view(">i8").ravel().astype(np.int64)
+
+
+class QueueDatabase:
+    """The database with the queues of a store, as it was flushed last; read-only.
+
+    Parameters
+    ----------
+    path : str or os.PathLike
+        The directory of the database.
+
+    Attributes
+    ----------
+    path : str
+    last : dict of (str, int) to LastUnit
+        The last unit of each queue, by topic and queue id.
+    checkpoint : int
+        Phy offset after the furthest record whose units are here; -1 where nothing was flushed yet.
+
+    Raises
+    ------
+    CorruptionError, FileNotFoundError, MissingDependencyError, PermissionError
+        As of `Database`; CorruptionError also for an entry that is none of a queue.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = os.path.abspath(os.fspath(path))
+        self.last: dict[Key, LastUnit] = {}
+        self.checkpoint = -1
+        self._prefixes: dict[Key, bytes] = {}
+        self._database = Database(self.path)
+        try:
+            self._read_offsets()
+        except BaseException:
+            self._database.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._database.close()
+
+    def _read_offsets(self) -> None:
+        for key, value in self._database.items(family="offset"):
+            topic, what, queue_id = _offset_key(key, self.path)
+            if what != b"max":
+                # `min` is a cache that a broker fills when somebody asks; it may be old.
+                continue
+            if topic == _CHECKPOINT:
+                if len(value) != _OFFSET.size:
+                    raise _odd_value(value, "the checkpoint", self.path)
+                self.checkpoint = _OFFSET.unpack(value)[0]
+                continue
+            if len(value) != _LAST.size:
+                raise _odd_value(value, "a queue's last unit", self.path)
+            phy_offset, queue_offset = _LAST.unpack(value)
+            if phy_offset < 0 or not 0 <= queue_offset < _INT64_MAX // 32:
+                raise CorruptionError(
+                    f"the RocksDB database says that a queue ends at queue offset {queue_offset}, phy offset {phy_offset}, "
+                    "which cannot be; rebuild the queues",
+                    self.path,
+                )
+            name = decode_java_utf8(topic), queue_id
+            self.last[name] = LastUnit(phy_offset, queue_offset)
+            self._prefixes[name] = unit_prefix(topic, queue_id)
+
+    def value(self, topic: str, queue_id: int, queue_offset: int) -> tuple[int, int, int, int] | None:
+        """(phy offset, size, tags code, store timestamp) of one unit; None if there is none.
+
+        Raises
+        ------
+        CorruptionError
+            The block that would hold it is damaged.
+        """
+        if not self._may_hold(topic, queue_id, queue_offset):
+            return None
+        value = self._database.get(self._prefixes[topic, queue_id] + _OFFSET.pack(queue_offset))
+        if value is None:
+            return None
+        if len(value) != VALUE_SIZE:
+            raise _odd_value(value, "a unit", self.path)
+        phy_offset, size, tags_code, store_timestamp = _VALUE.unpack(value)
+        return phy_offset, size, tags_code, store_timestamp
+
+    def _may_hold(self, topic: str, queue_id: int, queue_offset: int) -> bool:
+        last = self.last.get((topic, queue_id))
+        return last is not None and 0 <= queue_offset <= last.queue_offset
+
+    def at_or_after(self, topic: str, queue_id: int, queue_offset: int) -> LastUnit | None:
+        """The first unit of a queue from `queue_offset` on: its phy offset and its queue offset; None where none follows."""
+        if not self._may_hold(topic, queue_id, max(queue_offset, 0)):
+            return None
+        prefix, end = self._range(topic, queue_id)
+        for key, value in self._database.items(prefix + _OFFSET.pack(max(queue_offset, 0)), end):
+            return self._unit(prefix, key, value)
+        return None
+
+    def at_or_before(self, topic: str, queue_id: int, queue_offset: int) -> LastUnit | None:
+        """The last unit of a queue up to `queue_offset`, as of `at_or_after`."""
+        last = self.last.get((topic, queue_id))
+        if last is None or queue_offset < 0:
+            return None
+        prefix = self._prefixes[topic, queue_id]
+        found = self._database.last(prefix + _OFFSET.pack(min(queue_offset, last.queue_offset) + 1))
+        if found is None or not found[0].startswith(prefix):
+            return None
+        return self._unit(prefix, *found)
+
+    def _range(self, topic: str, queue_id: int) -> tuple[bytes, bytes]:
+        prefix = self._prefixes[topic, queue_id]
+        return prefix, prefix + _OFFSET.pack(self.last[topic, queue_id].queue_offset + 1)
+
+    def _unit(self, prefix: bytes, key: bytes, value: bytes) -> LastUnit:
+        if len(key) != len(prefix) + 8 or len(value) != VALUE_SIZE:
+            raise _odd_value(value, "a unit", self.path)
+        return LastUnit(_OFFSET.unpack_from(value)[0], _OFFSET.unpack_from(key, len(prefix))[0])
+
+    def units(
+        self, topic: str, queue_id: int, begin: int, end: int, damage: list[CorruptionError] | None = None
+    ) -> Units:
+        """The units of a queue with queue offsets from `begin` to before `end`, those that are there.
+
+        Parameters
+        ----------
+        damage : list, optional
+            Takes the error that ends the reading, and what came before it is given.
+
+        Raises
+        ------
+        CorruptionError
+            A block is damaged, or an entry is no unit, and there is no `damage`.
+        """
+        last = self.last.get((topic, queue_id))
+        begin, end = max(begin, 0), -1 if last is None else min(end, last.queue_offset + 1)
+        if begin >= end:
+            return units_of((), ())
+        prefix = self._prefixes[topic, queue_id]
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        try:
+            for key, value in self._database.items(prefix + _OFFSET.pack(begin), prefix + _OFFSET.pack(end)):
+                keys.append(key)
+                values.append(value)
+        except CorruptionError as error:
+            if damage is None:
+                raise
+            damage.append(error)
+        odd = [i for i, key in enumerate(keys) if len(key) != len(prefix) + 8 or len(values[i]) != VALUE_SIZE]
+        if odd:
+            found = _odd_value(values[odd[0]], "a unit", self.path)
+            if damage is None:
+                raise found
+            damage.append(found)
+            keys, values = keys[: odd[0]], values[: odd[0]]
+        return units_of([key[-8:] for key in keys], values)
+
+    def beyond_last(self) -> Mapping[Key, int]:
+        """How many units of each queue lie beyond its last one, garbage that a truncation of the log left.
+
+        Raises
+        ------
+        CorruptionError
+            As of `units`.
+        """
+        found = {}
+        for name, last in self.last.items():
+            prefix = self._prefixes[name]
+            end = prefix + b"\x7f" + b"\xff" * 8
+            count = sum(1 for _ in self._database.items(prefix + _OFFSET.pack(last.queue_offset + 1), end))
+            if count:
+                found[name] = count
+        return found
+
+    def check(self) -> int:
+        """int: how many entries the families have, read one by one; raises CorruptionError for the first that cannot be."""
+        return sum(1 for family in self._database.families for _ in self._database.items(family=family))
+
+
+def unit_prefix(topic: bytes, queue_id: int) -> bytes:
+    """bytes: what the keys of the units of a queue begin with; eight bytes follow, the queue offset."""
+    return _LENGTH.pack(len(topic)) + b"\x01" + topic + b"\x01" + _LENGTH.pack(queue_id) + b"\x01"
+
+
+def unit_key(topic: bytes, queue_id: int, queue_offset: int) -> bytes:
+    """bytes: the key of a unit in the family ``default``."""
+    return unit_prefix(topic, queue_id) + _OFFSET.pack(queue_offset)
+
+
+def last_key(topic: bytes, queue_id: int) -> bytes:
+    """bytes: the key of a queue's last unit in the family ``offset``."""
+    return _LENGTH.pack(len(topic)) + b"\x01" + topic + b"\x01max\x01" + _LENGTH.pack(queue_id)
+
+
+def units_of(queue_offsets: Iterable[bytes], values: Iterable[bytes]) -> Units:
+    """Units: made of the ends of their keys, and their values."""
+    return Units(
+        np.frombuffer(b"".join(queue_offsets), ">i8").astype(np.int64),
+        np.frombuffer(b"".join(values), np.uint8).reshape(-1, VALUE_SIZE),
+    )
+
+
+def _offset_key(key: bytes, path: str) -> tuple[bytes, bytes, int]:
+    # Topic, "max" or "min", and queue id.
+    n = _LENGTH.unpack_from(key)[0] if len(key) >= _OFFSET_KEY else -1
+    if (
+        n < 0
+        or len(key) != _OFFSET_KEY + n
+        or not key[4] == key[5 + n] == key[9 + n] == _SEPARATOR
+        or key[6 + n : 9 + n] not in (b"max", b"min")
+    ):
+        raise CorruptionError(
+            f"the RocksDB database has an entry that is none of a queue's (key {key[:80]!r}); rebuild the queues", path
+        )
+    return key[5 : 5 + n], key[6 + n : 9 + n], _LENGTH.unpack_from(key, 10 + n)[0]
+
+
+def _odd_value(value: bytes, what: str, path: str) -> CorruptionError:
+    return CorruptionError(
+        f"the RocksDB database has an entry of {len(value)} bytes for {what}, which cannot be; rebuild the queues", path
+    )

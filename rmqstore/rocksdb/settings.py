@@ -1,0 +1,242 @@
+"""Topics, subscription groups and consumer offsets of a broker that keeps its settings in RocksDB: keys and values.
+
+Owns where each layout keeps what, and the keys; the JSON in the values is given as text.  It decides nothing: which of several
+databases counts is said by whoever reads them.  An entry that cannot be one is a finding and hides no other.  A walk that meets
+a damaged block ends with a finding too, so that a shorter answer is never given without one.
+
+Facts (RocketMQ 5.5.0): "separate" are three databases, "single" is one with a family for each kind (both
+``configManagerVersion=v1``), "v2" is one with a key for each queue (``configManagerVersion=v2``).  Families are made when they
+are first written to, so a missing one is an empty one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
+
+from rmqstore.errors import CorruptionError, Finding
+from rmqstore.rocksdb.database import Database, is_database
+
+__all__ = ["Kind", "Layout", "OffsetEntry", "SettingsDatabase", "TextEntry", "database_state", "settings_layouts"]
+
+Layout = Literal["separate", "single", "v2"]
+Kind = Literal["topics", "subscription_groups", "forbidden", "consumer_offsets", "pull_offsets"]
+
+# Folder below ``config``, family of the entries, family of the data version.
+_PLACES: dict[tuple[str, str], tuple[str, str, str]] = {
+    ("separate", "topics"): ("topics", "default", "kvDataVersion"),
+    ("separate", "subscription_groups"): ("subscriptionGroups", "default", "kvDataVersion"),
+    ("separate", "forbidden"): ("subscriptionGroups", "forbidden", "kvDataVersion"),
+    ("separate", "consumer_offsets"): ("consumerOffsets", "default", "kvDataVersion"),
+    ("single", "topics"): ("metadata", "topic", "topicVersion"),
+    ("single", "subscription_groups"): ("metadata", "subscriptionGroup", "subscriptionGroupVersion"),
+    ("single", "forbidden"): ("metadata", "forbidden", "subscriptionGroupVersion"),
+    ("single", "consumer_offsets"): ("metadata", "consumerOffset", "consumerOffsetVersion"),
+    ("v2", "topics"): ("rdb", "default", ""),
+    ("v2", "subscription_groups"): ("rdb", "default", ""),
+    ("v2", "consumer_offsets"): ("rdb", "default", ""),
+    ("v2", "pull_offsets"): ("rdb", "default", ""),
+}
+_VERSION_KEY = b"kvDataVersionKey"
+# v2: u8 1, i16 table, u8 kind of entry.
+_TABLES = {"consumer_offsets": 1, "pull_offsets": 2, "topics": 3, "subscription_groups": 4}
+_DATA_VERSION, _DATA = 1, 2
+_JSON = 1
+_HEAD = struct.Struct(">bhb")
+_SHORT, _INT, _LONG = struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")
+_VERSION = struct.Struct(">qqq")
+
+
+class TextEntry(NamedTuple):
+    """An entry with a name (topic, group, or ``topic@group``) and the JSON text of its value."""
+
+    name: str
+    text: str
+
+
+class OffsetEntry(NamedTuple):
+    """An offset of v2, which has an entry for each queue; `offset` is the queue offset to consume next."""
+
+    group: str
+    topic: str
+    queue_id: int
+    offset: int
+
+
+def settings_layouts(root: str | os.PathLike[str], kind: Kind) -> list[Layout]:
+    """list of str: the layouts in which the store at `root` has a database for `kind`, each once."""
+    return [layout for layout in ("v2", "single", "separate") if _path(root, layout, kind) is not None]
+
+
+def database_state(root: str | os.PathLike[str], kind: Kind = "topics") -> tuple[tuple[str, int, int], ...]:
+    """tuple of (str, int, int): name, length and time of the files of all databases of `kind`; another one after a change."""
+    found = []
+    for layout in settings_layouts(root, kind):
+        path = _path(root, layout, kind) or ""
+        with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
+            for entry in entries:
+                if entry.name == "CURRENT" or entry.name.endswith((".sst", ".log")):
+                    status = entry.stat()
+                    found.append((f"{layout}/{entry.name}", status.st_size, status.st_mtime_ns))
+    return tuple(sorted(found))
+
+
+def _path(root: str | os.PathLike[str], layout: str, kind: str) -> str | None:
+    place = _PLACES.get((layout, kind))
+    path = None if place is None else os.path.join(root, "config", place[0])
+    return path if path is not None and is_database(path) else None
+
+
+class SettingsDatabase:
+    """What one layout keeps of one kind.
+
+    Parameters
+    ----------
+    root : str
+        The store's directory.
+    layout : {"separate", "single", "v2"}
+    kind : str
+
+    Attributes
+    ----------
+    path : str
+        The database's directory.
+    findings : list of Finding
+        What could not be read so far: a key or value that cannot be one, a damaged block.
+
+    Raises
+    ------
+    CorruptionError, FileNotFoundError, MissingDependencyError, PermissionError
+        As of `Database`.
+    """
+
+    def __init__(self, root: str | os.PathLike[str], layout: Layout, kind: Kind):
+        folder, self._family, self._version_family = _PLACES[layout, kind]
+        self.layout: Layout = layout
+        self.kind: Kind = kind
+        self.path = os.path.join(root, "config", folder)
+        self.findings: list[Finding] = []
+        # RocketMQ opens these likewise: a damaged record of the log hides no other.
+        self._database = Database(self.path, skip_damaged=True)
+        if self._database.log_damage is not None:
+            detail = f"{kind}: the write-ahead log is damaged, or torn by a kill ({self._database.log_damage}); its newest"
+            detail += " entries may be missing"
+            self.findings.append(Finding(self.path, 0, "damaged_database", detail))
+
+    def use(self, kind: Kind) -> SettingsDatabase:
+        """Go on with another kind that is in the same database; the layout's families of it count from here on."""
+        folder, self._family, self._version_family = _PLACES[self.layout, kind]
+        assert os.path.basename(self.path) == folder
+        self.kind = kind
+        return self
+
+    def close(self) -> None:
+        """Let go of the files."""
+        self._database.close()
+
+    def __enter__(self) -> SettingsDatabase:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def data_version(self) -> dict[str, int] | str | None:
+        """The version of the kind's data: its JSON text (v1) or its numbers (v2), None where there is none yet."""
+        try:
+            if self.layout != "v2":
+                value = self._database.get(_VERSION_KEY, family=self._version_family)
+                return None if value is None else self._text(_VERSION_KEY, value)
+            key = _HEAD.pack(1, _TABLES[self.kind], _DATA_VERSION) + b"data_version"
+            value = self._database.get(key)
+        except CorruptionError as error:
+            self._damage(error)
+            return None
+        if value is None:
+            return None
+        if len(value) != _VERSION.size:
+            self._finding(key, f"a data version of {len(value)} bytes, not {_VERSION.size}")
+            return None
+        state_version, timestamp, counter = _VERSION.unpack(value)
+        return {"counter": counter, "stateVersion": state_version, "timestamp": timestamp}
+
+    def texts(self) -> Iterator[TextEntry]:
+        """The entries by name, with JSON values; offsets of v1 among them, of v2 not (`offsets`)."""
+        for key, value in self._entries():
+            if self.layout != "v2":
+                name, text = self._text(key, key), self._text(key, value)
+            else:
+                end = _name_end(key, _HEAD.size)
+                if end != len(key):
+                    self._finding(key, "not the key of a name")
+                    continue
+                if value[:1] != bytes([_JSON]):
+                    self._finding(
+                        key, f"its value is serialized as {value[:1].hex() or 'nothing'}; only JSON (01) is known"
+                    )
+                    continue
+                name, text = self._text(key, key[_HEAD.size + _SHORT.size :]), self._text(key, value[1:])
+            if name is not None and text is not None:
+                yield TextEntry(name, text)
+
+    def offsets(self) -> Iterator[OffsetEntry]:
+        """The offsets of v2: one entry a queue."""
+        for key, value in self._entries():
+            names = _offset_key(key)
+            if names is None:
+                self._finding(key, "not the key of a consumer offset")
+                continue
+            group, topic = self._text(key, names[0]), self._text(key, names[1])
+            if len(value) != _LONG.size:
+                self._finding(key, f"an offset of {len(value)} bytes, not {_LONG.size}")
+            elif group is not None and topic is not None:
+                yield OffsetEntry(group, topic, names[2], _LONG.unpack(value)[0])
+
+    def _entries(self) -> Iterator[tuple[bytes, bytes]]:
+        prefix = b"" if self.layout != "v2" else _HEAD.pack(1, _TABLES[self.kind], _DATA)
+        try:
+            yield from self._database.prefixed(prefix, family=self._family)
+        except CorruptionError as error:
+            self._damage(error)
+
+    def _text(self, key: bytes, data: bytes) -> str | None:
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError as error:
+            self._finding(key, f"byte {error.start} is not UTF-8")
+            return None
+
+    def _finding(self, key: bytes, what: str) -> None:
+        name = key.decode("utf-8", "backslashreplace")
+        self.findings.append(
+            Finding(
+                self.path, 0, "bad_settings", f"{self.kind}: the entry {name!r} cannot be read ({what}); the others are"
+            )
+        )
+
+    def _damage(self, error: CorruptionError) -> None:
+        detail = f"{self.kind}: {error.message}; entries that follow the damage are not known"
+        self.findings.append(Finding(self.path, 0, "damaged_database", detail))
+
+
+def _name_end(key: bytes, at: int) -> int:
+    # Where a text with its length in front ends; -1 where the key does not hold it.
+    if at + _SHORT.size > len(key):
+        return -1
+    length = _SHORT.unpack_from(key, at)[0]
+    end: int = at + _SHORT.size + length
+    return end if 0 <= length and end <= len(key) else -1
+
+
+def _offset_key(key: bytes) -> tuple[bytes, bytes, int] | None:
+    # Group, topic and queue id: i16 n, group, 01, i16 m, topic, 01, i32 queue id.
+    group_end = _name_end(key, _HEAD.size)
+    if group_end < 0 or key[group_end : group_end + 1] != b"\x01":
+        return None
+    topic_end = _name_end(key, group_end + 1)
+    if topic_end < 0 or key[topic_end : topic_end + 1] != b"\x01" or len(key) != topic_end + 1 + _INT.size:
+        return None
+    (queue_id,) = _INT.unpack_from(key, topic_end + 1)
+    return key[_HEAD.size + _SHORT.size : group_end], key[group_end + 1 + _SHORT.size : topic_end], queue_id

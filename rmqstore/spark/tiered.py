@@ -1,0 +1,238 @@
+"""Tiered storage as partitions: what the local log no longer has, queue by queue, in pieces along the flat files.
+
+Owns cutting queues of tiered storage, the record batches of a piece, and damage there in the three ways that a read has.  It never
+imports pyspark and only reads.  What both have comes from the local log, so that no message comes twice; the plan of the
+local log is made first, so that none is missing between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rmqstore import _core
+from rmqstore._core import Verdict
+from rmqstore.config import StoreConfig
+from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
+from rmqstore.errors import CorruptionError, Finding, OffsetOutOfRangeError, StoreError
+from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.flatfile.flat_queue import UNIT_SIZE, FlatQueue
+from rmqstore.flatfile.flat_store import FlatStore
+from rmqstore.flatfile.metadata import FlatFileMetadata
+from rmqstore.message import OTHER_MESSAGE, encode_java_utf8
+from rmqstore.spark.batches import PieceReader
+from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions
+from rmqstore.spark.plan import LogPlan
+from rmqstore.store.columns import time_range
+from rmqstore.store.tiered_columns import stretch_batches, tags_codes
+from rmqstore.store.tiered_reading import report_gap
+from rmqstore.store.undispatched import Undispatched
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["TieredPiece", "tiered_piece_batches", "tiered_pieces"]
+
+_STEP = 8192
+
+
+@dataclass(frozen=True)
+class TieredPiece:
+    """The messages of a queue of tiered storage from queue offset `begin` to before `end`.
+
+    Attributes
+    ----------
+    path : str
+        The queue's folder.
+    log_metadata, unit_metadata : dict
+        As of `FlatFiles`, so that a task knows of missing files what the plan knew.
+    """
+
+    path: str
+    topic: str
+    queue_id: int
+    begin: int
+    end: int
+    log_metadata: dict[int, FlatFileMetadata]
+    unit_metadata: dict[int, FlatFileMetadata]
+
+
+def tiered_pieces(
+    plan: LogPlan,
+    tiered: str,
+    topics: Iterable[str] | None,
+    queue_ids: Iterable[int] | None,
+    size: int,
+    *,
+    strict: bool = True,
+) -> Iterator[TieredPiece]:
+    """Cut what only tiered storage has into pieces whose records take about `size` bytes, none of more than one COMMIT_LOG file.
+
+    Parameters
+    ----------
+    plan : LogPlan
+        Of the broker's local store.
+    tiered : str
+        The root of tiered storage.
+    topics, queue_ids : iterable, optional
+        Only these.
+    strict : bool
+        A queue without units is an error; otherwise it has no piece.
+
+    Raises
+    ------
+    StoreError
+        There is no tiered storage; or queues of the local store are gone, so that nobody knows what is in both.
+    """
+    wanted_topics = None if topics is None else set(topics)
+    wanted_ids = None if queue_ids is None else set(queue_ids)
+    flat_store = FlatStore(tiered, plan.root, on_damage=None if strict else lambda finding: None)
+    local = _local_bounds(plan)
+    try:
+        for queue in flat_store.queues():
+            if (wanted_topics is not None and queue.topic not in wanted_topics) or (
+                wanted_ids is not None and queue.queue_id not in wanted_ids
+            ):
+                continue
+            if queue.lacks_units is not None:
+                flat_store.report(queue.lacks_units)
+            low, high = local.get((queue.topic, queue.queue_id), (0, 0))
+            begin, end = queue.min_queue_offset, queue.max_queue_offset
+            if begin < end < low:
+                report_gap(queue, end, low)
+            parts = [(begin, end)] if low >= high else [(begin, min(end, low)), (max(begin, high), end)]
+            metadata = [
+                dict(flat_store.said(kind, queue.topic, queue.queue_id) or {}) for kind in ("COMMIT_LOG", "CONSUME_QUEUE")
+            ]
+            for first, last in parts:
+                for at, until in _cut(queue, first, last, size):
+                    yield TieredPiece(queue.path, queue.topic, queue.queue_id, at, until, metadata[0], metadata[1])
+    finally:
+        flat_store.close()
+
+
+def _local_bounds(plan: LogPlan) -> dict[tuple[str, int], tuple[int, int]]:
+    # Queue offsets that the planned log has.
+    queues = ConsumeQueueStore(plan.root, plan.config, MappedFilePool(16), read_only=True)
+    queues.load()
+    log = plan.open()
+    try:
+        undispatched = Undispatched(plan.root, log, queues)
+        undispatched.look()
+        if undispatched.left_out is not None:
+            raise StoreError(
+                "not all of the log has units, so nobody knows what it shares with tiered storage; rebuild the queues first: "
+                "rmqstore rebuild --what consumequeue",
+                plan.root,
+            )
+        found = {}
+        for key in queues.keys():
+            queue = queues.find(*key)
+            if queue is not None:
+                found[key] = queue.bounds(plan.begin)
+                queue.close()
+        return found
+    finally:
+        log.close()
+
+
+def _cut(queue: FlatQueue, begin: int, end: int, size: int) -> Iterator[tuple[int, int]]:
+    at = begin
+    while at < end:
+        unit = queue.unit_at(at)
+        mapped_file = None if unit is None else queue.log.find(unit[0])
+        if unit is None or mapped_file is None:
+            # What is gone is told by the task that reads it.
+            yield at, end
+            return
+        limit = min(unit[0] + size, mapped_file.file_from_offset + mapped_file.size)
+        until = _first_at(queue, at + 1, end, limit)
+        yield at, until
+        at = until
+
+
+def _first_at(queue: FlatQueue, begin: int, end: int, log_offset: int) -> int:
+    # The first queue offset from `begin` on whose record begins at or after `log_offset`; a unit that is gone counts as after it.
+    low, high = begin, end
+    while low < high:
+        middle = (low + high) // 2
+        unit = queue.unit_at(middle)
+        low, high = (middle + 1, high) if unit is not None and unit[0] < log_offset else (low, middle)
+    return low
+
+
+class _TieredReader(PieceReader):
+    # Damage by the flat files' own names.
+    queue: FlatQueue
+
+    def place(self, phy_offset: int) -> tuple[str, int]:
+        return self.queue.log.place_of(phy_offset)
+
+    def verdict_at(self, phy_offset: int) -> str:
+        found = self.queue.log.region_of(phy_offset)
+        if found is None:
+            return "MISSING"
+        verdict = _core.check_record(found[0], phy_offset - found[1], found[1], self.queue.crc_check)[0]
+        return OTHER_MESSAGE if verdict is Verdict.RECORD else verdict.name
+
+    def finding(self, finding: Finding) -> None:
+        if self.options.corrupt == "fail":
+            advice = "option corrupt=skip passes over it, corrupt=report shows it"
+            raise CorruptionError(f"{finding.detail}; {advice}", finding.path, finding.pos)
+        self.take()
+        if self.options.corrupt == "report":
+            text = f"{finding.path}, position {finding.pos}: {finding.detail}"
+            values = {CORRUPT_COLUMN: text}
+            if not self.columns:
+                self.ready.append(self.counted(1))
+                return
+            arrays = [self.pa.array([values.get(field.name)], field.type) for field in self.schema]
+            self.ready.append(self.pa.RecordBatch.from_arrays(arrays, schema=self.schema))
+
+
+def tiered_piece_batches(
+    root: str, config: StoreConfig, piece: TieredPiece, options: ReadOptions, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The chosen messages of a piece of tiered storage, in queue order; otherwise as `piece_batches`.
+
+    Raises
+    ------
+    CorruptionError, ChecksumError
+        With ``corrupt=fail``, at the first damage; names file and position.
+    OffsetOutOfRangeError
+        The broker deleted a part of the piece since the job was planned.
+    """
+    pool = MappedFilePool(64)
+    reader = _TieredReader(root, config, options, schema, 1, 0, 0)
+    queue = FlatQueue(
+        piece.path, piece.topic, piece.queue_id, pool, reader.finding, piece.log_metadata, piece.unit_metadata
+    )
+    reader.queue = queue
+    try:
+        if queue.min_queue_offset > piece.begin or queue.max_queue_offset < piece.end:
+            raise OffsetOutOfRangeError(
+                f"queue offsets {piece.begin} to {piece.end} were planned, {queue.min_queue_offset} to "
+                f"{queue.max_queue_offset} are there: the broker deleted the others since; plan the job again",
+                piece.path,
+                UNIT_SIZE * piece.begin,
+            )
+        tags = options.tags
+        codes = tags_codes(tags)
+        reader.made.out.choose(
+            None,
+            None,
+            None if tags is None else [encode_java_utf8(tag) for tag in tags],
+            *time_range(options.begin_timestamp, options.end_timestamp),
+        )
+        for first, offsets, sizes, unit_codes in queue.unit_arrays(piece.begin, piece.end, _STEP):
+            batches, findings = stretch_batches(reader.made, queue, first, offsets, sizes, unit_codes, codes)
+            for batch in batches:
+                reader.add(batch)
+            for finding in findings:
+                reader.finding(finding)
+            ready, reader.ready = reader.ready, []
+            yield from ready
+        yield from reader.ready
+    finally:
+        queue.close()

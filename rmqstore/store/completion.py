@@ -1,0 +1,312 @@
+"""Queues in RocksDB, completed from the log: what the database does not have yet, what a kill took from it, what is damaged.
+
+Owns opening the database of a store's queues, and which part of the log is gone over for it: from the database's checkpoint to
+the log's end, going on as the log does; where the first record of a segment has no unit; where queue offsets have gaps; and all
+of it where the database is damaged.  A broker writes no log of this database and flushes it rarely, so beside a live broker
+it may lack everything.  It writes nothing (I7).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+from rmqstore._columns import RecordColumns
+from rmqstore._core import Verdict, check_record
+from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.commitlog.log_walk import Stretch
+from rmqstore.consumequeue.collected_queues import CollectedQueues
+from rmqstore.consumequeue.consume_queue import ConsumeQueue, can_name_queue
+from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
+from rmqstore.consumequeue.database_queues import DatabaseQueues, UnitStream
+from rmqstore.errors import CorruptionError
+from rmqstore.message import MessageExt
+from rmqstore.rocksdb.queues import QueueDatabase
+from rmqstore.store.dispatcher import CommitLogDispatcher, IndexProgress
+from rmqstore.store.recovery import learn_delays
+
+__all__ = ["Completion", "QueueDatabaseState", "dispatch_stretch"]
+
+logger = logging.getLogger(__name__)
+
+_TRANSACTION_MASK, _PREPARED, _ROLLBACK = 0xC, 0x4, 0xC
+# So many records of a segment are looked at for one whose unit tells whether the database has those of the segment.
+_RECORDS_ASKED = 64
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class QueueDatabaseState:
+    """Where the queues in RocksDB of a store lie, and what of them came from the log.
+
+    Attributes
+    ----------
+    path : str
+        The directory of the database.
+    queues : int
+        How many queues it has units of.
+    checkpoint : int or None
+        Phy offset up to which records are in it; None where nothing was flushed yet.  What lies behind it comes from the log
+        (`MessageStore.undispatched`).
+    completed : tuple of (int, int)
+        Phy offsets, begin and end, of what was gone over before the checkpoint: units there were lost, or are damaged.
+    damage : tuple of str
+        What of the database cannot be read.
+    """
+
+    path: str
+    queues: int
+    checkpoint: int | None
+    completed: tuple[tuple[int, int], ...]
+    damage: tuple[str, ...]
+
+
+class Completion:
+    """The queues in RocksDB of one store that is only read, and how far the log was gone over for them.
+
+    Parameters
+    ----------
+    folders : tuple of str
+        The directories of such databases, one at least; the first is read.
+    root : str
+        The store's directory.
+    commit_log : CommitLog
+    queues : ConsumeQueueStore
+        Gets the database as its source.
+
+    Attributes
+    ----------
+    served : tuple of (int, int) or None
+        Phy offsets, begin and end, of what lies behind the database's checkpoint and is served from the log; None = nothing.
+    ranges : list of (int, int)
+        What else of the log was gone over, because units before the checkpoint were missing or damaged.
+
+    Raises
+    ------
+    MissingDependencyError
+        rocksdict is not installed.
+    PermissionError
+        A file of the database cannot be read.
+    """
+
+    def __init__(self, folders: tuple[str, ...], root: str, commit_log: CommitLog, queues: ConsumeQueueStore):
+        folder = folders[0]
+        if len(folders) > 1:
+            logger.warning("%s and %s both have queues in RocksDB; the second is not read", *folders[:2])
+        self.commit_log, self.queues = commit_log, queues
+        self.served: tuple[int, int] | None = None
+        self.ranges: list[tuple[int, int]] = []
+        damage: CorruptionError | None = None
+        try:
+            database: QueueDatabase | None = QueueDatabase(folder)
+        except CorruptionError as error:
+            logger.warning("%s: %s; the queues are made from the log", error.path, error.message)
+            database, damage = None, error
+        self.begin = self._place(-1 if database is None else database.checkpoint)
+        self._done_to = self.begin
+        self.source = DatabaseQueues(
+            root, folder, database, queues.config, queues.pool, self._log_bounds, self._batch_num, self._complete
+        )
+        if damage is not None:
+            self.source.damage.append(damage)
+        for topic, queue_id in () if database is None else database.last:
+            if not can_name_queue(topic):
+                logger.warning("%s: queue %d of %r is not read: no queue can have this name", folder, queue_id, topic[:80])
+        # What a record says of further queues was put there by a broker that dispatches to them.
+        config = dataclasses.replace(queues.config, enable_lmq=True, enable_multi_dispatch=True)
+        self._tail = CollectedQueues(root, config, queues.pool, read_only=True)
+        self._config = config
+        queues.source = self.source
+        queues.refresh()
+        if "message_delay_level" in commit_log.config.assumed:
+            learn_delays(commit_log, queues)
+        for begin, end in self._lost():
+            self._complete(begin, end, every_queue=True)
+
+    @property
+    def database(self) -> QueueDatabase | None:
+        """QueueDatabase or None: None where it could not be opened."""
+        return self.source.database
+
+    @property
+    def state(self) -> QueueDatabaseState:
+        """QueueDatabaseState: as it is now."""
+        database = self.database
+        return QueueDatabaseState(
+            self.source.path,
+            0 if database is None else len(database.last),
+            None if database is None or database.checkpoint < 0 else database.checkpoint,
+            tuple(self.ranges),
+            tuple(error.message for error in self.source.damage),
+        )
+
+    @property
+    def damage(self) -> list[CorruptionError]:
+        """list of CorruptionError: what of the database could not be read."""
+        return self.source.damage
+
+    def _log_bounds(self) -> tuple[int, int]:
+        # The log's end may not be known yet, and what lies behind it leads nowhere by itself.
+        offsets = self.commit_log.queue.offsets
+        return self.commit_log.min_offset, offsets[-1] + self.commit_log.segment_size if offsets else 0
+
+    def _batch_num(self, phy_offset: int, size: int) -> int:
+        message = self.commit_log.look_up(phy_offset, size)
+        if message is None or not message.is_inner_batch:
+            return 0
+        text = message.properties.get("INNER_NUM", "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 0
+
+    def _place(self, checkpoint: int) -> int:
+        # A checkpoint is where a record begins, unless it is damaged or the log is another one.
+        log = self.commit_log
+        if checkpoint >= log.max_offset:
+            return log.max_offset
+        if checkpoint <= log.min_offset:
+            return log.min_offset
+        segment = log.queue.find(checkpoint)
+        if segment is not None:
+            pos = checkpoint - segment.file_from_offset
+            if check_record(segment.region, pos, segment.file_from_offset, 0)[0] in (Verdict.RECORD, Verdict.BLANK):
+                return checkpoint
+        return max(checkpoint - checkpoint % log.segment_size, log.min_offset)
+
+    # ------------------------------------------------------------------------------------------------- completing
+
+    def catch_up(self, end: int) -> None:
+        """Collect the units of what the log got since; the first time of all behind the checkpoint."""
+        with self.queues.lock:
+            if end <= self._done_to:
+                return
+            self._dispatch(self._tail, self._done_to, end)
+            self._done_to = end
+            found = self._tail.collected()
+            for key, units in found.items():
+                self.source.add(key, units)
+            if found:
+                self.served = self.begin, end
+            self._take_in(set(found))
+
+    def _dispatch(self, queues: CollectedQueues, begin: int, end: int) -> None:
+        for topic in self.queues.batch_topics:
+            queues.add_batch_topic(topic)
+        dispatcher = CommitLogDispatcher(self.commit_log, queues, None)
+        for stretch, columns in self.commit_log.scans(begin, end, keys=False):
+            dispatch_stretch(self.commit_log, dispatcher, stretch, columns)
+        for topic in queues.batch_topics - self.queues.batch_topics:
+            self.queues.add_batch_topic(topic)
+
+    def _complete(self, begin: int | None, end: int | None, *, every_queue: bool = False) -> None:
+        """Collect the units between two places before the checkpoint, of queues that the database has; both None = all.
+
+        Parameters
+        ----------
+        every_queue : bool
+            Of all queues: what was lost may be all that a queue had.  Elsewhere a queue that the database has not is one of a
+            topic that was deleted.
+        """
+        with self.queues.lock:
+            low, high = self.commit_log.min_offset, self.begin
+            wanted = (max(low if begin is None else begin, low), min(high if end is None else end, high))
+            missing = _without(wanted, self.ranges)
+            if not missing:
+                return
+            # Noted first: what is read meanwhile may ask for the same.
+            self.ranges = _joined([*self.ranges, wanted])
+            found = CollectedQueues(self._tail.root, self._config, self.queues.pool, read_only=True)
+            for place in missing:
+                self._dispatch(found, *place)
+            database = self.database
+            for key, units in found.collected().items():
+                if database is None or every_queue or key in database.last:
+                    self.source.add(key, units)
+            self._take_in(set(found.collected()), anew=True)
+
+    def _take_in(self, keys: set[tuple[str, int]], *, anew: bool = False) -> None:
+        # Queues that are open go on with what was collected.
+        again = set()
+        for queue in self.queues.opened():
+            if (queue.topic, queue.queue_id) not in keys:
+                continue
+            if isinstance(queue, ConsumeQueue) and isinstance(queue.queue, UnitStream):
+                if anew:
+                    queue.min_for = None
+                queue.queue.take_in(anew=anew)
+            elif queue.in_memory or self.source.goes_beyond(queue):
+                again.add((queue.topic, queue.queue_id))
+        self.queues.look_again(again)
+        self.queues.refresh()
+
+    # ------------------------------------------------------------------------------------------------------- holes
+
+    def _lost(self) -> list[tuple[int, int]]:
+        """Where the database lacks units before its checkpoint, as far as the first records of the segments tell.
+
+        A broker that was killed recovers from the start of a segment, and nothing brings back what lay before and was not flushed.
+        """
+        log, database = self.commit_log, self.database
+        if database is None:
+            return [(log.min_offset, self.begin)]
+        starts = [max(base, log.min_offset) for base in log.queue.offsets if base < self.begin]
+        there = [self._has_unit(database, start) for start in starts]
+        found = []
+        for i, has in enumerate(there):
+            if has is False:
+                found.append((starts[max(i - 1, 0)], starts[i + 1] if i + 1 < len(starts) else self.begin))
+        return _joined(found)
+
+    def _has_unit(self, database: QueueDatabase, phy_offset: int) -> bool | None:
+        # Whether the first record of a segment that should have a unit has one; None where none of its first records tells.
+        log = self.commit_log
+        end = phy_offset - phy_offset % log.segment_size + log.segment_size
+        for _ in range(_RECORDS_ASKED):
+            message = log.look_up(phy_offset) if phy_offset < end else None
+            if message is None:
+                return None
+            last = database.last.get((message.topic, message.queue_id))
+            if last is not None and message.queue_offset <= last.queue_offset and _has_unit(message):
+                try:
+                    return database.value(message.topic, message.queue_id, message.queue_offset) is not None
+                except CorruptionError as error:
+                    self.source.report(error)
+                    return None
+            phy_offset += message.store_size
+        return None
+
+
+def dispatch_stretch(
+    commit_log: CommitLog, dispatcher: CommitLogDispatcher, stretch: Stretch, columns: RecordColumns
+) -> None:
+    """Dispatch the records of a stretch of the log, also one whose CRC fails: it keeps its place, and readers mark it."""
+    if stretch.verdict is Verdict.RECORD:
+        dispatcher.dispatch_columns(columns, IndexProgress(), allow_gaps=True)
+    elif stretch.verdict in (Verdict.BAD_BODY_CRC, Verdict.BAD_PROP_CRC):
+        damaged = RecordColumns(1)
+        for _ in commit_log.stretches(stretch.begin, stretch.end, damaged, check_crc=False):
+            dispatcher.dispatch_columns(damaged, IndexProgress(), allow_gaps=True)
+
+
+def _has_unit(message: MessageExt) -> bool:
+    return message.sys_flag & _TRANSACTION_MASK not in (_PREPARED, _ROLLBACK)
+
+
+def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(joined[-1][1], end)
+        elif begin < end:
+            joined.append((begin, end))
+    return joined
+
+
+def _without(wanted: tuple[int, int], done: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    # The parts of a range that are in none of others, which ascend.
+    left = []
+    at, end = wanted
+    for low, high in done:
+        if at < min(low, end):
+            left.append((at, min(low, end)))
+        at = max(at, high)
+    if at < end:
+        left.append((at, end))
+    return left

@@ -1,0 +1,369 @@
+"""The messages of tiered storage as Arrow columns: units lead to records, and the compiled decoder reads these in place.
+
+Owns cutting queues into stretches, decoding them ahead on further threads, and telling apart what was not chosen from what cannot
+be read.  It never decodes a record by itself, and keeps a constant working set.  A row is the same as one of a scan of a log;
+its phy offset is the offset in the tiered log of its queue.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rmqstore import _numpy as np
+from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.commitlog.pieces import SCAN_WINDOW
+from rmqstore.errors import Finding
+from rmqstore.flatfile.flat_queue import FlatQueue
+from rmqstore.flatfile.flat_store import FlatStore
+from rmqstore.message import encode_java_utf8, tags_code
+from rmqstore.store.columns import Columns, query_schema, rows_at, stored_texts
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    import pyarrow as pa
+
+__all__ = ["FlatRange", "flat_batches", "flat_ranges", "flat_rows_at", "key_rows_table", "stretch_batches", "tags_codes"]
+
+# Units that one thread decodes at a time, about so many bytes of records at most, and how many threads decode at most.
+_STRETCH_UNITS = 32768
+_STRETCH_BYTES = 16 * 1024 * 1024
+_THREADS = 4
+_INT64_MAX = 2**63 - 1
+
+
+class FlatRange(NamedTuple):
+    """The messages of a queue from queue offset `begin` to before `end`."""
+
+    queue: FlatQueue
+    begin: int
+    end: int
+
+
+class _Stretch(NamedTuple):
+    queue: FlatQueue
+    first: int
+    log_offsets: np.ndarray
+    sizes: np.ndarray
+    codes: np.ndarray
+
+
+def flat_ranges(
+    flat_store: FlatStore,
+    topics: Iterable[str] | None,
+    queue_ids: Iterable[int] | None,
+    without: Callable[[FlatQueue], list[tuple[int, int]]] | None = None,
+) -> Iterator[FlatRange]:
+    """What a scan of tiered storage reads, queue by queue.
+
+    Parameters
+    ----------
+    topics, queue_ids : iterable, optional
+        Only these.
+    without : callable, optional
+        The parts of a queue that are wanted; by default all of it.
+    """
+    names = None if topics is None else {topics} if isinstance(topics, str) else set(topics)
+    numbers = None if queue_ids is None else {queue_ids} if isinstance(queue_ids, int) else set(queue_ids)
+    for topic, queue_id in flat_store.keys():
+        if (names is not None and topic not in names) or (numbers is not None and queue_id not in numbers):
+            continue
+        queue = flat_store.queue(topic, queue_id)
+        if queue is None:
+            continue
+        if queue.lacks_units is not None:
+            flat_store.report(queue.lacks_units)
+        whole = [(queue.min_queue_offset, queue.max_queue_offset)]
+        for begin, end in whole if without is None else without(queue):
+            if begin < end:
+                yield FlatRange(queue, begin, end)
+
+
+def flat_batches(
+    ranges: Iterable[FlatRange],
+    make: Callable[[], Columns],
+    tags: Sequence[str] | None,
+    *,
+    use_threads: bool,
+    check_open: Callable[[], object],
+) -> Iterator[pa.RecordBatch]:
+    """The chosen messages of these ranges as record batches, none of them empty, in the order of the ranges.
+
+    Parameters
+    ----------
+    make : callable
+        Makes columns, chosen to the same tags.
+    tags : sequence of str, optional
+        Units with the hash of another tag are passed over without a look at their record.
+    use_threads : bool
+        Decode ahead of the caller.
+    check_open : callable
+        Raises when the store was closed.
+    """
+    codes = tags_codes(tags)
+    stretches = (each for part in ranges for each in _stretches(part))
+    thread_num = min(_usable_cpus(), _THREADS) if use_threads else 1
+    columns, passed = make(), _Passed()
+    if thread_num < 2:
+        yield from _in_turn(stretches, columns, codes, check_open, passed)
+        return
+    # The first stretch is decoded before there is any thread: small storages, and who wants one batch, need none.
+    first = next(stretches, None)
+    if first is not None:
+        yield from _in_turn(iter((first,)), columns, codes, check_open, passed)
+        second = next(stretches, None)
+        if second is not None:
+            yield from _ahead(second, stretches, [columns], make, codes, thread_num, check_open, passed)
+
+
+def tags_codes(tags: Iterable[str] | None) -> np.ndarray | None:
+    """array of int64 or None: the low 32 bits of the tags codes of these tags, as units have them; None for None."""
+    return None if tags is None else np.array(sorted({tags_code(text) & 0xFFFFFFFF for text in tags}), np.int64)
+
+
+class _Passed:
+    """Lets go of the pages of what was given, so that a long scan keeps a constant working set."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.parts: list[tuple[FlatQueue, int, int]] = []
+
+    def add(self, stretch: _Stretch, columns: Columns) -> None:
+        """Say that nothing of `stretch` is needed any more; views of it may be."""
+        begin, end = int(stretch.log_offsets.min()), int((stretch.log_offsets + stretch.sizes).max())
+        if columns.views or end <= begin:
+            return
+        self.parts.append((stretch.queue, begin, end))
+        self.size += end - begin
+        if self.size >= SCAN_WINDOW:
+            for queue, first, last in self.parts:
+                queue.release_pages(first, last)
+            self.parts, self.size = [], 0
+
+
+def _usable_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _in_turn(
+    stretches: Iterator[_Stretch],
+    columns: Columns,
+    codes: np.ndarray | None,
+    check_open: Callable[[], object],
+    passed: _Passed,
+) -> Iterator[pa.RecordBatch]:
+    for stretch in stretches:
+        batches, findings = _decode(columns, stretch, codes)
+        yield from _given(batches, check_open)
+        _told(stretch, findings)
+        passed.add(stretch, columns)
+
+
+def _ahead(
+    first: _Stretch,
+    others: Iterator[_Stretch],
+    spare: list[Columns],
+    make: Callable[[], Columns],
+    codes: np.ndarray | None,
+    thread_num: int,
+    check_open: Callable[[], object],
+    passed: _Passed,
+) -> Iterator[pa.RecordBatch]:
+    # Imported here because most scans of tiered storage are small.
+    from concurrent.futures import ThreadPoolExecutor
+
+    waiting: deque[tuple[_Stretch, Columns, Future[tuple[list[pa.RecordBatch], list[Finding]]]]] = deque()
+    threads = ThreadPoolExecutor(thread_num, "rmqstore-scan")
+
+    def launch(stretch: _Stretch) -> None:
+        columns = spare.pop() if spare else make()
+        waiting.append((stretch, columns, threads.submit(_decode, columns, stretch, codes)))
+
+    try:
+        launch(first)
+        for stretch in others:
+            launch(stretch)
+            if len(waiting) > thread_num:
+                yield from _next(waiting, spare, check_open, passed)
+        while waiting:
+            yield from _next(waiting, spare, check_open, passed)
+    finally:
+        threads.shutdown(wait=True, cancel_futures=True)
+
+
+def _next(
+    waiting: deque[Any], spare: list[Columns], check_open: Callable[[], object], passed: _Passed
+) -> Iterator[pa.RecordBatch]:
+    stretch, columns, done = waiting.popleft()
+    batches, findings = done.result()
+    spare.append(columns)
+    yield from _given(batches, check_open)
+    _told(stretch, findings)
+    passed.add(stretch, columns)
+
+
+def _given(batches: list[pa.RecordBatch], check_open: Callable[[], object]) -> Iterator[pa.RecordBatch]:
+    batches.reverse()
+    while batches:
+        check_open()
+        yield batches.pop()
+
+
+def _told(stretch: _Stretch, findings: list[Finding]) -> None:
+    # What was read is given before what could not be, which may end the scan.
+    for finding in findings:
+        stretch.queue.report(finding)
+
+
+def _stretches(part: FlatRange) -> Iterator[_Stretch]:
+    for first, log_offsets, sizes, codes in part.queue.unit_arrays(part.begin, part.end, _STRETCH_UNITS):
+        at, num = 0, len(log_offsets)
+        ends = np.cumsum(np.clip(sizes, 0, None).astype(np.int64))
+        while at < num:
+            done = int(ends[at - 1]) if at else 0
+            until = max(int(np.searchsorted(ends, done + _STRETCH_BYTES)), at + 1)
+            cut = slice(at, until)
+            yield _Stretch(part.queue, first + at, log_offsets[cut], sizes[cut], codes[cut])
+            at = until
+
+
+def _decode(
+    columns: Columns, stretch: _Stretch, codes: np.ndarray | None
+) -> tuple[list[pa.RecordBatch], list[Finding]]:
+    return stretch_batches(
+        columns, stretch.queue, stretch.first, stretch.log_offsets, stretch.sizes, stretch.codes, codes
+    )
+
+
+def stretch_batches(
+    columns: Columns,
+    queue: FlatQueue,
+    first: int,
+    log_offsets: np.ndarray,
+    sizes: np.ndarray,
+    unit_codes: np.ndarray,
+    codes: np.ndarray | None = None,
+) -> tuple[list[pa.RecordBatch], list[Finding]]:
+    """The chosen messages of some units, and what could not be read.
+
+    Parameters
+    ----------
+    first : int
+        Queue offset of the first unit.
+    codes : array of int64, optional
+        Only units with these low 32 bits of a tags code.
+
+    Returns
+    -------
+    (list of pyarrow.RecordBatch, list of Finding)
+    """
+    queue_offsets = np.arange(first, first + len(log_offsets))
+    if codes is not None:
+        kept = np.isin(unit_codes & 0xFFFFFFFF, codes)
+        log_offsets, sizes, queue_offsets = log_offsets[kept], sizes[kept], queue_offsets[kept]
+    topic = encode_java_utf8(queue.topic)
+    taken = np.zeros(len(log_offsets), np.uint8)
+    batches = []
+    for part, regions, bases, numbers in queue.located(log_offsets):
+        at, num = 0, len(numbers)
+        while at < num:
+            at = columns.out.fill_at(
+                regions, bases, numbers, log_offsets[part], sizes[part], taken[part], at, topic, queue.queue_id,
+                queue_offsets[part],
+            )  # fmt: skip
+            if at < num:
+                batches.append(columns.take())
+    if columns.out.count:
+        batches.append(columns.take())
+    rest = np.flatnonzero(taken == 0)
+    lacking = rest[queue.without_record(log_offsets[rest], sizes[rest])] if len(rest) else rest
+    findings = [
+        queue.judge(int(log_offsets[place]), int(sizes[place]), int(queue_offsets[place])) for place in lacking.tolist()
+    ]
+    return batches, findings
+
+
+def key_rows_table(
+    log: CommitLog,
+    flat_store: FlatStore,
+    rows: Sequence[tuple[int, tuple[str, int] | None, int]],
+    keys: Sequence[str],
+    columns: Iterable[str],
+    views: bool,
+) -> pa.Table:
+    """pyarrow.Table: as of `MessageStore.query_table`, of messages that were found.
+
+    Parameters
+    ----------
+    rows : sequence of (int, (str, int) or None, int)
+        For each message the number of its key, the queue of tiered storage that has it or None for the local log, and its
+        offset in that log.
+    """
+    made = Columns(columns, max(len(rows), 1), log.crc_check, views=views)
+    pa = made.pa
+    tables, order = [], np.empty(len(rows), np.int64)
+    done = 0
+    sources: dict[tuple[str, int] | None, list[int]] = {}
+    for row, (_, source, _) in enumerate(rows):
+        sources.setdefault(source, []).append(row)
+    for source, places in sources.items():
+        offsets = np.array([rows[row][2] for row in places], np.int64)
+        if source is None:
+            batches, taken = rows_at(log, made, offsets)
+        else:
+            batches, taken = flat_rows_at(made, flat_store.queue(*source), offsets)
+        tables += batches
+        order[done : done + len(taken)] = np.array(places)[taken]
+        done += len(taken)
+    table = pa.Table.from_batches(tables, schema=made.schema)
+    wanted = np.argsort(order[:done], kind="stable")
+    if views:
+        # Arrow does not take rows of views by their numbers.
+        parts = [table.slice(row, 1) for row in wanted.tolist()]
+        table = pa.concat_tables(parts) if parts else table
+    else:
+        table = table.take(pa.array(wanted))
+    numbers = np.array([rows[row][0] for row in np.sort(order[:done]).tolist()], np.int32)
+    first = [pa.array([keys[number] for number in numbers.tolist()], pa.string()), pa.array(numbers, pa.int32())]
+    return pa.Table.from_arrays([*first, *table.columns], schema=query_schema(columns, views))
+
+
+def flat_rows_at(
+    columns: Columns, queue: FlatQueue | None, offsets: np.ndarray
+) -> tuple[list[pa.RecordBatch], np.ndarray]:
+    """(list of pyarrow.RecordBatch, array): the records at these offsets of a tiered log, and the numbers of those with a row."""
+    taken = np.zeros(len(offsets), np.uint8)
+    batches = []
+    for part, regions, bases, numbers in () if queue is None else queue.located(offsets):
+        at, num = 0, len(numbers)
+        while at < num:
+            at = columns.out.fill_at(regions, bases, numbers, offsets[part], np.empty(0, np.int32), taken[part], at)
+            if at < num:
+                batches.append(columns.take())
+    if columns.out.count:
+        batches.append(columns.take())
+    return batches, np.flatnonzero(taken)
+
+
+def chosen(
+    columns: Iterable[str] | None,
+    batch_size: int,
+    crc_check: int,
+    views: bool,
+    read_dictionary: Iterable[str],
+    tags: Sequence[str] | None,
+    times: tuple[int, int],
+) -> Callable[[], Columns]:
+    """callable: makes `Columns` for `flat_batches`; errors of the arguments come at once."""
+    made = [Columns(columns, batch_size, crc_check, views=views, read_dictionary=read_dictionary)]
+    encoded = None if tags is None else stored_texts(tags)
+
+    def make() -> Columns:
+        each = made.pop() if made else Columns(columns, batch_size, crc_check, views=views, read_dictionary=read_dictionary)
+        each.out.choose(None, None, encoded, *times)
+        return each
+
+    return make

@@ -1,0 +1,345 @@
+"""A store whose older messages are in tiered storage: reading and querying both as one.
+
+Owns how the two parts of a queue follow each other: what the local log no longer has comes from the flat files, each queue
+offset once.  Offsets that neither has are no silent gap: an answer that would pass over them is an error, or a finding.
+It is for stores opened read-only; those without tiered storage never come here.
+
+Facts (RocketMQ 5.5.0, TieredMessageStore): below the oldest store time of the local log a query by key goes on in tiered
+storage, with that time as its end, whatever end was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from rmqstore.errors import Finding, StoreError
+from rmqstore.flatfile.flat_queue import FlatQueue
+from rmqstore.flatfile.flat_store import FlatStore
+from rmqstore.message import MessageExt
+from rmqstore.store.columns import chosen_columns, time_range
+from rmqstore.store.querying import Querying
+from rmqstore.store.reading import MAX_PULL_BYTES, MIN_PULL_BYTES, Reading
+from rmqstore.store.results import GetMessageResult, GetMessageStatus, QueryResult
+from rmqstore.store.store_state import StoreState
+from rmqstore.store.tiered_columns import chosen, key_rows_table, stretch_batches, tags_codes
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["TieredQuerying", "TieredReading", "flat_table", "get_flat", "query_flat", "report_gap", "tiered_parts"]
+
+_INT64_MAX = 2**63 - 1
+
+
+def tiered_parts(state: StoreState, queue: FlatQueue, *, tell: bool = False) -> list[tuple[int, int]]:
+    """list of (int, int): the queue offsets that only tiered storage has, first and one after the last, ascending.
+
+    With `tell`, offsets between the two that neither has are reported.
+    """
+    low, high = state.bounds(state.queue(queue.topic, queue.queue_id))
+    if queue.max_queue_offset < low and state.tiered is not None:
+        # The broker uploaded more before it deleted that from its log.
+        state.tiered.refresh()
+    begin, end = queue.min_queue_offset, queue.max_queue_offset
+    if tell and begin < end < low:
+        report_gap(queue, end, low)
+    if low >= high:
+        if state.undispatched.left_out is not None:
+            raise StoreError(
+                f"queue {queue.topic}/{queue.queue_id} has no units beside the log, so nobody knows what is in both; rebuild "
+                "them first: rmqstore rebuild --what consumequeue",
+                state.path,
+            )
+        return [(begin, end)] if begin < end else []
+    return [(first, last) for first, last in ((begin, min(end, low)), (max(begin, high), end)) if first < last]
+
+
+def report_gap(queue: FlatQueue, begin: int, end: int) -> None:
+    """Report that the queue offsets from `begin` to before `end` are in neither."""
+    detail = f"queue offsets {begin} to {end} of {queue.topic}/{queue.queue_id} are in neither the local log nor tiered storage"
+    queue.report(Finding(queue.units.path, 0, "gap", f"{detail}; go on at {end}"))
+
+
+def get_flat(
+    queue: FlatQueue,
+    queue_offset: int,
+    end: int,
+    max_num: int,
+    max_bytes: int | None,
+    wanted: dict[int, set[str]] | None,
+    bounds: tuple[int, int],
+) -> GetMessageResult:
+    """GetMessageResult: messages of tiered storage from `queue_offset`, which it has, to before `end`."""
+    limit = MAX_PULL_BYTES if max_bytes is None else min(max(max_bytes, MIN_PULL_BYTES), MAX_PULL_BYTES)
+    messages, following = queue.read(queue_offset, end, min(max(max_num, 0), _INT64_MAX), limit, wanted)
+    status = GetMessageStatus.FOUND if messages else GetMessageStatus.NO_MATCHED_MESSAGE
+    return GetMessageResult(status, messages, following, *bounds)
+
+
+def query_flat(
+    flat_store: FlatStore, topic: str, key: str, index_type: str | None, low: int, high: int
+) -> list[MessageExt]:
+    """list of MessageExt: the messages of tiered storage with a key and a store time in the range, newest first."""
+    found = flat_store.find_messages(topic, key, index_type)
+    return [message for message in found if low <= message.store_timestamp <= high]
+
+
+class TieredReading(Reading):
+    """As `Reading`, of a store and its tiered storage."""
+
+    def __init__(self, state: StoreState, flat_store: FlatStore):
+        super().__init__(state)
+        self.flat_store = flat_store
+        # The short way knows the local queues alone.
+        assert state.queue_gets is not None
+        state.queue_gets.closed = True
+
+    def _parts(self, topic: str, queue_id: int) -> tuple[FlatQueue | None, list[tuple[int, int]]]:
+        queue = self.flat_store.queue(topic, queue_id)
+        if queue is None:
+            return None, []
+        if queue.lacks_units is not None:
+            self.flat_store.report(queue.lacks_units)
+        return queue, tiered_parts(self.state, queue)
+
+    def bounds_of(self, topic: str, queue_id: int) -> tuple[int, int]:
+        """(int, int): first queue offset that is in either, and the one to come."""
+        low, high = super().bounds_of(topic, queue_id)
+        parts = self._parts(topic, queue_id)[1]
+        if not parts:
+            return low, high
+        return (parts[0][0] if low >= high else min(low, parts[0][0])), max(high, parts[-1][1])
+
+    def get(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        max_num: int,
+        max_bytes: int | None,
+        wanted: dict[int, set[str]] | None,
+    ) -> GetMessageResult:
+        """See `MessageStore.get_message`."""
+        queue, parts = self._parts(topic, queue_id)
+        if queue is None or not parts:
+            return super().get(topic, queue_id, queue_offset, max_num, max_bytes, wanted)
+        bounds = self.bounds_of(topic, queue_id)
+        for begin, end in parts:
+            if begin <= queue_offset < end:
+                return get_flat(queue, queue_offset, end, max_num, max_bytes, wanted, bounds)
+        low, high = super().bounds_of(topic, queue_id)
+        if queue_offset < bounds[0]:
+            return GetMessageResult(GetMessageStatus.OFFSET_TOO_SMALL, [], *bounds[:1], *bounds)
+        if queue_offset >= bounds[1]:
+            one = queue_offset == bounds[1]
+            status = GetMessageStatus.OFFSET_OVERFLOW_ONE if one else GetMessageStatus.OFFSET_OVERFLOW_BADLY
+            return GetMessageResult(status, [], bounds[1], *bounds)
+        if not low <= queue_offset < high:
+            # Between the two, or after the local one and before the flat files go on.
+            begins = [low, *(begin for begin, _ in parts)]
+            following = min((begin for begin in begins if begin > queue_offset), default=bounds[1])
+            report_gap(queue, queue_offset, following)
+            return GetMessageResult(GetMessageStatus.OFFSET_FOUND_NULL, [], following, *bounds)
+        found = super().get(topic, queue_id, queue_offset, max_num, max_bytes, wanted)
+        return GetMessageResult(found.status, found.messages, found.next_queue_offset, *bounds)
+
+    def table(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        max_num: int | None,
+        wanted: dict[int, set[str]] | None,
+        columns: Iterable[str] | None,
+        views: bool,
+    ) -> pa.Table:
+        """See `MessageStore.get_table`."""
+        queue, parts = self._parts(topic, queue_id)
+        local = super().bounds_of(topic, queue_id)
+        if queue is None or not parts:
+            return super().table(topic, queue_id, queue_offset, max_num, wanted, columns, views)
+        tags = None if wanted is None else [text for each in wanted.values() for text in each]
+        names = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
+        tables: list[Any] = []
+        left = max_num
+        at = max(queue_offset, self.bounds_of(topic, queue_id)[0])
+        pieces = [(*part, True) for part in parts] + ([(*local, False)] if local[0] < local[1] else [])
+        for begin, end, is_flat in sorted(pieces):
+            if end <= at or left == 0:
+                continue
+            if begin > at:
+                report_gap(queue, at, begin)
+            first = max(begin, at)
+            if is_flat:
+                table = flat_table(queue, first, end, left, tags, names, views, self.commit_log.crc_check, self.state.check_open)
+            else:
+                table = super().table(topic, queue_id, first, left, wanted, names, views)
+            tables.append(table)
+            left = None if left is None else left - table.num_rows
+            at = end
+        if not tables:
+            return super().table(topic, queue_id, max(at, local[1]), 0, wanted, names, views)
+        return tables[0] if len(tables) == 1 else _concat(tables)
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: float, boundary: str = "lower") -> int:
+        """See `MessageStore.offset_by_time`."""
+        queue, parts = self._parts(topic, queue_id)
+        if queue is None or not parts:
+            return super().offset_by_time(topic, queue_id, timestamp, boundary)
+        if boundary not in ("lower", "upper"):
+            raise ValueError(f"boundary is {boundary!r}; give 'lower' or 'upper'")
+        low, high = super().bounds_of(topic, queue_id)
+        begin, end = parts[0]
+        if low >= high or begin >= high:
+            # A local queue that is older than tiered storage is no broker's.
+            return queue.offset_by_time(timestamp, boundary, end) if low >= high else super().offset_by_time(
+                topic, queue_id, timestamp, boundary
+            )
+        if boundary == "lower":
+            found = queue.offset_by_time(timestamp, boundary, end)
+            return found if found < end else super().offset_by_time(topic, queue_id, timestamp, boundary)
+        found = super().offset_by_time(topic, queue_id, timestamp, boundary)
+        oldest = next(iter(super().get(topic, queue_id, low, 1, None, None).messages), None)
+        if found > low or (oldest is not None and oldest.store_timestamp <= timestamp):
+            return found
+        return queue.offset_by_time(timestamp, boundary, end)
+
+
+def flat_table(
+    queue: FlatQueue,
+    begin: int,
+    end: int,
+    max_num: int | None,
+    tags: list[str] | None,
+    columns: Iterable[str] | None,
+    views: bool,
+    crc_check: int,
+    check_open: Callable[[], object],
+) -> pa.Table:
+    """pyarrow.Table: messages of tiered storage from queue offset `begin` to before `end`, at most `max_num`."""
+    step = 8192 if max_num is None else min(max(max_num, 1), 8192)
+    made = chosen(columns, step, crc_check, views, (), tags, (-_INT64_MAX - 1, _INT64_MAX))()
+    codes = tags_codes(tags)
+    batches: list[Any] = []
+    num = 0
+    for first, offsets, sizes, unit_codes in queue.unit_arrays(begin, end, 8192 if tags is not None else step):
+        check_open()
+        found, findings = stretch_batches(made, queue, first, offsets, sizes, unit_codes, codes)
+        for finding in findings:
+            queue.report(finding)
+        batches += found
+        num += sum(batch.num_rows for batch in found)
+        if max_num is not None and num >= max_num:
+            break
+    return made.pa.Table.from_batches(batches, schema=made.schema).slice(0, max_num)
+
+
+def _concat(tables: list[Any]) -> Any:
+    import pyarrow
+
+    return pyarrow.concat_tables(tables)
+
+
+class TieredQuerying(Querying):
+    """As `Querying`, of a store and its tiered storage."""
+
+    def __init__(self, state: StoreState, flat_store: FlatStore):
+        super().__init__(state)
+        self.flat_store = flat_store
+        if state.key_query is not None:
+            # The short way knows the local index alone.
+            state.key_query.closed = True
+
+    def _older(self, topic: str, key: str, index_type: str | None, low: int, high: int) -> list[MessageExt]:
+        # The messages that only tiered storage has.
+        found = query_flat(self.flat_store, topic, key, index_type, low, high)
+        parts: dict[int, list[tuple[int, int]]] = {}
+        for queue_id in {message.queue_id for message in found}:
+            queue = self.flat_store.queue(topic, queue_id)
+            parts[queue_id] = [] if queue is None else tiered_parts(self.state, queue)
+        return [
+            message
+            for message in found
+            if any(begin <= message.queue_offset < end for begin, end in parts[message.queue_id])
+        ]
+
+    def query(
+        self,
+        topic: str,
+        key: str,
+        max_num: int,
+        begin: float | None,
+        end: float | None,
+        max_log_bytes: int | None,
+        progress: Callable[[int, int], object] | None,
+        index_type: str | None,
+    ) -> _BothResult:
+        """See `MessageStore.query_message`; those of the local log first, which are newer."""
+        local = super().query(topic, key, max_num, begin, end, max_log_bytes, progress, index_type)
+        if max_num < 0 or local.truncated:
+            whole = _BothResult(local, local.truncated, local.uncovered)
+            whole.local_num = len(local)
+            return whole
+        older = self._older(topic, key, index_type, *time_range(begin, end))
+        room = max_num - len(local)
+        found = _BothResult([*local, *older[:room]], len(older) > room, local.uncovered)
+        found.local_num = len(local)
+        return found
+
+    def like_java(
+        self, topic: str, key: str, max_num: int, begin: float | None, end: float | None, index_type: str | None
+    ) -> QueryResult:
+        """RocketMQ's TieredMessageStore.queryMessage."""
+        log = self.commit_log
+        earliest = log.store_timestamp_at(log.min_offset)
+        if earliest <= 0:
+            return super().like_java(topic, key, max_num, begin, end, index_type)
+        low, high = int(begin or 0), _INT64_MAX if end is None else int(end)
+        found = QueryResult() if high < earliest else super().like_java(topic, key, max_num, begin, end, index_type)
+        if len(found) < max_num and low < earliest:
+            found.extend(self.flat_store.like_java(topic, key, max_num - len(found), low, earliest))
+        return found
+
+    def table(
+        self,
+        keys: Any,
+        topic: str | Iterable[str],
+        columns: Iterable[str] | None,
+        max_num: int,
+        begin: float | None,
+        end: float | None,
+        index_type: str | None,
+        max_log_bytes: int | None,
+        progress: Callable[[int, int], object] | None,
+        views: bool,
+    ) -> pa.Table:
+        """See `MessageStore.query_table`; each key is asked for by itself."""
+        if index_type not in (None, "U", "K", "T"):
+            raise ValueError(f"index_type is {index_type!r}; give None, 'U' (unique key), 'K' (key) or 'T' (tag)")
+        texts = _texts(keys, "key")
+        topics = _texts(topic, "topic") if not isinstance(topic, str) else [topic] * len(texts)
+        if len(topics) != len(texts):
+            raise ValueError(f"{len(topics)} topics for {len(texts)} keys; give one, or one for each key")
+        names = chosen_columns(columns)
+        rows: list[tuple[int, tuple[str, int] | None, int]] = []
+        for number, (text, name) in enumerate(zip(texts, topics)):
+            found = self.query(name, text, max_num, begin, end, max_log_bytes, progress, index_type)
+            for position, message in enumerate(found):
+                place = (name, message.queue_id) if position >= found.local_num else None
+                rows.append((number, place, message.phy_offset))
+        return key_rows_table(self.commit_log, self.flat_store, rows, texts, names, views)
+
+
+def _texts(values: Any, what: str) -> list[str]:
+    values = values.to_pylist() if hasattr(values, "to_pylist") else [values] if isinstance(values, str) else list(values)
+    for value in values:
+        if not isinstance(value, str):
+            raise TypeError(f"{what} {value!r} is not text: give str")
+    return values  # type: ignore[no-any-return]
+
+
+class _BothResult(QueryResult):
+    # How many of the messages are the local log's, which come first.
+    __slots__ = ("local_num",)
+    local_num: int

@@ -1,0 +1,395 @@
+"""TieredStore: what one broker has in tiered storage, opened for reading.
+
+Owns what users meet: open and close, and every operation with its words; `FlatStore` does the work, and `store` the columns.
+It writes nothing and takes no lock, also beside a running broker.  What cannot be read is an error that names the file, or a
+finding for `on_damage`; no answer is shorter without one or the other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from rmqstore.arguments import Boundary, IndexType, Moment, milliseconds
+from rmqstore.errors import Finding, OffsetOutOfRangeError
+from rmqstore.files.mapped_file import NotCopied
+from rmqstore.flatfile.flat_queue import FlatQueue
+from rmqstore.flatfile.flat_store import FlatStore
+from rmqstore.flatfile.flat_verify import verify_flat
+from rmqstore.store.columns import time_range
+from rmqstore.store.reading import subscription
+from rmqstore.store.results import GetMessageResult, GetMessageStatus, QueryResult
+from rmqstore.store.tiered_columns import flat_ranges
+from rmqstore.store.tiered_reading import flat_table, get_flat, query_flat
+from rmqstore.store.tiered_scan import scan_flat
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["TieredQueue", "TieredStore"]
+
+_INT64_MAX = 2**63 - 1
+_TRIES = 3
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class TieredQueue:
+    """A queue in tiered storage.
+
+    Attributes
+    ----------
+    topic : str
+    queue_id : int
+    min_queue_offset, max_queue_offset : int
+        Of the first message that is there, and the one after the last that was uploaded.
+    log_bytes : int
+        Bytes of its records.
+    log_files, unit_files : int
+        Flat files of COMMIT_LOG and CONSUME_QUEUE.
+    """
+
+    topic: str
+    queue_id: int
+    min_queue_offset: int
+    max_queue_offset: int
+    log_bytes: int
+    log_files: int
+    unit_files: int
+
+
+class TieredStore(NotCopied):
+    """Tiered storage; made by `TieredStore.open`, to be closed, best by a ``with`` statement.
+
+    Attributes
+    ----------
+    path : str
+    flat_store : FlatStore
+    """
+
+    def __init__(self, flat_store: FlatStore):
+        # Use TieredStore.open.
+        self.flat_store = flat_store
+        self.path = flat_store.path
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        store: str | os.PathLike[str] | None = None,
+        *,
+        cluster: str | None = None,
+        broker: str | None = None,
+        on_damage: Callable[[Finding], object] | None = None,
+    ) -> TieredStore:
+        """Open the tiered storage in directory `path` (RocketMQ's tieredStoreFilePath; its Posix provider).
+
+        Parameters
+        ----------
+        store : path, optional
+            The root of the broker's local store: its metadata tell of files that are missing at an end, and its newest index
+            file is not uploaded yet.  Without it sizes are those of the files, which `notes` says.
+        cluster, broker : str, optional
+            Whose messages; needed where several brokers keep theirs here.
+        on_damage : callable, optional
+            Called with a `Finding` for each place that an answer cannot look at; the rest is read.  Without it the answer is
+            a CorruptionError.
+
+        Raises
+        ------
+        StoreError
+            There is no tiered storage there, or that of several brokers.
+        """
+        return cls(FlatStore(path, store, cluster=cluster, broker=broker, on_damage=on_damage))
+
+    def close(self) -> None:
+        """Let go of the files; closing twice does nothing."""
+        self.flat_store.close()
+
+    def __enter__(self) -> TieredStore:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"TieredStore({self.path!r}, {'closed' if self.flat_store.closed else self.flat_store.broker})"
+
+    @property
+    def broker(self) -> str:
+        """str: the broker whose messages these are."""
+        return self.flat_store.broker
+
+    @property
+    def notes(self) -> list[str]:
+        """list of str: what is not known here, as there is no local store or no metadata, and what that means."""
+        return self.flat_store.notes
+
+    def refresh(self) -> None:
+        """Take in what the broker uploaded and deleted since."""
+        self.flat_store.load()
+
+    def _settled(self, ask: Callable[[], _T]) -> _T:
+        for _ in range(_TRIES):
+            try:
+                return ask()
+            except OffsetOutOfRangeError:
+                # The broker deleted a file meanwhile: retention.
+                self.flat_store.load()
+        return ask()
+
+    # ------------------------------------------------------------------------------------------------------- queues
+
+    def topics(self) -> list[str]:
+        """list of str: topics that have a queue, sorted."""
+        return sorted({topic for topic, _ in self.flat_store.keys()})
+
+    def queue_ids(self, topic: str) -> list[int]:
+        """list of int: the queues of `topic`, ascending."""
+        return [queue_id for _, queue_id in self.flat_store.keys(topic)]
+
+    def queues(self) -> list[TieredQueue]:
+        """list of TieredQueue: every queue, by topic and queue id."""
+        return [
+            TieredQueue(
+                queue.topic, queue.queue_id, queue.min_queue_offset, queue.max_queue_offset,
+                queue.log.max_offset - queue.log.min_offset, len(queue.log), len(queue.units),
+            )
+            for queue in self.flat_store.queues()
+        ]  # fmt: skip
+
+    def _queue(self, topic: str, queue_id: int) -> FlatQueue | None:
+        queue = self.flat_store.queue(topic, queue_id)
+        if queue is not None and queue.lacks_units is not None:
+            self.flat_store.report(queue.lacks_units)
+        return queue
+
+    def min_queue_offset(self, topic: str, queue_id: int = 0) -> int:
+        """int: queue offset of the first message that is there, 0 for an unknown queue."""
+        queue = self._queue(topic, queue_id)
+        return 0 if queue is None else queue.min_queue_offset
+
+    def max_queue_offset(self, topic: str, queue_id: int = 0) -> int:
+        """int: queue offset after the last message that was uploaded, 0 for an unknown queue."""
+        queue = self._queue(topic, queue_id)
+        return 0 if queue is None else queue.max_queue_offset
+
+    def get_message(
+        self,
+        topic: str,
+        queue_id: int = 0,
+        queue_offset: int = 0,
+        max_num: int = 32,
+        tags: str | Iterable[str] | None = None,
+        *,
+        max_bytes: int | None = None,
+    ) -> GetMessageResult:
+        """Read messages of a queue from `queue_offset` on; parameters as of `MessageStore.get_message`.
+
+        A result ends with a file of units, and in front of a place that cannot be read; a get that begins there tells of it.
+        At the end of the queue it looks, once a second at most, whether more was uploaded.  `phy_offset` of a message is the
+        offset in the tiered log of its queue.
+
+        Raises
+        ------
+        CorruptionError
+            Nothing can be read at `queue_offset`, and no `on_damage` was given.
+        """
+        wanted = None if tags is None else subscription(tags)
+
+        def ask() -> GetMessageResult:
+            queue = self._queue(topic, queue_id)
+            if queue is None or queue_offset >= queue.max_queue_offset:
+                # Maybe the broker uploaded more.
+                self.flat_store.refresh()
+                queue = self._queue(topic, queue_id)
+            if queue is None or not queue.max_queue_offset:
+                return GetMessageResult(GetMessageStatus.NO_MESSAGE_IN_QUEUE, [], 0, 0, 0)
+            low, high = queue.min_queue_offset, queue.max_queue_offset
+            if low <= queue_offset < high:
+                return get_flat(queue, queue_offset, high, max_num, max_bytes, wanted, (low, high))
+            if queue_offset < low:
+                return GetMessageResult(GetMessageStatus.OFFSET_TOO_SMALL, [], low, low, high)
+            one = queue_offset == high
+            status = GetMessageStatus.OFFSET_OVERFLOW_ONE if one else GetMessageStatus.OFFSET_OVERFLOW_BADLY
+            return GetMessageResult(status, [], high, low, high)
+
+        return self._settled(ask)
+
+    def offset_by_time(self, topic: str, queue_id: int, timestamp: Moment, boundary: Boundary = "lower") -> int:
+        """int: queue offset that belongs to a store time, as of `MessageStore.offset_by_time`; 0 for an unknown queue.
+
+        Raises
+        ------
+        ValueError
+            `timestamp` looks like seconds; or there is no such `boundary`.
+        CorruptionError
+            As of `get_message`, for a message that the search comes by.
+        """
+        if boundary not in ("lower", "upper"):
+            raise ValueError(f"boundary is {boundary!r}; give 'lower' or 'upper'")
+        at = milliseconds(timestamp, "timestamp", up=boundary == "lower")
+
+        def ask() -> int:
+            queue = self._queue(topic, queue_id)
+            return 0 if queue is None else queue.offset_by_time(at, boundary, _INT64_MAX)
+
+        return self._settled(ask)
+
+    def query_message(
+        self,
+        topic: str,
+        key: str,
+        max_num: int = 64,
+        begin: Moment | None = None,
+        end: Moment | None = None,
+        *,
+        index_type: IndexType | None = None,
+        compat: bool = False,
+    ) -> QueryResult:
+        """Find messages by key.
+
+        All index files are looked at, also those that only the local store has; where one is missing, damaged, or does not
+        reach so far, the records are gone over.  The real broker asks fewer (docs/tiered.md) and misses messages.
+
+        Parameters
+        ----------
+        topic, key : str
+        max_num : int
+        begin, end : int or datetime, optional
+            Store time range, inclusive and exact, as of `MessageStore.query_message`.
+        index_type : {None, "U", "K", "T"}
+            None: unique key or keys; "U" only the unique key, "K" only the keys, "T" the tag (found in the units, as
+            index files here have no tags).
+        compat : bool
+            Answer as RocketMQ's index service of tiered storage (5.5.0): only files made between begin and end, keys compared
+            by hash, times by whole seconds, ordered by queue and offset.
+
+        Returns
+        -------
+        QueryResult
+            Newest first, each once, every one checked against its topic and key; `truncated` when there are more.
+
+        Raises
+        ------
+        ValueError
+            A time looks like seconds; or there is no such `index_type`.
+        CorruptionError
+            A place cannot be looked at, and no `on_damage` was given.
+        """
+        if index_type not in (None, "U", "K", "T"):
+            raise ValueError(f"index_type is {index_type!r}; give None, 'U' (unique key), 'K' (key) or 'T' (tag)")
+        low = None if begin is None else milliseconds(begin, "begin", up=True)
+        high = None if end is None else milliseconds(end, "end")
+        times = time_range(low, high)
+        if compat:
+            return QueryResult(self._settled(lambda: self.flat_store.like_java(topic, key, max_num, *times)))
+        found = query_flat(self.flat_store, topic, key, index_type, *times)
+        return QueryResult(found[: max(max_num, 0)], len(found) > max(max_num, 0))
+
+    # ------------------------------------------------------------------------------------------------------ columns
+
+    def scan(
+        self,
+        columns: Iterable[str] | None = None,
+        *,
+        topic: str | Iterable[str] | None = None,
+        queue_id: int | Iterable[int] | None = None,
+        tags: str | Iterable[str] | None = None,
+        begin_timestamp: Moment | None = None,
+        end_timestamp: Moment | None = None,
+        batch_size: int = 8192,
+        use_threads: bool = True,
+        views: bool = False,
+        read_dictionary: Iterable[str] = (),
+    ) -> pa.RecordBatchReader:
+        """The messages as Arrow record batches, queue by queue in the order of their offsets; parameters as of `MessageStore.scan`.
+
+        ``phy_offset`` is the offset in the tiered log of the message's queue.
+
+        Raises
+        ------
+        ValueError, MissingDependencyError
+            As of `MessageStore.scan`.
+        CorruptionError
+            While reading: after the batches before a place that cannot be read, if no `on_damage` was given.
+        """
+        low = None if begin_timestamp is None else milliseconds(begin_timestamp, "begin_timestamp", up=True)
+        high = None if end_timestamp is None else milliseconds(end_timestamp, "end_timestamp")
+        flat_store = self.flat_store
+        flat_store.check_open()
+        flat_store.refresh()
+        topics = topic if topic is None or isinstance(topic, str) else list(topic)
+        numbers = queue_id if queue_id is None or isinstance(queue_id, int) else list(queue_id)
+        return scan_flat(
+            flat_ranges(flat_store, topics, numbers),  # type: ignore[arg-type]
+            columns,
+            subscription(tags),
+            time_range(low, high),
+            batch_size,
+            use_threads,
+            views,
+            read_dictionary,
+            1,
+            flat_store.check_open,
+        )
+
+    def get_table(
+        self,
+        topic: str,
+        queue_id: int = 0,
+        queue_offset: int = 0,
+        max_num: int | None = None,
+        tags: str | Iterable[str] | None = None,
+        columns: Iterable[str] | None = None,
+        *,
+        views: bool = False,
+    ) -> pa.Table:
+        """Messages of a queue from `queue_offset` on as an Arrow table, as of `MessageStore.get_table`.
+
+        Raises
+        ------
+        ValueError, MissingDependencyError, CorruptionError
+            As of `scan`.
+        """
+        if max_num is not None and max_num < 0:
+            raise ValueError(f"max_num is {max_num}; give 0 or more, or None for all")
+        wanted = subscription(tags)
+        texts = None if wanted is None else [text for each in wanted.values() for text in each]
+        names = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
+
+        def ask() -> pa.Table:
+            queue = self._queue(topic, queue_id)
+            if queue is None:
+                return scan_flat((), names, None, (1, 0), 1, False, views, (), 1, self.flat_store.check_open).read_all()
+            begin = max(queue_offset, queue.min_queue_offset)
+            return flat_table(
+                queue, begin, queue.max_queue_offset, max_num, texts, names, views, 1, self.flat_store.check_open
+            )
+
+        return self._settled(ask)
+
+    # ------------------------------------------------------------------------------------------------------- verify
+
+    def verify(self, progress: Callable[[int, int], object] | None = None) -> Iterator[Finding]:
+        """Look for everything that is wrong: files, units against records, index items against records; nothing is changed.
+
+        Parameters
+        ----------
+        progress : callable, optional
+            Called with (bytes of records done, bytes in all), now and then and at the end.
+
+        Yields
+        ------
+        Finding
+        """
+        own = self.flat_store
+        flat_store = FlatStore(
+            own.path, own.store_path, cluster=own.cluster, broker=own.broker, on_damage=lambda finding: None
+        )
+        try:
+            yield from verify_flat(flat_store, progress)
+        finally:
+            flat_store.close()

@@ -1,0 +1,214 @@
+"""timerlog/: the units that stand for the messages in a broker's time wheel.
+
+Owns the layout of a unit and of a file's blank end, and the search for units that fire at or after a time.  It reads
+files in pieces, never as a whole, never maps them, and trusts no number in them: a damaged unit is told and the rest is
+read.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import os
+
+import numpy as np
+
+from rmqstore.errors import CorruptionError
+from rmqstore.timer.timer_checkpoint import TIME_UNIT
+
+__all__ = ["MAGIC_DEFAULT", "MAGIC_DELETE", "MAGIC_ROLL", "UNIT", "UNIT_SIZE", "TimerLog"]
+
+UNIT_SIZE = 52
+MAGIC_DEFAULT, MAGIC_ROLL, MAGIC_DELETE = 1, 2, 4
+_BLANK_MAGIC = 0xCBD43194 - (1 << 32)
+# As it is on the disk.
+_STORED = np.dtype(
+    [
+        ("size", ">i4"), ("prev", ">i8"), ("magic", ">i4"), ("write_time", ">i8"), ("delay", ">i4"),
+        ("phy_offset", ">i8"), ("record_size", ">i4"), ("topic_hash", ">i4"), ("reserved", ">i8"),
+    ]
+)  # fmt: skip
+UNIT = np.dtype(
+    [
+        ("position", "i8"), ("prev", "i8"), ("magic", "i4"), ("time", "i8"), ("phy_offset", "i8"),
+        ("record_size", "i4"), ("topic_hash", "i4"),
+    ]
+)  # fmt: skip
+"""A unit as it is handed out: its position in the timer log, that of the unit before it in its slot (-1 = none), the
+magic, when its slot fires (ms since epoch), phy offset and size of its record, Java's hash of the real topic."""
+
+# Units that are read at once, and damaged units that are told one by one.
+_PIECE = 1 << 18
+_TOLD = 20
+
+
+class TimerLog:
+    """The files of ``timerlog/``, in the order of their positions.
+
+    Parameters
+    ----------
+    folder : str or os.PathLike
+        It need not exist.
+
+    Attributes
+    ----------
+    folder : str
+    problems : list of CorruptionError
+        What was found damaged so far; the rest is read all the same.
+    last : numpy.void or None
+        The last unit, of type `UNIT`, as soon as `units` came over it.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]):
+        self.folder = os.fspath(folder)
+        self.problems: list[CorruptionError] = []
+        self.last: np.void | None = None
+        self._files: list[tuple[int, str, int]] = []
+        try:
+            entries = sorted(os.scandir(self.folder), key=lambda entry: entry.name)
+        except (FileNotFoundError, NotADirectoryError):
+            entries = []
+        for entry in entries:
+            if len(entry.name) == 20 and entry.name.isascii() and entry.name.isdigit() and entry.is_file():
+                base = int(entry.name)
+                # A broker deletes the oldest file meanwhile.
+                with contextlib.suppress(FileNotFoundError):
+                    if base < 1 << 63:
+                        self._files.append((base, entry.path, entry.stat().st_size))
+        for (base, path, size), (following, _, _) in zip(self._files, self._files[1:]):
+            if base + size != following:
+                self._tell(f"the file ends at {base + size} and the next one begins at {following}", path, size)
+        self._bases = [base for base, _, _ in self._files]
+
+    def __bool__(self) -> bool:
+        """bool: there is a file."""
+        return bool(self._files)
+
+    @property
+    def end(self) -> int:
+        """int: position behind the last file, 0 without any."""
+        return self._files[-1][0] + self._files[-1][2] if self._files else 0
+
+    def units(self, from_time: int) -> np.ndarray:
+        """Array of `UNIT`: those that fire at or after `from_time` (ms since epoch), in the order of positions."""
+        found = []
+        for number, (base, path, size) in enumerate(self._files):
+            if size < UNIT_SIZE:
+                if size or number < len(self._files) - 1:
+                    self._tell(f"a file of {size} bytes has no room for a unit", path, 0)
+                continue
+            try:
+                found += self._of_file(base, path, size, from_time)
+            except OSError as error:
+                self._tell(f"the file cannot be read: {error.strerror or error}", path, 0)
+        return np.concatenate(found) if found else np.empty(0, UNIT)
+
+    def _of_file(self, base: int, path: str, size: int, from_time: int) -> list[np.ndarray]:
+        found, rest, is_last = [], size // UNIT_SIZE, base == self._bases[-1]
+        zeros_from: int | None = None
+        with open(path, "rb") as file:
+            at = 0
+            while rest:
+                stored = np.fromfile(file, _STORED, min(rest, _PIECE))
+                if not len(stored):
+                    break
+                rest -= len(stored)
+                magic, sizes = stored["magic"].astype("i4"), stored["size"].astype("i4")
+                there = (magic != 0) | (sizes != 0)
+                positions = base + at + UNIT_SIZE * np.arange(len(stored), dtype=np.int64)
+                at += UNIT_SIZE * len(stored)
+                used = np.flatnonzero(there)
+                if len(used):
+                    # Zeros in front of a unit are units that were lost.
+                    gaps = np.flatnonzero(~there[: used[-1]])
+                    if zeros_from is not None or len(gaps):
+                        first = zeros_from if zeros_from is not None else int(positions[gaps[0]])
+                        self._tell("zeros stand where units were", path, first - base)
+                    zeros_from = int(positions[used[-1]]) + UNIT_SIZE if used[-1] + 1 < len(stored) else None
+                elif zeros_from is None:
+                    zeros_from = int(positions[0]) if len(positions) else None
+                blank = magic == _BLANK_MAGIC
+                for place in np.flatnonzero(blank).tolist():
+                    left = size - (int(positions[place]) - base)
+                    if sizes[place] != left or stored["prev"][place] != 0 or is_last or left >= 2 * UNIT_SIZE:
+                        self._tell(
+                            f"an end mark of {sizes[place]} bytes where the file has {left} left", path, size - left
+                        )
+                found += self._taken(stored, sizes, magic, there & ~blank, positions, base, path, from_time)
+        ended = zeros_from is None or (not is_last and size - (zeros_from - base) < UNIT_SIZE + 16)
+        if not is_last and not ended and zeros_from is not None:
+            self._tell("the file ends with zeros although another follows", path, zeros_from - base)
+        return found
+
+    def _taken(
+        self, stored: np.ndarray, sizes: np.ndarray, magic: np.ndarray, there: np.ndarray, positions: np.ndarray, base:
+        int, path: str, from_time: int,
+    ) -> list[np.ndarray]:  # fmt: skip
+        # The units of a piece of a file that fire late enough, after all of them were looked at.
+        if not there.any():
+            return []
+        with np.errstate(over="ignore"):
+            time = stored["write_time"].astype("i8") + stored["delay"].astype("i8")
+        prev = stored["prev"].astype("i8")
+        known = MAGIC_DEFAULT | MAGIC_ROLL | MAGIC_DELETE
+        odd = there & (
+            (sizes != UNIT_SIZE)
+            | ((magic & MAGIC_DEFAULT) == 0)
+            | ((magic & ~known) != 0)
+            | (stored["reserved"] != 0)
+            | (time % TIME_UNIT != 0)
+            | (time < 0)
+            | (stored["write_time"].astype("i8") % TIME_UNIT != 0)
+            | (prev < -1)
+            | (prev >= positions)
+            | (stored["phy_offset"].astype("i8") < 0)
+        )
+        for number, place in enumerate(np.flatnonzero(odd).tolist()):
+            if number == _TOLD:
+                self._tell(f"{np.count_nonzero(odd) - _TOLD} more damaged units", path, int(positions[place]) - base)
+                break
+            self._tell(f"a damaged unit: {_shown(stored[place])}", path, int(positions[place]) - base)
+        last = int(np.flatnonzero(there)[-1])
+        chosen = np.flatnonzero(there & (time >= from_time))
+        if not len(chosen) or chosen[-1] != last:
+            chosen = np.append(chosen, last)
+        units = np.empty(len(chosen), UNIT)
+        units["position"], units["prev"], units["time"] = positions[chosen], prev[chosen], time[chosen]
+        units["magic"] = magic[chosen]
+        for name in ("phy_offset", "record_size", "topic_hash"):
+            units[name] = stored[name][chosen]
+        self.last = units[-1].copy()
+        return [units if time[last] >= from_time else units[:-1]]
+
+    def unit(self, position: int) -> np.void | None:
+        """numpy.void or None: the unit at `position`; None where no file holds a whole one."""
+        number = bisect.bisect_right(self._bases, position) - 1
+        if number < 0:
+            return None
+        base, path, size = self._files[number]
+        if (position - base) % UNIT_SIZE or position - base + UNIT_SIZE > size:
+            return None
+        try:
+            with open(path, "rb") as file:
+                file.seek(position - base)
+                stored = np.fromfile(file, _STORED, 1)
+        except OSError:
+            return None
+        if not len(stored) or stored["magic"][0] in (0, _BLANK_MAGIC):
+            return None
+        one = stored[0]
+        unit = np.zeros(1, UNIT)
+        unit["position"], unit["prev"], unit["magic"] = position, one["prev"], one["magic"]
+        with np.errstate(over="ignore"):
+            unit["time"] = np.int64(one["write_time"]) + np.int64(one["delay"])
+        for name in ("phy_offset", "record_size", "topic_hash"):
+            unit[name] = one[name]
+        found: np.void = unit[0]
+        return found
+
+    def _tell(self, what: str, path: str, pos: int) -> None:
+        self.problems.append(CorruptionError(f"timer log: {what}", path, pos))
+
+
+def _shown(unit: np.void) -> str:
+    return ", ".join(f"{name} {int(unit[name])}" for name in _STORED.names or ())

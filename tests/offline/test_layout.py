@@ -1,0 +1,89 @@
+"""What a store keeps where and who may have written it, said by its files alone: every golden store."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import golden
+import pytest
+import rocksdb_files
+
+from rmqstore import MessageStore, StoreConfig, describe
+from rmqstore.offline.layout import store_layout
+
+FILES = {"queues": "files", "settings": "JSON", "transactions": "half topic"}
+OLD_INDEX = "the index has no tags, as before 5.4"
+
+
+def layout_of(path: Path):
+    before = golden.tree(path)
+    layout = store_layout(path, StoreConfig.infer(path, read_only=True))
+    assert golden.tree(path) == before
+    return layout
+
+
+@pytest.mark.parametrize(
+    ("name", "written_by", "parts"),
+    [
+        ("4.9.7", "4.x", FILES | {"index": "files without tags"}),
+        ("5.1.4", "5.0 or later", FILES | {"index": "files without tags"}),
+        ("5.3.3", "a version after 5.1.4", FILES | {"queues": "files with an extension", "index": "files without tags"}),
+        ("broker", "5.5 or later", FILES | {"index": "files with tags", "timers": "file wheel"}),
+    ],
+)
+def test_versions(name, written_by, parts, tmp_path):
+    layout = layout_of(golden.unpack(name, tmp_path))
+    assert layout.parts == parts
+    assert layout.written_by == written_by and layout.evidence
+    assert (OLD_INDEX in layout.evidence) == (name != "broker")
+    assert all(f"{part}: {where}" in layout.text for part, where in parts.items())
+
+
+ALL_ROCKSDB = {
+    "queues": "RocksDB (consumequeue)",
+    "index": "RocksDB",
+    "settings": "RocksDB (three databases)",
+    "timers": "file wheel and RocksDB",
+    "transactions": "RocksDB",
+    "pop records": "RocksDB (kvStore)",
+}
+
+
+@pytest.mark.parametrize("name", ["store", "store.killed"])
+def test_all_in_rocksdb(name, tmp_path):
+    pytest.importorskip("rocksdict")
+    path = rocksdb_files.unpack(name, tmp_path)
+    layout = layout_of(path)
+    assert layout.parts == ALL_ROCKSDB and layout.written_by == "5.5 or later"
+    assert describe(path).layout == layout
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("double", {"queues": "files and RocksDB (consumequeue)", "index": "files with tags"}),
+        ("killed-wal", {"queues": "RocksDB (consumequeue)", "index": "RocksDB"}),
+        ("timer-files", {"queues": "files", "settings": "JSON", "timers": "file wheel"}),
+        ("timer-snapshot", {"queues": "files", "settings": "JSON", "timers": "file wheel with snapshots"}),
+    ],
+)
+def test_variants(name, parts, tmp_path):
+    pytest.importorskip("rocksdict")
+    layout = layout_of(rocksdb_files.unpack("variants", tmp_path, name))
+    assert layout.parts == parts and layout.written_by == "5.5 or later"
+
+
+def test_without_rocksdict(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rocksdict", None)
+    layout = layout_of(rocksdb_files.unpack("store", tmp_path))
+    assert layout.parts["index"] == "maybe RocksDB (rocksdict is not installed)"
+    assert layout.parts["settings"] == "RocksDB (three databases)"
+
+
+def test_a_new_store(tmp_path):
+    with MessageStore.open(tmp_path / "store", config=StoreConfig(mapped_file_size_commit_log=65536)) as store:
+        config = store.config
+    layout = store_layout(tmp_path / "store", config)
+    assert layout.written_by == "" or layout.evidence
+    assert "settings" not in layout.parts

@@ -1,0 +1,197 @@
+"""rebuild makes queue files of queues in RocksDB: the database is kept, and the store is one like any other afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+
+import golden
+import pytest
+import rocksdb_stores
+from click.testing import CliRunner
+
+pytest.importorskip("rocksdict")
+
+from rmqstore import Message, MessageStore, StoreConfig
+from rmqstore.cli import main
+from rmqstore.errors import GeometryError
+from rmqstore.offline import rebuild as module
+from rmqstore.offline.rebuild import rebuild
+from rmqstore.offline.rebuild_queue_database import rebuild_queue_database
+from rmqstore.offline.verify import verify
+from rmqstore.rocksdb.places import queue_databases
+
+GEOMETRY = {
+    "mapped_file_size_consume_queue": 2000,
+    "mapper_file_size_batch_consume_queue": 4600,
+    "max_hash_slot_num": 100,
+    "max_index_num": 1000,
+    "message_delay_level": "1s 2s 30m 1h",
+    "index_tags": True,
+    "message_index_enable": False,
+}
+SMALL_INDEX = {"max_hash_slot_num": 10, "max_index_num": 40}
+FOLDERS = {"double-separate-lmq": "consumequeue_rocksdb"}
+
+
+def config(root, **more):
+    return StoreConfig.infer(root, **GEOMETRY, **more)
+
+
+def in_queues(store):
+    found = {}
+    for queue in store.queues:
+        low, high = queue.bounds(store.commit_log.min_offset)
+        units, at = [], low
+        while at < high:
+            part = list(queue.read(at, 1 << 20))
+            units += [tuple(unit) for unit in part]
+            at = part[-1].queue_offset + part[-1].num if part else queue.next_file_offset(at)
+        found[queue.topic, queue.queue_id] = units
+    return found
+
+
+@pytest.mark.parametrize("name", [*rocksdb_stores.STORES, *rocksdb_stores.QUEUE_VARIANTS])
+def test_queue_files_hold_what_was_read_from_the_database(tmp_path, name):
+    root = rocksdb_stores.unpack(name, tmp_path)
+    folder = FOLDERS.get(name, "consumequeue")
+    database = golden.tree(root / folder)
+    with MessageStore.open(root, read_only=True, config=config(root)) as store:
+        before = in_queues(store)
+    report = rebuild(root, "consumequeue", config(root))
+    aside = root / f"{folder}.rocksdb-1"
+    assert report.moved_aside == (str(aside),) and golden.tree(aside) == database
+    assert queue_databases(root) == () and not (root / folder / "CURRENT").exists()
+    options = config(root, enable_lmq=True, enable_multi_dispatch=True)
+    assert [finding for finding in verify(root, options) if "consumequeue" in finding.path] == []
+    with MessageStore.open(root, read_only=True, config=options) as store:
+        after = in_queues(store)
+        assert store.queue_database is None and store.undispatched is None
+    if name == "compacted":
+        # The topic that was deleted is in the log, which is all that a rebuild asks.
+        after = {key: units for key, units in after.items() if key[0] != "C"}
+        units = after.pop(("%LMQ%y", 0), None)
+        assert units is None or before.pop(("%LMQ%y", 0), units) == units
+    assert {key: units for key, units in after.items() if key in before} == before
+    with MessageStore.open(root, config=options) as store:
+        put = store.put_message(Message("New", b"one more"))
+        assert store.get_message("New", 0, put.queue_offset).messages[0].body == b"one more"
+
+
+def test_into_another_directory_the_store_stays_as_it_is(tmp_path):
+    root = rocksdb_stores.unpack("lost", tmp_path)
+    before = golden.tree(root)
+    report = rebuild(root, "consumequeue", config(root), output=tmp_path / "out")
+    assert golden.tree(root) == before and report.units == 6000 and report.moved_aside == ()
+    assert (tmp_path / "out" / "consumequeue" / "A" / "0").is_dir()
+
+
+@pytest.mark.parametrize("step", (1, 2, 3))
+@pytest.mark.parametrize("name", ["lost", "double-separate-lmq"])
+def test_a_kill_while_the_files_are_swapped(tmp_path, monkeypatch, name, step):
+    root = rocksdb_stores.unpack(name, tmp_path)
+    folder = FOLDERS.get(name, "consumequeue")
+    database = golden.tree(root / folder)
+    done = 0
+    rename = os.rename
+
+    def killed(source, target):
+        nonlocal done
+        done += 1
+        if done > step:
+            raise KeyboardInterrupt
+        rename(source, target)
+
+    monkeypatch.setattr(module.os, "rename", killed)
+    # Renamed are the marker, then the database and the new folder, in whatever order the two places need.
+    with contextlib.suppress(KeyboardInterrupt):
+        rebuild(root, "consumequeue", config(root))
+    monkeypatch.setattr(module.os, "rename", rename)
+    if (root / module.REBUILD_DIRECTORY / "complete").exists():
+        report = rebuild(root, "consumequeue", config(root))
+        assert report.resumed and len(report.moved_aside) == 1
+    asides = [path for path in root.iterdir() if ".rocksdb-" in path.name]
+    assert [golden.tree(path) for path in asides] == [database]
+    with MessageStore.open(root, config=config(root, enable_lmq=True, enable_multi_dispatch=True)) as store:
+        found = {key: len(units) for key, units in in_queues(store).items()}
+    assert sum(found.values()) == (6000 if name == "lost" else 420)
+
+
+def test_a_second_database_does_not_replace_the_first(tmp_path):
+    root = rocksdb_stores.unpack("lost", tmp_path)
+    shutil.copytree(root / "consumequeue", tmp_path / "copy")
+    rebuild(root, "consumequeue", config(root))
+    shutil.rmtree(root / "consumequeue")
+    shutil.copytree(tmp_path / "copy", root / "consumequeue")
+    report = rebuild(root, "consumequeue", config(root))
+    assert [os.path.basename(path) for path in report.moved_aside] == ["consumequeue.rocksdb-1", "consumequeue.rocksdb-2"]
+
+
+def test_the_command_says_where_the_database_is(tmp_path):
+    root = rocksdb_stores.unpack("lost", tmp_path)
+    options = [each for name, value in GEOMETRY.items() if "index_enable" not in name for each in ("-o", f"{name}={value}")]
+    answer = CliRunner().invoke(main, ["rebuild", str(root), "--what", "consumequeue", "--yes", *options])
+    assert answer.exit_code == 0, answer.output
+    assert "kept in" in answer.stdout and "consumequeue.rocksdb-1" in answer.stdout and "storeType=default now" in answer.stdout
+
+
+# ------------------------------------------------------------------------------------------------- the database again
+
+
+@pytest.mark.parametrize("name", [*rocksdb_stores.STORES, *rocksdb_stores.QUEUE_VARIANTS])
+def test_the_database_again(tmp_path, name):
+    """What was there is in it as it was, and what was lost or not flushed yet is in it too."""
+    root = rocksdb_stores.unpack(name, tmp_path)
+    folder = FOLDERS.get(name, "consumequeue")
+    old_units, old_offsets = rocksdb_stores.stored_units(root / folder)
+    report = rebuild_queue_database(root, config(root))
+    assert report.moved_aside == (str(root / f"{folder}.rocksdb-1"),)
+    assert queue_databases(root) == (str(root / folder),) and not (root / ".rmqstore-rebuild").exists()
+    units, offsets = rocksdb_stores.stored_units(root / folder)
+    wanted = rocksdb_stores.queued(root)
+    assert {key: value[:2] for key, value in units.items()} == {
+        (*queue, offset): (record["phy_offset"], record["size"])
+        for queue, records in wanted.items()
+        for offset, record in records.items()
+    }
+    begin = min(record["phy_offset"] for record in rocksdb_stores.records(root))
+    live = {key: value for key, value in old_units.items() if value[0] >= begin}
+    assert {key: units[key] for key in live} == live
+    (last,) = [each for each in rocksdb_stores.records(root)][-1:]
+    assert offsets.pop(("CHECKPOINT_TOPIC", 0, "max")) == (last["phy_offset"] + last["size"],)
+    old = {key: value for key, value in old_offsets.items() if key[2] == "max" and key[0] != "CHECKPOINT_TOPIC"}
+    if name in ("store", "double", "double-separate-lmq", "batch"):
+        # `double` was written by a broker that put no units of the further queues into either place.
+        assert {key: value for key, value in offsets.items() if key in old} == old
+    with MessageStore.open(root, read_only=True, config=config(root)) as store:
+        assert store.undispatched is None and store.queue_database.completed == ()
+    assert not {path.name for path in (root / folder).iterdir()} & {"rocksdict-config.json", "LOG", "LOCK"}
+
+
+def test_the_database_of_a_store_with_queue_files(tmp_path):
+    root = tmp_path / "s"
+    options = StoreConfig(mapped_file_size_commit_log=16384, mapped_file_size_consume_queue=2000, **SMALL_INDEX)
+    with MessageStore.open(root, config=options) as store:
+        for number in range(200):
+            store.put_message(Message("AB"[number % 2], b"x" * 100, tags="t"), number % 3)
+        wanted = in_queues(store)
+    report = rebuild_queue_database(root, options, output=tmp_path / "out")
+    assert report.units == 200 and queue_databases(root) == () and queue_databases(tmp_path / "out")
+    arguments = ["rebuild", str(root), "--what", "consumequeue", "--rocksdb", "--yes"]
+    answer = CliRunner().invoke(main, [*arguments, "-o", "max_hash_slot_num=10", "-o", "max_index_num=40"])
+    assert answer.exit_code == 0 and "consumequeue.files-1" in answer.stdout and "defaultRocksDB now" in answer.stdout
+    with MessageStore.open(root, read_only=True, config=options) as store:
+        assert in_queues(store) == wanted and store.undispatched is None
+    answer = CliRunner().invoke(main, ["rebuild", str(root), "--rocksdb", "--what", "index", "--yes"])
+    assert answer.exit_code == 2 and "alone" in answer.stderr
+
+
+def test_delay_levels_must_be_known_for_it(tmp_path):
+    root = rocksdb_stores.unpack("store", tmp_path)
+    before = golden.tree(root)
+    with pytest.raises(GeometryError, match="message_delay_level"):
+        rebuild_queue_database(root, StoreConfig.infer(root, index_tags=True))
+    assert {name: size for name, (size, _) in golden.tree(root).items() if name != "lock"} == {
+        name: size for name, (size, _) in before.items() if name != "lock"
+    }

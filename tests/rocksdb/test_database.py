@@ -1,0 +1,145 @@
+"""Opening a RocksDB database of a broker: what is found, that nothing is left below the store, and what damage says."""
+
+from __future__ import annotations
+
+import hashlib
+import lzma
+import os
+import struct
+import tarfile
+from pathlib import Path
+
+import golden
+import pytest
+
+pytest.importorskip("rocksdict")
+
+from rmqstore.errors import CorruptionError, StoreClosedError
+from rmqstore.rocksdb.database import Database, _after, is_database
+
+DATA = golden.DATA / "rocketmq-rocksdb"
+
+
+def unpack(name: str, folder: Path) -> Path:
+    with lzma.open(DATA / f"{name}.tar.xz") as packed, tarfile.open(fileobj=packed) as archive:
+        golden.extract(archive, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory) -> Path:
+    return unpack("store", tmp_path_factory.mktemp("rocksdb")) / "store"
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_what_a_database_holds(store):
+    with Database(store / "consumequeue") as database:
+        assert set(database.families) == {"default", "offset"}
+        assert "offset" in database and "absent" not in database
+        units = list(database.items())
+        assert len(units) == 1403
+        keys = [key for key, _ in units]
+        assert keys == sorted(keys)
+        checkpoint = database.get(
+            struct.pack(">i", 16) + b"\x01CHECKPOINT_TOPIC\x01max\x01" + bytes(4), family="offset"
+        )
+        assert len(checkpoint) == 8
+        assert database.get(b"nothing") is None
+        assert database.get(b"nothing", family="absent") is None
+        assert list(database.items(family="absent")) == []
+        assert database.get(keys[7]) == units[7][1]
+        assert list(database.items(keys[3], keys[6])) == units[3:6]
+        assert database.last() == units[-1]
+        assert database.last(keys[5]) == units[4]
+        assert database.last(keys[0]) is None
+        prefix = keys[0][:9]
+        assert list(database.prefixed(prefix)) == [unit for unit in units if unit[0].startswith(prefix)]
+
+
+def test_reading_leaves_no_trace(store):
+    before = contents(store)
+    temporary = set(os.listdir(os.environ.get("TMPDIR", "/tmp")))
+    with Database(store / "rocksdbstore") as database:
+        assert list(database.items())
+    assert contents(store) == before
+    left = set(os.listdir(os.environ.get("TMPDIR", "/tmp"))) - temporary
+    assert not [name for name in left if name.startswith("rmqstore-rocksdb-")]
+
+
+def test_a_directory_without_a_database(tmp_path):
+    assert not is_database(tmp_path)
+    with pytest.raises(FileNotFoundError, match="CURRENT"):
+        Database(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_closed_database(store):
+    database = Database(store / "consumequeue")
+    database.close()
+    database.close()
+    with pytest.raises(StoreClosedError):
+        database.get(b"")
+
+
+def test_a_missing_table(tmp_path):
+    folder = unpack("store", tmp_path) / "store" / "consumequeue"
+    gone = next(folder.glob("*.sst"))
+    gone.unlink()
+    with pytest.raises(CorruptionError) as caught:
+        Database(folder)
+    assert gone.name in str(caught.value) and str(folder) in str(caught.value)
+    assert "rmqstore-rocksdb-" not in str(caught.value)
+
+
+def test_a_flipped_bit_in_a_table_is_never_a_shorter_answer(tmp_path):
+    folder = unpack("store", tmp_path) / "store" / "consumequeue"
+    with Database(folder) as database:
+        whole = {family: list(database.items(family=family)) for family in database.families}
+    raised = 0
+    for table in sorted(folder.glob("*.sst")):
+        data = table.read_bytes()
+        for position in range(0, len(data), max(1, len(data) // 40)):
+            table.write_bytes(data[:position] + bytes([data[position] ^ 0x10]) + data[position + 1 :])
+            try:
+                with Database(folder) as database:
+                    assert {family: list(database.items(family=family)) for family in database.families} == whole
+            except CorruptionError:
+                raised += 1
+        table.write_bytes(data)
+    assert raised > 40
+
+
+@pytest.mark.parametrize(
+    ("prefix", "after"), [(b"a", b"b"), (b"a\xff", b"b"), (b"\xff\xff", None), (b"", None), (b"\x00\x01", b"\x00\x02")]
+)
+def test_the_first_key_after_a_prefix(prefix, after):
+    assert _after(prefix) == after
+
+
+@pytest.mark.parametrize("below", ["kvStore", "config/topics"])
+def test_a_damaged_log_is_told_and_a_torn_end_is_not(below, tmp_path):
+    folder = unpack("store.killed", tmp_path) / "store" / below
+    with Database(folder) as database:
+        assert database.log_damage is None
+        whole = {family: dict(database.items(family=family)) for family in database.families}
+    (log,) = [path for path in sorted(folder.glob("*.log")) if path.stat().st_size][-1:]
+    data = log.read_bytes()
+    for at in range(0, len(data), max(1, len(data) // 25)):
+        log.write_bytes(data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :])
+        with Database(folder) as database, Database(folder, skip_damaged=True) as skipping:
+            assert database.log_damage is not None and skipping.log_damage is not None
+            for family in database.families:
+                assert (
+                    dict(database.items(family=family)).keys()
+                    <= whole[family].keys() | dict(skipping.items(family=family)).keys()
+                )
+        log.write_bytes(data[:at])
+        with Database(folder) as database:
+            assert database.log_damage is None

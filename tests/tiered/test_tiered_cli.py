@@ -1,0 +1,115 @@
+"""The command line and exports over a store with tiered storage, golden ones.
+
+Owns the option ``--tiered``: the same answers as of the library, for a store and for tiered storage alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+import tiered_oracle as oracle_tiered
+from test_cli import json_lines, run
+
+from rmqstore import CorruptionError, MessageStore
+from rmqstore.offline.export import Selection, export
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return oracle_tiered.unpack("store", tmp_path_factory.mktemp("tiered"))
+
+
+def places(lines):
+    return [(line["topic"], line["queue_id"], line["queue_offset"]) for line in lines]
+
+
+def test_get_query_info_and_verify(root):
+    tiered = ["--tiered", str(root / "tiered")]
+    found = json_lines(run("get", root / "store", "Orders", "0", "--max-num", "700", "--json", *tiered))
+    assert [line["queue_offset"] for line in found] == list(range(700))
+    found = json_lines(run("query", root / "store", "Orders", "ORD-100400", "--json", *tiered))
+    assert [line["queue_offset"] for line in found] == [536, 535, 534, 533]
+    assert run("query", root / "store", "Orders", "ORD-100400").exit_code == 1
+    (described,) = json_lines(run("info", root / "store", "--json", *tiered))
+    queues = [(each["topic"], each["queue_id"], each["max_queue_offset"]) for each in described["tiered"]["queues"]]
+    assert queues[1] == ("Orders", 0, 960) and len(described["tiered"]["index_files"]) == 5
+    shown = run("info", root / "store", *tiered)
+    assert "queues in tiered storage" in shown.stdout and "golden of cluster golden" in shown.stdout
+    assert "nothing is wrong" in run("verify", root / "store", *tiered).stdout
+
+
+def test_tiered_storage_alone(root):
+    tiered = str(root / "tiered")
+    got = run("get", tiered, "Orders", "0", "--tiered", tiered, "--json")
+    assert [line["queue_offset"] for line in json_lines(got)] == list(range(32))
+    assert "no metadata" in got.stderr
+    assert "nothing is wrong" in run("verify", tiered, "--tiered", tiered).stdout
+    assert run("info", tiered, "--tiered", tiered).exit_code == 0
+    assert run("get", tiered, "Orders", "0").exit_code != 0
+
+
+def test_damage_is_said(root, tmp_path):
+    shutil.copytree(root, tmp_path / "copy")
+    folder = next((tmp_path / "copy" / "tiered").glob("*/golden/Orders/0/COMMIT_LOG"))
+    missing = sorted(folder.iterdir(), key=lambda path: path.name[8:])[1]
+    missing.unlink()
+    tiered = ["--tiered", str(tmp_path / "copy" / "tiered")]
+    checked = run("verify", tmp_path / "copy" / "store", "--json", *tiered)
+    assert checked.exit_code == 1 and any(missing.name in line.get("path", "") for line in json_lines(checked))
+    got = run("get", tmp_path / "copy" / "store", "Orders", "0", "--max-num", "500", *tiered)
+    assert got.exit_code not in (0, 1) and missing.name in got.stderr
+    output = tmp_path / "out.jsonl"
+    with pytest.raises(CorruptionError, match=missing.name):
+        export(tmp_path / "copy" / "store", output, tiered=tmp_path / "copy" / "tiered")
+    assert not output.exists()
+    report = export(tmp_path / "copy" / "store", output, corrupt="skip", tiered=tmp_path / "copy" / "tiered")
+    assert report.damaged_stretches > 100 and report.messages + report.damaged_stretches == 3007
+
+
+SELECTIONS = {
+    "all": Selection(),
+    "topic and tags": Selection(("Orders",), (0, 2), "paid || created"),
+    "keys": Selection(("Orders",), keys=("CUST-7", "ORD-100400")),
+    "keys of any topic": Selection(keys=("CUST-7",)),
+    "queue offsets": Selection(("Orders",), begin_queue_offset=500, end_queue_offset=600),
+    "times": Selection(begin_timestamp=1795423822000, end_timestamp=1795423861800),
+}
+
+
+@pytest.mark.parametrize("selection", SELECTIONS)
+def test_exports_have_each_message_once(root, tmp_path, selection):
+    wanted = SELECTIONS[selection]
+    with MessageStore.open(root / "store", read_only=True, tiered=root / "tiered") as store:
+        rows = store.scan(["topic", "queue_id", "queue_offset", "keys", "tags", "unique_key", "store_timestamp"]).read_all()
+    expected = [
+        (row["topic"], row["queue_id"], row["queue_offset"])
+        for row in rows.to_pylist()
+        if (not wanted.topics or row["topic"] in wanted.topics)
+        and (not wanted.queue_ids or row["queue_id"] in wanted.queue_ids)
+        and (wanted.tags is None or row["tags"] in wanted.tag_names)
+        and (not wanted.keys or set(wanted.keys) & {*row["keys"], row["unique_key"]})
+        and (not wanted.by_queue or 500 <= row["queue_offset"] < 600)
+        and (wanted.begin_timestamp is None
+             or wanted.begin_timestamp <= row["store_timestamp"].timestamp() * 1000 <= wanted.end_timestamp)
+    ]  # fmt: skip
+    assert expected
+    for name in ("out.jsonl", "out.parquet", "out.csv"):
+        report = export(root / "store", tmp_path / name, wanted, tiered=root / "tiered")
+        assert report.messages == len(expected)
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert sorted(places(lines)) == sorted(expected)
+    import pyarrow.parquet
+
+    assert places(pyarrow.parquet.read_table(tmp_path / "out.parquet").to_pylist()) == places(lines)
+
+
+def test_single_files(root, tmp_path):
+    report = export(
+        root / "store", tmp_path / "bodies", Selection(("Orders",)), format="files", tiered=root / "tiered"
+    )
+    manifest = [json.loads(line) for line in next((tmp_path / "bodies").glob("*.jsonl")).read_text().splitlines()]
+    assert report.messages == len(manifest) == len({line["body_file"] for line in manifest}) == 2872
+    assert all(os.path.isfile(tmp_path / "bodies" / line["body_file"]) for line in manifest)

@@ -1,0 +1,442 @@
+"""Hostile bytes in tiered storage: flips, truncations and missing files of a small one that the oracle wrote.
+
+Owns the promise that no answer is shorter or wrong in silence: whatever is read differs from the whole storage only with an error
+or a finding that names the file, and the rest is still read.  What the format leaves unprotected is named here: fields of a
+record that no CRC covers, and in an index file the hash of an item and the way to the next one, which `verify` compares with the
+records and a query cannot.
+
+Without `--slow` every seventeenth byte gets one flip (the bit by a fixed seed), with it every byte.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+import tiered_oracle as oracle_tiered
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rmqstore import GetMessageStatus, MessageStore, StoreError
+from rmqstore.files.mapped_file import MappedFile
+from rmqstore.flatfile.flat_index import FlatIndexFile
+from rmqstore.offline.export import export
+from rmqstore.tiered import TieredStore
+
+NOW = 1_700_000_000_000
+#: Fields of a record that nothing covers: flag, sys flag, born time and host, store time within its second, store host,
+#: reconsume times, prepared offset.
+UNPROTECTED = (*range(16, 20), *range(36, 84))
+
+
+def sent():
+    messages = []
+    for number in range(14):
+        topic, queue_id = ("Orders", number % 2) if number % 7 else ("Pay", 0)
+        keys = (f"k{number % 4}", "shared") if number % 3 else ()
+        tags, body = "TagA" if number % 2 else None, bytes([65 + number]) * 20
+        time = NOW - 5000 + 700 * number
+        messages.append(oracle_tiered.Sent(topic, queue_id, keys, tags, f"U{number:05d}", body, time))
+    return messages
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    root = tmp_path_factory.mktemp("small")
+    oracle_tiered.write_tiered(root, sent(), log_size=400, queue_size=40)
+    return root
+
+
+@pytest.fixture
+def copy(small, tmp_path):
+    shutil.copytree(small, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def files_of(root: Path) -> list[Path]:
+    found = [path for path in root.rglob("*") if path.is_file() and path.suffix != ".json"]
+    assert len(found) > 10
+    return sorted(found)
+
+
+def open_store(root, on_damage=None):
+    return TieredStore.open(root / "tiered", root / "store", on_damage=on_damage)
+
+
+COLUMNS = ["topic", "queue_id", "queue_offset", "phy_offset", "keys", "tags", "body", "unique_key", "corrupt"]
+
+
+def rows_of(store):
+    return [tuple(str(each) for each in row.values()) for row in store.scan(COLUMNS, use_threads=False).read_all().to_pylist()]
+
+
+def places_of(store, key, topic="Orders"):
+    return [(each.queue_id, each.queue_offset) for each in store.query_message(topic, key)]
+
+
+KEYS = ("k0", "k1", "shared", "U00003", "U00013", "nobody")
+
+
+def test_the_whole_one(small):
+    with open_store(small) as store:
+        assert list(store.verify()) == [] and store.notes == []
+        assert len(rows_of(store)) == len(sent())
+        assert [index.compacted for index in store.flat_store.index.files].count(False) == 1
+        assert {index.slot_num for index in store.flat_store.index.files} == {4}
+        for key in KEYS:
+            wanted = sorted(
+                (each.queue_id, number)
+                for queue in ((0), (1))
+                for number, each in enumerate([other for other in sent() if (other.topic, other.queue_id) == ("Orders", queue)])
+                if key in (*each.keys, each.unique_key)
+            )
+            assert sorted(places_of(store, key)) == wanted
+
+
+def is_unprotected(small: Path, path: Path, pos: int) -> bool:
+    """Whether nothing in the storage tells that this byte is another one."""
+    data = path.read_bytes()
+    if path.parent.name == "COMMIT_LOG":
+        at = 0
+        while at + (size := struct.unpack_from(">i", data, at)[0]) <= pos:
+            at += size
+        body_end = at + 88 + struct.unpack_from(">i", data, at + 84)[0]
+        return pos - at in UNPROTECTED or False if pos < body_end else False
+    if path.parent.name == "INDEX":
+        return pos in (10, 11)  # The begin timestamp within seconds.
+    if path.parent.name == "tiered_index_file":
+        num = struct.unpack_from(">i", data, 24)[0]
+        items = 28 + 8 * 4
+        second_half_of_slot = 28 <= pos < items and (pos - 28) % 8 >= 4
+        return second_half_of_slot or items <= pos < items + 32 or pos >= items + 32 * (num + 1)
+    return False
+
+
+def flips(path: Path, slow: bool):
+    rng = random.Random(path.name)
+    for pos in range(rng.randrange(17) if not slow else 0, path.stat().st_size, 1 if slow else 17):
+        yield pos, 1 << rng.randrange(8)
+
+
+def test_bit_flips_are_never_silent(small, copy, request):
+    slow = request.config.getoption("--slow")
+    with open_store(small) as store:
+        intact = rows_of(store)
+        answers = {key: places_of(store, key) for key in KEYS}
+    looked = 0
+    for path in files_of(copy):
+        whole = path.read_bytes()
+        is_index = path.parent.name in ("INDEX", "tiered_index_file")
+        for pos, bit in flips(path, slow):
+            looked += 1
+            flipped = bytearray(whole)
+            flipped[pos] ^= bit
+            path.write_bytes(flipped)
+            where = f"{path}, byte {pos}, bit {bit}"
+            findings = []
+            with open_store(copy) as store:
+                found = list(store.verify())
+                if not found:
+                    assert is_unprotected(small, small / path.relative_to(copy), pos), where
+                else:
+                    known = {str(path)} if is_index else {str(each) for each in files_of(copy)}
+                    assert {each.path for each in found} & known, (where, found)
+            with open_store(copy, findings.append) as store:
+                rows = rows_of(store)
+                corrupt = [row for row in rows if row[-1] == "True"]
+                lost = {row[:4] for row in intact} - {row[:4] for row in rows}
+                assert len(lost) <= 2 and (not lost or findings or corrupt), where
+                if is_index:
+                    assert rows == intact and not findings, where
+                for key in KEYS:
+                    got = places_of(store, key)
+                    # What a query cannot see is seen by verify.
+                    assert sorted(got) == sorted(answers[key]) or findings or found, where
+            try:
+                with open_store(copy) as store:
+                    strict = rows_of(store)
+                assert len(strict) == len(intact) or path.parent.name == "COMMIT_LOG", where
+            except StoreError as error:
+                assert error.path and str(copy) in error.path and error.pos is not None, where
+                assert findings, where
+        path.write_bytes(whole)
+    assert looked > 200
+
+
+def test_truncations_are_never_silent(small, copy):
+    with open_store(small) as store:
+        intact = rows_of(store)
+        answers = {key: sorted(places_of(store, key)) for key in KEYS}
+    for path in files_of(copy):
+        whole = path.read_bytes()
+        is_index = path.parent.name in ("INDEX", "tiered_index_file")
+        for length in {0, 1, 19, len(whole) // 2, len(whole) - 21, len(whole) - 1} - {len(whole)}:
+            if not 0 <= length < len(whole):
+                continue
+            path.write_bytes(whole[:length])
+            findings = []
+            with open_store(copy) as store:
+                kinds = {each.kind for each in store.verify()}
+                local_empty = path.parent.name == "tiered_index_file" and length in (0, len(whole) - 21, len(whole) - 1)
+                assert kinds or local_empty, (path, length)
+            with open_store(copy, findings.append) as store:
+                rows = rows_of(store)
+                assert set(rows) <= set(intact)
+                assert rows == intact or findings, (path, length)
+                if is_index:
+                    assert rows == intact
+                    for key in KEYS:
+                        # The records are gone over.
+                        assert sorted(places_of(store, key)) == answers[key], (path, length, key)
+            if rows != intact:
+                with pytest.raises(StoreError) as raised, open_store(copy) as store:
+                    rows_of(store)
+                assert str(copy) in raised.value.path and raised.value.pos is not None
+        path.write_bytes(whole)
+
+
+def test_a_missing_file_in_the_middle(small, copy):
+    with open_store(small) as store:
+        intact = rows_of(store)
+        answers = {key: sorted(places_of(store, key)) for key in KEYS}
+    for metadata in (True, False):
+        if not metadata:
+            os.remove(copy / "store" / "config" / "tieredStoreMetadata.json")
+        for kind in ("COMMIT_LOG", "CONSUME_QUEUE", "INDEX"):
+            folder = next(path for path in sorted(copy.rglob(kind)) if len(list(path.iterdir())) >= 3)
+            paths = sorted(folder.iterdir(), key=lambda path: path.name[8:])
+            missing, whole = paths[1], paths[1].read_bytes()
+            missing.unlink()
+            findings = []
+            with open_store(copy) as store:
+                named = [each for each in store.verify() if each.kind == "missing_file"]
+                assert any(missing.name in each.path + each.detail for each in named)
+            with open_store(copy, findings.append) as store:
+                rows = rows_of(store)
+                if kind == "INDEX":
+                    assert rows == intact
+                    assert {key: sorted(places_of(store, key)) for key in KEYS} == answers
+                    assert findings == []
+                else:
+                    assert 0 < len(rows) < len(intact) and findings and set(rows) < set(intact)
+                    assert any(missing.name in each.path + each.detail for each in findings)
+            if kind != "INDEX":
+                topic, queue_id = folder.parent.parent.name, int(folder.parent.name)
+                with open_store(copy) as store:
+                    with pytest.raises(StoreError, match=r"missing|cut short"):
+                        rows_of(store)
+                    refused = 0
+                    for key in KEYS:
+                        try:
+                            assert sorted(places_of(store, key)) == answers[key]
+                        except StoreError as error:
+                            refused += 1
+                            assert missing.name in str(error)
+                    # Units tell of tags, and index files of keys, without their records.
+                    assert refused or kind == "CONSUME_QUEUE"
+                    # A get gives what is before the hole, and is an error in it.
+                    at, end, errors = 0, store.max_queue_offset(topic, queue_id), 0
+                    while at < end:
+                        try:
+                            found = store.get_message(topic, queue_id, at)
+                            assert found.status is GetMessageStatus.FOUND
+                            at = found.next_queue_offset
+                        except StoreError as error:
+                            assert missing.name in str(error)
+                            errors, at = errors + 1, at + 1
+                    assert errors
+            missing.write_bytes(whole)
+
+
+def test_a_missing_last_file_is_known_from_the_metadata(small, copy):
+    for kind in ("COMMIT_LOG", "CONSUME_QUEUE"):
+        folder = copy / "tiered" / f"{oracle_tiered.prefix('C')}_C" / "B" / "Orders" / "1" / kind
+        last = max(folder.iterdir(), key=lambda path: path.name[8:])
+        whole = last.read_bytes()
+        last.unlink()
+        with open_store(copy) as store:
+            assert store.max_queue_offset("Orders", 1) == 6
+            with pytest.raises(StoreError, match=f"(?s){last.name}"):
+                store.get_table("Orders", 1)
+            assert any(last.name in each.path for each in store.verify())
+        last.write_bytes(whole)
+    # Without units nobody knows what the queue has.
+    shutil.rmtree(folder)
+    os.remove(copy / "store" / "config" / "tieredStoreMetadata.json")
+    with open_store(copy) as store, pytest.raises(StoreError, match="no units"):
+        store.get_message("Orders", 1)
+
+
+def test_strange_files_are_passed_over(copy):
+    folder = copy / "tiered" / f"{oracle_tiered.prefix('C')}_C" / "B" / "Orders" / "1" / "COMMIT_LOG"
+    (folder / "notes.txt").write_text("mine")
+    (folder / ("00000000" + "0" * 19 + "7")).write_bytes(b"renamed")
+    (folder.parent.parent.parent / "readme").write_text("mine")
+    (copy / "store" / "tiered_index_file" / "x").write_text("mine")
+    (copy / "store" / "tiered_index_file" / "compacting").mkdir()
+    with open_store(copy) as store:
+        assert [each.kind for each in store.verify()] == ["file"] * 4
+        assert len(rows_of(store)) == len(sent())
+        assert len(store.query_message("Orders", "shared")) > 3
+
+
+def test_an_overlap_is_told(copy):
+    folder = copy / "tiered" / f"{oracle_tiered.prefix('C')}_C" / "B" / "Orders" / "1" / "COMMIT_LOG"
+    first = min(folder.iterdir(), key=lambda path: path.name[8:])
+    first.write_bytes(first.read_bytes() + b"more")
+    with open_store(copy) as store:
+        assert {each.kind for each in store.verify()} == {"overlap"}
+        assert len(rows_of(store)) == len(sent())
+
+
+def test_records_that_were_uploaded_again_count_once(small, copy):
+    # After a crash between log and units the broker uploads the same records again, behind the first ones.
+    folder = copy / "tiered" / f"{oracle_tiered.prefix('C')}_C" / "B" / "Pay" / "0"
+    log, units = folder / "COMMIT_LOG" / oracle_tiered.file_name(0), folder / "CONSUME_QUEUE" / oracle_tiered.file_name(0)
+    record = bytearray(log.read_bytes())
+    offset, size, code = struct.unpack(">qiq", units.read_bytes()[20:40])
+    again = bytearray(record[offset : offset + size])
+    struct.pack_into(">q", again, 28, len(record))
+    log.write_bytes(record + again)
+    units.write_bytes(units.read_bytes()[:20] + struct.pack(">qiq", len(record), size, code))
+    os.remove(copy / "store" / "config" / "tieredStoreMetadata.json")
+    with open_store(copy) as store:
+        assert store.get_table("Pay", 0, columns="queue_offset")["queue_offset"].to_pylist() == [0, 1]
+        assert len(store.query_message("Pay", "U00007")) == 1
+        assert "duplicate_record" in {each.kind for each in store.verify()}
+
+
+def test_a_gap_between_tiered_storage_and_the_local_log(tmp_path):
+    root = oracle_tiered.unpack("store", tmp_path)
+    folder = next((root / "tiered").glob("*/golden/Orders/0"))
+    for kind, keep in (("CONSUME_QUEUE", 2), ("COMMIT_LOG", 2)):
+        for path in sorted((folder / kind).iterdir(), key=lambda path: path.name[8:])[keep:]:
+            path.unlink()
+    os.remove(root / "store" / "config" / "tieredStoreMetadata.json")
+    with MessageStore.open(root / "store", read_only=True, tiered=root / "tiered") as store:
+        end = store.tiered.queue("Orders", 0).max_queue_offset
+        assert 0 < end < 558
+        with pytest.raises(StoreError, match=f"queue offsets {end} to 558 .* go on at 558"):
+            store.get_message("Orders", 0, end)
+        with pytest.raises(StoreError, match="neither"):
+            store.get_table("Orders", 0)
+        assert len(store.get_message("Orders", 0, 558)) > 0
+        findings = []
+        store.tiered.on_damage = findings.append
+        assert store.get_message("Orders", 0, end).next_queue_offset == 558
+        assert store.get_table("Orders", 0).num_rows == end + 960 - 558 and findings[-1].kind == "gap"
+        assert store.scan(["queue_id"], topic="Orders", queue_id=0).read_all().num_rows == end + 960 - 558
+        store.tiered.on_damage = None
+        with pytest.raises(StoreError, match="neither"):
+            store.scan(["queue_id"])
+    with pytest.raises(StoreError, match="neither"):
+        export(root / "store", tmp_path / "out.jsonl", tiered=root / "tiered")
+
+
+def test_what_a_broker_uploads_meanwhile_is_no_gap(tmp_path, monkeypatch):
+    root = oracle_tiered.unpack("store", tmp_path)
+    folder = next((root / "tiered").glob("*/golden/Orders/0"))
+    later = []
+    for kind in ("CONSUME_QUEUE", "COMMIT_LOG"):
+        for path in sorted((folder / kind).iterdir(), key=lambda path: path.name[8:])[2:]:
+            later.append((path, path.read_bytes()))
+            path.unlink()
+    os.remove(root / "store" / "config" / "tieredStoreMetadata.json")
+    monkeypatch.setattr("rmqstore.flatfile.flat_store._LOOK_INTERVAL", 0)
+    with MessageStore.open(root / "store", read_only=True, tiered=root / "tiered") as store:
+        assert store.tiered.queue("Orders", 0).max_queue_offset == 400
+        for path, data in later:
+            path.write_bytes(data)
+        assert store.get_message("Orders", 0, 500).messages[0].queue_offset == 500
+        assert store.scan(["queue_id"], topic="Orders", queue_id=0).read_all().num_rows == 960
+
+
+@pytest.mark.parametrize("keyless", [0, 3, 300])
+def test_messages_without_keys_hide_none_that_are_not_indexed(tmp_path, keyless):
+    messages = sent()
+    for number in range(keyless):
+        messages.append(oracle_tiered.Sent("Orders", 1, (), None, "", b"none", NOW + 6000 + number))
+    messages.append(oracle_tiered.Sent("Orders", 1, ("last",), None, "U-last", b"last", NOW + 9000))
+    oracle_tiered.write_tiered(tmp_path, messages, log_size=100_000, queue_size=100_000)
+    # Without the local store the newest index file is not there.
+    for local in (tmp_path / "store", None):
+        with TieredStore.open(tmp_path / "tiered", local) as store:
+            assert [each.queue_offset for each in store.query_message("Orders", "last")] == [6 + keyless]
+            assert [each.queue_offset for each in store.query_message("Orders", "U-last")] == [6 + keyless]
+            assert len(store.query_message("Orders", "shared")) > 3
+
+
+def test_a_damaged_first_record_hides_nothing(copy):
+    # Where older files are gone the first record says where the queue begins; its unit has to agree.
+    folder = copy / "tiered" / f"{oracle_tiered.prefix('C')}_C" / "B" / "Orders" / "1" / "COMMIT_LOG"
+    first, second = sorted(folder.iterdir(), key=lambda path: path.name[8:])[:2]
+    with open_store(copy) as store:
+        rows = store.get_table("Orders", 1, columns=["queue_offset", "phy_offset"]).to_pylist()
+        begin = next(row["queue_offset"] for row in rows if row["phy_offset"] >= int(second.name[8:]))
+    first.unlink()
+    os.remove(copy / "store" / "config" / "tieredStoreMetadata.json")
+    with open_store(copy) as store:
+        assert store.min_queue_offset("Orders", 1) == begin > 0
+    data = bytearray(second.read_bytes())
+    data[27] += 1
+    second.write_bytes(data)
+    with open_store(copy) as store, pytest.raises(StoreError):
+        rows_of(store)
+    findings = []
+    with open_store(copy, findings.append) as store:
+        assert len(store.get_table("Orders", 1, columns="corrupt")) == 6 - begin and findings
+
+
+@pytest.mark.parametrize("size", [2**40, 2**62])
+def test_huge_numbers_in_metadata_end(copy, size):
+    path = copy / "store" / "config" / "tieredStoreMetadata.json"
+    metadata = json.loads(re.sub(r"(\d+):", r'"\1":', path.read_text()))
+    for kind in ("commitLogFileSegmentTable", "consumeQueueFileSegmentTable"):
+        listed = metadata[kind]["B/Orders/1"]
+        listed[max(listed, key=int)]["size"] = size
+    path.write_text(re.sub(r'"(\d+)":', r"\1:", json.dumps(metadata)))
+    findings = []
+    with open_store(copy, findings.append) as store:
+        assert store.max_queue_offset("Orders", 1) > size // 20
+        rows = [row for row in rows_of(store) if row[:2] == ("Orders", "1")]
+        assert len(rows) == 6 and findings
+        assert store.get_table("Orders", 1, columns="queue_offset").num_rows == 6
+        assert store.offset_by_time("Orders", 1, NOW * 2) >= 6
+        assert len(store.query_message("Orders", "shared")) > 3
+        assert {each.kind for each in store.verify()} >= {"missing_file"}
+
+
+@given(st.binary(min_size=0, max_size=400), st.booleans())
+def test_any_bytes_as_an_index_file(tmp_path_factory, data, compacted):
+    path = tmp_path_factory.mktemp("any") / "1"
+    path.write_bytes((b"\xbc\xc5\x02\x85" if compacted else b"\xbc\xc5\x02\x89") + data)
+    index = FlatIndexFile(MappedFile(path, len(data) + 4, read_only=True, padded=True), compacted=compacted)
+    for key_hash in (0, 1, 77, 2**31 - 1):
+        assert all(item.hash == key_hash for item in index.items(key_hash))
+    list(index.survey())
+
+
+@given(st.text(max_size=60))
+def test_any_text_as_metadata(small, tmp_path_factory, text):
+    folder = tmp_path_factory.mktemp("metadata")
+    (folder / "config").mkdir()
+    (folder / "config" / "tieredStoreMetadata.json").write_text('{"commitLogFileSegmentTable":{' + text, "utf-8")
+    with TieredStore.open(small / "tiered", folder) as store:
+        assert {each.kind for each in store.flat_store.problems} >= {"bad_metadata"}
+        assert len(rows_of(store)) == len(sent())
+
+
+@pytest.mark.parametrize("slots", [1, 3, 4, 100])
+@pytest.mark.parametrize("number", [1, 5])
+def test_slots_of_an_unsealed_file_alone_are_found(tmp_path, slots, number):
+    oracle_tiered.write_tiered(tmp_path, sent()[:number], slots=slots, index_items=64)
+    with open_store(tmp_path) as store:
+        (index,) = store.flat_store.index.files
+        assert (index.slot_num, index.compacted, index.damage) == (slots, False, None)
+        assert list(store.verify()) == []

@@ -1,0 +1,97 @@
+"""Partitions of tiered storage, without Spark: together with those of the local log they give each message once."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import shutil
+
+import pytest
+import tiered_oracle as oracle_tiered
+
+from rmqstore import CorruptionError, MessageStore, OffsetOutOfRangeError
+from rmqstore.spark.batches import piece_batches, spark_arrow_schema
+from rmqstore.spark.options import ReadOptions
+from rmqstore.spark.plan import LogPlan
+from rmqstore.spark.tiered import tiered_piece_batches, tiered_pieces
+
+pytest.importorskip("pyarrow")
+
+COLUMNS = ("topic", "queue_id", "queue_offset", "phy_offset", "keys", "body")
+
+
+@pytest.fixture(scope="module", params=oracle_tiered.STORES)
+def root(request, tmp_path_factory):
+    return oracle_tiered.unpack(request.param, tmp_path_factory.mktemp("tiered"))
+
+
+def options_of(root, **more):
+    return ReadOptions(str(root / "store"), tiered=str(root / "tiered"), **more)
+
+
+def read_tiered(root, size, columns=COLUMNS, **more):
+    plan, options = LogPlan.of(root / "store"), options_of(root, **more)
+    pieces = list(tiered_pieces(plan, options.tiered, options.topics, options.queue_ids, size, strict=options.corrupt == "fail"))
+    rows = []
+    for piece in pickle.loads(pickle.dumps(pieces)):
+        for batch in tiered_piece_batches(plan.root, plan.config, piece, options, spark_arrow_schema(columns)):
+            rows += batch.to_pylist()
+    return pieces, rows
+
+
+@pytest.mark.parametrize("size", [2000, 50_000, 1 << 30])
+def test_every_message_once(root, size):
+    pieces, rows = read_tiered(root, size)
+    plan = LogPlan.of(root / "store")
+    for piece in plan.pieces():
+        for batch in piece_batches(plan.root, plan.config, piece, options_of(root), spark_arrow_schema(COLUMNS), plan.end):
+            rows += batch.to_pylist()
+    with MessageStore.open(root / "store", read_only=True, tiered=root / "tiered") as store:
+        assert rows == store.scan(COLUMNS).read_all().to_pylist()
+    assert len(rows) == 3007
+    # One for each flat file at least, and one for each message at most.
+    assert 11 <= len(pieces) <= 1717 and (len(pieces) == 11) == (size == 1 << 30)
+    assert all(first.end <= second.begin for first, second in itertools.pairwise(pieces) if first.path == second.path)
+
+
+def test_options(root):
+    rows = read_tiered(root, 10_000, ("topic", "tags", "queue_id"), topics=("Orders",), queue_ids=(1,), tags=("paid",))[1]
+    with MessageStore.open(root / "store", read_only=True, tiered=root / "tiered") as store:
+        low = store.queues.find("Orders", 1).bounds(store.commit_log.min_offset)[0]
+        wanted = store.get_table("Orders", 1, columns=["topic", "tags", "queue_id"]).slice(0, low).to_pylist()
+    assert rows == [row for row in wanted if row["tags"] == "paid"] and rows
+
+
+def test_damage(root, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(root, copy)
+    folder = next((copy / "tiered").glob("*/golden/Orders/0/COMMIT_LOG"))
+    first, missing = sorted(folder.iterdir(), key=lambda path: path.name[8:])[:2]
+    missing.unlink()
+    with pytest.raises(CorruptionError, match=missing.name):
+        read_tiered(copy, 1 << 20)
+    every = read_tiered(root, 1 << 20)[1]
+    skipped = read_tiered(copy, 1 << 20, corrupt="skip")[1]
+    reported = read_tiered(copy, 1 << 20, (*COLUMNS, "_corrupt"), corrupt="report")[1]
+    bad = [row["_corrupt"] for row in reported if row["_corrupt"]]
+    assert len(skipped) + len(bad) == len(every) and len(bad) > 100 and all(missing.name in text for text in bad)
+    data = bytearray(first.read_bytes())
+    data[100] ^= 1
+    first.write_bytes(data)
+    with pytest.raises(CorruptionError, match=first.name):
+        read_tiered(copy, 1 << 20)
+    rows = read_tiered(copy, 1 << 20, ("phy_offset", "body", "_corrupt"), corrupt="report")[1]
+    (text,) = {row["_corrupt"] for row in rows} - {*bad, None}
+    assert first.name in text and "BAD_BODY_CRC" in text
+
+
+def test_what_the_broker_deletes_after_the_plan_is_an_error(root, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(root, copy)
+    plan, options = LogPlan.of(copy / "store"), options_of(copy)
+    piece = next(iter(tiered_pieces(plan, options.tiered, ["Orders"], [0], 1 << 30)))
+    object.__setattr__(piece, "unit_metadata", {})
+    units = next((copy / "tiered").glob("*/golden/Orders/0/CONSUME_QUEUE"))
+    min(units.iterdir(), key=lambda path: path.name[8:]).unlink()
+    with pytest.raises(OffsetOutOfRangeError, match="plan the job again"):
+        list(tiered_piece_batches(plan.root, plan.config, piece, options, spark_arrow_schema(COLUMNS)))
