@@ -262,7 +262,12 @@ def scan(setting: Setting, store: MessageStore, n: int, folder: str, segment: st
             skipped[with_threads[name]] = "this rmqstore scans on one thread"
     why_not = compile_loop(folder, "scan")
     loops = {}
-    for name, chosen in {"no columns": "walk", "all columns": "all", "5 columns": "handful", "these and body": "body"}.items():
+    for name, chosen in {
+        "no columns": "walk",
+        "all columns": "all",
+        "5 columns": "handful",
+        "these and body": "body",
+    }.items():
         loop = f"plain C loop, {name}" + ("" if why_not else f", CRC by {crc_of(folder, 'scan')}")
         loops[loop] = lambda chosen=chosen: in_c(chosen)
     if why_not:
