@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import rmqstore
-from rmqstore import _append, _columns, _core, _read
+from rmqstore import _append, _columns, _core, _dispatch, _read
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "rmqstore"
@@ -27,7 +27,7 @@ PACKAGE = ROOT / "rmqstore"
 # A room may import those to its left, and itself.  What is not a folder lies in the package's root.
 ORDER = (
     "_unbuilt _version errors arguments texts _numpy _bytes _crc32 _python _java_text _properties _core _record "
-    "_columns _append _read "
+    "_dispatch _column_sink _columns _append _read "
     "files message config rocksdb timer commitlog consumequeue index consumer flatfile store tiered offline polars "
     "console cli demo spark __main__"
 ).split()
@@ -522,6 +522,37 @@ def test_no_machine_paths():
     assert not found
 
 
+def test_the_first_lines_of_a_room_list_its_modules():
+    rooms = sorted(path.parent for path in PACKAGE.glob("*/__init__.py"))
+    assert len(rooms) > 15
+    for room in rooms:
+        modules = {path.stem for path in module_files() if path.parent == room} - {"__init__"}
+        doc = parsed(room / "__init__.py").docstring
+        assert doc is not None, room.name
+        named = set(re.findall(r"(?<!`)`(\w+)`(?!`)", doc))
+        if room.name == "cli":
+            # A command's module is named in the list of commands, which follows.
+            named |= set(re.findall(r'"rmqstore\.cli\.(\w+)"', (room / "__init__.py").read_text(encoding="utf-8")))
+        assert modules <= named, f"{room.name}/__init__.py does not list {sorted(modules - named)}"
+        heads = [line[2:].partition(":")[0] for line in doc.splitlines() if line.startswith("- `")]
+        listed = {name for head in heads for name in re.findall(r"(?<!`)`(\w+)`(?!`)", head)}
+        assert listed <= modules, f"{room.name}/__init__.py lists {sorted(listed - modules)}, which it has not"
+
+
+def test_architecture_is_short_and_names_every_room():
+    lines = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 120 and max(map(len, lines)) <= 120
+    picture = "\n".join(lines).partition("```text\n")[2].partition("```")[0]
+    named = set(re.findall(r"\w+", picture))
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    compiled = {path.stem for path in PACKAGE.glob("*.pyx")}
+    assert rooms | compiled <= named, sorted((rooms | compiled) - named)
+    # What the tables and the text name is there.
+    for name in re.findall(r"`([\w/]+/[\w/*]+\.(?:py|pyx|pxd))`", "\n".join(lines)):
+        root = ROOT / "tests" if "/test_" in name else PACKAGE
+        assert list(root.glob(name.removeprefix("tests/"))), name
+
+
 def test_the_build_requirements_are_stated_equally():
     # The Makefile installs them by name, because a build without isolation expects them.
     stated = re.search(r"(?m)^requires = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -538,7 +569,7 @@ def test_an_edit_of_one_compiled_module_builds_that_one_alone(monkeypatch):
     monkeypatch.chdir(ROOT)
     tree = create_dependency_tree()
     sources = [relative(path) for path in cython_files() if path.suffix == ".pyx"]
-    assert "rmqstore/_append.pyx" in sources and len(sources) >= 6
+    assert "rmqstore/_append.pyx" in sources and len(sources) >= 7
     for source in sources:
         asked = {os.path.relpath(path, ROOT) for path in tree.all_dependencies(source)}
         assert asked & set(sources) == {source}
@@ -548,7 +579,7 @@ def test_an_edit_of_one_compiled_module_builds_that_one_alone(monkeypatch):
 def test_the_tests_run_on_the_build_that_was_asked_for():
     # `make debug-test` names the folder of its build; otherwise it is the tree itself.
     expected = Path(os.environ.get("RMQSTORE_EXPECTED_BUILD", ROOT)).resolve()
-    for module in (rmqstore, _core, _columns, _append, _read):
+    for module in (rmqstore, _core, _dispatch, _columns, _append, _read):
         assert Path(module.__file__).resolve().parent.parent == expected, module.__file__
 
 
