@@ -37,6 +37,9 @@ static inline void rmq_put_i64(unsigned char *p, int64_t x) { uint64_t v = rmq_s
 static inline void rmq_release(void) { __atomic_thread_fence(__ATOMIC_RELEASE); }
 static inline void rmq_acquire(void) { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
 
+/* Of the state of a region: closed for new uses; the bits below count its pins. */
+#define RMQ_CLOSED ((int64_t)1 << 62)
+
 /* Pins change only while the GIL is held, where there is one; then a plain addition is enough, and much cheaper. */
 #ifdef Py_GIL_DISABLED
 #define RMQ_HAS_GIL 0

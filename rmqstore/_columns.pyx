@@ -1260,6 +1260,7 @@ cdef class ArrowColumns:
         cdef Region region
         cdef ColumnSink s
         cdef int verdict
+        cdef Region lost = None
         if region_num > MAX_REGIONS or base_offsets.shape[0] != region_num:
             raise ValueError(f"{region_num} regions with {base_offsets.shape[0]} offsets; at most {MAX_REGIONS} at once")
         if numbers.shape[0] != n or taken.shape[0] != n or not 0 <= first <= n:
@@ -1291,8 +1292,11 @@ cdef class ArrowColumns:
         finally:
             for i in range(pinned):
                 region = regions[i]
-                region.unpin()
+                if region.drop():
+                    lost = region
             self.leave()
+            if lost is not None:
+                lost.raise_lost()
 
     cdef int enter(self) except -1:
         if atomic_or(&self.busy, 1):

@@ -44,7 +44,7 @@ from functools import update_wrapper as _update_wrapper
 from types import MethodType
 
 from rmqstore import _numpy as np
-from rmqstore.errors import OffsetOutOfRangeError, ReadOnlyError, StoreClosedError
+from rmqstore.errors import OffsetOutOfRangeError, ReadOnlyError, StoreChangedError, StoreClosedError
 
 cdef extern from "<sys/mman.h>" nogil:
     void* mmap(void* addr, size_t length, int prot, int flags, int fd, int64_t offset)
@@ -73,6 +73,11 @@ cdef extern from *:
     }
     """
     bint populate_pages "rmq_populate"(void* p, size_t size) noexcept nogil
+
+cdef extern from "_fault.h" nogil:
+    void catch_faults "rmq_catch_faults"()
+    void* watch "rmq_watch"(unsigned char* base, size_t size, int prot, int64_t* state, int64_t* lent, int* lost)
+    void unwatch "rmq_unwatch"(void* watched)
 
 cdef extern from "<unistd.h>" nogil:
     long sysconf(int name)
@@ -122,6 +127,15 @@ cdef class Region:
     Made by `Region.map`.  The mapping is of the whole length and is never resized or moved.  Every use pins it, so
     that `close` (also from another thread, a finalizer or under an iterator) unmaps only after the last use; views
     from `view` hold a pin for as long as they live.
+
+    Where the file was cut short by somebody else, or its disk fails, an operation that meets a page that is gone raises
+    `StoreChangedError`, and so does every one after it: the mapping is lost (docs/mmap.md).  A view is read by others, and
+    its fault ends the process.
+
+    Attributes
+    ----------
+    path : str or None
+        What such an error calls the file; the mapping itself knows none.
     """
 
     def __cinit__(self):
@@ -129,6 +143,9 @@ cdef class Region:
         self.size = 0
         self.writable = False
         self.state = CLOSED
+        self.lent = 0
+        self.is_lost = 0
+        self.watched = NULL
 
     @staticmethod
     def map(int fd, int64_t size, bint writable=False, bint padded=False):
@@ -163,21 +180,28 @@ cdef class Region:
         region.size = size
         region.writable = writable
         region.state = 0
+        catch_faults()
+        region.watched = watch(region.base, <size_t>size, prot, &region.state, &region.lent, &region.is_lost)
         return region
 
     def __dealloc__(self):
+        self.unmap()
+
+    cdef void unmap(self) noexcept:
+        # Once, whoever comes first.
         cdef unsigned char* base = atomic_take(&self.base)
         if base != NULL:
+            unwatch(self.watched)
             munmap(base, <size_t>self.size)
 
     cdef unsigned char* pin(self, int64_t pos, int64_t extent) except NULL:
         # The address of `pos`, good until `unpin`, after the one bounds check of the operation.
         cdef int64_t state = add_pins(&self.state, 1)
         if state & CLOSED:
-            self.unpin()
+            self.drop()
             raise StoreClosedError("the mapping is closed; open the store or file again")
         if pos < 0 or extent < 0 or pos > self.size - extent:
-            self.unpin()
+            self.drop()
             raise OffsetOutOfRangeError(
                 f"{extent} bytes at position {pos} do not lie inside the {self.size} bytes of the file", pos=pos)
         return self.base + pos
@@ -189,22 +213,34 @@ cdef class Region:
             raise ReadOnlyError("this file was opened read-only; open the store with read_only=False to write")
         return self.pin(pos, extent)
 
-    cdef void unpin(self) noexcept:
+    cdef int unpin(self) except -1:
+        # Ends an operation: an answer that was made of pages that are gone is none.
+        if self.drop():
+            self.raise_lost()
+        return 0
+
+    cdef int raise_lost(self) except -1:
+        raise StoreChangedError(
+            "the file was cut short by somebody else while it was mapped, or its disk failed; open the store again to "
+            "read what is left", self.path)
+
+    cdef bint drop(self) noexcept:
+        # Gives a pin back, and says whether the mapping is lost.
         cdef int64_t state = add_pins(&self.state, -1)
-        cdef unsigned char* base
+        cdef bint is_lost = self.is_lost
         if state == CLOSED:
-            base = atomic_take(&self.base)
-            if base != NULL:
-                munmap(base, <size_t>self.size)
+            self.unmap()
+        return is_lost
 
     def close(self):
         """Close for new uses at once; the memory goes with the last pin.  Closing twice does nothing."""
-        cdef int64_t before = atomic_or(&self.state, CLOSED)
-        cdef unsigned char* base
-        if before == 0:
-            base = atomic_take(&self.base)
-            if base != NULL:
-                munmap(base, <size_t>self.size)
+        if atomic_or(&self.state, CLOSED) == 0:
+            self.unmap()
+
+    @property
+    def lost(self):
+        """bool: an operation met a page that is gone, because the file was cut short or its disk failed."""
+        return bool(self.is_lost)
 
     @property
     def closed(self):
@@ -378,6 +414,7 @@ cdef class RegionView:
 
     def __cinit__(self, Region region not None, int64_t pos, int64_t size):
         region.pin(pos, size)
+        add_pins(&region.lent, 1)
         self.region, self.pos, self.size, self.pinned = region, pos, size, True
 
     def __getbuffer__(self, Py_buffer* view, int flags):
@@ -386,7 +423,8 @@ cdef class RegionView:
 
     def __dealloc__(self):
         if self.pinned:
-            self.region.unpin()
+            add_pins(&self.region.lent, -1)
+            self.region.drop()
 
 
 cdef int64_t nonzero_extent(const unsigned char* p, int64_t n) noexcept nogil:

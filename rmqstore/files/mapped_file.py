@@ -23,7 +23,14 @@ from collections.abc import Callable, Iterator
 from typing import IO, NoReturn, SupportsIndex
 
 from rmqstore._core import Region
-from rmqstore.errors import GeometryError, OffsetOutOfRangeError, ReadOnlyError, StoreClosedError, StoreError
+from rmqstore.errors import (
+    GeometryError,
+    OffsetOutOfRangeError,
+    ReadOnlyError,
+    StoreChangedError,
+    StoreClosedError,
+    StoreError,
+)
 
 __all__ = [
     "STAGING_PREFIX",
@@ -486,6 +493,7 @@ class MappedFile(NotCopied):
                     )
                 with naming_errors(self.path):
                     region = Region.map(fd, self.size, not self.read_only, self.padded)
+                    region.path = self.path
                 if self.advice != "normal":
                     region.advise(self.advice)
             finally:
@@ -495,7 +503,10 @@ class MappedFile(NotCopied):
             return region
 
     def is_current(self) -> bool:
-        """bool: the file that was mapped last still bears its name."""
+        """bool: the file that was mapped last still bears its name, and none of its mapped pages was found gone."""
+        region = self._region
+        if region is not None and region.lost:
+            return False
         try:
             status = os.stat(self.path)
         except FileNotFoundError:
@@ -599,11 +610,22 @@ class MappedFile(NotCopied):
         ------
         OSError
             There is no space.
+        StoreChangedError
+            Somebody cut the file short since it was mapped.
         """
         if self._allocated or self.read_only:
             return
         fd = open_regular(self.path, os.O_RDWR)
         try:
+            length = os.fstat(fd).st_size
+            if length < self.size:
+                # Allocating would make it whole again, with zeros where there were messages.
+                raise StoreChangedError(
+                    f"the file was cut short to {length} bytes by somebody else while the store was open; close the store "
+                    "and restore the file, or open the store again",
+                    self.path,
+                    length,
+                )
             with naming_errors(self.path):
                 _allocate(fd, self.size)
         finally:

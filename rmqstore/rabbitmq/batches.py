@@ -21,10 +21,10 @@ import numpy as np
 
 from rmqstore._core import Region
 from rmqstore.errors import CorruptionError
-from rmqstore.files.mapped_file import open_regular
 from rmqstore.rabbitmq import _term, amqp
 from rmqstore.rabbitmq.amqp import Timestamp
 from rmqstore.rabbitmq.columns import arrow_arrays, pyarrow
+from rmqstore.rabbitmq.directory import map_file
 from rmqstore.rabbitmq.index_columns import IndexColumns, IndexEntry
 from rmqstore.rabbitmq.message_store import MessageStore
 from rmqstore.rabbitmq.queue_index import ENTRY_EMBEDDED, ENTRY_PERSISTENT, QueueIndex
@@ -268,12 +268,7 @@ class Batches:
                 if region is not None:
                     region.close()
             path = os.path.join(self._path, "journal.jif" if segment < 0 else f"{segment}.idx")
-            fd = open_regular(path)
-            try:
-                size = os.fstat(fd).st_size
-                self._sources[segment] = Region.map(fd, size) if size else None
-            finally:
-                os.close(fd)
+            self._sources[segment] = map_file(path)
         return self._sources[segment]
 
     def _batch(self, rows: IndexColumns, deliver: int, lost: LostMessages) -> pa.RecordBatch | None:
