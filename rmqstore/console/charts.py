@@ -6,71 +6,49 @@ wide as the page and its letters stay as large; places down are pixels.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from rmqstore.texts import format_time
 
-__all__ = ["bars", "columns", "time_columns"]
+__all__ = ["bars", "time_columns"]
 
 _NAME_SHOWN = 34
 _COLUMN_HEIGHT = 120
+_TOP = 24
 _ROW_HEIGHT = 40
 
 
-def columns(
-    values: Sequence[float],
-    names: Sequence[str],
-    show: Callable[[Any], str] = str,
-    *,
-    ends: tuple[str, str] | None = None,
-    logarithmic: bool = False,
-    labelled: bool = False,
-) -> dict[str, Any]:
-    """dict: columns side by side, the first at the left.
+def time_columns(bins: Sequence[dict[str, Any]], what: str, show: Callable[[Any], str] = str) -> dict[str, Any]:
+    """dict: columns side by side, one for each bin of a timeline, with the times at its ends below.
 
     Parameters
     ----------
-    values : sequence of numbers
-        Not negative.
-    names : sequence of str
-        What each column stands for.
+    bins : sequence of dict
+        As of `TimelineBin`.
+    what : str
+        "messages" or "bytes".
     show : callable
         Makes a text of a value.
-    ends : (str, str), optional
-        What stands below the first and the last column, instead of names below all.
-    logarithmic : bool
-        Heights by the logarithm: a few small values are what matters.
-    labelled : bool
-        Its value above every column, instead of the greatest one at the axis.
     """
-
-    def height(value: float) -> float:
-        return math.log10(value + 1) if logarithmic else float(value)
-
-    greatest = max(values, default=0)
-    highest = height(greatest) or 1.0
-    step = 100 / max(len(values), 1)
-    top = 24
+    greatest = max((each[what] for each in bins), default=0)
+    step = 100 / max(len(bins), 1)
     return {
-        "height": top + _COLUMN_HEIGHT + 28,
-        "axis": top + _COLUMN_HEIGHT,
-        "top": top,
+        "height": _TOP + _COLUMN_HEIGHT + 28,
+        "axis": _TOP + _COLUMN_HEIGHT,
+        "top": _TOP,
         "greatest": show(greatest),
-        "ends": ends,
-        "labelled": labelled,
+        "ends": (format_time(bins[0]["begin"]), format_time(bins[-1]["end"])) if bins else ("", ""),
         "columns": [
             {
                 "x": round(number * step + step * 0.08, 3),
-                "middle": round((number + 0.5) * step, 3),
                 "width": round(step * 0.84, 3),
-                "y": round(top + _COLUMN_HEIGHT * (1 - height(value) / highest), 1),
-                "height": round(_COLUMN_HEIGHT * height(value) / highest, 1),
-                "name": name,
-                "value": show(value),
+                "y": round(_TOP + _COLUMN_HEIGHT * (1 - each[what] / (greatest or 1)), 1),
+                "height": round(_COLUMN_HEIGHT * each[what] / (greatest or 1), 1),
+                "name": format_time(each["begin"]),
+                "value": show(each[what]),
             }
-            for number, (value, name) in enumerate(zip(values, names, strict=True))
+            for number, each in enumerate(bins)
         ],
     }
 
@@ -99,9 +77,3 @@ def bars(rows: Sequence[tuple[str, float, str]], *, whole: float | None = None) 
             for number, (name, value, text) in enumerate(rows)
         ],
     }
-
-
-def time_columns(bins: Sequence[dict[str, Any]], what: str, show: Callable[[Any], str] = str) -> dict[str, Any]:
-    """dict: columns of a timeline's bins, with the times at its ends below."""
-    ends = (format_time(bins[0]["begin"]), format_time(bins[-1]["end"])) if bins else ("", "")
-    return columns([each[what] for each in bins], [format_time(each["begin"]) for each in bins], show, ends=ends)

@@ -23,7 +23,7 @@ CONSUMER_COLUMNS = ("group", "topic", "offset", "max_queue_offset", "lag", "wait
 def consumer_rows(store: MessageStore) -> list[dict[str, Any]]:
     """list of dict: the progress of every group in every queue, by group, topic and queue id."""
     found = []
-    looks: dict[tuple[str, int], QueueLook | None | Exception] = {}
+    looks: dict[tuple[str, int], QueueLook | Exception | None] = {}
     with store.commit_log.single_records():
         for (group, topic), offsets in sorted(store.consumer_offsets.list().items()):
             for queue_id, offset in sorted(offsets.items()):

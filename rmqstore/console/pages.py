@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import json
 import logging
+import math
 import os
 import threading
 import time
@@ -30,7 +31,7 @@ from rmqstore.config import StoreConfig
 from rmqstore.console.anatomy import file_name
 from rmqstore.console.answers import LARGE_BODY, Answers
 from rmqstore.console.bodies import JSON_SHOWN, body_view
-from rmqstore.console.charts import bars, columns, time_columns
+from rmqstore.console.charts import bars, time_columns
 from rmqstore.console.consumer_answers import CONSUMER_COLUMNS, GROUP_COLUMNS, group_rows
 from rmqstore.console.downloads import Download
 from rmqstore.console.errors import BadQueryError, NotFoundError
@@ -412,10 +413,16 @@ class Pages:
         """One index file."""
         with self._console.store.use() as store:
             value = self._answers.index_file(store, request.path_params["name"])
-        bins = value["chains"]["bins"]
-        names = [str(each["from"]) if each["from"] == each["to"] else f"{each['from']}–{each['to']}" for each in bins]
-        chart = columns([each["slots"] for each in bins], names, logarithmic=True, labelled=True)
-        return self._page(request, "index_file.html", value=value, chart=chart)
+        # By the logarithm: a few long chains are what matters.
+        rows = [
+            (
+                str(each["from"]) if each["from"] == each["to"] else f"{each['from']} to {each['to']}",
+                math.log10(each["slots"] + 1),
+                f"{each['slots']} slots",
+            )
+            for each in value["chains"]["bins"]
+        ]
+        return self._page(request, "index_file.html", value=value, chart=bars(rows))
 
     @answering
     def consumers(self, request: Request) -> Response:
@@ -433,8 +440,8 @@ class Pages:
         oldest = [each for each in in_order(groups, "-age")[:_DRAWN] if each["age"] is not None]
         return self._page(
             request, "consumers.html", rows=chosen[first : first + _LIST_SHOWN], number=len(chosen), first=first,
-            step=_LIST_SHOWN, group=group, groups=groups[:_LIST_SHOWN], group_number=len(groups), all_groups=every[:1000], sort=sort,
-            group_sort=group_sort, now=now_ms(),
+            step=_LIST_SHOWN, group=group, groups=groups[:_LIST_SHOWN], group_number=len(groups),
+            all_groups=every[:1000], sort=sort, group_sort=group_sort, now=now_ms(),
             sums={"lag": sum(row["lag"] for row in chosen if (row["lag"] or 0) > 0), "queues": len(chosen)},
             lag_chart=bars([(escape(each["group"]), each["lag"], str(each["lag"])) for each in drawn]),
             age_chart=bars([(escape(each["group"]), max(each["age"], 0), duration(each["age"])) for each in oldest]),

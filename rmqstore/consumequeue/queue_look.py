@@ -24,6 +24,9 @@ __all__ = ["QueueLook", "look_at_files", "look_at_queue", "unit_in_files"]
 _UNIT_SIZE = int(_core.UnitLayout.UNIT_SIZE)
 # What is read of a file at once: two pages.  Most queues of a store with many are shorter.
 _READ_UNITS = 8192 // _UNIT_SIZE
+# Units of a queue that are all added up; of a longer one so many parts of so many.
+_ALL_UNITS = 4096
+_PARTS, _PART_UNITS = 32, 102
 # Beyond this no log ends; what is added to it does not overflow.
 _FAR = 2**62
 _UNIT = [("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")]
@@ -45,7 +48,7 @@ class QueueLook(NamedTuple):
     log_bytes : int
         Bytes of the log that its records take, from the sizes in its units; -1 where nobody asked.
     exact : bool
-        Whether all units were added up for `log_bytes`, instead of some from its start, middle and end.
+        Whether all units were added up for `log_bytes`, instead of some all over it.
     ext_files, ext_size : int
         Files of its extension, and their bytes.
     """
@@ -146,30 +149,36 @@ def _first_at_or_after(files: _Files, end: int, min_phy_offset: int) -> int | No
     return end
 
 
+def _parts(begin: int, end: int) -> list[tuple[int, int]]:
+    # Which units are added up, as (number, count): all of a short queue, of a longer one some that are spread over it evenly.
+    if end - begin <= _ALL_UNITS:
+        return [(begin, end - begin)]
+    step = (end - begin - _PART_UNITS) / (_PARTS - 1)
+    return [(begin + round(part * step), _PART_UNITS) for part in range(_PARTS)]
+
+
+def _estimate(total: int, seen: int, num: int) -> tuple[int, bool]:
+    if seen >= num:
+        return total, True
+    return (round(total / seen * num) if seen else 0), False
+
+
 def _log_bytes(files: _Files, begin: int, end: int) -> tuple[int, bool]:
     # Bytes of the records of the units from `begin` to `end`, and whether all of them were added up.
-    if begin >= end:
-        return 0, True
-    parts = [begin, (begin + end - _READ_UNITS) // 2, end - _READ_UNITS]
     total = seen = 0
-    reached = begin
-    for part in parts:
-        number = max(part, reached)
-        base = number * _UNIT_SIZE
-        base -= base % files.file_size
-        first = number - base // _UNIT_SIZE
-        count = min(_READ_UNITS, end - number, files.units_per_file - first)
-        if count <= 0:
-            continue
-        units = np.frombuffer(files.read(base, first, count), np.dtype(_UNIT), count)
-        sizes = units["size"].astype(np.int64)
-        whole = sizes[(sizes > 0) & (sizes != PRE_FILL_SIZE)]
-        total += int(whole.sum())
-        seen += count
-        reached = number + count
-    if seen == end - begin:
-        return total, True
-    return (round(total / seen * (end - begin)) if seen else 0), False
+    for number, count in _parts(begin, end):
+        stop = number + count
+        while number < stop:
+            base = number * _UNIT_SIZE
+            base -= base % files.file_size
+            first = number - base // _UNIT_SIZE
+            num = min(stop - number, files.units_per_file - first)
+            units = np.frombuffer(files.read(base, first, num), np.dtype(_UNIT), num)
+            sizes = units["size"].astype(np.int64)
+            total += int(sizes[(sizes > 0) & (sizes != PRE_FILL_SIZE)].sum())
+            seen += num
+            number += num
+    return _estimate(total, seen, end - begin)
 
 
 def look_at_files(directory: str, file_size: int, min_phy_offset: int, *, sizes: bool = False) -> QueueLook | None:
@@ -184,7 +193,7 @@ def look_at_files(directory: str, file_size: int, min_phy_offset: int, *, sizes:
     min_phy_offset : int
         Where the log begins.
     sizes : bool
-        Also find `QueueLook.log_bytes`: up to three further reads of 8 KiB.
+        Also find `QueueLook.log_bytes`: up to 80 KiB of units are read for it.
     """
     offsets = whole_files(directory, file_size)
     if not offsets:
@@ -245,17 +254,20 @@ def look_at_queue(queue: ConsumeQueue | BatchConsumeQueue, min_phy_offset: int, 
 def _log_bytes_of_open(queue: ConsumeQueue | BatchConsumeQueue, low: int, high: int) -> tuple[int, bool]:
     total = seen = 0
     reached = low
-    for part in (low, (low + high - _READ_UNITS) // 2, high - _READ_UNITS):
-        number = max(part, reached)
-        if number >= high:
-            continue
-        for unit in queue.read(number, min(_READ_UNITS, high - number)):
-            if reached <= unit.queue_offset < high:
-                total += max(unit.size, 0)
-                seen += max(unit.num, 1)
-                reached = unit.queue_offset + max(unit.num, 1)
-    exact = seen >= high - low
-    return (total if exact else round(total / seen * (high - low)) if seen else 0), exact
+    for number, count in _parts(low, high):
+        stop, number = number + count, max(number, reached)
+        while number < stop:
+            before = number
+            # None beyond the file in which the first lies.
+            for unit in queue.read(number, stop - number):
+                if unit.queue_offset >= stop:
+                    break
+                if unit.queue_offset + max(unit.num, 1) > number:
+                    total += max(unit.size, 0)
+                    number = reached = unit.queue_offset + max(unit.num, 1)
+            number = max(number, min(queue.next_file_offset(before), stop))
+            seen += number - before
+    return _estimate(total, seen, high - low)
 
 
 def unit_in_files(directory: str, file_size: int, queue_offset: int) -> Unit | None:
