@@ -24,6 +24,7 @@ from rmqstore import Message, MessageStore, console
 from rmqstore.console import overview_answers, survey
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.offline.timeline import timeline
+from rmqstore.texts import format_size
 
 TOPICS = 700
 
@@ -39,7 +40,9 @@ def counts(monkeypatch):
     seen = {"looks": [], "opened": []}
     look, opened = ConsumeQueueStore.look, ConsumeQueueStore._open
     monkeypatch.setattr(
-        ConsumeQueueStore, "look", lambda self, *key, **more: (seen["looks"].append(key[:2]), look(self, *key, **more))[1]
+        ConsumeQueueStore,
+        "look",
+        lambda self, *key, **more: (seen["looks"].append(key[:2]), look(self, *key, **more))[1],
     )
     monkeypatch.setattr(
         ConsumeQueueStore, "_open", lambda self, *key: (seen["opened"].append(key), opened(self, *key))[1]
@@ -117,7 +120,13 @@ def test_topics_in_every_order_and_page(many):
     assert 'aria-sort="descending"' in page and 'name="sort" value="-messages"' in page
     following = re.search(r'rel="next" href="([^"]+)"', page)[1].replace("&amp;", "&")
     assert "sort=-messages" in following and "topic=Topic" in following and asker.page(following)
-    for wrong in ("/?sort=x", "/api/overview?sort=--messages", "/queues?sort=kind", "/consumers?groups=x", "/settings?what=x"):
+    for wrong in (
+        "/?sort=x",
+        "/api/overview?sort=--messages",
+        "/queues?sort=kind",
+        "/consumers?groups=x",
+        "/settings?what=x",
+    ):
         assert asker.get(wrong).status_code == 400, wrong
 
 
@@ -143,7 +152,8 @@ def test_bytes_in_the_log_are_those_of_the_records(broker):
     total = sum(topic["log_bytes"] for topic in largest["topics"]) + largest["others"]["log_bytes"]
     assert total == value["sums"]["log_bytes"]
     page = asker.page("/")
-    assert "In the log" in page and "4.0 MiB" in page and "Queue files" not in page
+    orders = format_size(sum(size for (topic, _), size in sizes.items() if topic == "Orders"))
+    assert f'<td data-label="In the log" class="num">{orders}</td>' in page and "Queue files" not in page
 
 
 def test_queues_consumers_and_index_files_in_order(broker):
@@ -175,7 +185,11 @@ def test_groups_are_the_sums_of_their_queues(broker):
     assert {group["group"]: group["lag"] for group in value["groups"]} == lags
     assert [group["lag"] for group in value["groups"]] == sorted(lags.values(), reverse=True)
     for group in value["groups"]:
-        waiting = [row["waiting_since"] for row in value["consumers"] if row["group"] == group["group"] and row["waiting_since"]]
+        waiting = [
+            row["waiting_since"]
+            for row in value["consumers"]
+            if row["group"] == group["group"] and row["waiting_since"]
+        ]
         assert group["waiting_since"] == min(waiting, default=None)
         assert (group["age"] is None) is (not waiting)
 
@@ -237,7 +251,14 @@ def test_names_in_pictures_and_settings_are_no_markup(tmp_path):
         '{"topicConfigTable":{"<script>x":{"topicName":"<script>x","perm":"<b>","readQueueNums":{"<i>":1},"<u>":["<s>"]},"T":7}}'
     )
     asker = Asker(console.app(path))
-    for target in ("/", "/queues", "/consumers", "/settings", "/settings?sort=-perm", "/settings?what=consumer_offsets"):
+    for target in (
+        "/",
+        "/queues",
+        "/consumers",
+        "/settings",
+        "/settings?sort=-perm",
+        "/settings?what=consumer_offsets",
+    ):
         page = asker.page(target)
         assert parse(page).faults == []
         for tag in ("<svg onload", "<script>x", "<b>", "<i>", "<u>", "<s>"):
@@ -259,8 +280,12 @@ def test_settings_are_those_of_the_function(broker):
     assert [row["group"] for row in groups] == list(known.subscription_groups)
     offsets = asker.json("/api/settings?what=consumer_offsets&max_num=1000")["rows"]
     for column, table in (("offset", known.consumer_offsets), ("pull_offset", known.pull_offsets)):
-        shown = {(row["group"], row["topic"], row["queue_id"]): row[column] for row in offsets if row[column] is not None}
-        assert shown == {(*key, queue_id): offset for key, queues in table.items() for queue_id, offset in queues.items()}
+        shown = {
+            (row["group"], row["topic"], row["queue_id"]): row[column] for row in offsets if row[column] is not None
+        }
+        assert shown == {
+            (*key, queue_id): offset for key, queues in table.items() for queue_id, offset in queues.items()
+        }
     assert value["numbers"] == {
         "topics": len(known.topics), "subscription_groups": len(groups), "consumer_offsets": len(offsets),
         "pop_records": len(known.pop_records),
@@ -292,7 +317,11 @@ def test_pop_records_and_settings_in_rocksdb(tmp_path):
     import rocksdb_files
 
     for name, what in (("store", "topics"), ("config-v2", "subscription_groups")):
-        path = rocksdb_files.unpack("variants", tmp_path / name, name) if name != "store" else rocksdb_files.unpack(name, tmp_path)
+        path = (
+            rocksdb_files.unpack("variants", tmp_path / name, name)
+            if name != "store"
+            else rocksdb_files.unpack(name, tmp_path)
+        )
         known = rmqstore.settings(path)
         value = Asker(console.app(path)).json(f"/api/settings?what={what}&max_num=1000")
         assert len(value["rows"]) == len(known.topics if what == "topics" else known.subscription_groups) > 0
