@@ -13,6 +13,7 @@ LONG = (
     "console/test_console_browser.py",
     "console/test_console_hostile.py",
     "console/test_console_load.py",
+    "console/test_console_screenshots.py::test_the_pictures_are_those_of_the_pages_now",
     "console/test_console_security.py",
     "interop/",
     "offline/test_export.py",

@@ -7,7 +7,10 @@ can do nothing in (`rmqstore.console.gate`).  Needs the extra ``console``; ``imp
 - `connections`: how many connections, and how long one may keep silent
 - `gate`: hosts, token, origin, methods, response headers
 - `pages`, `api`: what each address shows; the table behind API and OpenAPI document
-- `answers`, `rabbitmq_answers`: answers as plain values
+- `answers`: answers as plain values; of parts of their own: `overview_answers`, `consumer_answers`, `index_answers`,
+  `settings_answers`, `rabbitmq_answers`, `health`
+- `survey`: what all queues hold, looked at part by part; `lists`: order and sums of rows
+- `parameters`: what an address says; `rendering`: templates; `charts`: where bars stand; `bodies`, `downloads`; `errors`
 - `paging`: cursors: pages of a key, a time range, a queue
 - `anatomy`: a record's fields, its queue units, its index entries
 - `followed_store`: the open store, and when it is opened again

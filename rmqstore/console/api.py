@@ -9,17 +9,21 @@ from __future__ import annotations
 import base64
 import dataclasses
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from rmqstore._version import __version__
-from rmqstore.console.pages import (
-    KEY_TYPES,
-    PENDING_KINDS,
-    Console,
-    answering,
+from rmqstore.console.consumer_answers import CONSUMER_COLUMNS, GROUP_COLUMNS, group_rows
+from rmqstore.console.index_answers import INDEX_COLUMNS
+from rmqstore.console.lists import choices, in_order
+from rmqstore.console.overview_answers import QUEUE_COLUMNS, TOPIC_COLUMNS
+from rmqstore.console.pages import KEY_TYPES, PENDING_KINDS, Console, answering
+from rmqstore.console.paging import Page
+from rmqstore.console.parameters import (
+    INT64_MAX,
     choice,
     name_of,
     place_of,
@@ -28,12 +32,11 @@ from rmqstore.console.pages import (
     time_of,
     whole_number,
 )
-from rmqstore.console.paging import Page
+from rmqstore.console.settings_answers import SETTINGS_COLUMNS
 
 __all__ = ["Api"]
 
 _MAX_NUM = 1000
-_INT64_MAX = 2**63 - 1
 # A larger body is no JSON string that anybody wants.
 _BODY_GIVEN = 4 * 1024 * 1024
 
@@ -56,7 +59,7 @@ class _Operation:
     method: str = "GET"
 
 
-def _integer(name: str, text: str, low: int = 0, high: int = _INT64_MAX, default: int | None = None) -> _Parameter:
+def _integer(name: str, text: str, low: int = 0, high: int = INT64_MAX, default: int | None = None) -> _Parameter:
     schema: dict[str, Any] = {"type": "integer", "format": "int64", "minimum": low, "maximum": high}
     return _Parameter(name, text, schema if default is None else {**schema, "default": default})
 
@@ -75,11 +78,35 @@ _NUM = _integer("max_num", "At most so many", 1, _MAX_NUM, 50)
 _PHY_OFFSET = _in_path(_integer("phy_offset", "Where the record begins in the commit log, in bytes"))
 _VHOST = _in_path(_integer("number", "The vhost's number in the list", 0, 2**31 - 1))
 _FIRST = _integer("first", "Pass over so many", default=0)
+_MANY = _integer("max_num", "At most so many", 1, _MAX_NUM, _MAX_NUM)
+_BINS = _integer("bins", "So many equally long times", 2, 500, 60)
+
+
+def _sort(columns: Iterable[str], usual: str | None = None, name: str = "sort") -> _Parameter:
+    allowed = choices(columns)
+    text = f"By this column, with a minus the greatest first; by default {usual or allowed[0]}"
+    return _text(name, text, *allowed)
+
+
 _BODY = _text("body", "How bodies are given; text is UTF-8 where it is, else base64", "none", "text", "base64", "hex")
 
 _OPERATIONS = (
-    _Operation("/api/overview", "overview", "The store as a whole: log, topics, health, rates", "Overview"),
-    _Operation("/api/queues", "queues", "Queues", "Queues", (_TOPIC,)),
+    _Operation(
+        "/api/overview",
+        "overview",
+        "The store as a whole: log, health, rates, and a page of its topics",
+        "Overview",
+        (_text("topic", "Only topics that have this in their name"), _sort(TOPIC_COLUMNS), _FIRST, _MANY),
+    ),
+    _Operation(
+        "/api/timeline",
+        "timeline",
+        "Messages and bytes by store time: exact up to 32 MiB of log, above that concluded from at most 256 places of it",
+        "Timeline",
+        (_BINS,),
+    ),
+    _Operation("/api/largest", "largest", "The topics whose records take most of the log", "Largest"),
+    _Operation("/api/queues", "queues", "A page of queues", "Queues", (_TOPIC, _sort(QUEUE_COLUMNS), _FIRST, _MANY)),
     _Operation(
         "/api/queues/{topic}/{queue_id}",
         "queue",
@@ -116,7 +143,7 @@ _OPERATIONS = (
         "Message",
         (_PHY_OFFSET, _BODY),
     ),
-    _Operation("/api/index", "index", "The index files, oldest first", "IndexFiles"),
+    _Operation("/api/index", "index", "The index files, oldest first", "IndexFiles", (_sort(INDEX_COLUMNS),)),
     _Operation(
         "/api/index/{name}",
         "index_file",
@@ -124,7 +151,26 @@ _OPERATIONS = (
         "IndexFile",
         (_in_path(_text("name", "The file's name")),),
     ),
-    _Operation("/api/consumers", "consumers", "Progress and lag of the consumer groups", "Consumers"),
+    _Operation(
+        "/api/consumers",
+        "consumers",
+        "Progress and lag of the consumer groups, in every queue and summed up by group",
+        "Consumers",
+        (_sort(CONSUMER_COLUMNS), _sort(GROUP_COLUMNS, name="groups")),
+    ),
+    _Operation(
+        "/api/settings",
+        "settings",
+        "Topics, subscription groups, offsets or pop records, and the places that they were read from",
+        "Settings",
+        (
+            _text("what", "Which list", *SETTINGS_COLUMNS),
+            _text("name", "Only rows that have this in the name of their topic or group"),
+            _text("sort", "By a column of that list, with a minus the greatest first"),
+            _FIRST,
+            _NUM,
+        ),
+    ),
     _Operation(
         "/api/pending",
         "pending",
@@ -181,10 +227,28 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
         unique_key={"type": ["string", "null"]}, preview={"type": ["string", "null"]},
     ),
     "Overview": _object(
-        "The store", "path", "clean", "commit_log", "topics", "messages", "index", "checkpoint", "rates", "health",
-        path={"type": "string"}, clean={"type": "boolean"}, topics=_LIST, health=_LIST, messages=_WHOLE,
+        "The store; `topics` is a page of the `topics_number` that were asked for, `messages` and `sums` are of the queues that "
+        "were looked at (`queues_looked_at` of `queues`: of many the others follow soon), `log_bytes` is what the records of a "
+        "topic take in the log, from the sizes in its units: of some of them where `log_bytes_exact` is false",
+        "path", "clean", "commit_log", "topics", "topics_number", "topics_first", "messages", "queues", "queues_looked_at",
+        "sums", "index", "checkpoint", "rates", "health",
+        path={"type": "string"}, clean={"type": "boolean"}, topics=_LIST, health=_LIST, messages=_WHOLE, queues=_WHOLE,
+        queues_looked_at=_WHOLE, topics_number=_WHOLE, topics_first=_WHOLE, sums={"type": "object"},
     ),
-    "Queues": _object("Queues", "queues", queues=_LIST),
+    "Timeline": _object(
+        "What came when. Not `exact`: `places` of the log were looked at, and `units` of queues read to find them; between two "
+        "places bytes are taken to have come evenly",
+        "bins", "exact", "places", "units", bins=_LIST, exact={"type": "boolean"}, places=_WHOLE, units=_WHOLE,
+    ),
+    "Largest": _object(
+        "Topics by what their records take in the log", "topics", "others", "exact", "queues", "queues_looked_at",
+        topics=_LIST, others={"type": "object"}, exact={"type": "boolean"}, queues=_WHOLE, queues_looked_at=_WHOLE,
+    ),
+    "Queues": _object(
+        "A page of the `number` queues that were asked for; `sums` are of the `looked_at` that are known so far",
+        "queues", "number", "first", "looked_at", "complete", "sums",
+        queues=_LIST, number=_WHOLE, first=_WHOLE, looked_at=_WHOLE, complete={"type": "boolean"}, sums={"type": "object"},
+    ),
     "Queue": _object(
         "A queue", "topic", "queue_id", "min_queue_offset", "max_queue_offset", "start", "rows",
         topic={"type": "string"}, queue_id=_WHOLE, min_queue_offset=_WHOLE, max_queue_offset=_WHOLE, start=_WHOLE, rows=_LIST,
@@ -206,7 +270,16 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
     },
     "IndexFiles": _object("Index files", "files", files=_LIST),
     "IndexFile": _object("An index file", "name", "entries", "capacity", "slots", "chains", chains={"type": "object"}),
-    "Consumers": _object("Rows of group, topic and queue", "consumers", consumers=_LIST),
+    "Consumers": _object(
+        "Rows of group, topic and queue, and the sums by group: messages left, and how long ago (ms) the oldest was stored",
+        "consumers", "groups", consumers=_LIST, groups=_LIST,
+    ),
+    "Settings": _object(
+        "One list of a broker's settings, as it has them when it starts; `numbers` says how many rows each list has",
+        "what", "rows", "number", "first", "numbers", "sources", "reasons", "findings",
+        what={"type": "string"}, rows=_LIST, number=_WHOLE, first=_WHOLE, numbers={"type": "object"}, sources=_LIST,
+        reasons={"type": "object"}, findings=_LIST,
+    ),
     "Pending": _object(
         "What waits; times in ms since epoch; `number` is how many messages there are of the kind and topic asked for",
         "now", "totals", "number", "first", "messages", "sources", "problems", "notes",
@@ -309,14 +382,30 @@ class Api:
     @answering
     def overview(self, request: Request) -> Response:
         """The store as a whole."""
+        first, sort = some_number(request, "first", 0, 0, INT64_MAX), choice(request, "sort", choices(TOPIC_COLUMNS))
+        name = request.query_params.get("topic", "")
         with self._console.store.use() as store:
-            return _json(self._answers.overview(store))
+            return _json(self._answers.overview(store, first, _max_num(request, _MAX_NUM), sort, name))
+
+    @answering
+    def timeline(self, request: Request) -> Response:
+        """Messages and bytes over time."""
+        with self._console.store.use() as store:
+            return _json(self._answers.timeline(store, some_number(request, "bins", 60, 2, 500)))
+
+    @answering
+    def largest(self, request: Request) -> Response:
+        """Bytes by topic."""
+        with self._console.store.use() as store:
+            return _json(self._answers.bytes_by_topic(store))
 
     @answering
     def queues(self, request: Request) -> Response:
         """Queues of a topic, or all."""
+        first, sort = some_number(request, "first", 0, 0, INT64_MAX), choice(request, "sort", choices(QUEUE_COLUMNS))
+        topic = request.query_params.get("topic") or None
         with self._console.store.use() as store:
-            return _json({"queues": self._answers.queues(store, request.query_params.get("topic") or None)})
+            return _json(self._answers.queues(store, topic, first, _max_num(request, _MAX_NUM), sort))
 
     @answering
     def queue(self, request: Request) -> Response:
@@ -361,8 +450,9 @@ class Api:
     @answering
     def index(self, request: Request) -> Response:
         """The index files."""
+        sort = choice(request, "sort", choices(INDEX_COLUMNS))
         with self._console.store.use() as store:
-            return _json({"files": self._answers.index(store)})
+            return _json({"files": in_order(self._answers.index(store), sort)})
 
     @answering
     def index_file(self, request: Request) -> Response:
@@ -373,15 +463,27 @@ class Api:
     @answering
     def consumers(self, request: Request) -> Response:
         """Progress of the groups."""
+        sort = choice(request, "sort", choices(CONSUMER_COLUMNS))
+        group_sort = choice(request, "groups", choices(GROUP_COLUMNS))
         with self._console.store.use() as store:
-            return _json({"consumers": self._answers.consumers(store)})
+            rows = self._answers.consumers(store, sort)
+        return _json({"consumers": rows, "groups": group_rows(rows, group_sort)})
+
+    @answering
+    def settings(self, request: Request) -> Response:
+        """A broker's settings."""
+        what = choice(request, "what", tuple(SETTINGS_COLUMNS))
+        sort = choice(request, "sort", choices(SETTINGS_COLUMNS[what]))
+        first = some_number(request, "first", 0, 0, INT64_MAX)
+        name = request.query_params.get("name", "")
+        return _json(self._answers.settings(what, first, _max_num(request), sort, name))
 
     @answering
     def pending(self, request: Request) -> Response:
         """What still waits."""
         kind = choice(request, "kind", ("", *PENDING_KINDS)) or None
         topic = request.query_params.get("topic") or None
-        first = some_number(request, "first", 0, 0, _INT64_MAX)
+        first = some_number(request, "first", 0, 0, INT64_MAX)
         with self._console.store.use() as store:
             return _json(self._answers.pending(store, kind, topic, first, _max_num(request)))
 
@@ -419,7 +521,7 @@ class Api:
     @answering
     def rabbitmq_queue(self, request: Request) -> Response:
         """One queue of a vhost."""
-        first = some_number(request, "first", 0, 0, _INT64_MAX)
+        first = some_number(request, "first", 0, 0, INT64_MAX)
         number = request.path_params["number"]
         return _json(self._console.rabbitmq.queue(number, name_of(request, "/queues/"), first, _max_num(request)))
 
@@ -429,8 +531,8 @@ class Api:
         return _json(openapi_document(request.scope.get("root_path", "")))
 
 
-def _max_num(request: Request) -> int:
-    return some_number(request, "max_num", 50, 1, _MAX_NUM)
+def _max_num(request: Request, default: int = 50) -> int:
+    return some_number(request, "max_num", default, 1, _MAX_NUM)
 
 
 def _page(page: Page) -> Response:

@@ -167,6 +167,7 @@ def _routes(console: Console) -> list[BaseRoute]:
         Route("/index/{name}", pages.index_file),
         Route("/consumers", pages.consumers),
         Route("/pending", pages.pending),
+        Route("/settings", pages.settings),
         Route("/verify", pages.verify),
         Route("/verify/start", pages.verify_start, methods=["POST"]),
         Route("/verify/stop", pages.verify_stop, methods=["POST"]),

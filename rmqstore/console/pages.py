@@ -6,54 +6,68 @@ gets into a page only through a template that escapes it, with control and bidir
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import importlib
 import json
 import logging
 import math
 import os
-import re
 import threading
 import time
 import urllib.parse
 from collections.abc import Callable, Sequence
-from functools import cache, wraps
+from functools import wraps
 from importlib import resources
 from typing import Any, TypeVar
 
-import anyio
-import jinja2
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Scope
 
 from rmqstore._version import __version__
 from rmqstore.config import StoreConfig
-from rmqstore.console.anatomy import file_name, hex_lines
-from rmqstore.console.answers import LARGE_BODY, Answers, BadQueryError, NotFoundError, json_text
+from rmqstore.console.anatomy import file_name
+from rmqstore.console.answers import LARGE_BODY, Answers
+from rmqstore.console.bodies import JSON_SHOWN, body_view
+from rmqstore.console.charts import bars, time_columns
+from rmqstore.console.consumer_answers import CONSUMER_COLUMNS, GROUP_COLUMNS, group_rows
+from rmqstore.console.downloads import Download
+from rmqstore.console.errors import BadQueryError, NotFoundError
 from rmqstore.console.followed_store import FollowedStore, StoreGoneError
 from rmqstore.console.gate import Gate, is_for_programs, local_address, path_of, way_back
-from rmqstore.console.rabbitmq_answers import RabbitmqAnswers
+from rmqstore.console.index_answers import INDEX_COLUMNS
+from rmqstore.console.lists import choices, in_order, sums
+from rmqstore.console.overview_answers import QUEUE_COLUMNS, TOPIC_COLUMNS
+from rmqstore.console.parameters import (
+    INT64_MAX,
+    choice,
+    name_of,
+    place_of,
+    queue_of,
+    some_number,
+    time_of,
+    whole_number,
+)
+from rmqstore.console.rabbitmq_answers import RABBITMQ_COLUMNS, RabbitmqAnswers
+from rmqstore.console.rendering import duration, render, url
+from rmqstore.console.settings_answers import SETTINGS_COLUMNS
 from rmqstore.console.verify_run import VerifyRun
 from rmqstore.errors import GeometryError, StoreError
-from rmqstore.texts import escape, format_size, format_time, parse_time
+from rmqstore.store.message_store import MessageStore
+from rmqstore.texts import escape, format_size
 
 __all__ = ["Console", "Entrance", "Pages", "error_page", "refused_page"]
 
 logger = logging.getLogger(__name__)
 
-_INT64_MAX = 2**63 - 1
-_BODY_SHOWN = 64 * 1024
-_JSON_SHOWN = 512 * 1024
 _LIST_SHOWN = 200
+_TOPICS_SHOWN = 100
 _LARGEST_LOGIN = 16 * 1024
 _DOWNLOADS_AT_ONCE = 4
-_DOWNLOAD_PART = 256 * 1024
-# Seconds that a reader may take nothing; who sleeps does not keep others from downloading.
-_DOWNLOAD_PATIENCE = 60
+_BINS = 60
+_DRAWN = 15
 _METRICS_KEPT = 1.0
 _PENDING_KEPT = 10.0
 # What a verify run goes by and the files do not always tell; the command line notes the same.
@@ -64,68 +78,6 @@ _STATIC_TYPES = {".css": "text/css; charset=utf-8", ".js": "text/javascript; cha
 _Endpoint = TypeVar("_Endpoint", bound=Callable[..., Response])
 
 
-# ------------------------------------------------------------------------------------------------------------- templates
-
-
-def _url(root: str, *segments: object, **query: object) -> str:
-    """str: an address of the console; a text of the store is one segment, whatever is in it."""
-    path = "/".join(urllib.parse.quote(str(each), safe="", errors="surrogateescape") for each in segments)
-    left = {name: str(value) for name, value in query.items() if value is not None and value != ""}
-    return f"{root}/{path}" + (f"?{urllib.parse.urlencode(left, errors='surrogateescape')}" if left else "")
-
-
-def _duration(ms: float | None) -> str:
-    if ms is None:
-        return "-"
-    seconds = abs(ms) / 1000
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.1f} s"
-
-
-def _lines(text: str) -> str:
-    """str: a body as text, line by line, with everything invisible made visible."""
-    return "\n".join(escape(line) for line in text.replace("\r\n", "\n").split("\n"))
-
-
-@cache
-def _templates() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("rmqstore.console", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    filters: dict[str, Callable[..., Any]] = {
-        "t": lambda text: "" if text is None else escape(str(text)),
-        "lines": _lines,
-        "time": format_time,
-        "size": format_size,
-        "duration": _duration,
-    }
-    environment.filters |= filters
-    environment.globals |= {"version": __version__}
-    return environment
-
-
-def _html(text: str, status: int = 200) -> Response:
-    # What no UTF-8 holds (a file name's stray bytes) was made visible before; anything left becomes "?".
-    return Response(text.encode("utf-8", "replace"), status, media_type="text/html; charset=utf-8")
-
-
-def _render(scope: Scope, template: str, status: int = 200, /, **values: Any) -> Response:
-    root = scope.get("root_path", "")
-
-    def url(*segments: object, **query: object) -> str:
-        return _url(root, *segments, **query)
-
-    path = scope["path"].removeprefix(root).split("/")
-    text = _templates().get_template(template).render(url=url, here=path[1] if len(path) > 1 else "", **values)
-    return _html(text, status)
-
-
 def _error(scope: Scope, status: int, title: str, text: str) -> Response:
     if is_for_programs(path_of(scope)):
         return JSONResponse({"error": text, "status": status}, status)
@@ -133,7 +85,7 @@ def _error(scope: Scope, status: int, title: str, text: str) -> Response:
     known = getattr(scope["app"].state, "stores", {}).get(scope.get("root_path", ""))
     if known is not None:
         shown |= {"store_path": known[0], "with_rabbitmq": known[1]}
-    return _render(scope, "error.html", status, **shown)
+    return render(scope, "error.html", status, **shown)
 
 
 def refused_page(scope: Scope) -> Response:
@@ -141,7 +93,7 @@ def refused_page(scope: Scope) -> Response:
     if is_for_programs(path_of(scope)):
         response: Response = JSONResponse({"error": "give the token: Authorization: Bearer …", "status": 401}, 401)
     else:
-        response = _render(scope, "login.html", 401, next=way_back(scope))
+        response = render(scope, "login.html", 401, next=way_back(scope))
     response.headers["WWW-Authenticate"] = 'Bearer realm="rmqstore"'
     return response
 
@@ -192,68 +144,11 @@ def answering(endpoint: _Endpoint) -> _Endpoint:
     return wrapped  # type: ignore[return-value]
 
 
-# ------------------------------------------------------------------------------------------------------------ parameters
-
-
-def whole_number(request: Request, name: str, default: int | None, low: int = 0, high: int = _INT64_MAX) -> int | None:
-    """int: a parameter of the address; `default` where it is missing or empty.
-
-    Raises
-    ------
-    BadQueryError
-        It is no whole number, or out of range.
-    """
-    text = request.query_params.get(name, "").strip()
-    if not text:
-        return default
-    digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 19 and low <= int(text) <= high):
-        raise BadQueryError(f"{name} is {text[:40]!r}: give a whole number from {low} to {high}")
-    return int(text)
-
-
-def some_number(request: Request, name: str, default: int, low: int, high: int) -> int:
-    """int: as `whole_number`, which has a default."""
-    value = whole_number(request, name, default, low, high)
-    assert value is not None
-    return value
-
-
-def time_of(request: Request, name: str) -> int | None:
-    """int: a time of the address in ms since epoch, None where it is missing or empty."""
-    text = request.query_params.get(name, "").strip()
-    if not text:
-        return None
-    try:
-        value = parse_time(text[:100])
-    except ValueError as error:
-        raise BadQueryError(f"{name}: {error}") from None
-    if not -_INT64_MAX <= value <= _INT64_MAX:
-        raise BadQueryError(f"{name} is out of range")
-    return value
-
-
-def choice(request: Request, name: str, choices: Sequence[str]) -> str:
-    """str: one of `choices`, of which the first is the default."""
-    value = request.query_params.get(name, "") or choices[0]
-    if value not in choices:
-        raise BadQueryError(f"{name} is {value[:40]!r}: give one of {', '.join(each for each in choices if each)}")
-    return value
-
-
-def place_of(request: Request) -> int:
-    """int: the phy offset in the address."""
-    phy_offset = request.path_params["phy_offset"]
-    if phy_offset > _INT64_MAX:
-        raise NotFoundError("no log is that long")
-    return int(phy_offset)
-
-
 # ------------------------------------------------------------------------------------------------------------- the pages
 
 
-def metrics_text(path: str, config: StoreConfig | None, run: VerifyRun, with_pending: bool = False) -> bytes:
-    """bytes: the metrics of the store at `path`; those of findings if a run was finished; those of what waits if asked.
+def metrics_text(store: MessageStore, run: VerifyRun, with_pending: bool = False) -> bytes:
+    """bytes: the metrics of an open store; those of findings if a run was finished; those of what waits if asked.
 
     Raises
     ------
@@ -264,7 +159,7 @@ def metrics_text(path: str, config: StoreConfig | None, run: VerifyRun, with_pen
     metrics = importlib.import_module("rmqstore.offline.metrics")
     last = run.last_finished()
     findings = None if last is None else metrics.Findings(last[0], last[1])
-    text: bytes = metrics.text(path, config, findings=findings, with_pending=with_pending)
+    text: bytes = metrics.text(store, findings=findings, with_pending=with_pending)
     return text
 
 
@@ -278,7 +173,7 @@ class Console:
         self.path = path
         self.config = config
         self.store = FollowedStore(path, config)
-        self.answers = Answers(path)
+        self.answers = Answers(path, self.store.use)
         self.verify_run = VerifyRun(path, config)
         self.rabbitmq = RabbitmqAnswers(rabbitmq)
         self._metrics_lock = threading.Lock()
@@ -294,12 +189,12 @@ class Console:
             As many as may are being sent.
         """
         if len(data) <= LARGE_BODY:
-            return _Download(data, name, None)
+            return Download(data, name, None)
         if not self._downloads.acquire(blocking=False):
             raise StoreError("many large messages are being sent at this moment; ask again")
-        return _Download(data, name, self._downloads.release)
+        return Download(data, name, self._downloads.release)
 
-    def metrics(self, with_pending: bool = False) -> bytes:
+    def metrics(self, store: MessageStore, with_pending: bool = False) -> bytes:
         """bytes: the store's metrics as Prometheus reads them, with what the last verify run found.
 
         With `with_pending` also what still waits, which is looked for less often.
@@ -308,13 +203,14 @@ class Console:
         with self._metrics_lock:
             made = self._metrics.get(with_pending)
             if made is None or time.monotonic() - made[0] > (_PENDING_KEPT if with_pending else _METRICS_KEPT):
-                made = time.monotonic(), metrics_text(self.path, self.config, self.verify_run, with_pending)
+                made = time.monotonic(), metrics_text(store, self.verify_run, with_pending)
                 self._metrics[with_pending] = made
             return made[1]
 
     def close(self) -> None:
         """End a verify run and let the store go."""
         self.verify_run.stop(timeout=5)
+        self.answers.close()
         self.store.close()
 
 
@@ -355,7 +251,7 @@ class Entrance:
         form = dict(urllib.parse.parse_qsl(body.decode("utf-8", "replace")))
         target = form.get("next", "/")
         if self.gate is None or not self.gate.is_token(form.get("token", "")):
-            return _render(request.scope, "login.html", 401, next=target, wrong=True)
+            return render(request.scope, "login.html", 401, next=target, wrong=True)
         # Nothing but a path of this server: no other host, no scheme.
         response = RedirectResponse(local_address(target), 303)
         self.gate.let_in(response, secure=request.url.scheme == "https")
@@ -363,7 +259,7 @@ class Entrance:
 
     async def stores(self, request: Request) -> Response:
         """The stores of this server."""
-        return await run_in_threadpool(_render, request.scope, "stores.html", paths=list(enumerate(self.paths)))
+        return await run_in_threadpool(render, request.scope, "stores.html", paths=list(enumerate(self.paths)))
 
 
 class Pages:
@@ -374,7 +270,7 @@ class Pages:
         self._answers = console.answers
 
     def _page(self, request: Request, template: str, /, **values: Any) -> Response:
-        return _render(
+        return render(
             request.scope,
             template,
             store_path=self._console.path,
@@ -385,27 +281,36 @@ class Pages:
     @answering
     def overview(self, request: Request) -> Response:
         """What the store is and how it is."""
-        first = some_number(request, "first", 0, 0, _INT64_MAX)
+        first = some_number(request, "first", 0, 0, INT64_MAX)
+        sort = choice(request, "sort", choices(TOPIC_COLUMNS))
         name = request.query_params.get("topic", "")
         with self._console.store.use() as store:
-            value = self._answers.overview(store)
-        topics = [topic for topic in value["topics"] if name.lower() in topic["topic"].lower()]
+            value = self._answers.overview(store, first, _TOPICS_SHOWN, sort, name)
+            line = self._answers.timeline(store, _BINS)
+            largest = self._answers.bytes_by_topic(store)
+        rows = [
+            (escape(each["topic"]), each["log_bytes"], format_size(each["log_bytes"])) for each in largest["topics"]
+        ]
+        if largest["others"]["log_bytes"] > 0:
+            others = largest["others"]
+            rows.append((f"{others['topics']} others", others["log_bytes"], format_size(others["log_bytes"])))
         return self._page(
-            request, "overview.html", value=value, topics=topics[first : first + _LIST_SHOWN], number=len(topics),
-            first=first, step=_LIST_SHOWN, topic=name,
+            request, "overview.html", value=value, first=first, step=_TOPICS_SHOWN, sort=sort, topic=name, line=line,
+            messages_chart=time_columns(line["bins"], "messages"),
+            bytes_chart=time_columns(line["bins"], "bytes", format_size),
+            largest=largest, largest_chart=bars(rows),
         )  # fmt: skip
 
     @answering
     def queues(self, request: Request) -> Response:
         """The queues of a topic, or all."""
         topic = request.query_params.get("topic", "") or None
-        first = some_number(request, "first", 0, 0, _INT64_MAX)
+        first = some_number(request, "first", 0, 0, INT64_MAX)
+        sort = choice(request, "sort", choices(QUEUE_COLUMNS))
         with self._console.store.use() as store:
-            rows = self._answers.queues(store, topic)
-        return self._page(
-            request, "queues.html", rows=rows[first : first + _LIST_SHOWN], number=len(rows), first=first,
-            step=_LIST_SHOWN, topic=topic or "",
-        )  # fmt: skip
+            # A store without queues has this page all the same.
+            value = self._answers.queues(store, topic, first, _LIST_SHOWN, sort)
+        return self._page(request, "queues.html", value=value, step=_LIST_SHOWN, topic=topic or "")
 
     @answering
     def queue(self, request: Request) -> Response:
@@ -429,7 +334,7 @@ class Pages:
             if request.query_params.get("id", "").strip():
                 phy_offset = self._answers.place_of_id(store, request.query_params["id"], asked["topic"] or None)
             if phy_offset is not None:
-                return RedirectResponse(_url(root, "message", phy_offset), 303)
+                return RedirectResponse(url(root, "message", phy_offset), 303)
             topics = store.topics()
             begin, end = time_of(request, "begin"), time_of(request, "end")
             order = choice(request, "order", ("newest", "oldest"))
@@ -444,11 +349,11 @@ class Pages:
         # A time as '2h ago' would mean another one on the next page.
         same = {**asked, "begin": begin, "end": end, "size": size}
         following = (
-            None if page is None or page.following is None else _url(root, "messages", **same, cursor=page.following)
+            None if page is None or page.following is None else url(root, "messages", **same, cursor=page.following)
         )
         return self._page(
             request, "messages.html", asked=asked, page=page, following=following, cursor=cursor, size=size,
-            start=_url(root, "messages", **same), topics=topics[:1000],
+            start=url(root, "messages", **same), topics=topics[:1000],
         )  # fmt: skip
 
     @answering
@@ -456,12 +361,12 @@ class Pages:
         """One message: everything about it, down to where its bytes lie."""
         phy_offset = place_of(request)
         mode = choice(request, "body", ("", "text", "json", "hex"))
-        start = some_number(request, "from", 0, 0, _INT64_MAX)
+        start = some_number(request, "from", 0, 0, INT64_MAX)
         with self._console.store.use() as store:
             with self._answers.few_at_once(store, phy_offset):
                 value = self._answers.message(store, phy_offset)
                 body, body_error = self._answers.body(store, phy_offset)
-                view = _body_view(body, mode, start)
+                view = body_view(body, mode, start)
                 del body
         return self._page(request, "message.html", value=value, body_error=body_error, **view)
 
@@ -486,52 +391,79 @@ class Pages:
     @answering
     def index(self, request: Request) -> Response:
         """The index files."""
-        first = some_number(request, "first", 0, 0, _INT64_MAX)
+        first = some_number(request, "first", 0, 0, INT64_MAX)
+        sort = choice(request, "sort", ("-name", *(each for each in choices(INDEX_COLUMNS) if each != "-name")))
         with self._console.store.use() as store:
-            rows = self._answers.index(store)[::-1]
+            rows = self._answers.index(store)
+        newest = rows[-_DRAWN:]
+        ordered = in_order(rows, sort)
         return self._page(
-            request,
-            "index.html",
-            rows=rows[first : first + _LIST_SHOWN],
-            number=len(rows),
-            first=first,
-            step=_LIST_SHOWN,
-        )
+            request, "index.html", rows=ordered[first : first + _LIST_SHOWN], number=len(rows), first=first,
+            step=_LIST_SHOWN, sort=sort, sums=sums(rows, "entries", "slots_used", "size"), drawn=newest,
+            fill_chart=bars(
+                [(each["name"], each["fill"], f"{100 * each['fill']:.1f} %") for each in newest], whole=1.0
+            ),
+            chain_chart=bars(
+                [(each["name"], each["mean_chain"] or 0, f"{each['mean_chain'] or 0:.2f}") for each in newest]
+            ),
+        )  # fmt: skip
 
     @answering
     def index_file(self, request: Request) -> Response:
         """One index file."""
         with self._console.store.use() as store:
             value = self._answers.index_file(store, request.path_params["name"])
-        return self._page(request, "index_file.html", value=value, bars=_bars(value["chains"]["bins"]))
+        # By the logarithm: a few long chains are what matters.
+        rows = [
+            (
+                str(each["from"]) if each["from"] == each["to"] else f"{each['from']} to {each['to']}",
+                math.log10(each["slots"] + 1),
+                f"{each['slots']} slots",
+            )
+            for each in value["chains"]["bins"]
+        ]
+        return self._page(request, "index_file.html", value=value, chart=bars(rows))
 
     @answering
     def consumers(self, request: Request) -> Response:
         """Progress and lag of the consumer groups."""
         group = request.query_params.get("group", "")
-        first = some_number(request, "first", 0, 0, _INT64_MAX)
+        first = some_number(request, "first", 0, 0, INT64_MAX)
+        sort = choice(request, "sort", choices(CONSUMER_COLUMNS))
+        group_sort = choice(request, "groups", choices(GROUP_COLUMNS))
         with self._console.store.use() as store:
-            rows = self._answers.consumers(store)
-        groups: dict[str, dict[str, Any]] = {}
-        for row in rows:
-            total = groups.setdefault(row["group"], {"group": row["group"], "queues": 0, "lag": 0, "unknown": 0})
-            total["queues"] += 1
-            if row["lag"] is None or row["lag"] < 0:
-                total["unknown"] += 1
-            else:
-                total["lag"] += row["lag"]
+            rows = self._answers.consumers(store, sort)
+        every = group_rows(rows, group_sort)
+        groups = [each for each in every if not group or each["group"] == group]
         chosen = [row for row in rows if not group or row["group"] == group]
+        drawn = in_order(groups, "-lag")[:_DRAWN]
+        oldest = [each for each in in_order(groups, "-age")[:_DRAWN] if each["age"] is not None]
         return self._page(
             request, "consumers.html", rows=chosen[first : first + _LIST_SHOWN], number=len(chosen), first=first,
-            step=_LIST_SHOWN, group=group, groups=list(groups.values())[:_LIST_SHOWN], now=now_ms(),
+            step=_LIST_SHOWN, group=group, groups=groups[:_LIST_SHOWN], group_number=len(groups),
+            all_groups=every[:1000], sort=sort, group_sort=group_sort, now=now_ms(),
+            sums={"lag": sum(row["lag"] for row in chosen if (row["lag"] or 0) > 0), "queues": len(chosen)},
+            lag_chart=bars([(escape(each["group"]), each["lag"], str(each["lag"])) for each in drawn]),
+            age_chart=bars([(escape(each["group"]), max(each["age"], 0), duration(each["age"])) for each in oldest]),
         )  # fmt: skip
+
+    @answering
+    def settings(self, request: Request) -> Response:
+        """Topics, groups, offsets and pop records, as the broker has them when it starts."""
+        what = choice(request, "what", tuple(SETTINGS_COLUMNS))
+        first = some_number(request, "first", 0, 0, INT64_MAX)
+        sort = choice(request, "sort", choices(SETTINGS_COLUMNS[what]))
+        name = request.query_params.get("name", "")
+        # Also where the log cannot be read: the settings do not need it.
+        value = self._answers.settings(what, first, _LIST_SHOWN, sort, name)
+        return self._page(request, "settings.html", value=value, step=_LIST_SHOWN, name=name, now=now_ms())
 
     @answering
     def pending(self, request: Request) -> Response:
         """What still waits."""
         kind = choice(request, "kind", ("", *PENDING_KINDS))
         topic = request.query_params.get("topic", "")
-        first = some_number(request, "first", 0, 0, _INT64_MAX)
+        first = some_number(request, "first", 0, 0, INT64_MAX)
         with self._console.store.use() as store:
             value = self._answers.pending(store, kind or None, topic or None, first, _LIST_SHOWN)
         for problem in value["problems"]:
@@ -558,13 +490,13 @@ class Pages:
         """Begin a verify run."""
         with self._console.store.use():
             self._console.verify_run.start()
-        return RedirectResponse(_url(request.scope.get("root_path", ""), "verify"), 303)
+        return RedirectResponse(url(request.scope.get("root_path", ""), "verify"), 303)
 
     @answering
     def verify_stop(self, request: Request) -> Response:
         """End the verify run."""
         self._console.verify_run.stop(timeout=2)
-        return RedirectResponse(_url(request.scope.get("root_path", ""), "verify"), 303)
+        return RedirectResponse(url(request.scope.get("root_path", ""), "verify"), 303)
 
     @answering
     def rabbitmq(self, request: Request) -> Response:
@@ -575,9 +507,14 @@ class Pages:
     @answering
     def rabbitmq_vhost(self, request: Request) -> Response:
         """One vhost."""
-        first = some_number(request, "first", 0, 0, _INT64_MAX)
+        first = some_number(request, "first", 0, 0, INT64_MAX)
+        sort = choice(request, "sort", choices(RABBITMQ_COLUMNS))
         value = self._console.rabbitmq.vhost(request.path_params["number"])
-        return self._page(request, "rabbitmq_vhost.html", value=value, first=first, step=_LIST_SHOWN)
+        rows = in_order(value["queue_list"], sort)
+        return self._page(
+            request, "rabbitmq_vhost.html", value=value, rows=rows[first : first + _LIST_SHOWN], first=first, sort=sort,
+            step=_LIST_SHOWN, sums=sums(rows, "depth", "size"),
+        )  # fmt: skip
 
     @answering
     def rabbitmq_queue(self, request: Request) -> Response:
@@ -587,8 +524,8 @@ class Pages:
         if place is not None:
             value = self._console.rabbitmq.message(number, name, place)
             text = json.dumps(value, ensure_ascii=False, indent=2)
-            return self._page(request, "rabbitmq_message.html", value=value, name=name, text=text[:_JSON_SHOWN])
-        first = some_number(request, "first", 0, 0, _INT64_MAX)
+            return self._page(request, "rabbitmq_message.html", value=value, name=name, text=text[:JSON_SHOWN])
+        first = some_number(request, "first", 0, 0, INT64_MAX)
         size = some_number(request, "size", 50, 1, 500)
         value = self._console.rabbitmq.queue(number, name, first, size)
         return self._page(request, "rabbitmq_queue.html", value=value)
@@ -596,120 +533,11 @@ class Pages:
     @answering
     def metrics(self, request: Request) -> Response:
         """Prometheus's text format."""
-        with self._console.store.use():
-            text = self._console.metrics(choice(request, "pending", ("false", "true")) == "true")
+        with self._console.store.use() as store:
+            text = self._console.metrics(store, choice(request, "pending", ("false", "true")) == "true")
         return Response(text, media_type=importlib.import_module("rmqstore.offline.metrics").content_type())
 
 
 def now_ms() -> int:
     """int: ms since epoch."""
-    return int(parse_time("now"))
-
-
-def _raw_path(request: Request) -> str:
-    """str: the path below the console's root, with stray bytes kept as file names have them."""
-    raw = request.scope.get("raw_path")
-    if raw is None:
-        path: str = request.scope["path"]
-    else:
-        path = urllib.parse.unquote(raw.decode("latin-1").partition("?")[0], errors="surrogateescape")
-    return path.removeprefix(request.scope.get("root_path", ""))
-
-
-def queue_of(request: Request) -> tuple[str, int]:
-    """(str, int): topic and queue id in the address."""
-    match = re.fullmatch("(?:/api)?/queues/(.+)/(-?[0-9]{1,10})", _raw_path(request), re.DOTALL)
-    if match is None:
-        raise NotFoundError("a queue's address is its topic and its number")
-    return match[1], int(match[2])
-
-
-def name_of(request: Request, before: str) -> str:
-    """str: the last part of the address, behind `before`; it may hold slashes."""
-    return _raw_path(request).partition(before)[2]
-
-
-class _Download(Response):
-    """Bytes that a browser stores and does not show; `done` is called when they are sent, or cannot be."""
-
-    def __init__(self, data: bytes, name: str, done: Callable[[], None] | None):
-        super().__init__(
-            data,
-            media_type="application/octet-stream",
-            headers={"Content-Disposition": f'attachment; filename="{name}"'},
-        )
-        self._done = done
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # In parts, each of which waits until the one before it is on its way: a server takes in a whole body at once, and
-        # would keep it for a reader that takes nothing, after this download was counted as sent.
-        body = memoryview(self.body)
-        try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            for first in range(0, len(body), _DOWNLOAD_PART):
-                with anyio.fail_after(_DOWNLOAD_PATIENCE):
-                    part = bytes(body[first : first + _DOWNLOAD_PART])
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
-            with anyio.fail_after(_DOWNLOAD_PATIENCE):
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except TimeoutError:
-            # The connection is closed by the server, since the body is not whole.
-            logger.warning("a reader of %s took nothing for %d s", escape(scope["path"]), _DOWNLOAD_PATIENCE)
-        finally:
-            del body
-            self.body = b""
-            if self._done is not None:
-                self._done()
-
-
-def _is_text(part: bytes) -> bool:
-    try:
-        # A character may be cut at the end of the part.
-        codecs.getincrementaldecoder("utf-8")().decode(part)
-        return True
-    except UnicodeDecodeError:
-        return False
-
-
-def _body_view(body: bytes, mode: str, start: int) -> dict[str, Any]:
-    """What a page shows of a body: in the mode that was asked for, or in the one that fits."""
-    start = min(start, max(len(body) - 1, 0))
-    part = body[start : start + _BODY_SHOWN]
-    note, document = "", None
-    if mode == "json" or (not mode and start == 0 and body[:64].lstrip()[:1] in (b"{", b"[")):
-        document = json_text(body, _JSON_SHOWN) if len(body) <= _JSON_SHOWN else None
-        if document is None and mode == "json":
-            note, mode = "The body is no JSON, or too long to be laid out; this is its text.", "text"
-    if not mode:
-        mode = "json" if document is not None else "text" if _is_text(part) else "hex"
-    if mode == "json":
-        assert document is not None
-        shown, start, part = _lines(document), 0, body
-    elif mode == "text":
-        shown = _lines(part.decode("utf-8", "backslashreplace"))
-    else:
-        shown = "\n".join(f"{pos:>10}  {text:<47}  {plain}" for pos, text, plain in hex_lines(part, start))
-    following = start + len(part)
-    return {
-        "mode": mode,
-        "shown": shown,
-        "body_note": note,
-        "body_first": start,
-        "body_end": following,
-        "body_length": len(body),
-        "body_older": max(0, start - _BODY_SHOWN) if start else None,
-        "body_newer": following if following < len(body) else None,
-    }
-
-
-def _bars(bins: list[dict[str, int]]) -> list[dict[str, Any]]:
-    """The bars of the chain lengths, heights from 0 to 100 by the logarithm: a few long chains are what matters."""
-    highest = math.log10(max([each["slots"] for each in bins], default=0) + 1) or 1.0
-    return [
-        {
-            "label": str(each["from"]) if each["from"] == each["to"] else f"{each['from']}–{each['to']}",
-            "slots": each["slots"],
-            "height": round(100 * math.log10(each["slots"] + 1) / highest, 1),
-        }
-        for each in bins
-    ]
+    return time.time_ns() // 1_000_000

@@ -13,12 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from rmqstore.console.answers import NotFoundError
+from rmqstore.console.errors import NotFoundError
 from rmqstore.errors import StoreError
 from rmqstore.rabbitmq import LostMessage, Queue, QueuedMessage, Vhost, find_vhosts, node_process
 from rmqstore.rabbitmq.transfer import message_object
 
-__all__ = ["RabbitmqAnswers"]
+__all__ = ["RABBITMQ_COLUMNS", "RabbitmqAnswers"]
+
+RABBITMQ_COLUMNS = ("name", "depth", "size")
+"""Columns that the queues of a vhost can be sorted by."""
 
 _PREVIEW = 120
 # So many lost messages of a queue are named.
@@ -81,7 +84,9 @@ class RabbitmqAnswers:
                 **_queue_object(vhost, queue),
                 "first": first,
                 "rows": rows,
-                "lost": [{**each._asdict(), "msg_id": each.msg_id.hex(), "detail": str(each)} for each in lost[:_LOST_SHOWN]],
+                "lost": [
+                    {**each._asdict(), "msg_id": each.msg_id.hex(), "detail": str(each)} for each in lost[:_LOST_SHOWN]
+                ],
                 "lost_num": len(lost),
                 "older": max(0, first - size) if first else None,
                 "newer": first + size if first + len(rows) + len(lost) < queue.depth and len(rows) == size else None,
@@ -102,9 +107,7 @@ def _nobody(lost: LostMessage) -> None:
     pass
 
 
-def _from(
-    queue: Queue, first: int, number: int, on_lost: Callable[[LostMessage], None]
-) -> Iterator[QueuedMessage]:
+def _from(queue: Queue, first: int, number: int, on_lost: Callable[[LostMessage], None]) -> Iterator[QueuedMessage]:
     # An address may name more than `islice` can count to; no queue is that long.
     first = min(first, sys.maxsize - number)
     return islice(queue.messages(on_lost), first, first + number)

@@ -23,6 +23,8 @@ from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.plain_queue import PlainQueue, plain_queue
 from rmqstore.consumequeue.queue_folders import queue_directories
+from rmqstore.consumequeue.queue_look import QueueLook, look_at_files, look_at_queue, unit_in_files
+from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import GeometryError, StoreError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, read_small_file
 from rmqstore.message import decode_java_utf8
@@ -234,6 +236,43 @@ class ConsumeQueueStore(NotCopied, QueueTable):
         if self._extended or topic in self._batch_topics or self._queues.get((topic, queue_id)) is not None:
             return None
         return plain_queue(self._plain_directory(topic, queue_id), self.config.consume_queue_file_size)
+
+    def look(self, topic: str, queue_id: int, min_phy_offset: int, *, sizes: bool = False) -> QueueLook | None:
+        """What a look at a queue says, None if there is none; one that nobody asked for is not opened for it, where that can be.
+
+        Parameters
+        ----------
+        min_phy_offset : int
+            Where the log begins.
+        sizes : bool
+            Also what its records take in the log (`QueueLook.log_bytes`).
+
+        Raises
+        ------
+        StoreError, OSError
+            As of `find`.
+        """
+        if self._is_in_files(topic, queue_id):
+            directory = self._plain_directory(topic, queue_id)
+            found = look_at_files(directory, self.config.consume_queue_file_size, min_phy_offset, sizes=sizes)
+            if found is not None:
+                return found
+        queue = self.find(topic, queue_id)
+        return None if queue is None else look_at_queue(queue, min_phy_offset, sizes=sizes)
+
+    def unit(self, topic: str, queue_id: int, queue_offset: int) -> Unit | None:
+        """The unit that holds a queue offset, None if there is none; as by `look`, no queue is opened for it."""
+        if queue_offset >= 0 and self._is_in_files(topic, queue_id):
+            directory = self._plain_directory(topic, queue_id)
+            return unit_in_files(directory, self.config.consume_queue_file_size, queue_offset)
+        queue = self.find(topic, queue_id)
+        return None if queue is None else queue.unit(queue_offset)
+
+    def _is_in_files(self, topic: str, queue_id: int) -> bool:
+        # A simple queue that is listed, was not asked for, and has its units in files and nowhere else.
+        if self._extended or self.source is not None or topic in self._batch_topics:
+            return False
+        return self._queues.get((topic, queue_id), self) is None
 
     def plain_agrees(
         self, plain: PlainQueue, topic: str, queue_id: int, columns: RecordColumns, rows: np.ndarray

@@ -46,12 +46,8 @@ class PlainQueue(NamedTuple):
         return _dispatch.agreeing_unit_bytes(data, columns, rows, number) == len(rows)
 
 
-def plain_queue(directory: str, file_size: int) -> PlainQueue | None:
-    """Look at a simple queue without mapping it or keeping anything of it: opening a store looks at all of them.
-
-    None unless it is plain: its files whole and in a row, all units of the newest one written without a gap, and nothing
-    after them.  `ConsumeQueue.load` and `ConsumeQueue.tidy` then have nothing to refuse and nothing to do, if there is no
-    extension.
+def whole_files(directory: str, file_size: int) -> list[int] | None:
+    """list of int: the offsets of a queue's files, ascending; None unless all are whole, in a row, and nothing else is there.
 
     Parameters
     ----------
@@ -70,12 +66,30 @@ def plain_queue(directory: str, file_size: int) -> PlainQueue | None:
                 offsets.append(offset)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    offsets.sort()
+    if offsets and offsets[0] + file_size * (len(offsets) - 1) != offsets[-1]:
+        return None
+    return offsets
+
+
+def plain_queue(directory: str, file_size: int) -> PlainQueue | None:
+    """Look at a simple queue without mapping it or keeping anything of it: opening a store looks at all of them.
+
+    None unless it is plain: its files whole and in a row, all units of the newest one written without a gap, and nothing
+    after them.  `ConsumeQueue.load` and `ConsumeQueue.tidy` then have nothing to refuse and nothing to do, if there is no
+    extension.
+
+    Parameters
+    ----------
+    directory : str
+        The queue's.
+    file_size : int
+        Bytes of each file.
+    """
+    offsets = whole_files(directory, file_size)
     if not offsets:
         return None
-    offsets.sort()
     newest = offsets[-1]
-    if offsets[0] + file_size * (len(offsets) - 1) != newest:
-        return None
     data = _written_start(f"{directory}{os.sep}{name_of_offset(newest)}", file_size).rstrip(b"\0")
     count = -(-len(data) // _UNIT_SIZE)
     if not count:

@@ -409,7 +409,7 @@ class MessageStore(NotCopied, StoreParts):
         """Plain numbers of this store: sizes, bounds, queues, index files, consumer progress, how much is not flushed.
 
         They are read from the files when they are asked for; nothing is counted on the way of a message.  The cost grows with
-        the number of queues (each is opened, and the header of one record read), not with that of messages.  A read-only
+        the number of queues (the ends of each, and the header of one record, are read), not with that of messages.  A read-only
         store takes in first what another process did, as by `refresh`.
 
         Returns

@@ -1,8 +1,8 @@
 """Plain numbers of an open store: how much is in it, how far it reaches, how far its readers and its files are behind.
 
 Owns the list of these numbers and where each is read from.  It counts nothing itself: every number lies in the files or
-follows from what the store already knows, so that nothing is spent on a put or a get.  It never changes anything, and
-never reads more than headers, the ends of queues and one record for each of them.
+follows from what the store already knows, so that nothing is spent on a put or a get.  It never changes anything, opens
+no queue that can be looked at in its files, and reads no more than headers, the ends of queues and one record for each.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.consumequeue.consume_queue import ConsumeQueue
-from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
+from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.index.index_service import IndexService
@@ -208,13 +207,14 @@ def take_stats(
         Of `MessageStore.undispatched`.
     """
     low, high = commit_log.min_offset, commit_log.max_offset
-    found: dict[tuple[str, int], AnyConsumeQueue] = {}
     queue_stats = []
     dispatched = low
     newest = last_store_timestamp
-    for queue in queues:
-        found[queue.topic, queue.queue_id] = queue
-        unit = queue.last_record()
+    for topic, queue_id in queues.keys():
+        look = queues.look(topic, queue_id, low)
+        if look is None:
+            continue
+        unit = look.last
         last = None
         if unit is not None:
             dispatched = max(dispatched, min(unit.phy_offset + max(unit.size, 0), high))
@@ -222,12 +222,17 @@ def take_stats(
             if time >= 0:
                 last = time
                 newest = time if newest is None else max(newest, time)
-        begin, end = queue.bounds(low)
-        files, size = queue.disk_files, queue.disk_files * queue.queue.mapped_file_size
-        if isinstance(queue, ConsumeQueue) and queue.ext is not None:
-            files += queue.ext.queue.disk_num
-            size += queue.ext.queue.disk_num * queue.ext.queue.mapped_file_size
-        queue_stats.append(QueueStats(queue.topic, queue.queue_id, begin, end, files, size, last))
+        queue_stats.append(
+            QueueStats(
+                topic,
+                queue_id,
+                look.min_queue_offset,
+                look.max_queue_offset,
+                look.files + look.ext_files,
+                look.size + look.ext_size,
+                last,
+            )
+        )
     if newest is None:
         newest = commit_log.last_store_timestamp()
     index_files = [] if index_service is None else _index_files(index_service)
@@ -249,7 +254,7 @@ def take_stats(
         checkpoint=checkpoint.as_dict(),
         queues=tuple(queue_stats),
         index_files=tuple(index_files),
-        consumers=tuple(_consumers(commit_log, queue_stats, found, consumer_offsets)),
+        consumers=tuple(_consumers(commit_log, queue_stats, queues, consumer_offsets)),
         disk=_disk(path),
         files={
             "commitlog": len(commit_log.queue),
@@ -291,7 +296,7 @@ def _index_files(index_service: IndexService) -> list[IndexFileStats]:
 def _consumers(
     commit_log: CommitLog,
     queue_stats: list[QueueStats],
-    found: Mapping[tuple[str, int], AnyConsumeQueue],
+    queues: ConsumeQueueStore,
     consumer_offsets: Mapping[tuple[str, str], Mapping[int, int]],
 ) -> list[ConsumerStats]:
     of_topic: dict[str, dict[int, QueueStats]] = {}
@@ -314,19 +319,19 @@ def _consumers(
                     queue_id,
                     offset,
                     None if stats is None else stats.max_queue_offset,
-                    None if stats is None else _next_timestamp(commit_log, found[topic, queue_id], stats, offset),
+                    None if stats is None else _next_timestamp(commit_log, queues, stats, offset),
                 )
             )
     return result
 
 
-def _next_timestamp(commit_log: CommitLog, queue: AnyConsumeQueue, stats: QueueStats, offset: int) -> int | None:
+def _next_timestamp(commit_log: CommitLog, queues: ConsumeQueueStore, stats: QueueStats, offset: int) -> int | None:
     # What is gone is passed over, as by a broker that is asked for it.
     at = max(offset, stats.min_queue_offset)
     if at >= stats.max_queue_offset:
         return None
     try:
-        unit = queue.unit(at)
+        unit = queues.unit(stats.topic, stats.queue_id, at)
     except OffsetOutOfRangeError:
         return None
     time = -1 if unit is None else commit_log.store_timestamp_at(unit.phy_offset)

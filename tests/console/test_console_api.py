@@ -28,8 +28,8 @@ anyio = pytest.importorskip("anyio")
 httpx = pytest.importorskip("httpx")
 
 from rmqstore import console  # noqa: E402
-from rmqstore.console.answers import json_text  # noqa: E402
 from rmqstore.console.api import Api, openapi_document  # noqa: E402
+from rmqstore.console.bodies import json_text  # noqa: E402
 
 HOST = "127.0.0.1:8080"
 TINY = StoreConfig(

@@ -385,7 +385,7 @@ def test_readers_that_take_nothing_hold_few_bodies(large):
 
 
 def test_a_reader_that_sleeps_does_not_keep_others_from_downloading(large, monkeypatch, caplog):
-    monkeypatch.setattr("rmqstore.console.pages._DOWNLOAD_PATIENCE", 0.05)
+    monkeypatch.setattr("rmqstore.console.downloads._DOWNLOAD_PATIENCE", 0.05)
 
     async def sleepers_first():
         never, now = anyio.Event(), anyio.Event()

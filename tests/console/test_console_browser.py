@@ -28,7 +28,14 @@ PAGES = (
     ("index", "/index", ("20261121053239614", "7999")),
     ("index-file", "/index/20261121053239614", ("7999", "952")),
     ("consumers", "/consumers", ("G-billing", "CID_RMQ_SYS_TRANS")),
+    ("overview-sorted", "/?sort=-messages", ("Orders", "10003")),
+    ("queues", "/queues", ("Orders/0", "11013")),
+    ("consumers-sorted", "/consumers?sort=-lag&groups=-age", ("G-billing",)),
     ("pending", "/pending", ("Reminders", "TIM-5")),
+    ("settings-topics", "/settings", ("Orders", "SINGLE_TAG", "config/topics.json")),
+    ("settings-groups", "/settings?what=subscription_groups&sort=-retryMaxTimes", ("G-billing", "G-retry")),
+    ("settings-offsets", "/settings?what=consumer_offsets&name=billing", ("G-billing", "2499")),
+    ("settings-pop", "/settings?what=pop_records", ("There are none",)),
     ("verify", "/verify", ()),
     ("rabbitmq", "/rabbitmq", ()),
     ("not-found", "/nowhere", ()),
@@ -77,6 +84,40 @@ def sticking_out(page) -> list[str]:
     )
 
 
+def broken_words(page) -> list[str]:
+    """Words in tables that go over two lines, but for what comes from a store: names, keys, bodies and paths."""
+    return page.evaluate(
+        """() => { const found = [];
+            const walker = document.createTreeWalker(document.querySelector('main'), NodeFilter.SHOW_TEXT);
+            for (let node; (node = walker.nextNode());) {
+                const cell = node.parentElement.closest('td, th');
+                if (!cell || node.parentElement.closest('bdi, code, details:not([open])')) continue;
+                for (const word of node.data.matchAll(/\\S+/g)) {
+                    const range = document.createRange();
+                    range.setStart(node, word.index); range.setEnd(node, word.index + word[0].length);
+                    const tops = new Set([...range.getClientRects()].filter(r => r.width > 0).map(r => Math.round(r.top)));
+                    if (tops.size > 1) found.push(word[0]);
+                } }
+            return found; }"""
+    )
+
+
+def tables_to_be_moved(page) -> list[str]:
+    """Tables that do not fit beside each other with the page: a finger would have to move them."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll('main .scroll')].filter(e => e.scrollWidth > e.clientWidth + 1)
+            .map(e => `${e.getAttribute('aria-label') || e.getAttribute('aria-labelledby')}: ${e.scrollWidth}`)"""
+    )
+
+
+def cells_without_a_label(page) -> list[str]:
+    """Cells that say on a phone what they are by nothing: the heads of their columns are not shown there."""
+    return page.evaluate(
+        """() => [...document.querySelectorAll('main table tbody td')]
+            .filter(e => e.innerText.trim() && !e.dataset.label).map(e => e.outerHTML.slice(0, 120))"""
+    )
+
+
 @pytest.mark.parametrize("look", LOOKS)
 @pytest.mark.parametrize(("name", "target", "words"), PAGES, ids=[page[0] for page in PAGES])
 def test_a_page(console, open_page, name, target, words, look):
@@ -102,7 +143,42 @@ def test_a_page(console, open_page, name, target, words, look):
     wide = page.evaluate("document.scrollingElement.scrollWidth")
     assert wide <= width, f"the page is {wide} px wide on {width} px"
     assert not sticking_out(page)
+    # What is folded up is looked at too.
+    page.evaluate("document.querySelectorAll('main details').forEach(each => each.open = true)")
+    assert not broken_words(page)
+    if look == "phone-dark":
+        assert not tables_to_be_moved(page)
+        assert not cells_without_a_label(page)
+    assert not sticking_out(page)
+    assert page.evaluate("document.scrollingElement.scrollWidth") <= width
+    page.evaluate("document.querySelectorAll('main details').forEach(each => each.open = false)")
     watched.shoot(f"{name}-{look}")
+
+
+def test_rows_on_a_phone_are_short_cards(console, open_page):
+    watched = open_page(console, **LOOKS["phone-dark"])
+    page = watched.page
+    watched.open("/queues")
+    heights = page.evaluate(
+        "[...document.querySelectorAll('main tbody tr')].map(e => [e.getBoundingClientRect().height, e.innerText])"
+    )
+    # A name of one line, and seven figures two beside each other; the time takes a line of its own.
+    short = [height for height, text in heights if "Long_name" not in text]
+    assert len(short) == 24 and max(short) < 200, heights
+    assert page.evaluate("document.scrollingElement.scrollHeight") < 7000
+
+
+def test_a_list_is_sorted_by_a_click_on_its_head(console, open_page):
+    for options in ({"java_script_enabled": False}, {**LOOKS["phone-dark"], "java_script_enabled": False}):
+        watched = open_page(console, **options)
+        page = watched.page
+        watched.open("/queues")
+        for wanted in ("descending", "ascending"):
+            with page.expect_navigation():
+                page.locator("main thead a", has_text="Messages").click()
+            assert page.locator("main thead th[aria-sort]").get_attribute("aria-sort") == wanted
+            numbers = [int(text) for text in page.locator("main tbody td[data-label=Messages]").all_inner_texts()]
+            assert len(numbers) == 28 and numbers == sorted(numbers, reverse=wanted == "descending")
 
 
 def luminance(color: str) -> float:

@@ -1,0 +1,239 @@
+"""The store as a whole: its figures, a page of its topics, its queues, and what came when.
+
+Owns the answers of the overview and of the list of queues: which rows a page has, in which order, and what their sums are.
+Of a store with many queues a page looks at those which it shows; sums and orders by a number are told by what is known of all
+of them (`rmqstore.console.survey`), and say of how many that is.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from heapq import nlargest
+from typing import Any
+
+from rmqstore._version import __version__
+from rmqstore.console.errors import NotFoundError
+from rmqstore.console.health import disk, health
+from rmqstore.console.lists import in_order, sums
+from rmqstore.console.survey import AT_ONCE, Survey, Surveyed, queue_row, topic_rows
+from rmqstore.offline.timeline import EXACT_BYTES, timeline
+from rmqstore.store.message_store import MessageStore
+
+__all__ = ["QUEUE_COLUMNS", "TOPIC_COLUMNS", "OverviewAnswers"]
+
+TOPIC_COLUMNS = ("topic", "queues", "messages", "rate", "log_bytes", "last_store_timestamp")
+QUEUE_COLUMNS = ("queue", "messages", "min_queue_offset", "max_queue_offset", "log_bytes", "last_store_timestamp")
+# A picture of the log is drawn anew after so many seconds.
+_TIMELINE_KEPT = 10.0
+_TIMELINES_KEPT = 8
+_TOPICS_DRAWN = 15
+# Queues that may lead to records of the log.
+_LARGEST = 16
+
+
+class OverviewAnswers:
+    """Answers about all queues of one store.
+
+    Parameters
+    ----------
+    use : callable, optional
+        As of `Survey`.
+    """
+
+    def __init__(self, use: Callable[[], AbstractContextManager[MessageStore]] | None = None):
+        self.survey = Survey(use)
+        self._timeline_lock = threading.Lock()
+        self._timelines: dict[int, tuple[float, MessageStore, dict[str, Any]]] = {}
+
+    def overview(self, store: MessageStore, first: int, max_num: int, sort: str, name: str) -> dict[str, Any]:
+        """dict: the store as a whole, and a page of its topics."""
+        log = store.commit_log
+        surveyed = self.survey.known(store)
+        topics, number = self._topic_page(store, surveyed, first, max_num, sort, name)
+        last: int | None = None
+        if surveyed.complete:
+            last = max((t["last_store_timestamp"] or -1 for t in surveyed.topics.values()), default=-1)
+        if last is None or last < 0:
+            last = log.last_store_timestamp()
+        oldest = next(store.messages(), None)
+        return {
+            "path": store.path,
+            "version": __version__,
+            "now": time.time_ns() // 1_000_000,
+            "clean": not os.path.exists(os.path.join(store.path, "abort")),
+            "commit_log": {
+                "segments": len(log.queue),
+                "segment_size": log.segment_size,
+                "min_offset": log.min_offset,
+                "max_offset": log.max_offset,
+                "size": log.max_offset - log.min_offset,
+                "first_store_timestamp": None if oldest is None else oldest.store_timestamp,
+                "last_store_timestamp": last,
+            },
+            "topics": topics,
+            "topics_number": number,
+            "topics_first": first,
+            "sort": sort,
+            "topic_number": len({topic for topic, _ in store.queues.keys()}),
+            "queues": surveyed.number,
+            "queues_looked_at": len(surveyed.rows),
+            "messages": sum(topic["messages"] for topic in surveyed.topics.values()),
+            "sums": self._topic_sums(surveyed, name),
+            "index": _index_summary(store),
+            "checkpoint": store.checkpoint.as_dict(),
+            "rates": self.survey.rates.as_dict(),
+            "health": health(store, last, surveyed),
+            "disk": disk(store.path),
+            "config": store.config.as_dict(),
+            "assumed": list(store.config.assumed),
+        }
+
+    def _topic_sums(self, surveyed: Surveyed, name: str) -> dict[str, Any]:
+        chosen = [topic for topic in surveyed.topics.values() if name.lower() in topic["topic"].lower()]
+        found = _totals(chosen, "queues", "messages", "log_bytes")
+        rates = [rate for topic in chosen if (rate := self.survey.rates.of_topic(topic["topic"])) is not None]
+        return {
+            **found,
+            "topics": len(chosen),
+            "rate": sum(rates) if rates else None,
+            "complete": surveyed.complete,
+        }
+
+    def _topic_page(
+        self, store: MessageStore, surveyed: Surveyed, first: int, max_num: int, sort: str, name: str
+    ) -> tuple[list[dict[str, Any]], int]:
+        queues: dict[str, list[int]] = {}
+        wanted = name.lower()
+        for topic, queue_id in store.queues.keys():
+            if wanted in topic.lower():
+                queues.setdefault(topic, []).append(queue_id)
+        if sort.removeprefix("-") == "topic":
+            names = sorted(queues, reverse=sort.startswith("-"))
+        else:
+            rows = [self._with_rate(surveyed.topics.get(topic) or {"topic": topic}) for topic in queues]
+            names = [row["topic"] for row in in_order(rows, sort)]
+        page = names[first : first + max_num]
+        found = []
+        looked_at = 0
+        for topic in page:
+            known = surveyed.topics.get(topic)
+            if known is None or known["queues"] < len(queues[topic]):
+                # Those of this page, now.
+                rows_now = []
+                for queue_id in queues[topic]:
+                    row = surveyed.rows.get((topic, queue_id))
+                    if row is None and looked_at < AT_ONCE:
+                        looked_at += 1
+                        row = queue_row(store, topic, queue_id)
+                    if row is not None:
+                        rows_now.append(row)
+                known = topic_rows(rows_now).get(topic)
+            if known is not None:
+                found.append(self._with_rate(known))
+        return found, len(names)
+
+    def _with_rate(self, topic: dict[str, Any]) -> dict[str, Any]:
+        return {**topic, "rate": self.survey.rates.of_topic(topic["topic"])}
+
+    # ------------------------------------------------------------------------------------------------------------ queues
+
+    def queues(self, store: MessageStore, topic: str | None, first: int, max_num: int, sort: str) -> dict[str, Any]:
+        """dict: a page of the queues of a topic, or of all, and their sums.
+
+        Raises
+        ------
+        NotFoundError
+            There is no queue of that topic.
+        """
+        keys = [key for key in store.queues.keys() if topic is None or key[0] == topic]
+        if topic is not None and not keys:
+            raise NotFoundError("there is no queue of that topic in this store")
+        rows: dict[tuple[str, int], dict[str, Any]]
+        if topic is not None and len(keys) <= AT_ONCE:
+            found = {key: queue_row(store, *key) for key in keys}
+            rows = {key: row for key, row in found.items() if row is not None}
+            complete = True
+        else:
+            surveyed = self.survey.known(store)
+            rows = {key: surveyed.rows[key] for key in keys if key in surveyed.rows}
+            complete = surveyed.complete
+        if sort.removeprefix("-") == "queue":
+            ordered = keys[::-1] if sort.startswith("-") else keys
+        else:
+            chosen = [rows.get(key) or {"topic": key[0], "queue_id": key[1]} for key in keys]
+            ordered = [(row["topic"], row["queue_id"]) for row in in_order(chosen, sort)]
+        page = []
+        for key in ordered[first : first + max_num]:
+            row = rows.get(key) or queue_row(store, *key)
+            if row is not None:
+                page.append(row)
+        return {
+            "queues": page,
+            "number": len(keys),
+            "first": first,
+            "sort": sort,
+            "looked_at": len(rows),
+            "complete": complete,
+            "sums": _totals(list(rows.values()), "messages", "files", "size", "log_bytes"),
+        }
+
+    # ----------------------------------------------------------------------------------------------------------- pictures
+
+    def bytes_by_topic(self, store: MessageStore) -> dict[str, Any]:
+        """dict: the topics that take most of the log, and what the others take together."""
+        surveyed = self.survey.known(store)
+        topics = nlargest(_TOPICS_DRAWN, surveyed.topics.values(), key=lambda topic: topic["log_bytes"])
+        topics = [topic for topic in topics if topic["log_bytes"]]
+        shown = sum(topic["log_bytes"] for topic in topics)
+        total = sum(topic["log_bytes"] for topic in surveyed.topics.values())
+        return {
+            "topics": [
+                {name: t[name] for name in ("topic", "messages", "log_bytes", "log_bytes_exact")} for t in topics
+            ],
+            "others": {"topics": len(surveyed.topics) - len(topics), "log_bytes": total - shown},
+            "exact": all(topic["log_bytes_exact"] for topic in surveyed.topics.values()),
+            "queues": surveyed.number,
+            "queues_looked_at": len(surveyed.rows),
+        }
+
+    def timeline(self, store: MessageStore, bins: int) -> dict[str, Any]:
+        """dict: messages and bytes by store time, as of `rmqstore.offline.timeline`."""
+        # One at a time: it may look at records all over the log, and others ask for the same.
+        with self._timeline_lock:
+            kept = self._timelines.get(bins)
+            if kept is not None and kept[1] is store and time.monotonic() - kept[0] < _TIMELINE_KEPT:
+                return kept[2]
+            largest, messages = None, None
+            if store.commit_log.max_offset - store.commit_log.min_offset > EXACT_BYTES:
+                surveyed = self.survey.known(store)
+                rows = nlargest(_LARGEST, surveyed.rows.values(), key=lambda row: row["messages"])
+                largest = [(row["topic"], row["queue_id"]) for row in rows]
+                messages = sum(row["messages"] for row in surveyed.rows.values()) if surveyed.complete else None
+            value = timeline(store, bins=bins, queues=largest or None, messages=messages).as_dict()
+            while len(self._timelines) >= _TIMELINES_KEPT:
+                self._timelines.pop(next(iter(self._timelines)))
+            self._timelines[bins] = time.monotonic(), store, value
+            return value
+
+
+def _totals(rows: list[dict[str, Any]], *names: str) -> dict[str, Any]:
+    return {name: value or 0 for name, value in sums(rows, *names).items()}
+
+
+def _index_summary(store: MessageStore) -> dict[str, Any] | None:
+    service = store.index_service
+    if service is None:
+        return None
+    newest = service.newest()
+    header = None if newest is None else newest.header
+    return {
+        "files": len(service.names),
+        "size": len(service.names) * store.config.index_file_size,
+        "fill": service.fill,
+        "end_phy_offset": None if header is None else header.end_phy_offset,
+        "end_timestamp": None if header is None else header.end_timestamp,
+    }

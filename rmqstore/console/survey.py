@@ -1,0 +1,262 @@
+"""What all queues of a store hold, for the sums and the order of lists, without keeping anybody waiting.
+
+Owns looking at every queue: at once where there are few, and part by part in a thread of its own where there are many, so that
+a page of a store with ten thousand topics costs what it shows.  What was found is kept for a while, and everybody who asks
+within it gets the same.  It never opens a queue that can be looked at in its files.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from rmqstore.errors import StoreError
+from rmqstore.store.message_store import MessageStore
+
+__all__ = ["AT_ONCE", "Survey", "Surveyed", "queue_row"]
+
+AT_ONCE = 2000
+"""So many queues are looked at for one request; those of a longer list go on in a thread."""
+
+_KEPT = 1.0
+# What took long is kept longer: looking takes a tenth of the time at most.
+_KEPT_TIMES = 10
+# Queues between two looks at whether the store is still the same.
+_PART = 200
+_SAMPLES = 120
+_RATE_SPAN = 300.0
+
+Key = tuple[str, int]
+
+
+def queue_row(store: MessageStore, topic: str, queue_id: int) -> dict[str, Any] | None:
+    """dict: what a list shows of a queue, also of one that cannot be read; None where there is none."""
+    log = store.commit_log
+    try:
+        look = store.queues.look(topic, queue_id, log.min_offset, sizes=True)
+    except (StoreError, OSError) as error:
+        return {
+            "topic": topic, "queue_id": queue_id, "kind": "", "min_queue_offset": 0, "max_queue_offset": 0, "messages": 0,
+            "files": 0, "size": 0, "log_bytes": None, "log_bytes_exact": False, "last_store_timestamp": None,
+            "error": str(error),
+        }  # fmt: skip
+    if look is None:
+        return None
+    stored = -1 if look.last is None else log.store_timestamp_at(look.last.phy_offset)
+    return {
+        "topic": topic, "queue_id": queue_id, "kind": look.kind, "min_queue_offset": look.min_queue_offset,
+        "max_queue_offset": look.max_queue_offset, "messages": look.messages, "files": look.files, "size": look.size,
+        "log_bytes": look.log_bytes, "log_bytes_exact": look.exact,
+        "last_store_timestamp": stored if stored >= 0 else None, "error": None,
+    }  # fmt: skip
+
+
+@dataclass
+class Surveyed:
+    """What is known of all queues.
+
+    Attributes
+    ----------
+    number : int
+        How many queues the store has.
+    rows : dict of (str, int) to dict
+        By topic and queue id, as of `queue_row`.
+    """
+
+    number: int
+    rows: dict[Key, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """bool: every queue was looked at."""
+        return len(self.rows) >= self.number
+
+    @cached_property
+    def topics(self) -> dict[str, dict[str, Any]]:
+        """dict: by topic, the sums over its queues."""
+        return topic_rows(self.rows.values())
+
+    @property
+    def errors(self) -> list[str]:
+        """list of str: why queues cannot be read."""
+        return [row["error"] for row in self.rows.values() if row["error"] is not None]
+
+
+def topic_rows(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """dict: by topic, in the order of the rows, the sums over queues."""
+    topics: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        topic = topics.get(row["topic"])
+        if topic is None:
+            topic = topics[row["topic"]] = {
+                "topic": row["topic"], "queues": 0, "messages": 0, "total": 0, "size": 0, "kind": row["kind"],
+                "log_bytes": 0, "log_bytes_exact": True, "last_store_timestamp": None,
+            }  # fmt: skip
+        topic["queues"] += 1
+        topic["messages"] += row["messages"]
+        topic["total"] += row["max_queue_offset"]
+        topic["size"] += row["size"]
+        topic["log_bytes"] += row["log_bytes"] or 0
+        topic["log_bytes_exact"] &= row["log_bytes_exact"]
+        stored = row["last_store_timestamp"]
+        if stored is not None and (topic["last_store_timestamp"] is None or stored > topic["last_store_timestamp"]):
+            topic["last_store_timestamp"] = stored
+    return topics
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    at: float
+    max_offset: int
+    totals: dict[str, int]
+
+
+class Rates:
+    """What arrives, told by looks of the last five minutes."""
+
+    def __init__(self) -> None:
+        self._samples: deque[_Sample] = deque(maxlen=_SAMPLES)
+
+    def note(self, max_offset: int, topics: dict[str, dict[str, Any]]) -> None:
+        """Take in a look at all queues."""
+        now = time.monotonic()
+        while self._samples and now - self._samples[0].at > _RATE_SPAN:
+            self._samples.popleft()
+        if self._samples and self._samples[-1].max_offset > max_offset:
+            # Another log than the one that was looked at before.
+            self._samples.clear()
+        self._samples.append(_Sample(now, max_offset, {name: topic["total"] for name, topic in topics.items()}))
+
+    def _span(self) -> tuple[_Sample, _Sample, float] | None:
+        samples = list(self._samples)
+        if len(samples) < 2 or samples[-1].at <= samples[0].at:
+            return None
+        return samples[0], samples[-1], samples[-1].at - samples[0].at
+
+    def of_topic(self, name: str) -> float | None:
+        """float: messages a second; None where only one look was taken."""
+        span = self._span()
+        if span is None:
+            return None
+        first, last, seconds = span
+        return max(last.totals.get(name, 0) - first.totals.get(name, 0), 0) / seconds
+
+    def as_dict(self) -> dict[str, Any] | None:
+        """dict: over all topics; None where only one look was taken."""
+        span = self._span()
+        if span is None:
+            return None
+        first, last, seconds = span
+        messages = sum(max(total - first.totals.get(name, 0), 0) for name, total in last.totals.items())
+        return {
+            "seconds": round(seconds, 3),
+            "bytes_per_second": (last.max_offset - first.max_offset) / seconds,
+            "messages_per_second": messages / seconds,
+        }
+
+
+class Survey:
+    """All queues of one store, looked at again and again.
+
+    Parameters
+    ----------
+    use : callable, optional
+        Gives the open store for a ``with`` block, to the thread; without it every look is at once.
+    """
+
+    def __init__(self, use: Callable[[], AbstractContextManager[MessageStore]] | None = None):
+        self.rates = Rates()
+        self._use = use
+        self._lock = threading.Lock()
+        self._known: Surveyed | None = None
+        self._store: MessageStore | None = None
+        self._keep_until = 0.0
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+
+    def known(self, store: MessageStore) -> Surveyed:
+        """Surveyed: what is known of all queues; of a store with many, perhaps not all of them yet."""
+        with self._lock:
+            if self._store is not store:
+                # What was known of another store says nothing; its thread notices and ends.
+                self._store, self._known, self._thread, self._keep_until = store, None, None, 0.0
+            known = self._known
+            if self._thread is not None or (known is not None and time.monotonic() < self._keep_until):
+                assert known is not None
+                return known
+            keys = store.queues.keys()
+            if len(keys) <= AT_ONCE or self._use is None:
+                begun = time.monotonic()
+                found = Surveyed(len(keys))
+                with store.commit_log.single_records():
+                    self._look(store, keys, found)
+                self._ended(store, found, begun)
+                return found
+            if known is None:
+                known = self._known = Surveyed(len(keys))
+            self._thread = threading.Thread(
+                target=self._go_over, args=(store, keys), daemon=True, name="rmqstore console survey"
+            )
+            self._thread.start()
+            return known
+
+    def _look(self, store: MessageStore, keys: list[Key], found: Surveyed) -> None:
+        for key in keys:
+            row = queue_row(store, *key)
+            if row is None:
+                found.number -= 1
+            else:
+                found.rows[key] = row
+
+    def _ended(self, store: MessageStore, found: Surveyed, begun: float) -> None:
+        now = time.monotonic()
+        self._known = found
+        self._keep_until = now + max(_KEPT, _KEPT_TIMES * (now - begun))
+        self.rates.note(store.commit_log.max_offset, found.topics)
+
+    def _go_over(self, expected: MessageStore, keys: list[Key]) -> None:
+        assert self._use is not None
+        begun = time.monotonic()
+        found = Surveyed(len(keys))
+        try:
+            for first in range(0, len(keys), _PART):
+                if self._closed.is_set():
+                    return
+                with self._use() as store:
+                    if store is not expected:
+                        return
+                    with store.commit_log.single_records():
+                        self._look(store, keys[first : first + _PART], found)
+                    with self._lock:
+                        if self._store is not expected:
+                            return
+                        known = self._known
+                        if known is None or not known.complete:
+                            # Of the first time round what there is so far; a copy, which nobody changes any more.
+                            self._known = Surveyed(found.number, dict(found.rows))
+                        if first + _PART >= len(keys):
+                            self._ended(store, found, begun)
+        except (StoreError, OSError):
+            # It is gone, or was replaced: whoever asks next is told so, or begins again.
+            pass
+        finally:
+            with self._lock:
+                if self._thread is threading.current_thread():
+                    self._thread = None
+
+    def wait(self, timeout: float) -> bool:
+        """bool: nothing is being looked at any more, within `timeout` seconds."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout)
+        return thread is None or not thread.is_alive()
+
+    def close(self) -> None:
+        """Look at no further queue."""
+        self._closed.set()
