@@ -8,11 +8,13 @@ ends there in silence, so every walk here ends by asking the iterator for its st
 from __future__ import annotations
 
 import os
+import stat
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from rmqstore.errors import CorruptionError, MissingDependencyError, StoreClosedError
+from rmqstore.errors import CorruptionError, MissingDependencyError, StoreClosedError, StoreError
+from rmqstore.rocksdb.places import is_database
 
 __all__ = ["Database", "is_database", "load_rocksdict"]
 
@@ -20,11 +22,6 @@ __all__ = ["Database", "is_database", "load_rocksdict"]
 _SUFFIXES = (".sst", ".log")
 # A flush or a compaction of a broker takes files away between the listing and the opening.
 _TRIES = 5
-
-
-def is_database(path: str | os.PathLike[str]) -> bool:
-    """bool: the directory holds a RocksDB database (a file ``CURRENT``); directories beside its files do not matter."""
-    return os.path.isfile(os.path.join(path, "CURRENT"))
 
 
 class Database:
@@ -53,7 +50,9 @@ class Database:
     Raises
     ------
     CorruptionError
-        The database cannot be opened: a file is missing or damaged.
+        The database cannot be opened: a file is missing or damaged, or is none.
+    StoreError
+        There is no place for the temporary directory that the opening takes.
     FileNotFoundError
         No database is there.
     MissingDependencyError
@@ -73,13 +72,12 @@ class Database:
     def _open(self) -> tuple[str, ...]:
         # Imported here because they bring much along that a store without a database has no use for.
         import shutil
-        import tempfile
 
         rocksdict = load_rocksdict()
         error: Exception | None = None
         strict = ""
         for attempt in range(_TRIES):
-            links = tempfile.mkdtemp(prefix="rmqstore-rocksdb-")
+            links = _new_directory()
             try:
                 self._link(links)
                 plain = rocksdict.Options(raw_mode=True)
@@ -91,7 +89,7 @@ class Database:
                     column_families={name: rocksdict.Options(raw_mode=True) for name in families},
                     access_type=rocksdict.AccessType.read_only(False),
                 )
-            except OSError:
+            except (OSError, CorruptionError):
                 shutil.rmtree(links, ignore_errors=True)
                 raise
             except Exception as failed:  # rocksdict raises plain Exceptions
@@ -107,7 +105,7 @@ class Database:
                 # Only the log can be what the strict mode refused.
                 self.log_damage = strict
             self._handles = {name: self._rdict.get_column_family(name) for name in families}
-            self._finalizer = weakref.finalize(self, shutil.rmtree, links, True)
+            self._finalizer = weakref.finalize(self, _remove, links, os.getpid())
             return families
         raise CorruptionError(
             f"the RocksDB database cannot be opened: {_first_line(error, links)}; what it held is in the commit log: rebuild "
@@ -127,10 +125,15 @@ class Database:
         with os.scandir(self.path) as entries:
             for entry in entries:
                 if entry.name == "CURRENT" or entry.name.startswith("MANIFEST-") or entry.name.endswith(_SUFFIXES):
-                    if not os.access(entry.path, os.R_OK) and os.path.exists(entry.path):
-                        raise PermissionError(13, "Permission denied", entry.path)
-                    os.symlink(entry.path, os.path.join(links, entry.name))
+                    if _is_file(entry.path):
+                        os.symlink(entry.path, os.path.join(links, entry.name))
         if not os.path.lexists(os.path.join(links, "CURRENT")):
+            if os.listdir(links):
+                raise CorruptionError(
+                    "the RocksDB database cannot be opened: its file CURRENT is missing; what it held is in the commit log: "
+                    "rebuild it, or restore the file from a backup",
+                    self.path,
+                )
             raise FileNotFoundError(2, "No RocksDB database is here: no file CURRENT", self.path)
 
     def __contains__(self, family: str) -> bool:
@@ -228,6 +231,43 @@ class Database:
             "in the commit log: rebuild it",
             self.path,
         )
+
+
+def _is_file(path: str) -> bool:
+    # False for a directory, which a topic may be.  RocksDB waits at a FIFO, and a device may have no end.
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        # A link that leads nowhere is a file that is missing: the opening names it.
+        return True
+    if stat.S_ISDIR(mode):
+        return False
+    if not stat.S_ISREG(mode):
+        raise CorruptionError("the RocksDB database cannot be opened: this is no regular file; move it away", path)
+    if not os.access(path, os.R_OK):
+        raise PermissionError(13, "Permission denied", path)
+    return True
+
+
+def _new_directory() -> str:
+    import tempfile
+
+    try:
+        return tempfile.mkdtemp(prefix="rmqstore-rocksdb-")
+    except OSError as error:
+        # Not as the OSError that it is: it says nothing of the store, least of all that something is not there.
+        raise StoreError(
+            f"reading a RocksDB database takes a directory for temporary files, and none can be made ({error.strerror or error}): "
+            "set TMPDIR to a directory that can be written"
+        ) from error
+
+
+def _remove(links: str, pid: int) -> None:
+    # A forked child ends before its parent, who still needs them.
+    import shutil
+
+    if os.getpid() == pid:
+        shutil.rmtree(links, ignore_errors=True)
 
 
 def _after(prefix: bytes) -> bytes | None:

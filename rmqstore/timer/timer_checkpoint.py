@@ -10,6 +10,7 @@ import struct
 from dataclasses import dataclass
 
 from rmqstore.errors import CorruptionError
+from rmqstore.files.mapped_file import open_regular
 
 __all__ = ["TimerCheckpoint"]
 
@@ -56,10 +57,12 @@ class TimerCheckpoint:
         ------
         CorruptionError
             It is too short, or holds what no broker writes.
+        OSError
+            It cannot be read, or is no regular file.
         """
         path = os.fspath(path)
         try:
-            with open(path, "rb") as file:
+            with open(open_regular(path), "rb") as file:
                 data = file.read(_FIELDS.size)
         except FileNotFoundError:
             return None

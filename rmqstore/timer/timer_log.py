@@ -66,10 +66,16 @@ class TimerLog:
         self._files: list[tuple[int, str, int]] = []
         try:
             entries = sorted(os.scandir(self.folder), key=lambda entry: entry.name)
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             entries = []
+        except OSError as error:
+            entries = []
+            self._tell(f"the folder cannot be read: {error.strerror or error}", self.folder, 0)
         for entry in entries:
-            if len(entry.name) == 20 and entry.name.isascii() and entry.name.isdigit() and entry.is_file():
+            if len(entry.name) == 20 and entry.name.isascii() and entry.name.isdigit():
+                if not entry.is_file():
+                    self._tell("this is no regular file where one of the timer log is expected", entry.path, 0)
+                    continue
                 base = int(entry.name)
                 # A broker deletes the oldest file meanwhile.
                 with contextlib.suppress(FileNotFoundError):

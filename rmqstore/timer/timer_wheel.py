@@ -11,6 +11,7 @@ import os
 import numpy as np
 
 from rmqstore.errors import CorruptionError
+from rmqstore.files.mapped_file import open_regular
 
 __all__ = ["SLOT", "TimerWheel"]
 
@@ -37,13 +38,13 @@ class TimerWheel:
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = os.fspath(path)
-        size = os.path.getsize(self.path)
-        if not size or size % _STORED.itemsize:
-            raise CorruptionError(f"a time wheel of {size} bytes: slots have {_STORED.itemsize}", self.path, 0)
-        self.slot_num = size // _STORED.itemsize
         found = []
         at = 0
-        with open(self.path, "rb") as file:
+        with open(open_regular(self.path), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if not size or size % _STORED.itemsize:
+                raise CorruptionError(f"a time wheel of {size} bytes: slots have {_STORED.itemsize}", self.path, 0)
+            self.slot_num = size // _STORED.itemsize
             while len(stored := np.fromfile(file, _STORED, _PIECE)):
                 # Nearly all of a wheel is zeros.
                 used = np.flatnonzero(stored.view("u8").reshape(-1, 4).any(axis=1))

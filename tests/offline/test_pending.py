@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import struct
 
@@ -191,6 +192,38 @@ def test_without_a_delay_offset_the_log_tells_what_was_delivered(broker, tmp_pat
     (root / "config" / "delayOffset.json").write_text('{"offsetTable":{1:')
     found = pending(root, kinds="delayed")
     assert len(found) == 30 and "delayOffset.json" in str(found.problems[0])
+
+
+def test_the_backup_of_delay_offsets_counts_and_one_odd_level_hides_no_other(broker, tmp_path):
+    root = tmp_path / "store"
+    shutil.copytree(broker, root)
+    path = root / "config" / "delayOffset.json"
+    whole = path.read_bytes()
+    # As a broker: the backup where the file is missing, empty or damaged.
+    for damage in (None, b"", b'{"offsetTable":{1:'):
+        path.with_name("delayOffset.json.bak").write_bytes(whole)
+        path.unlink(missing_ok=True)
+        if damage is not None:
+            path.write_bytes(damage)
+        found = pending(root, kinds="delayed")
+        assert len(found) == 30 and found.sources[0].came_out == 0
+        assert found.problems == [] and found.notes == []
+    path.with_name("delayOffset.json.bak").unlink()
+    levels = {int(level): offset for level, offset in re.findall(r"(\d+):(\d+)", whole.decode())}
+    delivered = next(level for level, offset in levels.items() if int(offset))
+    for offset in ("-1", "null", '"x"', "9223372036854775808", "{}"):
+        text = ",".join(f"{level}:{offset if level == delivered else number}" for level, number in levels.items())
+        path.write_text(f'{{"offsetTable":{{{text}}}}}')
+        found = pending(root, kinds="delayed")
+        assert len(found) == 30
+        # Of this level alone all were looked at.
+        assert found.sources[0].came_out == int(levels[delivered])
+        (problem,) = found.problems
+        assert problem.path == str(path) and f"{delivered}" in problem.text
+    path.unlink()
+    os.mkfifo(path)
+    found = pending(root, kinds="delayed")
+    assert len(found) == 30 and "no regular file" in found.problems[0].text
 
 
 def test_without_a_timer_checkpoint_the_log_tells_what_was_delivered(tmp_path):

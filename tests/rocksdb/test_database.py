@@ -6,6 +6,8 @@ import hashlib
 import lzma
 import os
 import struct
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import pytest
 
 pytest.importorskip("rocksdict")
 
-from rmqstore.errors import CorruptionError, StoreClosedError
+from rmqstore.errors import CorruptionError, StoreClosedError, StoreError
 from rmqstore.rocksdb.database import Database, _after, is_database
 
 DATA = golden.DATA / "rocketmq-rocksdb"
@@ -96,6 +98,65 @@ def test_a_missing_table(tmp_path):
         Database(folder)
     assert gone.name in str(caught.value) and str(folder) in str(caught.value)
     assert "rmqstore-rocksdb-" not in str(caught.value)
+
+
+def test_a_database_without_its_current(tmp_path):
+    folder = unpack("store", tmp_path) / "store" / "consumequeue"
+    (folder / "CURRENT").unlink()
+    assert is_database(folder)
+    with pytest.raises(CorruptionError, match="CURRENT is missing"):
+        Database(folder)
+    # A topic may have such a name, and its folder is none.
+    for path in folder.glob("MANIFEST-*"):
+        path.unlink()
+        path.mkdir()
+    assert not is_database(folder)
+
+
+@pytest.mark.parametrize("name", ["*.sst", "MANIFEST-*", "CURRENT"])
+def test_what_is_no_file_is_not_waited_for(tmp_path, name):
+    folder = unpack("store", tmp_path) / "store" / "consumequeue"
+    (file, *_) = folder.glob(name)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(CorruptionError) as caught:
+        Database(folder)
+    assert "no regular file" in str(caught.value) or "CURRENT is missing" in str(caught.value)
+
+
+def test_folders_with_the_names_of_files_do_not_matter(tmp_path):
+    folder = unpack("store", tmp_path) / "store" / "consumequeue"
+    with Database(folder) as database:
+        whole = list(database.items())
+    for name in ("MANIFEST-000001", "topic.sst", "topic.log"):
+        (folder / name / "0").mkdir(parents=True)
+    with Database(folder) as database:
+        assert list(database.items()) == whole
+
+
+def test_no_place_for_temporary_files_is_not_taken_for_absence(store, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(store / "nowhere"))
+    with pytest.raises(StoreError, match="set TMPDIR") as caught:
+        Database(store / "consumequeue")
+    assert not isinstance(caught.value, FileNotFoundError)
+
+
+def test_a_forked_child_takes_nothing_away_from_its_parent(store):
+    program = """
+import os, sys
+from rmqstore.rocksdb.database import Database
+database = Database(sys.argv[1])
+pid = os.fork()
+if not pid:
+    assert len(list(database.items())) == 1403
+    sys.exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+links = database._rdict.path()
+assert os.path.isdir(links) and len(list(database.items())) == 1403
+database.close()
+assert not os.path.exists(links)
+"""
+    subprocess.run([sys.executable, "-c", program, store / "consumequeue"], check=True, timeout=60)
 
 
 def test_a_flipped_bit_in_a_table_is_never_a_shorter_answer(tmp_path):

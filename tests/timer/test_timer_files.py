@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import struct
 
 import numpy as np
@@ -157,6 +159,23 @@ def test_truncated_files(small):
     first = min((small / "timerlog").iterdir())
     first.unlink()
     assert waiting_units(small).problems
+
+
+@pytest.mark.parametrize("name", ["config/timercheck", "timerwheel", "timerwheel.99", "timerlog/00000000000000000000", "timerlog"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "file"])
+def test_what_is_no_file_is_told_and_not_waited_for(small, name, kind):
+    path = small / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(b"")
+    found = waiting_units(small)
+    assert found.problems and any(str(path) in str(each) for each in found.problems), found.problems
 
 
 def test_a_lagging_wheel_takes_nothing_away(small):
