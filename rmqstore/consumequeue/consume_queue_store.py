@@ -26,9 +26,10 @@ from rmqstore.consumequeue.consume_queue import (
     plain_queue,
     queue_directories,
 )
-from rmqstore.errors import GeometryError, StoreError
+from rmqstore.errors import GeometryError, MissingDependencyError, StoreError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, read_small_file
 from rmqstore.message import decode_java_utf8
+from rmqstore.rocksdb.places import queue_databases
 from rmqstore.rocksdb.settings import SettingsDatabase, database_state, settings_layouts
 
 __all__ = ["AnyConsumeQueue", "ConsumeQueueStore", "QueueSource"]
@@ -339,5 +340,7 @@ def _batch_topics_in_databases(root: str) -> set[str]:
                         if _has_batch_queues(json.loads(text)):
                             found.add(name)
         except (StoreError, OSError) as error:
-            logger.warning("which topics have batch queues is not known from the broker's settings: %s", error)
+            # A store whose queues are in RocksDB too is not opened without rocksdict, which is said then.
+            if not isinstance(error, MissingDependencyError) or not queue_databases(root):
+                logger.warning("which topics have batch queues is not known from the broker's settings: %s", error)
     return found

@@ -20,7 +20,14 @@ from rmqstore.commitlog.log_walk import Stretch
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
-from rmqstore.errors import Finding, GeometryError, MissingDependencyError, OffsetOutOfRangeError, StoreError
+from rmqstore.errors import (
+    CorruptionError,
+    Finding,
+    GeometryError,
+    MissingDependencyError,
+    OffsetOutOfRangeError,
+    StoreError,
+)
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.index.index_file import IndexFile
@@ -28,6 +35,7 @@ from rmqstore.index.index_service import IndexService
 from rmqstore.message import SCHEDULE_TOPIC, MessageExt
 from rmqstore.offline.verify_databases import has_index_database, verify_index_database
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
+from rmqstore.offline.verify_waiting import verify_waiting
 from rmqstore.store.dispatcher import multi_dispatch_places, multi_dispatch_problem
 
 if TYPE_CHECKING:
@@ -68,7 +76,7 @@ def verify(
     Yields
     ------
     Finding
-        In the order log, queues and index (as the log goes on), index in RocksDB, checkpoint, settings.
+        In the order log, queues and index (as the log goes on), index in RocksDB, what waits, checkpoint, settings.
 
     Raises
     ------
@@ -267,6 +275,7 @@ class _Checker:
         self.database = QueueDatabaseCheck.of(self.root, self.config, self.commit_log)
         yield from self.run_parts()
         yield from verify_index_database(self.commit_log, self.root, self.end)
+        yield from verify_waiting(self.commit_log, self.root)
         yield from self._checkpoint()
         yield from self._config_files()
 
@@ -518,10 +527,8 @@ class _Checker:
             try:
                 for source in settings_sources(self.root, kind, quiet=True):
                     yield from source.findings
-            except MissingDependencyError as error:
-                yield Finding(path, 0, "not_checked", f"{kind}: {error.message}")
-            except OSError as error:
-                yield Finding(getattr(error, "filename", None) or path, 0, "file", f"{kind}: {error}")
+            except (StoreError, OSError) as error:
+                yield Finding(path, 0, "not_checked", f"{kind}: {error}")
         if has_pop_records(self.root):
             path = os.path.join(self.root, "kvStore")
             findings: list[Finding] = []
@@ -530,8 +537,10 @@ class _Checker:
                     pass
             except MissingDependencyError as error:
                 findings.append(Finding(path, 0, "not_checked", f"pop records: {error.message}"))
+            except CorruptionError as error:
+                findings.append(Finding(path, 0, "damaged_database", f"pop records: {error.message}"))
             except (StoreError, OSError) as error:
-                findings.append(Finding(path, 0, "damaged_database", f"pop records: {error}"))
+                findings.append(Finding(path, 0, "not_checked", f"pop records: {error}"))
             yield from findings
 
 

@@ -9,6 +9,7 @@ import struct
 
 import golden
 import pytest
+import rocksdb_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pending_stores import UNIT, TimerFiles, answers, java_hash, unpack
@@ -272,6 +273,20 @@ def test_a_damaged_database_is_said_and_the_rest_read(rocksdb_store, tmp_path):
     assert found.problems and "rocksdbstore" in found.problems[0].path
     # By the log alone: no settlement, and not on its topic.
     assert found.counts["transaction"] == 6 and found.counts["timer"] == 7
+
+
+@pytest.mark.parametrize("key", ["lastOffsetPy", "timeline_checkpoint"])
+@pytest.mark.parametrize("value", [-1, 2**62, 2**63 - 1])
+def test_how_far_a_database_says_that_it_came_cannot_be(rocksdb_store, tmp_path, key, value):
+    root = tmp_path / "store"
+    shutil.copytree(rocksdb_store, root)
+    family = "trans" if key == "lastOffsetPy" else "timer"
+    rocksdb_files.write(root / "rocksdbstore", {family: {key.encode(): struct.pack(">q", value)}})
+    found = pending(root)
+    # By the log: what is settled or on its topic does not wait.
+    assert found.counts["transaction"] == 6 and found.counts["timer"] == 7
+    (problem,) = found.problems
+    assert problem.path.endswith("rocksdbstore") and str(value) in problem.text
 
 
 def test_a_store_of_nothing(tmp_path):

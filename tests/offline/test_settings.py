@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 import sys
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 pytest.importorskip("rocksdict")
 
 import rmqstore
-from rmqstore import ConsumerOffsets, MessageStore, StoreConfig
+from rmqstore import ConsumerOffsets, MessageStore, StoreConfig, verify
 from rmqstore.cli import main
 from rmqstore.errors import CorruptionError, MissingDependencyError, ReadOnlyError, StoreError
 
@@ -530,6 +531,23 @@ def test_part_of_the_progress(tmp_path):
     found = [finding for finding in rmqstore.verify(path) if finding.kind == "bad_consumer_offset"]
     assert len(found) == 1 and "Orders@bad" in found[0].detail
     assert rmqstore.settings(path).consumer_offsets == progress
+
+
+def test_files_that_may_not_be_read_hide_no_other(store, tmp_path, monkeypatch):
+    whole = rmqstore.settings(store)
+    allowed = os.access
+    for below, kind in (("topics", "topics"), ("kvStore", "pop records"), ("consumerOffsets", "consumer_offsets")):
+        monkeypatch.setattr("os.access", lambda name, mode, below=below: f"/{below}/" not in str(name) and allowed(name, mode))
+        found = rmqstore.settings(store)
+        (finding,) = found.findings
+        assert finding.kind == "file" and f"/{below}/" in finding.path
+        assert finding.detail == f"{kind} are not known: Permission denied"
+        assert found.subscription_groups == whole.subscription_groups
+        assert bool(found.topics) == (below != "topics") and bool(found.pop_records) == (below != "kvStore")
+        assert bool(found.consumer_offsets) == (below != "consumerOffsets")
+        code, out, err = command(store)
+        assert code == 1 and "Permission denied" in out + err
+        assert finding.path in {each.path for each in verify(store)} or "not_checked" in {each.kind for each in verify(store)}
 
 
 def test_without_rocksdict(store, tmp_path, monkeypatch):

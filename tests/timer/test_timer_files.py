@@ -227,6 +227,10 @@ def test_errors_name_file_and_place(small):
     with pytest.raises(CorruptionError, match="last_read_time of the timer's checkpoint is 5") as caught:
         TimerCheckpoint.load(path)
     assert caught.value.path == str(path) and caught.value.pos == 0
+    # A multiple of 100 ms that would let everything have fired.
+    path.write_bytes(struct.pack(">7q", 2**62 // 100 * 100, 0, 0, 0, 0, 0, 0))
+    with pytest.raises(CorruptionError, match="which cannot be"):
+        TimerCheckpoint.load(path)
     wheel = small / "timerwheel"
     wheel.write_bytes(bytes(33))
     with pytest.raises(CorruptionError, match="33 bytes"):
