@@ -63,7 +63,7 @@ def verify_index_database(commit_log: CommitLog, root: str, end: int) -> Iterato
         return
     try:
         if database.log_damage is not None:
-            detail = f"the index in RocksDB: the write-ahead log is damaged ({database.log_damage}); later entries are missing"
+            detail = f"the index in RocksDB: its log or MANIFEST is damaged ({database.log_damage}); later entries are missing"
             yield Finding(path, 0, "damaged_database", detail)
         if database.has_entries:
             yield from _Comparison(commit_log, database, end).run()

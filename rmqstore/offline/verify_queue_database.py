@@ -53,6 +53,8 @@ class QueueDatabaseCheck:
         self.database: QueueDatabase | None = None
         try:
             self.database = QueueDatabase(self.path)
+            if self.database.log_damage is not None:
+                self._damaged(CorruptionError(f"the RocksDB database: {self.database.log_damage}", self.path))
         except CorruptionError as error:
             self._damaged(error)
         except OSError as error:

@@ -2,13 +2,16 @@
 
 Owns opening and going over entries.  rocksdict writes a file into the directory that it opens, read-only or not, so it gets
 a directory of symbolic links and the store's own stays untouched (I7).  A walk that meets damage raises: `items` of rocksdict
-ends there in silence, so every walk here ends by asking the iterator for its status.
+ends there in silence, so every walk here ends by asking the iterator for its status.  RocksDB takes a MANIFEST whose end it cannot
+read for one that ended before, and shows an older state; so the MANIFEST is looked through here too.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+import struct
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -16,12 +19,18 @@ from typing import Any
 from rmqstore.errors import CorruptionError, MissingDependencyError, StoreClosedError, StoreError
 from rmqstore.rocksdb.places import is_database
 
-__all__ = ["Database", "is_database", "load_rocksdict"]
+__all__ = ["Database", "is_database", "load_rocksdict", "unlisted_text"]
 
 # What a database reads when it is opened; OPTIONS, IDENTITY and LOCK are not needed.
 _SUFFIXES = (".sst", ".log")
 # A flush or a compaction of a broker takes files away between the listing and the opening.
 _TRIES = 5
+# Seconds.
+_PAUSE = 0.02
+# Of RocksDB's logs: a block, the head of a record, and the types of its first part and its last.
+_BLOCK = 1 << 15
+_HEAD = struct.Struct("<IHB")
+_FIRST, _LAST = 2, 4
 
 
 class Database:
@@ -45,7 +54,10 @@ class Database:
         The column families that are there.
     log_damage : str or None
         What is wrong with the write-ahead log, so that entries of it are missing here; its torn end, as a kill may leave
-        it, is none unless `skip_damaged`.
+        it, is none unless `skip_damaged`.  Or with the MANIFEST, so that an older state is shown.
+    unlisted : tuple of str
+        Tables that were written after the last one that the MANIFEST has: one that a broker writes just now, or the MANIFEST
+        is older than the rest.
 
     Raises
     ------
@@ -68,6 +80,18 @@ class Database:
         self._rdict: Any = None
         self._handles: dict[str, Any] = {}
         self.families = self._open()
+        self.unlisted: tuple[str, ...] = ()
+        for attempt in range(_TRIES):
+            torn, self.unlisted = _torn_manifest(self.path), self._unlisted()
+            if (torn is None and not self.unlisted) or attempt == _TRIES - 1:
+                break
+            # A broker that writes both is done in a moment.
+            self.close()
+            time.sleep(_PAUSE)
+            self.log_damage = None
+            self.families = self._open()
+        if torn is not None:
+            self.log_damage = torn if self.log_damage is None else f"{self.log_damage}; {torn}"
 
     def _open(self) -> tuple[str, ...]:
         # Imported here because they bring much along that a store without a database has no use for.
@@ -112,6 +136,12 @@ class Database:
             "it, or restore the file from a backup",
             self.path,
         ) from error
+
+    def _unlisted(self) -> tuple[str, ...]:
+        listed = {os.path.basename(table["name"]) for table in self._rdict.live_files()}
+        last = max(map(_number, listed), default=-1)
+        tables = [name for name in os.listdir(self._rdict.path()) if name.endswith(".sst") and _number(name) > last]
+        return tuple(sorted(name for name in tables if name not in listed))
 
     def _recovery_mode(self, rocksdict: Any, attempt: int) -> Any:
         # RocksDB's own default ends at the first damage of its log in silence.  The first try refuses damage, but for a torn
@@ -262,6 +292,52 @@ def _new_directory() -> str:
         ) from error
 
 
+def _number(table: str) -> int:
+    number = table.partition(".")[0]
+    return int(number) if number.isascii() and number.isdigit() and len(number) < 20 else -1
+
+
+def _torn_manifest(path: str) -> str | None:
+    """str or None: where the MANIFEST of the database ends within a record, which RocksDB takes for its end.
+
+    A file of RocksDB's logs is blocks of 32 KiB; a record has a CRC, a length and a type, and is cut where a block ends.
+    """
+    try:
+        with open(os.path.join(path, "CURRENT"), "rb") as file:
+            name = os.fsdecode(file.read(256).strip())
+        with open(os.path.join(path, os.path.basename(name)), "rb") as file:
+            at, begun = 0, None
+            while block := file.read(_BLOCK):
+                pos = 0
+                while pos + _HEAD.size <= len(block):
+                    _, length, kind = _HEAD.unpack_from(block, pos)
+                    if not kind and not any(block[pos:]):
+                        pos = len(block)
+                        continue
+                    # Types 5 to 8 are the same four in a file that is used again: a number follows.  Others are judged by RocksDB.
+                    again = _LAST < kind <= 2 * _LAST
+                    part = kind - _LAST if again else kind
+                    end = pos + _HEAD.size + length + (4 if again else 0)
+                    if end > len(block):
+                        return _torn(name, at + pos)
+                    if part == _FIRST:
+                        begun = at + pos
+                    elif part == _LAST:
+                        begun = None
+                    pos = end
+                if len(block) < _BLOCK and any(block[pos:]):
+                    return _torn(name, at + pos)
+                at += len(block)
+            return None if begun is None else _torn(name, begun)
+    except OSError:
+        # Gone since it was opened: a broker began another one.
+        return None
+
+
+def _torn(name: str, pos: int) -> str:
+    return f"{name} is damaged or cut at byte {pos}: an older state is shown"
+
+
 def _remove(links: str, pid: int) -> None:
     # A forked child ends before its parent, who still needs them.
     import shutil
@@ -279,6 +355,12 @@ def _after(prefix: bytes) -> bytes | None:
 def _first_line(error: Exception | None, links: str) -> str:
     # RocksDB names files below the links; people look for the store's own.
     return str(error).partition("\n")[0].replace(links.rstrip("/") + "/", "")
+
+
+def unlisted_text(tables: tuple[str, ...]) -> str:
+    """str: what `Database.unlisted` means for whoever has no log to complete the database from."""
+    names = ", ".join(tables[:3]) + (", …" if len(tables) > 3 else "")
+    return f"its MANIFEST does not have the newer tables {names}: a broker writes just now, or newest entries are missing"
 
 
 def load_rocksdict() -> Any:

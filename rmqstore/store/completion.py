@@ -111,6 +111,10 @@ class Completion:
         self.source = DatabaseQueues(
             root, folder, database, queues.config, queues.pool, self._log_bounds, self._batch_num, self._complete
         )
+        if database is not None and database.log_damage is not None:
+            # An older state, and what followed is in the log.
+            damage = CorruptionError(f"the RocksDB database: {database.log_damage}", folder)
+            logger.warning("%s: %s; what it lacks is taken from the log", damage.path, damage.message)
         if damage is not None:
             self.source.damage.append(damage)
         for topic, queue_id in () if database is None else database.last:

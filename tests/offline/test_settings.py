@@ -454,6 +454,29 @@ def test_flips_and_truncations_are_no_shorter_answer(kind, store, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["config/topics", "config/consumerOffsets", "kvStore"])
+def test_damage_of_a_manifest_is_no_shorter_answer(kind, store, tmp_path, monkeypatch):
+    """RocksDB takes one whose end it cannot read for one that ended before, and shows what there was then."""
+    monkeypatch.setattr("rmqstore.rocksdb.database._PAUSE", 0)
+    shutil.copytree(store / kind, tmp_path / kind)
+    whole = rmqstore.settings(tmp_path)
+    assert whole.findings == () and (whole.topics or whole.consumer_offsets or whole.pop_records)
+    (manifest,) = (tmp_path / kind).glob("MANIFEST-*")
+    data = manifest.read_bytes()
+    shorter = 0
+    for at in range(0, len(data), max(1, len(data) // 17)):
+        for text in (data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :], data[:at]):
+            manifest.write_bytes(text)
+            found = rmqstore.settings(tmp_path)
+            same = (found.topics, found.consumer_offsets, found.pop_records) == (
+                whole.topics, whole.consumer_offsets, whole.pop_records,
+            )  # fmt: skip
+            assert same or {finding.kind for finding in found.findings} <= {"damaged_database", "bad_settings"} != set()
+            assert found.findings or same, (at, len(text))
+            shorter += not same and any("MANIFEST" in finding.detail for finding in found.findings)
+    assert shorter
+
+
+@pytest.mark.parametrize("kind", ["config/topics", "config/consumerOffsets", "kvStore"])
 def test_flips_in_a_log_are_no_shorter_answer(kind, killed, tmp_path):
     shutil.copytree(killed / kind, tmp_path / kind)
     whole = rmqstore.settings(tmp_path)

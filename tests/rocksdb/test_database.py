@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import lzma
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 pytest.importorskip("rocksdict")
 
 from rmqstore.errors import CorruptionError, StoreClosedError, StoreError
-from rmqstore.rocksdb.database import Database, _after, is_database
+from rmqstore.rocksdb.database import Database, _after, _torn_manifest, is_database
 
 DATA = golden.DATA / "rocketmq-rocksdb"
 
@@ -65,14 +66,13 @@ def test_what_a_database_holds(store):
         assert list(database.prefixed(prefix)) == [unit for unit in units if unit[0].startswith(prefix)]
 
 
-def test_reading_leaves_no_trace(store):
+def test_reading_leaves_no_trace(store, tmp_path, monkeypatch):
     before = contents(store)
-    temporary = set(os.listdir(os.environ.get("TMPDIR", "/tmp")))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with Database(store / "rocksdbstore") as database:
-        assert list(database.items())
+        assert list(database.items()) and len(list(tmp_path.iterdir())) == 1
     assert contents(store) == before
-    left = set(os.listdir(os.environ.get("TMPDIR", "/tmp"))) - temporary
-    assert not [name for name in left if name.startswith("rmqstore-rocksdb-")]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_directory_without_a_database(tmp_path):
@@ -111,6 +111,49 @@ def test_a_database_without_its_current(tmp_path):
         path.unlink()
         path.mkdir()
     assert not is_database(folder)
+
+
+@pytest.mark.parametrize(
+    "sizes", [[10, 20], [32768 - 14, 5, 7], [32768 - 13, 5], [100_000, 3], [32768 - 7, 32768 - 7, 1], [32768 - 20]]
+)
+def test_where_a_manifest_was_cut(tmp_path, sizes):
+    """Records as RocksDB lays them out, by its format's description, cut at every byte near a border."""
+    data, ends = b"", [0]
+    for size in sizes:
+        left, first = bytes([size % 251]) * size, True
+        while first or left:
+            room = 32768 - len(data) % 32768
+            if room < 7:
+                data += bytes(room)
+                continue
+            part, left = left[: room - 7], left[room - 7 :]
+            kind = 1 if first and not left else 2 if first else 3 if left else 4
+            data += struct.pack("<IHB", 7, len(part), kind) + part
+            first = False
+        ends.append(len(data))
+    (tmp_path / "CURRENT").write_bytes(b"MANIFEST-000001\n")
+    near = {end + more for end in [*ends, *range(32768, len(data), 32768)] for more in range(-9, 10)}
+    for cut in sorted(each for each in near if 0 <= each <= len(data)):
+        (tmp_path / "MANIFEST-000001").write_bytes(data[:cut])
+        rest = data[max(end for end in ends if end <= cut) : cut]
+        # Zeros fill up a block.
+        assert (_torn_manifest(str(tmp_path)) is None) == (not any(rest)), (cut, ends)
+    (tmp_path / "MANIFEST-000001").write_bytes(data + bytes(5000))
+    assert _torn_manifest(str(tmp_path)) is None
+
+
+def test_tables_that_the_manifest_does_not_have(tmp_path):
+    folder = unpack("store", tmp_path) / "store" / "config" / "topics"
+    with Database(folder) as database:
+        assert database.unlisted == () and database.log_damage is None
+    tables = sorted(folder.glob("*.sst"))
+    # An obsolete one is older; a newer one is what the MANIFEST should have.
+    shutil.copy(tables[0], folder / "000001.sst")
+    with Database(folder) as database:
+        assert database.unlisted == ()
+    shutil.copy(tables[0], folder / "999999.sst")
+    with Database(folder) as database:
+        assert database.unlisted == ("999999.sst",)
 
 
 @pytest.mark.parametrize("name", ["*.sst", "MANIFEST-*", "CURRENT"])
