@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from rmqstore._core import EXT_ADDRESS_MAX
 from rmqstore.consumer.offsets_file import load_with_backup, whole_number
 from rmqstore.errors import CorruptionError
 from rmqstore.offline.pending_rows import Records, rows
-from rmqstore.offline.pending_search import Search, taken_down
+from rmqstore.offline.pending_search import Problem, Search, taken_down
 from rmqstore.store.columns import import_pyarrow
 
 __all__ = ["search_delayed", "search_dlq", "search_retry"]
@@ -70,11 +71,18 @@ def search_delayed(search: Search) -> None:
 
 
 def _due_by_level(search: Search, records: Records, levels: np.ndarray) -> np.ndarray:
-    if records.tags_codes is not None:
+    unknown = np.ones(len(records), bool) if records.tags_codes is None else records.tags_codes <= EXT_ADDRESS_MAX
+    if records.tags_codes is not None and not unknown.any():
         # The unit of such a queue holds when its message is due instead of the hash of its tags.
         return records.tags_codes
     delays = np.array([0, *search.store.config.delay_levels], np.int64)
     due: np.ndarray = records.numbers_of("store_timestamp") + delays[np.clip(levels, 0, len(delays) - 1)]
+    if records.tags_codes is not None:
+        # As a broker: where the extension holds nothing, the level says it.
+        due[~unknown] = records.tags_codes[~unknown]
+        text = f"{np.count_nonzero(unknown)} units of {_SCHEDULE_TOPIC} lead nowhere in the extension of their queue; when their "
+        text += f"messages are due follows from message_delay_level {search.store.config.message_delay_level!r}"
+        search.problems.append(Problem(search.store.path, None, text))
     return due
 
 

@@ -24,8 +24,9 @@ __all__ = ["Database", "is_database", "load_rocksdict", "unlisted_text"]
 # What a database reads when it is opened; OPTIONS, IDENTITY and LOCK are not needed.
 _SUFFIXES = (".sst", ".log")
 # A flush or a compaction of a broker takes files away between the listing and the opening.
-_TRIES = 5
-# Seconds.
+_TRIES = 10
+# How often the MANIFEST is looked at where it is behind, and seconds between.
+_LOOKS = 4
 _PAUSE = 0.02
 # Of RocksDB's logs: a block, the head of a record, and the types of its first part and its last.
 _BLOCK = 1 << 15
@@ -81,9 +82,9 @@ class Database:
         self._handles: dict[str, Any] = {}
         self.families = self._open()
         self.unlisted: tuple[str, ...] = ()
-        for attempt in range(_TRIES):
+        for attempt in range(_LOOKS):
             torn, self.unlisted = _torn_manifest(self.path), self._unlisted()
-            if (torn is None and not self.unlisted) or attempt == _TRIES - 1:
+            if (torn is None and not self.unlisted) or attempt == _LOOKS - 1:
                 break
             # A broker that writes both is done in a moment.
             self.close()
@@ -99,11 +100,11 @@ class Database:
 
         rocksdict = load_rocksdict()
         error: Exception | None = None
-        strict = ""
+        strict, linked, busy = "", frozenset[str](), False
         for attempt in range(_TRIES):
             links = _new_directory()
             try:
-                self._link(links)
+                linked = self._link(links)
                 plain = rocksdict.Options(raw_mode=True)
                 plain.set_wal_recovery_mode(self._recovery_mode(rocksdict, attempt))
                 families = tuple(rocksdict.Rdict.list_cf(links, plain))
@@ -121,9 +122,11 @@ class Database:
                 error = failed
                 if attempt % 2 == 0:
                     strict = _first_line(failed, links)
-                elif "No such file" not in str(failed):
-                    # No flush or compaction makes this better.
-                    break
+                else:
+                    # Did a flush or compaction run in between, so that another try may be better?
+                    busy = "No such file" in str(failed) and self._names() != linked
+                    if not busy:
+                        break
                 continue
             if attempt % 2 == 1 and "No such file" not in strict:
                 # Only the log can be what the strict mode refused.
@@ -131,10 +134,11 @@ class Database:
             self._handles = {name: self._rdict.get_column_family(name) for name in families}
             self._finalizer = weakref.finalize(self, _remove, links, os.getpid())
             return families
+        advice = "what it held is in the commit log: rebuild it, or restore the file from a backup"
+        if busy:
+            advice = "its files changed at each of several tries, as its broker writes: try again"
         raise CorruptionError(
-            f"the RocksDB database cannot be opened: {_first_line(error, links)}; what it held is in the commit log: rebuild "
-            "it, or restore the file from a backup",
-            self.path,
+            f"the RocksDB database cannot be opened: {_first_line(error, links)}; {advice}", self.path
         ) from error
 
     def _unlisted(self) -> tuple[str, ...]:
@@ -151,12 +155,16 @@ class Database:
             return modes.absolute_consistency() if self._skip_damaged else modes.tolerate_corrupted_tail_records()
         return modes.skip_any_corrupted_record() if self._skip_damaged else modes.point_in_time()
 
-    def _link(self, links: str) -> None:
+    def _names(self) -> frozenset[str]:
+        with os.scandir(self.path) as entries:
+            return frozenset(entry.name for entry in entries if _is_read(entry.name) and not entry.is_dir())
+
+    def _link(self, links: str) -> frozenset[str]:
+        # The names of the files that were linked.
         with os.scandir(self.path) as entries:
             for entry in entries:
-                if entry.name == "CURRENT" or entry.name.startswith("MANIFEST-") or entry.name.endswith(_SUFFIXES):
-                    if _is_file(entry.path):
-                        os.symlink(entry.path, os.path.join(links, entry.name))
+                if _is_read(entry.name) and _is_file(entry.path):
+                    os.symlink(entry.path, os.path.join(links, entry.name))
         if not os.path.lexists(os.path.join(links, "CURRENT")):
             if os.listdir(links):
                 raise CorruptionError(
@@ -165,6 +173,7 @@ class Database:
                     self.path,
                 )
             raise FileNotFoundError(2, "No RocksDB database is here: no file CURRENT", self.path)
+        return frozenset(os.listdir(links))
 
     def __contains__(self, family: str) -> bool:
         return family in self.families
@@ -261,6 +270,10 @@ class Database:
             "in the commit log: rebuild it",
             self.path,
         )
+
+
+def _is_read(name: str) -> bool:
+    return name == "CURRENT" or name.startswith("MANIFEST-") or name.endswith(_SUFFIXES)
 
 
 def _is_file(path: str) -> bool:

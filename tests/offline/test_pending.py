@@ -72,6 +72,24 @@ def test_the_wheel_of_a_real_broker(tmp_path, name):
     assert (delayed.level, delayed.keys, delayed.due) == (16, ("DELAY-3",), delayed.store_timestamp + 1_800_000)
 
 
+@pytest.mark.parametrize("name", golden.VERSION_STORES)
+def test_brokers_of_other_versions(tmp_path, name):
+    """Of 5.3.3 with an extension, in which the times of delayed messages are."""
+    root = golden.unpack(name, tmp_path)
+    found = pending(root)
+    assert found.problems == []
+    assert found.counts == {"delayed": 3, "timer": 0, "transaction": 1, "retry": 0, "dlq": 0}
+    minutes = sorted((message.due - message.store_timestamp) // 60_000 for message in found if message.kind == "delayed")
+    assert minutes == [30, 30, 60]
+    (source,) = [source for source in found.sources if source.kind == "delayed"]
+    assert source.came_out == 0
+    if name == "5.3.3":
+        shutil.rmtree(root / "consumequeue_ext")
+        found = pending(root, config=StoreConfig.infer(root, read_only=True, message_delay_level="30m " * 17 + "1h"))
+        assert len(found) == 4 and "units of SCHEDULE_TOPIC_XXXX lead nowhere" in " ".join(map(str, found.problems))
+        assert all(0 < message.due - message.store_timestamp <= 3_600_000 for message in found if message.kind == "delayed")
+
+
 def test_a_real_brokers_transactions(broker):
     found = pending(broker)
     assert found.counts == {"delayed": 30, "timer": 5, "transaction": 20, "retry": 0, "dlq": 0}

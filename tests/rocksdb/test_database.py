@@ -156,6 +156,32 @@ def test_tables_that_the_manifest_does_not_have(tmp_path):
         assert database.unlisted == ("999999.sst",)
 
 
+def test_files_that_change_at_each_try(tmp_path, monkeypatch):
+    """As of a broker that compacts faster than it can be opened: tried some times, and said so."""
+    folder = unpack("store", tmp_path) / "store" / "consumequeue"
+    tries = []
+
+    def link(self, links):
+        # A table goes, and another comes, after the directory was listed.
+        linked = linking(self, links)
+        table = next(folder.glob("*.sst"))
+        table.rename(folder / f"{len(tries) + 900:06}.sst")
+        tries.append(linked)
+        return linked
+
+    linking = Database._link
+    monkeypatch.setattr(Database, "_link", link)
+    with pytest.raises(CorruptionError, match="its files changed at each of several tries"):
+        Database(folder)
+    assert len(tries) == 10
+    # One that is gone is no reason to try more than once in each mode.
+    monkeypatch.setattr(Database, "_link", lambda self, links: tries.append(0) or linking(self, links))
+    tries.clear()
+    with pytest.raises(CorruptionError, match="rebuild it"):
+        Database(folder)
+    assert len(tries) == 2
+
+
 @pytest.mark.parametrize("name", ["*.sst", "MANIFEST-*", "CURRENT"])
 def test_what_is_no_file_is_not_waited_for(tmp_path, name):
     folder = unpack("store", tmp_path) / "store" / "consumequeue"
