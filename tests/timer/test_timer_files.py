@@ -161,6 +161,24 @@ def test_truncated_files(small):
     assert waiting_units(small).problems
 
 
+def test_files_with_terabytes_that_were_never_written(small):
+    truth = listed(small)
+    last = max((small / "timerlog").iterdir())
+    for path, size in ((small / "timerwheel", 1 << 43), (last, (1 << 43) // 52 * 52)):
+        whole = path.stat().st_size
+        os.truncate(path, size)
+        found = waiting_units(small)
+        assert as_tuples(found.units) == truth
+        os.truncate(path, whole)
+    assert waiting_units(small).problems == []
+    # A hole where units were is told, with whatever follows.
+    first = min((small / "timerlog").iterdir())
+    data = first.read_bytes()
+    first.write_bytes(b"")
+    os.truncate(first, len(data))
+    assert any("zeros" in str(each) and str(first) in str(each) for each in waiting_units(small).problems)
+
+
 @pytest.mark.parametrize("name", ["config/timercheck", "timerwheel", "timerwheel.99", "timerlog/00000000000000000000", "timerlog"])
 @pytest.mark.parametrize("kind", ["pipe", "folder", "file"])
 def test_what_is_no_file_is_told_and_not_waited_for(small, name, kind):
