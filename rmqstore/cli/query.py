@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -22,6 +23,7 @@ from rmqstore.cli.options import (
 )
 from rmqstore.cli.terminal import TIME, Printer, Progress, escape, note
 from rmqstore.errors import CorruptionError, OffsetOutOfRangeError
+from rmqstore.flatfile.metadata import METADATA_FILE
 from rmqstore.index.log_index import DEFAULT_LOG_BYTES
 from rmqstore.message import MessageExt
 from rmqstore.store.message_store import MessageStore
@@ -108,6 +110,8 @@ def query(
                     note(f"no message of topic {topic} has {key_type or 'key'} {key}{where}")
                 if found.truncated:
                     note(f"there are more than {max_num}{f' of {key}' if several else ''}; give --max-num or a time range")
+        if given.tiered is None and os.path.exists(os.path.join(path, METADATA_FILE)):
+            note("older messages of this store are in tiered storage, which was not searched: give --tiered DIR")
         if uncovered:
             if given.as_json:
                 printer.json_line({"complete": False, "uncovered": [list(stretch) for stretch in uncovered]})

@@ -25,9 +25,10 @@ from rmqstore.consumequeue.plain_queue import PlainQueue, plain_queue
 from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.consumequeue.queue_look import QueueLook, look_at_files, look_at_queue, unit_in_files
 from rmqstore.consumequeue.unit_queue import Unit
-from rmqstore.errors import GeometryError, StoreError
+from rmqstore.errors import GeometryError, MissingDependencyError, StoreError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, read_small_file
 from rmqstore.message import decode_java_utf8
+from rmqstore.rocksdb.places import queue_databases
 from rmqstore.rocksdb.settings import SettingsDatabase, database_state, settings_layouts
 
 __all__ = ["AnyConsumeQueue", "ConsumeQueueStore", "QueueSource"]
@@ -375,5 +376,7 @@ def _batch_topics_in_databases(root: str) -> set[str]:
                         if _has_batch_queues(json.loads(text)):
                             found.add(name)
         except (StoreError, OSError) as error:
-            logger.warning("which topics have batch queues is not known from the broker's settings: %s", error)
+            # A store whose queues are in RocksDB too is not opened without rocksdict, which is said then.
+            if not isinstance(error, MissingDependencyError) or not queue_databases(root):
+                logger.warning("which topics have batch queues is not known from the broker's settings: %s", error)
     return found

@@ -123,8 +123,6 @@ def settings_sources(
     ------
     MissingDependencyError
         There is a database, and rocksdict is not installed.
-    OSError
-        A file cannot be read.
     """
     root = os.fspath(root)
     found = []
@@ -152,6 +150,12 @@ def _reading(source: SettingsSource, root: str) -> SettingsSource:
         kind = "bad_consumer_offset" if source.kind == "consumer_offsets" and source.form == "json" else "bad_settings"
         detail = f"{source.kind} are not known: {error.message}"
         source.findings.append(Finding(source.path, error.pos or 0, kind, detail))
+    except OSError as error:
+        # What cannot be opened hides no other source.
+        source.readable = False
+        source.path = os.fsdecode(error.filename) if error.filename is not None else source.path
+        detail = f"{source.kind} are not known: {error.strerror or error}"
+        source.findings.append(Finding(source.path, 0, "file", detail))
     return source
 
 

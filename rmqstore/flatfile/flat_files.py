@@ -1,8 +1,8 @@
 """The flat files of one kind of one queue: files of any length, named by their base offsets, as one stream of bytes.
 
 Owns the directory: which files there are, which one holds an offset, and what the stream lacks, its holes: a file that is missing
-or short, known from its neighbours and from the metadata.  It never interprets bytes and changes nothing.  A file is read at
-its real length, as far as the next one begins.
+or short, known from its neighbours and from the metadata, or that may not be read.  It never interprets bytes and changes
+nothing.  A file is read at its real length, as far as the next one begins.
 
 Facts (RocketMQ 5.5.0): a name is the first 8 hex digits of the MD5 of the base offset in decimal, and the base offset in 20
 digits; base + length = the next base.  The first base is above 0 where older files were deleted.
@@ -63,6 +63,8 @@ class FlatFiles(NotCopied):
         Ascending.
     problems : list of Finding
         What is not as a broker leaves it, holes included.
+    unreadable : Finding or None
+        That the directory cannot be listed.
     min_offset, max_offset : int
         Where the stream begins and ends in bytes, with what is known to be missing.
     """
@@ -82,6 +84,9 @@ class FlatFiles(NotCopied):
         self._layout: tuple[list[int], list[int], dict[int, MappedFile]] = ([], [], {})
         self.holes: list[Hole] = []
         self.problems: list[Finding] = []
+        self.unreadable: Finding | None = None
+        # Files that may not be read: length, by base offset.
+        self._refused: dict[int, int] = {}
         self.min_offset = self.max_offset = 0
         self.load(self._metadata)
 
@@ -94,21 +99,29 @@ class FlatFiles(NotCopied):
         """List the directory, again where a broker wrote meanwhile; files that did not change stay mapped."""
         self._metadata = metadata or {}
         lengths: dict[int, int] = {}
-        self.problems = []
+        refused: dict[int, int] = {}
+        self.problems, self.unreadable = [], None
         try:
             entries = sorted(os.scandir(self.path), key=lambda entry: entry.name)
         except FileNotFoundError:
             entries = []
+        except OSError as error:
+            entries = []
+            self.unreadable = Finding(self.path, 0, "file", f"cannot be listed: {error.strerror or error}")
+            self.problems.append(self.unreadable)
         for entry in entries:
             base = _base_of(entry.name)
             try:
                 if base is None or not entry.is_file():
                     detail = "no part of tiered storage, or its name was changed; it is not read"
                     self.problems.append(Finding(entry.path, 0, "file", detail))
-                else:
+                elif os.access(entry.path, os.R_OK):
                     lengths[base] = entry.stat().st_size
+                else:
+                    refused[base] = entry.stat().st_size
             except FileNotFoundError:
                 continue  # Its broker deleted it meanwhile.
+        self._refused = refused
         self._arrange(lengths)
 
     def _arrange(self, lengths: dict[int, int]) -> None:
@@ -121,7 +134,8 @@ class FlatFiles(NotCopied):
             if end < base + lengths[base]:
                 detail = f"{lengths[base]} bytes, but the next file begins {end - base} bytes after this one does"
                 self.problems.append(Finding(self._path(base), end - base, "overlap", detail))
-        known = {base: base + each.size for base, each in self._metadata.items() if each.size and base + each.size <= _INT64_MAX}
+        sizes = {**{base: each.size for base, each in self._metadata.items()}, **self._refused}
+        known = {base: base + size for base, size in sizes.items() if size and base + size <= _INT64_MAX}
         self.min_offset = min([*bases[:1], *known], default=0)
         self.max_offset = max([*ends[-1:], *known.values()], default=0)
         self.holes = []
@@ -155,6 +169,10 @@ class FlatFiles(NotCopied):
 
     def _lacking(self, begin: int, end: int, bases: list[int], ends: list[int]) -> Finding:
         # Which file it is that does not hold `begin` although it should.
+        if begin in self._refused:
+            return Finding(self._path(begin), 0, "file", f"may not be read; it holds offsets {begin} to {end}")
+        if self.unreadable is not None:
+            return self.unreadable
         if begin in self._metadata:
             return Finding(self._path(begin), 0, "missing_file", f"is missing; it held offsets {begin} to {end}")
         place = bisect_right(bases, begin) - 1

@@ -326,14 +326,22 @@ class FlatIndex(NotCopied):
             entries = sorted(os.scandir(self.local_path), key=lambda entry: entry.name)
         except FileNotFoundError:
             return files
+        except OSError as error:
+            self._strange.append(Finding(self.local_path, 0, "file", f"cannot be listed: {error.strerror or error}"))
+            return files
         for entry in entries:
             if entry.is_dir():
                 continue  # compacting/ has a copy of what is here, and is deleted at the next start.
             if not (entry.name.isascii() and entry.name.isdigit()) or not entry.is_file():
                 self._strange.append(Finding(entry.path, 0, "file", "no index file; it is not read"))
                 continue
-            size = entry.stat().st_size
-            if size:
+            try:
+                size = entry.stat().st_size
+            except FileNotFoundError:
+                continue  # Its broker uploaded it meanwhile.
+            if not os.access(entry.path, os.R_OK):
+                self._strange.append(Finding(entry.path, 0, "file", "may not be read; the records are gone over instead"))
+            elif size:
                 files.append(MappedFile(entry.path, size, read_only=True, pool=self._pool, padded=True))
         return files
 

@@ -108,11 +108,15 @@ class FlatQueue(NotCopied):
     @property
     def problems(self) -> list[Finding]:
         """list of Finding: what is wrong with the files themselves, holes included."""
-        return [*self.log.problems, *self.units.problems, *([] if self.lacks_units is None else [self.lacks_units])]
+        found = [*self.log.problems, *self.units.problems]
+        lacks = self.lacks_units
+        return found if lacks is None or lacks in found else [*found, lacks]
 
     @property
     def lacks_units(self) -> Finding | None:
-        """Finding or None: that there are records and no units, without which nobody knows where the queue begins and ends."""
+        """Finding or None: why nobody knows where the queue begins and ends: it has records and no units, or cannot be listed."""
+        if self.units.unreadable is not None or self.log.unreadable is not None:
+            return self.units.unreadable or self.log.unreadable
         if not len(self.log) or len(self.units) or self.units.holes:
             return None
         return Finding(self.units.path, 0, "missing_file", "there are no units, but the queue has records")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from rmqstore import _numpy as np
 from rmqstore._columns import KeyTexts
@@ -86,6 +86,8 @@ class FlatStore(NotCopied):
         self.folder, self.cluster, self.broker = self._choose(cluster, broker)
         self._queues: dict[tuple[str, int], FlatQueue] = {}
         self._indexed_to: dict[tuple[str, int], int] = {}
+        # Folders of topics that cannot be listed, by topic; of "" the broker's own.
+        self._unlisted: dict[str, Finding] = {}
         self.closed = False
         self._loaded_at = time.monotonic()
         self.index = FlatIndex(
@@ -148,10 +150,23 @@ class FlatStore(NotCopied):
     def _topics(self, topic: str | None) -> list[str]:
         if topic is not None:
             return [topic] if _is_topic(topic) else []
-        return [each for each in _folders(self.folder) if _is_topic(each)]
+        return [each for each in self._listed("", self.folder) if _is_topic(each)]
 
     def _queue_folders(self, topic: str) -> list[str]:
-        return [name for name in _folders(os.path.join(self.folder, topic)) if _is_queue_id(name)]
+        return [name for name in self._listed(topic, os.path.join(self.folder, topic)) if _is_queue_id(name)]
+
+    def _listed(self, topic: str, path: str) -> list[str]:
+        try:
+            return _folders(path)
+        except OSError as error:
+            self._unlisted[topic] = Finding(path, 0, "file", f"cannot be listed: {error.strerror or error}")
+            return []
+
+    def report_unlisted(self, topics: Iterable[str] | None = None) -> None:
+        """Report the folders that `keys` could not list, of all topics or of these: queues may be in there."""
+        for topic, finding in self._unlisted.items():
+            if topics is None or not topic or topic in topics:
+                self.report(finding)
 
     def queue(self, topic: str, queue_id: int) -> FlatQueue | None:
         """FlatQueue or None: a queue; None where nothing of it is in tiered storage."""
@@ -163,7 +178,7 @@ class FlatStore(NotCopied):
             return None
         path = os.path.join(self.folder, topic, str(queue_id))
         log, units = self.said("COMMIT_LOG", topic, queue_id), self.said("CONSUME_QUEUE", topic, queue_id)
-        if log is None and units is None and not os.path.isdir(path):
+        if log is None and units is None and not _may_be_there(path):
             return None
         queue = FlatQueue(path, topic, queue_id, self._pool, self.report, log, units, self._crc_check)
         return self._queues.setdefault((topic, queue_id), queue)
@@ -189,7 +204,8 @@ class FlatStore(NotCopied):
     def problems(self) -> list[Finding]:
         """list of Finding: what is wrong with the metadata and with files as a whole, of queues and index."""
         own = [] if self._metadata_problem is None else [self._metadata_problem]
-        return [*own, *(each for queue in self.queues() for each in queue.problems), *self.index.problems]
+        of_queues = [each for queue in self.queues() for each in queue.problems]
+        return [*own, *self._unlisted.values(), *of_queues, *self.index.problems]
 
     def report(self, finding: Finding) -> None:
         """Tell `on_damage`, or raise."""
@@ -249,7 +265,9 @@ class FlatStore(NotCopied):
                     sound = False
             sound = sound and not self.index.problems
         texts = _key_texts(topic, key)
-        for queue in self.queues(topic):
+        queues = list(self.queues(topic))
+        self.report_unlisted((topic,))
+        for queue in queues:
             if queue.lacks_units is not None:
                 self.report(queue.lacks_units)
             begin = self.indexed_to(queue) if sound else queue.min_queue_offset
@@ -346,7 +364,7 @@ class FlatStore(NotCopied):
         self._load_metadata()
         for (topic, queue_id), queue in list(self._queues.items()):
             queue.load(self.said("COMMIT_LOG", topic, queue_id), self.said("CONSUME_QUEUE", topic, queue_id))
-        self._indexed_to = {}
+        self._indexed_to, self._unlisted = {}, {}
         self.index.load(self.said("INDEX", INDEX_TOPIC, 0))
 
     def refresh(self) -> None:
@@ -372,6 +390,17 @@ def _folders(path: str) -> list[str]:
         return sorted(entry.name for entry in os.scandir(path) if entry.is_dir())
     except (FileNotFoundError, NotADirectoryError):
         return []
+
+
+def _may_be_there(path: str) -> bool:
+    # What nobody may look at is no less there.
+    try:
+        os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return False
+    except OSError:
+        return True
+    return os.path.isdir(path)
 
 
 def _is_topic(name: str) -> bool:

@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.errors import CorruptionError, MissingDependencyError
+from rmqstore.errors import CorruptionError, MissingDependencyError, StoreError
 from rmqstore.message import MessageExt, encode_java_utf8
 from rmqstore.rocksdb.database import is_database
 from rmqstore.rocksdb.index import HOUR, IndexDatabase, IndexKind, index_folder, keys_of_message, may_have_entries
@@ -47,8 +47,8 @@ class DatabaseIndex:
 
     Attributes
     ----------
-    damage : CorruptionError or None
-        Why the database is not asked any more.
+    damage : StoreError or None
+        Why the database is not asked any more: it is damaged, or cannot be read.
     missing : MissingDependencyError or None
         Why it could not be opened.
     """
@@ -56,7 +56,7 @@ class DatabaseIndex:
     def __init__(self, root: str, commit_log: CommitLog):
         self.root = root
         self.commit_log = commit_log
-        self.damage: CorruptionError | None = None
+        self.damage: StoreError | None = None
         self.missing: MissingDependencyError | None = None
         self._database: IndexDatabase | None = None
         self._state: tuple[tuple[str, int, int], ...] | None = None
@@ -128,8 +128,12 @@ class DatabaseIndex:
             self.missing = error
             logger.warning("the index in RocksDB is passed over, and the log is searched: %s", error)
             return None
-        except CorruptionError as error:
+        except StoreError as error:
             self.distrust(error)
+            return None
+        except OSError as error:
+            path = os.fsdecode(error.filename) if error.filename is not None else index_folder(self.root)
+            self.distrust(StoreError(f"it cannot be read: {error.strerror or error}", path))
             return None
         if database.has_entries:
             self._database = database
@@ -137,7 +141,7 @@ class DatabaseIndex:
             database.close()
         return self._database
 
-    def distrust(self, error: CorruptionError) -> None:
+    def distrust(self, error: StoreError) -> None:
         """Ask the database no more; what it covers is looked for in the log."""
         with self._lock:
             self.damage, self._covered = error, None
@@ -233,8 +237,8 @@ class DatabaseIndex:
 
         Raises
         ------
-        CorruptionError, MissingDependencyError
-            The database cannot be read.
+        StoreError
+            The database cannot be read, among others as a CorruptionError or a MissingDependencyError.
         """
         with self._lock:
             database = self._open()

@@ -6,11 +6,12 @@ All of them take a path, beside a broker that runs or one that died; only `rebui
 - `queue_rows`: one row a queue, for the command line and SQL
 - `settings`: a broker's topics, groups, offsets and pop records
 - `verify`: what is wrong, with file, position and what to do; `verify_units` (queues) and `verify_entries` (index):
-  its parts; `verify_queue_database`, `verify_databases`: the same of queues and of the index in RocksDB
+  its parts; `verify_queue_database`, `verify_databases`: the same of queues and of the index in RocksDB;
+  `verify_waiting`: of timers and transactions, in files and in RocksDB
 - `rebuild`: queues and index again, from the log alone; `rebuild_queue_database`: queues as a RocksDB database
 - `export`: which messages a selection means, and their files; `export_tiered`: those of tiered storage
 - `importing`: rows of files as tables to put, and where each row stands in its file
 - `pending`: what still waits, and for what; `pending_queues` (delay levels, retries, dead letters), `pending_timers`,
   `pending_transactions`: from where on it waits; `pending_search`, `pending_rows`: what they share
-- `metrics`: names, labels and meaning of the Prometheus metrics
+- `timeline`: messages and bytes over time, sampled; `metrics`: names, labels and meaning of the Prometheus metrics
 """

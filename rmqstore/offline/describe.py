@@ -276,7 +276,7 @@ def rocksdb_folders(root: str) -> tuple[str, ...]:
     """tuple of str: the folders below `root` that are a RocksDB, relative to it and sorted.
 
     A broker with ``storeType=defaultRocksDB`` keeps its queues in one instead of in queue files; others keep timers, the
-    index or config there.  RocksDB has the files ``CURRENT`` and ``MANIFEST-`` and a number in each of its folders.
+    index or config there.  RocksDB has a file ``MANIFEST-`` and a number in each of its folders.
     """
     found = []
     for folder in ("", "config"):
@@ -289,6 +289,8 @@ def rocksdb_folders(root: str) -> tuple[str, ...]:
 
 
 def _is_rocksdb(path: str) -> bool:
-    if not os.path.isfile(os.path.join(path, "CURRENT")):
+    # One that lost its file CURRENT is one too; a topic may be a directory of such a name.
+    try:
+        return any(entry.name.startswith("MANIFEST-") and not entry.is_dir() for entry in os.scandir(path))
+    except OSError:
         return False
-    return any(entry.name.startswith("MANIFEST-") for entry in os.scandir(path))

@@ -7,14 +7,16 @@ for retries.  It only reads.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 
-from rmqstore.consumer.fastjson import parse_fastjson
+from rmqstore._core import EXT_ADDRESS_MAX
+from rmqstore.consumer.offsets_file import load_with_backup, whole_number
 from rmqstore.errors import CorruptionError
 from rmqstore.message import SCHEDULE_TOPIC
 from rmqstore.offline.pending_rows import Records, int32_property, rows
-from rmqstore.offline.pending_search import Search
+from rmqstore.offline.pending_search import Problem, Search, taken_down
 from rmqstore.store.columns import import_pyarrow
 
 __all__ = ["search_delayed", "search_dlq", "search_retry"]
@@ -27,18 +29,20 @@ def search_delayed(search: Search) -> None:
     if SCHEDULE_TOPIC not in search.topics:
         return
     path = os.path.join(search.store.path, "config", "delayOffset.json")
-    offsets, known = {}, True
+    offsets: dict[int, int] = {}
+    known = False
     try:
-        offsets = _delay_offsets(path)
-    except FileNotFoundError:
-        known = False
-        search.notes.append(
-            "there is no config/delayOffset.json: of each delay level all messages are taken to wait that are not on "
-            "their topic"
-        )
+        (offsets, odd), read = load_with_backup(path, True, _delay_offsets)
+        known = read is not None
+        taken_down(search, odd)
     except (CorruptionError, OSError) as error:
-        known = False
         search.problem(error)
+    else:
+        if not known:
+            search.notes.append(
+                "there is no config/delayOffset.json: of each delay level all messages are taken to wait that are not on "
+                "their topic"
+            )
     source = search.source(
         "delayed",
         SCHEDULE_TOPIC,
@@ -67,29 +71,42 @@ def search_delayed(search: Search) -> None:
 
 
 def _due_by_level(search: Search, records: Records, levels: np.ndarray) -> np.ndarray:
-    if records.tags_codes is not None:
+    unknown = np.ones(len(records), bool) if records.tags_codes is None else records.tags_codes <= EXT_ADDRESS_MAX
+    if records.tags_codes is not None and not unknown.any():
         # The unit of such a queue holds when its message is due instead of the hash of its tags.
         return records.tags_codes
     delays = np.array([0, *search.store.config.delay_levels], np.int64)
     due: np.ndarray = records.numbers_of("store_timestamp") + delays[np.clip(levels, 0, len(delays) - 1)]
+    if records.tags_codes is not None:
+        # As a broker: where the extension holds nothing, the level says it.
+        due[~unknown] = records.tags_codes[~unknown]
+        text = f"{np.count_nonzero(unknown)} units of {SCHEDULE_TOPIC} lead nowhere in the extension of their queue; when their "
+        text += f"messages are due follows from message_delay_level {search.store.config.message_delay_level!r}"
+        search.problems.append(Problem(search.store.path, None, text))
     return due
 
 
-def _delay_offsets(path: str) -> dict[int, int]:
-    """dict of int to int: next queue offset by delay level."""
-    with open(path, encoding="utf-8", errors="replace") as file:
-        document = parse_fastjson(file.read(), path)
+def _delay_offsets(document: Any, path: str) -> tuple[dict[int, int], list[CorruptionError]]:
+    """Next queue offset by delay level, and what is none: of such a level all messages count."""
+    if document is None:
+        return {}, []
     table = document.get("offsetTable") if isinstance(document, dict) else None
     if not isinstance(table, dict):
         raise CorruptionError("delayOffset.json has no offsetTable", path)
-    offsets = {}
+    offsets: dict[int, int] = {}
+    odd = []
     for level, offset in table.items():
-        number = int(level) if isinstance(level, str) and level.isascii() and level.isdigit() else level
-        whole = isinstance(number, int) and isinstance(offset, int) and not isinstance(offset, bool)
-        if not whole or not 1 <= number <= 1 << 20 or not 0 <= offset < 1 << 63:
-            raise CorruptionError(f"delayOffset.json: level {level!r} with the offset {offset!r}", path)
-        offsets[number] = offset
-    return offsets
+        try:
+            number = whole_number(level, "a level", path, 32)
+            value = whole_number(offset, f"the offset of level {number}", path)
+        except CorruptionError as error:
+            odd.append(CorruptionError(f"delayOffset.json: {error.message}", path))
+            continue
+        if 1 <= number <= 1 << 20 and value >= 0:
+            offsets[number] = value
+        else:
+            odd.append(CorruptionError(f"delayOffset.json: level {number} with the offset {value}", path))
+    return offsets, odd
 
 
 def search_retry(search: Search) -> None:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rmqstore._core import EXT_ADDRESS_MAX
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.message import encode_java_utf8
 from rmqstore.store.columns import Columns, import_pyarrow, queue_places, rows_at
@@ -131,7 +133,7 @@ class Records:
     numbers : array
         Of what was asked for, the number that each record has.
     tags_codes : array or None
-        Of their units; None where no unit was read.
+        Of their units, as far as an extension holds them; None where no unit was read.
     """
 
     def __init__(self, batch: pa.RecordBatch, numbers: np.ndarray, tags_codes: np.ndarray | None = None):
@@ -205,8 +207,23 @@ def records_of_queue(
     columns = _columns(store, None, body)
     for phy_offsets, queue_offsets, sizes, codes in queue_places(queue, begin, end):
         batches, taken = rows_at(store.commit_log, columns, phy_offsets, sizes, queue, queue_offsets)
-        records = Records(_one(batches, columns), taken, codes[taken]) if len(taken) else None
+        codes = _without_addresses(queue, codes[taken])
+        records = Records(_one(batches, columns), taken, codes) if len(taken) else None
         yield records, len(phy_offsets) - len(taken)
+
+
+def _without_addresses(queue: AnyConsumeQueue, codes: np.ndarray) -> np.ndarray:
+    # With an extension a unit holds an address in it; one that leads nowhere stays, and is below all codes.
+    places = np.flatnonzero(codes <= EXT_ADDRESS_MAX)
+    ext = queue.ext if isinstance(queue, ConsumeQueue) else None
+    if not len(places) or ext is None:
+        return codes
+    codes = codes.copy()
+    for place in places.tolist():
+        unit = ext.get(int(codes[place]))
+        if unit is not None:
+            codes[place] = unit[0]
+    return codes
 
 
 def records_in_log(

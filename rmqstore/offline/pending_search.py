@@ -163,11 +163,16 @@ class Search:
         if not self.has_database:
             return None
         try:
-            return Database(path)
+            database = Database(path)
         except MissingDependencyError as error:
             self.problem(error, path)
         except (StoreError, OSError) as error:
             self.problem(error)
+        else:
+            if database.log_damage is not None:
+                text = f"its log or MANIFEST is damaged ({database.log_damage}); what follows the damage is taken from the log"
+                self.problems.append(Problem(path, None, text))
+            return database
         return None
 
     def stored_in_database(self, read: Callable[[Database], T], otherwise: T) -> tuple[T, bool]:

@@ -6,6 +6,7 @@ RocksDB: the keys of its database, completed from the log beyond what it holds. 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 
 import numpy as np
@@ -119,6 +120,12 @@ def _in_rocksdb(search: Search) -> None:
     taken_down(search, stored.problems)
     low = search.store.commit_log.min_offset
     last = stored.last_phy_offset if readable else None
+    end = search.store.commit_log.max_offset
+    if last is not None and not 0 <= last < max(end, 1):
+        path = os.path.join(search.store.path, "rocksdbstore")
+        text = f"transactions: the last half message that it knows is at phy offset {last}, and the log ends at {end}; "
+        search.problems.append(Problem(path, None, text + "the whole log was gone over"))
+        stored.last_phy_offset = last = None
     if last is None and not stored.check_times and not search.topics & {_ROCKSDB_HALF, _ROCKSDB_OP}:
         return
     begin = low if last is None else max(last, low)

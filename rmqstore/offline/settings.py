@@ -188,8 +188,6 @@ def settings(path: str | os.PathLike[str]) -> Settings:
         Settings are in RocksDB, and rocksdict is not installed.
     StoreError
         There is no such directory.
-    OSError
-        A file cannot be read.
     """
     root = check_store_root(path)
     tables: dict[str, dict[str, Any]] = {}
@@ -243,6 +241,10 @@ def _pop_records(root: str, sources: list[SourceDescription], findings: list[Fin
         records = tuple(pop_records(root, findings))
     except CorruptionError as error:
         findings.append(Finding(path, 0, "damaged_database", f"pop records are not known: {error.message}"))
+        records = ()
+    except OSError as error:
+        where = os.fsdecode(error.filename) if error.filename is not None else path
+        findings.append(Finding(where, 0, "file", f"pop records are not known: {error.strerror or error}"))
         records = ()
     sources.append(SourceDescription("pop_records", "kvStore", path, None, None, len(records), True))
     return records

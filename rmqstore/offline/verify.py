@@ -22,7 +22,14 @@ from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
-from rmqstore.errors import Finding, GeometryError, MissingDependencyError, StoreError, finding_of
+from rmqstore.errors import (
+    CorruptionError,
+    Finding,
+    GeometryError,
+    MissingDependencyError,
+    StoreError,
+    finding_of,
+)
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.index.index_service import IndexService
@@ -31,6 +38,7 @@ from rmqstore.offline.verify_databases import has_index_database, verify_index_d
 from rmqstore.offline.verify_entries import IndexCheck
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
 from rmqstore.offline.verify_units import QueueCheck
+from rmqstore.offline.verify_waiting import verify_waiting
 from rmqstore.store.dispatcher import multi_dispatch_places, multi_dispatch_problem
 
 if TYPE_CHECKING:
@@ -61,7 +69,7 @@ def verify(
     Yields
     ------
     Finding
-        In the order log, queues and index (as the log goes on), index in RocksDB, checkpoint, settings.
+        In the order log, queues and index (as the log goes on), index in RocksDB, what waits, checkpoint, settings.
 
     Raises
     ------
@@ -255,6 +263,7 @@ class _Checker:
         self.database = QueueDatabaseCheck.of(self.root, self.config, self.commit_log)
         yield from self.run_parts()
         yield from verify_index_database(self.commit_log, self.root, self.end)
+        yield from verify_waiting(self.commit_log, self.root)
         yield from self._checkpoint()
         yield from self._config_files()
 
@@ -528,10 +537,8 @@ class _Checker:
             try:
                 for source in settings_sources(self.root, kind, quiet=True):
                     yield from source.findings
-            except MissingDependencyError as error:
-                yield Finding(path, 0, "not_checked", f"{kind}: {error.message}")
-            except OSError as error:
-                yield Finding(getattr(error, "filename", None) or path, 0, "file", f"{kind}: {error}")
+            except (StoreError, OSError) as error:
+                yield Finding(path, 0, "not_checked", f"{kind}: {error}")
         if has_pop_records(self.root):
             path = os.path.join(self.root, "kvStore")
             findings: list[Finding] = []
@@ -540,6 +547,8 @@ class _Checker:
                     pass
             except MissingDependencyError as error:
                 findings.append(Finding(path, 0, "not_checked", f"pop records: {error.message}"))
+            except CorruptionError as error:
+                findings.append(Finding(path, 0, "damaged_database", f"pop records: {error.message}"))
             except (StoreError, OSError) as error:
-                findings.append(Finding(path, 0, "damaged_database", f"pop records: {error}"))
+                findings.append(Finding(path, 0, "not_checked", f"pop records: {error}"))
             yield from findings

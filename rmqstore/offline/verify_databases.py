@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.errors import CorruptionError, Finding, MissingDependencyError
+from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError
 from rmqstore.message import MessageExt
 from rmqstore.rocksdb.database import is_database
 from rmqstore.rocksdb.index import IndexDatabase, index_folder, keys_of_message, may_have_entries, parse_entry
@@ -28,7 +28,7 @@ def has_index_database(root: str) -> bool:
         database = IndexDatabase(root)
     except MissingDependencyError:
         return may_have_entries(root)
-    except CorruptionError:
+    except (StoreError, OSError):
         return True
     try:
         return database.has_entries
@@ -42,7 +42,8 @@ def verify_index_database(commit_log: CommitLog, root: str, end: int) -> Iterato
     Yields
     ------
     Finding
-        "missing_index_entry", "bad_index_entry", "damaged_database", or "not_checked" where rocksdict is not installed.
+        "missing_index_entry", "bad_index_entry", "damaged_database", or "not_checked" where it cannot be read, among others as
+        rocksdict is not installed.
     """
     path = index_folder(root)
     if not is_database(path):
@@ -55,11 +56,14 @@ def verify_index_database(commit_log: CommitLog, root: str, end: int) -> Iterato
         yield Finding(path, 0, "not_checked", f"the index in RocksDB: {error.message}")
         return
     except CorruptionError as error:
-        yield Finding(path, 0, "damaged_database", f"the index in RocksDB: {error.message}")
+        yield Finding(error.path or path, error.pos or 0, "damaged_database", f"the index in RocksDB: {error.message}")
+        return
+    except (StoreError, OSError) as error:
+        yield Finding(path, 0, "not_checked", f"the index in RocksDB: {error}")
         return
     try:
         if database.log_damage is not None:
-            detail = f"the index in RocksDB: the write-ahead log is damaged ({database.log_damage}); later entries are missing"
+            detail = f"the index in RocksDB: its log or MANIFEST is damaged ({database.log_damage}); later entries are missing"
             yield Finding(path, 0, "damaged_database", detail)
         if database.has_entries:
             yield from _Comparison(commit_log, database, end).run()

@@ -52,8 +52,13 @@ class QueueDatabaseCheck:
         self.database: QueueDatabase | None = None
         try:
             self.database = QueueDatabase(self.path)
+            if self.database.log_damage is not None:
+                self._damaged(CorruptionError(f"the RocksDB database: {self.database.log_damage}", self.path))
         except CorruptionError as error:
             self._damaged(error)
+        except OSError as error:
+            path = os.fsdecode(error.filename) if error.filename is not None else self.path
+            self._damaged(CorruptionError(f"the database is not checked, it cannot be read: {error.strerror or error}", path))
         self._missing: dict[tuple[str, int], tuple[int, int, int]] = {}
         self._behind = 0
         self._behind_from = -1

@@ -2,29 +2,36 @@
 
 Owns opening and going over entries.  rocksdict writes a file into the directory that it opens, read-only or not, so it gets
 a directory of symbolic links and the store's own stays untouched (I7).  A walk that meets damage raises: `items` of rocksdict
-ends there in silence, so every walk here ends by asking the iterator for its status.
+ends there in silence, so every walk here ends by asking the iterator for its status.  RocksDB takes a MANIFEST whose end it cannot
+read for one that ended before, and shows an older state; so the MANIFEST is looked through here too.
 """
 
 from __future__ import annotations
 
 import os
+import stat
+import struct
+import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from rmqstore.errors import CorruptionError, MissingDependencyError, StoreClosedError
+from rmqstore.errors import CorruptionError, MissingDependencyError, StoreClosedError, StoreError
+from rmqstore.rocksdb.places import is_database
 
-__all__ = ["Database", "is_database", "load_rocksdict"]
+__all__ = ["Database", "is_database", "load_rocksdict", "unlisted_text"]
 
 # What a database reads when it is opened; OPTIONS, IDENTITY and LOCK are not needed.
 _SUFFIXES = (".sst", ".log")
 # A flush or a compaction of a broker takes files away between the listing and the opening.
-_TRIES = 5
-
-
-def is_database(path: str | os.PathLike[str]) -> bool:
-    """bool: the directory holds a RocksDB database (a file ``CURRENT``); directories beside its files do not matter."""
-    return os.path.isfile(os.path.join(path, "CURRENT"))
+_TRIES = 10
+# How often the MANIFEST is looked at where it is behind, and seconds between.
+_LOOKS = 4
+_PAUSE = 0.02
+# Of RocksDB's logs: a block, the head of a record, and the types of its first part and its last.
+_BLOCK = 1 << 15
+_HEAD = struct.Struct("<IHB")
+_FIRST, _LAST = 2, 4
 
 
 class Database:
@@ -48,12 +55,17 @@ class Database:
         The column families that are there.
     log_damage : str or None
         What is wrong with the write-ahead log, so that entries of it are missing here; its torn end, as a kill may leave
-        it, is none unless `skip_damaged`.
+        it, is none unless `skip_damaged`.  Or with the MANIFEST, so that an older state is shown.
+    unlisted : tuple of str
+        Tables that were written after the last one that the MANIFEST has: one that a broker writes just now, or the MANIFEST
+        is older than the rest.
 
     Raises
     ------
     CorruptionError
-        The database cannot be opened: a file is missing or damaged.
+        The database cannot be opened: a file is missing or damaged, or is none.
+    StoreError
+        There is no place for the temporary directory that the opening takes.
     FileNotFoundError
         No database is there.
     MissingDependencyError
@@ -69,19 +81,30 @@ class Database:
         self._rdict: Any = None
         self._handles: dict[str, Any] = {}
         self.families = self._open()
+        self.unlisted: tuple[str, ...] = ()
+        for attempt in range(_LOOKS):
+            torn, self.unlisted = _torn_manifest(self.path), self._unlisted()
+            if (torn is None and not self.unlisted) or attempt == _LOOKS - 1:
+                break
+            # A broker that writes both is done in a moment.
+            self.close()
+            time.sleep(_PAUSE)
+            self.log_damage = None
+            self.families = self._open()
+        if torn is not None:
+            self.log_damage = torn if self.log_damage is None else f"{self.log_damage}; {torn}"
 
     def _open(self) -> tuple[str, ...]:
         # Imported here because they bring much along that a store without a database has no use for.
         import shutil
-        import tempfile
 
         rocksdict = load_rocksdict()
         error: Exception | None = None
-        strict = ""
+        strict, linked, busy = "", frozenset[str](), False
         for attempt in range(_TRIES):
-            links = tempfile.mkdtemp(prefix="rmqstore-rocksdb-")
+            links = _new_directory()
             try:
-                self._link(links)
+                linked = self._link(links)
                 plain = rocksdict.Options(raw_mode=True)
                 plain.set_wal_recovery_mode(self._recovery_mode(rocksdict, attempt))
                 families = tuple(rocksdict.Rdict.list_cf(links, plain))
@@ -91,7 +114,7 @@ class Database:
                     column_families={name: rocksdict.Options(raw_mode=True) for name in families},
                     access_type=rocksdict.AccessType.read_only(False),
                 )
-            except OSError:
+            except (OSError, CorruptionError):
                 shutil.rmtree(links, ignore_errors=True)
                 raise
             except Exception as failed:  # rocksdict raises plain Exceptions
@@ -99,21 +122,30 @@ class Database:
                 error = failed
                 if attempt % 2 == 0:
                     strict = _first_line(failed, links)
-                elif "No such file" not in str(failed):
-                    # No flush or compaction makes this better.
-                    break
+                else:
+                    # Did a flush or compaction run in between, so that another try may be better?
+                    busy = "No such file" in str(failed) and self._names() != linked
+                    if not busy:
+                        break
                 continue
             if attempt % 2 == 1 and "No such file" not in strict:
                 # Only the log can be what the strict mode refused.
                 self.log_damage = strict
             self._handles = {name: self._rdict.get_column_family(name) for name in families}
-            self._finalizer = weakref.finalize(self, shutil.rmtree, links, True)
+            self._finalizer = weakref.finalize(self, _remove, links, os.getpid())
             return families
+        advice = "what it held is in the commit log: rebuild it, or restore the file from a backup"
+        if busy:
+            advice = "its files changed at each of several tries, as its broker writes: try again"
         raise CorruptionError(
-            f"the RocksDB database cannot be opened: {_first_line(error, links)}; what it held is in the commit log: rebuild "
-            "it, or restore the file from a backup",
-            self.path,
+            f"the RocksDB database cannot be opened: {_first_line(error, links)}; {advice}", self.path
         ) from error
+
+    def _unlisted(self) -> tuple[str, ...]:
+        listed = {os.path.basename(table["name"]) for table in self._rdict.live_files()}
+        last = max(map(_number, listed), default=-1)
+        tables = [name for name in os.listdir(self._rdict.path()) if name.endswith(".sst") and _number(name) > last]
+        return tuple(sorted(name for name in tables if name not in listed))
 
     def _recovery_mode(self, rocksdict: Any, attempt: int) -> Any:
         # RocksDB's own default ends at the first damage of its log in silence.  The first try refuses damage, but for a torn
@@ -123,15 +155,25 @@ class Database:
             return modes.absolute_consistency() if self._skip_damaged else modes.tolerate_corrupted_tail_records()
         return modes.skip_any_corrupted_record() if self._skip_damaged else modes.point_in_time()
 
-    def _link(self, links: str) -> None:
+    def _names(self) -> frozenset[str]:
+        with os.scandir(self.path) as entries:
+            return frozenset(entry.name for entry in entries if _is_read(entry.name) and not entry.is_dir())
+
+    def _link(self, links: str) -> frozenset[str]:
+        # The names of the files that were linked.
         with os.scandir(self.path) as entries:
             for entry in entries:
-                if entry.name == "CURRENT" or entry.name.startswith("MANIFEST-") or entry.name.endswith(_SUFFIXES):
-                    if not os.access(entry.path, os.R_OK) and os.path.exists(entry.path):
-                        raise PermissionError(13, "Permission denied", entry.path)
+                if _is_read(entry.name) and _is_file(entry.path):
                     os.symlink(entry.path, os.path.join(links, entry.name))
         if not os.path.lexists(os.path.join(links, "CURRENT")):
+            if os.listdir(links):
+                raise CorruptionError(
+                    "the RocksDB database cannot be opened: its file CURRENT is missing; what it held is in the commit log: "
+                    "rebuild it, or restore the file from a backup",
+                    self.path,
+                )
             raise FileNotFoundError(2, "No RocksDB database is here: no file CURRENT", self.path)
+        return frozenset(os.listdir(links))
 
     def __contains__(self, family: str) -> bool:
         return family in self.families
@@ -230,6 +272,93 @@ class Database:
         )
 
 
+def _is_read(name: str) -> bool:
+    return name == "CURRENT" or name.startswith("MANIFEST-") or name.endswith(_SUFFIXES)
+
+
+def _is_file(path: str) -> bool:
+    # False for a directory, which a topic may be.  RocksDB waits at a FIFO, and a device may have no end.
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        # A link that leads nowhere is a file that is missing: the opening names it.
+        return True
+    if stat.S_ISDIR(mode):
+        return False
+    if not stat.S_ISREG(mode):
+        raise CorruptionError("the RocksDB database cannot be opened: this is no regular file; move it away", path)
+    if not os.access(path, os.R_OK):
+        raise PermissionError(13, "Permission denied", path)
+    return True
+
+
+def _new_directory() -> str:
+    import tempfile
+
+    try:
+        return tempfile.mkdtemp(prefix="rmqstore-rocksdb-")
+    except OSError as error:
+        # Not as the OSError that it is: it says nothing of the store, least of all that something is not there.
+        raise StoreError(
+            f"reading a RocksDB database takes a directory for temporary files, and none can be made ({error.strerror or error}): "
+            "set TMPDIR to a directory that can be written"
+        ) from error
+
+
+def _number(table: str) -> int:
+    number = table.partition(".")[0]
+    return int(number) if number.isascii() and number.isdigit() and len(number) < 20 else -1
+
+
+def _torn_manifest(path: str) -> str | None:
+    """str or None: where the MANIFEST of the database ends within a record, which RocksDB takes for its end.
+
+    A file of RocksDB's logs is blocks of 32 KiB; a record has a CRC, a length and a type, and is cut where a block ends.
+    """
+    try:
+        with open(os.path.join(path, "CURRENT"), "rb") as file:
+            name = os.fsdecode(file.read(256).strip())
+        with open(os.path.join(path, os.path.basename(name)), "rb") as file:
+            at, begun = 0, None
+            while block := file.read(_BLOCK):
+                pos = 0
+                while pos + _HEAD.size <= len(block):
+                    _, length, kind = _HEAD.unpack_from(block, pos)
+                    if not kind and not any(block[pos:]):
+                        pos = len(block)
+                        continue
+                    # Types 5 to 8 are the same four in a file that is used again: a number follows.  Others are judged by RocksDB.
+                    again = _LAST < kind <= 2 * _LAST
+                    part = kind - _LAST if again else kind
+                    end = pos + _HEAD.size + length + (4 if again else 0)
+                    if end > len(block):
+                        return _torn(name, at + pos)
+                    if part == _FIRST:
+                        begun = at + pos
+                    elif part == _LAST:
+                        begun = None
+                    pos = end
+                if len(block) < _BLOCK and any(block[pos:]):
+                    return _torn(name, at + pos)
+                at += len(block)
+            return None if begun is None else _torn(name, begun)
+    except OSError:
+        # Gone since it was opened: a broker began another one.
+        return None
+
+
+def _torn(name: str, pos: int) -> str:
+    return f"{name} is damaged or cut at byte {pos}: an older state is shown"
+
+
+def _remove(links: str, pid: int) -> None:
+    # A forked child ends before its parent, who still needs them.
+    import shutil
+
+    if os.getpid() == pid:
+        shutil.rmtree(links, ignore_errors=True)
+
+
 def _after(prefix: bytes) -> bytes | None:
     # The first key beyond all that begin with the prefix; None where no key is.
     stripped = prefix.rstrip(b"\xff")
@@ -239,6 +368,12 @@ def _after(prefix: bytes) -> bytes | None:
 def _first_line(error: Exception | None, links: str) -> str:
     # RocksDB names files below the links; people look for the store's own.
     return str(error).partition("\n")[0].replace(links.rstrip("/") + "/", "")
+
+
+def unlisted_text(tables: tuple[str, ...]) -> str:
+    """str: what `Database.unlisted` means for whoever has no log to complete the database from."""
+    names = ", ".join(tables[:3]) + (", …" if len(tables) > 3 else "")
+    return f"its MANIFEST does not have the newer tables {names}: a broker writes just now, or newest entries are missing"
 
 
 def load_rocksdict() -> Any:

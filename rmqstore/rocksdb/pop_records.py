@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rmqstore.errors import CorruptionError, Finding
-from rmqstore.rocksdb.database import Database, is_database
+from rmqstore.rocksdb.database import Database, is_database, unlisted_text
 
 __all__ = ["PopRecord", "has_pop_records", "pop_records"]
 
@@ -82,8 +82,10 @@ def pop_records(root: str | os.PathLike[str], findings: list[Finding]) -> Iterat
     path = os.path.join(root, _FOLDER)
     with Database(path, skip_damaged=True) as database:
         if database.log_damage is not None:
-            detail = f"the write-ahead log is damaged, or torn by a kill ({database.log_damage}); its newest entries may be missing"
+            detail = f"its log or MANIFEST is damaged, or torn by a kill ({database.log_damage}); its newest entries may be missing"
             findings.append(Finding(path, 0, "damaged_database", detail))
+        if database.unlisted:
+            findings.append(Finding(path, 0, "damaged_database", unlisted_text(database.unlisted)))
         try:
             for key, value in database.items(family=_FAMILY):
                 record = _record(key, value)

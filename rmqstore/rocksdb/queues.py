@@ -85,6 +85,8 @@ class QueueDatabase:
         The last unit of each queue, by topic and queue id.
     checkpoint : int
         Phy offset after the furthest record whose units are here; -1 where nothing was flushed yet.
+    log_damage : str or None
+        As of `Database`.
 
     Raises
     ------
@@ -98,6 +100,7 @@ class QueueDatabase:
         self.checkpoint = -1
         self._prefixes: dict[Key, bytes] = {}
         self._database = Database(self.path)
+        self.log_damage = self._database.log_damage
         try:
             self._read_offsets()
         except BaseException:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from rmqstore.errors import CorruptionError, Finding
-from rmqstore.rocksdb.database import Database, is_database
+from rmqstore.rocksdb.database import Database, is_database, unlisted_text
 
 __all__ = ["Kind", "Layout", "OffsetEntry", "SettingsDatabase", "TextEntry", "database_state", "settings_layouts"]
 
@@ -122,9 +122,11 @@ class SettingsDatabase:
         # RocketMQ opens these likewise: a damaged record of the log hides no other.
         self._database = Database(self.path, skip_damaged=True)
         if self._database.log_damage is not None:
-            detail = f"{kind}: the write-ahead log is damaged, or torn by a kill ({self._database.log_damage}); its newest"
+            detail = f"{kind}: its log or MANIFEST is damaged, or torn by a kill ({self._database.log_damage}); its newest"
             detail += " entries may be missing"
             self.findings.append(Finding(self.path, 0, "damaged_database", detail))
+        if self._database.unlisted:
+            self.findings.append(Finding(self.path, 0, "damaged_database", f"{kind}: {unlisted_text(self._database.unlisted)}"))
 
     def use(self, kind: Kind) -> SettingsDatabase:
         """Go on with another kind that is in the same database; the layout's families of it count from here on."""

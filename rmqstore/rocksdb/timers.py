@@ -21,6 +21,8 @@ _TIMELINE_CHECKPOINT, _SCAN_CHECKPOINT = b"timeline_checkpoint", b"sys_topic_sca
 _TIME, _VALUE = struct.Struct(">q"), struct.Struct(">iq")
 # Beyond every key that begins with a time of the next 200 million years.
 _END = b"\x60"
+# No broker says that it fired what is due in the year 2248.
+_LATEST = 1 << 43
 
 
 @dataclass
@@ -54,21 +56,26 @@ def read_timers(database: Database) -> StoredTimers:
         The database is damaged.
     """
     found = StoredTimers()
-    found.timeline_checkpoint = _special(database, _TIMELINE_CHECKPOINT, found)
-    found.scan_offset = _special(database, _SCAN_CHECKPOINT, found)
+    found.timeline_checkpoint = _special(database, _TIMELINE_CHECKPOINT, found, _LATEST)
+    found.scan_offset = _special(database, _SCAN_CHECKPOINT, found, 1 << 63)
+    for key, value in database.items(_END, family=FAMILY):
+        if key not in (_TIMELINE_CHECKPOINT, _SCAN_CHECKPOINT):
+            found.problems.append(_no_entry(database, key, value))
     begin = _TIME.pack(max(found.timeline_checkpoint or 0, 0))
     for key, value in database.items(begin, _END, family=FAMILY):
         if len(key) <= _TIME.size or len(value) != _VALUE.size:
-            found.problems.append(
-                CorruptionError(f"RocksDB timers: an entry with the key {key!r} and {len(value)} bytes", database.path)
-            )
+            found.problems.append(_no_entry(database, key, value))
             continue
         unique_key = key[_TIME.size :].decode("utf-8", "replace")
         found.timers[_TIME.unpack_from(key)[0], unique_key] = _VALUE.unpack(value)[1]
     return found
 
 
-def _special(database: Database, key: bytes, found: StoredTimers) -> int | None:
+def _no_entry(database: Database, key: bytes, value: bytes) -> CorruptionError:
+    return CorruptionError(f"RocksDB timers: an entry with the key {key[:80]!r} and {len(value)} bytes", database.path)
+
+
+def _special(database: Database, key: bytes, found: StoredTimers, end: int) -> int | None:
     value = database.get(key, family=FAMILY)
     if value is None:
         return None
@@ -76,4 +83,7 @@ def _special(database: Database, key: bytes, found: StoredTimers) -> int | None:
         found.problems.append(CorruptionError(f"RocksDB timers: {key.decode()} has {len(value)} bytes", database.path))
         return None
     number: int = _TIME.unpack(value)[0]
+    if not 0 <= number < end:
+        found.problems.append(CorruptionError(f"RocksDB timers: {key.decode()} is {number}, which cannot be", database.path))
+        return None
     return number

@@ -90,7 +90,9 @@ def tiered_pieces(
     flat_store = FlatStore(tiered, plan.root, on_damage=None if strict else lambda finding: None)
     local = _local_bounds(plan)
     try:
-        for queue in flat_store.queues():
+        queues = list(flat_store.queues())
+        flat_store.report_unlisted(wanted_topics)
+        for queue in queues:
             if (wanted_topics is not None and queue.topic not in wanted_topics) or (
                 wanted_ids is not None and queue.queue_id not in wanted_ids
             ):

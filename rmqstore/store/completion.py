@@ -1,15 +1,16 @@
 """Queues in RocksDB, completed from the log: what the database does not have yet, what a kill took from it, what is damaged.
 
 Owns opening the database of a store's queues, and which part of the log is gone over for it: from the database's checkpoint to
-the log's end, going on as the log does; where the first record of a segment has no unit; where queue offsets have gaps; and all
-of it where the database is damaged.  A broker writes no log of this database and flushes it rarely, so beside a live broker
-it may lack everything.  It writes nothing (I7).
+the log's end, going on as the log does; where the first or last record of a segment has no unit; where queue offsets have
+gaps; and all of it where the database is damaged.  A broker writes no log of this database and flushes it rarely, so beside a
+live one it may lack everything.  It writes nothing (I7).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+from collections.abc import Iterable, Iterator
 
 from rmqstore._core import Verdict, check_record
 from rmqstore._dispatch import RecordColumns
@@ -21,7 +22,7 @@ from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.database_queues import DatabaseQueues, UnitStream
 from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError
-from rmqstore.message import is_queued
+from rmqstore.message import MessageExt, is_queued
 from rmqstore.rocksdb.queues import QueueDatabase
 from rmqstore.store.dispatcher import CommitLogDispatcher, IndexProgress
 from rmqstore.store.recovery import learn_delays
@@ -30,8 +31,12 @@ __all__ = ["Completion", "QueueDatabaseState", "dispatch_stretch"]
 
 logger = logging.getLogger(__name__)
 
-# So many records of a segment are looked at for one whose unit tells whether the database has those of the segment.
+# So many records at either end of a segment are looked at for one whose unit tells whether the database has those around it.
 _RECORDS_ASKED = 64
+# The last records are looked for in so many bytes, a few at first: the blank at the end is as long as a record at most.
+_FIRST_LOOK, _LOOK_BACK = 1 << 16, 1 << 24
+# What both magics of a record begin with.
+_MAGIC = b"\xda\xa3\x20"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -106,6 +111,10 @@ class Completion:
         self.source = DatabaseQueues(
             root, folder, database, queues.config, queues.pool, self._log_bounds, self._batch_num, self._complete
         )
+        if database is not None and database.log_damage is not None:
+            # An older state, and what followed is in the log.
+            damage = CorruptionError(f"the RocksDB database: {database.log_damage}", folder)
+            logger.warning("%s: %s; what it lacks is taken from the log", damage.path, damage.message)
         if damage is not None:
             self.source.damage.append(damage)
         for topic, queue_id in () if database is None else database.last:
@@ -239,29 +248,65 @@ class Completion:
     # ------------------------------------------------------------------------------------------------------- holes
 
     def _lost(self) -> list[tuple[int, int]]:
-        """Where the database lacks units before its checkpoint, as far as the first records of the segments tell.
+        """Where the database lacks units before its checkpoint, as far as the first and last records of the segments tell.
 
-        A broker that was killed recovers from the start of a segment, and nothing brings back what lay before and was not flushed.
+        A broker that was killed recovers from the start of a segment, and nothing brings back what lay before and was not flushed:
+        it may be a part of one segment alone.
         """
         log, database = self.commit_log, self.database
         if database is None:
             return [(log.min_offset, self.begin)]
         starts = [max(base, log.min_offset) for base in log.queue.offsets if base < self.begin]
-        there = [self._has_unit(database, start) for start in starts]
+        ends = [*starts, self.begin][1:]
+        first = [self._has_unit(database, self._records_from(start)) for start in starts]
+        last = [self._has_unit(database, self._records_before(end)) for end in ends]
         found = []
-        for i, has in enumerate(there):
-            if has is False:
-                found.append((starts[max(i - 1, 0)], starts[i + 1] if i + 1 < len(starts) else self.begin))
+        for i, part in enumerate(zip(starts, ends, strict=True)):
+            following = first[i + 1] if i + 1 < len(first) else None
+            if first[i] is False or last[i] is False or (last[i] is None and following is False):
+                found.append(part)
         return _joined(found)
 
-    def _has_unit(self, database: QueueDatabase, phy_offset: int) -> bool | None:
-        # Whether the first record of a segment that should have a unit has one; None where none of its first records tells.
+    def _records_from(self, phy_offset: int) -> Iterator[MessageExt]:
+        # The first records of a segment.
         log = self.commit_log
         end = phy_offset - phy_offset % log.segment_size + log.segment_size
         for _ in range(_RECORDS_ASKED):
             message = log.look_up(phy_offset) if phy_offset < end else None
             if message is None:
-                return None
+                return
+            yield message
+            phy_offset += message.store_size
+
+    def _records_before(self, end: int) -> Iterator[MessageExt]:
+        # The last records before a place that ends a segment or follows a record, the last one first.
+        log = self.commit_log
+        segment = log.queue.find(end - 1)
+        if segment is None:
+            return
+        region, base = segment.region, segment.file_from_offset
+        pos, size, left = end - base, _FIRST_LOOK, _RECORDS_ASKED
+        low = max(pos - _LOOK_BACK, 0)
+        while pos > low:
+            # Records begin before the magic, and the last one looked at was at `pos`.
+            begin = max(pos - size, low)
+            data = region.read(begin, pos - begin)
+            at = data.rfind(_MAGIC)
+            while at >= 4 and left:
+                if check_record(region, begin + at - 4, base, 0)[0] is Verdict.RECORD:
+                    message = log.look_up(base + begin + at - 4)
+                    if message is not None:
+                        left -= 1
+                        yield message
+                at = data.rfind(_MAGIC, 0, at)
+            if not left or begin == low:
+                return
+            # The magic, or what is before it, may go over the edge.
+            pos, size = begin + 8, min(size * 4, _LOOK_BACK)
+
+    def _has_unit(self, database: QueueDatabase, messages: Iterable[MessageExt]) -> bool | None:
+        # Whether the first of these that should have a unit has one; None where none of them tells.
+        for message in messages:
             last = database.last.get((message.topic, message.queue_id))
             if last is not None and message.queue_offset <= last.queue_offset and is_queued(message.sys_flag):
                 try:
@@ -269,7 +314,6 @@ class Completion:
                 except CorruptionError as error:
                     self.source.report(error)
                     return None
-            phy_offset += message.store_size
         return None
 
 

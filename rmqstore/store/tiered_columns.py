@@ -68,7 +68,9 @@ def flat_ranges(
     """
     names = None if topics is None else {topics} if isinstance(topics, str) else set(topics)
     numbers = None if queue_ids is None else {queue_ids} if isinstance(queue_ids, int) else set(queue_ids)
-    for topic, queue_id in flat_store.keys():
+    keys = flat_store.keys()
+    flat_store.report_unlisted(names)
+    for topic, queue_id in keys:
         if (names is not None and topic not in names) or (numbers is not None and queue_id not in numbers):
             continue
         queue = flat_store.queue(topic, queue_id)

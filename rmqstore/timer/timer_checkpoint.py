@@ -10,10 +10,13 @@ import struct
 from dataclasses import dataclass
 
 from rmqstore.errors import CorruptionError
+from rmqstore.files.mapped_file import open_regular
 
 __all__ = ["TimerCheckpoint"]
 
 _FIELDS = struct.Struct(">7q")
+# No broker says that it fired what is due in the year 2248.
+_LATEST = 1 << 43
 # Every precision that a broker takes (timerPrecisionMs: 100, 200, 500, 1000) is a multiple of it, so that all its times
 # are.
 TIME_UNIT = 100
@@ -56,10 +59,12 @@ class TimerCheckpoint:
         ------
         CorruptionError
             It is too short, or holds what no broker writes.
+        OSError
+            It cannot be read, or is no regular file.
         """
         path = os.fspath(path)
         try:
-            with open(path, "rb") as file:
+            with open(open_regular(path), "rb") as file:
                 data = file.read(_FIELDS.size)
         except FileNotFoundError:
             return None
@@ -71,10 +76,9 @@ class TimerCheckpoint:
         for number, name in enumerate(cls.__slots__[:4]):
             if getattr(found, name) < 0:
                 raise CorruptionError(f"{name} of the timer's checkpoint is {getattr(found, name)}", path, 8 * number)
-        if found.last_read_time % TIME_UNIT:
+        if found.last_read_time % TIME_UNIT or found.last_read_time >= _LATEST:
+            what = f"no multiple of {TIME_UNIT} ms" if found.last_read_time < _LATEST else "which cannot be"
             raise CorruptionError(
-                f"last_read_time of the timer's checkpoint is {found.last_read_time}, no multiple of {TIME_UNIT} ms",
-                path,
-                0,
+                f"last_read_time of the timer's checkpoint is {found.last_read_time}, {what}", path, 0
             )
         return found

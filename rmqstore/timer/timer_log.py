@@ -14,6 +14,7 @@ import os
 import numpy as np
 
 from rmqstore.errors import CorruptionError
+from rmqstore.files.mapped_file import written_extents
 from rmqstore.timer.timer_checkpoint import TIME_UNIT
 
 __all__ = ["MAGIC_DEFAULT", "MAGIC_DELETE", "MAGIC_ROLL", "UNIT", "UNIT_SIZE", "TimerLog"]
@@ -66,10 +67,16 @@ class TimerLog:
         self._files: list[tuple[int, str, int]] = []
         try:
             entries = sorted(os.scandir(self.folder), key=lambda entry: entry.name)
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             entries = []
+        except OSError as error:
+            entries = []
+            self._tell(f"the folder cannot be read: {error.strerror or error}", self.folder, 0)
         for entry in entries:
-            if len(entry.name) == 20 and entry.name.isascii() and entry.name.isdigit() and entry.is_file():
+            if len(entry.name) == 20 and entry.name.isascii() and entry.name.isdigit():
+                if not entry.is_file():
+                    self._tell("this is no regular file where one of the timer log is expected", entry.path, 0)
+                    continue
                 base = int(entry.name)
                 # A broker deletes the oldest file meanwhile.
                 with contextlib.suppress(FileNotFoundError):
@@ -108,6 +115,13 @@ class TimerLog:
         zeros_from: int | None = None
         with open(path, "rb") as file:
             at = 0
+            # What was never written at the end is not read: it may be more than anybody has the time for.
+            written = written_extents(file.fileno(), 0, size)
+            if written is not None:
+                rest = min(rest, -(-written[-1][1] // UNIT_SIZE) if written else 0)
+            never_written = rest < size // UNIT_SIZE
+            # Asking moved it.
+            file.seek(0)
             while rest:
                 stored = np.fromfile(file, _STORED, min(rest, _PIECE))
                 if not len(stored):
@@ -135,6 +149,8 @@ class TimerLog:
                             f"an end mark of {sizes[place]} bytes where the file has {left} left", path, size - left
                         )
                 found += self._taken(stored, sizes, magic, there & ~blank, positions, base, path, from_time)
+        if never_written and zeros_from is None:
+            zeros_from = base + at
         ended = zeros_from is None or (not is_last and size - (zeros_from - base) < UNIT_SIZE + 16)
         if not is_last and not ended and zeros_from is not None:
             self._tell("the file ends with zeros although another follows", path, zeros_from - base)

@@ -11,6 +11,7 @@ import os
 import numpy as np
 
 from rmqstore.errors import CorruptionError
+from rmqstore.files.mapped_file import open_regular, written_extents
 
 __all__ = ["SLOT", "TimerWheel"]
 
@@ -37,22 +38,25 @@ class TimerWheel:
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = os.fspath(path)
-        size = os.path.getsize(self.path)
-        if not size or size % _STORED.itemsize:
-            raise CorruptionError(f"a time wheel of {size} bytes: slots have {_STORED.itemsize}", self.path, 0)
-        self.slot_num = size // _STORED.itemsize
         found = []
         at = 0
-        with open(self.path, "rb") as file:
-            while len(stored := np.fromfile(file, _STORED, _PIECE)):
-                # Nearly all of a wheel is zeros.
-                used = np.flatnonzero(stored.view("u8").reshape(-1, 4).any(axis=1))
-                slots = np.empty(len(used), SLOT)
-                slots["index"] = at + used
-                for name in _STORED.names or ():
-                    slots[name] = stored[name][used]
-                found.append(slots)
-                at += len(stored)
+        with open(open_regular(self.path), "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if not size or size % _STORED.itemsize:
+                raise CorruptionError(f"a time wheel of {size} bytes: slots have {_STORED.itemsize}", self.path, 0)
+            self.slot_num = size // _STORED.itemsize
+            # Nearly all of a wheel is zeros, most of which were never written.
+            for begin, end in written_extents(file.fileno(), 0, size) or ((0, size),):
+                at, last = max(at, begin // _STORED.itemsize), -(-end // _STORED.itemsize)
+                file.seek(at * _STORED.itemsize)
+                while at < last and len(stored := np.fromfile(file, _STORED, min(_PIECE, last - at))):
+                    used = np.flatnonzero(stored.view("u8").reshape(-1, 4).any(axis=1))
+                    slots = np.empty(len(used), SLOT)
+                    slots["index"] = at + used
+                    for name in _STORED.names or ():
+                        slots[name] = stored[name][used]
+                    found.append(slots)
+                    at += len(stored)
         self.slots = np.concatenate(found) if found else np.empty(0, SLOT)
 
     @property

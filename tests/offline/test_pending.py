@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import struct
 
 import golden
 import pytest
+import rocksdb_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pending_stores import UNIT, TimerFiles, answers, java_hash, unpack
@@ -68,6 +70,24 @@ def test_the_wheel_of_a_real_broker(tmp_path, name):
     assert (wheel.pending, wheel.recalled, wheel.came_out) == (52, 3, 0)
     (delayed,) = [message for message in found if message.kind == "delayed"]
     assert (delayed.level, delayed.keys, delayed.due) == (16, ("DELAY-3",), delayed.store_timestamp + 1_800_000)
+
+
+@pytest.mark.parametrize("name", golden.VERSION_STORES)
+def test_brokers_of_other_versions(tmp_path, name):
+    """Of 5.3.3 with an extension, in which the times of delayed messages are."""
+    root = golden.unpack(name, tmp_path)
+    found = pending(root)
+    assert found.problems == []
+    assert found.counts == {"delayed": 3, "timer": 0, "transaction": 1, "retry": 0, "dlq": 0}
+    minutes = sorted((message.due - message.store_timestamp) // 60_000 for message in found if message.kind == "delayed")
+    assert minutes == [30, 30, 60]
+    (source,) = [source for source in found.sources if source.kind == "delayed"]
+    assert source.came_out == 0
+    if name == "5.3.3":
+        shutil.rmtree(root / "consumequeue_ext")
+        found = pending(root, config=StoreConfig.infer(root, read_only=True, message_delay_level="30m " * 17 + "1h"))
+        assert len(found) == 4 and "units of SCHEDULE_TOPIC_XXXX lead nowhere" in " ".join(map(str, found.problems))
+        assert all(0 < message.due - message.store_timestamp <= 3_600_000 for message in found if message.kind == "delayed")
 
 
 def test_a_real_brokers_transactions(broker):
@@ -193,6 +213,38 @@ def test_without_a_delay_offset_the_log_tells_what_was_delivered(broker, tmp_pat
     assert len(found) == 30 and "delayOffset.json" in str(found.problems[0])
 
 
+def test_the_backup_of_delay_offsets_counts_and_one_odd_level_hides_no_other(broker, tmp_path):
+    root = tmp_path / "store"
+    shutil.copytree(broker, root)
+    path = root / "config" / "delayOffset.json"
+    whole = path.read_bytes()
+    # As a broker: the backup where the file is missing, empty or damaged.
+    for damage in (None, b"", b'{"offsetTable":{1:'):
+        path.with_name("delayOffset.json.bak").write_bytes(whole)
+        path.unlink(missing_ok=True)
+        if damage is not None:
+            path.write_bytes(damage)
+        found = pending(root, kinds="delayed")
+        assert len(found) == 30 and found.sources[0].came_out == 0
+        assert found.problems == [] and found.notes == []
+    path.with_name("delayOffset.json.bak").unlink()
+    levels = {int(level): offset for level, offset in re.findall(r"(\d+):(\d+)", whole.decode())}
+    delivered = next(level for level, offset in levels.items() if int(offset))
+    for offset in ("-1", "null", '"x"', "9223372036854775808", "{}"):
+        text = ",".join(f"{level}:{offset if level == delivered else number}" for level, number in levels.items())
+        path.write_text(f'{{"offsetTable":{{{text}}}}}')
+        found = pending(root, kinds="delayed")
+        assert len(found) == 30
+        # Of this level alone all were looked at.
+        assert found.sources[0].came_out == int(levels[delivered])
+        (problem,) = found.problems
+        assert problem.path == str(path) and f"{delivered}" in problem.text
+    path.unlink()
+    os.mkfifo(path)
+    found = pending(root, kinds="delayed")
+    assert len(found) == 30 and "no regular file" in found.problems[0].text
+
+
 def test_without_a_timer_checkpoint_the_log_tells_what_was_delivered(tmp_path):
     root = unpack("variants", tmp_path, "timer-files")
     for damage in (None, b"", bytes(7) + b"\x01" + bytes(48)):
@@ -239,6 +291,20 @@ def test_a_damaged_database_is_said_and_the_rest_read(rocksdb_store, tmp_path):
     assert found.problems and "rocksdbstore" in found.problems[0].path
     # By the log alone: no settlement, and not on its topic.
     assert found.counts["transaction"] == 6 and found.counts["timer"] == 7
+
+
+@pytest.mark.parametrize("key", ["lastOffsetPy", "timeline_checkpoint"])
+@pytest.mark.parametrize("value", [-1, 2**62, 2**63 - 1])
+def test_how_far_a_database_says_that_it_came_cannot_be(rocksdb_store, tmp_path, key, value):
+    root = tmp_path / "store"
+    shutil.copytree(rocksdb_store, root)
+    family = "trans" if key == "lastOffsetPy" else "timer"
+    rocksdb_files.write(root / "rocksdbstore", {family: {key.encode(): struct.pack(">q", value)}})
+    found = pending(root)
+    # By the log: what is settled or on its topic does not wait.
+    assert found.counts["transaction"] == 6 and found.counts["timer"] == 7
+    (problem,) = found.problems
+    assert problem.path.endswith("rocksdbstore") and str(value) in problem.text
 
 
 def test_a_store_of_nothing(tmp_path):

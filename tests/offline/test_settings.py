@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 import sys
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 pytest.importorskip("rocksdict")
 
 import rmqstore
-from rmqstore import ConsumerOffsets, MessageStore, StoreConfig
+from rmqstore import ConsumerOffsets, MessageStore, StoreConfig, verify
 from rmqstore.cli import main
 from rmqstore.errors import CorruptionError, MissingDependencyError, ReadOnlyError, StoreError
 
@@ -453,6 +454,29 @@ def test_flips_and_truncations_are_no_shorter_answer(kind, store, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["config/topics", "config/consumerOffsets", "kvStore"])
+def test_damage_of_a_manifest_is_no_shorter_answer(kind, store, tmp_path, monkeypatch):
+    """RocksDB takes one whose end it cannot read for one that ended before, and shows what there was then."""
+    monkeypatch.setattr("rmqstore.rocksdb.database._PAUSE", 0)
+    shutil.copytree(store / kind, tmp_path / kind)
+    whole = rmqstore.settings(tmp_path)
+    assert whole.findings == () and (whole.topics or whole.consumer_offsets or whole.pop_records)
+    (manifest,) = (tmp_path / kind).glob("MANIFEST-*")
+    data = manifest.read_bytes()
+    shorter = 0
+    for at in range(0, len(data), max(1, len(data) // 17)):
+        for text in (data[:at] + bytes([data[at] ^ 0x10]) + data[at + 1 :], data[:at]):
+            manifest.write_bytes(text)
+            found = rmqstore.settings(tmp_path)
+            same = (found.topics, found.consumer_offsets, found.pop_records) == (
+                whole.topics, whole.consumer_offsets, whole.pop_records,
+            )  # fmt: skip
+            assert same or {finding.kind for finding in found.findings} <= {"damaged_database", "bad_settings"} != set()
+            assert found.findings or same, (at, len(text))
+            shorter += not same and any("MANIFEST" in finding.detail for finding in found.findings)
+    assert shorter
+
+
+@pytest.mark.parametrize("kind", ["config/topics", "config/consumerOffsets", "kvStore"])
 def test_flips_in_a_log_are_no_shorter_answer(kind, killed, tmp_path):
     shutil.copytree(killed / kind, tmp_path / kind)
     whole = rmqstore.settings(tmp_path)
@@ -530,6 +554,23 @@ def test_part_of_the_progress(tmp_path):
     found = [finding for finding in rmqstore.verify(path) if finding.kind == "bad_consumer_offset"]
     assert len(found) == 1 and "Orders@bad" in found[0].detail
     assert rmqstore.settings(path).consumer_offsets == progress
+
+
+def test_files_that_may_not_be_read_hide_no_other(store, tmp_path, monkeypatch):
+    whole = rmqstore.settings(store)
+    allowed = os.access
+    for below, kind in (("topics", "topics"), ("kvStore", "pop records"), ("consumerOffsets", "consumer_offsets")):
+        monkeypatch.setattr("os.access", lambda name, mode, below=below: f"/{below}/" not in str(name) and allowed(name, mode))
+        found = rmqstore.settings(store)
+        (finding,) = found.findings
+        assert finding.kind == "file" and f"/{below}/" in finding.path
+        assert finding.detail == f"{kind} are not known: Permission denied"
+        assert found.subscription_groups == whole.subscription_groups
+        assert bool(found.topics) == (below != "topics") and bool(found.pop_records) == (below != "kvStore")
+        assert bool(found.consumer_offsets) == (below != "consumerOffsets")
+        code, out, err = command(store)
+        assert code == 1 and "Permission denied" in out + err
+        assert finding.path in {each.path for each in verify(store)} or "not_checked" in {each.kind for each in verify(store)}
 
 
 def test_without_rocksdict(store, tmp_path, monkeypatch):

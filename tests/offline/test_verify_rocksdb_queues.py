@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 import sys
@@ -123,6 +124,19 @@ def test_damage_inside(tmp_path):
     table.unlink()
     (found,) = findings(root)
     assert found.kind == "bad_database" and table.name in found.detail and "rebuild" in found.detail
+
+
+def test_a_database_that_may_not_be_read_does_not_stop_the_rest(tmp_path, monkeypatch):
+    root = rocksdb_stores.unpack("store", tmp_path)
+    allowed = os.access
+    monkeypatch.setattr("os.access", lambda name, mode: "consumequeue" not in str(name) and allowed(name, mode))
+    with open(next((root / "commitlog").iterdir()), "r+b") as file:
+        file.seek(200)
+        file.write(b"!")
+    found = findings(root)
+    assert {each.kind for each in found} == {"bad_database", "bad_body_crc"}, found
+    (unread,) = [each for each in found if each.kind == "bad_database"]
+    assert "not checked" in unread.detail and "/consumequeue/" in unread.path
 
 
 def test_a_stray_file_and_a_second_database(tmp_path):

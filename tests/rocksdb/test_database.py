@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import lzma
 import os
+import shutil
 import struct
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -14,8 +17,8 @@ import pytest
 
 pytest.importorskip("rocksdict")
 
-from rmqstore.errors import CorruptionError, StoreClosedError
-from rmqstore.rocksdb.database import Database, _after, is_database
+from rmqstore.errors import CorruptionError, StoreClosedError, StoreError
+from rmqstore.rocksdb.database import Database, _after, _torn_manifest, is_database
 
 DATA = golden.DATA / "rocketmq-rocksdb"
 
@@ -63,14 +66,13 @@ def test_what_a_database_holds(store):
         assert list(database.prefixed(prefix)) == [unit for unit in units if unit[0].startswith(prefix)]
 
 
-def test_reading_leaves_no_trace(store):
+def test_reading_leaves_no_trace(store, tmp_path, monkeypatch):
     before = contents(store)
-    temporary = set(os.listdir(os.environ.get("TMPDIR", "/tmp")))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with Database(store / "rocksdbstore") as database:
-        assert list(database.items())
+        assert list(database.items()) and len(list(tmp_path.iterdir())) == 1
     assert contents(store) == before
-    left = set(os.listdir(os.environ.get("TMPDIR", "/tmp"))) - temporary
-    assert not [name for name in left if name.startswith("rmqstore-rocksdb-")]
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_directory_without_a_database(tmp_path):
@@ -96,6 +98,134 @@ def test_a_missing_table(tmp_path):
         Database(folder)
     assert gone.name in str(caught.value) and str(folder) in str(caught.value)
     assert "rmqstore-rocksdb-" not in str(caught.value)
+
+
+def test_a_database_without_its_current(tmp_path):
+    folder = unpack("store", tmp_path) / "store" / "consumequeue"
+    (folder / "CURRENT").unlink()
+    assert is_database(folder)
+    with pytest.raises(CorruptionError, match="CURRENT is missing"):
+        Database(folder)
+    # A topic may have such a name, and its folder is none.
+    for path in folder.glob("MANIFEST-*"):
+        path.unlink()
+        path.mkdir()
+    assert not is_database(folder)
+
+
+@pytest.mark.parametrize(
+    "sizes", [[10, 20], [32768 - 14, 5, 7], [32768 - 13, 5], [100_000, 3], [32768 - 7, 32768 - 7, 1], [32768 - 20]]
+)
+def test_where_a_manifest_was_cut(tmp_path, sizes):
+    """Records as RocksDB lays them out, by its format's description, cut at every byte near a border."""
+    data, ends = b"", [0]
+    for size in sizes:
+        left, first = bytes([size % 251]) * size, True
+        while first or left:
+            room = 32768 - len(data) % 32768
+            if room < 7:
+                data += bytes(room)
+                continue
+            part, left = left[: room - 7], left[room - 7 :]
+            kind = 1 if first and not left else 2 if first else 3 if left else 4
+            data += struct.pack("<IHB", 7, len(part), kind) + part
+            first = False
+        ends.append(len(data))
+    (tmp_path / "CURRENT").write_bytes(b"MANIFEST-000001\n")
+    near = {end + more for end in [*ends, *range(32768, len(data), 32768)] for more in range(-9, 10)}
+    for cut in sorted(each for each in near if 0 <= each <= len(data)):
+        (tmp_path / "MANIFEST-000001").write_bytes(data[:cut])
+        rest = data[max(end for end in ends if end <= cut) : cut]
+        # Zeros fill up a block.
+        assert (_torn_manifest(str(tmp_path)) is None) == (not any(rest)), (cut, ends)
+    (tmp_path / "MANIFEST-000001").write_bytes(data + bytes(5000))
+    assert _torn_manifest(str(tmp_path)) is None
+
+
+def test_tables_that_the_manifest_does_not_have(tmp_path):
+    folder = unpack("store", tmp_path) / "store" / "config" / "topics"
+    with Database(folder) as database:
+        assert database.unlisted == () and database.log_damage is None
+    tables = sorted(folder.glob("*.sst"))
+    # An obsolete one is older; a newer one is what the MANIFEST should have.
+    shutil.copy(tables[0], folder / "000001.sst")
+    with Database(folder) as database:
+        assert database.unlisted == ()
+    shutil.copy(tables[0], folder / "999999.sst")
+    with Database(folder) as database:
+        assert database.unlisted == ("999999.sst",)
+
+
+def test_files_that_change_at_each_try(tmp_path, monkeypatch):
+    """As of a broker that compacts faster than it can be opened: tried some times, and said so."""
+    folder = unpack("store", tmp_path) / "store" / "consumequeue"
+    tries = []
+
+    def link(self, links):
+        # A table goes, and another comes, after the directory was listed.
+        linked = linking(self, links)
+        table = next(folder.glob("*.sst"))
+        table.rename(folder / f"{len(tries) + 900:06}.sst")
+        tries.append(linked)
+        return linked
+
+    linking = Database._link
+    monkeypatch.setattr(Database, "_link", link)
+    with pytest.raises(CorruptionError, match="its files changed at each of several tries"):
+        Database(folder)
+    assert len(tries) == 10
+    # One that is gone is no reason to try more than once in each mode.
+    monkeypatch.setattr(Database, "_link", lambda self, links: tries.append(0) or linking(self, links))
+    tries.clear()
+    with pytest.raises(CorruptionError, match="rebuild it"):
+        Database(folder)
+    assert len(tries) == 2
+
+
+@pytest.mark.parametrize("name", ["*.sst", "MANIFEST-*", "CURRENT"])
+def test_what_is_no_file_is_not_waited_for(tmp_path, name):
+    folder = unpack("store", tmp_path) / "store" / "consumequeue"
+    (file, *_) = folder.glob(name)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(CorruptionError) as caught:
+        Database(folder)
+    assert "no regular file" in str(caught.value) or "CURRENT is missing" in str(caught.value)
+
+
+def test_folders_with_the_names_of_files_do_not_matter(tmp_path):
+    folder = unpack("store", tmp_path) / "store" / "consumequeue"
+    with Database(folder) as database:
+        whole = list(database.items())
+    for name in ("MANIFEST-000001", "topic.sst", "topic.log"):
+        (folder / name / "0").mkdir(parents=True)
+    with Database(folder) as database:
+        assert list(database.items()) == whole
+
+
+def test_no_place_for_temporary_files_is_not_taken_for_absence(store, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(store / "nowhere"))
+    with pytest.raises(StoreError, match="set TMPDIR") as caught:
+        Database(store / "consumequeue")
+    assert not isinstance(caught.value, FileNotFoundError)
+
+
+def test_a_forked_child_takes_nothing_away_from_its_parent(store):
+    program = """
+import os, sys
+from rmqstore.rocksdb.database import Database
+database = Database(sys.argv[1])
+pid = os.fork()
+if not pid:
+    assert len(list(database.items())) == 1403
+    sys.exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+links = database._rdict.path()
+assert os.path.isdir(links) and len(list(database.items())) == 1403
+database.close()
+assert not os.path.exists(links)
+"""
+    subprocess.run([sys.executable, "-c", program, store / "consumequeue"], check=True, timeout=60)
 
 
 def test_a_flipped_bit_in_a_table_is_never_a_shorter_answer(tmp_path):

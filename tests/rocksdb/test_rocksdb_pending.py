@@ -5,12 +5,14 @@ from __future__ import annotations
 import struct
 
 import pytest
+import rocksdb_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pending_stores import answers, unpack
 
 pytest.importorskip("rocksdict")
 
+from rmqstore.errors import CorruptionError
 from rmqstore.rocksdb.database import Database
 from rmqstore.rocksdb.timers import read_timers
 from rmqstore.rocksdb.transactions import read_transactions
@@ -51,6 +53,39 @@ def test_a_real_brokers_transactions(store):
     assert found.last_phy_offset == answers("messages", "timerCheckpoint")[0]["lastTransPhy"]
     assert found.check_times == {line["phy"]: line["checkTimes"] for line in answers("messages", "pendingTransaction")}
     assert found.problems == []
+
+
+def test_every_flip_and_truncation_is_an_error_or_makes_no_difference(tmp_path, monkeypatch):
+    monkeypatch.setattr("rmqstore.rocksdb.database._PAUSE", 0)
+    time = 1_795_000_000_000
+    timers = {struct.pack(">q", time + number) + b"ID%d" % number: struct.pack(">iq", 200, 9 * number) for number in range(6)}
+    timers |= {b"timeline_checkpoint": struct.pack(">q", time), b"sys_topic_scan_offset_checkpoint": struct.pack(">q", 6)}
+    halves = {struct.pack(">q", 7 * number) + b"@T@ID": struct.pack(">ii", number, 200) for number in range(6)}
+    halves[b"lastOffsetPy"] = struct.pack(">q", 35)
+    folder = rocksdb_files.write(tmp_path / "database", {"timer": timers, "trans": halves})
+
+    def read():
+        with Database(folder) as database:
+            found = read_timers(database), read_transactions(database)
+            return None if database.log_damage or found[0].problems or found[1].problems else found
+
+    whole, told, num = read(), 0, 0
+    assert len(whole[0].timers) == 6 and len(whole[1].check_times) == 6
+    for path in sorted(folder.iterdir()):
+        if path.suffix != ".sst" and not path.name.startswith(("MANIFEST", "CURRENT")):
+            continue
+        data = path.read_bytes()
+        for position in range(0, len(data), 23):
+            flipped = data[:position] + bytes([data[position] ^ 1 << position % 8]) + data[position + 1 :]
+            for changed in (flipped, data[:position]) if position % 3 == 0 else (flipped,):
+                path.write_bytes(changed)
+                num += 1
+                try:
+                    assert read() in (whole, None), (path.name, position, len(changed))
+                except CorruptionError:
+                    told += 1
+        path.write_bytes(data)
+    assert read() == whole and num > 100 and told > num // 4
 
 
 def test_entries_that_are_none_are_told():

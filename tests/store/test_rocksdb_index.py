@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 import sys
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 pytest.importorskip("rocksdict")
 
 from rmqstore import Message, MessageStore, StoreConfig, rebuild, verify
-from rmqstore.errors import CorruptionError, MissingDependencyError
+from rmqstore.errors import CorruptionError, MissingDependencyError, StoreError
 from rmqstore.offline.verify_databases import verify_index_database
 from rmqstore.rocksdb.index import HOUR, IndexDatabase, keys_of_record, parse_entry
 
@@ -419,6 +420,22 @@ def test_a_missing_table_leaves_the_log(stores, tmp_path):
         with pytest.raises(CorruptionError):
             store.query_message(message.topic, message.keys[0], compat=True)
     assert "damaged_database" in {finding.kind for finding in verify(path)}
+
+
+def test_a_database_that_may_not_be_read_leaves_the_log(stores, monkeypatch, caplog):
+    path = stores["store"]
+    with MessageStore.open(path, read_only=True) as store:
+        wanted = [message.phy_offset for message in store.query_message("Orders", "CUST-7")]
+    allowed = os.access
+    monkeypatch.setattr("os.access", lambda name, mode: "rocksdbstore" not in str(name) and allowed(name, mode))
+    with MessageStore.open(path, read_only=True) as store:
+        found = store.query_message("Orders", "CUST-7")
+        assert [message.phy_offset for message in found] == wanted and len(wanted) > 3
+        assert "Permission denied" in caplog.text and "rocksdbstore" in caplog.text
+        with pytest.raises(StoreError, match="cannot be read: Permission denied"):
+            store.query_message("Orders", "CUST-7", compat=True)
+    (finding,) = [each for each in verify(path) if "index in RocksDB" in each.detail]
+    assert finding.kind == "not_checked" and "Permission denied" in finding.detail
 
 
 def test_flips_and_truncations_are_no_shorter_answer(tmp_path):

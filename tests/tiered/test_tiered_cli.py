@@ -32,7 +32,9 @@ def test_get_query_info_and_verify(root):
     assert [line["queue_offset"] for line in found] == list(range(700))
     found = json_lines(run("query", root / "store", "Orders", "ORD-100400", "--json", *tiered))
     assert [line["queue_offset"] for line in found] == [536, 535, 534, 533]
-    assert run("query", root / "store", "Orders", "ORD-100400").exit_code == 1
+    alone = run("query", root / "store", "Orders", "ORD-100400")
+    assert alone.exit_code == 1 and "in tiered storage, which was not searched: give --tiered DIR" in alone.stderr
+    assert "was not searched" not in run("query", root / "store", "Orders", "ORD-100400", *tiered).stderr
     (described,) = json_lines(run("info", root / "store", "--json", *tiered))
     queues = [(each["topic"], each["queue_id"], each["max_queue_offset"]) for each in described["tiered"]["queues"]]
     assert queues[1] == ("Orders", 0, 960) and len(described["tiered"]["index_files"]) == 5

@@ -273,6 +273,76 @@ def test_a_missing_last_file_is_known_from_the_metadata(small, copy):
         store.get_message("Orders", 1)
 
 
+@pytest.mark.parametrize("metadata", [True, False])
+@pytest.mark.parametrize("kind", ["COMMIT_LOG", "CONSUME_QUEUE", "INDEX", "tiered_index_file"])
+def test_files_that_may_not_be_read_hide_no_other(small, copy, monkeypatch, kind, metadata):
+    with open_store(small) as store:
+        intact = rows_of(store)
+        answers = {key: sorted(places_of(store, key)) for key in KEYS}
+    if not metadata:
+        os.remove(copy / "store" / "config" / "tieredStoreMetadata.json")
+    folder = next(path for path in sorted(copy.rglob(kind)) if kind == "tiered_index_file" or len(list(path.iterdir())) >= 3)
+    refused = max(folder.iterdir(), key=lambda path: path.name[8:])
+    allowed = os.access
+    monkeypatch.setattr("os.access", lambda name, mode: str(name) != str(refused) and allowed(name, mode))
+    findings = []
+    with open_store(copy, findings.append) as store:
+        assert str(refused) in {each.path for each in store.verify()}
+        rows = rows_of(store)
+        if kind in ("COMMIT_LOG", "CONSUME_QUEUE"):
+            assert 0 < len(rows) < len(intact) and set(rows) < set(intact)
+            assert {each.path for each in findings} == {str(refused)}
+        else:
+            assert rows == intact and findings == []
+            assert {key: sorted(places_of(store, key)) for key in KEYS} == answers
+    if kind in ("COMMIT_LOG", "CONSUME_QUEUE"):
+        with open_store(copy) as store, pytest.raises(StoreError, match="may not be read"):
+            rows_of(store)
+
+
+@pytest.mark.parametrize("metadata", [True, False])
+@pytest.mark.parametrize("kind", ["COMMIT_LOG", "CONSUME_QUEUE", "1", "Pay", "INDEX", "tiered_index_file"])
+def test_folders_that_cannot_be_listed_hide_no_other(small, copy, monkeypatch, kind, metadata):
+    with open_store(small) as store:
+        intact = rows_of(store)
+        answers = {key: sorted(places_of(store, key)) for key in KEYS}
+    if not metadata:
+        os.remove(copy / "store" / "config" / "tieredStoreMetadata.json")
+    (folder, *_) = [path for path in sorted(copy.rglob(kind)) if path.is_dir() and any(path.iterdir())]
+    listed, looked = os.scandir, os.stat
+
+    def refuse(call):
+        def refusing(path=".", **more):
+            # As where it has no permissions: it is neither listed nor gone into.
+            inside = isinstance(path, (str, os.PathLike)) and os.fspath(path).startswith(f"{folder}{os.sep}")
+            if inside or (call is listed and isinstance(path, (str, os.PathLike)) and os.fspath(path) == str(folder)):
+                raise PermissionError(13, "Permission denied", path)
+            return call(path, **more)
+
+        return refusing
+
+    monkeypatch.setattr("os.scandir", refuse(listed))
+    monkeypatch.setattr("os.stat", refuse(looked))
+    findings = []
+    with open_store(copy, findings.append) as store:
+        assert any(each.path.startswith(str(folder)) and "cannot be listed" in each.detail for each in store.verify())
+        rows = rows_of(store)
+        if kind in ("INDEX", "tiered_index_file"):
+            assert rows == intact and findings == []
+            assert {key: sorted(places_of(store, key)) for key in KEYS} == answers
+        else:
+            assert 0 < len(rows) < len(intact) and set(rows) < set(intact)
+            assert any(each.path.startswith(str(folder)) for each in findings)
+    if kind not in ("INDEX", "tiered_index_file"):
+        queue = folder / "0" if kind == "Pay" else folder if kind == "1" else folder.parent
+        topic, queue_id = queue.parent.name, int(queue.name)
+        with open_store(copy) as store:
+            with pytest.raises(StoreError, match="cannot be listed"):
+                rows_of(store)
+            with pytest.raises(StoreError, match="cannot be listed"):
+                store.get_message(topic, queue_id)
+
+
 def test_strange_files_are_passed_over(copy):
     folder = copy / "tiered" / f"{oracle_tiered.prefix('C')}_C" / "B" / "Orders" / "1" / "COMMIT_LOG"
     (folder / "notes.txt").write_text("mine")

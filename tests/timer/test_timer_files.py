@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import struct
 
 import numpy as np
@@ -159,6 +161,41 @@ def test_truncated_files(small):
     assert waiting_units(small).problems
 
 
+def test_files_with_terabytes_that_were_never_written(small):
+    truth = listed(small)
+    last = max((small / "timerlog").iterdir())
+    for path, size in ((small / "timerwheel", 1 << 43), (last, (1 << 43) // 52 * 52)):
+        whole = path.stat().st_size
+        os.truncate(path, size)
+        found = waiting_units(small)
+        assert as_tuples(found.units) == truth
+        os.truncate(path, whole)
+    assert waiting_units(small).problems == []
+    # A hole where units were is told, with whatever follows.
+    first = min((small / "timerlog").iterdir())
+    data = first.read_bytes()
+    first.write_bytes(b"")
+    os.truncate(first, len(data))
+    assert any("zeros" in str(each) and str(first) in str(each) for each in waiting_units(small).problems)
+
+
+@pytest.mark.parametrize("name", ["config/timercheck", "timerwheel", "timerwheel.99", "timerlog/00000000000000000000", "timerlog"])
+@pytest.mark.parametrize("kind", ["pipe", "folder", "file"])
+def test_what_is_no_file_is_told_and_not_waited_for(small, name, kind):
+    path = small / name
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(b"")
+    found = waiting_units(small)
+    assert found.problems and any(str(path) in str(each) for each in found.problems), found.problems
+
+
 def test_a_lagging_wheel_takes_nothing_away(small):
     # The wheel of a killed broker is older than its timer log.
     files = TimerFiles(small)
@@ -208,6 +245,10 @@ def test_errors_name_file_and_place(small):
     with pytest.raises(CorruptionError, match="last_read_time of the timer's checkpoint is 5") as caught:
         TimerCheckpoint.load(path)
     assert caught.value.path == str(path) and caught.value.pos == 0
+    # A multiple of 100 ms that would let everything have fired.
+    path.write_bytes(struct.pack(">7q", 2**62 // 100 * 100, 0, 0, 0, 0, 0, 0))
+    with pytest.raises(CorruptionError, match="which cannot be"):
+        TimerCheckpoint.load(path)
     wheel = small / "timerwheel"
     wheel.write_bytes(bytes(33))
     with pytest.raises(CorruptionError, match="33 bytes"):
