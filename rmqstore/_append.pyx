@@ -16,7 +16,7 @@ from libc.string cimport memcmp, memcpy, memset
 from posix.time cimport clock_gettime, CLOCK_REALTIME, timespec
 
 from rmqstore._bytes cimport check, get_i64, put_hex, put_i64
-from rmqstore._columns cimport NEED_KEY_ROOM, RecordColumns, TopicTable
+from rmqstore._dispatch cimport NEED_KEY_ROOM, RecordColumns, TopicTable
 from rmqstore._core cimport (
     BLANK_SIZE, COLUMNS_FULL, FileStream, index_count_of, INDEX_END_PHY_OFFSET, INDEX_HEADER_SIZE, IndexRegion,
     LIMIT, MessageFields, PROP_CRC_SIZE, put_unit, Region, short_way_first, StateFields, SYS_BORN_V6, SYS_PLAIN_MASK,

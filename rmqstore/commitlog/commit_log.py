@@ -15,8 +15,9 @@ from typing import Any
 
 from rmqstore import _core, _read
 from rmqstore._append import RowBatch
-from rmqstore._columns import ArrowColumns, RecordColumns
+from rmqstore._columns import ArrowColumns
 from rmqstore._core import Verdict
+from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.log_end import LogEnd
 from rmqstore.commitlog.log_walk import Blank, Damage, LogWalk, Stretch
 from rmqstore.config import StoreConfig, is_usual_size
@@ -423,7 +424,7 @@ class CommitLog(NotCopied):
         check_crc : bool
             A record whose CRC fails is a stretch of its own, with the verdict on it.
         keys : bool
-            Compute index hashes (`_columns.scan`).
+            Compute index hashes (`_dispatch.scan`).
         resume : bool
             Go on after what cannot be read, at the next whole record, which is recognised by magic, lengths, its own offset
             and CRC.  Otherwise it is the last stretch; how far it goes is not looked for, so its end is its begin.

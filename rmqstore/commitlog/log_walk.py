@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rmqstore import _columns, _core, _read
-from rmqstore._columns import ArrowColumns, RecordColumns
+from rmqstore import _core, _dispatch, _read
+from rmqstore._columns import ArrowColumns
 from rmqstore._core import Verdict
+from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.pieces import SCAN_WINDOW, Pieces, ScanProgress, search_in
 from rmqstore.config import StoreConfig
 from rmqstore.errors import OffsetOutOfRangeError
@@ -83,7 +84,7 @@ class _Walk:
     def __call__(self, region: _core.Region, start: int, limit: int, base: int) -> tuple[int, Verdict, int, int]:
         """(int, Verdict, int, int): where it ended and why, how many records were passed, offset of the last one or -1."""
         limit = min(limit, start + SCAN_WINDOW)
-        pos, verdict, num, last = _columns.walk(region, start, limit, base, self.crc_check)
+        pos, verdict, num, last = _dispatch.walk(region, start, limit, base, self.crc_check)
         return pos, verdict, num, base + last if num else -1
 
     def empty(self) -> None:
@@ -107,9 +108,9 @@ class _Scan:
     def fill(
         self, columns: RecordColumns, region: _core.Region, start: int, limit: int, base: int
     ) -> tuple[int, Verdict]:
-        """(int, Verdict): as `_columns.scan`."""
+        """(int, Verdict): as `_dispatch.scan`."""
         config = self.log.config
-        return _columns.scan(
+        return _dispatch.scan(
             region, start, limit, base, columns, self.log.delays, self.crc_check, config.index_tags, self.keys
         )
 
@@ -371,7 +372,7 @@ class LogWalk:
         search = _core.RecordSearch(region, base)
         while at < goal:
             passed.reach(at)
-            pos, verdict, _, _ = _columns.walk(region, at - base, min(goal, at + SCAN_WINDOW) - base, base)
+            pos, verdict, _, _ = _dispatch.walk(region, at - base, min(goal, at + SCAN_WINDOW) - base, base)
             at = base + pos
             if verdict == Verdict.BLANK:
                 at = base + region.size

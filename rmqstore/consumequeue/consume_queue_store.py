@@ -16,16 +16,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from rmqstore import _numpy as np
-from rmqstore._columns import RecordColumns
 from rmqstore._core import QueueTable
+from rmqstore._dispatch import RecordColumns
 from rmqstore.config import StoreConfig
-from rmqstore.consumequeue.consume_queue import (
-    BatchConsumeQueue,
-    ConsumeQueue,
-    PlainQueue,
-    plain_queue,
-    queue_directories,
-)
+from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
+from rmqstore.consumequeue.plain_queue import PlainQueue, plain_queue
+from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.errors import GeometryError, StoreError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, read_small_file
 from rmqstore.message import decode_java_utf8

@@ -16,10 +16,11 @@ from array import array
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rmqstore import _columns, _core
+from rmqstore import _core, _dispatch
 from rmqstore import _numpy as np
-from rmqstore._columns import ArrowColumns, RecordColumns
+from rmqstore._columns import ArrowColumns
 from rmqstore._core import Verdict
+from rmqstore._dispatch import RecordColumns
 from rmqstore.errors import Finding
 from rmqstore.files.mapped_file import MappedFile
 from rmqstore.flatfile.flat_index import (
@@ -117,7 +118,7 @@ class _Verify:
         search = None
         released = 0
         while at < region.size:
-            pos, verdict = _columns.scan(region, at, region.size, base, columns, array("q"), 1, False, True)
+            pos, verdict = _dispatch.scan(region, at, region.size, base, columns, array("q"), 1, False, True)
             if columns.count:
                 yield from self._records(queue, columns, covered, indexed_to)
             self.done += pos - at

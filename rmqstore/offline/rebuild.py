@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rmqstore import _core
-from rmqstore._columns import RecordColumns
 from rmqstore._core import Verdict
+from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.config import StoreConfig
-from rmqstore.consumequeue.consume_queue import queue_directories
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
+from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.errors import CorruptionError, GeometryError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool, fsync_directory, make_directories, naming_errors, open_regular

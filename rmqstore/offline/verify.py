@@ -11,14 +11,15 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from rmqstore import _columns, _core
+from rmqstore import _core, _dispatch
 from rmqstore import _numpy as np
-from rmqstore._columns import RecordColumns
 from rmqstore._core import Verdict
+from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.commitlog.log_walk import Stretch
 from rmqstore.config import StoreConfig
-from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue
+from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.errors import Finding, GeometryError, MissingDependencyError, OffsetOutOfRangeError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
@@ -782,7 +783,7 @@ class _IndexCheck:
                 self._open(self.file_number + 1)
                 continue
             count = min(left, total - done)
-            if _columns.agreeing_entries(self.index, self.entry, columns, done) < count:
+            if _dispatch.agreeing_entries(self.index, self.entry, columns, done) < count:
                 break
             done += count
             row = int(np.searchsorted(columns.key_start[: columns.count], done - 1, side="right")) - 1

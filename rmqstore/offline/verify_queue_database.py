@@ -12,10 +12,10 @@ import os
 from collections.abc import Iterator
 
 from rmqstore import _numpy as np
-from rmqstore._columns import RecordColumns
+from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
-from rmqstore.consumequeue.consume_queue import can_name_queue
+from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError, Finding
 from rmqstore.message import SCHEDULE_TOPIC
 from rmqstore.rocksdb.places import queue_databases

@@ -24,8 +24,8 @@ import numpy as np
 
 from rmqstore import _core
 from rmqstore._append import RowBatch
-from rmqstore._columns import TopicTable
 from rmqstore._core import Region
+from rmqstore._dispatch import TopicTable
 from rmqstore.config import StoreConfig, system_clock
 from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.files.checkpoint import Checkpoint

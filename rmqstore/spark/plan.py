@@ -21,8 +21,9 @@ from rmqstore import _core
 from rmqstore._core import UnitLayout
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.config import StoreConfig
-from rmqstore.consumequeue.consume_queue import ConsumeQueue, queue_directories
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
+from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.files.mapped_file import MappedFilePool, name_of_offset, offset_of_name, open_regular
 from rmqstore.message import MessageExt

@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rmqstore import _core
-from rmqstore._columns import RecordColumns
 from rmqstore._core import PRE_FILL_SIZE, IndexLayout, SlotHeads, UnitLayout, Verdict
+from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.commitlog.log_walk import Stretch
 from rmqstore.config import StoreConfig, system_clock
-from rmqstore.consumequeue.consume_queue import can_name_queue, queue_directories, queue_directory
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
+from rmqstore.consumequeue.queue_folders import can_name_queue, queue_directories, queue_directory
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.mapped_file import (
     MappedFilePool,

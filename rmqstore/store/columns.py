@@ -18,7 +18,8 @@ from rmqstore._columns import COLUMN_NAMES, ArrowColumns, KeyTexts, text_arrays
 from rmqstore._core import EXT_ADDRESS_MAX, PRE_FILL_SIZE, Region, Verdict, check_record, doubtful_entry
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.commitlog.pieces import Pieces, ScanProgress
-from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue
+from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import CorruptionError, MissingDependencyError, OffsetOutOfRangeError, UnsupportedFormatError
 from rmqstore.index.index_service import IndexService

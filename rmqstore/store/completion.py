@@ -11,14 +11,15 @@ from __future__ import annotations
 import dataclasses
 import logging
 
-from rmqstore._columns import RecordColumns
 from rmqstore._core import Verdict, check_record
+from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.commitlog.log_walk import Stretch
 from rmqstore.consumequeue.collected_queues import CollectedQueues
-from rmqstore.consumequeue.consume_queue import ConsumeQueue, can_name_queue
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.database_queues import DatabaseQueues, UnitStream
+from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError
 from rmqstore.message import MessageExt
 from rmqstore.rocksdb.queues import QueueDatabase

@@ -13,12 +13,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from rmqstore import _numpy as np
-from rmqstore._columns import RecordColumns, TopicTable
 from rmqstore._core import RecordLayout
+from rmqstore._dispatch import RecordColumns, TopicTable
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
-from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue, PlainQueue, can_name_queue
+from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
+from rmqstore.consumequeue.plain_queue import PlainQueue
+from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError
 from rmqstore.index.index_service import IndexService
 from rmqstore.message import SCHEDULE_TOPIC, MessageExt

@@ -15,7 +15,7 @@ from typing import Any
 
 from rmqstore import _core
 from rmqstore import _numpy as np
-from rmqstore.consumequeue.consume_queue import BatchConsumeQueue
+from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.errors import InvalidMessageError
 from rmqstore.message import (
     MAX_PROPERTIES_SIZE,

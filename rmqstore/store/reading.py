@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 from rmqstore import _core, _read
 from rmqstore._read import QueueGets
-from rmqstore.consumequeue.consume_queue import ConsumeQueue, Unit
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
+from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.message import MessageExt, tags_code
 from rmqstore.store.columns import Columns, queue_table, stored_texts
 from rmqstore.store.results import GetMessageResult, GetMessageStatus

@@ -26,13 +26,15 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from rmqstore import _core
-from rmqstore._columns import RecordColumns
 from rmqstore._core import Verdict
+from rmqstore._dispatch import RecordColumns
 from rmqstore.arguments import Recovery
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.commitlog.log_walk import Stretch
-from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue, PlainQueue
+from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
+from rmqstore.consumequeue.plain_queue import PlainQueue
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.index.index_file import IndexFile

@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scratch import SCRATCH
 
-from rmqstore import Message, MessageExt, MessageStore, StoreConfig, _columns, _core, rebuild, verify
+from rmqstore import Message, MessageExt, MessageStore, StoreConfig, _core, _dispatch, rebuild, verify
 from rmqstore.errors import CorruptionError
 from rmqstore.store.results import GetMessageStatus
 
@@ -137,9 +137,9 @@ def test_only_the_rest_of_the_segment_is_the_size_of_a_blank(tmp_path, size):
         region = region_of(bytes(data), tmp_path / f"segment{stated}")
         assert _core.check_record(region, pos, 0)[0].name == verdict
         assert _core.decode_record(region, pos).name == verdict
-        assert _columns.walk(region, 0, region.size, 0)[:3] == (pos, _core.Verdict[verdict], 1)
-        columns = _columns.RecordColumns(8)
-        assert _columns.scan(region, 0, region.size, 0, columns, np.empty(0, np.int64)) == (pos, _core.Verdict[verdict])
+        assert _dispatch.walk(region, 0, region.size, 0)[:3] == (pos, _core.Verdict[verdict], 1)
+        columns = _dispatch.RecordColumns(8)
+        assert _dispatch.scan(region, 0, region.size, 0, columns, np.empty(0, np.int64)) == (pos, _core.Verdict[verdict])
 
 
 def test_a_follower_waits_at_a_blank_that_is_being_written(tmp_path):
@@ -671,8 +671,8 @@ def test_a_record_that_changes_between_two_looks_is_never_half_believed(tmp_path
             until = time.monotonic() + 3
             while time.monotonic() < until:
                 for _ in range(500):
-                    columns = _columns.RecordColumns(2)
-                    pos, verdict = _columns.scan(region, 0, region.size, 0, columns, np.empty(0, np.int64), 0)
+                    columns = _dispatch.RecordColumns(2)
+                    pos, verdict = _dispatch.scan(region, 0, region.size, 0, columns, np.empty(0, np.int64), 0)
                     assert columns.topics.topics in ([], [b"Topic"])
                     assert (pos, verdict.name) in ((0, "BAD_LENGTH"), (len(record), "EMPTY"))
                     seen.add(verdict.name)
