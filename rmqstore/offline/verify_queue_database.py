@@ -16,7 +16,7 @@ from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.queue_folders import can_name_queue
-from rmqstore.errors import CorruptionError, Finding
+from rmqstore.errors import CorruptionError, Finding, finding_of
 from rmqstore.message import SCHEDULE_TOPIC
 from rmqstore.rocksdb.places import queue_databases
 from rmqstore.rocksdb.queues import QueueDatabase, Units
@@ -72,7 +72,7 @@ class QueueDatabaseCheck:
             self.database.close()
 
     def _damaged(self, error: CorruptionError) -> None:
-        finding = Finding(error.path or self.path, error.pos or 0, "bad_database", error.message)
+        finding = finding_of(error, "bad_database", self.path)
         if finding not in self.findings:
             self.findings.append(finding)
 
