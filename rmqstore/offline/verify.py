@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from rmqstore import _core, _dispatch
+from rmqstore import _core
 from rmqstore import _numpy as np
 from rmqstore._core import Verdict
 from rmqstore._dispatch import RecordColumns

@@ -32,8 +32,9 @@ from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFile, fsync_directory, make_directories, name_of_offset
 from rmqstore.message import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, host_to_bytes
 from rmqstore.offline.rebuild import delete_tree
+from rmqstore.spark.mapper import Mapper, default_parallelism, spark_mapper
 from rmqstore.spark.options import CORRUPT_COLUMN
-from rmqstore.spark.rebuild import Mapper, default_parallelism, rebuild_with, spark_mapper
+from rmqstore.spark.rebuild import rebuild_with
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.table_rows import TablePart, table_parts
