@@ -34,6 +34,9 @@ _THREADS = 2
 _READ_AHEAD_NUM = 64
 _READ_AHEAD_SIZE = 1024 * 1024
 
+DAMAGE_KINDS = {verdict: verdict.name.lower() for verdict in Verdict if verdict.name.startswith("BAD_")}
+"""The kind of a `Finding` about bytes that are no whole record, by the verdict on them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Blank:

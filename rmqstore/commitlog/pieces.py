@@ -54,8 +54,8 @@ class ScanProgress:
         self._at = offset
 
 
-def _usable_cpus() -> int:
-    # Those that this process may run on, where the system tells.
+def usable_cpus() -> int:
+    """int: how many processors this process may run on, where the system tells; else how many there are."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -142,7 +142,7 @@ class Pieces(Generic[Job, Result]):
         self._size = size
         self._search = search
         self._behind: _core.RecordSearch | None = None
-        self.thread_num = min(_usable_cpus(), threads)
+        self.thread_num = min(usable_cpus(), threads)
         self._ahead = self.thread_num + 1 if ahead is None else ahead
         self._in_pieces = worth_it and queue.mapped_file_size >= size
         self._pieces: deque[Piece[Job, Result]] = deque()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from rmqstore import _core
+from rmqstore.arguments import check_boundary
 from rmqstore.consumequeue.unit_queue import Unit, UnitQueue
 from rmqstore.errors import CorruptionError
 from rmqstore.files.mapped_file import MappedFile
@@ -182,8 +183,7 @@ class BatchConsumeQueue(UnitQueue):
         self, timestamp: float, boundary: str, store_timestamp_at: Callable[[int], int], min_phy_offset: int
     ) -> int:
         """As `ConsumeQueue.offset_by_time`; the times stand in the units."""
-        if boundary not in ("lower", "upper"):
-            raise ValueError(f"boundary is {boundary!r}; give 'lower' or 'upper'")
+        check_boundary(boundary)
         low = start = self.first_unit_at_or_after(min_phy_offset)
         high = self.unit_num
         while low < high:

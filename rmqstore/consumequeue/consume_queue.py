@@ -15,6 +15,7 @@ from rmqstore import _core, _dispatch
 from rmqstore import _numpy as np
 from rmqstore._core import EXT_ADDRESS_BASE, EXT_ADDRESS_MAX, PRE_FILL_SIZE
 from rmqstore._dispatch import RecordColumns
+from rmqstore.arguments import check_boundary
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_ext import ConsumeQueueExt
 from rmqstore.consumequeue.queue_folders import queue_directory
@@ -393,8 +394,7 @@ class ConsumeQueue(UnitQueue):
         store_timestamp_at : callable
             Store time by phy offset, -1 if unknown; unknown times count as earlier.
         """
-        if boundary not in ("lower", "upper"):
-            raise ValueError(f"boundary is {boundary!r}; give 'lower' or 'upper'")
+        check_boundary(boundary)
         low = start = self.min_queue_offset(min_phy_offset)
         high = self.max_queue_offset
         while low < high:

@@ -12,19 +12,19 @@ import numpy as np
 
 from rmqstore.consumer.fastjson import parse_fastjson
 from rmqstore.errors import CorruptionError
+from rmqstore.message import SCHEDULE_TOPIC
 from rmqstore.offline.pending_rows import Records, rows
 from rmqstore.offline.pending_search import Search
 from rmqstore.store.columns import import_pyarrow
 
 __all__ = ["search_delayed", "search_dlq", "search_retry"]
 
-_SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 _RETRY_PREFIX, _DLQ_PREFIX = "%RETRY%", "%DLQ%"
 
 
 def search_delayed(search: Search) -> None:
     """Find what waits in the queues of the delay levels."""
-    if _SCHEDULE_TOPIC not in search.topics:
+    if SCHEDULE_TOPIC not in search.topics:
         return
     path = os.path.join(search.store.path, "config", "delayOffset.json")
     offsets, known = {}, True
@@ -41,7 +41,7 @@ def search_delayed(search: Search) -> None:
         search.problem(error)
     source = search.source(
         "delayed",
-        _SCHEDULE_TOPIC,
+        SCHEDULE_TOPIC,
         "the offsets of config/delayOffset.json" if known else "the first message of each queue",
     )
     store = search.store
@@ -50,7 +50,7 @@ def search_delayed(search: Search) -> None:
             "when delayed messages without a unit on disk are due follows from message_delay_level, which the store "
             f"does not tell: {store.config.message_delay_level!r} is assumed"
         )
-    for records in search.records_of(_SCHEDULE_TOPIC, {level - 1: offset for level, offset in offsets.items()}):
+    for records in search.records_of(SCHEDULE_TOPIC, {level - 1: offset for level, offset in offsets.items()}):
         levels = records.numbers_of("queue_id") + 1
         batch = rows(
             records,

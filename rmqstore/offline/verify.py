@@ -17,7 +17,7 @@ from rmqstore import _numpy as np
 from rmqstore._core import Verdict
 from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
-from rmqstore.commitlog.log_walk import Stretch
+from rmqstore.commitlog.log_walk import DAMAGE_KINDS, Stretch
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
@@ -26,7 +26,7 @@ from rmqstore.errors import Finding, GeometryError, MissingDependencyError, Stor
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.index.index_service import IndexService
-from rmqstore.message import MessageExt
+from rmqstore.message import MessageExt, SysFlag, is_queued
 from rmqstore.offline.verify_databases import has_index_database, verify_index_database
 from rmqstore.offline.verify_entries import IndexCheck
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
@@ -38,17 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "verify"]
 
-_TRANSACTION_MASK = 0xC
-_INNER_BATCH = 0x80
-_KINDS = {
-    Verdict.EMPTY: "missing_blank",
-    Verdict.BAD_MAGIC: "bad_magic",
-    Verdict.BAD_SIZE: "bad_size",
-    Verdict.BAD_LENGTH: "bad_length",
-    Verdict.BAD_PHY_OFFSET: "bad_phy_offset",
-    Verdict.BAD_BODY_CRC: "bad_body_crc",
-    Verdict.BAD_PROP_CRC: "bad_prop_crc",
-}
+_INNER_BATCH = SysFlag.INNER_BATCH.value
 
 
 def verify(
@@ -370,12 +360,12 @@ class _Checker:
             assert isinstance(record, tuple)  # Its lengths were found whole just before.
             what = "body" if verdict == Verdict.BAD_BODY_CRC else "property"
             detail = f"the record at phy offset {at} does not agree with its {what} CRC"
-            yield Finding(path, pos, _KINDS[verdict], detail)
-            if self.with_queues and record[7] & _TRANSACTION_MASK in (0, 0x8):
+            yield Finding(path, pos, DAMAGE_KINDS.get(verdict, "missing_blank"), detail)
+            if self.with_queues and is_queued(record[7]):
                 self.check_of(record[15], record[3]).covered += 1
         else:
             detail = f"{stretch.end - at} bytes from phy offset {at} are no record ({verdict.name})"
-            yield Finding(path, pos, _KINDS[verdict], detail)
+            yield Finding(path, pos, DAMAGE_KINDS.get(verdict, "missing_blank"), detail)
 
     def _missing_crcs(self, columns: RecordColumns, begin: int) -> Iterator[Finding]:
         if not self.config.enabled_append_prop_crc:

@@ -24,7 +24,6 @@ from rmqstore.store.dispatcher import multi_dispatch_places
 
 __all__ = ["QueueDatabaseCheck"]
 
-_TRANSACTION_MASK, _PREPARED, _ROLLBACK = 0xC, 0x4, 0xC
 _STRAY = "rocksdict-config.json"
 
 
@@ -106,8 +105,7 @@ class QueueDatabaseCheck:
         if database is None or not n:
             return
         # An inner batch has a unit like any record.
-        kinds = columns.sys_flag[:n] & _TRANSACTION_MASK
-        queued = ((kinds != _PREPARED) & (kinds != _ROLLBACK)).astype(np.uint8)
+        queued, _ = columns.queued()
         groups, order = columns.by_queue(queued)
         for number, start, end in groups:
             topic, queue_id = columns.topics.queues[number]

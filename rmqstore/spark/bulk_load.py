@@ -32,8 +32,8 @@ from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFile, fsync_directory, make_directories, name_of_offset
 from rmqstore.message import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, host_to_bytes
 from rmqstore.offline.rebuild import delete_tree
+from rmqstore.spark.batches import without_marks
 from rmqstore.spark.mapper import Mapper, default_parallelism, spark_mapper
-from rmqstore.spark.options import CORRUPT_COLUMN
 from rmqstore.spark.rebuild import rebuild_with
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.store.message_store import MessageStore
@@ -238,7 +238,7 @@ def spool_rows(plan: LoadPlan, partition: int, batches: Iterable[pa.RecordBatch]
     writer = None
     try:
         for batch in batches:
-            batch = _without_marks(batch)
+            batch = without_marks(batch)
             if not batch.num_rows:
                 continue
             if writer is None:
@@ -265,16 +265,6 @@ def spool_rows(plan: LoadPlan, partition: int, batches: Iterable[pa.RecordBatch]
                 os.unlink(path + suffix)
         raise
     return summary
-
-
-def _without_marks(batch: pa.RecordBatch) -> pa.RecordBatch:
-    if CORRUPT_COLUMN not in batch.schema.names:
-        return batch
-    if batch.column(CORRUPT_COLUMN).null_count < batch.num_rows:
-        raise InvalidMessageError(
-            f"rows are marked in column {CORRUPT_COLUMN}; leave them out: where({CORRUPT_COLUMN} is null)"
-        )
-    return batch.drop_columns([CORRUPT_COLUMN])
 
 
 def _note_times(summary: PartitionSummary, times: np.ndarray) -> None:

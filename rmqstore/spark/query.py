@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from rmqstore._columns import KeyTexts
-from rmqstore.arguments import IndexType, Moment, milliseconds
+from rmqstore.arguments import IndexType, Moment, check_index_type, milliseconds
 from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreChangedError
 from rmqstore.index.index_service import IndexService
@@ -40,7 +40,6 @@ logger = logging.getLogger(__name__)
 _KEYS_AT_ONCE = 4096
 _FILES_OF_A_TASK = 16
 # What an index lookup compares, see `IndexService`.
-_INDEX_TYPES = (None, "U", "K", "T")
 
 
 class _KeySearch:
@@ -166,8 +165,7 @@ def query(
     The frame looks into the index files that were there when it was made.  Reading it after they were replaced (`rebuild`)
     fails with `StoreChangedError`.
     """
-    if index_type not in _INDEX_TYPES:
-        raise ValueError(f"index_type is {index_type!r}; give None, 'U' (unique key), 'K' (key) or 'T' (tag)")
+    check_index_type(index_type)
     names = DEFAULT_COLUMNS if columns is None else chosen_columns(columns)
     plan = LogPlan.of(path, config)
     index_service = IndexService(plan.root, plan.config, read_only=True)

@@ -44,6 +44,7 @@ from rmqstore.offline.rebuild import (
     known_config,
     mark_complete,
     moved_aside,
+    refuse_findings,
     swap,
 )
 from rmqstore.spark.mapper import Mapper, default_parallelism, spark_mapper
@@ -358,16 +359,16 @@ def _verify(
     # In one go: a pass costs a moment even where it has little to do.
     answers = mapper(check_part, plan, [*tasks, *index_names])
     for (_, last, *_), (findings, units, entry) in zip(tasks, answers, strict=False):
-        _refuse(findings)
+        refuse_findings(findings)
         for key, count in units.items():
             covered[key] = covered.get(key, 0) + count
         if starts and entry != starts[last]:
             finding = Finding(
                 plan.work, 0, "missing_entry", f"entry {entry} of the index comes next, not {starts[last]}"
             )
-            _refuse([finding])
+            refuse_findings([finding])
     for findings in answers[len(tasks) :]:
-        _refuse(findings)
+        refuse_findings(findings)
     queues = sorted(
         {
             (topic, queue_id)
@@ -379,21 +380,11 @@ def _verify(
         checks = [(*key, covered.get(key, 0), key[0] in batch_topics) for key in queues]
         few = sum(covered.values()) < _FEW_UNITS and len(checks) <= _SMALL_WORK_TASKS
         for findings in [check_queues(plan, checks)] if few else mapper(check_queues, plan, _together(checks)):
-            _refuse(findings)
+            refuse_findings(findings)
     for folder in folders_of(plan.kinds):
         if os.path.isdir(os.path.join(plan.work, folder)):
             fsync_directory(os.path.join(plan.work, folder))
     fsync_directory(plan.work)
-
-
-def _refuse(findings: list[Finding]) -> None:
-    for finding in findings:
-        raise CorruptionError(
-            f"what was rebuilt does not agree with the log ({finding.kind}: {finding.detail}); nothing was swapped in, please "
-            "report this",
-            finding.path,
-            finding.pos,
-        )
 
 
 def rebuild(

@@ -20,6 +20,7 @@ from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.queue_folders import can_name_queue, queue_directory
 from rmqstore.files.mapped_file import MappedFilePool, name_of_offset, read_small_file
+from rmqstore.message import SysFlag
 from rmqstore.offline.rebuild import delete_tree, refuse_assumed
 from rmqstore.spark.plan import Piece, first_offset
 from rmqstore.spark.rebuild_files import write_at, write_named
@@ -44,7 +45,7 @@ from rmqstore.store.dispatcher import (
     queued_rows,
 )
 
-_INNER_BATCH = 0x80
+_INNER_BATCH = SysFlag.INNER_BATCH.value
 _UNIT = np.dtype([("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 
 

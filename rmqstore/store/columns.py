@@ -130,8 +130,8 @@ def chosen_columns(columns: Iterable[str] | None) -> tuple[str, ...]:
     return names
 
 
-def _encoded(read_dictionary: Iterable[str]) -> frozenset[str]:
-    # The columns that `read_dictionary` names.
+def encoded_columns(read_dictionary: Iterable[str]) -> frozenset[str]:
+    """frozenset of str: the columns that `read_dictionary` names; ValueError for one that cannot be a dictionary."""
     names = frozenset((read_dictionary,) if isinstance(read_dictionary, str) else read_dictionary)
     for name in names - DICTIONARY_COLUMNS:
         raise ValueError(f"column {name!r} cannot be a dictionary; {', '.join(sorted(DICTIONARY_COLUMNS))} can")
@@ -154,7 +154,7 @@ def scan_schema(
         pyarrow is not installed.
     """
     import_pyarrow(views)
-    return _schema(chosen_columns(columns), views, _encoded(read_dictionary))
+    return _schema(chosen_columns(columns), views, encoded_columns(read_dictionary))
 
 
 @functools.lru_cache(64)
@@ -215,7 +215,7 @@ class Columns:
     ):
         self.pa = import_pyarrow(views)
         names = chosen_columns(columns)
-        self._encoded = _encoded(read_dictionary)
+        self._encoded = encoded_columns(read_dictionary)
         self.schema = _schema(names, views, self._encoded)
         self.views = views
         self._stored_types = _stored_types(names, views)
@@ -256,6 +256,11 @@ def stored_texts(names: str | Iterable[str] | None) -> list[bytes] | None:
     return [encode_java_utf8(name) for name in ([names] if isinstance(names, str) else names)]
 
 
+def tag_texts(wanted: dict[int, set[str]] | None) -> list[str] | None:
+    """list of str or None: the tags in what `reading.subscription` gives; None stays None."""
+    return None if wanted is None else [text for texts in wanted.values() for text in texts]
+
+
 def scan_log(
     log: CommitLog,
     columns: Iterable[str] | None,
@@ -284,11 +289,11 @@ def scan_log(
         Look first how far another process wrote.
     """
     names = chosen_columns(columns)
-    encoded = _encoded(read_dictionary)
+    encoded = encoded_columns(read_dictionary)
     choice = (
         stored_texts(topic),
         None if queue_id is None else [queue_id] if isinstance(queue_id, int) else list(queue_id),
-        None if wanted is None else stored_texts(text for texts in wanted.values() for text in texts),
+        stored_texts(tag_texts(wanted)),
         *times,
     )
 

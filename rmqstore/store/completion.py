@@ -21,7 +21,7 @@ from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.database_queues import DatabaseQueues, UnitStream
 from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError
-from rmqstore.message import MessageExt
+from rmqstore.message import is_queued
 from rmqstore.rocksdb.queues import QueueDatabase
 from rmqstore.store.dispatcher import CommitLogDispatcher, IndexProgress
 from rmqstore.store.recovery import learn_delays
@@ -30,7 +30,6 @@ __all__ = ["Completion", "QueueDatabaseState", "dispatch_stretch"]
 
 logger = logging.getLogger(__name__)
 
-_TRANSACTION_MASK, _PREPARED, _ROLLBACK = 0xC, 0x4, 0xC
 # So many records of a segment are looked at for one whose unit tells whether the database has those of the segment.
 _RECORDS_ASKED = 64
 
@@ -264,7 +263,7 @@ class Completion:
             if message is None:
                 return None
             last = database.last.get((message.topic, message.queue_id))
-            if last is not None and message.queue_offset <= last.queue_offset and _has_unit(message):
+            if last is not None and message.queue_offset <= last.queue_offset and is_queued(message.sys_flag):
                 try:
                     return database.value(message.topic, message.queue_id, message.queue_offset) is not None
                 except CorruptionError as error:
@@ -284,10 +283,6 @@ def dispatch_stretch(
         damaged = RecordColumns(1)
         for _ in commit_log.stretches(stretch.begin, stretch.end, damaged, check_crc=False):
             dispatcher.dispatch_columns(damaged, IndexProgress(), allow_gaps=True)
-
-
-def _has_unit(message: MessageExt) -> bool:
-    return message.sys_flag & _TRANSACTION_MASK not in (_PREPARED, _ROLLBACK)
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

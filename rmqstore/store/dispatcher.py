@@ -24,7 +24,7 @@ from rmqstore.consumequeue.plain_queue import PlainQueue
 from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError
 from rmqstore.index.index_service import IndexService
-from rmqstore.message import SCHEDULE_TOPIC, MessageExt
+from rmqstore.message import SCHEDULE_TOPIC, MessageExt, SysFlag
 
 __all__ = [
     "Agreement",
@@ -39,10 +39,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _SMALLEST_RECORD = int(RecordLayout.RECORD_FIXED_SIZE)
-_TRANSACTION_MASK = 0xC
-_PREPARED = 0x4
-_ROLLBACK = 0xC
-_INNER_BATCH = 0x80
+_INNER_BATCH = SysFlag.INNER_BATCH.value
 # A unit of a batch queue has 16 bits for the number of its messages.
 _LARGEST_BATCH = 0x7FFF
 # An int64 has so many digits at most; more of them take Python long to make a number of.
@@ -146,8 +143,7 @@ class Agreement:
 def queued_rows(columns: RecordColumns) -> tuple[np.ndarray, np.ndarray]:
     """(bool array, bool array): which records get a unit, and which are inner batches; shape (count,)."""
     n = columns.count
-    transaction = columns.sys_flag[:n] & _TRANSACTION_MASK
-    queued = (transaction != _PREPARED) & (transaction != _ROLLBACK)
+    queued = columns.queued()[0].view(np.bool_)
     # A record with the bit and without INNER_NUM is no batch: one of its bits is damaged.
     return queued, ((columns.sys_flag[:n] & _INNER_BATCH) != 0) & (columns.inner_num[:n] > 0)
 
