@@ -995,7 +995,7 @@ cdef class ArrowColumns:
                 return verdict
 
     cdef bytes body_of(self, const unsigned char* p, int64_t room):
-        # The decompressed body of the record at p, None if it cannot be decompressed or is no record any more.
+        # The decompressed body of the record at p, None if it cannot be decompressed or is not a record any more.
         cdef RecordView r
         if parse_record(p, room, &r) != RECORD:
             return None

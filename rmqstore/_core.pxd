@@ -5,7 +5,7 @@ from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 from rmqstore._bytes cimport (
-    acquire_fence, fastmod, get_i32, get_i64, prefetch, put_i32, put_i64, release_fence
+    acquire_fence, fastmod, get_i32, prefetch, put_i32, put_i64, release_fence
 )
 
 # --------------------------------------------------------------------------------------------------- layout constants

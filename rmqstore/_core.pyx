@@ -335,7 +335,7 @@ cdef class Region:
     def release_pages(self, int64_t pos, int64_t size):
         """Let the whole pages among `size` bytes at `pos` go from this process; what they hold stays in the file.
 
-        A scan calls it behind itself, so that its working set stays small however long the file is.
+        A scan calls it for what it has passed, so that its working set stays small however long the file is.
         """
         cdef int64_t start = (pos + PAGE_SIZE - 1) // PAGE_SIZE * PAGE_SIZE
         cdef int64_t extent = (pos + size) // PAGE_SIZE * PAGE_SIZE - start
@@ -1895,7 +1895,7 @@ cdef enum:
 
 def encode_records(Region region not None, int64_t pos, int64_t base_offset, list rows not None, int64_t first=0,
                    bint prop_crc=False):
-    """Encode records one behind the other into a segment, as many as fit with 8 bytes left behind each.
+    """Encode records one after the other into a segment, as many as fit with 8 bytes left after each.
 
     Parameters
     ----------
@@ -2036,7 +2036,7 @@ cdef class QueueTable:
     """Where compiled code finds the queues of a store; `ConsumeQueueStore` is this with the rest.
 
     Its dict has by topic and queue id the queues, None for one that nobody asked for yet; it is another dict whenever
-    the queues are listed anew.
+    the queues are listed again.
     """
 
 

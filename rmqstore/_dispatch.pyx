@@ -211,7 +211,7 @@ cdef class RecordColumns:
         cdef int64_t[::1] starts = starts_array
         cdef int64_t[::1] order = order_array
         cdef list groups = []
-        # A counting sort, over in no time; the column is open to everybody, so its numbers are checked.
+        # A counting sort, which takes hardly any time; everybody can write to the column, so its numbers are checked.
         for i in range(n):
             queue = self.c_queue[i]
             if chosen[i] and 0 <= queue < queue_num:

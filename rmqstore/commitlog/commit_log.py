@@ -116,7 +116,7 @@ class CommitLog(NotCopied):
     def find_end_behind_damage(self, reached: int = -1) -> int:
         """int: as `find_end`, but after damage in the newest segment if whole records follow it there.
 
-        Old records that a truncation of RocketMQ left behind the end do not count: they are older than the record before.
+        Old records that a truncation of RocketMQ left after the end do not count: they are older than the record before.
 
         Parameters
         ----------
@@ -140,7 +140,7 @@ class CommitLog(NotCopied):
     def follow(self) -> None:
         """Find the end, and remember what is there, so that `refresh` notices when a writer cuts it (read-only use).
 
-        Damage in the newest segment is no end where whole records follow it, as of `known_end`.
+        Damage in the newest segment is not an end where whole records follow it, as of `known_end`.
         """
         self._end.follow()
 
@@ -547,7 +547,7 @@ def check_store_root(path: str | os.PathLike[str]) -> str:
     Raises
     ------
     StoreError
-        It does not exist or is no directory.
+        It does not exist or is not a directory.
     """
     root = os.fspath(path)
     if not os.path.isdir(root):

@@ -165,7 +165,7 @@ class LogEnd:
             region = self.queue.file(base).region
             _, verdict, num, last = self._walk_from_start(base)
             if num and verdict != Verdict.BLANK:
-                # Nothing lies behind the newest record yet, so it may be on its way.
+                # Nothing follows the newest record yet, so it may still be written.
                 sound = _core.check_record(region, last, base, self.crc_check)[0] == Verdict.RECORD
                 if not sound or _is_unfinished(region, last):
                     end = base + last
@@ -177,7 +177,7 @@ class LogEnd:
         self.queue.wrote_where = max(self._known_end(reached), end)
 
     def _check_last_seen(self) -> None:
-        # A writer that recovers cuts what a crash left torn; a reader that saw it must not go on behind it.
+        # A writer that recovers cuts what a crash left torn; a reader that saw it must not go on after it.
         phy_offset, head = self._last_seen
         mapped_file = self.queue.find(phy_offset) if head else None
         if mapped_file is None:

@@ -23,7 +23,7 @@ from rmqstore.message import MessageExt
 
 __all__ = ["Blank", "Damage", "LogWalk", "Stretch"]
 
-# A log that is scanned ahead is cut in pieces of about so many bytes; how far behind that the next record is looked for, how many
+# A log that is scanned ahead is cut in pieces of about so many bytes; how far after that the next record is looked for, how many
 # rows one may have before it is too many for the columns, how many are waiting, and how many threads work at them.
 _PIECE = 8 * 1024 * 1024
 _PIECE_SEARCH = 256 * 1024
@@ -35,7 +35,7 @@ _READ_AHEAD_NUM = 64
 _READ_AHEAD_SIZE = 1024 * 1024
 
 DAMAGE_KINDS = {verdict: verdict.name.lower() for verdict in Verdict if verdict.name.startswith("BAD_")}
-"""The kind of a `Finding` about bytes that are no whole record, by the verdict on them."""
+"""The kind of a `Finding` about bytes that are not a whole record, by the verdict on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Stretch(NamedTuple):
         Offsets in bytes.
     verdict : Verdict or None
         RECORD: whole records, one after the other.  BLANK: the record that closes a segment, and the rest of it.  None: no
-        segment holds these offsets.  Anything else: what was found at `begin` is no whole record.
+        segment holds these offsets.  Anything else: what was found at `begin` is not a whole record.
     records : int
         How many records.
     last_record : int

@@ -443,7 +443,7 @@ class _Record:
 
 
 def _records_of_segment(segment: _File, segment_size: int) -> Iterator[_Record]:
-    """The records of a segment from its start up to the first bytes that are no record; only a few fields are read."""
+    """The records of a segment from its start up to the first bytes that are not a record; only a few fields are read."""
     descriptor = os.open(segment.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     try:
         limit = min(segment.size, segment_size)

@@ -181,7 +181,7 @@ class ConsumeQueueStore(NotCopied, QueueTable):
         return source.queue(queue) if source is not None and source.goes_beyond(queue) else queue
 
     def look_again(self, keys: Iterable[tuple[str, int]]) -> None:
-        """Open these queues anew when they are next asked for: their source has units that it had not (read-only use)."""
+        """Open these queues again when they are next asked for: their source has new units (read-only use)."""
         with self._lock:
             for key in keys:
                 self._queues[key] = None

@@ -50,7 +50,7 @@ def queue_directory(root: str, kind: str, topic: str, queue_id: int) -> str:
     Raises
     ------
     UnsupportedFormatError
-        The topic is no name for a directory (empty, a dot name, with a slash or NUL, too long); a damaged or hostile
+        The topic is not a name for a directory (empty, a dot name, with a slash or NUL, too long); a damaged or hostile
         record must not lead outside the store.
     """
     if not can_name_queue(topic):

@@ -76,7 +76,7 @@ def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
     Raises
     ------
     OSError
-        It cannot be opened, or is no regular file: opening a FIFO would wait for somebody at its other end, and a device
+        It cannot be opened, or is not a regular file: opening a FIFO would wait for somebody at its other end, and a device
         may have no end.
     """
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, mode)
@@ -86,7 +86,7 @@ def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
     os.close(fd)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    raise OSError(errno.EINVAL, "this is no regular file; move it away", path)
+    raise OSError(errno.EINVAL, "this is not a regular file; move it away", path)
 
 
 def read_small_file(path: str) -> bytes | None:
@@ -95,7 +95,7 @@ def read_small_file(path: str) -> bytes | None:
     Raises
     ------
     OSError
-        It cannot be read, or is no regular file.
+        It cannot be read, or is not a regular file.
     """
     try:
         with open(open_regular(path), "rb") as file:
@@ -459,7 +459,7 @@ class MappedFile(NotCopied):
         with self.pool.lock:
             if self._deleted:
                 raise OffsetOutOfRangeError(
-                    "the file was deleted; what it held is no part of the store any more", self.path
+                    "the file was deleted; what it held is not part of the store any more", self.path
                 )
             if self._closed:
                 raise StoreClosedError("the file is closed; open the store again", self.path)
@@ -469,7 +469,7 @@ class MappedFile(NotCopied):
                 fd = open_regular(self.path, os.O_RDONLY if self.read_only else os.O_RDWR)
             except FileNotFoundError:
                 raise OffsetOutOfRangeError(
-                    "the file was deleted by another process since it was listed; what it held is no part of the store "
+                    "the file was deleted by another process since it was listed; what it held is not part of the store "
                     "any more",
                     self.path,
                 ) from None

@@ -32,7 +32,7 @@ INDEX_TOPIC = "rmq_sys_INDEX"
 
 _KINDS = {None: 3, "U": 1, "K": 2, "T": 4}
 _NO_HASH = -(2**31)
-# So many messages without a key in a row are gone over rather than looked behind.
+# So many messages in a row without a key are read one by one; after more, a search looks for the next key.
 _KEYLESS = 256
 _TRIES = 3
 # Seconds.

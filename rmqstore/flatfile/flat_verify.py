@@ -133,7 +133,7 @@ class _Verify:
                 search = _core.RecordSearch(region, base) if search is None else search
                 found = search.find(at + 1)
                 until = found if found >= 0 else region.size
-                detail = f"{until - at} bytes that are no record ({verdict.name})"
+                detail = f"{until - at} bytes that are not a record ({verdict.name})"
                 yield Finding(mapped_file.path, at, DAMAGE_KINDS.get(verdict, "bad_record"), detail)
             self.done += until - at
             at = until

@@ -107,7 +107,7 @@ def search_retry(search: Search) -> None:
         if not begins:
             known = "the first message of each queue"
             search.notes.append(f"no progress in {topic} was found: all its messages are taken to wait")
-        # Queues of pop consumers have the topic behind the group.
+        # Queues of pop consumers have the topic after the group.
         name = group or topic[len(_RETRY_PREFIX) :].partition("+")[0]
         _whole_queues(search, "retry", topic, begins, name, known)
 

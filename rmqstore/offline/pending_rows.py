@@ -114,7 +114,7 @@ def whole_numbers(texts: Any) -> tuple[np.ndarray, np.ndarray]:
     try:
         numbers = pc.cast(texts, pa.int64())
     except pa.ArrowInvalid:
-        # A hostile or damaged one is no number; the others are.
+        # A hostile or damaged one is not a number; the others are.
         plain = pc.fill_null(pc.match_substring_regex(texts, r"^-?[0-9]{1,18}$"), False)
         numbers = pc.cast(pc.if_else(plain, texts, pa.scalar(None, pa.string())), pa.int64())
     there = pc.is_valid(numbers).to_numpy(zero_copy_only=False)

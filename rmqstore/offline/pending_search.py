@@ -89,7 +89,7 @@ class Search:
         Rows that wait.
     sources, problems : list
     notes : list of str
-        What to know about the answer that is no damage.
+        What to know about the answer that is not damage.
     """
 
     store: MessageStore
@@ -150,7 +150,7 @@ class Search:
 
     @property
     def has_database(self) -> bool:
-        """bool: there is a database in ``rocksdbstore/``, whether or not it can be read."""
+        """bool: there is a database in ``rocksdbstore/``, readable or not."""
         return is_database(os.path.join(self.store.path, "rocksdbstore"))
 
     @functools.cached_property

@@ -327,7 +327,7 @@ def _dispatch_log(
     *,
     resume: bool = True,
 ) -> tuple[int, Verdict | None]:
-    # Dispatches the records from `begin` to `end`, behind damage as well or up to it; where it stopped, and what is there.
+    # Dispatches the records from `begin` to `end`, past damage or up to it; where it stopped, and what is there.
     damaged = RecordColumns(1)
     for stretch, columns in commit_log.scans(begin, end, resume=resume):
         verdict = stretch.verdict

@@ -96,7 +96,7 @@ def verify_parts(
 ) -> Iterator[Finding]:
     """Compare queues and index below `parts_root` with the log below `log_root`; only what is wrong with the former.
 
-    Used by a rebuild on what it built, so the log's own damage is no finding here.
+    Used by a rebuild on what it built, so the log's own damage is not a finding here.
 
     Parameters
     ----------
@@ -353,7 +353,10 @@ class _Checker:
         if verdict == Verdict.BLANK:
             return
         if verdict == Verdict.BAD_SIZE and region.get_i32(pos + 4) == _core.MAGIC_BLANK:
-            detail = f"the blank says {region.get_i32(pos)} bytes, {region.size - pos} are left; {stretch.end - at} are no record"
+            detail = (
+                f"the blank says {region.get_i32(pos)} bytes, {region.size - pos} are left; {stretch.end - at} are not a "
+                "record"
+            )
             yield Finding(path, pos, "bad_blank", detail)
         elif verdict in (Verdict.BAD_BODY_CRC, Verdict.BAD_PROP_CRC):
             record = _core.decode_record(region, pos)
@@ -364,7 +367,7 @@ class _Checker:
             if self.with_queues and is_queued(record[7]):
                 self.check_of(record[15], record[3]).covered += 1
         else:
-            detail = f"{stretch.end - at} bytes from phy offset {at} are no record ({verdict.name})"
+            detail = f"{stretch.end - at} bytes from phy offset {at} are not a record ({verdict.name})"
             yield Finding(path, pos, DAMAGE_KINDS.get(verdict, "missing_blank"), detail)
 
     def _missing_crcs(self, columns: RecordColumns, begin: int) -> Iterator[Finding]:

@@ -202,7 +202,7 @@ class QueueDatabaseCheck:
         yield from self._taken()
 
     def _stale(self, database: QueueDatabase, end: int) -> Iterator[Finding]:
-        # Units below the log's begin are no finding: a broker leaves them until it compacts the database at night.
+        # Units below the log's begin are not findings: a broker leaves them until it compacts the database at night.
         try:
             for (topic, queue_id), num in database.beyond_last().items():
                 last = database.last[topic, queue_id].queue_offset
@@ -210,7 +210,7 @@ class QueueDatabaseCheck:
                 yield Finding(self.path, 0, "stale_unit", detail)
             for (topic, queue_id), last_unit in database.last.items():
                 if not can_name_queue(topic):
-                    detail = f"{topic[:80]!r}/{queue_id} is no name that a queue can have; its units are not read"
+                    detail = f"{topic[:80]!r}/{queue_id} is not a name that a queue can have; its units are not read"
                     yield Finding(self.path, 0, "bad_topic", detail)
                 value = database.value(topic, queue_id, last_unit.queue_offset)
                 if value is None or value[0] != last_unit.phy_offset:

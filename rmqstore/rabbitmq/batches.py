@@ -96,7 +96,7 @@ def header_text(headers: dict[str, Any]) -> str:
 
 
 def _utf8(text: str) -> str:
-    # What is no UTF-8 in a store is a surrogate here, which Arrow refuses; JSON reads it out of the escape again.
+    # What is not UTF-8 in a store is a surrogate here, which Arrow refuses; JSON reads it out of the escape again.
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -372,7 +372,7 @@ class Batches:
         embedding: str = "index",
     ) -> pa.RecordBatch | None:
         pa = pyarrow()
-        # The status says which terms are no messages; a count needs it too.
+        # The status says which terms are not messages; a count needs it too.
         decoded = _term.message_columns(
             sources or [b""],
             np.where(there, positions, 0),

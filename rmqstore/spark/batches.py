@@ -4,7 +4,7 @@ Owns the order, the types and the damage of what a reader yields: which columns 
 three ways of taking damage.  It never imports pyspark, opens nothing but the piece that it is given, and keeps one batch in
 memory.
 
-`fail` raises at the first thing that is no whole record.  `report` gives it a row whose ``_corrupt`` names file, position and
+`fail` raises at the first thing that is not a whole record.  `report` gives it a row whose ``_corrupt`` names file, position and
 verdict; where no record could be read, the row has only ``phy_offset`` and ``size`` besides.  `skip` passes over it.
 """
 

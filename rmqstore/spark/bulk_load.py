@@ -193,7 +193,7 @@ class _Rows:
         if why:
             self._check(part, at, first)
             raise InvalidMessageError(
-                f"row {first + at} is no plain message: transactions, delayed messages, inner batches and messages of "
+                f"row {first + at} is not a plain message: transactions, delayed messages, inner batches and messages of "
                 "further queues cannot be bulk-loaded; put them with MessageStore.put_table"
             )
 

@@ -26,7 +26,7 @@ def default_parallelism(spark: SparkSession) -> int:
     """int: how many tasks Spark says it runs at once."""
     try:
         return max(spark.sparkContext.defaultParallelism, 1)
-    except Exception:  # A session of Spark Connect has no context, and its error is no public name.
+    except Exception:  # A session of Spark Connect has no context, and its error is not a public name.
         return int(spark.conf.get("spark.default.parallelism", "16") or 16)
 
 

@@ -103,7 +103,7 @@ class LogPlan:
     def of(cls, path: str | os.PathLike[str], config: StoreConfig | None = None) -> LogPlan:
         """Look at the store in `path`, also beside its running broker; nothing is changed, and no lock taken.
 
-        The end is behind the last whole record.  Damage in the newest segment does not end the log where whole, newer
+        The end is after the last whole record.  Damage in the newest segment does not end the log where whole, newer
         records follow it.
 
         Parameters
@@ -173,7 +173,7 @@ class LogPlan:
 
 
 def known_end(log: CommitLog) -> int:
-    """int: the end of a log that was opened with `CommitLog.follow`, behind damage in its newest segment if records follow."""
+    """int: the end of a log that was opened with `CommitLog.follow`, after damage in its newest segment if records follow."""
     return log.known_end()
 
 

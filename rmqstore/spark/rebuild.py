@@ -80,7 +80,7 @@ _FEW_UNITS = 1 << 25
 _MAX_TASKS = 4096
 # And so many pieces a task, where there are enough of them.
 _PIECES = 8
-# Work that is done in no time is put together to so many tasks.
+# Small pieces of work are put together into so many tasks.
 _SMALL_WORK_TASKS = 64
 
 

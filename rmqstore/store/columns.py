@@ -40,7 +40,7 @@ NULLABLE_COLUMNS = frozenset({"tags", "body", "unique_key"})
 # Bodies and properties of one batch; far below the 2 GiB that Arrow's 32-bit offsets reach.
 _BATCH_BYTES = 64 * 1024 * 1024
 # A scan on several threads cuts the log in pieces of so many bytes, longer ones for batches of many rows, so that few batches
-# end with a piece; how far behind that the next record is looked for, and how many threads decode at most.
+# end with a piece; how far after that the next record is looked for, and how many threads decode at most.
 _PIECE, _LONG_PIECE = 8 * 1024 * 1024, 32 * 1024 * 1024
 _PIECE_BYTES_PER_ROW = 512
 _PIECE_SEARCH = 256 * 1024
@@ -420,7 +420,7 @@ def _batches_of_pieces(
 
 
 def _check_open(log: CommitLog, at: int) -> None:
-    # What was decoded ahead is not given any more when the store was closed; that a segment expired is no error.
+    # What was decoded ahead is not given any more when the store was closed; that a segment expired is not an error.
     mapped_file = log.queue.find(at)
     try:
         if mapped_file is not None:

@@ -45,7 +45,7 @@ class QueueDatabaseState:
     queues : int
         How many queues it has units of.
     checkpoint : int or None
-        Phy offset up to which records are in it; None where nothing was flushed yet.  What lies behind it comes from the log
+        Phy offset up to which records are in it; None where nothing was flushed yet.  What follows comes from the log
         (`MessageStore.undispatched`).
     completed : tuple of (int, int)
         Phy offsets, begin and end, of what was gone over before the checkpoint: units there were lost, or are damaged.
@@ -76,7 +76,7 @@ class Completion:
     Attributes
     ----------
     served : tuple of (int, int) or None
-        Phy offsets, begin and end, of what lies behind the database's checkpoint and is served from the log; None = nothing.
+        Phy offsets, begin and end, of what lies after the database's checkpoint and is served from the log; None = nothing.
     ranges : list of (int, int)
         What else of the log was gone over, because units before the checkpoint were missing or damaged.
 
@@ -145,7 +145,7 @@ class Completion:
         return self.source.damage
 
     def _log_bounds(self) -> tuple[int, int]:
-        # The log's end may not be known yet, and what lies behind it leads nowhere by itself.
+        # The log's end may not be known yet, and what lies after it leads nowhere by itself.
         offsets = self.commit_log.queue.offsets
         return self.commit_log.min_offset, offsets[-1] + self.commit_log.segment_size if offsets else 0
 
@@ -173,7 +173,7 @@ class Completion:
     # ------------------------------------------------------------------------------------------------- completing
 
     def catch_up(self, end: int) -> None:
-        """Collect the units of what the log got since; the first time of all behind the checkpoint."""
+        """Collect the units of what the log got since; the first time of all after the checkpoint."""
         with self.queues.lock:
             if end <= self._done_to:
                 return

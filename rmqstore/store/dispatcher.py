@@ -1,6 +1,6 @@
 """Dispatching: from records in the commit log to queue units and index entries.
 
-Owns the rules of RocketMQ 5.5.0 for what a record leaves behind: units for records that are no transaction's first or
+Owns the rules of RocketMQ 5.5.0 for what a record leaves behind: units for records that are not a transaction's first or
 rolled-back half, units in further queues (INNER_MULTI_DISPATCH), index entries for all but rolled-back records.  It is
 idempotent: units that are there already are compared and, where they differ, repaired.  It never appends to the log.
 """
@@ -144,7 +144,7 @@ def queued_rows(columns: RecordColumns) -> tuple[np.ndarray, np.ndarray]:
     """(bool array, bool array): which records get a unit, and which are inner batches; shape (count,)."""
     n = columns.count
     queued = columns.queued()[0].view(np.bool_)
-    # A record with the bit and without INNER_NUM is no batch: one of its bits is damaged.
+    # A record with the bit and without INNER_NUM is not a batch: one of its bits is damaged.
     return queued, ((columns.sys_flag[:n] & _INNER_BATCH) != 0) & (columns.inner_num[:n] > 0)
 
 

@@ -427,7 +427,7 @@ class Querying:
             self.commit_log.message_at(phy_offset)
         except OffsetOutOfRangeError as error:
             raise OffsetOutOfRangeError(
-                f"{msg_id} is no offset message id of this store (phy offset {phy_offset} is outside the log), {searched}",
+                f"{msg_id} is not an offset message id of this store (phy offset {phy_offset} is outside the log), {searched}",
                 self.path,
             ) from error
         return phy_offset

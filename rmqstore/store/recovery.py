@@ -426,7 +426,7 @@ def _whole_record_behind(commit_log: CommitLog, at: int, judged: _Judgement, new
 
 
 def _belongs(commit_log: CommitLog, offset: int, judged: _Judgement, newest_unit_end: int) -> bool:
-    # RocketMQ's truncation leaves old records behind the end (its issue 10666).  They are older than the last record of
+    # RocketMQ's truncation leaves old records after the end (its issue 10666).  They are older than the last record of
     # the log and no unit points at them; whatever else is found there is part of this log.
     if newest_unit_end > offset or judged.last_record < 0:
         return True

@@ -72,7 +72,7 @@ def table_parts(table: Any, literals: Mapping[str, Any], *, keep_timestamps: boo
         table = pa.Table.from_batches([table])
     elif not isinstance(table, pa.Table):
         if not hasattr(table, "__arrow_c_stream__") and not hasattr(table, "__arrow_c_array__"):
-            raise TypeError(f"{type(table).__name__} is no Arrow table; give a pyarrow.Table or a RecordBatch")
+            raise TypeError(f"{type(table).__name__} is not an Arrow table; give a pyarrow.Table or a RecordBatch")
         table = pa.table(table)
     given = {name: value for name, value in literals.items() if value is not None}
     names = table.column_names

@@ -1,7 +1,7 @@
 """A store whose older messages are in tiered storage: reading and querying both as one.
 
 Owns how the two parts of a queue follow each other: what the local log no longer has comes from the flat files, each queue
-offset once.  Offsets that neither has are no silent gap: an answer that would pass over them is an error, or a finding.
+offset once.  Offsets that neither has are not a silent gap: an answer that would pass over them is an error, or a finding.
 It is for stores opened read-only; those without tiered storage never come here.
 
 Facts (RocketMQ 5.5.0, TieredMessageStore): below the oldest store time of the local log a query by key goes on in tiered
@@ -192,7 +192,7 @@ class TieredReading(Reading):
         low, high = super().bounds_of(topic, queue_id)
         begin, end = parts[0]
         if low >= high or begin >= high:
-            # A local queue that is older than tiered storage is no broker's.
+            # A local queue that is older than tiered storage is not a broker's.
             return queue.offset_by_time(timestamp, boundary, end) if low >= high else super().offset_by_time(
                 topic, queue_id, timestamp, boundary
             )
