@@ -522,6 +522,37 @@ def test_no_machine_paths():
     assert not found
 
 
+def test_the_first_lines_of_a_room_list_its_modules():
+    rooms = sorted(path.parent for path in PACKAGE.glob("*/__init__.py"))
+    assert len(rooms) > 15
+    for room in rooms:
+        modules = {path.stem for path in module_files() if path.parent == room} - {"__init__"}
+        doc = parsed(room / "__init__.py").docstring
+        assert doc is not None, room.name
+        named = set(re.findall(r"(?<!`)`(\w+)`(?!`)", doc))
+        if room.name == "cli":
+            # A command's module is named in the list of commands, which follows.
+            named |= set(re.findall(r'"rmqstore\.cli\.(\w+)"', (room / "__init__.py").read_text(encoding="utf-8")))
+        assert modules <= named, f"{room.name}/__init__.py does not list {sorted(modules - named)}"
+        heads = [line[2:].partition(":")[0] for line in doc.splitlines() if line.startswith("- `")]
+        listed = {name for head in heads for name in re.findall(r"(?<!`)`(\w+)`(?!`)", head)}
+        assert listed <= modules, f"{room.name}/__init__.py lists {sorted(listed - modules)}, which it has not"
+
+
+def test_architecture_is_short_and_names_every_room():
+    lines = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 120 and max(map(len, lines)) <= 120
+    picture = "\n".join(lines).partition("```text\n")[2].partition("```")[0]
+    named = set(re.findall(r"\w+", picture))
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
+    compiled = {path.stem for path in PACKAGE.glob("*.pyx")}
+    assert rooms | compiled <= named, sorted((rooms | compiled) - named)
+    # What the tables and the text name is there.
+    for name in re.findall(r"`([\w/]+/[\w/*]+\.(?:py|pyx|pxd))`", "\n".join(lines)):
+        root = ROOT / "tests" if "/test_" in name else PACKAGE
+        assert list(root.glob(name.removeprefix("tests/"))), name
+
+
 def test_the_build_requirements_are_stated_equally():
     # The Makefile installs them by name, because a build without isolation expects them.
     stated = re.search(r"(?m)^requires = \[(.*)\]$", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
