@@ -322,7 +322,7 @@ class IndexService(NotCopied, OpenedIndexes):
             else:
                 opened.move_to_end(name)
             if self._closed:
-                index.close()
+                index.close()  # type: ignore[unreachable]
                 raise StoreClosedError("the store is closed; open it again", self.path)
             self._recent = name, index
             return index

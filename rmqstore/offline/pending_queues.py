@@ -13,7 +13,7 @@ import numpy as np
 from rmqstore.consumer.fastjson import parse_fastjson
 from rmqstore.errors import CorruptionError
 from rmqstore.message import SCHEDULE_TOPIC
-from rmqstore.offline.pending_rows import Records, rows
+from rmqstore.offline.pending_rows import Records, int32_property, rows
 from rmqstore.offline.pending_search import Search
 from rmqstore.store.columns import import_pyarrow
 
@@ -58,7 +58,7 @@ def search_delayed(search: Search) -> None:
             source.name,
             search.now,
             topic=records.properties.text("REAL_TOPIC"),
-            queue_id=_int32(records, "REAL_QID"),
+            queue_id=int32_property(records, "REAL_QID"),
             due=_due_by_level(search, records, levels),
             level=np.minimum(levels, 2**31 - 1),
         )
@@ -73,13 +73,6 @@ def _due_by_level(search: Search, records: Records, levels: np.ndarray) -> np.nd
     delays = np.array([0, *search.store.config.delay_levels], np.int64)
     due: np.ndarray = records.numbers_of("store_timestamp") + delays[np.clip(levels, 0, len(delays) - 1)]
     return due
-
-
-def _int32(records: Records, name: str) -> object:
-    pa = import_pyarrow()
-    values, there = records.properties.whole(name)
-    there &= (values >= -(2**31)) & (values < 2**31)
-    return pa.array(np.where(there, values, 0), pa.int32(), mask=~there)
 
 
 def _delay_offsets(path: str) -> dict[int, int]:

@@ -159,6 +159,14 @@ class Records:
         return self.batch.column(name)
 
 
+def int32_property(records: Records, name: str) -> object:
+    """pyarrow.Array of int32: a property as a number; null where it is not there, not a number, or does not fit."""
+    pa = import_pyarrow()
+    values, there = records.properties.whole(name)
+    there &= (values >= -(2**31)) & (values < 2**31)
+    return pa.array(np.where(there, values, 0), pa.int32(), mask=~there)
+
+
 def _columns(store: MessageStore, topics: Iterable[str] | None, body: bool) -> Columns:
     names = RECORD_COLUMNS if body else RECORD_COLUMNS[:-1]
     columns = Columns(names, _PIECE, store.commit_log.crc_check)
