@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 from typing import Literal, TypeAlias
 
-__all__ = ["Boundary", "IndexType", "Moment", "Recovery", "check_boundary", "check_index_type", "milliseconds"]
+__all__ = ["KEY_BITS", "Boundary", "IndexType", "Moment", "Recovery", "check_boundary", "check_index_type", "milliseconds"]
 
 Moment: TypeAlias = "int | float | datetime.datetime"
 """A store time: ms since epoch, or a datetime (aware, or naive as local time)."""
@@ -21,6 +21,10 @@ IndexType = Literal["U", "K", "T"]
 
 Boundary = Literal["lower", "upper"]
 """Which side of a store time a queue offset belongs to, see `MessageStore.offset_by_time`."""
+
+
+KEY_BITS = {None: 3, "U": 1, "K": 2, "T": 4}
+"""What a key is compared with for an `IndexType`: bits, as `_columns.ArrowColumns.fill_matching` takes them."""
 
 
 def check_index_type(index_type: str | None) -> None:

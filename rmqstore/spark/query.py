@@ -2,7 +2,7 @@
 
 Owns how the work is cut.  Few keys go to every task, and each task asks some of the index files; a DataFrame of keys is
 arranged by hash slot, so that a task reads one range of each file's slots.  Every hit is compared with its record by
-`rmqstore.store.columns.key_table`, so that no foreign key of the same hash is among them.  It changes nothing on disk.
+`rmqstore.store.key_columns.key_table`, so that no foreign key of the same hash is among them.  It changes nothing on disk.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from rmqstore.spark.batches import in_spark_layout, spark_arrow_schema
 from rmqstore.spark.plan import LogPlan
 from rmqstore.spark.reader import spark_schema
 from rmqstore.spark.task import spare_collector
-from rmqstore.store.columns import DEFAULT_COLUMNS, chosen_columns, import_pyarrow, key_table, text_buffers, time_range
+from rmqstore.store.columns import DEFAULT_COLUMNS, chosen_columns, import_pyarrow, time_range
+from rmqstore.store.key_columns import key_table, text_buffers
 
 if TYPE_CHECKING:
     import pyarrow as pa

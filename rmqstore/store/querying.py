@@ -22,7 +22,8 @@ from rmqstore.errors import CorruptionError, InvalidMessageError, OffsetOutOfRan
 from rmqstore.index.index_service import QueryOffsetResult
 from rmqstore.index.log_index import DEFAULT_LOG_BYTES, chain_in_memory
 from rmqstore.message import MessageExt, encode_java_utf8, parse_message_id
-from rmqstore.store.columns import doubt_entries, key_table, time_range
+from rmqstore.store.columns import doubt_entries, time_range
+from rmqstore.store.key_columns import key_table
 from rmqstore.store.results import QueryResult
 from rmqstore.store.store_state import LOOK_INTERVAL, StoreState
 

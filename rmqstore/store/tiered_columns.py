@@ -18,7 +18,8 @@ from rmqstore.errors import Finding
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.message import encode_java_utf8, tags_code
-from rmqstore.store.columns import Columns, query_schema, rows_at, stored_texts
+from rmqstore.store.columns import Columns, rows_at, stored_texts
+from rmqstore.store.key_columns import query_schema
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
