@@ -15,7 +15,7 @@ from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint32_t, uint6
 from libc.string cimport memcmp, memcpy, memset
 
 from rmqstore._bytes cimport (
-    atomic_or, before, copy_ascii, copy_bytes, get_i16, get_i32, get_i64, is_ascii, prefetch, put_hex, put_hex_8,
+    atomic_or, before, copy_ascii, copy_bytes, get_i16, get_i32, get_i64, is_ascii, load_i64, prefetch, put_hex, put_hex_8,
     put_hex_8_8, put_view, same_bytes_at, VIEW_INLINE,
 )
 from rmqstore._core cimport (
@@ -611,7 +611,7 @@ def agreeing_entries(IndexRegion index not None, int64_t first, RecordColumns co
         with nogil:
             n = index_count_of(base)
             n = n if n < index.index_num else index.index_num
-            begin_timestamp = get_i64(base + INDEX_BEGIN_TIMESTAMP)
+            begin_timestamp = load_i64(base + INDEX_BEGIN_TIMESTAMP)
             for row in range(num):
                 # The columns are open to everybody, so that what they say of themselves may be wrong.
                 if columns.c_key_start[row + 1] <= begin:
