@@ -85,7 +85,7 @@ build/debug/.stamp: $(VENV)/.stamp-venv pyproject.toml $(CORE_SOURCES)
 NO_CORE_TESTS := tests/console tests/project/test_docs_run.py tests/project/test_examples.py \
 	tests/project/test_packaging.py tests/cli/test_cli_examples.py
 
-# The Python modules are copied anew each time, so that none that was removed or changed is left from before.  The tests
+# The Python modules are copied again each time, so that none that was removed or changed is left from before.  The tests
 # run through bin/pytest and with a safe path, so that the working directory (the other build) is not the first to be searched.
 debug-test: test-venv build/debug/.stamp ## the suite without slow tests on a debug build: bounds checks, asserts, checked malloc
 	find $(DEBUG_LIB) -name '*.py' -delete

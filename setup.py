@@ -28,6 +28,7 @@ MODULES = (
     "rmqstore._append",
     "rmqstore.rabbitmq._core",
     "rmqstore._read",
+    "rmqstore._dispatch",
 )
 
 DEBUG = os.environ.get("RMQSTORE_DEBUG", "0") not in ("", "0")

@@ -7,7 +7,7 @@
 set -euo pipefail
 
 server=/usr/lib/rabbitmq/bin/rabbitmq-server
-# The version that the tests were written with: v1 indexes, one deliver behind each publish.
+# The version that the tests were written with: v1 indexes, one deliver after each publish.
 wanted=3.10
 
 give_up() {

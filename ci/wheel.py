@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCES = (".pyx", ".c", ".h")
 MODULES = (
     "rmqstore/_core",
+    "rmqstore/_dispatch",
     "rmqstore/_columns",
     "rmqstore/_append",
     "rmqstore/_read",

@@ -13,6 +13,7 @@ try:
     import rmqstore._append
     import rmqstore._columns
     import rmqstore._core
+    import rmqstore._dispatch
     import rmqstore._read  # noqa: F401
 except ModuleNotFoundError as _error:
     from rmqstore import _unbuilt

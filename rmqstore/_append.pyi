@@ -5,8 +5,8 @@ from typing import Any, Generic, SupportsIndex, TypeAlias, TypeVar, overload
 import numpy as np
 import numpy.typing as npt
 
-from rmqstore._columns import RecordColumns, TopicTable
 from rmqstore._core import FileStream, IndexRegion, Region
+from rmqstore._dispatch import RecordColumns, TopicTable
 
 _Int64s: TypeAlias = npt.NDArray[np.int64]
 

@@ -16,7 +16,7 @@ from libc.string cimport memcmp, memcpy, memset
 from posix.time cimport clock_gettime, CLOCK_REALTIME, timespec
 
 from rmqstore._bytes cimport check, load_i64, put_hex, put_i64
-from rmqstore._columns cimport NEED_KEY_ROOM, RecordColumns, TopicTable
+from rmqstore._dispatch cimport NEED_KEY_ROOM, RecordColumns, TopicTable
 from rmqstore._core cimport (
     BLANK_SIZE, COLUMNS_FULL, FileStream, index_count_of, INDEX_END_PHY_OFFSET, INDEX_HEADER_SIZE, IndexRegion,
     LIMIT, MessageFields, PROP_CRC_SIZE, put_unit, Region, short_way_first, StateFields, SYS_BORN_V6, SYS_PLAIN_MASK,
@@ -881,7 +881,7 @@ cdef class RowBatch:
         return rolls, largest
 
     def encode(self, Region region not None, int64_t pos, int64_t base_offset, int64_t first):
-        """Encode the rows from `first` on into a segment, as many as fit with 8 bytes left behind each.
+        """Encode the rows from `first` on into a segment, as many as fit with 8 bytes left after each.
 
         Parameters
         ----------
@@ -960,7 +960,7 @@ cdef class RowBatch:
         Raises
         ------
         ValueError
-            `first` is no row, a row is not encoded yet, or the tables of topics differ.
+            `first` is not a row, a row is not encoded yet, or the tables of topics differ.
         """
         cdef int verdict = NEED_KEY_ROOM
         cdef PyThreadState* state
@@ -1006,7 +1006,7 @@ cdef class RowBatch:
             out.c_store_timestamp[i] = row.parts.store_timestamp
             out.c_topic[i] = topic
             out.c_queue[i] = row.queue
-            # A plain row is no inner batch and names no further queues.
+            # A plain row is not an inner batch and names no further queues.
             out.c_inner_num[i] = 1
             out.c_multi_dispatch[i] = 0
             out.c_prop_crc[i] = self.prop_crc or ends_with_crc(text, row.parts.properties_len)

@@ -127,6 +127,9 @@ static inline void rmq_publish_i32_at(unsigned char *p, int32_t x) {
     rmq_publish_bytes(p, &v, 4);
 }
 
+/* Of the state of a region: closed for new uses; the bits below count its pins. */
+#define RMQ_CLOSED ((int64_t)1 << 62)
+
 /* Pins change only while the GIL is held, where there is one; then a plain addition is enough, and much cheaper. */
 #ifdef Py_GIL_DISABLED
 #define RMQ_HAS_GIL 0

@@ -104,7 +104,6 @@ cdef extern from *:
     #define RMQ_PRE_FILL ((int32_t)0x7FFFFFFF)
     #define RMQ_EXT_BASE INT64_MIN
     #define RMQ_MAX_EXT_ADDRESS ((int64_t)-2147483649)
-    #define RMQ_CLOSED ((int64_t)1 << 62)
     """
     const int32_t C_MAGIC_V1 "RMQ_MAGIC_V1"
     const int32_t C_MAGIC_V2 "RMQ_MAGIC_V2"
@@ -132,12 +131,18 @@ cdef class Region:
     cdef unsigned char* base
     cdef readonly int64_t size
     cdef readonly bint writable
-    cdef int64_t state
+    cdef int64_t state, lent
+    cdef int is_lost
+    cdef void* watched
+    cdef public object path
     cdef object __weakref__
 
     cdef unsigned char* pin(self, int64_t pos, int64_t extent) except NULL
     cdef unsigned char* pin_writable(self, int64_t pos, int64_t extent) except NULL
-    cdef void unpin(self) noexcept
+    cdef int unpin(self) except -1
+    cdef bint drop(self) noexcept
+    cdef int raise_lost(self) except -1
+    cdef void unmap(self) noexcept
 
 
 cdef class IndexRegion:

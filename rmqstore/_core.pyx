@@ -1,7 +1,7 @@
-"""The compiled core: with `_columns`, `_append` and `_read` the only code that touches RocketMQ bytes in place.
+"""The compiled core: beside `_dispatch`, `_columns`, `_append` and `_read` the only code that touches RocketMQ bytes in place.
 
 It owns the fence around mapped memory (`Region`), the layout constants, index files, the framing of records and queue
-units.  Leaves that several of the four need stand in the declarations (`_record.pxd` and its like).  It knows bytes, not
+units.  Leaves that several of the five need stand in the declarations (`_record.pxd` and its like).  It knows bytes, not
 files: no path, no clock, no logging, no policy; it answers with values and verdicts, and the classes above decide.  Two
 tiers in every section: leaves that are ``noexcept nogil`` over a pointer and integers, and uniform ``def`` wrappers that
 compute the extent, pin, call the leaf and unpin.
@@ -47,7 +47,7 @@ from functools import update_wrapper as _update_wrapper
 from types import MethodType
 
 from rmqstore import _numpy as np
-from rmqstore.errors import OffsetOutOfRangeError, ReadOnlyError, StoreClosedError
+from rmqstore.errors import OffsetOutOfRangeError, ReadOnlyError, StoreChangedError, StoreClosedError
 
 cdef extern from "<sys/mman.h>" nogil:
     int msync(void* addr, size_t length, int flags)
@@ -78,6 +78,11 @@ cdef extern from *:
     }
     """
     bint populate_pages "rmq_populate"(void* p, size_t size) noexcept nogil
+
+cdef extern from "_fault.h" nogil:
+    void catch_faults "rmq_catch_faults"()
+    void* watch "rmq_watch"(unsigned char* base, size_t size, int prot, int64_t* state, int64_t* lent, int* lost)
+    void unwatch "rmq_unwatch"(void* watched)
 
 cdef extern from "<unistd.h>" nogil:
     long sysconf(int name)
@@ -112,6 +117,15 @@ cdef class Region:
     Made by `Region.map`.  The mapping is of the whole length and is never resized or moved.  Every use pins it, so
     that `close` (also from another thread, a finalizer or under an iterator) unmaps only after the last use; views
     from `view` hold a pin for as long as they live.
+
+    Where the file was cut short by somebody else, or its disk fails, an operation that meets a page that is gone raises
+    `StoreChangedError`, and so does every one after it: the mapping is lost (docs/mmap.md).  A view is read by others, and
+    its fault ends the process.
+
+    Attributes
+    ----------
+    path : str or None
+        What such an error calls the file; the mapping itself knows none.
     """
 
     def __cinit__(self):
@@ -119,6 +133,9 @@ cdef class Region:
         self.size = 0
         self.writable = False
         self.state = CLOSED
+        self.lent = 0
+        self.is_lost = 0
+        self.watched = NULL
 
     @staticmethod
     def map(int fd, int64_t size, bint writable=False, bint padded=False):
@@ -153,21 +170,28 @@ cdef class Region:
         region.size = size
         region.writable = writable
         region.state = 0
+        catch_faults()
+        region.watched = watch(region.base, <size_t>size, prot, &region.state, &region.lent, &region.is_lost)
         return region
 
     def __dealloc__(self):
+        self.unmap()
+
+    cdef void unmap(self) noexcept:
+        # Once, whoever comes first.
         cdef unsigned char* base = atomic_take(&self.base)
         if base != NULL:
+            unwatch(self.watched)
             unmap_pages(base, <size_t>self.size)
 
     cdef unsigned char* pin(self, int64_t pos, int64_t extent) except NULL:
         # The address of `pos`, good until `unpin`, after the one bounds check of the operation.
         cdef int64_t state = add_pins(&self.state, 1)
         if state & CLOSED:
-            self.unpin()
+            self.drop()
             raise StoreClosedError("the mapping is closed; open the store or file again")
         if pos < 0 or extent < 0 or pos > self.size - extent:
-            self.unpin()
+            self.drop()
             raise OffsetOutOfRangeError(
                 f"{extent} bytes at position {pos} do not lie inside the {self.size} bytes of the file", pos=pos)
         return self.base + pos
@@ -179,22 +203,34 @@ cdef class Region:
             raise ReadOnlyError("this file was opened read-only; open the store with read_only=False to write")
         return self.pin(pos, extent)
 
-    cdef void unpin(self) noexcept:
+    cdef int unpin(self) except -1:
+        # Ends an operation: an answer that was made of pages that are gone is none.
+        if self.drop():
+            self.raise_lost()
+        return 0
+
+    cdef int raise_lost(self) except -1:
+        raise StoreChangedError(
+            "the file was cut short by somebody else while it was mapped, or its disk failed; open the store again to "
+            "read what is left", self.path)
+
+    cdef bint drop(self) noexcept:
+        # Gives a pin back, and says whether the mapping is lost.
         cdef int64_t state = add_pins(&self.state, -1)
-        cdef unsigned char* base
+        cdef bint is_lost = self.is_lost
         if state == CLOSED:
-            base = atomic_take(&self.base)
-            if base != NULL:
-                unmap_pages(base, <size_t>self.size)
+            self.unmap()
+        return is_lost
 
     def close(self):
         """Close for new uses at once; the memory goes with the last pin.  Closing twice does nothing."""
-        cdef int64_t before = atomic_or(&self.state, CLOSED)
-        cdef unsigned char* base
-        if before == 0:
-            base = atomic_take(&self.base)
-            if base != NULL:
-                unmap_pages(base, <size_t>self.size)
+        if atomic_or(&self.state, CLOSED) == 0:
+            self.unmap()
+
+    @property
+    def lost(self):
+        """bool: an operation met a page that is gone, because the file was cut short or its disk failed."""
+        return bool(self.is_lost)
 
     @property
     def closed(self):
@@ -323,7 +359,7 @@ cdef class Region:
     def release_pages(self, int64_t pos, int64_t size):
         """Let the whole pages among `size` bytes at `pos` go from this process; what they hold stays in the file.
 
-        A scan calls it behind itself, so that its working set stays small however long the file is.
+        A scan calls it for what it has passed, so that its working set stays small however long the file is.
         """
         cdef unsigned char* p = self.pin(pos, size)
         cdef int64_t start = (pos + PAGE_SIZE - 1) // PAGE_SIZE * PAGE_SIZE
@@ -394,6 +430,7 @@ cdef class RegionView:
 
     def __cinit__(self, Region region not None, int64_t pos, int64_t size):
         region.pin(pos, size)
+        add_pins(&region.lent, 1)
         self.region, self.pos, self.size, self.pinned = region, pos, size, True
 
     def __getbuffer__(self, Py_buffer* view, int flags):
@@ -402,7 +439,8 @@ cdef class RegionView:
 
     def __dealloc__(self):
         if self.pinned:
-            self.region.unpin()
+            add_pins(&self.region.lent, -1)
+            self.region.drop()
 
 
 cdef int64_t nonzero_extent(const unsigned char* p, int64_t n) noexcept nogil:
@@ -1909,7 +1947,7 @@ cdef enum:
 
 def encode_records(Region region not None, int64_t pos, int64_t base_offset, list rows not None, int64_t first=0,
                    bint prop_crc=False):
-    """Encode records one behind the other into a segment, as many as fit with 8 bytes left behind each.
+    """Encode records one after the other into a segment, as many as fit with 8 bytes left after each.
 
     Parameters
     ----------
@@ -2050,7 +2088,7 @@ cdef class QueueTable:
     """Where compiled code finds the queues of a store; `ConsumeQueueStore` is this with the rest.
 
     Its dict has by topic and queue id the queues, None for one that nobody asked for yet; it is another dict whenever
-    the queues are listed anew.
+    the queues are listed again.
     """
 
 

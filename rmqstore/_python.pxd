@@ -57,7 +57,7 @@ cdef inline void go_on(PyThreadState* state) noexcept:
 
 
 cdef inline bint small_number(PyObject* value, int64_t* out) noexcept:
-    # False for what is no int, or does not fit 64 bits.
+    # False for what is not an int, or does not fit 64 bits.
     cdef int overflow = 0
     if not PyLong_CheckExact(value):
         return False

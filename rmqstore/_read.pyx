@@ -520,7 +520,7 @@ def adopt(type kind not None):
 cdef type message_type(type kind):
     # Makes sure that what is made of it is a message.
     if kind is None or (kind is not adopted and not issubclass(kind, StoredMessage)):
-        raise TypeError(f"{kind!r} is no kind of StoredMessage")
+        raise TypeError(f"{kind!r} is not a kind of StoredMessage")
     return kind
 
 
@@ -850,7 +850,7 @@ cdef class QueueGets:
         if (<PyTypeObject*>result_kind).tp_new == NULL:
             raise TypeError(f"{result_kind!r} has no instances")
         if not issubclass(queue_kind, QueueFields):
-            raise TypeError(f"{queue_kind!r} is no kind of queue")
+            raise TypeError(f"{queue_kind!r} is not a kind of queue")
         self.queues, self.queue_kind, self.log, self.kind = queues, queue_kind, log, message_type(kind)
         self.result_kind, self.status, self.check_crc = result_kind, status, check_crc
         self.num, self.max_bytes, self.clock, self.interval = num, max_bytes, clock, interval
@@ -1182,7 +1182,7 @@ def find_messages(indexes, region_of not None, str topic not None, str key not N
 cdef type list_type(type kind):
     # Makes sure that what is made of it is a list.
     if kind is None or not issubclass(kind, list):
-        raise TypeError(f"{kind!r} is no kind of list")
+        raise TypeError(f"{kind!r} is not a kind of list")
     return kind
 
 
@@ -1284,7 +1284,7 @@ cdef class KeyQuery:
     cdef bint gather(self, IndexRegion index, int32_t key_hash, PyObject* topic, PyObject* key, int64_t num,
                      object found, int64_t* lowest) except -1:
         # Add the messages of one index file.  False where that takes more than chain and segment at hand: a `KeySearch`
-        # then begins anew, and it knows what to make of whatever is odd.
+        # then begins again, and it knows what to make of whatever is odd.
         cdef Region region = index.region
         cdef unsigned char* entries
         cdef const unsigned char* entry

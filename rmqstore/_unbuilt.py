@@ -10,7 +10,7 @@ import sys
 import sysconfig
 from importlib.machinery import PathFinder
 
-COMPILED = ("rmqstore._core", "rmqstore._columns", "rmqstore._append", "rmqstore._read")
+COMPILED = ("rmqstore._core", "rmqstore._dispatch", "rmqstore._columns", "rmqstore._append", "rmqstore._read")
 
 
 def explain(name: str) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 from typing import Literal, TypeAlias
 
-__all__ = ["Boundary", "IndexType", "Moment", "Recovery", "milliseconds"]
+__all__ = ["KEY_BITS", "Boundary", "IndexType", "Moment", "Recovery", "check_boundary", "check_index_type", "milliseconds"]
 
 Moment: TypeAlias = "int | float | datetime.datetime"
 """A store time: ms since epoch, or a datetime (aware, or naive as local time)."""
@@ -21,6 +21,23 @@ IndexType = Literal["U", "K", "T"]
 
 Boundary = Literal["lower", "upper"]
 """Which side of a store time a queue offset belongs to, see `MessageStore.offset_by_time`."""
+
+
+KEY_BITS = {None: 3, "U": 1, "K": 2, "T": 4}
+"""What a key is compared with for an `IndexType`: bits, as `_columns.ArrowColumns.fill_matching` takes them."""
+
+
+def check_index_type(index_type: str | None) -> None:
+    """ValueError for what is no `IndexType`, nor None."""
+    if index_type not in (None, "U", "K", "T"):
+        raise ValueError(f"index_type is {index_type!r}; give None, 'U' (unique key), 'K' (key) or 'T' (tag)")
+
+
+def check_boundary(boundary: str) -> None:
+    """ValueError for what is no `Boundary`."""
+    if boundary not in ("lower", "upper"):
+        raise ValueError(f"boundary is {boundary!r}; give 'lower' or 'upper'")
+
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MILLISECOND = datetime.timedelta(milliseconds=1)

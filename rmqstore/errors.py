@@ -54,6 +54,11 @@ class Finding:
     detail: str
 
 
+def finding_of(error: StoreError, kind: str, path: str) -> Finding:
+    """Finding: what `error` says, about `path` where it names none."""
+    return Finding(error.path or path, error.pos or 0, kind, error.message)
+
+
 class StoreError(Exception):
     """Root of every error that rmqstore raises about a store.
 

@@ -128,7 +128,7 @@ def parse_time(text: str) -> int:
     text = text.strip()
     if _NOT_MS.fullmatch(text):
         what = "seconds: write ms since epoch, 13 digits" if len(text) == 10 else "a date: write it with hyphens"
-        raise ValueError(f"{text!r} is no time: it looks like {what}")
+        raise ValueError(f"{text!r} is not a time: it looks like {what}")
     if re.fullmatch("-?[0-9]{1,19}", text):
         return int(text)
     if text == "now":
@@ -137,7 +137,7 @@ def parse_time(text: str) -> int:
     if ago and ago[2] in _AGO_SIZES:
         back = float(ago[1]) * _AGO_SIZES[ago[2]]
         if back >= 2**63:
-            raise ValueError(f"{escape(text[:40])!r} is no time: it is longer ago than 64 bits of ms can say")
+            raise ValueError(f"{escape(text[:40])!r} is not a time: it is longer ago than 64 bits of ms can say")
         return time.time_ns() // 1_000_000 - round(back)
     # Python 3.10 knows neither Z nor fractions of other than 3 or 6 digits.
     fraction = re.compile(r"\.([0-9]{1,9})(?=$|[-+zZ])")
@@ -147,5 +147,5 @@ def parse_time(text: str) -> int:
         return (moment.astimezone(datetime.timezone.utc) - _EPOCH) // datetime.timedelta(milliseconds=1)
     except (ValueError, OverflowError, OSError):
         raise ValueError(
-            f"{text!r} is no time: write 2026-11-21T05:32:39.596+00:00 (local zone without one), ms since epoch, or '2h ago'"
+            f"{text!r} is not a time: write 2026-11-21T05:32:39.596+00:00 (local zone without one), ms since epoch, or '2h ago'"
         ) from None

@@ -6,7 +6,7 @@ import numpy as np
 
 import rmqstore
 from rmqstore import MessageStore, StoreConfig
-from rmqstore._columns import RecordColumns
+from rmqstore._dispatch import RecordColumns
 
 from . import _data
 

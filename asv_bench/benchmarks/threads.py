@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from rmqstore import IndexFile, MessageStore
-from rmqstore._columns import RecordColumns
+from rmqstore._dispatch import RecordColumns
 
 from . import _data
 

@@ -28,8 +28,9 @@ from rmqstore.cli.messages import about_topic, body_option, print_message
 from rmqstore.cli.options import Given, optional_topic_argument, path_argument, store_options
 from rmqstore.cli.terminal import Printer, Progress, note
 from rmqstore.commitlog.log_walk import Blank, Damage
-from rmqstore.consumequeue.consume_queue import ConsumeQueue, Unit
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
+from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import OffsetOutOfRangeError, StoreChangedError
 from rmqstore.message import MessageExt, tags_code
 from rmqstore.store.message_store import MessageStore

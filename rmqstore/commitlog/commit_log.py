@@ -15,8 +15,9 @@ from typing import Any
 
 from rmqstore import _core, _read
 from rmqstore._append import RowBatch
-from rmqstore._columns import ArrowColumns, RecordColumns
+from rmqstore._columns import ArrowColumns
 from rmqstore._core import Verdict
+from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.log_end import LogEnd
 from rmqstore.commitlog.log_walk import Blank, Damage, LogWalk, Stretch
 from rmqstore.config import StoreConfig, is_usual_size
@@ -115,7 +116,7 @@ class CommitLog(NotCopied):
     def find_end_behind_damage(self, reached: int = -1) -> int:
         """int: as `find_end`, but after damage in the newest segment if whole records follow it there.
 
-        Old records that a truncation of RocketMQ left behind the end do not count: they are older than the record before.
+        Old records that a truncation of RocketMQ left after the end do not count: they are older than the record before.
 
         Parameters
         ----------
@@ -139,7 +140,7 @@ class CommitLog(NotCopied):
     def follow(self) -> None:
         """Find the end, and remember what is there, so that `refresh` notices when a writer cuts it (read-only use).
 
-        Damage in the newest segment is no end where whole records follow it, as of `known_end`.
+        Damage in the newest segment is not an end where whole records follow it, as of `known_end`.
         """
         self._end.follow()
 
@@ -423,7 +424,7 @@ class CommitLog(NotCopied):
         check_crc : bool
             A record whose CRC fails is a stretch of its own, with the verdict on it.
         keys : bool
-            Compute index hashes (`_columns.scan`).
+            Compute index hashes (`_dispatch.scan`).
         resume : bool
             Go on after what cannot be read, at the next whole record, which is recognised by magic, lengths, its own offset
             and CRC.  Otherwise it is the last stretch; how far it goes is not looked for, so its end is its begin.
@@ -546,7 +547,7 @@ def check_store_root(path: str | os.PathLike[str]) -> str:
     Raises
     ------
     StoreError
-        It does not exist or is no directory.
+        It does not exist or is not a directory.
     """
     root = os.fspath(path)
     if not os.path.isdir(root):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 
-from rmqstore import _columns, _core
+from rmqstore import _core, _dispatch
 from rmqstore._core import Verdict
 from rmqstore.errors import OffsetOutOfRangeError, StoreChangedError
 from rmqstore.files.mapped_file_queue import MappedFileQueue
@@ -37,17 +37,17 @@ class LogEnd:
         self._refreshing = threading.Lock()
 
     def _walk_from_start(self, base: int) -> tuple[int, Verdict, int, int]:
-        # As `_columns.walk` through a whole segment; one that was walked before from its last record on, if that is still there:
+        # As `_dispatch.walk` through a whole segment; one that was walked before from its last record on, if that is still there:
         # opening asks several times, and a segment holds millions of records.
         region = self.queue.file(base).region
         walked, num, last, head = self._walked
         if walked == base and last + _HEAD_SIZE <= region.size and region.read(last, _HEAD_SIZE) == head:
-            pos, verdict, more, newest = _columns.walk(region, last, self.segment_size, base)
+            pos, verdict, more, newest = _dispatch.walk(region, last, self.segment_size, base)
             num, last = num - 1 + more, newest
         else:
             more = 0
         if more == 0:
-            pos, verdict, num, last = _columns.walk(region, 0, self.segment_size, base)
+            pos, verdict, num, last = _dispatch.walk(region, 0, self.segment_size, base)
         self._walked = (base, num, last, region.read(last, _HEAD_SIZE)) if num else (-1, 0, 0, b"")
         return pos, verdict, num, last
 
@@ -96,7 +96,7 @@ class LogEnd:
                 newest = self._newest_before(end)
             if _core.check_record(region, found, base, 0)[2] < newest:
                 break
-            pos, verdict, num, last = _columns.walk(region, found, region.size, base)
+            pos, verdict, num, last = _dispatch.walk(region, found, region.size, base)
             if num:
                 newest = _core.check_record(region, last, base, 0)[2]
             end = base + (region.size if verdict == Verdict.BLANK else pos)
@@ -128,7 +128,7 @@ class LogEnd:
         base, region = mapped_file.file_from_offset, mapped_file.region
         at, newest, search = 0, 0, _core.RecordSearch(region, base)
         while at < end - base:
-            pos, _, _, last = _columns.walk(region, at, end - base, base)
+            pos, _, _, last = _dispatch.walk(region, at, end - base, base)
             if last >= 0:
                 newest = _core.check_record(region, last, base, 0)[2]
             found = search.find(pos + 1, end - base)
@@ -145,7 +145,7 @@ class LogEnd:
             end = self.queue.wrote_where
             while (mapped_file := self.queue.find(end)) is not None:
                 base, region = mapped_file.file_from_offset, mapped_file.region
-                pos, verdict, _, last = _columns.walk(region, end - base, self.segment_size, base, self.crc_check)
+                pos, verdict, _, last = _dispatch.walk(region, end - base, self.segment_size, base, self.crc_check)
                 if last >= 0 and _is_unfinished(region, last):
                     pos, verdict = last, Verdict.EMPTY
                 end = base + (self.segment_size if verdict == Verdict.BLANK else pos)
@@ -165,11 +165,11 @@ class LogEnd:
             region = self.queue.file(base).region
             _, verdict, num, last = self._walk_from_start(base)
             if num and verdict != Verdict.BLANK:
-                # Nothing lies behind the newest record yet, so it may be on its way.
+                # Nothing follows the newest record yet, so it may still be written.
                 sound = _core.check_record(region, last, base, self.crc_check)[0] == Verdict.RECORD
                 if not sound or _is_unfinished(region, last):
                     end = base + last
-                    _, _, num, last = _columns.walk(region, 0, last, base)
+                    _, _, num, last = _dispatch.walk(region, 0, last, base)
             if num:
                 self._last_seen = (base + last, region.read(last, _HEAD_SIZE))
                 break
@@ -177,7 +177,7 @@ class LogEnd:
         self.queue.wrote_where = max(self._known_end(reached), end)
 
     def _check_last_seen(self) -> None:
-        # A writer that recovers cuts what a crash left torn; a reader that saw it must not go on behind it.
+        # A writer that recovers cuts what a crash left torn; a reader that saw it must not go on after it.
         phy_offset, head = self._last_seen
         mapped_file = self.queue.find(phy_offset) if head else None
         if mapped_file is None:

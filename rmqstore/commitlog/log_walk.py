@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from rmqstore import _columns, _core, _read
-from rmqstore._columns import ArrowColumns, RecordColumns
+from rmqstore import _core, _dispatch, _read
+from rmqstore._columns import ArrowColumns
 from rmqstore._core import Verdict
+from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.pieces import SCAN_WINDOW, Pieces, ScanProgress, search_in
 from rmqstore.config import StoreConfig
 from rmqstore.errors import OffsetOutOfRangeError
@@ -22,7 +23,7 @@ from rmqstore.message import MessageExt
 
 __all__ = ["Blank", "Damage", "LogWalk", "Stretch"]
 
-# A log that is scanned ahead is cut in pieces of about so many bytes; how far behind that the next record is looked for, how many
+# A log that is scanned ahead is cut in pieces of about so many bytes; how far after that the next record is looked for, how many
 # rows one may have before it is too many for the columns, how many are waiting, and how many threads work at them.
 _PIECE = 8 * 1024 * 1024
 _PIECE_SEARCH = 256 * 1024
@@ -32,6 +33,9 @@ _THREADS = 2
 # How far `entries` reads ahead of its caller: messages, and bytes of records.
 _READ_AHEAD_NUM = 64
 _READ_AHEAD_SIZE = 1024 * 1024
+
+DAMAGE_KINDS = {verdict: verdict.name.lower() for verdict in Verdict if verdict.name.startswith("BAD_")}
+"""The kind of a `Finding` about bytes that are not a whole record, by the verdict on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +64,7 @@ class Stretch(NamedTuple):
         Offsets in bytes.
     verdict : Verdict or None
         RECORD: whole records, one after the other.  BLANK: the record that closes a segment, and the rest of it.  None: no
-        segment holds these offsets.  Anything else: what was found at `begin` is no whole record.
+        segment holds these offsets.  Anything else: what was found at `begin` is not a whole record.
     records : int
         How many records.
     last_record : int
@@ -83,7 +87,7 @@ class _Walk:
     def __call__(self, region: _core.Region, start: int, limit: int, base: int) -> tuple[int, Verdict, int, int]:
         """(int, Verdict, int, int): where it ended and why, how many records were passed, offset of the last one or -1."""
         limit = min(limit, start + SCAN_WINDOW)
-        pos, verdict, num, last = _columns.walk(region, start, limit, base, self.crc_check)
+        pos, verdict, num, last = _dispatch.walk(region, start, limit, base, self.crc_check)
         return pos, verdict, num, base + last if num else -1
 
     def empty(self) -> None:
@@ -107,9 +111,9 @@ class _Scan:
     def fill(
         self, columns: RecordColumns, region: _core.Region, start: int, limit: int, base: int
     ) -> tuple[int, Verdict]:
-        """(int, Verdict): as `_columns.scan`."""
+        """(int, Verdict): as `_dispatch.scan`."""
         config = self.log.config
-        return _columns.scan(
+        return _dispatch.scan(
             region, start, limit, base, columns, self.log.delays, self.crc_check, config.index_tags, self.keys
         )
 
@@ -371,7 +375,7 @@ class LogWalk:
         search = _core.RecordSearch(region, base)
         while at < goal:
             passed.reach(at)
-            pos, verdict, _, _ = _columns.walk(region, at - base, min(goal, at + SCAN_WINDOW) - base, base)
+            pos, verdict, _, _ = _dispatch.walk(region, at - base, min(goal, at + SCAN_WINDOW) - base, base)
             at = base + pos
             if verdict == Verdict.BLANK:
                 at = base + region.size

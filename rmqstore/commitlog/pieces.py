@@ -1,6 +1,6 @@
 """Reading a long log: pieces that threads work at ahead of the caller, and a constant working set.
 
-Owns where pieces begin and end, the threads, and which pages are given back behind a pass.  It decides nothing about what is
+Owns where pieces begin and end, the threads, and which pages are given back after a pass.  It decides nothing about what is
 found: a piece counts only if the way from record to record comes to its begin.
 """
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["SCAN_WINDOW", "Piece", "Pieces", "ScanProgress", "search_in"]
 
 SCAN_WINDOW = 32 * 1024 * 1024
-"""A scan keeps at most so many bytes of the log behind itself in memory."""
+"""A scan keeps at most so many bytes in memory of the log that it has passed."""
 
 
 class ScanProgress:
-    """Lets go of the pages behind a scan, so that it keeps a constant working set."""
+    """Lets go of the pages that a scan has passed, so that it keeps a constant working set."""
 
     __slots__ = ("_at", "_queue")
 
@@ -54,8 +54,8 @@ class ScanProgress:
         self._at = offset
 
 
-def _usable_cpus() -> int:
-    # Those that this process may run on, where the system tells.
+def usable_cpus() -> int:
+    """int: how many processors this process may run on, where the system tells; else how many there are."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -97,7 +97,7 @@ class Piece(Generic[Job, Result]):
 class Pieces(Generic[Job, Result]):
     """Pieces of the log, which further threads work at ahead of the caller, who goes over it.
 
-    Where a piece begins is found as behind damage, by magic, lengths, own offset and CRC.  That a record does begin there is
+    Where a piece begins is found as after damage, by magic, lengths, own offset and CRC.  That a record does begin there is
     certain only once the way from record to record comes by, so that the work at a piece counts if the caller comes to its
     begin, and is thrown away otherwise.  No piece goes beyond a segment.
 
@@ -110,7 +110,7 @@ class Pieces(Generic[Job, Result]):
     make : callable
         Makes a job; only one piece at a time has it.
     size, search : int
-        About how long a piece is, and how far behind that the next record is looked for, in bytes.
+        About how long a piece is, and how far after that the next record is looked for, in bytes.
     threads : int
         How many threads work at most, on as many usable processors.
     ahead : int, optional
@@ -142,12 +142,12 @@ class Pieces(Generic[Job, Result]):
         self._size = size
         self._search = search
         self._behind: _core.RecordSearch | None = None
-        self.thread_num = min(_usable_cpus(), threads)
+        self.thread_num = min(usable_cpus(), threads)
         self._ahead = self.thread_num + 1 if ahead is None else ahead
         self._in_pieces = worth_it and queue.mapped_file_size >= size
         self._pieces: deque[Piece[Job, Result]] = deque()
         self._spare: list[Job] = []
-        # Where the piece behind those that are known begins, -1 where that is not known.
+        # Where the piece after those that are known begins, -1 where that is not known.
         self._next = -1
         self._threads: ThreadPoolExecutor | None = None
         # The threads themselves, and the process that has them.

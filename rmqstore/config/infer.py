@@ -21,7 +21,7 @@ from rmqstore import _numpy as np
 from rmqstore._core import MAGIC_V1, MAGIC_V2, BatchUnitLayout, IndexLayout, UnitLayout, index_key_hash
 from rmqstore.errors import GeometryError, StoreError
 from rmqstore.files.mapped_file import last_nonzero, written_extents
-from rmqstore.message import decode_java_utf8, host_from_bytes, host_to_bytes, parse_properties
+from rmqstore.message import SysFlag, decode_java_utf8, host_from_bytes, host_to_bytes, parse_properties
 
 if TYPE_CHECKING:
     from rmqstore.config.store_config import StoreConfig
@@ -443,7 +443,7 @@ class _Record:
 
 
 def _records_of_segment(segment: _File, segment_size: int) -> Iterator[_Record]:
-    """The records of a segment from its start up to the first bytes that are no record; only a few fields are read."""
+    """The records of a segment from its start up to the first bytes that are not a record; only a few fields are read."""
     descriptor = os.open(segment.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     try:
         limit = min(segment.size, segment_size)
@@ -456,8 +456,8 @@ def _records_of_segment(segment: _File, segment_size: int) -> Iterator[_Record]:
             if magic not in (MAGIC_V1, MAGIC_V2) or not 91 <= total_size <= limit - pos:
                 return
             (sys_flag,) = struct.unpack_from(">i", head, 36)
-            store_host_pos = 56 + (20 if sys_flag & 0x10 else 8)
-            host_size = 20 if sys_flag & 0x20 else 8
+            store_host_pos = 56 + (20 if sys_flag & SysFlag.BORN_HOST_V6.value else 8)
+            host_size = 20 if sys_flag & SysFlag.STORE_HOST_V6.value else 8
             # Body length, which the reconsume times and the prepared transaction offset precede.
             body_length_pos = store_host_pos + host_size + 12
             if body_length_pos + 4 > len(head):
@@ -544,7 +544,7 @@ def _tags_vote(record: _Record, heads: list[_IndexHead], slots: int) -> bool | N
     properties = parse_properties(record.properties)
     tags = properties.get("TAGS")
     # Records of a rollback are not indexed.
-    if not tags or record.sys_flag & 0xC == 0xC:
+    if not tags or record.sys_flag & SysFlag.TRANSACTION_MASK.value == SysFlag.TRANSACTION_ROLLBACK.value:
         return None
     covering = [head for head in heads if head.begin_phy_offset <= record.phy_offset <= head.end_phy_offset]
     if not covering:

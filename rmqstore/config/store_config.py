@@ -147,7 +147,7 @@ class StoreConfig:
     assumed: tuple[str, ...] = field(default=(), metadata=_OWN)
     """Fields that `infer` could not tell from the store and filled with defaults."""
     unknown: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False, metadata=_OWN)
-    """Names and values of a broker.conf that are no option of a store, as they were written there."""
+    """Names and values of a broker.conf that are not options of a store, as they were written there."""
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
@@ -211,7 +211,7 @@ class StoreConfig:
         """Read a broker.conf, or a mapping with RocketMQ's option names.
 
         The names of 4.x (mapedFileSizeCommitLog, mapedFileSizeConsumeQueue) are taken too.  brokerIP1 and listenPort
-        become `store_host`.  Names that are no option of a store stay in `unknown`.
+        become `store_host`.  Names that are not options of a store stay in `unknown`.
 
         Raises
         ------
@@ -236,7 +236,7 @@ class StoreConfig:
         path : path-like
             The store's directory (storePathRootDir), or an index file, of which only the index geometry is found.
         read_only : bool
-            Index files that do not tell their geometry are no error: whoever only reads passes them over.
+            Index files that do not tell their geometry are not an error: whoever only reads passes them over.
         **overrides
             Fields that are known; they are taken as given.
 

@@ -21,7 +21,7 @@ from rmqstore._core import (
     crc32,
     index_key_hash,
 )
-from rmqstore.consumequeue.consume_queue import BatchConsumeQueue
+from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError, StoreError
 from rmqstore.index.index_file import IndexFile
 from rmqstore.message import MessageExt, host_from_bytes

@@ -18,8 +18,9 @@ import numpy as np
 
 from rmqstore import _core
 from rmqstore._core import index_key_hash
-from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, Unit
+from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
+from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.index.index_service import IndexService
 from rmqstore.message import MessageExt, encode_java_utf8

@@ -2,7 +2,10 @@
 
 A unit is what a record left there: nothing here reads the log.
 
-- `consume_queue`: one queue: simple, with extension, batch
+- `queue_folders`: which topic can name a folder, and the queues there are
+- `consume_queue`: one simple queue; `consume_queue_ext`: its extension; `batch_consume_queue`: one batch queue;
+  `unit_queue`: what they share; `plain_queue`: a first look at a simple queue, without mapping it
 - `consume_queue_store`: all queues of a store, opened at their first use
-- `database_queues`: queues in RocksDB, served as ordinary ones in memory; `collected_queues`: units that only the log has
+- `database_queues`: queues in RocksDB, served as ordinary ones in memory
+- `collected_queues`: units that only the log has
 """

@@ -9,8 +9,10 @@ from __future__ import annotations
 import threading
 
 from rmqstore import _numpy as np
-from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue, Unit
+from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
+from rmqstore.consumequeue.unit_queue import Unit
 
 __all__ = ["CollectedBatchQueue", "CollectedQueue", "CollectedQueues", "CollectedUnits"]
 

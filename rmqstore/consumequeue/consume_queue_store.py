@@ -16,16 +16,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 from rmqstore import _numpy as np
-from rmqstore._columns import RecordColumns
 from rmqstore._core import QueueTable
+from rmqstore._dispatch import RecordColumns
 from rmqstore.config import StoreConfig
-from rmqstore.consumequeue.consume_queue import (
-    BatchConsumeQueue,
-    ConsumeQueue,
-    PlainQueue,
-    plain_queue,
-    queue_directories,
-)
+from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
+from rmqstore.consumequeue.plain_queue import PlainQueue, plain_queue
+from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.errors import GeometryError, StoreError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, read_small_file
 from rmqstore.message import decode_java_utf8
@@ -184,7 +181,7 @@ class ConsumeQueueStore(NotCopied, QueueTable):
         return source.queue(queue) if source is not None and source.goes_beyond(queue) else queue
 
     def look_again(self, keys: Iterable[tuple[str, int]]) -> None:
-        """Open these queues anew when they are next asked for: their source has units that it had not (read-only use)."""
+        """Open these queues again when they are next asked for: their source has new units (read-only use)."""
         with self._lock:
             for key in keys:
                 self._queues[key] = None

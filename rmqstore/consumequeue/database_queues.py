@@ -15,8 +15,10 @@ from collections.abc import Callable
 from rmqstore import _numpy as np
 from rmqstore._core import PRE_FILL_SIZE, RecordLayout, UnitLayout
 from rmqstore.config import StoreConfig
+from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.collected_queues import CollectedUnits
-from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue, can_name_queue
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
+from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError, StoreClosedError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, MemoryFile
 from rmqstore.files.mapped_file_queue import MappedFileQueue

@@ -146,7 +146,7 @@ class ConsumerOffsets(OffsetsFile):
         file whose backup is good is renamed to ``.damaged``, so that it can never replace the backup, and temporary
         files of a killed process are deleted.
 
-        A file with an entry that cannot be read (a group whose offset is no number) counts as damaged, as it does for a
+        A file with an entry that cannot be read (a group whose offset is not a number) counts as damaged, as it does for a
         broker.  Where the backup is of no use either, such an entry hides no other one from who only reads: it is in
         `findings`, and logged.  A writer gets the error: writing the file again would lose the entry.
 

@@ -173,7 +173,7 @@ class _Parser:
         if char and char in "+-0123456789":
             match = _INTEGER.match(self.text, self.pos)
             if not match or len(match.group()) > _MAX_NUMBER_LENGTH:
-                raise self.error("a name that is no whole number")
+                raise self.error("a name that is not a whole number")
             self.pos = match.end()
             return int(match.group())
         match = _NAME.match(self.text, self.pos)

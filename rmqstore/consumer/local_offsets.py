@@ -85,7 +85,7 @@ class LocalOffsets(OffsetsFile):
         Raises
         ------
         ValueError
-            A client id or group that is no name of a directory.
+            A client id or group that is not a name of a directory.
         """
         for name, what in ((client_id, "client_id"), (group, "group")):
             checked_name(name, what, "/\0")

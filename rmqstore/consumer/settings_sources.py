@@ -190,7 +190,7 @@ def _read_json(source: SettingsSource) -> None:
                 if isinstance(key, str) and isinstance(value, dict):
                     tables[name][key] = value
                 else:
-                    detail = f"{name}: {key!r} is no object with a name; the others are read"
+                    detail = f"{name}: {key!r} is not an object with a name; the others are read"
                     findings.append(Finding(path, 0, "bad_settings", detail))
         source.data_version = _version(table_of(document, "dataVersion", path), path, findings)
         source.tables, source.findings, source.path = tables, findings, path

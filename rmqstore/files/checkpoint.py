@@ -158,7 +158,7 @@ class Checkpoint:
             mark = _MARK.pack(_MARK_MAGIC, self.flushed_offset, self.process_id, crc)
             return fields + self._rest[: -_MARK.size] + mark
         except struct.error:
-            raise ValueError(f"a checkpoint field is no 64-bit int: {dict(zip(_NAMES, values, strict=True))}") from None
+            raise ValueError(f"a checkpoint field is not a 64-bit int: {dict(zip(_NAMES, values, strict=True))}") from None
 
     @property
     def min_timestamp(self) -> int:

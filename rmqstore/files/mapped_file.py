@@ -23,7 +23,14 @@ from collections.abc import Callable, Iterator
 from typing import IO, NoReturn, SupportsIndex
 
 from rmqstore._core import Region
-from rmqstore.errors import GeometryError, OffsetOutOfRangeError, ReadOnlyError, StoreClosedError, StoreError
+from rmqstore.errors import (
+    GeometryError,
+    OffsetOutOfRangeError,
+    ReadOnlyError,
+    StoreChangedError,
+    StoreClosedError,
+    StoreError,
+)
 
 __all__ = [
     "STAGING_PREFIX",
@@ -76,7 +83,7 @@ def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
     Raises
     ------
     OSError
-        It cannot be opened, or is no regular file: opening a FIFO would wait for somebody at its other end, and a device
+        It cannot be opened, or is not a regular file: opening a FIFO would wait for somebody at its other end, and a device
         may have no end.
     """
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, mode)
@@ -86,7 +93,7 @@ def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
     os.close(fd)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    raise OSError(errno.EINVAL, "this is no regular file; move it away", path)
+    raise OSError(errno.EINVAL, "this is not a regular file; move it away", path)
 
 
 def read_small_file(path: str) -> bytes | None:
@@ -95,7 +102,7 @@ def read_small_file(path: str) -> bytes | None:
     Raises
     ------
     OSError
-        It cannot be read, or is no regular file.
+        It cannot be read, or is not a regular file.
     """
     try:
         with open(open_regular(path), "rb") as file:
@@ -459,7 +466,7 @@ class MappedFile(NotCopied):
         with self.pool.lock:
             if self._deleted:
                 raise OffsetOutOfRangeError(
-                    "the file was deleted; what it held is no part of the store any more", self.path
+                    "the file was deleted; what it held is not part of the store any more", self.path
                 )
             if self._closed:
                 raise StoreClosedError("the file is closed; open the store again", self.path)
@@ -469,7 +476,7 @@ class MappedFile(NotCopied):
                 fd = open_regular(self.path, os.O_RDONLY if self.read_only else os.O_RDWR)
             except FileNotFoundError:
                 raise OffsetOutOfRangeError(
-                    "the file was deleted by another process since it was listed; what it held is no part of the store "
+                    "the file was deleted by another process since it was listed; what it held is not part of the store "
                     "any more",
                     self.path,
                 ) from None
@@ -486,6 +493,7 @@ class MappedFile(NotCopied):
                     )
                 with naming_errors(self.path):
                     region = Region.map(fd, self.size, not self.read_only, self.padded)
+                    region.path = self.path
                 if self.advice != "normal":
                     region.advise(self.advice)
             finally:
@@ -495,7 +503,10 @@ class MappedFile(NotCopied):
             return region
 
     def is_current(self) -> bool:
-        """bool: the file that was mapped last still bears its name."""
+        """bool: the file that was mapped last still bears its name, and none of its mapped pages was found gone."""
+        region = self._region
+        if region is not None and region.lost:
+            return False
         try:
             status = os.stat(self.path)
         except FileNotFoundError:
@@ -599,11 +610,22 @@ class MappedFile(NotCopied):
         ------
         OSError
             There is no space.
+        StoreChangedError
+            Somebody cut the file short since it was mapped.
         """
         if self._allocated or self.read_only:
             return
         fd = open_regular(self.path, os.O_RDWR)
         try:
+            length = os.fstat(fd).st_size
+            if length < self.size:
+                # Allocating would make it whole again, with zeros where there were messages.
+                raise StoreChangedError(
+                    f"the file was cut short to {length} bytes by somebody else while the store was open; close the store "
+                    "and restore the file, or open the store again",
+                    self.path,
+                    length,
+                )
             with naming_errors(self.path):
                 _allocate(fd, self.size)
         finally:

@@ -168,7 +168,7 @@ class MappedFileQueue(NotCopied, FileStream):
             if offset is None or not entry.is_file():
                 kind = "file" if entry.is_file() else "directory"
                 yield _ListingError(
-                    f"a {kind} that is no part of the store lies among its files; move it away",
+                    f"a {kind} that is not part of the store lies among its files; move it away",
                     entry.path,
                     0,
                 )
@@ -221,7 +221,7 @@ class MappedFileQueue(NotCopied, FileStream):
                 pos,
                 harmless=False,
             )
-        what = "it was cut short, and what it lost reads as zeros" if length < size else "what is behind them is not read"
+        what = "it was cut short, and what it lost reads as zeros" if length < size else "what follows them is not read"
         return _ListingError(
             f"the file has {length} bytes where the store's files have {size}: {what}. Read-only the rest can be read. To "
             f"write, restore the file from a copy; without one, truncate -s {size} FILE gives it its size, what it lost is "

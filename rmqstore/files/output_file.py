@@ -149,7 +149,7 @@ class OutputFolder:
 
     def _check(self) -> None:
         if os.path.lexists(self.path) and not (os.path.isdir(self.path) and not os.listdir(self.path)):
-            raise StoreError("the output exists and is no empty folder; give the name of a new one", self.path)
+            raise StoreError("the output exists and is not an empty folder; give the name of a new one", self.path)
 
     def __enter__(self) -> str:
         # A name of its own: a folder is not to be emptied because of how it is called.

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 
 from rmqstore import _numpy as np
 from rmqstore._columns import KeyTexts
+from rmqstore.arguments import KEY_BITS
 from rmqstore.errors import CorruptionError, Finding, OffsetOutOfRangeError, StoreClosedError, StoreError
 from rmqstore.files.mapped_file import MappedFilePool, NotCopied
 from rmqstore.flatfile.flat_files import name_prefix
@@ -30,9 +31,8 @@ __all__ = ["INDEX_TOPIC", "FlatStore"]
 INDEX_TOPIC = "rmq_sys_INDEX"
 """The folder among the topics that has the index files."""
 
-_KINDS = {None: 3, "U": 1, "K": 2, "T": 4}
 _NO_HASH = -(2**31)
-# So many messages without a key in a row are gone over rather than looked behind.
+# So many messages in a row without a key are read one by one; after more, a search looks for the next key.
 _KEYLESS = 256
 _TRIES = 3
 # Seconds.
@@ -254,7 +254,7 @@ class FlatStore(NotCopied):
                 self.report(queue.lacks_units)
             begin = self.indexed_to(queue) if sound else queue.min_queue_offset
             code = tags_code(key) if index_type == "T" else None
-            for log_offset in queue.find_keys(texts, _KINDS[index_type], begin, queue.max_queue_offset, code):
+            for log_offset in queue.find_keys(texts, KEY_BITS[index_type], begin, queue.max_queue_offset, code):
                 message = queue.look_up(log_offset)
                 if message is not None:
                     take(queue, message)

@@ -16,10 +16,12 @@ from array import array
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from rmqstore import _columns, _core
+from rmqstore import _core, _dispatch
 from rmqstore import _numpy as np
-from rmqstore._columns import ArrowColumns, RecordColumns
+from rmqstore._columns import ArrowColumns
 from rmqstore._core import Verdict
+from rmqstore._dispatch import RecordColumns
+from rmqstore.commitlog.log_walk import DAMAGE_KINDS
 from rmqstore.errors import Finding
 from rmqstore.files.mapped_file import MappedFile
 from rmqstore.flatfile.flat_index import (
@@ -37,14 +39,6 @@ from rmqstore.message import MessageExt, encode_java_utf8
 
 __all__ = ["verify_flat"]
 
-_KINDS = {
-    Verdict.BAD_MAGIC: "bad_magic",
-    Verdict.BAD_SIZE: "bad_size",
-    Verdict.BAD_LENGTH: "bad_length",
-    Verdict.BAD_PHY_OFFSET: "bad_phy_offset",
-    Verdict.BAD_BODY_CRC: "bad_body_crc",
-    Verdict.BAD_PROP_CRC: "bad_prop_crc",
-}
 _CHUNK = 65536
 _SCAN_WINDOW = 32 * 1024 * 1024
 _MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93)
@@ -117,7 +111,7 @@ class _Verify:
         search = None
         released = 0
         while at < region.size:
-            pos, verdict = _columns.scan(region, at, region.size, base, columns, array("q"), 1, False, True)
+            pos, verdict = _dispatch.scan(region, at, region.size, base, columns, array("q"), 1, False, True)
             if columns.count:
                 yield from self._records(queue, columns, covered, indexed_to)
             self.done += pos - at
@@ -133,14 +127,14 @@ class _Verify:
                 continue
             if verdict in (Verdict.BAD_BODY_CRC, Verdict.BAD_PROP_CRC):
                 until = at + region.get_i32(at)
-                yield Finding(mapped_file.path, at, _KINDS[verdict], "the record does not agree with its CRC")
+                yield Finding(mapped_file.path, at, DAMAGE_KINDS[verdict], "the record does not agree with its CRC")
                 self._cover_damaged(queue, base + at, covered, indexed_to)
             else:
                 search = _core.RecordSearch(region, base) if search is None else search
                 found = search.find(at + 1)
                 until = found if found >= 0 else region.size
-                detail = f"{until - at} bytes that are no record ({verdict.name})"
-                yield Finding(mapped_file.path, at, _KINDS.get(verdict, "bad_record"), detail)
+                detail = f"{until - at} bytes that are not a record ({verdict.name})"
+                yield Finding(mapped_file.path, at, DAMAGE_KINDS.get(verdict, "bad_record"), detail)
             self.done += until - at
             at = until
 

@@ -124,7 +124,7 @@ class TieredMetadata:
 
 def _table(value: Any, what: str, path: str) -> dict[Any, Any]:
     if not isinstance(value, dict):
-        raise CorruptionError(f"damaged metadata: {what} is no object", path, 0)
+        raise CorruptionError(f"damaged metadata: {what} is not an object", path, 0)
     return value
 
 

@@ -85,7 +85,7 @@ class DatabaseIndex:
             return -1 if database is None else database.last_offset
 
     def look_again(self) -> None:
-        """Open the database anew when it is next asked, if it changed on the disk since it was opened."""
+        """Open the database again when it is next asked, if it changed on the disk since it was opened."""
         with self._lock:
             if self._state is not None and self._state != self._files():
                 self._let_go()

@@ -225,7 +225,7 @@ class IndexFile(NotCopied, IndexRegion):
         self._slot_pages[pages] = True
 
     def adopt(self) -> None:
-        """Let the next flush force the file whether or not anything is put."""
+        """Let the next flush force the file even if nothing is put."""
         self._taken_header = None
 
     def take_dirty(self) -> bool:

@@ -103,7 +103,7 @@ def index_name_after(last: str | None, now: int) -> str:
         name = following.strftime("%Y%m%d%H%M%S") + f"{following.microsecond // 1000:03d}"
     except (ValueError, OverflowError):
         name = ""
-    # A name that is no time is still a number to RocketMQ.
+    # A name that is not a time is still a number to RocketMQ.
     return name if name and int(name) > int(last) else f"{int(last) + 1:017d}"
 
 
@@ -169,7 +169,7 @@ class IndexService(NotCopied, OpenedIndexes):
         self._open_lock = threading.RLock()
 
     def load(self) -> None:
-        """List the index files; a name that is no decimal number is passed over, as RocketMQ does.
+        """List the index files; a name that is not a decimal number is passed over, as RocketMQ does.
 
         Raises
         ------
@@ -322,7 +322,7 @@ class IndexService(NotCopied, OpenedIndexes):
             else:
                 opened.move_to_end(name)
             if self._closed:
-                index.close()
+                index.close()  # type: ignore[unreachable]
                 raise StoreClosedError("the store is closed; open it again", self.path)
             self._recent = name, index
             return index

@@ -16,6 +16,7 @@ from rmqstore.message.compression import (
     compress_body,
     compression_flags,
     decompress_body,
+    is_queued,
 )
 from rmqstore.message.hosts import (
     host_from_bytes,
@@ -71,6 +72,7 @@ __all__ = [
     "encode_java_utf8",
     "host_from_bytes",
     "host_to_bytes",
+    "is_queued",
     "offset_message_id",
     "parse_message_id",
     "parse_properties",

@@ -39,6 +39,14 @@ class SysFlag(enum.IntFlag):
     COMPRESSION_MASK = 0x700
 
 
+_QUEUED = (0, SysFlag.TRANSACTION_COMMIT.value)
+
+
+def is_queued(sys_flag: int) -> bool:
+    """bool: a record with these bits gets a unit in its queue; the prepared and the rolled back half of a transaction do not."""
+    return sys_flag & SysFlag.TRANSACTION_MASK.value in _QUEUED
+
+
 class CompressionType(enum.IntEnum):
     """Values of the three compression bits; 0 means ZLIB too, as writers before the field existed leave it."""
 
@@ -117,9 +125,9 @@ def decompress_body(body: bytes, sys_flag: int, max_size: int = MAX_BODY_SIZE) -
     MissingDependencyError
         The lz4 or zstandard library is not installed.
     """
-    if not sys_flag & 0x1 or not body:
+    if not sys_flag & SysFlag.COMPRESSED.value or not body:
         return body
-    kind = (sys_flag & 0x700) >> _COMPRESSION_SHIFT
+    kind = (sys_flag & SysFlag.COMPRESSION_MASK.value) >> _COMPRESSION_SHIFT
     if kind in (0, CompressionType.ZLIB):
         return _decompress_zlib(body, max_size)
     if kind == CompressionType.LZ4:

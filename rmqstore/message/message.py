@@ -374,7 +374,7 @@ class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of 
     @property
     def transaction_type(self) -> SysFlag:
         """The transaction bits of the sysFlag; `SysFlag(0)` for an ordinary message."""
-        return SysFlag(self.sys_flag & 0xC)
+        return SysFlag(self.sys_flag & SysFlag.TRANSACTION_MASK.value)
 
     @property
     def born_host(self) -> str:

@@ -3,9 +3,10 @@
 All of them take a path, beside a broker that runs or one that died; only `rebuild` and `importing` write.
 
 - `describe`: a store in one look; `layout`: what it keeps where, and which versions may have written it
+- `queue_rows`: one row a queue, for the command line and SQL
 - `settings`: a broker's topics, groups, offsets and pop records
-- `verify`: what is wrong, with file, position and what to do; `verify_queue_database`, `verify_databases`: the same of
-  queues and of the index in RocksDB
+- `verify`: what is wrong, with file, position and what to do; `verify_units` (queues) and `verify_entries` (index):
+  its parts; `verify_queue_database`, `verify_databases`: the same of queues and of the index in RocksDB
 - `rebuild`: queues and index again, from the log alone; `rebuild_queue_database`: queues as a RocksDB database
 - `export`: which messages a selection means, and their files; `export_tiered`: those of tiered storage
 - `importing`: rows of files as tables to put, and where each row stands in its file

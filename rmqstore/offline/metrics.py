@@ -183,7 +183,7 @@ def content_type() -> str:
 
 
 def _label(value: object) -> str:
-    # A lone surrogate (a folder's name that is no UTF-8) has no place in the text; it becomes readable, not lost.
+    # A lone surrogate (a folder's name that is not UTF-8) has no place in the text; it becomes readable, not lost.
     return str(value).encode("utf-8", "backslashreplace").decode()
 
 
@@ -196,7 +196,7 @@ class _Samples:
     def add(self, name: str, value: float, labels: Mapping[str, object]) -> None:
         """One sample; a label without a value is left out, which is the same to Prometheus."""
         pairs = tuple((key, _label(each)) for key, each in labels.items() if each != "")
-        # Names that differ in what cannot be shown would be one series twice, and Prometheus refuses all of such a text.
+        # Names that differ in what cannot be shown would be one series twice, and Prometheus refuses the whole text then.
         self._of[name].setdefault(pairs, value)
 
     def families(self) -> Iterator[GaugeMetricFamily]:

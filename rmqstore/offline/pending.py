@@ -320,7 +320,7 @@ def _ordered(table: pa.Table) -> pa.Table:
 def _without_delivered(search: Search, table: pa.Table, end: int) -> pa.Table:
     """The rows without those whose message is on its topic already.
 
-    How far a broker came it writes down from time to time.  After a kill that is behind, and a message that the note
+    How far a broker came it writes down from time to time.  After a kill that is out of date, and a message that the note
     says to wait was delivered; so each message that was due before the log ends is looked for in the log.
     """
     import pyarrow.compute as pc

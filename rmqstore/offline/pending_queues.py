@@ -12,19 +12,19 @@ import numpy as np
 
 from rmqstore.consumer.fastjson import parse_fastjson
 from rmqstore.errors import CorruptionError
-from rmqstore.offline.pending_rows import Records, rows
+from rmqstore.message import SCHEDULE_TOPIC
+from rmqstore.offline.pending_rows import Records, int32_property, rows
 from rmqstore.offline.pending_search import Search
 from rmqstore.store.columns import import_pyarrow
 
 __all__ = ["search_delayed", "search_dlq", "search_retry"]
 
-_SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 _RETRY_PREFIX, _DLQ_PREFIX = "%RETRY%", "%DLQ%"
 
 
 def search_delayed(search: Search) -> None:
     """Find what waits in the queues of the delay levels."""
-    if _SCHEDULE_TOPIC not in search.topics:
+    if SCHEDULE_TOPIC not in search.topics:
         return
     path = os.path.join(search.store.path, "config", "delayOffset.json")
     offsets, known = {}, True
@@ -41,7 +41,7 @@ def search_delayed(search: Search) -> None:
         search.problem(error)
     source = search.source(
         "delayed",
-        _SCHEDULE_TOPIC,
+        SCHEDULE_TOPIC,
         "the offsets of config/delayOffset.json" if known else "the first message of each queue",
     )
     store = search.store
@@ -50,7 +50,7 @@ def search_delayed(search: Search) -> None:
             "when delayed messages without a unit on disk are due follows from message_delay_level, which the store "
             f"does not tell: {store.config.message_delay_level!r} is assumed"
         )
-    for records in search.records_of(_SCHEDULE_TOPIC, {level - 1: offset for level, offset in offsets.items()}):
+    for records in search.records_of(SCHEDULE_TOPIC, {level - 1: offset for level, offset in offsets.items()}):
         levels = records.numbers_of("queue_id") + 1
         batch = rows(
             records,
@@ -58,7 +58,7 @@ def search_delayed(search: Search) -> None:
             source.name,
             search.now,
             topic=records.properties.text("REAL_TOPIC"),
-            queue_id=_int32(records, "REAL_QID"),
+            queue_id=int32_property(records, "REAL_QID"),
             due=_due_by_level(search, records, levels),
             level=np.minimum(levels, 2**31 - 1),
         )
@@ -73,13 +73,6 @@ def _due_by_level(search: Search, records: Records, levels: np.ndarray) -> np.nd
     delays = np.array([0, *search.store.config.delay_levels], np.int64)
     due: np.ndarray = records.numbers_of("store_timestamp") + delays[np.clip(levels, 0, len(delays) - 1)]
     return due
-
-
-def _int32(records: Records, name: str) -> object:
-    pa = import_pyarrow()
-    values, there = records.properties.whole(name)
-    there &= (values >= -(2**31)) & (values < 2**31)
-    return pa.array(np.where(there, values, 0), pa.int32(), mask=~there)
 
 
 def _delay_offsets(path: str) -> dict[int, int]:
@@ -107,7 +100,7 @@ def search_retry(search: Search) -> None:
         if not begins:
             known = "the first message of each queue"
             search.notes.append(f"no progress in {topic} was found: all its messages are taken to wait")
-        # Queues of pop consumers have the topic behind the group.
+        # Queues of pop consumers have the topic after the group.
         name = group or topic[len(_RETRY_PREFIX) :].partition("+")[0]
         _whole_queues(search, "retry", topic, begins, name, known)
 

@@ -114,7 +114,7 @@ def whole_numbers(texts: Any) -> tuple[np.ndarray, np.ndarray]:
     try:
         numbers = pc.cast(texts, pa.int64())
     except pa.ArrowInvalid:
-        # A hostile or damaged one is no number; the others are.
+        # A hostile or damaged one is not a number; the others are.
         plain = pc.fill_null(pc.match_substring_regex(texts, r"^-?[0-9]{1,18}$"), False)
         numbers = pc.cast(pc.if_else(plain, texts, pa.scalar(None, pa.string())), pa.int64())
     there = pc.is_valid(numbers).to_numpy(zero_copy_only=False)
@@ -157,6 +157,14 @@ class Records:
     def texts_of(self, name: str) -> Any:
         """pyarrow.Array: a column."""
         return self.batch.column(name)
+
+
+def int32_property(records: Records, name: str) -> object:
+    """pyarrow.Array of int32: a property as a number; null where it is not there, not a number, or does not fit."""
+    pa = import_pyarrow()
+    values, there = records.properties.whole(name)
+    there &= (values >= -(2**31)) & (values < 2**31)
+    return pa.array(np.where(there, values, 0), pa.int32(), mask=~there)
 
 
 def _columns(store: MessageStore, topics: Iterable[str] | None, body: bool) -> Columns:

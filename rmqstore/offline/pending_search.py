@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
 from rmqstore.errors import CorruptionError, MissingDependencyError, StoreError
 from rmqstore.offline.pending_rows import Records, records_in_log, records_of_queue
 from rmqstore.rocksdb.database import Database, is_database
+from rmqstore.rocksdb.index import index_folder
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.store.message_store import MessageStore
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["PendingSource", "Problem", "Search"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class Search:
         Rows that wait.
     sources, problems : list
     notes : list of str
-        What to know about the answer that is no damage.
+        What to know about the answer that is not damage.
     """
 
     store: MessageStore
@@ -150,13 +153,13 @@ class Search:
 
     @property
     def has_database(self) -> bool:
-        """bool: there is a database in ``rocksdbstore/``, whether or not it can be read."""
-        return is_database(os.path.join(self.store.path, "rocksdbstore"))
+        """bool: there is a database in ``rocksdbstore/``, readable or not."""
+        return is_database(index_folder(self.store.path))
 
     @functools.cached_property
     def database(self) -> Database | None:
         """Database or None: ``rocksdbstore/``; None where there is none, or it cannot be read: then a problem."""
-        path = os.path.join(self.store.path, "rocksdbstore")
+        path = index_folder(self.store.path)
         if not self.has_database:
             return None
         try:
@@ -166,6 +169,15 @@ class Search:
         except (StoreError, OSError) as error:
             self.problem(error)
         return None
+
+    def stored_in_database(self, read: Callable[[Database], T], otherwise: T) -> tuple[T, bool]:
+        """What `read` finds in the database, and True; `otherwise` and False where there is none, or it cannot be read."""
+        if self.database is not None:
+            try:
+                return read(self.database), True
+            except StoreError as error:
+                self.problem(error)
+        return otherwise, False
 
     def records_of(self, topic: str, begins: Mapping[int, int], *, body: bool = False) -> Iterator[Records]:
         """The records of a topic: of each queue from its begin on, from the queue's first one where none is given."""

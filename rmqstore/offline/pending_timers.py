@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 
 from rmqstore._core import java_string_hash
-from rmqstore.errors import StoreError
-from rmqstore.offline.pending_queues import _int32
-from rmqstore.offline.pending_rows import Records, records_at, rows
+from rmqstore.offline.pending_rows import Records, int32_property, records_at, rows
 from rmqstore.offline.pending_search import PendingSource, Problem, Search, taken_down
 from rmqstore.rocksdb.timers import StoredTimers, read_timers
 from rmqstore.store.columns import import_pyarrow
@@ -44,16 +42,9 @@ class _Found:
 def search_timers(search: Search) -> None:
     """Find the timer messages that wait."""
     units = waiting_units(search.store.path)
-    stored = StoredTimers()
-    database = search.database
-    is_read = database is not None or not search.has_database
-    if database is not None:
-        try:
-            stored = read_timers(database)
-        except StoreError as error:
-            search.problem(error)
-            is_read = False
-        taken_down(search, stored.problems)
+    stored, is_read = search.stored_in_database(read_timers, StoredTimers())
+    is_read |= not search.has_database
+    taken_down(search, stored.problems)
     if not units.present and stored.scan_offset is None and not stored.timers and _TOPIC not in search.topics:
         return
     taken_down(search, units.problems)
@@ -256,7 +247,7 @@ def _take(
         search.now,
         keep=keep,
         topic=properties.text("REAL_TOPIC"),
-        queue_id=_int32(records, "REAL_QID"),
+        queue_id=int32_property(records, "REAL_QID"),
         due=due,
     )
     found.batches.append((source, batch))

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from rmqstore.errors import StoreError
-from rmqstore.offline.pending_queues import _int32
-from rmqstore.offline.pending_rows import Records, records_at, records_in_log, rows
+from rmqstore.offline.pending_rows import Records, int32_property, records_at, records_in_log, rows
 from rmqstore.offline.pending_search import PendingSource, Problem, Search, chosen_records, taken_down
 from rmqstore.rocksdb.transactions import StoredTransactions, read_transactions
 from rmqstore.store.columns import import_pyarrow
@@ -116,15 +115,8 @@ def _ids(records: Records) -> object:
 
 
 def _in_rocksdb(search: Search) -> None:
-    stored = StoredTransactions()
-    readable = search.database is not None
-    if search.database is not None:
-        try:
-            stored = read_transactions(search.database)
-        except StoreError as error:
-            search.problem(error)
-            readable = False
-        taken_down(search, stored.problems)
+    stored, readable = search.stored_in_database(read_transactions, StoredTransactions())
+    taken_down(search, stored.problems)
     low = search.store.commit_log.min_offset
     last = stored.last_phy_offset if readable else None
     if last is None and not stored.check_times and not search.topics & {_ROCKSDB_HALF, _ROCKSDB_OP}:
@@ -213,7 +205,7 @@ def _add(search: Search, source: PendingSource, kept: list[Records], checked: di
             search.now,
             keep=keep,
             topic=records.properties.text("REAL_TOPIC"),
-            queue_id=_int32(records, "REAL_QID"),
+            queue_id=int32_property(records, "REAL_QID"),
             group=records.properties.text("PGROUP"),
             check_times=np.clip(times, 0, 2**31 - 1),
             check_times_known=known,

@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rmqstore import _core
-from rmqstore._columns import RecordColumns
 from rmqstore._core import Verdict
+from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.config import StoreConfig
-from rmqstore.consumequeue.consume_queue import queue_directories
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
-from rmqstore.errors import CorruptionError, GeometryError, StoreError
+from rmqstore.consumequeue.queue_folders import queue_directories
+from rmqstore.errors import CorruptionError, Finding, GeometryError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool, fsync_directory, make_directories, naming_errors, open_regular
 from rmqstore.files.store_lock import StoreLock
@@ -327,7 +327,7 @@ def _dispatch_log(
     *,
     resume: bool = True,
 ) -> tuple[int, Verdict | None]:
-    # Dispatches the records from `begin` to `end`, behind damage as well or up to it; where it stopped, and what is there.
+    # Dispatches the records from `begin` to `end`, past damage or up to it; where it stopped, and what is there.
     damaged = RecordColumns(1)
     for stretch, columns in commit_log.scans(begin, end, resume=resume):
         verdict = stretch.verdict
@@ -365,9 +365,16 @@ def _verify(
     check_crc: bool,
     misplaced: frozenset[int],
 ) -> None:
-    for finding in verify_parts(
-        root, target, config, queues=queues, index=index, end=end, check_crc=check_crc, without_unit=misplaced
-    ):
+    refuse_findings(
+        verify_parts(
+            root, target, config, queues=queues, index=index, end=end, check_crc=check_crc, without_unit=misplaced
+        )
+    )
+
+
+def refuse_findings(findings: Iterable[Finding]) -> None:
+    """Raise CorruptionError for the first of what was found wrong in what was rebuilt."""
+    for finding in findings:
         raise CorruptionError(
             f"what was rebuilt does not agree with the log ({finding.kind}: {finding.detail}); nothing was swapped in, please "
             "report this",

@@ -16,8 +16,8 @@ from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.collected_queues import CollectedBatchQueue, CollectedQueue, CollectedQueues
-from rmqstore.consumequeue.consume_queue import Unit
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
+from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import CorruptionError
 from rmqstore.files.mapped_file import MappedFilePool, fsync_directory, fsync_tree, make_directories
 from rmqstore.files.store_lock import StoreLock

@@ -1,8 +1,9 @@
 """verify: everything in a store that is not as a writer leaves it, as values.
 
-Owns the comparison of the commit log with itself (lengths, offsets, CRCs) and of queues, index, checkpoint and config
-files with the log.  It only reads, keeps a constant working set however long the log is, never stops at the first
-finding, and answers with `Finding` values instead of exceptions.
+Owns the comparison of the commit log with itself (lengths, offsets, CRCs) and of checkpoint and config files with the
+log; `verify_units` and `verify_entries` compare queues and index with the records that pass here.  It only reads, keeps
+a constant working set however long the log is, never stops at the first finding, and answers with `Finding` values
+instead of exceptions.
 """
 
 from __future__ import annotations
@@ -11,23 +12,25 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from rmqstore import _columns, _core
+from rmqstore import _core
 from rmqstore import _numpy as np
-from rmqstore._columns import RecordColumns
 from rmqstore._core import Verdict
+from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
-from rmqstore.commitlog.log_walk import Stretch
+from rmqstore.commitlog.log_walk import DAMAGE_KINDS, Stretch
 from rmqstore.config import StoreConfig
-from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue
-from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
-from rmqstore.errors import Finding, GeometryError, MissingDependencyError, OffsetOutOfRangeError, StoreError
+from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
+from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
+from rmqstore.errors import Finding, GeometryError, MissingDependencyError, StoreError, finding_of
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool
-from rmqstore.index.index_file import IndexFile
 from rmqstore.index.index_service import IndexService
-from rmqstore.message import SCHEDULE_TOPIC, MessageExt
+from rmqstore.message import MessageExt, SysFlag, is_queued
 from rmqstore.offline.verify_databases import has_index_database, verify_index_database
+from rmqstore.offline.verify_entries import IndexCheck
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
+from rmqstore.offline.verify_units import QueueCheck
 from rmqstore.store.dispatcher import multi_dispatch_places, multi_dispatch_problem
 
 if TYPE_CHECKING:
@@ -35,17 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "verify"]
 
-_TRANSACTION_MASK = 0xC
-_INNER_BATCH = 0x80
-_KINDS = {
-    Verdict.EMPTY: "missing_blank",
-    Verdict.BAD_MAGIC: "bad_magic",
-    Verdict.BAD_SIZE: "bad_size",
-    Verdict.BAD_LENGTH: "bad_length",
-    Verdict.BAD_PHY_OFFSET: "bad_phy_offset",
-    Verdict.BAD_BODY_CRC: "bad_body_crc",
-    Verdict.BAD_PROP_CRC: "bad_prop_crc",
-}
+_INNER_BATCH = SysFlag.INNER_BATCH.value
 
 
 def verify(
@@ -80,7 +73,7 @@ def verify(
         try:
             config = StoreConfig.infer(root, read_only=True)
         except (GeometryError, StoreError) as error:
-            yield _of_error(error, "geometry", root)
+            yield finding_of(error, "geometry", root)
             return
     checker = _Checker(root, config)
     checker.progress = progress
@@ -103,7 +96,7 @@ def verify_parts(
 ) -> Iterator[Finding]:
     """Compare queues and index below `parts_root` with the log below `log_root`; only what is wrong with the former.
 
-    Used by a rebuild on what it built, so the log's own damage is no finding here.
+    Used by a rebuild on what it built, so the log's own damage is not a finding here.
 
     Parameters
     ----------
@@ -169,13 +162,13 @@ def verify_records(
         for topic in batch_topics:
             checker.queues.add_batch_topic(topic)
         if first_entry is not None:
-            findings += checker._load_index()
-        entries = _IndexCheck(checker)
+            findings += checker.load_index()
+        entries = IndexCheck(checker.index_service, commit_log)
         per_file = config.max_index_num - 1
         entries.go_to((first_entry or 0) // per_file, (first_entry or 0) % per_file + 1)
         for stretch in stretches:
             if stretch.verdict is Verdict.RECORD:
-                findings += checker._records(columns, lists=False)
+                findings += checker.records(columns, lists=False)
                 findings += entries.records(columns)
             if len(findings) >= 100:
                 break
@@ -191,10 +184,9 @@ def verify_index_file(
 ) -> list[Finding]:
     """Compare slots, chains and header of one index file below `parts_root` with its entries; `end` is the log's."""
     checker = _Checker(parts_root, config, with_queues=False, commit_log=commit_log)
-    checker.end = end
     try:
         checker.index_service.take([name])
-        return list(_IndexCheck(checker).begin())
+        return list(IndexCheck(checker.index_service, commit_log).begin(end))
     finally:
         checker.index_service.close()
 
@@ -215,15 +207,11 @@ def verify_queue(
         if batch:
             checker.queues.add_batch_topic(topic)
         checker.queues.find_or_create(topic, queue_id)
-        check = _QueueCheck(checker, topic, queue_id)
+        check = checker.check_of(topic, queue_id)
         check.covered = covered
         return list(check.finish())
     finally:
         checker.queues.close()
-
-
-def _of_error(error: StoreError, kind: str, path: str) -> Finding:
-    return Finding(error.path or path, error.pos or 0, kind, error.message)
 
 
 class _Checker:
@@ -246,7 +234,7 @@ class _Checker:
         self.commit_log = CommitLog(root, config, self.pool, read_only=True) if commit_log is None else commit_log
         self.queues = ConsumeQueueStore(parts_root, config, self.pool, read_only=True)
         self.index_service = IndexService(parts_root, config, read_only=True)
-        self.queue_checks: dict[tuple[str, int], _QueueCheck] = {}
+        self.queue_checks: dict[tuple[str, int], QueueCheck] = {}
         self.last_timestamp = 0
         self.end = 0
         self.progress: Callable[[int, int], None] | None = None
@@ -273,30 +261,32 @@ class _Checker:
     def run_parts(self, end: int | None = None) -> Iterator[Finding]:
         """The log, queues and index."""
         problems: list[Finding] = []
-        self.commit_log.queue.load(lambda error: problems.append(_of_error(error, "file", self.commit_log.path)))
+        self.commit_log.queue.load(lambda error: problems.append(finding_of(error, "file", self.commit_log.path)))
         if self.with_queues:
             try:
                 self.queues.load()
             except StoreError as error:
-                problems.append(_of_error(error, "file", self.root))
+                problems.append(finding_of(error, "file", self.root))
             self.listed = frozenset(self.queues.keys())
         if self.with_index:
-            problems += self._load_index()
+            problems += self.load_index()
         yield from problems
         self.end = self.commit_log.find_end_behind_damage() if end is None else end
         self.commit_log.set_end(self.end)
-        entries = _IndexCheck(self)
-        yield from entries.begin()
+        entries = IndexCheck(self.index_service, self.commit_log)
+        yield from entries.begin(self.end)
         if self.database is not None:
             yield from self.database.begin()
         yield from self._log(entries)
+        yield from self._missing_index(entries)
         yield from entries.finish()
         if self.with_queues:
             yield from self._queues()
         if self.database is not None:
             yield from self.database.finish(self.end)
 
-    def _load_index(self) -> list[Finding]:
+    def load_index(self) -> list[Finding]:
+        """What is wrong with the names and lengths of index files; the others are taken."""
         problems: list[Finding] = []
         try:
             names = sorted(os.listdir(self.index_service.path))
@@ -310,15 +300,30 @@ class _Checker:
                 continue
             length = os.path.getsize(path)
             if length != self.config.index_file_size:
-                problems.append(_of_error(self.index_service.of_length(length, path), "file", path))
+                problems.append(finding_of(self.index_service.of_length(length, path), "file", path))
                 continue
             good.append(name)
         self.index_service.take(good)
         return problems
 
+    def _missing_index(self, entries: IndexCheck) -> Iterator[Finding]:
+        if (
+            self.with_index
+            and not entries.names
+            and entries.total
+            and self.config.message_index_enable
+            and not has_index_database(self.root)
+        ):
+            yield Finding(
+                self.index_service.path,
+                0,
+                "missing_index",
+                f"there is no index file, but the log holds {entries.total} keys to index; `rebuild` makes it again",
+            )
+
     # ----------------------------------------------------------------------------------------------------------- log
 
-    def _log(self, entries: _IndexCheck) -> Iterator[Finding]:
+    def _log(self, entries: IndexCheck) -> Iterator[Finding]:
         log = self.commit_log
         begin = log.min_offset
         for stretch, columns in log.scans(begin, self.end, check_crc=self.check_crc):
@@ -326,7 +331,7 @@ class _Checker:
                 self.progress(stretch.begin - begin, self.end - begin)
             if stretch.verdict is Verdict.RECORD:
                 yield from self._missing_crcs(columns, stretch.begin)
-                yield from self._records(columns)
+                yield from self.records(columns)
                 yield from entries.records(columns)
                 if self.database is not None:
                     yield from self.database.records(columns)
@@ -348,19 +353,22 @@ class _Checker:
         if verdict == Verdict.BLANK:
             return
         if verdict == Verdict.BAD_SIZE and region.get_i32(pos + 4) == _core.MAGIC_BLANK:
-            detail = f"the blank says {region.get_i32(pos)} bytes, {region.size - pos} are left; {stretch.end - at} are no record"
+            detail = (
+                f"the blank says {region.get_i32(pos)} bytes, {region.size - pos} are left; {stretch.end - at} are not a "
+                "record"
+            )
             yield Finding(path, pos, "bad_blank", detail)
         elif verdict in (Verdict.BAD_BODY_CRC, Verdict.BAD_PROP_CRC):
             record = _core.decode_record(region, pos)
             assert isinstance(record, tuple)  # Its lengths were found whole just before.
             what = "body" if verdict == Verdict.BAD_BODY_CRC else "property"
             detail = f"the record at phy offset {at} does not agree with its {what} CRC"
-            yield Finding(path, pos, _KINDS[verdict], detail)
-            if self.with_queues and record[7] & _TRANSACTION_MASK in (0, 0x8):
-                self._check_of(record[15], record[3]).covered += 1
+            yield Finding(path, pos, DAMAGE_KINDS.get(verdict, "missing_blank"), detail)
+            if self.with_queues and is_queued(record[7]):
+                self.check_of(record[15], record[3]).covered += 1
         else:
-            detail = f"{stretch.end - at} bytes from phy offset {at} are no record ({verdict.name})"
-            yield Finding(path, pos, _KINDS[verdict], detail)
+            detail = f"{stretch.end - at} bytes from phy offset {at} are not a record ({verdict.name})"
+            yield Finding(path, pos, DAMAGE_KINDS.get(verdict, "missing_blank"), detail)
 
     def _missing_crcs(self, columns: RecordColumns, begin: int) -> Iterator[Finding]:
         if not self.config.enabled_append_prop_crc:
@@ -395,13 +403,15 @@ class _Checker:
 
     # -------------------------------------------------------------------------------------------------------- queues
 
-    def _check_of(self, topic: str, queue_id: int) -> _QueueCheck:
+    def check_of(self, topic: str, queue_id: int) -> QueueCheck:
         check = self.queue_checks.get((topic, queue_id))
         if check is None:
-            check = self.queue_checks[topic, queue_id] = _QueueCheck(self, topic, queue_id)
+            check = self.queue_checks[topic, queue_id] = QueueCheck(
+                self.root, self.config, self.commit_log, self.queues, topic, queue_id
+            )
         return check
 
-    def _records(self, columns: RecordColumns, *, lists: bool = True) -> Iterator[Finding]:
+    def records(self, columns: RecordColumns, *, lists: bool = True) -> Iterator[Finding]:
         # Without lists of the directories a queue is looked for when its first record comes.
         n = columns.count
         if not n or not self.with_queues:
@@ -420,7 +430,7 @@ class _Checker:
                 self.queues.find_or_create(name, queue_id)
             if self._is_elsewhere(name, queue_id):
                 continue
-            check = self._check_of(name, queue_id)
+            check = self.check_of(name, queue_id)
             yield from check.records(columns, order[start:end])
 
     def _is_elsewhere(self, topic: str, queue_id: int) -> bool:
@@ -449,7 +459,7 @@ class _Checker:
             yield f"INNER_NUM is {stated if stated is None else stated[:80]!r}, an inner batch needs a number from 1 to 32767"
         if self._is_elsewhere(message.topic, message.queue_id):
             return
-        if isinstance(self._check_of(message.topic, message.queue_id).queue, ConsumeQueue):
+        if isinstance(self.check_of(message.topic, message.queue_id).queue, ConsumeQueue):
             return
         stated = message.properties.get("INNER_BASE")
         if stated != str(message.queue_offset) or base != message.queue_offset:
@@ -463,7 +473,7 @@ class _Checker:
         for name, number in multi_dispatch_places(message, self.config):
             if self._is_elsewhere(name, 0):
                 continue
-            check = self._check_of(name, 0)
+            check = self.check_of(name, 0)
             if check.problem is not None:
                 continue
             queue = check.queue
@@ -478,7 +488,7 @@ class _Checker:
 
     def _queues(self) -> Iterator[Finding]:
         for topic, queue_id in self.queues.keys():
-            yield from self._check_of(topic, queue_id).finish()
+            yield from self.check_of(topic, queue_id).finish()
 
     # ------------------------------------------------------------------------------------------------ the other files
 
@@ -533,471 +543,3 @@ class _Checker:
             except (StoreError, OSError) as error:
                 findings.append(Finding(path, 0, "damaged_database", f"pop records: {error}"))
             yield from findings
-
-
-class _QueueCheck:
-    """Compares the units of one queue with the records as they come."""
-
-    def __init__(self, checker: _Checker, topic: str, queue_id: int):
-        self.checker = checker
-        self.queue: AnyConsumeQueue | None = None
-        self.covered = 0
-        self.problem: Finding | None = None
-        self.missing_reported = 0
-        self.topic, self.queue_id = topic, queue_id
-        self.seen: set[int] = set()
-        try:
-            self.queue = checker.queues.find(topic, queue_id)
-        except (StoreError, OSError) as error:
-            self.problem = Finding(
-                getattr(error, "path", None) or checker.root, getattr(error, "pos", None) or 0, "file", str(error)
-            )
-
-    def records(self, columns: RecordColumns, rows: np.ndarray) -> Iterator[Finding]:
-        queue = self.queue
-        if self.problem is not None:
-            return
-        if queue is None:
-            yield from self._missing(int(columns.queue_offset[rows[0]]), int(columns.phy_offset[rows[0]]), len(rows))
-            return
-        if not isinstance(queue, ConsumeQueue):
-            yield from self._batch_records(columns, rows)
-            return
-        if queue.ext is None and queue.agrees(columns, rows):
-            self.covered += len(rows)
-            return
-        # Something is to be told, or cannot be told at once.
-        offsets = columns.queue_offset[rows]
-        phy_offsets, sizes, tags = columns.phy_offset[rows], columns.size[rows], columns.tags_code[rows]
-        checks_tags = queue.ext is None and not (
-            self.topic == SCHEDULE_TOPIC and "message_delay_level" in self.checker.config.assumed
-        )
-        # A run of queue offsets that go on by one is compared at once.
-        ends = [*(np.flatnonzero(np.diff(offsets) != 1) + 1).tolist(), len(rows)]
-        done = 0
-        while done < len(rows):
-            first = int(offsets[done])
-            while ends[0] <= done:
-                del ends[0]
-            run = ends[0]
-            phy, size, code = (
-                queue.units(first, run - done) if first >= queue.first_unit else queue.units(queue.unit_num, 0)
-            )
-            count = len(phy)
-            if not count:
-                yield from self._missing(first, int(phy_offsets[done]), 1)
-                done += 1
-                continue
-            part = slice(done, done + count)
-            differ = (phy != phy_offsets[part]) | (size != sizes[part])
-            if checks_tags:
-                differ |= code != tags[part]
-            self.covered += count
-            for i in np.flatnonzero(differ).tolist():
-                mapped_file = queue.queue.find((first + i) * queue.unit_size)
-                assert mapped_file is not None
-                yield Finding(
-                    mapped_file.path,
-                    (first + i) * queue.unit_size - mapped_file.file_from_offset,
-                    "bad_unit",
-                    f"unit {first + i} is {int(phy[i])}:{int(size[i])}:{int(code[i])}, the record at phy offset "
-                    f"{int(phy_offsets[done + i])} needs {int(phy_offsets[done + i])}:{int(sizes[done + i])}:"
-                    f"{int(tags[done + i])}",
-                )
-            done += count
-
-    def _missing(self, queue_offset: int, phy_offset: int, num: int) -> Iterator[Finding]:
-        # The first says what is wrong; the rest is counted.
-        self.missing_reported += num
-        if self.missing_reported == num:
-            queue = self.queue
-            yield Finding(
-                os.path.join(self.checker.root, "consumequeue", self.topic, str(self.queue_id))
-                if queue is None
-                else queue.queue.path,
-                0,
-                "missing_unit",
-                f"{self.topic}/{self.queue_id} has no unit {queue_offset} for the record at phy offset {phy_offset}",
-            )
-
-    def _batch_records(self, columns: RecordColumns, rows: np.ndarray) -> Iterator[Finding]:
-        queue = self.queue
-        assert isinstance(queue, BatchConsumeQueue)
-        for row in rows.tolist():
-            base, phy, size = int(columns.inner_base[row]), int(columns.phy_offset[row]), int(columns.size[row])
-            unit = queue.unit(base)
-            if unit is None:
-                yield from self._missing(base, phy, 1)
-                continue
-            self.covered += 1
-            expected = (base, phy, size, int(columns.tags_code[row]), max(int(columns.inner_num[row]), 1))
-            time, needed = queue.store_timestamp(base), int(columns.store_timestamp[row])
-            if tuple(unit) != expected or time != needed:
-                yield Finding(
-                    queue.queue.path,
-                    0,
-                    "bad_unit",
-                    f"the unit of batch {base} is {(*unit, time)}, the record needs {(*expected, needed)}",
-                )
-
-    def finish(self) -> Iterator[Finding]:
-        if self.problem is not None:
-            yield self.problem
-            return
-        yield from self._files()
-        if self.missing_reported > 1:
-            yield Finding(
-                self.checker.root if self.queue is None else self.queue.queue.path,
-                0,
-                "missing_unit",
-                f"{self.topic}/{self.queue_id} lacks {self.missing_reported} units in all",
-            )
-        queue = self.queue
-        if queue is None:
-            return
-        log = self.checker.commit_log
-        first = queue.first_unit_at_or_after(log.min_offset)
-        yield from self._tail(queue)
-        if queue.unit_num - first <= self.covered or not isinstance(queue, ConsumeQueue):
-            return
-        # More units than records: find the ones that lead nowhere.
-        for number in range(first, queue.unit_num):
-            unit = queue.unit(number)
-            if unit is None:
-                continue
-            message = log.look_up(unit.phy_offset, unit.size)
-            if message is not None and (
-                (message.topic, message.queue_id, message.queue_offset) == (self.topic, self.queue_id, number)
-                or self.topic in message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
-            ):
-                continue
-            mapped_file = queue.queue.find(number * queue.unit_size)
-            assert mapped_file is not None
-            yield Finding(
-                mapped_file.path,
-                number * queue.unit_size - mapped_file.file_from_offset,
-                "dangling_unit",
-                f"unit {number} says {unit.phy_offset}:{unit.size}, where no record of {self.topic}/{self.queue_id} lies",
-            )
-
-    def _files(self) -> Iterator[Finding]:
-        queue = self.queue
-        listed = [] if queue is None else [queue.queue]
-        if isinstance(queue, ConsumeQueue) and queue.ext is not None:
-            listed.append(queue.ext.queue)
-        for files in listed:
-            for problem in files.problems:
-                yield _of_error(problem, "file", files.path)
-
-    def _tail(self, queue: AnyConsumeQueue) -> Iterator[Finding]:
-        end = queue.queue.wrote_where
-        for base in queue.queue.offsets:
-            mapped_file = queue.queue.file(base)
-            pos = max(end - base, 0)
-            if pos >= mapped_file.size:
-                continue
-            last = mapped_file.last_nonzero(pos)
-            if last > pos:
-                yield Finding(
-                    mapped_file.path,
-                    pos,
-                    "gap_in_queue",
-                    f"unit {end // queue.unit_size} was never written, but {last - pos} bytes from it on are not zero",
-                )
-
-
-class _IndexCheck:
-    """Compares the entries of all index files, in order, with the keys of the records as they come."""
-
-    def __init__(self, checker: _Checker):
-        self.checker = checker
-        self.names = list(checker.index_service.names)
-        self.file_number = 0
-        self.entry = 1
-        self.index: IndexFile | None = None
-        self.started = False
-        self.skipped = 0
-        self.missing = 0
-        self.previous = -1
-        self.previous_hashes: list[int] = []
-        self.total = 0
-
-    def begin(self) -> Iterator[Finding]:
-        if not self.names:
-            return
-        end = self.checker.end
-        listed, self.names = self.names, []
-        for name in listed:
-            try:
-                index = self.checker.index_service.file(name)
-            except (FileNotFoundError, OffsetOutOfRangeError):
-                continue  # The store that is looked at is in use, and the file expired meanwhile.
-            self.names.append(name)
-            for pos, detail in index.check_links(end):
-                yield Finding(index.path, pos, "bad_index", detail)
-            yield from self._header(index)
-        self._open(0)
-
-    def _header(self, index: IndexFile) -> Iterator[Finding]:
-        header = index.header
-        if not 1 < header.index_count <= index.index_num:
-            return
-        log = self.checker.commit_log
-        first, last = index.read_entry(1)[1], index.read_entry(header.index_count - 1)[1]
-        for pos, name, stated, needed in (
-            (0, "beginTimestamp", header.begin_timestamp, log.store_timestamp_at(first)),
-            (8, "endTimestamp", header.end_timestamp, log.store_timestamp_at(last)),
-            (16, "beginPhyOffset", header.begin_phy_offset, first),
-            (24, "endPhyOffset", header.end_phy_offset, last),
-        ):
-            if stated != needed and needed >= 0:
-                yield Finding(index.path, pos, "bad_index", f"{name} is {stated}, its entries' records need {needed}")
-
-    def go_to(self, file_number: int, entry: int) -> None:
-        """Begin at this entry, from 1 on, of this file, from 0 on, instead of at the first."""
-        self._open(file_number)
-        self.entry = entry
-
-    def _open(self, number: int) -> None:
-        self.file_number = number
-        self.entry = 1
-        self.index = self.checker.index_service.file(self.names[number]) if number < len(self.names) else None
-
-    def _next(self, count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        # Up to `count` entries from where the comparison stands, all of one file.
-        while self.index is not None:
-            left = min(self.index.index_count, self.index.index_num) - self.entry
-            if left > 0:
-                return self.index.read_entries(self.entry, min(count, left))
-            self._open(self.file_number + 1)
-        return np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int32)
-
-    def _agreeing(self, columns: RecordColumns, total: int) -> int:
-        # Passes over all entries of the columns' keys, or those up to the end of a file, if there is nothing to tell of them; how
-        # many keys they are.
-        done = 0
-        while done < total and self.index is not None:
-            left = min(self.index.index_count, self.index.index_num) - self.entry
-            if left <= 0:
-                self._open(self.file_number + 1)
-                continue
-            count = min(left, total - done)
-            if _columns.agreeing_entries(self.index, self.entry, columns, done) < count:
-                break
-            done += count
-            row = int(np.searchsorted(columns.key_start[: columns.count], done - 1, side="right")) - 1
-            first, phy_offset = int(columns.key_start[row]), int(columns.phy_offset[row])
-            self._passed(count, phy_offset, columns.key_hash[first:done], first, total)
-        return done
-
-    def _passed(self, count: int, phy_offset: int, hashes: np.ndarray, first: int, total: int) -> None:
-        # `count` entries were right; the last is of the record at `phy_offset`, whose hashes begin at `first` of `total`.
-        self.started = True
-        self.entry += count
-        self.previous = phy_offset
-        if first or not self.previous_hashes or len(hashes) == total:
-            self.previous_hashes = hashes.tolist()
-
-    def records(self, columns: RecordColumns) -> Iterator[Finding]:
-        n = columns.count
-        self.total += int(columns.key_start[n])
-        if not self.names or not n:
-            return
-        starts = columns.key_start[: n + 1]
-        total = int(starts[n])
-        done = self._agreeing(columns, total)
-        if done == total:
-            return
-        hashes = columns.key_hash[:total].copy()
-        counts = np.diff(starts)
-        phy_offsets = np.repeat(columns.phy_offset[:n], counts)
-        times = np.repeat(columns.store_timestamp[:n], counts)
-        while done < total:
-            got_hashes, got_phy, got_diffs = self._next(total - done)
-            count = len(got_phy)
-            if not count:
-                # Nothing is indexed from here on.
-                self.missing += total - done
-                if self.missing == total - done:
-                    yield Finding(
-                        self.checker.index_service.path,
-                        0,
-                        "missing_entry",
-                        f"the keys of the record at phy offset {int(phy_offsets[done])} and of later ones are not indexed",
-                    )
-                return
-            part = slice(done, done + count)
-            same = (got_hashes == hashes[part]) & (got_phy == phy_offsets[part])
-            good = count if same.all() else int(np.argmin(same))
-            if good:
-                yield from self._times(times[done : done + good], got_diffs[:good])
-                done += good
-                phy_offset = int(phy_offsets[done - 1])
-                first = int(np.searchsorted(phy_offsets, phy_offset, side="left"))
-                self._passed(good, phy_offset, hashes[first:done], first, total)
-                continue
-            following = self._entry_after()
-            if self._is_odd(int(got_phy[0]), following):
-                yield from self._odd_entry(int(got_phy[0]))
-                # It stands where the entry of this key should, unless that comes after it.
-                done += following != (int(hashes[done]), int(phy_offsets[done]))
-                self.entry += 1
-                continue
-            of_record = int(np.searchsorted(phy_offsets, int(got_phy[0]), side="right"))
-            if int(got_phy[0]) == int(phy_offsets[done]) and int(got_hashes[0]) in hashes[done + 1 : of_record]:
-                # Entries of the record's first keys are gone, as with the file before; this one is of a later key.
-                yield from self._missing(int(hashes[done]), int(phy_offsets[done]), int(got_phy[0]))
-                done += 1
-                continue
-            yield from self._disagreement(
-                int(got_hashes[0]), int(got_phy[0]), int(hashes[done]), int(phy_offsets[done])
-            )
-            if int(got_phy[0]) < int(phy_offsets[done]) or (
-                int(got_phy[0]) == self.previous and int(got_phy[0]) <= int(phy_offsets[done])
-            ):
-                self.entry += 1
-            elif int(got_phy[0]) > int(phy_offsets[done]):
-                done += 1
-            else:
-                self.entry += 1
-                done += 1
-
-    def _entry_after(self) -> tuple[int, int] | None:
-        # Hash and phy offset of the entry after the one where the comparison stands, maybe in the next file.
-        index, number = self.index, self.entry + 1
-        assert index is not None
-        if number >= min(index.index_count, index.index_num):
-            if self.file_number + 1 >= len(self.names):
-                return None
-            index, number = self.checker.index_service.file(self.names[self.file_number + 1]), 1
-            if min(index.index_count, index.index_num) <= 1:
-                return None
-        key_hash, phy_offset, _, _ = index.read_entry(number)
-        return key_hash, phy_offset
-
-    def _is_odd(self, phy_offset: int, following: tuple[int, int] | None) -> bool:
-        # Whether an entry says an offset that none in its place can have: outside the log, or above the one after it where
-        # that goes on from the one before.  It tells nothing of the entries and records that follow.
-        if not 0 <= phy_offset < self.checker.commit_log.max_offset:
-            return True
-        return following is not None and self.previous <= following[1] < phy_offset
-
-    def _odd_entry(self, got_phy: int) -> Iterator[Finding]:
-        index = self.index
-        assert index is not None
-        detail = (
-            f"entry {self.entry} says phy offset {got_phy}, which does not lie between those of the entries around it"
-        )
-        if not 0 <= got_phy < self.checker.commit_log.max_offset:
-            detail = (
-                f"entry {self.entry} says phy offset {got_phy}, the log ends at {self.checker.commit_log.max_offset}"
-            )
-        yield Finding(index.path, index.entry_pos(self.entry), "bad_entry", detail)
-
-    def _disagreement(self, got_hash: int, got_phy: int, want_hash: int, want_phy: int) -> Iterator[Finding]:
-        index = self.index
-        assert index is not None
-        pos = index.entry_pos(self.entry)
-        if got_phy < want_phy:
-            # RocketMQ indexes the boundary record again after an unclean exit, and entries of expired records stay.
-            again = got_phy == self.previous and got_hash in self.previous_hashes
-            if not again and got_phy >= self.checker.commit_log.min_offset:
-                yield Finding(
-                    index.path, pos, "bad_entry", f"entry {self.entry} says phy offset {got_phy}, {want_phy} comes next"
-                )
-        elif got_phy > want_phy:
-            yield from self._missing(want_hash, want_phy, got_phy)
-        else:
-            yield Finding(
-                index.path,
-                pos,
-                "bad_entry",
-                f"entry {self.entry} for phy offset {got_phy} has hash {got_hash}, the record's key has {want_hash}",
-            )
-
-    def _missing(self, want_hash: int, want_phy: int, got_phy: int) -> Iterator[Finding]:
-        # Only the first is named; the others are counted.
-        index = self.index
-        assert index is not None
-        self.skipped += 1
-        if self.skipped == 1:
-            yield Finding(
-                index.path,
-                index.entry_pos(self.entry),
-                "missing_entry",
-                f"no entry with hash {want_hash} for the record at phy offset {want_phy}; entry {self.entry} is of {got_phy}"
-                + ("" if self.started else ", so the index begins later than the log"),
-            )
-
-    def _times(self, times: np.ndarray, diffs: np.ndarray) -> Iterator[Finding]:
-        index = self.index
-        assert index is not None
-        begin = index.read_header()[0]
-        if begin <= 0:
-            needed = np.zeros(len(times), np.int64)
-        else:
-            delta = times - begin
-            needed = np.clip(np.where(delta < 0, 0, delta // 1000), 0, 0x7FFFFFFF)
-        wrong = diffs != needed
-        if self.entry == 1 and len(wrong):
-            # The first entry of a rolled file holds the time since the file before (RocketMQ 5.5.0), elsewhere 0.
-            wrong[0] = False
-        for i in np.flatnonzero(wrong).tolist():
-            yield Finding(
-                index.path,
-                index.entry_pos(self.entry + i) + int(_core.IndexLayout.ENTRY_TIME_DIFF),
-                "bad_entry",
-                f"entry {self.entry + i} is {int(diffs[i])} s after the file's begin, its record {int(needed[i])} s",
-            )
-
-    def pass_over_range(self, begin: int, end: int) -> None:
-        """Step over the entries of records in a stretch that could not be read."""
-        while True:
-            _, got_phy, _ = self._next(4096)
-            if not len(got_phy):
-                return
-            # An entry that leads outside the log is a finding of its own file.
-            inside = (got_phy < end) | (got_phy >= self.checker.commit_log.max_offset)
-            count = len(got_phy) if inside.all() else int(np.argmin(inside))
-            self.entry += count
-            if count < len(got_phy):
-                return
-
-    def finish(self) -> Iterator[Finding]:
-        """What is left over."""
-        checker = self.checker
-        if (
-            checker.with_index
-            and not self.names
-            and self.total
-            and checker.config.message_index_enable
-            and not has_index_database(checker.root)
-        ):
-            yield Finding(
-                checker.index_service.path,
-                0,
-                "missing_index",
-                f"there is no index file, but the log holds {self.total} keys to index; `rebuild` makes it again",
-            )
-        if self.missing > 1 or self.skipped > 1:
-            yield Finding(
-                self.checker.index_service.path,
-                0,
-                "missing_entry",
-                f"{self.missing + self.skipped} entries are missing in all",
-            )
-        while self.names:
-            _, got_phy, _ = self._next(4096)
-            if not len(got_phy):
-                return
-            index = self.index
-            assert index is not None
-            strange = np.flatnonzero(got_phy != self.previous)
-            if len(strange):
-                yield Finding(
-                    index.path,
-                    index.entry_pos(self.entry + int(strange[0])),
-                    "bad_entry",
-                    f"{len(strange)} entries from number {self.entry + int(strange[0])} on are of no record in the log",
-                )
-            self.entry += len(got_phy)

@@ -1,8 +1,8 @@
 """What is wrong in the RocksDB index of a store, as findings: entries that are missing, entries that lead elsewhere, damage.
 
-Owns the comparison of the index database with the log.  It only reads.  Both are gone over once, and only where their sums differ
-entry by entry.  What a broker leaves itself is no finding: entries of records that the log no longer has (they go by the hour), and
-records beyond the last one that the database has, which a broker adds at its start.
+Owns the comparison of the index database with the log.  It only reads.  Both are read once, and compared entry by entry
+only where their sums differ.  What a broker leaves itself is not a finding: entries of records that the log no longer has
+(they go by the hour), and records beyond the last one that the database has, which a broker adds at its start.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class _Comparison:
             phy = int.from_bytes(key[-8:], "big", signed=True)
             entry = parse_entry(key, value)
             if entry is None:
-                yield self._bad(key, "its bytes are no entry's")
+                yield self._bad(key, "its bytes are not an entry's")
             elif phy >= self.end:
                 yield self._bad(key, f"it leads to phy offset {phy}, and the log ends at {self.end}")
             elif phy > self.last:

@@ -12,11 +12,11 @@ import os
 from collections.abc import Iterator
 
 from rmqstore import _numpy as np
-from rmqstore._columns import RecordColumns
+from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
-from rmqstore.consumequeue.consume_queue import can_name_queue
-from rmqstore.errors import CorruptionError, Finding
+from rmqstore.consumequeue.queue_folders import can_name_queue
+from rmqstore.errors import CorruptionError, Finding, finding_of
 from rmqstore.message import SCHEDULE_TOPIC
 from rmqstore.rocksdb.places import queue_databases
 from rmqstore.rocksdb.queues import QueueDatabase, Units
@@ -24,7 +24,6 @@ from rmqstore.store.dispatcher import multi_dispatch_places
 
 __all__ = ["QueueDatabaseCheck"]
 
-_TRANSACTION_MASK, _PREPARED, _ROLLBACK = 0xC, 0x4, 0xC
 _STRAY = "rocksdict-config.json"
 
 
@@ -72,7 +71,7 @@ class QueueDatabaseCheck:
             self.database.close()
 
     def _damaged(self, error: CorruptionError) -> None:
-        finding = Finding(error.path or self.path, error.pos or 0, "bad_database", error.message)
+        finding = finding_of(error, "bad_database", self.path)
         if finding not in self.findings:
             self.findings.append(finding)
 
@@ -106,8 +105,7 @@ class QueueDatabaseCheck:
         if database is None or not n:
             return
         # An inner batch has a unit like any record.
-        kinds = columns.sys_flag[:n] & _TRANSACTION_MASK
-        queued = ((kinds != _PREPARED) & (kinds != _ROLLBACK)).astype(np.uint8)
+        queued, _ = columns.queued()
         groups, order = columns.by_queue(queued)
         for number, start, end in groups:
             topic, queue_id = columns.topics.queues[number]
@@ -204,7 +202,7 @@ class QueueDatabaseCheck:
         yield from self._taken()
 
     def _stale(self, database: QueueDatabase, end: int) -> Iterator[Finding]:
-        # Units below the log's begin are no finding: a broker leaves them until it compacts the database at night.
+        # Units below the log's begin are not findings: a broker leaves them until it compacts the database at night.
         try:
             for (topic, queue_id), num in database.beyond_last().items():
                 last = database.last[topic, queue_id].queue_offset
@@ -212,7 +210,7 @@ class QueueDatabaseCheck:
                 yield Finding(self.path, 0, "stale_unit", detail)
             for (topic, queue_id), last_unit in database.last.items():
                 if not can_name_queue(topic):
-                    detail = f"{topic[:80]!r}/{queue_id} is no name that a queue can have; its units are not read"
+                    detail = f"{topic[:80]!r}/{queue_id} is not a name that a queue can have; its units are not read"
                     yield Finding(self.path, 0, "bad_topic", detail)
                 value = database.value(topic, queue_id, last_unit.queue_offset)
                 if value is None or value[0] != last_unit.phy_offset:

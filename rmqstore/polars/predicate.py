@@ -1,7 +1,7 @@
 """What a Polars filter says of single columns.
 
 Owns the reading of an expression through `Expr.meta`, the documented way: an expression is taken apart, and what it
-does is known when the same thing made anew is equal to it.  Polars' serialized expressions are never read, as they
+does is known when the same thing, made again, is equal to it.  Polars' serialized expressions are never read, as they
 change between releases.  What it finds is necessary and maybe not enough: every row that the filter keeps is within
 the limits, and rows that it does not keep may be too.  What is not understood gives no limit.
 """
@@ -43,7 +43,7 @@ _UP, _DOWN = (operator.gt, operator.ge), (operator.lt, operator.le)
 class Limit:
     """What a column may hold: one of `values`, or where that is None, what lies from `low` to `high`, both included.
 
-    Numbers are as in the column, times in ms since epoch; None is no bound.
+    Numbers are as in the column, times in ms since epoch; None is not a bound.
     """
 
     values: frozenset[Any] | None = None

@@ -264,7 +264,7 @@ def _in_log_order(table: pa.Table, names: list[str]) -> pa.Table:
 
 
 def _texts(limits: dict[str, Limit], name: str) -> list[str] | None:
-    # Texts that records can be compared with as bytes; U+FFFD may stand for bytes that are no text.
+    # Texts that records can be compared with as bytes; U+FFFD may stand for bytes that are not text.
     values = limits[name].values
     if values is None or any("\ufffd" in text for text in values):
         return None
@@ -284,7 +284,7 @@ def _choice(limits: dict[str, Limit]) -> dict[str, Any]:
     choice: dict[str, Any] = {"begin_timestamp": begin, "end_timestamp": end}
     for name in ("topic", "tags"):
         texts = _texts(limits, name) if name in limits else None
-        # "" and "*" are no tags to a subscription.
+        # "" and "*" are not tags to a subscription.
         if texts is not None and not (name == "tags" and {"", "*"} & set(texts)):
             choice[name] = texts
     if "queue_id" in limits:

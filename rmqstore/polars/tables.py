@@ -35,7 +35,7 @@ def scan_tables(
     ``last_store_timestamp``.  ``consumers`` has a row for each group and queue: ``group``, ``topic``, ``queue_id``,
     ``queue_offset`` (the next one to consume), ``max_queue_offset``, ``behind``.  ``index_entries`` has the entries of
     the index files as they lie on disk: ``file``, ``entry``, ``key_hash``, ``phy_offset``, ``store_timestamp`` (whole
-    seconds behind the file's first).
+    seconds after the file's first).
 
     Parameters
     ----------

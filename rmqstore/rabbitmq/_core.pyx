@@ -972,7 +972,7 @@ def checked_ids(list terms, const uint8_t[::1] data, const int64_t[::1] offsets,
     Raises
     ------
     InvalidMessageError
-        One is no well-formed message term, has another id than the given one, or is compressed and none was given.
+        One is not a well-formed message term, has another id than the given one, or is compressed and none was given.
     """
     cdef int64_t i, count = len(terms) if terms is not None else offsets.shape[0] - 1, n
     cdef uint8_t[:, ::1] out = np.empty((count, 16), dtype=np.uint8)
@@ -995,11 +995,11 @@ def checked_ids(list terms, const uint8_t[::1] data, const int64_t[::1] offsets,
         if found == NULL:
             sizes[i] = -1
             if n < 2 or n > <int64_t>0xFFFFFFFFu or term_extent(p, n) != n:
-                raise InvalidMessageError(f"message {i} is no well-formed external term; give what Message(...).term is")
+                raise InvalidMessageError(f"message {i} is not a well-formed external term; give what Message(...).term is")
             found = message_id(p, n)
             if found == NULL and (ids is None or p[1] != 80):
                 raise InvalidMessageError(
-                    f"message {i} is no term of a message that says its id; give what Message(...).term is")
+                    f"message {i} is not a term of a message that says its id; give what Message(...).term is")
             if found == NULL:
                 found = &ids[i, 0]
         if ids is not None and memcmp(found, &ids[i, 0], 16) != 0:
@@ -1497,10 +1497,10 @@ cdef class JournalMap:
             if found == NULL:
                 found_size = -1
                 if n < 2 or n > <int64_t>0xFFFFFFFFu or term_extent(p, n) != n:
-                    raise InvalidMessageError("the message is no well-formed external term; give what Message(...).term is")
+                    raise InvalidMessageError("the message is not a well-formed external term; give what Message(...).term is")
                 found = message_id(p, n)
                 if found == NULL and (given == NULL or p[1] != 80):
-                    raise InvalidMessageError("the message is no term that says its id; give what Message(...).term is")
+                    raise InvalidMessageError("the message is not a term that says its id; give what Message(...).term is")
             if found != NULL and given != NULL and memcmp(found, given, 16) != 0:
                 raise InvalidMessageError("the message has another id than msg_id says; a node would not boot with it")
             if size < 0:
@@ -2540,7 +2540,7 @@ cdef class LocationTable:
             for i in range(4):
                 used = get_small_integer(p, left, &values[i])
                 if used < 0:
-                    raise CorruptionError("a number of a message's place is no integer, or out of its range", pos=at)
+                    raise CorruptionError("a number of a message's place is not an integer, or out of its range", pos=at)
                 p += used
                 left -= used
             if left != 0 or values[0] > 0x7fffffff or values[1] > 0x7fffffff:

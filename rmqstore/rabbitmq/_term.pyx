@@ -97,7 +97,7 @@ FAULTS = {
     BAD_TAG: "no tag of an external term is here",
     NO_VERSION: "an external term begins with 131",
     TOO_DEEP: f"the term is nested deeper than {MAX_NESTING} levels",
-    BAD_ATOM: "an atom of more than 255 characters, or one that is no UTF-8",
+    BAD_ATOM: "an atom of more than 255 characters, or one that is not UTF-8",
     BAD_NUMBER: "a number that Erlang does not write",
     BAD_BITS: "a bit string whose last byte has no bits, or more than 8",
     BAD_REFERENCE: "a reference of more than 5 words",
@@ -539,7 +539,7 @@ class Atom(str):
 
 
 class ImproperList(list):
-    """A list whose last pair ends in `tail`, which is no list: ``[a | b]`` is ``ImproperList([a], b)``."""
+    """A list whose last pair ends in `tail`, which is not a list: ``[a | b]`` is ``ImproperList([a], b)``."""
 
     __slots__ = ("tail",)
 
@@ -572,7 +572,7 @@ class MapPairs(tuple):
 
 
 class BitString:
-    """A bit string whose number of bits is no multiple of 8.
+    """A bit string whose number of bits is not a multiple of 8.
 
     Attributes
     ----------
@@ -648,7 +648,7 @@ cdef struct Reader:
     int64_t budget
     Fault fault
 
-# Atoms that were met, by their bytes.  A hostile file could fill it, so it starts anew where it has many.
+# Atoms that were met, by their bytes.  A hostile file could fill it, so it starts again where it has many.
 cdef dict KNOWN_ATOMS = {}
 
 
@@ -810,7 +810,7 @@ def decode_at(data, int64_t pos=0, *, int64_t max_values=DEFAULT_MAX_VALUES, int
     Raises
     ------
     CorruptionError
-        The bytes are no well-formed term, or it goes beyond a limit; `pos` is where (inside a compressed term: after
+        The bytes are not a well-formed term, or it goes beyond a limit; `pos` is where (inside a compressed term: after
         inflating).
     """
     try:
@@ -1251,7 +1251,7 @@ cdef object take_field(Reader* r, int depth):
     if code == c'D':
         p = amqp_take(r, 5)
         return decimal.Decimal((0, tuple(map(int, str(get_u32(p + 1)))), -p[0]))
-    raise CorruptionError(f"{chr(code)!r} is no type of an AMQP field", pos=r.pos - 1)
+    raise CorruptionError(f"{chr(code)!r} is not a type of an AMQP field", pos=r.pos - 1)
 
 
 cdef inline object make_field(kind, value):
@@ -1292,7 +1292,7 @@ def decode_table(data):
     Returns
     -------
     dict of str to value
-        Values are bool (``t``), int (``I``, and ``l`` beyond 32 bits), float (``d``), str (``S``; bytes that are no UTF-8 as
+        Values are bool (``t``), int (``I``, and ``l`` beyond 32 bits), float (``d``), str (``S``; bytes that are not UTF-8 as
         surrogates), bytes (``x``), None (``V``), list (``A``), dict (``F``), `decimal.Decimal` (``D``), `Timestamp` (``T``)
         or one of the types of this module that say which of several integers or floats it is.
 
@@ -1519,7 +1519,7 @@ cdef int put_field(bytearray out, object value, str what, int depth) except -1:
 cdef int put_table(bytearray out, object table, int depth) except -1:
     for name, value in table.pairs if isinstance(table, Table) else table.items():
         if not isinstance(name, str):
-            raise InvalidMessageError(f"{name!r} is no name of a field; names are str")
+            raise InvalidMessageError(f"{name!r} is not a name of a field; names are str")
         put_text(out, name, 1, "the name of a field")
         put_field(out, value, name, depth)
     return 0
@@ -1891,7 +1891,7 @@ cdef class MessageTerm:
         Raises
         ------
         CorruptionError
-            It is no well-formed message term; `pos` says where.
+            It is not a well-formed message term; `pos` says where.
         """
         cdef MessageTerm made = cls.__new__(cls)
         made.load(term if type(term) is bytes else bytes(term))
@@ -1963,7 +1963,7 @@ cdef class MessageTerm:
 
     @property
     def properties(self):
-        """dict: the properties that are there, as of `decode_properties`; decoded anew at each call.
+        """dict: the properties that are there, as of `decode_properties`; decoded again at each call.
 
         CorruptionError if they are damaged, UnsupportedFormatError if the message is not `readable`.
         """
@@ -2004,7 +2004,7 @@ cdef class MessageTerm:
 
     @property
     def exchange(self):
-        """str: the exchange that it was published to; bytes that are no UTF-8 as surrogates."""
+        """str: the exchange that it was published to; bytes that are not UTF-8 as surrogates."""
         if self.parts.exchange_size < 0:
             return ""
         return text_of(<const unsigned char*>PyBytes_AS_STRING(self.plain) + self.parts.exchange, self.parts.exchange_size)
@@ -2174,7 +2174,7 @@ cdef struct Row:
     const unsigned char* p
     int64_t size
     int status
-    # The term must be made anew in Python before its columns can be taken.
+    # The term must be made again in Python before its columns can be taken.
     bint again
     MessageParts m
     PropertySpans s

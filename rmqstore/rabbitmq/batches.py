@@ -21,10 +21,10 @@ import numpy as np
 
 from rmqstore._core import Region
 from rmqstore.errors import CorruptionError
-from rmqstore.files.mapped_file import open_regular
 from rmqstore.rabbitmq import _term, amqp
 from rmqstore.rabbitmq.amqp import Timestamp
 from rmqstore.rabbitmq.columns import arrow_arrays, pyarrow
+from rmqstore.rabbitmq.directory import map_file
 from rmqstore.rabbitmq.index_columns import IndexColumns, IndexEntry
 from rmqstore.rabbitmq.message_store import MessageStore
 from rmqstore.rabbitmq.queue_index import ENTRY_EMBEDDED, ENTRY_PERSISTENT, QueueIndex
@@ -96,7 +96,7 @@ def header_text(headers: dict[str, Any]) -> str:
 
 
 def _utf8(text: str) -> str:
-    # What is no UTF-8 in a store is a surrogate here, which Arrow refuses; JSON reads it out of the escape again.
+    # What is not UTF-8 in a store is a surrogate here, which Arrow refuses; JSON reads it out of the escape again.
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -268,12 +268,7 @@ class Batches:
                 if region is not None:
                     region.close()
             path = os.path.join(self._path, "journal.jif" if segment < 0 else f"{segment}.idx")
-            fd = open_regular(path)
-            try:
-                size = os.fstat(fd).st_size
-                self._sources[segment] = Region.map(fd, size) if size else None
-            finally:
-                os.close(fd)
+            self._sources[segment] = map_file(path)
         return self._sources[segment]
 
     def _batch(self, rows: IndexColumns, deliver: int, lost: LostMessages) -> pa.RecordBatch | None:
@@ -372,7 +367,7 @@ class Batches:
         embedding: str = "index",
     ) -> pa.RecordBatch | None:
         pa = pyarrow()
-        # The status says which terms are no messages; a count needs it too.
+        # The status says which terms are not messages; a count needs it too.
         decoded = _term.message_columns(
             sources or [b""],
             np.where(there, positions, 0),

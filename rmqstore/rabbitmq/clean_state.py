@@ -70,7 +70,7 @@ def read_clean_state(message_files: MessageFiles, present: list[int], client_ref
     files: dict[int, list[int]] = {}
     for row in _ets_rows(data, summary_path):
         if not isinstance(row, tuple) or len(row) != 8 or not all(type(row[i]) is int for i in (1, 2, 5)):
-            raise CorruptionError(f"{row!r} is no summary of a file", summary_path, 0)
+            raise CorruptionError(f"{row!r} is not a summary of a file", summary_path, 0)
         number, valid, size = row[1], row[2], row[5]
         path = message_files.path_of(number) if 0 <= number <= MAX_FILE else summary_path
         if number not in present:
@@ -192,7 +192,7 @@ def _ets_bytes(name: str, kind: str, objects: bytes, count: int, node: str) -> b
 def _ets_header(data: bytes, path: str) -> tuple[dict[str, Any], int]:
     size = int.from_bytes(data[8:12], "big")
     if data[:8] != _ETS_HEAD or data[12:16] != b"bWLA" or not 0 < size <= len(data) - 16:
-        raise CorruptionError("the file is no table that was closed", path, 0)
+        raise CorruptionError("the file is not a table that was closed", path, 0)
     try:
         pairs = decode(data[16 : 16 + size])
         return {str(key): value for key, value in pairs}, 16 + size

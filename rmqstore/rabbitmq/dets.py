@@ -465,7 +465,7 @@ def parse(data: bytes) -> DetsTable:
     for at, size, slot in _slots(data, table):
         taken = _collection(data, at) if at >= used and at >= FIRST and (at - FIRST) % 16 == 0 else None
         if taken is None or taken[1] - at != size:
-            problem(DetsProblem("bad_slot", at, f"slot {slot} leads to {size} bytes at {at} that are no collection"))
+            problem(DetsProblem("bad_slot", at, f"slot {slot} leads to {size} bytes at {at} that are not a collection"))
             sound = False
             continue
         used = taken[1]
@@ -532,7 +532,7 @@ def recovery_terms(table: DetsTable) -> dict[str, dict[str, Any]]:
                 raise ValueError
             found[name] = {str(item): value for item, value in terms}
         except (TypeError, ValueError, OverflowError):
-            table.problems.append(DetsProblem("bad_object", at, "an object that is no queue's terms"))
+            table.problems.append(DetsProblem("bad_object", at, "an object that is not a queue's terms"))
     return found
 
 

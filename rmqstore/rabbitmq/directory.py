@@ -34,7 +34,11 @@ def map_file(path: str) -> Region | None:
     fd = open_regular(path)
     try:
         size = os.fstat(fd).st_size
+        if not size:
+            return None
         with naming_errors(path):
-            return Region.map(fd, size) if size else None
+            region = Region.map(fd, size)
+        region.path = path
+        return region
     finally:
         os.close(fd)

@@ -1,7 +1,7 @@
 """Tables that `ets:tab2file` wrote, and `clean.dot`: what a message store leaves when it is stopped in order.
 
 Owns the image of a table in a log of `disk_log`, and the rows of `file_summary.ets` and `msg_store_index.ets`.  It writes no
-file by itself.  Reading is strict: a node that finds such a table damaged does not use it either, and scans its files.
+file by itself.  Reading is strict: a node does not use a damaged table either, and scans its files.
 
 Source of all rules: Erlang/OTP 25 (`ets`, `disk_log`), RabbitMQ 3.10.8 (docs/rabbitmq.md).
 """
@@ -107,7 +107,7 @@ def parse(data: bytes, *, path: str | None = None) -> EtsTable:
         raise CorruptionError("the image has no header", path, 8)
     header = items[0]
     if not isinstance(header, tuple) or not all(isinstance(one, tuple) and len(one) == 2 for one in header):
-        raise CorruptionError("the header of the image is no list of names and values", path, 8)
+        raise CorruptionError("the header of the image is not a list of names and values", path, 8)
     objects, end = items[1:], None
     last = objects[-1] if objects else None
     if isinstance(last, list) and not isinstance(last, ImproperList) and last and last[0] == "$end_of_table":
@@ -116,7 +116,7 @@ def parse(data: bytes, *, path: str | None = None) -> EtsTable:
         end = last[1]
         objects.pop()
     if not all(isinstance(one, tuple) for one in objects):
-        raise CorruptionError("an object of the image is no tuple", path, 8)
+        raise CorruptionError("an object of the image is not a tuple", path, 8)
     table = EtsTable([(str(name), value) for name, value in header], objects, end)
     counts = [one[1] for one in end if isinstance(one, tuple) and one[0] == "count"] if isinstance(end, list) else []
     if counts and counts[0] != len(objects):
@@ -242,10 +242,10 @@ def file_summaries(table: EtsTable) -> list[FileSummary]:
     rows = []
     for one in table.objects:
         if len(one) != 8 or one[0] != "file_summary" or not _is(int, one[1], one[2], one[5], one[7]):
-            raise CorruptionError(f"{one!r} is no row of file_summary.ets")
+            raise CorruptionError(f"{one!r} is not a row of file_summary.ets")
         left, right = (None if side == _UNDEFINED else side for side in one[3:5])
         if not all(side is None or _is(int, side) for side in (left, right)) or one[6] not in ("true", "false"):
-            raise CorruptionError(f"{one!r} is no row of file_summary.ets")
+            raise CorruptionError(f"{one!r} is not a row of file_summary.ets")
         rows.append(FileSummary(one[1], one[2], left, right, one[5], one[6] == "true", one[7]))
     return rows
 
@@ -256,7 +256,7 @@ def msg_locations(table: EtsTable) -> list[MsgLocation]:
     for one in table.objects:
         whole = len(one) == 6 and one[0] == "msg_location" and _is(bytes, one[1]) and len(one[1]) == 16
         if not whole or not _is(int, *one[2:]) or min(one[2:]) < 0:
-            raise CorruptionError(f"{one!r} is no row of msg_store_index.ets")
+            raise CorruptionError(f"{one!r} is not a row of msg_store_index.ets")
         rows.append(MsgLocation(*one[1:]))
     return rows
 

@@ -82,7 +82,7 @@ def microseconds(milliseconds: int | None) -> int:
         return 0
     if not 0 < milliseconds <= (1 << 63) // 1000 - 1:
         raise InvalidMessageError(
-            f"expiry {milliseconds} is no time in ms since the epoch; None means that it never expires"
+            f"expiry {milliseconds} is not a time in ms since the epoch; None means that it never expires"
         )
     return milliseconds * 1000
 

@@ -32,7 +32,7 @@ class RecoveryTerms(NamedTuple):
 def checked_terms(
     directory: IndexDirectory, terms: Mapping[str, Any] | Iterable[tuple[str, Any]], chosen: range | None
 ) -> RecoveryTerms | None:
-    """The terms of an orderly stop, with a problem for each that the files contradict; None where they are no terms."""
+    """The terms of an orderly stop, with a problem for each that the files contradict; None where they are not terms."""
     try:
         clean = {str(key): value for key, value in (terms.items() if isinstance(terms, Mapping) else terms)}
         numbers = clean["segments"]

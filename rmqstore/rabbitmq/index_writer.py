@@ -58,7 +58,7 @@ class IndexWriter(NotCopied):
         )
 
     def open_journal(self) -> None:
-        """Open the journal, and cut what is no whole record off its end and off those of the segments."""
+        """Open the journal, and cut what is not a whole record off its end and off those of the segments."""
         directory = self._directory
         path, used = directory.path_of(-1), directory.journal.used
         self._journal_fd = open_regular(path, os.O_RDWR | os.O_CREAT)

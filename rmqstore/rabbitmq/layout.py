@@ -66,7 +66,7 @@ class QueueName:
     Attributes
     ----------
     vhost, queue : str
-        Bytes that are no UTF-8 are kept as surrogates.
+        Bytes that are not UTF-8 are kept as surrogates.
     priority : int or None
         The level, for a directory of a priority queue.
     index_version : int

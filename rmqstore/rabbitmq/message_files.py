@@ -90,7 +90,7 @@ class MessageFiles(NotCopied):
             elif _STAGED.fullmatch(name):
                 staged.append(name)
             elif name.endswith((".rdq", ".rdt")):
-                detail = "the name is no number that a store gives a file; a node stops with an error or reads it"
+                detail = "the name is not a number that a store gives a file; a node stops with an error or reads it"
                 self.problems.append(Problem(os.path.join(self.path, name), 0, "strange_name", detail, None))
         return sorted(rdq), sorted(rdt), staged
 

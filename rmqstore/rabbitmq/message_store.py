@@ -322,7 +322,7 @@ class MessageStore(NotCopied):
         return record[24:-1]
 
     def read(self, msg_id: bytes) -> Message:
-        """Read a message; raises what `read_term` does, and CorruptionError for a term that is no message."""
+        """Read a message; raises what `read_term` does, and CorruptionError for a term that is not a message."""
         from rmqstore.rabbitmq.message import Message
 
         return Message.from_term(self.read_term(msg_id))

@@ -169,7 +169,7 @@ def read_segment_v2(source: str | os.PathLike[str] | bytes, number: int | None =
         problems.append(Problem(path, _HEAD_SIZE + 32 * int(row), "bad_location", detail, first + int(row)))
     entries = entries[live]
     own = entries["location"] == PER_QUEUE
-    # Beyond 2**63 nothing lies: -1 is no place in a file.
+    # Beyond 2**63 nothing lies: -1 is not a place in a file.
     offset = np.where(entries["offset"] >> np.uint64(63), np.uint64(2**63 - 1), entries["offset"]).astype(np.int64)
     return SegmentV2(
         first,
@@ -243,7 +243,7 @@ def read_store_v2(source: str | os.PathLike[str] | bytes) -> StoreV2:
         size = int.from_bytes(data[at : at + 4], "big")
         if size == 0 or at + 8 + size > len(data):
             left = len(data) - at
-            problems.append(Problem(path, at, "torn_record", f"the last {left} bytes are no whole record", None))
+            problems.append(Problem(path, at, "torn_record", f"the last {left} bytes are not a whole record", None))
             break
         places.append(at)
         sizes.append(size)

@@ -1,6 +1,6 @@
 """repair: a new vhost directory that a real node boots on, with everything of a damaged one that is whole.
 
-Owns what is copied as it is and what is written anew.  The source is only read; the output is a new directory, which gets its
+Owns what is copied as it is and what is written again.  The source is only read; the output is a new directory, which gets its
 name last and is verified before.  What a queue's files cannot tell any more is in the report, never guessed.  Rules: RabbitMQ
 3.10.8 boots on it (docs/rabbitmq.md).
 """
@@ -96,7 +96,7 @@ class RepairReport:
     findings : list of Finding
         What was wrong with the source.
     store_rewritten : bool
-        The message files were written anew, with the messages that queues refer to.
+        The message files were written again, with the messages that queues refer to.
     """
 
     source: str
@@ -146,7 +146,7 @@ def repair(
     Raises
     ------
     StoreError
-        The source is no vhost, the output exists, or the output did not pass verification (which is then left, under its
+        The source is not a vhost, the output exists, or the output did not pass verification (which is then left, under its
         unfinished name, for a look).
     """
     target = os.path.abspath(os.fspath(output))

@@ -1,7 +1,7 @@
 """Erlang terms: the external format under its public names, and terms as text, which is how `.config` and `clean.dot` hold them.
 
 Owns the syntax of `file:consult` and the text that `io:format("~p")` gives for small terms.  Bytes are the compiled
-`_term`'s.  It opens no file.  Every walk is bounded in depth, and text that is no term is `CorruptionError` with its
+`_term`'s.  It opens no file.  Every walk is bounded in depth, and text that is not a term is `CorruptionError` with its
 position.
 """
 
@@ -125,7 +125,7 @@ class _Terms:
         try:
             return _ESCAPE.sub(_unescape, self.token[1:-1])
         except (ValueError, OverflowError):
-            raise self.wrong("an escape that is no character") from None
+            raise self.wrong("an escape that is not a character") from None
 
     def integer(self) -> int:
         digits = self.token.replace("_", "")
@@ -141,7 +141,7 @@ class _Terms:
                 return ord(_ESCAPE.sub(_unescape, self.token[1:]))
             return int(digits)
         except (ValueError, OverflowError, TypeError):
-            raise self.wrong(f"{self.token[:40]!r} is no number") from None
+            raise self.wrong(f"{self.token[:40]!r} is not a number") from None
 
     def number(self) -> int | float:
         if self.kind == "float":
@@ -274,7 +274,7 @@ def consult(text: str | bytes, *, path: str | None = None) -> list[Any]:
     Parameters
     ----------
     text : str or bytes
-        Bytes are UTF-8, or Latin-1 if they are no UTF-8.
+        Bytes are UTF-8, or Latin-1 if they are not UTF-8.
     path : str, optional
         The file that it is from, for errors.
 

@@ -134,7 +134,7 @@ def object_message(value: Mapping[str, Any]) -> tuple[Message, int | None]:
     except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, RecursionError, struct.error) as error:
         if isinstance(error, StoreError):
             raise
-        raise InvalidMessageError(f"this is no message: {error or type(error).__name__}") from None
+        raise InvalidMessageError(f"this is not a message: {error or type(error).__name__}") from None
 
 
 def _checked_expiry(expiry: Any) -> int | None:
@@ -313,7 +313,7 @@ def node_process(path: str | os.PathLike[str]) -> int | None:
         for name in names:
             with contextlib.suppress(OSError):
                 opened = os.readlink(os.path.join(folder, name))
-                # Whoever only lists folders, such as du, is no node.
+                # Whoever only lists folders, such as du, is not a node.
                 if opened.startswith(root) and not os.path.isdir(opened):
                     return int(process)
     return None

@@ -288,7 +288,7 @@ def unreadable(term: bytes) -> str | None:
     try:
         message = Message.from_term(term)
         if not message.readable:
-            return None  # of a protocol that is no AMQP 0-9-1, which is whole for a node
+            return None  # of a protocol that is not AMQP 0-9-1, which is whole for a node
         message.body, message.properties  # noqa: B018
     except StoreError as error:
         return error.message

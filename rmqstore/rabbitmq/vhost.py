@@ -73,7 +73,7 @@ def find_vhosts(path: str | os.PathLike[str]) -> list[str]:
             if found:
                 return found
     raise StoreError(
-        "this is no vhost and has none: give a directory that holds queues/ and msg_store_persistent/, as "
+        "this is not a vhost and has none: give a directory that holds queues/ and msg_store_persistent/, as "
         "<node's data directory>/msg_stores/vhosts/<name> does, or the node's data directory",
         root,
     )
@@ -414,7 +414,7 @@ class Vhost(NotCopied):
         Raises
         ------
         StoreError
-            There is no such directory, or it is no vhost.
+            There is no such directory, or it is not a vhost.
         """
         if not read_only:
             raise ValueError(
@@ -426,7 +426,7 @@ class Vhost(NotCopied):
             raise StoreError("there is no such directory", root)
         if not _is_vhost(root):
             below = find_vhosts(root)
-            raise StoreError(f"this directory is no vhost, but has {len(below)}: open for instance {below[0]}", root)
+            raise StoreError(f"this directory is not a vhost, but has {len(below)}: open for instance {below[0]}", root)
         # Whole, as the paths of problems are.
         return cls(os.path.abspath(root), segment_entry_count, check_terms)
 
@@ -503,7 +503,7 @@ class Vhost(NotCopied):
                     )
                 )
         except (CorruptionError, GeometryError) as error:
-            # What is no Erlang text a node takes for missing; what is one without the number ends its boot.
+            # What is not Erlang text a node takes for missing; what is one without the number ends its boot.
             kind = "bad_config" if self._is_erlang(path) else "unreadable_config"
             self.problems.append(Problem(path, 0, kind, error.message, None))
         except OSError as error:

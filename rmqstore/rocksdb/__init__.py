@@ -7,6 +7,7 @@ install rmqstore[rocksdb]``) and loads it at the first opening.
 - `places`: `queue_databases`, where the database of queues lies
 - `database`: `Database`, one database opened read-only; `is_database`
 - `queues`: `QueueDatabase`, the consume queues: units, the last unit of each queue, the checkpoint
+- `index`: the index by key: the entries that a record has, and those of a key
 - `queue_writer`: `QueueDatabaseWriter`, a new one as a broker opens it
 - `settings`: topics, subscription groups and offsets, in each of the layouts; `pop_records`: what pop handed out
 - `timers`, `transactions`: the entries of ``rocksdbstore/`` that wait

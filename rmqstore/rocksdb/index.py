@@ -1,12 +1,12 @@
 """The index by key in RocksDB (RIP-82, family ``default`` of ``rocksdbstore``): keys and values.
 
-Owns the layout of an entry, which entries a record has, and finding those of a key.  It looks at no record: whether one has the
-key says whoever reads it.
+Owns the layout of an entry, which entries a record has, and finding those of a key.  It looks at no record: its reader
+says whether a record has the key.
 
 Facts (RocketMQ 5.5.0): a key is the store time in ms, rounded down to the hour (i64), then as text ``@topic@K@key@unique key@``
 (K a key, T the tags, U without a third part the unique key), then the phy offset (i64); the value is the store time.  A record
-without a unique key, and a rollback, has no entry.  The keys ``lastOffsetPy`` and ``lastStoreTimeStamp`` are no entries: phy offset
-and store time of the last record that is there as a whole; entries beyond it may be there.
+without a unique key, and a rollback, has no entry.  The keys ``lastOffsetPy`` and ``lastStoreTimeStamp`` are not
+entries: they hold phy offset and store time of the last record that is there as a whole; entries beyond it may be there.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _prefix(topic: str, kind: IndexKind, text: str) -> bytes:
 def keys_of_record(
     topic: str, keys: list[str], tags: str | None, unique_key: str | None, phy_offset: int, store_timestamp: int
 ) -> list[bytes]:
-    """list of bytes: the keys of the entries that RocketMQ makes for a record that is no rollback; the values are its time."""
+    """list of bytes: the keys of the entries that RocketMQ makes for a record that is not a rollback; the values are its time."""
     if not unique_key:
         return []
     hour, phy = _LONG.pack(store_timestamp // HOUR * HOUR), _LONG.pack(phy_offset)

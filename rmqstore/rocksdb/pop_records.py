@@ -111,9 +111,9 @@ def _record(key: bytes, value: bytes) -> PopRecord | str:
     try:
         members = json.loads(value.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        return f"its value is no JSON: {error}"
+        return f"its value is not JSON: {error}"
     if not isinstance(members, dict):
-        return "its value is no JSON object"
+        return "its value is not a JSON object"
     for name, kind in _MEMBERS.items():
         if not isinstance(members.get(name), kind) or isinstance(members.get(name), bool):
             return f"{name} is {members.get(name)!r}"

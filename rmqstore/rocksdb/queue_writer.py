@@ -1,4 +1,4 @@
-"""Writing a database of consume queues anew, as a broker with ``storeType=defaultRocksDB`` opens it.
+"""Writing a new database of consume queues, as a broker with ``storeType=defaultRocksDB`` opens it.
 
 Owns the bytes of such a database and what RocketMQ's RocksDB can read of them: tables of format 5, while rocksdict writes later
 ones by default.  It writes into a directory of its own, never into one that is there; whether the broker's queues are replaced by

@@ -196,7 +196,7 @@ class QueueDatabase:
         Raises
         ------
         CorruptionError
-            A block is damaged, or an entry is no unit, and there is no `damage`.
+            A block is damaged, or an entry is not a unit, and there is no `damage`.
         """
         last = self.last.get((topic, queue_id))
         begin, end = max(begin, 0), -1 if last is None else min(end, last.queue_offset + 1)

@@ -11,7 +11,9 @@ Nothing below this folder imports it, and it imports pyspark only where Spark it
 - `tiered`: pieces of tiered storage, and their record batches
 - `rabbitmq`: the data source `rabbitmq-queue`
 - `query`: the messages of many keys through the index files
-- `rebuild`, `bulk_load`: passes over a log, or over rows, by tasks that are plain functions over paths
+- `rebuild`, `bulk_load`: passes over a log, or over rows, by tasks that are plain functions over paths; `mapper`: how
+  Spark runs them.  Parts of a rebuild: `rebuild_plan` (what tasks share), `rebuild_files` (how they write),
+  `rebuild_records`, `rebuild_index` (the passes), `rebuild_checks`
 - `export`, `profile`, `report`: files for other tools; figures of a store, and their page
 - `task`: what every task does first
 - `command`: `rmqstore spark …`, and the file for `spark-submit`

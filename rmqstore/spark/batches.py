@@ -4,7 +4,7 @@ Owns the order, the types and the damage of what a reader yields: which columns 
 three ways of taking damage.  It never imports pyspark, opens nothing but the piece that it is given, and keeps one batch in
 memory.
 
-`fail` raises at the first thing that is no whole record.  `report` gives it a row whose ``_corrupt`` names file, position and
+`fail` raises at the first thing that is not a whole record.  `report` gives it a row whose ``_corrupt`` names file, position and
 verdict; where no record could be read, the row has only ``phy_offset`` and ``size`` besides.  `skip` passes over it.
 """
 
@@ -19,7 +19,7 @@ from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
-from rmqstore.errors import ChecksumError, CorruptionError, OffsetOutOfRangeError
+from rmqstore.errors import ChecksumError, CorruptionError, InvalidMessageError, OffsetOutOfRangeError
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.message import OTHER_MESSAGE, encode_java_utf8
 from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions
@@ -30,7 +30,14 @@ from rmqstore.store.undispatched import Undispatched
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["PieceReader", "in_spark_layout", "piece_batches", "queue_piece_batches", "spark_arrow_schema"]
+__all__ = [
+    "PieceReader",
+    "in_spark_layout",
+    "piece_batches",
+    "queue_piece_batches",
+    "spark_arrow_schema",
+    "without_marks",
+]
 
 # A batch ends with so many rows or so many bytes of bodies and properties: larger ones wait for memory, smaller ones cost
 # their handing over.  So many rows of a number or two are a quarter of a megabyte.
@@ -39,6 +46,23 @@ _BATCH_BYTES = 1024 * 1024
 _INT32_MAX = 2**31 - 1
 # As many milliseconds as 64 bits hold in microseconds.
 _MOST_MS = (2**63 - 1) // 1000
+
+
+def without_marks(rows: Any, path: str | None = None) -> Any:
+    """pyarrow.RecordBatch or pyarrow.Table: rows that are to be written, without the column ``_corrupt``.
+
+    Raises
+    ------
+    InvalidMessageError
+        A row is marked there; the error names `path`.
+    """
+    if CORRUPT_COLUMN not in rows.schema.names:
+        return rows
+    if rows.column(CORRUPT_COLUMN).null_count < rows.num_rows:
+        raise InvalidMessageError(
+            f"rows are marked in column {CORRUPT_COLUMN}; leave them out: where({CORRUPT_COLUMN} is null)", path
+        )
+    return rows.drop_columns([CORRUPT_COLUMN])
 
 
 def spark_arrow_schema(columns: Iterable[str], never_null: Container[str] = ()) -> pa.Schema:

@@ -24,16 +24,17 @@ import numpy as np
 
 from rmqstore import _core
 from rmqstore._append import RowBatch
-from rmqstore._columns import TopicTable
 from rmqstore._core import Region
+from rmqstore._dispatch import TopicTable
 from rmqstore.config import StoreConfig, system_clock
 from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFile, fsync_directory, make_directories, name_of_offset
 from rmqstore.message import MAX_RETRY_TOPIC_LENGTH, MAX_TOPIC_LENGTH, host_to_bytes
 from rmqstore.offline.rebuild import delete_tree
-from rmqstore.spark.options import CORRUPT_COLUMN
-from rmqstore.spark.rebuild import Mapper, default_parallelism, rebuild_with, spark_mapper
+from rmqstore.spark.batches import without_marks
+from rmqstore.spark.mapper import Mapper, default_parallelism, spark_mapper
+from rmqstore.spark.rebuild import rebuild_with
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.table_rows import TablePart, table_parts
@@ -192,7 +193,7 @@ class _Rows:
         if why:
             self._check(part, at, first)
             raise InvalidMessageError(
-                f"row {first + at} is no plain message: transactions, delayed messages, inner batches and messages of "
+                f"row {first + at} is not a plain message: transactions, delayed messages, inner batches and messages of "
                 "further queues cannot be bulk-loaded; put them with MessageStore.put_table"
             )
 
@@ -237,7 +238,7 @@ def spool_rows(plan: LoadPlan, partition: int, batches: Iterable[pa.RecordBatch]
     writer = None
     try:
         for batch in batches:
-            batch = _without_marks(batch)
+            batch = without_marks(batch)
             if not batch.num_rows:
                 continue
             if writer is None:
@@ -264,16 +265,6 @@ def spool_rows(plan: LoadPlan, partition: int, batches: Iterable[pa.RecordBatch]
                 os.unlink(path + suffix)
         raise
     return summary
-
-
-def _without_marks(batch: pa.RecordBatch) -> pa.RecordBatch:
-    if CORRUPT_COLUMN not in batch.schema.names:
-        return batch
-    if batch.column(CORRUPT_COLUMN).null_count < batch.num_rows:
-        raise InvalidMessageError(
-            f"rows are marked in column {CORRUPT_COLUMN}; leave them out: where({CORRUPT_COLUMN} is null)"
-        )
-    return batch.drop_columns([CORRUPT_COLUMN])
 
 
 def _note_times(summary: PartitionSummary, times: np.ndarray) -> None:

@@ -101,7 +101,7 @@ def _session(master: str | None, settings: tuple[str, ...]) -> Iterator[SparkSes
     except PySparkException as error:
         raise _cannot(error) from None
     except Exception as error:
-        # Py4J's own, which are no PySpark exceptions.
+        # Py4J's own, which are not PySpark exceptions.
         if type(error).__module__.partition(".")[0] == "py4j":
             raise _cannot(error) from None
         raise

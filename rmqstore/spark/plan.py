@@ -21,8 +21,9 @@ from rmqstore import _core
 from rmqstore._core import UnitLayout
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.config import StoreConfig
-from rmqstore.consumequeue.consume_queue import ConsumeQueue, queue_directories
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
+from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.files.mapped_file import MappedFilePool, name_of_offset, offset_of_name, open_regular
 from rmqstore.message import MessageExt
@@ -102,7 +103,7 @@ class LogPlan:
     def of(cls, path: str | os.PathLike[str], config: StoreConfig | None = None) -> LogPlan:
         """Look at the store in `path`, also beside its running broker; nothing is changed, and no lock taken.
 
-        The end is behind the last whole record.  Damage in the newest segment does not end the log where whole, newer
+        The end is after the last whole record.  Damage in the newest segment does not end the log where whole, newer
         records follow it.
 
         Parameters
@@ -172,7 +173,7 @@ class LogPlan:
 
 
 def known_end(log: CommitLog) -> int:
-    """int: the end of a log that was opened with `CommitLog.follow`, behind damage in its newest segment if records follow."""
+    """int: the end of a log that was opened with `CommitLog.follow`, after damage in its newest segment if records follow."""
     return log.known_end()
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.errors import StoreError
+from rmqstore.message import SysFlag
 from rmqstore.spark.export import option_text
 from rmqstore.spark.options import CORRUPT_COLUMN
 from rmqstore.spark.report import Figures, KeyFigures, TopKey, VolumeFigures, page
@@ -41,7 +42,7 @@ _GROUPS = "topic string, tags string, hour bigint, body_bits int, compressed boo
 _SUMS = "messages bigint, bytes bigint, body_bytes bigint, stored_bytes bigint, undecoded bigint"
 _COLUMNS = ("topic", "tags", "store_timestamp", "size", "sys_flag", "body", "body_stored", "corrupt")
 # Three bits of the system flag name how a body is compressed; the lowest of a group of bits says that it is.
-_COMPRESSED = 0x1
+_COMPRESSED = SysFlag.COMPRESSED.value
 
 
 def volumes(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -2,7 +2,7 @@
 
 Owns how the work is cut.  Few keys go to every task, and each task asks some of the index files; a DataFrame of keys is
 arranged by hash slot, so that a task reads one range of each file's slots.  Every hit is compared with its record by
-`rmqstore.store.columns.key_table`, so that no foreign key of the same hash is among them.  It changes nothing on disk.
+`rmqstore.store.key_columns.key_table`, so that no foreign key of the same hash is among them.  It changes nothing on disk.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from rmqstore._columns import KeyTexts
-from rmqstore.arguments import IndexType, Moment, milliseconds
+from rmqstore.arguments import IndexType, Moment, check_index_type, milliseconds
 from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreChangedError
 from rmqstore.index.index_service import IndexService
@@ -26,7 +26,8 @@ from rmqstore.spark.batches import in_spark_layout, spark_arrow_schema
 from rmqstore.spark.plan import LogPlan
 from rmqstore.spark.reader import spark_schema
 from rmqstore.spark.task import spare_collector
-from rmqstore.store.columns import DEFAULT_COLUMNS, chosen_columns, import_pyarrow, key_table, text_buffers, time_range
+from rmqstore.store.columns import DEFAULT_COLUMNS, chosen_columns, import_pyarrow, time_range
+from rmqstore.store.key_columns import key_table, text_buffers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -40,7 +41,6 @@ logger = logging.getLogger(__name__)
 _KEYS_AT_ONCE = 4096
 _FILES_OF_A_TASK = 16
 # What an index lookup compares, see `IndexService`.
-_INDEX_TYPES = (None, "U", "K", "T")
 
 
 class _KeySearch:
@@ -166,8 +166,7 @@ def query(
     The frame looks into the index files that were there when it was made.  Reading it after they were replaced (`rebuild`)
     fails with `StoreChangedError`.
     """
-    if index_type not in _INDEX_TYPES:
-        raise ValueError(f"index_type is {index_type!r}; give None, 'U' (unique key), 'K' (key) or 'T' (tag)")
+    check_index_type(index_type)
     names = DEFAULT_COLUMNS if columns is None else chosen_columns(columns)
     plan = LogPlan.of(path, config)
     index_service = IndexService(plan.root, plan.config, read_only=True)

@@ -376,7 +376,7 @@ def _table(
 
 
 def _bar_cell(value: float, highest: float, text: str) -> str:
-    # A bar inside of a cell, behind its number.
+    # A bar inside a cell, below its number.
     width = 100 * value / highest if highest else 0
     return (
         f'<span class="cell"><svg class="in" viewBox="0 0 100 10" preserveAspectRatio="none" aria-hidden="true">'

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from rmqstore import _columns, _core
+from rmqstore import _core, _dispatch
 from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.errors import OffsetOutOfRangeError, StoreChangedError, StoreError
@@ -161,7 +161,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         mapped_file = log.queue.find(at)
         while mapped_file is not None and at < goal:
             first = mapped_file.file_from_offset
-            pos, verdict, _, last = _columns.walk(mapped_file.region, at - first, goal - first, first)
+            pos, verdict, _, last = _dispatch.walk(mapped_file.region, at - first, goal - first, first)
             if verdict == Verdict.LIMIT:
                 answer = goal if first + pos == goal else first + last
                 break
@@ -181,7 +181,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 at = min((base for base in log.queue.offsets if base > at), default=goal)
                 continue
             first = mapped_file.file_from_offset
-            pos, verdict, passed, _ = _columns.walk(mapped_file.region, at - first, goal - first, first, 0, num)
+            pos, verdict, passed, _ = _dispatch.walk(mapped_file.region, at - first, goal - first, first, 0, num)
             at, num = first + pos, num - passed
             if verdict != Verdict.LIMIT:
                 at = log.step_to(at, at + 1)

@@ -21,8 +21,9 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from rmqstore.errors import InvalidMessageError, StoreError
-from rmqstore.spark.options import CORRUPT_COLUMN, check_names, store_config, store_path
+from rmqstore.errors import StoreError
+from rmqstore.spark.batches import without_marks
+from rmqstore.spark.options import check_names, store_config, store_path
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.store.message_store import MessageStore
 
@@ -131,13 +132,7 @@ class StoreWriter(DataSourceArrowWriter):
             self._clear()
 
     def _put(self, table: pa.Table) -> None:
-        if CORRUPT_COLUMN in table.schema.names:
-            if table.column(CORRUPT_COLUMN).null_count < table.num_rows:
-                raise InvalidMessageError(
-                    f"rows are marked in column {CORRUPT_COLUMN}; leave them out: where({CORRUPT_COLUMN} is null)",
-                    self.root,
-                )
-            table = table.drop_columns([CORRUPT_COLUMN])
+        table = without_marks(table, self.root)
         with MessageStore.open(self.root, config=self.config) as store:
             store.put_table(table, keep_timestamps=self.keep_timestamps, **self.literals)
 

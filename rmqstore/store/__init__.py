@@ -9,7 +9,7 @@ Nothing here prints, and a read-only open writes nothing (I7).
 - `table_writing`: putting the rows of an Arrow table; `table_rows`: its columns as rows to put
 - `reading`: the walk of a get, the filter by tag, waiting for messages; `querying`: by key, by tag, by id
 - `tiered_reading`: both of them for a store with tiered storage; `tiered_columns`, `tiered_scan`: columns of that
-- `columns`: messages as Arrow columns: schema, arrays over the core's buffers
+- `columns`: messages as Arrow columns: schema, arrays over the core's buffers; `key_columns`: those that keys find
 - `flushing`: what is on the disk, group commit, the checkpoint; `progress`: that of consumer groups
 - `upkeep`: timers, files prepared ahead, retention; `housekeeping`: the threads and when a task is due; `populating`: how
   far ahead of the writer pages are made ready; `retention`: which files have had their time, and deleting them

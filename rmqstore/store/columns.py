@@ -14,11 +14,12 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rmqstore import _numpy as np
-from rmqstore._columns import COLUMN_NAMES, ArrowColumns, KeyTexts, text_arrays
+from rmqstore._columns import COLUMN_NAMES, ArrowColumns
 from rmqstore._core import EXT_ADDRESS_MAX, PRE_FILL_SIZE, Region, Verdict, check_record, doubtful_entry
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.commitlog.pieces import Pieces, ScanProgress
-from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue
+from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import CorruptionError, MissingDependencyError, OffsetOutOfRangeError, UnsupportedFormatError
 from rmqstore.index.index_service import IndexService
@@ -27,7 +28,7 @@ from rmqstore.message import decompress_body, encode_java_utf8, host_from_bytes,
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["DEFAULT_COLUMNS", "DICTIONARY_COLUMNS", "NULLABLE_COLUMNS", "Columns", "has_views", "query_schema", "scan_schema"]
+__all__ = ["DEFAULT_COLUMNS", "DICTIONARY_COLUMNS", "NULLABLE_COLUMNS", "Columns", "has_views", "scan_schema"]
 
 DEFAULT_COLUMNS = tuple(name for name in COLUMN_NAMES if name not in ("unique_key", "body_stored"))
 """The columns of a scan that names none: all but those that repeat what another one holds."""
@@ -39,7 +40,7 @@ NULLABLE_COLUMNS = frozenset({"tags", "body", "unique_key"})
 # Bodies and properties of one batch; far below the 2 GiB that Arrow's 32-bit offsets reach.
 _BATCH_BYTES = 64 * 1024 * 1024
 # A scan on several threads cuts the log in pieces of so many bytes, longer ones for batches of many rows, so that few batches
-# end with a piece; how far behind that the next record is looked for, and how many threads decode at most.
+# end with a piece; how far after that the next record is looked for, and how many threads decode at most.
 _PIECE, _LONG_PIECE = 8 * 1024 * 1024, 32 * 1024 * 1024
 _PIECE_BYTES_PER_ROW = 512
 _PIECE_SEARCH = 256 * 1024
@@ -50,13 +51,9 @@ _FEW = 8
 _JOINED_BYTES = 1024 * 1024
 # Units of a queue that are looked at together.
 _QUEUE_STEP = 8192
-# Rows of a batch of what keys find: most queries are one batch.
-_KEY_ROWS = 32768
 # As many segments as the core takes in one call.
 _REGIONS = 64
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
-# Where `ArrowColumns.fill_matching` looks.
-_KINDS = {None: 3, "U": 1, "K": 2, "T": 4}
 
 
 def import_pyarrow(views: bool = False) -> Any:
@@ -129,8 +126,8 @@ def chosen_columns(columns: Iterable[str] | None) -> tuple[str, ...]:
     return names
 
 
-def _encoded(read_dictionary: Iterable[str]) -> frozenset[str]:
-    # The columns that `read_dictionary` names.
+def encoded_columns(read_dictionary: Iterable[str]) -> frozenset[str]:
+    """frozenset of str: the columns that `read_dictionary` names; ValueError for one that cannot be a dictionary."""
     names = frozenset((read_dictionary,) if isinstance(read_dictionary, str) else read_dictionary)
     for name in names - DICTIONARY_COLUMNS:
         raise ValueError(f"column {name!r} cannot be a dictionary; {', '.join(sorted(DICTIONARY_COLUMNS))} can")
@@ -153,7 +150,7 @@ def scan_schema(
         pyarrow is not installed.
     """
     import_pyarrow(views)
-    return _schema(chosen_columns(columns), views, _encoded(read_dictionary))
+    return _schema(chosen_columns(columns), views, encoded_columns(read_dictionary))
 
 
 @functools.lru_cache(64)
@@ -167,13 +164,6 @@ def _schema(names: tuple[str, ...], views: bool, encoded: frozenset[str] = froze
 def _stored_types(names: tuple[str, ...], views: bool) -> tuple[Any, ...]:
     # The type of each column before any becomes a dictionary: pyarrow makes new objects whenever a schema is asked.
     return tuple(field.type for field in _schema(names, views))
-
-
-@functools.lru_cache(64)
-def _query_schema(names: tuple[str, ...], views: bool) -> pa.Schema:
-    pa = import_pyarrow()
-    first = [pa.field("key", pa.string()), pa.field("key_number", pa.int32())]
-    return pa.schema(first + list(_schema(names, views)))
 
 
 def _decompress(body: bytes, sys_flag: int) -> bytes | None:
@@ -214,7 +204,7 @@ class Columns:
     ):
         self.pa = import_pyarrow(views)
         names = chosen_columns(columns)
-        self._encoded = _encoded(read_dictionary)
+        self._encoded = encoded_columns(read_dictionary)
         self.schema = _schema(names, views, self._encoded)
         self.views = views
         self._stored_types = _stored_types(names, views)
@@ -255,6 +245,11 @@ def stored_texts(names: str | Iterable[str] | None) -> list[bytes] | None:
     return [encode_java_utf8(name) for name in ([names] if isinstance(names, str) else names)]
 
 
+def tag_texts(wanted: dict[int, set[str]] | None) -> list[str] | None:
+    """list of str or None: the tags in what `reading.subscription` gives; None stays None."""
+    return None if wanted is None else [text for texts in wanted.values() for text in texts]
+
+
 def scan_log(
     log: CommitLog,
     columns: Iterable[str] | None,
@@ -283,11 +278,11 @@ def scan_log(
         Look first how far another process wrote.
     """
     names = chosen_columns(columns)
-    encoded = _encoded(read_dictionary)
+    encoded = encoded_columns(read_dictionary)
     choice = (
         stored_texts(topic),
         None if queue_id is None else [queue_id] if isinstance(queue_id, int) else list(queue_id),
-        None if wanted is None else stored_texts(text for texts in wanted.values() for text in texts),
+        stored_texts(tag_texts(wanted)),
         *times,
     )
 
@@ -414,7 +409,7 @@ def _batches_of_pieces(
 
 
 def _check_open(log: CommitLog, at: int) -> None:
-    # What was decoded ahead is not given any more when the store was closed; that a segment expired is no error.
+    # What was decoded ahead is not given any more when the store was closed; that a segment expired is not an error.
     mapped_file = log.queue.find(at)
     try:
         if mapped_file is not None:
@@ -486,9 +481,15 @@ def _segments(log: CommitLog, offsets: list[int]) -> tuple[list[Any], np.ndarray
     return regions, np.array(bases, np.int64), numbers
 
 
-def _located(log: CommitLog, phy_offsets: np.ndarray) -> Iterator[tuple[slice, list[Any], np.ndarray, np.ndarray]]:
-    # The offsets in parts that lie in few segments each: which part, the segments, where these begin, and for each offset
-    # the number of its segment, -1 where the log holds nothing.
+def located(log: CommitLog, phy_offsets: np.ndarray) -> Iterator[tuple[slice, list[Any], np.ndarray, np.ndarray]]:
+    """Phy offsets in parts that lie in few segments each.
+
+    Yields
+    ------
+    (slice, list of Region, numpy.ndarray of int64, numpy.ndarray of int32)
+        Which part, the segments, where these begin, and for each offset the number of its segment, -1 where the log holds
+        nothing.
+    """
     if not len(phy_offsets):
         return
     lowest, highest = int(phy_offsets.min()), int(phy_offsets.max())
@@ -532,7 +533,7 @@ def rows_at(
     batches = []
     taken = np.zeros(len(phy_offsets), np.uint8)
     nowhere = np.empty(0, np.int32)
-    for part, regions, bases, numbers in _located(log, phy_offsets):
+    for part, regions, bases, numbers in located(log, phy_offsets):
         first, num = 0, len(numbers)
         while first < num:
             first = columns.out.fill_at(
@@ -667,179 +668,12 @@ def _judge(log: CommitLog, phy_offset: int) -> tuple[Verdict | None, int]:
         return None, 0
 
 
-def _text_column(pa: Any, texts: Any, what: str) -> Any:
-    # An Arrow array of strings without nulls, its offsets from 0 on.
-    if isinstance(texts, (pa.Array, pa.ChunkedArray)):
-        texts = texts.cast(pa.string())
-        if isinstance(texts, pa.ChunkedArray):
-            texts = texts.combine_chunks()
-        if isinstance(texts, pa.ChunkedArray):  # before pyarrow 16, of no chunk
-            texts = pa.array([], pa.string())
-        array = pa.concat_arrays([texts]) if not texts.offset else pa.array(texts.to_pylist(), pa.string())
-    else:
-        items = (texts,) if isinstance(texts, str) else tuple(texts)
-        laid_out = text_arrays(items)
-        if laid_out is not None:
-            # ASCII, as nearly all texts are; the others are looked at one by one.
-            buffers = [None, pa.py_buffer(laid_out[0]), pa.py_buffer(laid_out[1])]
-            return pa.Array.from_buffers(pa.string(), len(items), buffers, 0)
-        if set(map(type, items)) - {str}:
-            for item in items:
-                if not isinstance(item, str):
-                    raise TypeError(f"{what} {item!r} is not text: give str")
-        try:
-            array = pa.array(items, pa.string())
-        except UnicodeEncodeError:
-            # A lone surrogate is stored as "?".
-            array = pa.array([encode_java_utf8(item).decode() for item in items], pa.string())
-    if array.null_count:
-        raise TypeError(f"a {what} is null: give text")
-    return array
-
-
-def text_buffers(array: Any) -> tuple[np.ndarray, np.ndarray]:
-    """(int32 array, uint8 array): offsets and bytes of a pyarrow array of strings that begins at its buffers' start."""
-    _, offsets, data = array.buffers()
-    num = len(array)
-    return (
-        np.frombuffer(offsets, np.int32)[: num + 1] if offsets is not None and offsets.size else np.zeros(1, np.int32),
-        np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8),
-    )
-
-
-def query_schema(columns: Iterable[str] | None = None, views: bool = False) -> pa.Schema:
-    """pyarrow.Schema: of what `MessageStore.query_table` gives: ``key`` and ``key_number``, then `scan_schema`."""
-    import_pyarrow(views)
-    return _query_schema(chosen_columns(columns), views)
-
-
-def key_table(
-    log: CommitLog,
-    index_service: IndexService | None,
-    keys: Any,
-    topics: Any,
-    columns: Iterable[str] | None,
-    max_num: int,
-    times: tuple[int, int],
-    index_type: str | None,
-    views: bool = False,
-    more: Callable[[list[Any], list[Any]], tuple[np.ndarray, np.ndarray]] | None = None,
-) -> pa.Table:
-    """pyarrow.Table: the messages that keys find, see `MessageStore.query_table`.
-
-    `more` gives for the texts of keys and topics the numbers and phy offsets of entries that no index file has.
-    """
-    pa = import_pyarrow(views)
-    columns = chosen_columns(columns)
-    schema = _query_schema(columns, views)
-    key_column = _text_column(pa, keys, "key")
-    topic_column = _text_column(pa, topics, "topic")
-    if len(topic_column) != len(key_column) and not isinstance(topics, str):
-        raise ValueError(f"{len(topic_column)} topics for {len(key_column)} keys; give one, or one for each key")
-    texts = KeyTexts(*text_buffers(key_column), *text_buffers(topic_column))
-    numbers, phy_offsets, falling = np.empty(0, np.int32), np.empty(0, np.int64), True
-    if index_service is not None and max_num > 0 and times[0] <= times[1]:
-        numbers, phy_offsets, falling = index_service.entries(texts.hashes(index_type == "T"))
-        if more is not None:
-            others = more(key_column.to_pylist(), topic_column.to_pylist())
-            numbers, phy_offsets = _each_once(np.append(numbers, others[0]), np.append(phy_offsets, others[1]))
-            falling = True
-    sought = (texts, _KINDS[index_type])
-    if not falling:
-        # A record that was indexed twice, or entries that do not follow the log: those of each key that count, in order.
-        matches = _matching(log, ArrowColumns((), 1 << 30), phy_offsets, numbers, *sought, times, _INT64_MAX)[1]
-        if index_service is not None:
-            doubt_entries(log, index_service, texts.hashes(index_type == "T")[numbers[~matches]], phy_offsets[~matches])
-        numbers, phy_offsets = _newest(numbers[matches], phy_offsets[matches], max_num)
-    made = Columns(columns, min(max(len(numbers), 1), _KEY_ROWS), log.crc_check, views=views)
-    parts, taken = _matching(log, made.out, phy_offsets, numbers, *sought, times, max_num, made.take_arrays)
-    if index_service is not None and not taken.all():
-        # Of a key with enough rows the others were not looked at.
-        lacks = ~taken & (np.bincount(numbers[taken], minlength=len(key_column))[numbers] < max_num)
-        doubt_entries(log, index_service, texts.hashes(index_type == "T")[numbers[lacks]], phy_offsets[lacks])
-    if not taken.all():
-        numbers = numbers[taken]
-    key_numbers = pa.array(numbers, pa.int32())
-    if len(numbers) != len(key_column) or (numbers != np.arange(len(numbers), dtype=np.int32)).any():
-        key_column = key_column.take(key_numbers)
-    if len(parts) == 1:
-        return pa.Table.from_arrays([key_column, key_numbers, *parts[0]], schema=schema)
-    chunked = [pa.chunked_array([part[i] for part in parts], field.type) for i, field in enumerate(made.schema)]
-    return pa.Table.from_arrays([key_column, key_numbers, *chunked], schema=schema)
-
-
-def _each_once(numbers: np.ndarray, phy_offsets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    # Ordered by number, of one number the last first.
-    order = np.lexsort((-phy_offsets, numbers))
-    numbers, phy_offsets = numbers[order], phy_offsets[order]
-    first = np.ones(len(numbers), bool)
-    first[1:] = (numbers[1:] != numbers[:-1]) | (phy_offsets[1:] != phy_offsets[:-1])
-    return numbers[first].astype(np.int32), phy_offsets[first].astype(np.int64)
-
-
 def doubt_entries(log: CommitLog, index_service: IndexService, key_hashes: np.ndarray, phy_offsets: np.ndarray) -> None:
     """Have the index service distrust the files whose entries with these hashes cannot lead to these phy offsets."""
     for place in np.flatnonzero(phy_offsets >= log.max_offset).tolist():
         index_service.distrust_entry(int(key_hashes[place]), int(phy_offsets[place]))
-    for part, regions, bases, numbers in _located(log, phy_offsets):
+    for part, regions, bases, numbers in located(log, phy_offsets):
         hashes, offsets = key_hashes[part], phy_offsets[part]
         place = -1
         while (place := doubtful_entry(regions, bases, numbers, offsets, hashes, place + 1)) >= 0:
             index_service.distrust_entry(int(hashes[place]), int(offsets[place]))
-
-
-def _matching(
-    log: CommitLog,
-    out: ArrowColumns,
-    phy_offsets: np.ndarray,
-    numbers: np.ndarray,
-    texts: KeyTexts,
-    kinds: int,
-    times: tuple[int, int],
-    max_num: int,
-    take: Callable[[], list[Any]] | None = None,
-) -> tuple[list[list[Any]], np.ndarray]:
-    # The rows of those records that have the key of their number and a time in the range, at most `max_num` of one number,
-    # and which places they are of.  The places of a number lie one after the other.  `take` takes the arrays of a batch;
-    # without it the rows are only found.
-    batches = []
-    taken = np.zeros(len(phy_offsets), np.uint8)
-    out.choose(begin_timestamp=times[0], end_timestamp=times[1])
-    for part, regions, bases, places in _located(log, phy_offsets):
-        at, num = 0, len(places)
-        while at < num:
-            first = part.start + at
-            # How many rows the key has of which others were looked at before.
-            run = int(np.searchsorted(numbers, numbers[first])) if first else 0
-            at = out.fill_matching(
-                regions,
-                bases,
-                places,
-                phy_offsets[part],
-                taken[part],
-                numbers[part],
-                texts,
-                kinds,
-                max_num,
-                at,
-                int(np.count_nonzero(taken[run:first])),
-            )
-            if at < num and take is not None:
-                batches.append(take())
-    if out.count and take is not None:
-        batches.append(take())
-    return batches, taken.view(np.bool_)
-
-
-def _newest(numbers: np.ndarray, phy_offsets: np.ndarray, max_num: int) -> tuple[np.ndarray, np.ndarray]:
-    # The first `max_num` entries of each key, each record once, where it came first; then the newest record first.  The
-    # entries of a key lie one after the other.
-    order = np.lexsort((np.arange(len(numbers)), phy_offsets, numbers))
-    again = (np.diff(numbers[order]) == 0) & (np.diff(phy_offsets[order]) == 0)
-    first = np.sort(np.delete(order, np.flatnonzero(again) + 1))
-    numbers, phy_offsets = numbers[first], phy_offsets[first]
-    rank = np.arange(len(numbers)) - np.searchsorted(numbers, numbers)
-    kept = rank < max_num
-    numbers, phy_offsets = numbers[kept], phy_offsets[kept]
-    order = np.lexsort((-phy_offsets, numbers))
-    return numbers[order], phy_offsets[order]

@@ -11,16 +11,17 @@ from __future__ import annotations
 import dataclasses
 import logging
 
-from rmqstore._columns import RecordColumns
 from rmqstore._core import Verdict, check_record
+from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.commitlog.log_walk import Stretch
 from rmqstore.consumequeue.collected_queues import CollectedQueues
-from rmqstore.consumequeue.consume_queue import ConsumeQueue, can_name_queue
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.database_queues import DatabaseQueues, UnitStream
+from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError
-from rmqstore.message import MessageExt
+from rmqstore.message import is_queued
 from rmqstore.rocksdb.queues import QueueDatabase
 from rmqstore.store.dispatcher import CommitLogDispatcher, IndexProgress
 from rmqstore.store.recovery import learn_delays
@@ -29,7 +30,6 @@ __all__ = ["Completion", "QueueDatabaseState", "dispatch_stretch"]
 
 logger = logging.getLogger(__name__)
 
-_TRANSACTION_MASK, _PREPARED, _ROLLBACK = 0xC, 0x4, 0xC
 # So many records of a segment are looked at for one whose unit tells whether the database has those of the segment.
 _RECORDS_ASKED = 64
 
@@ -45,7 +45,7 @@ class QueueDatabaseState:
     queues : int
         How many queues it has units of.
     checkpoint : int or None
-        Phy offset up to which records are in it; None where nothing was flushed yet.  What lies behind it comes from the log
+        Phy offset up to which records are in it; None where nothing was flushed yet.  What follows comes from the log
         (`MessageStore.undispatched`).
     completed : tuple of (int, int)
         Phy offsets, begin and end, of what was gone over before the checkpoint: units there were lost, or are damaged.
@@ -76,7 +76,7 @@ class Completion:
     Attributes
     ----------
     served : tuple of (int, int) or None
-        Phy offsets, begin and end, of what lies behind the database's checkpoint and is served from the log; None = nothing.
+        Phy offsets, begin and end, of what lies after the database's checkpoint and is served from the log; None = nothing.
     ranges : list of (int, int)
         What else of the log was gone over, because units before the checkpoint were missing or damaged.
 
@@ -145,7 +145,7 @@ class Completion:
         return self.source.damage
 
     def _log_bounds(self) -> tuple[int, int]:
-        # The log's end may not be known yet, and what lies behind it leads nowhere by itself.
+        # The log's end may not be known yet, and what lies after it leads nowhere by itself.
         offsets = self.commit_log.queue.offsets
         return self.commit_log.min_offset, offsets[-1] + self.commit_log.segment_size if offsets else 0
 
@@ -173,7 +173,7 @@ class Completion:
     # ------------------------------------------------------------------------------------------------- completing
 
     def catch_up(self, end: int) -> None:
-        """Collect the units of what the log got since; the first time of all behind the checkpoint."""
+        """Collect the units of what the log got since; the first time of all after the checkpoint."""
         with self.queues.lock:
             if end <= self._done_to:
                 return
@@ -263,7 +263,7 @@ class Completion:
             if message is None:
                 return None
             last = database.last.get((message.topic, message.queue_id))
-            if last is not None and message.queue_offset <= last.queue_offset and _has_unit(message):
+            if last is not None and message.queue_offset <= last.queue_offset and is_queued(message.sys_flag):
                 try:
                     return database.value(message.topic, message.queue_id, message.queue_offset) is not None
                 except CorruptionError as error:
@@ -283,10 +283,6 @@ def dispatch_stretch(
         damaged = RecordColumns(1)
         for _ in commit_log.stretches(stretch.begin, stretch.end, damaged, check_crc=False):
             dispatcher.dispatch_columns(damaged, IndexProgress(), allow_gaps=True)
-
-
-def _has_unit(message: MessageExt) -> bool:
-    return message.sys_flag & _TRANSACTION_MASK not in (_PREPARED, _ROLLBACK)
 
 
 def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -1,6 +1,6 @@
 """Dispatching: from records in the commit log to queue units and index entries.
 
-Owns the rules of RocketMQ 5.5.0 for what a record leaves behind: units for records that are no transaction's first or
+Owns the rules of RocketMQ 5.5.0 for what a record leaves behind: units for records that are not a transaction's first or
 rolled-back half, units in further queues (INNER_MULTI_DISPATCH), index entries for all but rolled-back records.  It is
 idempotent: units that are there already are compared and, where they differ, repaired.  It never appends to the log.
 """
@@ -13,15 +13,18 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from rmqstore import _numpy as np
-from rmqstore._columns import RecordColumns, TopicTable
 from rmqstore._core import RecordLayout
+from rmqstore._dispatch import RecordColumns, TopicTable
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
-from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue, PlainQueue, can_name_queue
+from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
+from rmqstore.consumequeue.plain_queue import PlainQueue
+from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError
 from rmqstore.index.index_service import IndexService
-from rmqstore.message import SCHEDULE_TOPIC, MessageExt
+from rmqstore.message import SCHEDULE_TOPIC, MessageExt, SysFlag
 
 __all__ = [
     "Agreement",
@@ -36,10 +39,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _SMALLEST_RECORD = int(RecordLayout.RECORD_FIXED_SIZE)
-_TRANSACTION_MASK = 0xC
-_PREPARED = 0x4
-_ROLLBACK = 0xC
-_INNER_BATCH = 0x80
+_INNER_BATCH = SysFlag.INNER_BATCH.value
 # A unit of a batch queue has 16 bits for the number of its messages.
 _LARGEST_BATCH = 0x7FFF
 # An int64 has so many digits at most; more of them take Python long to make a number of.
@@ -143,9 +143,8 @@ class Agreement:
 def queued_rows(columns: RecordColumns) -> tuple[np.ndarray, np.ndarray]:
     """(bool array, bool array): which records get a unit, and which are inner batches; shape (count,)."""
     n = columns.count
-    transaction = columns.sys_flag[:n] & _TRANSACTION_MASK
-    queued = (transaction != _PREPARED) & (transaction != _ROLLBACK)
-    # A record with the bit and without INNER_NUM is no batch: one of its bits is damaged.
+    queued = columns.queued()[0].view(np.bool_)
+    # A record with the bit and without INNER_NUM is not a batch: one of its bits is damaged.
     return queued, ((columns.sys_flag[:n] & _INNER_BATCH) != 0) & (columns.inner_num[:n] > 0)
 
 

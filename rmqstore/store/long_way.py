@@ -15,7 +15,7 @@ from typing import Any
 
 from rmqstore import _core
 from rmqstore import _numpy as np
-from rmqstore.consumequeue.consume_queue import BatchConsumeQueue
+from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.errors import InvalidMessageError
 from rmqstore.message import (
     MAX_PROPERTIES_SIZE,
@@ -26,6 +26,7 @@ from rmqstore.message import (
     decode_java_utf8,
     encode_java_utf8,
     host_to_bytes,
+    is_queued,
     properties_to_bytes,
     tags_code,
 )
@@ -191,9 +192,7 @@ class LongWay:
         rows, queue_offsets = [], []
         for each in prepared:
             message = each.message
-            transaction = message.sys_flag & SysFlag.TRANSACTION_MASK.value
-            queued = transaction in (0, SysFlag.TRANSACTION_COMMIT.value)
-            offset = take(message.topic, each.queue_id, each.inner_num) if queued else 0
+            offset = take(message.topic, each.queue_id, each.inner_num) if is_queued(message.sys_flag) else 0
             properties = each.properties
             if message.sys_flag & SysFlag.INNER_BATCH.value:
                 properties = {**properties, "INNER_BASE": str(offset)}
@@ -222,7 +221,7 @@ class LongWay:
         """Make the queue files that the puts will need, so that a full disk is an error before a record is written."""
         wanted: dict[tuple[str, int], int] = {}
         for each in prepared:
-            if each.message.sys_flag & SysFlag.TRANSACTION_MASK.value in (0, SysFlag.TRANSACTION_COMMIT.value):
+            if is_queued(each.message.sys_flag):
                 lights = [(name, 0) for name in each.dispatch_names if name and "/" not in name]
                 for key in [(each.message.topic, each.queue_id), *lights]:
                     wanted[key] = wanted.get(key, 0) + 1
@@ -256,7 +255,7 @@ class LongWay:
             if message.topic == SCHEDULE_TOPIC and message.delay_level > 0:
                 delays = self.commit_log.delays
                 code = now + int(delays[min(message.delay_level, len(delays)) - 1]) if len(delays) else code
-            if transaction in (0, SysFlag.TRANSACTION_COMMIT.value):
+            if is_queued(message.sys_flag):
                 queue = self.queues.find_or_create(message.topic, each.queue_id)
                 if isinstance(queue, BatchConsumeQueue):
                     queue.put(queue_offset, phy_offset, size, code, now, each.inner_num)

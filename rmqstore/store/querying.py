@@ -11,17 +11,19 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rmqstore import _core, _read
 from rmqstore import _numpy as np
 from rmqstore._core import KeyKind
 from rmqstore._read import KeyQuery, KeySearch
+from rmqstore.arguments import check_index_type
 from rmqstore.errors import CorruptionError, InvalidMessageError, OffsetOutOfRangeError
 from rmqstore.index.index_service import QueryOffsetResult
 from rmqstore.index.log_index import DEFAULT_LOG_BYTES, chain_in_memory
 from rmqstore.message import MessageExt, encode_java_utf8, parse_message_id
-from rmqstore.store.columns import doubt_entries, key_table, time_range
+from rmqstore.store.columns import doubt_entries, time_range
+from rmqstore.store.key_columns import key_table
 from rmqstore.store.results import QueryResult
 from rmqstore.store.store_state import LOOK_INTERVAL, StoreState
 
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["Querying"]
+
+T = TypeVar("T")
 
 _INT64_MAX = 2**63 - 1
 # Entries of a chain that is made in memory at once.
@@ -78,8 +82,7 @@ class Querying:
     ) -> QueryResult:
         """Find messages by key, see `MessageStore.query_message`."""
         text = key if index_type is None else _index_text(key, index_type)
-        index_service = self.index_service
-        if index_service is None:
+        if self.index_service is None:
             return QueryResult(uncovered=self.whole_log())
         if max_num < 0:
             return QueryResult()
@@ -90,14 +93,12 @@ class Querying:
             high = high if end is None else min(math.floor(end), high)
             if low > high:
                 return QueryResult()
-        while True:
-            uncovered = self.look_at_log(max_log_bytes, progress, index_type)
-            trusted = self.database.damage
-            found = self._exactly(topic, key, text, max_num, low, high, index_type, uncovered)
-            # Where an index turns out to be damaged, the log has what it hides.
-            if not index_service.note_damage() and self.database.damage is trusted:
-                self._check_looked_at(uncovered)
-                return found
+        return self._until_trusted(
+            lambda uncovered: self._exactly(topic, key, text, max_num, low, high, index_type, uncovered),
+            max_log_bytes,
+            progress,
+            index_type,
+        )
 
     def table(
         self,
@@ -113,8 +114,7 @@ class Querying:
         views: bool,
     ) -> pa.Table:
         """Find the messages of many keys, see `MessageStore.query_table`."""
-        if index_type not in (None, "U", "K", "T"):
-            raise ValueError(f"index_type is {index_type!r}; give None, 'U' (unique key), 'K' (key) or 'T' (tag)")
+        check_index_type(index_type)
         times = time_range(begin, end)
 
         def ask() -> pa.Table:
@@ -125,18 +125,27 @@ class Querying:
 
         if self.index_service is None:
             return self.state.settled(ask)
+        return self._until_trusted(lambda uncovered: self.state.settled(ask), max_log_bytes, progress, index_type)
+
+    def _until_trusted(
+        self,
+        ask: Callable[[tuple[tuple[int, int], ...]], T],
+        max_log_bytes: int | None,
+        progress: Callable[[int, int], object] | None,
+        index_type: str | None,
+    ) -> T:
+        # The answer to the parts of the log that no index covers.  Where an index turns out to be damaged meanwhile, the
+        # log has what it hides.
+        assert self.index_service is not None
         while True:
             uncovered = self.look_at_log(max_log_bytes, progress, index_type)
             trusted = self.database.damage
-            table = self.state.settled(ask)
+            found = ask(uncovered)
             if not self.index_service.note_damage() and self.database.damage is trusted:
-                self._check_looked_at(uncovered)
-                return table
-
-    def _check_looked_at(self, uncovered: tuple[tuple[int, int], ...]) -> None:
-        # What the log alone could not tell would be in the index that cannot be opened.
-        if uncovered and self.database.missing is not None:
-            raise self.database.missing
+                if uncovered and self.database.missing is not None:
+                    # What the log alone could not tell would be in the index that cannot be opened.
+                    raise self.database.missing
+                return found
 
     def _entries_in_database(
         self, times: tuple[int, int], index_type: str | None
@@ -211,10 +220,7 @@ class Querying:
             found._uncovered = uncovered
             return found
         result = QueryResult(uncovered=uncovered)
-        search = KeySearch(
-            topic, key, _KEY_KINDS[index_type], low, high, max_num, result, MessageExt, log.crc_check, encode_java_utf8,
-            log.queue,
-        )  # fmt: skip
+        search = self._search(topic, key, index_type, low, high, max_num, result)
         for index in index_service.newest_first():
             at = -1
             while at:
@@ -225,6 +231,15 @@ class Querying:
             result.sort(key=lambda message: -message.phy_offset)
         result.truncated = search.truncated
         return result
+
+    def _search(
+        self, topic: str, key: str, index_type: str | None, low: int, high: int, max_num: int, result: QueryResult
+    ) -> KeySearch:
+        log = self.commit_log
+        return KeySearch(
+            topic, key, _KEY_KINDS[index_type], low, high, max_num, result, MessageExt, log.crc_check, encode_java_utf8,
+            log.queue,
+        )  # fmt: skip
 
     def _with_database(
         self,
@@ -240,10 +255,7 @@ class Querying:
         # What the index in RocksDB, the index files and the log's own entries lead to, as one chain in memory.
         log, result = self.commit_log, QueryResult(uncovered=uncovered)
         in_database = self.database.phy_offsets(topic, key, index_type, low, high)
-        search = KeySearch(
-            topic, key, _KEY_KINDS[index_type], low, high, max_num, result, MessageExt, log.crc_check, encode_java_utf8,
-            log.queue,
-        )  # fmt: skip
+        search = self._search(topic, key, index_type, low, high, max_num, result)
         assert self.index_service is not None
         candidates = sorted({*in_database, *self.index_service.candidates(topic, text)}, reverse=True)
         key_hash = _core.index_key_hash(topic, text)
@@ -272,7 +284,9 @@ class Querying:
             message = self.commit_log.look_up(phy_offset)
             if message is None or message.topic != topic or not _has_key(message, key, index_type):
                 self.database.distrust(
-                    CorruptionError(f"an entry leads to phy offset {phy_offset}, where no record has its key", self.path)
+                    CorruptionError(
+                        f"an entry leads to phy offset {phy_offset}, where no record has its key", self.path
+                    )
                 )
                 return
 
@@ -338,7 +352,9 @@ class Querying:
         seen: set[int] = set()
         candidates: Iterable[int] = self.index_service.candidates(topic, text)
         if self.database.is_used():
-            candidates = sorted({*candidates, *self.database.phy_offsets(topic, key, index_type, low, high)}, reverse=True)
+            candidates = sorted(
+                {*candidates, *self.database.phy_offsets(topic, key, index_type, low, high)}, reverse=True
+            )
         for phy_offset in candidates:
             if phy_offset in seen:
                 continue
@@ -412,17 +428,14 @@ class Querying:
             self.commit_log.message_at(phy_offset)
         except OffsetOutOfRangeError as error:
             raise OffsetOutOfRangeError(
-                f"{msg_id} is no offset message id of this store (phy offset {phy_offset} is outside the log), {searched}",
+                f"{msg_id} is not an offset message id of this store (phy offset {phy_offset} is outside the log), {searched}",
                 self.path,
             ) from error
         return phy_offset
 
 
 def _index_text(key: str, index_type: str | None) -> str:
-    if index_type is None:
-        return key
-    if index_type not in ("U", "K", "T"):
-        raise ValueError(f"index_type is {index_type!r}; give None, 'U' (unique key), 'K' (key) or 'T' (tag)")
+    check_index_type(index_type)
     return "T#" + key if index_type == "T" else key
 
 

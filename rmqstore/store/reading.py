@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING
 
 from rmqstore import _core, _read
 from rmqstore._read import QueueGets
-from rmqstore.consumequeue.consume_queue import ConsumeQueue, Unit
+from rmqstore.arguments import check_boundary
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
+from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.message import MessageExt, tags_code
-from rmqstore.store.columns import Columns, queue_table, stored_texts
+from rmqstore.store.columns import Columns, queue_table, stored_texts, tag_texts
 from rmqstore.store.results import GetMessageResult, GetMessageStatus
 from rmqstore.store.store_state import LOOK_INTERVAL, StoreState
 
@@ -189,7 +191,7 @@ class Reading:
         views: bool,
     ) -> pa.Table:
         """See `MessageStore.get_table`; `wanted` as of `get`."""
-        texts = None if wanted is None else [text for each in wanted.values() for text in each]
+        texts = tag_texts(wanted)
         queue = self.state.queue(topic, queue_id)
         num = 8192 if max_num is None else min(max(max_num, 1), 8192)
         made = Columns(columns, num, self.commit_log.crc_check, views=views)
@@ -204,8 +206,7 @@ class Reading:
     def offset_by_time(self, topic: str, queue_id: int, timestamp: float, boundary: str = "lower") -> int:
         """See `MessageStore.offset_by_time`."""
         self.state.check_open()
-        if boundary not in ("lower", "upper"):
-            raise ValueError(f"boundary is {boundary!r}; give 'lower' or 'upper'")
+        check_boundary(boundary)
 
         def ask() -> int:
             queue = self.state.queue(topic, queue_id)

@@ -26,13 +26,15 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from rmqstore import _core
-from rmqstore._columns import RecordColumns
 from rmqstore._core import Verdict
+from rmqstore._dispatch import RecordColumns
 from rmqstore.arguments import Recovery
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.commitlog.log_walk import Stretch
-from rmqstore.consumequeue.consume_queue import BatchConsumeQueue, ConsumeQueue, PlainQueue
+from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
+from rmqstore.consumequeue.plain_queue import PlainQueue
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.index.index_file import IndexFile
@@ -424,7 +426,7 @@ def _whole_record_behind(commit_log: CommitLog, at: int, judged: _Judgement, new
 
 
 def _belongs(commit_log: CommitLog, offset: int, judged: _Judgement, newest_unit_end: int) -> bool:
-    # RocketMQ's truncation leaves old records behind the end (its issue 10666).  They are older than the last record of
+    # RocketMQ's truncation leaves old records after the end (its issue 10666).  They are older than the last record of
     # the log and no unit points at them; whatever else is found there is part of this log.
     if newest_unit_end > offset or judged.last_record < 0:
         return True

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rmqstore import _numpy as np
 from rmqstore._append import ListColumn, NumberColumn, TableRows, TextColumn
 from rmqstore.errors import InvalidMessageError
-from rmqstore.message import Message, host_to_bytes
+from rmqstore.message import Message, SysFlag, host_to_bytes
 from rmqstore.store.columns import import_pyarrow
 
 if TYPE_CHECKING:
@@ -43,8 +43,8 @@ def lone_key(names: Collection[str]) -> bool:
 
 _NUMBERS = ("queue_id", "flag", "sys_flag", "reconsume_times", "prepared_transaction_offset")
 # Whoever put a scanned table back would otherwise say of plain bodies that they are compressed.
-_COMPRESSION_BITS = 0x701
-_V6_BITS = 0x30
+_COMPRESSION_BITS = (SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK).value
+_V6_BITS = (SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6).value
 
 
 def table_parts(table: Any, literals: Mapping[str, Any], *, keep_timestamps: bool, max_rows: int) -> list[TablePart]:
@@ -72,7 +72,7 @@ def table_parts(table: Any, literals: Mapping[str, Any], *, keep_timestamps: boo
         table = pa.Table.from_batches([table])
     elif not isinstance(table, pa.Table):
         if not hasattr(table, "__arrow_c_stream__") and not hasattr(table, "__arrow_c_array__"):
-            raise TypeError(f"{type(table).__name__} is no Arrow table; give a pyarrow.Table or a RecordBatch")
+            raise TypeError(f"{type(table).__name__} is not an Arrow table; give a pyarrow.Table or a RecordBatch")
         table = pa.table(table)
     given = {name: value for name, value in literals.items() if value is not None}
     names = table.column_names

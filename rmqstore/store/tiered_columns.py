@@ -7,19 +7,19 @@ its phy offset is the offset in the tiered log of its queue.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rmqstore import _numpy as np
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.commitlog.pieces import SCAN_WINDOW
+from rmqstore.commitlog.pieces import SCAN_WINDOW, usable_cpus
 from rmqstore.errors import Finding
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.message import encode_java_utf8, tags_code
-from rmqstore.store.columns import Columns, query_schema, rows_at, stored_texts
+from rmqstore.store.columns import Columns, rows_at, stored_texts
+from rmqstore.store.key_columns import query_schema
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -105,7 +105,7 @@ def flat_batches(
     """
     codes = tags_codes(tags)
     stretches = (each for part in ranges for each in _stretches(part))
-    thread_num = min(_usable_cpus(), _THREADS) if use_threads else 1
+    thread_num = min(usable_cpus(), _THREADS) if use_threads else 1
     columns, passed = make(), _Passed()
     if thread_num < 2:
         yield from _in_turn(stretches, columns, codes, check_open, passed)
@@ -142,10 +142,6 @@ class _Passed:
             for queue, first, last in self.parts:
                 queue.release_pages(first, last)
             self.parts, self.size = [], 0
-
-
-def _usable_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _in_turn(

@@ -1,7 +1,7 @@
 """A store whose older messages are in tiered storage: reading and querying both as one.
 
 Owns how the two parts of a queue follow each other: what the local log no longer has comes from the flat files, each queue
-offset once.  Offsets that neither has are no silent gap: an answer that would pass over them is an error, or a finding.
+offset once.  Offsets that neither has are not a silent gap: an answer that would pass over them is an error, or a finding.
 It is for stores opened read-only; those without tiered storage never come here.
 
 Facts (RocketMQ 5.5.0, TieredMessageStore): below the oldest store time of the local log a query by key goes on in tiered
@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from rmqstore.arguments import check_boundary, check_index_type
 from rmqstore.errors import Finding, StoreError
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.message import MessageExt
-from rmqstore.store.columns import chosen_columns, time_range
+from rmqstore.store.columns import chosen_columns, tag_texts, time_range
 from rmqstore.store.querying import Querying
 from rmqstore.store.reading import MAX_PULL_BYTES, MIN_PULL_BYTES, Reading
 from rmqstore.store.results import GetMessageResult, GetMessageStatus, QueryResult
@@ -159,8 +160,8 @@ class TieredReading(Reading):
         local = super().bounds_of(topic, queue_id)
         if queue is None or not parts:
             return super().table(topic, queue_id, queue_offset, max_num, wanted, columns, views)
-        tags = None if wanted is None else [text for each in wanted.values() for text in each]
-        names = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
+        tags = tag_texts(wanted)
+        names = chosen_columns(columns)
         tables: list[Any] = []
         left = max_num
         at = max(queue_offset, self.bounds_of(topic, queue_id)[0])
@@ -187,12 +188,11 @@ class TieredReading(Reading):
         queue, parts = self._parts(topic, queue_id)
         if queue is None or not parts:
             return super().offset_by_time(topic, queue_id, timestamp, boundary)
-        if boundary not in ("lower", "upper"):
-            raise ValueError(f"boundary is {boundary!r}; give 'lower' or 'upper'")
+        check_boundary(boundary)
         low, high = super().bounds_of(topic, queue_id)
         begin, end = parts[0]
         if low >= high or begin >= high:
-            # A local queue that is older than tiered storage is no broker's.
+            # A local queue that is older than tiered storage is not a broker's.
             return queue.offset_by_time(timestamp, boundary, end) if low >= high else super().offset_by_time(
                 topic, queue_id, timestamp, boundary
             )
@@ -315,8 +315,7 @@ class TieredQuerying(Querying):
         views: bool,
     ) -> pa.Table:
         """See `MessageStore.query_table`; each key is asked for by itself."""
-        if index_type not in (None, "U", "K", "T"):
-            raise ValueError(f"index_type is {index_type!r}; give None, 'U' (unique key), 'K' (key) or 'T' (tag)")
+        check_index_type(index_type)
         texts = _texts(keys, "key")
         topics = _texts(topic, "topic") if not isinstance(topic, str) else [topic] * len(texts)
         if len(topics) != len(texts):

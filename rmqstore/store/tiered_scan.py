@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.flatfile.flat_store import FlatStore
-from rmqstore.store.columns import scan_log
+from rmqstore.store.columns import chosen_columns, encoded_columns, scan_log, tag_texts
 from rmqstore.store.store_state import StoreState
 from rmqstore.store.tiered_columns import FlatRange, chosen, flat_batches, flat_ranges
 from rmqstore.store.tiered_reading import tiered_parts
@@ -34,9 +34,9 @@ def scan_flat(
     check_open: Callable[[], object],
 ) -> pa.RecordBatchReader:
     """The chosen messages of these ranges, see `rmqstore.tiered.TieredStore.scan`; parameters as of `scan_log`."""
-    names = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
-    encoded = (read_dictionary,) if isinstance(read_dictionary, str) else tuple(read_dictionary)
-    tags = None if wanted is None else [text for texts in wanted.values() for text in texts]
+    names = chosen_columns(columns)
+    encoded = encoded_columns(read_dictionary)
+    tags = tag_texts(wanted)
     make = chosen(names, batch_size, crc_check, views, encoded, tags, times)
     made = make()
     batches = flat_batches(ranges, _first(made, make), tags, use_threads=use_threads, check_open=check_open)
@@ -62,10 +62,10 @@ def scan_both(
     read_dictionary: Iterable[str],
 ) -> pa.RecordBatchReader:
     """The messages of a store and its tiered storage, each once, see `MessageStore.scan`."""
-    names = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
+    names = chosen_columns(columns)
     topics = None if topic is None else [topic] if isinstance(topic, str) else list(topic)
     numbers = None if queue_id is None else [queue_id] if isinstance(queue_id, int) else list(queue_id)
-    encoded = (read_dictionary,) if isinstance(read_dictionary, str) else tuple(read_dictionary)
+    encoded = encoded_columns(read_dictionary)
     state.refresh()
     ranges = flat_ranges(flat_store, topics, numbers, lambda queue: tiered_parts(state, queue, tell=True))
     # What only tiered storage has is settled now: what the local log loses meanwhile, it lacks in both.

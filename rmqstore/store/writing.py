@@ -22,7 +22,7 @@ from typing import Any
 
 from rmqstore import _numpy as np
 from rmqstore._append import Appender, FileEnd, RowBatch
-from rmqstore._columns import RecordColumns
+from rmqstore._dispatch import RecordColumns
 from rmqstore.config import system_clock
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.errors import DiskFullError, InvalidMessageError

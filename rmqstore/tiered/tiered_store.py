@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from rmqstore.arguments import Boundary, IndexType, Moment, milliseconds
+from rmqstore.arguments import Boundary, IndexType, Moment, check_boundary, check_index_type, milliseconds
 from rmqstore.errors import Finding, OffsetOutOfRangeError
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.flatfile.flat_verify import verify_flat
-from rmqstore.store.columns import time_range
+from rmqstore.store.columns import chosen_columns, tag_texts, time_range
 from rmqstore.store.reading import subscription
 from rmqstore.store.results import GetMessageResult, GetMessageStatus, QueryResult
 from rmqstore.store.tiered_columns import flat_ranges
@@ -228,8 +228,7 @@ class TieredStore(NotCopied):
         CorruptionError
             As of `get_message`, for a message that the search comes by.
         """
-        if boundary not in ("lower", "upper"):
-            raise ValueError(f"boundary is {boundary!r}; give 'lower' or 'upper'")
+        check_boundary(boundary)
         at = milliseconds(timestamp, "timestamp", up=boundary == "lower")
 
         def ask() -> int:
@@ -279,8 +278,7 @@ class TieredStore(NotCopied):
         CorruptionError
             A place cannot be looked at, and no `on_damage` was given.
         """
-        if index_type not in (None, "U", "K", "T"):
-            raise ValueError(f"index_type is {index_type!r}; give None, 'U' (unique key), 'K' (key) or 'T' (tag)")
+        check_index_type(index_type)
         low = None if begin is None else milliseconds(begin, "begin", up=True)
         high = None if end is None else milliseconds(end, "end")
         times = time_range(low, high)
@@ -357,8 +355,8 @@ class TieredStore(NotCopied):
         if max_num is not None and max_num < 0:
             raise ValueError(f"max_num is {max_num}; give 0 or more, or None for all")
         wanted = subscription(tags)
-        texts = None if wanted is None else [text for each in wanted.values() for text in each]
-        names = None if columns is None else [columns] if isinstance(columns, str) else list(columns)
+        texts = tag_texts(wanted)
+        names = chosen_columns(columns)
 
         def ask() -> pa.Table:
             queue = self._queue(topic, queue_id)

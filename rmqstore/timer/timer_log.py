@@ -86,7 +86,7 @@ class TimerLog:
 
     @property
     def end(self) -> int:
-        """int: position behind the last file, 0 without any."""
+        """int: position after the last file, 0 without any."""
         return self._files[-1][0] + self._files[-1][2] if self._files else 0
 
     def units(self, from_time: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The units of the timer log that have not fired, and where wheel, log and checkpoint disagree.
 
 Owns the rule which units wait.  The timer log is the truth: a unit waits if its slot fires at or after the checkpoint's
-last read time, whether or not the wheel, which lags, leads to it.  Chains and wheel are what the log is compared with.
+last read time, even where the wheel, which lags, does not lead to it.  Chains and wheel are what the log is compared with.
 A chain only leads to smaller positions, so each walk ends; what a chain leads to although its own time is another one
 is handed out as a doubt, for whoever can look at its record.
 """

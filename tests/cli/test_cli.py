@@ -367,7 +367,7 @@ def test_times_ago():
         "1795239159",
         "20261121",
     ):
-        with pytest.raises(ValueError, match="is no time"):
+        with pytest.raises(ValueError, match="is not a time"):
             parse_time(wrong)
 
 

@@ -81,7 +81,7 @@ def test_tail_goes_back_over_many_segments_of_a_store_without_queues(tmp_path):
 
 @pytest.mark.parametrize("text", ["1" * 400 + "h ago", "9" * 19 + "w ago"])
 def test_a_time_longer_ago_than_numbers_reach(text):
-    with pytest.raises(ValueError, match="is no time: it is longer ago"):
+    with pytest.raises(ValueError, match="is not a time: it is longer ago"):
         parse_time(text)
 
 

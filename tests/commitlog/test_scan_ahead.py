@@ -14,8 +14,8 @@ from scratch import SCRATCH
 
 import rmqstore
 from rmqstore import Message, MessageStore, StoreConfig, _core
-from rmqstore._columns import RecordColumns
 from rmqstore._core import Verdict
+from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog import log_walk, pieces
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.files.mapped_file import MappedFilePool

@@ -11,7 +11,8 @@ import struct
 import pytest
 
 from rmqstore import GeometryError, Message, MessageStore, StoreConfig
-from rmqstore.consumequeue.consume_queue import ConsumeQueue, PlainQueue, plain_queue
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
+from rmqstore.consumequeue.plain_queue import PlainQueue, plain_queue
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool
 
 # Without (macOS, `make test-portable`) the short look gives up, and the queue is opened.

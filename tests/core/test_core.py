@@ -26,9 +26,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rmqstore.message  # noqa: F401  (registers the error handler by which topics are decoded)
-from rmqstore import _append, _columns, _core, _read
-from rmqstore._columns import RecordColumns, TopicTable
+from rmqstore import _append, _columns, _core, _dispatch, _read
 from rmqstore._core import IndexRegion, Region, Verdict
+from rmqstore._dispatch import RecordColumns, TopicTable
 from rmqstore.errors import OffsetOutOfRangeError, ReadOnlyError, StoreClosedError, StoreError
 from rmqstore.store.results import QueryResult
 
@@ -206,7 +206,7 @@ def test_bytes_hash_with_one_byte_beyond_ascii_anywhere():
 GUARDED_HASHES = """
 import ctypes, mmap, tempfile
 import numpy as np, pyarrow
-from rmqstore import _append, _columns, _core, _read
+from rmqstore import _append, _columns, _core, _dispatch, _read
 
 page = mmap.PAGESIZE
 memory = mmap.mmap(-1, 3 * page)
@@ -438,7 +438,7 @@ def test_encode_records_stops_before_the_blank_does_not_fit():
         region = sparse(room)
         assert _core.encode_records(region, 0, 0, rows) == [size] * fit
         assert not any(region.read(fit * size, room - fit * size))
-        assert _columns.walk(region, 0, room, 0, True)[1:3] == (Verdict.EMPTY, fit)
+        assert _dispatch.walk(region, 0, room, 0, True)[1:3] == (Verdict.EMPTY, fit)
     # The eight bytes behind the last record are set to zero, so that old bytes there are never its successor.
     region = mapped(b"\xda" * (2 * size + 20))
     assert _core.encode_records(region, 1, 0, rows[:2]) == [size] * 2
@@ -554,7 +554,7 @@ def scan_rows(segment: Region, base_offset: int, delays, *, index_tags: bool, ca
     columns = RecordColumns(capacity, topics)
     pos, rows = 0, []
     while True:
-        pos, verdict = _columns.scan(segment, pos, segment.size, base_offset, columns, delays, True, index_tags)
+        pos, verdict = _dispatch.scan(segment, pos, segment.size, base_offset, columns, delays, True, index_tags)
         for i in range(columns.count):
             keys = columns.key_hash[columns.key_start[i] : columns.key_start[i + 1]].tolist()
             rows.append(
@@ -619,8 +619,8 @@ def test_scan_and_walk_equal_the_oracle(name, golden_store):
         else:
             assert (end, verdict) == (records[-1].end - base_offset if records else 0, Verdict.EMPTY)
         last = records[-1].phy_offset - base_offset if records else -1
-        assert _columns.walk(region, 0, region.size, base_offset, True) == (end, verdict, len(records), last)
-        assert _columns.walk(region, 0, region.size, base_offset) == (end, verdict, len(records), last)
+        assert _dispatch.walk(region, 0, region.size, base_offset, True) == (end, verdict, len(records), last)
+        assert _dispatch.walk(region, 0, region.size, base_offset) == (end, verdict, len(records), last)
         starts = [record.phy_offset - base_offset for record in records]
         probes = starts if len(starts) < 100 else starts[:: len(starts) // 50]
         for pos in probes:
@@ -640,24 +640,24 @@ def test_scan_and_walk_stop_at_the_limit(golden_store):
     for n in range(1, len(records)):
         start = records[n].phy_offset
         for limit in (start - 1, start):
-            assert _columns.scan(region, 0, limit, 0, columns, NO_DELAYS) == (start, Verdict.LIMIT)
+            assert _dispatch.scan(region, 0, limit, 0, columns, NO_DELAYS) == (start, Verdict.LIMIT)
             assert columns.count == n
-            assert _columns.walk(region, 0, limit, 0) == (start, Verdict.LIMIT, n, records[n - 1].phy_offset)
-        assert _columns.walk(region, start, start, 0) == (start, Verdict.LIMIT, 0, -1)
-    assert _columns.scan(region, 0, -5, 0, columns, NO_DELAYS) == (0, Verdict.LIMIT)
+            assert _dispatch.walk(region, 0, limit, 0) == (start, Verdict.LIMIT, n, records[n - 1].phy_offset)
+        assert _dispatch.walk(region, start, start, 0) == (start, Verdict.LIMIT, 0, -1)
+    assert _dispatch.scan(region, 0, -5, 0, columns, NO_DELAYS) == (0, Verdict.LIMIT)
     assert columns.count == 0
-    assert _columns.scan(region, 0, MAX_I64, 0, columns, NO_DELAYS)[1] == Verdict.BLANK
-    assert _columns.scan(region, len(data), MAX_I64, 0, columns, NO_DELAYS) == (len(data), Verdict.LIMIT)
+    assert _dispatch.scan(region, 0, MAX_I64, 0, columns, NO_DELAYS)[1] == Verdict.BLANK
+    assert _dispatch.scan(region, len(data), MAX_I64, 0, columns, NO_DELAYS) == (len(data), Verdict.LIMIT)
     for pos in (-1, len(data) + 1, MIN_I64, MAX_I64):
         with pytest.raises(OffsetOutOfRangeError):
-            _columns.scan(region, pos, MAX_I64, 0, columns, NO_DELAYS)
+            _dispatch.scan(region, pos, MAX_I64, 0, columns, NO_DELAYS)
         with pytest.raises(OffsetOutOfRangeError):
-            _columns.walk(region, pos, MAX_I64, 0)
+            _dispatch.walk(region, pos, MAX_I64, 0)
         with pytest.raises(OffsetOutOfRangeError):
             _core.find_record(region, pos, 0)
     assert region.pins == 0
     # At another base offset every record lies about its place.
-    assert _columns.scan(region, 0, MAX_I64, 4096, columns, NO_DELAYS) == (0, Verdict.BAD_PHY_OFFSET)
+    assert _dispatch.scan(region, 0, MAX_I64, 4096, columns, NO_DELAYS) == (0, Verdict.BAD_PHY_OFFSET)
     assert _core.find_record(region, 0, 4096) == -1
 
 
@@ -746,7 +746,7 @@ def test_properties_are_found_wherever_they_lie_in_a_long_text(behind):
             # What lies behind belongs to something else.
             for data in (raw + b"\x02KEYS\x01z"[:behind].ljust(behind, b"\x01"), raw + bytes(behind)):
                 columns = RecordColumns(1)
-                _columns.scan(mapped(data), 0, len(raw), 0, columns, NO_DELAYS)
+                _dispatch.scan(mapped(data), 0, len(raw), 0, columns, NO_DELAYS)
                 keys = [oracle.index_hash(key) for key in oracle.index_keys_of(record, True)]
                 assert columns.key_hash[: columns.key_start[1]].tolist() == keys
                 assert columns.tags_code[0] == oracle.tags_hash(record.tags)
@@ -814,7 +814,7 @@ def test_more_keys_than_the_columns_have_room_for():
     for _ in range(2):
         raw += oracle.encode_record(topic="T", properties=[("KEYS", keys)], phy_offset=len(raw))
     columns = RecordColumns(2)
-    assert _columns.scan(mapped(raw), 0, len(raw), 0, columns, NO_DELAYS) == (len(raw), Verdict.COLUMNS_FULL)
+    assert _dispatch.scan(mapped(raw), 0, len(raw), 0, columns, NO_DELAYS) == (len(raw), Verdict.COLUMNS_FULL)
     assert columns.key_start.tolist() == [0, 6000, 12000]
     expected = [oracle.index_hash(f"T#{i:x}") for i in range(6000)]
     assert columns.key_hash[:12000].tolist() == expected * 2
@@ -825,7 +825,7 @@ def columns_of(records: list[dict], capacity: int | None = None) -> RecordColumn
     for record in records:
         raw += oracle.encode_record(phy_offset=len(raw), **record)
     columns = RecordColumns(len(records) if capacity is None else capacity)
-    assert _columns.scan(mapped(raw), 0, len(raw), 0, columns, NO_DELAYS)[0] == len(raw)
+    assert _dispatch.scan(mapped(raw), 0, len(raw), 0, columns, NO_DELAYS)[0] == len(raw)
     return columns
 
 
@@ -838,8 +838,8 @@ def test_a_scan_without_keys_gives_the_same_columns_without_hashes():
     for record in records:
         raw += oracle.encode_record(phy_offset=len(raw), **record)
     whole, bare = RecordColumns(40), RecordColumns(40)
-    _columns.scan(mapped(raw), 0, len(raw), 0, whole, NO_DELAYS)
-    _columns.scan(mapped(raw), 0, len(raw), 0, bare, NO_DELAYS, 1, True, False)
+    _dispatch.scan(mapped(raw), 0, len(raw), 0, whole, NO_DELAYS)
+    _dispatch.scan(mapped(raw), 0, len(raw), 0, bare, NO_DELAYS, 1, True, False)
     assert whole.key_start[40] == 120
     assert not bare.key_start.any()
     for (
@@ -974,36 +974,36 @@ def test_agreeing_units_sees_every_difference():
     region = sparse(20 * 8)
     _core.write_units(region, 20, columns.phy_offset, columns.size, columns.tags_code)
     data = content(region)
-    assert _columns.agreeing_units(region, 20, columns, rows, 3) == 6
-    assert _columns.agreeing_units(region, 40, columns, rows[1:4], 4) == 3
-    assert _columns.agreeing_units(region, 20, columns, rows[:0], 3) == 0
+    assert _dispatch.agreeing_units(region, 20, columns, rows, 3) == 6
+    assert _dispatch.agreeing_units(region, 40, columns, rows[1:4], 4) == 3
+    assert _dispatch.agreeing_units(region, 20, columns, rows[:0], 3) == 0
     # Right bytes at the wrong number.
-    assert _columns.agreeing_units(region, 20, columns, rows, 4) == 0
-    assert _columns.agreeing_units(region, 20, columns, np.array([0, 1, 3], np.int64), 3) == 2
+    assert _dispatch.agreeing_units(region, 20, columns, rows, 4) == 0
+    assert _dispatch.agreeing_units(region, 20, columns, np.array([0, 1, 3], np.int64), 3) == 2
     for pos in range(20, 140):
         for bit in (1, 128):
             hurt = mapped(data[:pos] + bytes([data[pos] ^ bit]) + data[pos + 1 :])
             unit = (pos - 20) // 20
-            assert _columns.agreeing_units(hurt, 20, columns, rows, 3) == unit
+            assert _dispatch.agreeing_units(hurt, 20, columns, rows, 3) == unit
             # Tags codes are left out where they are addresses.
             in_tags = pos % 20 >= 12
-            assert _columns.agreeing_units(hurt, 20, columns, rows, 3, False) == (6 if in_tags else unit)
+            assert _dispatch.agreeing_units(hurt, 20, columns, rows, 3, False) == (6 if in_tags else unit)
             hurt_units = data[20:140][: pos - 20] + bytes([data[pos] ^ bit]) + data[pos + 1 : 140]
-            assert _columns.agreeing_unit_bytes(hurt_units, columns, rows, 3) == unit
-    assert _columns.agreeing_unit_bytes(data[20:140], columns, rows, 3) == 6
-    assert _columns.agreeing_unit_bytes(memoryview(data)[40:100], columns, rows[1:4], 4) == 3
-    assert _columns.agreeing_unit_bytes(b"", columns, rows[:0], 3) == 0
+            assert _dispatch.agreeing_unit_bytes(hurt_units, columns, rows, 3) == unit
+    assert _dispatch.agreeing_unit_bytes(data[20:140], columns, rows, 3) == 6
+    assert _dispatch.agreeing_unit_bytes(memoryview(data)[40:100], columns, rows[1:4], 4) == 3
+    assert _dispatch.agreeing_unit_bytes(b"", columns, rows[:0], 3) == 0
     for units in (data[20:139], data[20:141], b""):
         with pytest.raises(ValueError, match="6 rows"):
-            _columns.agreeing_unit_bytes(units, columns, rows, 3)
+            _dispatch.agreeing_unit_bytes(units, columns, rows, 3)
     for bad in ([6], [-1], [0, 6], [MAX_I64], [MIN_I64]):
         with pytest.raises(OffsetOutOfRangeError):
-            _columns.agreeing_units(region, 20, columns, np.array(bad, np.int64), 3)
+            _dispatch.agreeing_units(region, 20, columns, np.array(bad, np.int64), 3)
         with pytest.raises(OffsetOutOfRangeError):
-            _columns.agreeing_unit_bytes(data[20 : 20 + 20 * len(bad)], columns, np.array(bad, np.int64), 3)
+            _dispatch.agreeing_unit_bytes(data[20 : 20 + 20 * len(bad)], columns, np.array(bad, np.int64), 3)
     for pos in (60, 160):
         with pytest.raises(OffsetOutOfRangeError):
-            _columns.agreeing_units(region, pos, columns, rows, 3)
+            _dispatch.agreeing_units(region, pos, columns, rows, 3)
     assert region.pins == 0
 
 
@@ -1018,26 +1018,26 @@ def test_agreeing_ext_units_sees_every_difference():
     addresses = np.array(addresses, np.int64)
     tags, times = (np.array([unit[i] for unit in units], np.int64) for i in (0, 1))
     data = content(region)
-    assert _columns.agreeing_ext_units(region, base, addresses) == 8
-    assert _columns.agreeing_ext_units(region, base, addresses, tags, times) == 8
-    assert _columns.agreeing_ext_units(region, base, addresses[:0]) == 0
+    assert _dispatch.agreeing_ext_units(region, base, addresses) == 8
+    assert _dispatch.agreeing_ext_units(region, base, addresses, tags, times) == 8
+    assert _dispatch.agreeing_ext_units(region, base, addresses[:0]) == 0
     # An address of another file, between two units, behind the last one, and ones that lie nowhere.
     for address in (base - 1, base + 400, base + 381, base + 1, base + pos, 0, -1, MAX_I64, 2**62):
         odd = addresses.copy()
         odd[5] = (address + _core.EXT_ADDRESS_BASE + 2**63) % 2**64 - 2**63
-        assert _columns.agreeing_ext_units(region, base, odd) == 5, address
+        assert _dispatch.agreeing_ext_units(region, base, odd) == 5, address
     starts = (addresses - _core.EXT_ADDRESS_BASE - base).tolist()
     for place in range(pos):
         hurt = mapped(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
         unit = max(n for n, start in enumerate(starts) if start <= place)
         inside = place - starts[unit]
         length = inside < 2 or 18 <= inside < 20
-        assert _columns.agreeing_ext_units(hurt, base, addresses) == (unit if length else 8)
-        assert _columns.agreeing_ext_units(hurt, base, addresses, tags, times) == (unit if inside < 20 else 8)
+        assert _dispatch.agreeing_ext_units(hurt, base, addresses) == (unit if length else 8)
+        assert _dispatch.agreeing_ext_units(hurt, base, addresses, tags, times) == (unit if inside < 20 else 8)
     for wrong in ((tags[:3], times), (tags, times[:3])):
         with pytest.raises(ValueError):
-            _columns.agreeing_ext_units(region, base, addresses, *wrong)
-    assert _columns.agreeing_ext_units(sparse(10), 0, addresses) == 0
+            _dispatch.agreeing_ext_units(region, base, addresses, *wrong)
+    assert _dispatch.agreeing_ext_units(sparse(10), 0, addresses) == 0
     assert region.pins == 0
 
 
@@ -1811,36 +1811,36 @@ def test_agreeing_entries_sees_every_difference():
         assert index.put_hashes(columns.key_hash[:total], *columns.key_records(0, total)) in (7, 4)
     assert total == 7
     data = content(index.region)
-    assert _columns.agreeing_entries(index, 1, columns, 0) == 7
-    assert _columns.agreeing_entries(index, 3, columns, 2) == 5
+    assert _dispatch.agreeing_entries(index, 1, columns, 0) == 7
+    assert _dispatch.agreeing_entries(index, 3, columns, 2) == 5
     # As far as there are entries.
-    assert _columns.agreeing_entries(index, 8, columns, 0) == 4
-    assert _columns.agreeing_entries(index, 12, columns, 0) == _columns.agreeing_entries(index, MAX_I64, columns, 0) == 0
-    assert _columns.agreeing_entries(index, 1, columns, 7) == 0
-    assert _columns.agreeing_entries(index, 2, columns, 0) == 0
+    assert _dispatch.agreeing_entries(index, 8, columns, 0) == 4
+    assert _dispatch.agreeing_entries(index, 12, columns, 0) == _dispatch.agreeing_entries(index, MAX_I64, columns, 0) == 0
+    assert _dispatch.agreeing_entries(index, 1, columns, 7) == 0
+    assert _dispatch.agreeing_entries(index, 2, columns, 0) == 0
     first = 40 + 4 * 5 + 20
     for pos in range(first, first + 20 * 7):
         hurt = index_of(5, 12, data[:pos] + bytes([data[pos] ^ 1]) + data[pos + 1 :])
         entry, at = divmod(pos - first, 20)
         # The entry before in the chain is no matter of the record, and the first time counts from the file before.
         seen = at < 12 or (12 <= at < 16 and entry > 0)
-        assert _columns.agreeing_entries(hurt, 1, columns, 0) == (entry if seen else 7)
+        assert _dispatch.agreeing_entries(hurt, 1, columns, 0) == (entry if seen else 7)
     for first, start in ((0, 0), (-1, 0), (1, -1), (1, 8), (1, MAX_I64), (MIN_I64, 0)):
         with pytest.raises(OffsetOutOfRangeError):
-            _columns.agreeing_entries(index, first, columns, start)
+            _dispatch.agreeing_entries(index, first, columns, start)
     # What columns say of themselves is not believed.
     for count in (-1, 10, MAX_I64):
         columns.count = count
         with pytest.raises(OffsetOutOfRangeError):
-            _columns.agreeing_entries(index, 1, columns, 0)
+            _dispatch.agreeing_entries(index, 1, columns, 0)
     columns.count = 5
     for wrong in (MIN_I64, -1, 3, 99, MAX_I64):
         kept, columns.key_start[2] = int(columns.key_start[2]), wrong
-        assert 0 <= _columns.agreeing_entries(index, 1, columns, 0) <= 11
+        assert 0 <= _dispatch.agreeing_entries(index, 1, columns, 0) <= 11
         columns.key_start[2] = kept
     columns.key_start[5] = MAX_I64
     with pytest.raises(OffsetOutOfRangeError):
-        _columns.agreeing_entries(index, 1, columns, 0)
+        _dispatch.agreeing_entries(index, 1, columns, 0)
     assert index.region.pins == 0
 
 
@@ -1928,10 +1928,10 @@ def test_chains_with_cycles_end():
 def use_segment(region: Region, columns: RecordColumns):
     """Everything that reads a segment, on whatever bytes; the results that the caller may compare."""
     size = region.size
-    scanned = _columns.scan(region, 0, size, 0, columns, NO_DELAYS)
-    walked = _columns.walk(region, 0, size, 0, True)
+    scanned = _dispatch.scan(region, 0, size, 0, columns, NO_DELAYS)
+    walked = _dispatch.walk(region, 0, size, 0, True)
     assert walked[:2] == scanned if scanned[1] != Verdict.COLUMNS_FULL else True
-    plain = _columns.walk(region, 0, size, 0)
+    plain = _dispatch.walk(region, 0, size, 0)
     assert plain[0] >= walked[0]
     return scanned, walked, plain
 
@@ -1947,7 +1947,7 @@ def test_every_bit_flip_of_a_segment(golden_store):
     columns = RecordColumns(64)
     end = found[-1].phy_offset
     caught = 0
-    assert _columns.scan(region, 0, len(data), 0, columns, NO_DELAYS) == (end, Verdict.BLANK)
+    assert _dispatch.scan(region, 0, len(data), 0, columns, NO_DELAYS) == (end, Verdict.BLANK)
     sound_offsets = columns.phy_offset[: len(records)].copy()
     sound_hashes = columns.key_hash.copy()
     for pos in range(len(data)):
@@ -2176,9 +2176,9 @@ def test_record_at_the_end_of_a_full_size_segment():
     _core.write_blank(region, size - 8)
     assert decoded(region, pos + total)["phy_offset"] == base_offset + pos + total
     assert _core.check_record(region, pos, base_offset) == (Verdict.RECORD, total, 7)
-    assert _columns.walk(region, pos, size, base_offset, True) == (size - 8, Verdict.BLANK, 2, pos + total)
+    assert _dispatch.walk(region, pos, size, base_offset, True) == (size - 8, Verdict.BLANK, 2, pos + total)
     columns = RecordColumns(10)
-    assert _columns.scan(region, pos, size, base_offset, columns, NO_DELAYS) == (size - 8, Verdict.BLANK)
+    assert _dispatch.scan(region, pos, size, base_offset, columns, NO_DELAYS) == (size - 8, Verdict.BLANK)
     assert columns.phy_offset[:2].tolist() == [base_offset + pos, base_offset + pos + total]
     assert columns.key_hash[0] == oracle.index_hash("Topic#far")
     assert _core.find_record(region, pos - 5000, base_offset) == pos
@@ -2249,7 +2249,7 @@ PRELUDE = """
 import array, gc, sys, tempfile
 import numpy as np
 import rmqstore.message
-from rmqstore import _append, _columns, _core, _read
+from rmqstore import _append, _columns, _core, _dispatch, _read
 from rmqstore.errors import StoreError
 def region(size=4096):
     with tempfile.TemporaryFile() as file:
@@ -2290,12 +2290,12 @@ for _ in range(50):
     gc.collect()
 """,
     "columns that were never initialised": """
-class Columns(_columns.RecordColumns):
+class Columns(_dispatch.RecordColumns):
     def __init__(self):
         pass
-for columns in (_columns.RecordColumns.__new__(_columns.RecordColumns), Columns()):
+for columns in (_dispatch.RecordColumns.__new__(_dispatch.RecordColumns), Columns()):
     try:
-        _columns.scan(region(), 0, 4096, 0, columns, np.zeros(0, np.int64))
+        _dispatch.scan(region(), 0, 4096, 0, columns, np.zeros(0, np.int64))
     except (StoreError, ValueError, TypeError):
         pass
 """,
@@ -2348,19 +2348,19 @@ for i, size in enumerate(sizes[:10]):
     "None in place of objects": """
 index = _core.IndexRegion()
 for call, arguments in (
-    (index.attach, (None, 1, 1)), (_columns.scan, (None, 0, 0, 0, _columns.RecordColumns(1), np.zeros(0, np.int64))),
-    (_columns.scan, (region(), 0, 0, 0, None, np.zeros(0, np.int64))),
-    (_columns.scan, (region(), 0, 0, 0, _columns.RecordColumns(1), None)),
+    (index.attach, (None, 1, 1)), (_dispatch.scan, (None, 0, 0, 0, _dispatch.RecordColumns(1), np.zeros(0, np.int64))),
+    (_dispatch.scan, (region(), 0, 0, 0, None, np.zeros(0, np.int64))),
+    (_dispatch.scan, (region(), 0, 0, 0, _dispatch.RecordColumns(1), None)),
     (_core.encode_records, (region(), 0, 0, None)), (_core.RegionView, (None, 0, 0)),
     (_core.write_units, (region(), 0, None, None, None)), (index.put_hashes, (None, None, None)),
-    (_columns.walk, (None, 0, 0, 0)), (_core.decode_record, (None, 0)), (_core.check_record, (None, 0, 0)),
+    (_dispatch.walk, (None, 0, 0, 0)), (_core.decode_record, (None, 0)), (_core.check_record, (None, 0, 0)),
     (_core.find_record, (None, 0, 0)), (_core.write_blank, (None, 0)), (_core.read_unit, (None, 0)),
     (_core.read_units, (None, 0, 1)), (_core.count_units, (None,)), (_core.read_batch_unit, (None, 0)),
-    (_columns.agreeing_units, (None, 0, _columns.RecordColumns(1), np.zeros(1, np.int64), 0)),
-    (_columns.agreeing_ext_units, (None, 0, np.zeros(1, np.int64))), (_columns.agreeing_ext_units, (region(), 0, None)),
-    (_columns.agreeing_units, (region(), 0, None, np.zeros(1, np.int64), 0)),
-    (_columns.agreeing_units, (region(), 0, _columns.RecordColumns(1), None, 0)),
-    (_columns.RecordColumns(1).by_queue, (None,)), (_columns.RecordColumns(1).run_length, (None,)),
+    (_dispatch.agreeing_units, (None, 0, _dispatch.RecordColumns(1), np.zeros(1, np.int64), 0)),
+    (_dispatch.agreeing_ext_units, (None, 0, np.zeros(1, np.int64))), (_dispatch.agreeing_ext_units, (region(), 0, None)),
+    (_dispatch.agreeing_units, (region(), 0, None, np.zeros(1, np.int64), 0)),
+    (_dispatch.agreeing_units, (region(), 0, _dispatch.RecordColumns(1), None, 0)),
+    (_dispatch.RecordColumns(1).by_queue, (None,)), (_dispatch.RecordColumns(1).run_length, (None,)),
     (_core.read_ext_unit, (None, 0)), (_core.unit_at_or_after, (None, 0, 0, 0)), (region().advise, (None,)),
 ):
     refused(call, *arguments)
@@ -2369,7 +2369,7 @@ for call, arguments in (
 import copy, pickle
 index = _core.IndexRegion()
 index.attach(region(480), 10, 20)
-for thing in (region(), region().view(0, 4).obj, index, _columns.TopicTable()):
+for thing in (region(), region().view(0, 4).obj, index, _dispatch.TopicTable()):
     for call in (copy.copy, copy.deepcopy, pickle.dumps):
         refused(call, thing)
 """,
@@ -2468,7 +2468,7 @@ def key_texts():
 
 
 def row_batch():
-    batch = _append.RowBatch(_columns.TopicTable(), b"\x7f\0\0\1\0\0\x2a\x9f", {}, 100)
+    batch = _append.RowBatch(_dispatch.TopicTable(), b"\x7f\0\0\1\0\0\x2a\x9f", {}, 100)
     batch.topics.add_queue(batch.topics.add(b"T"), 0)
     assert batch.take_messages([fields_of({}, body=b"")], 0, 0, _core.MessageFields) == (1, 0)
     batch.number({0: 0}, 0, NO_DELAYS)
@@ -2516,7 +2516,7 @@ def test_columns_of_rows_are_those_of_a_scan_of_their_records(capacity, prop_crc
     done, pos = 0, 100
     while done < len(ROWS):
         first, done = done, batch.fill_columns(rows, done, index_tags)
-        pos, _ = _columns.scan(region, pos, region.size, 5000, scanned, NO_DELAYS, 0, index_tags)
+        pos, _ = _dispatch.scan(region, pos, region.size, 5000, scanned, NO_DELAYS, 0, index_tags)
         assert rows.count == scanned.count == done - first == min(capacity, len(ROWS) - first)
         for name in (
             "phy_offset size queue_id queue_offset sys_flag store_timestamp tags_code topic queue inner_base inner_num "
@@ -2588,17 +2588,17 @@ def reading_calls(region: Region, index: IndexRegion):
             [region], np.zeros(1, np.int64), np.zeros(1, np.int32), np.zeros(1, np.int64), np.ones(1, np.int32)
         ),
         "ArrowColumns.fill": lambda: _columns.ArrowColumns(["topic"], 4).fill(region, 0, 100, 0),
-        "scan": lambda: _columns.scan(region, 0, 100, 0, columns, NO_DELAYS),
-        "walk": lambda: _columns.walk(region, 0, 100, 0),
+        "scan": lambda: _dispatch.scan(region, 0, 100, 0, columns, NO_DELAYS),
+        "walk": lambda: _dispatch.walk(region, 0, 100, 0),
         "read_unit": lambda: _core.read_unit(region, 0),
         "read_units": lambda: _core.read_units(region, 0, 1),
         "count_units": lambda: _core.count_units(region),
-        "agreeing_units": lambda: _columns.agreeing_units(region, 0, columns, np.zeros(1, np.int64), 0),
-        "agreeing_entries": lambda: _columns.agreeing_entries(index, 1, columns, 0),
+        "agreeing_units": lambda: _dispatch.agreeing_units(region, 0, columns, np.zeros(1, np.int64), 0),
+        "agreeing_entries": lambda: _dispatch.agreeing_entries(index, 1, columns, 0),
         "unit_at_or_after": lambda: _core.unit_at_or_after(region, 0, 1, 0),
         "read_batch_unit": lambda: _core.read_batch_unit(region, 0),
         "read_ext_unit": lambda: _core.read_ext_unit(region, 0),
-        "agreeing_ext_units": lambda: _columns.agreeing_ext_units(region, 0, np.zeros(1, np.int64)),
+        "agreeing_ext_units": lambda: _dispatch.agreeing_ext_units(region, 0, np.zeros(1, np.int64)),
         "select_phy_offset": lambda: index.select_phy_offset("k"),
         "select_hash": lambda: index.select_hash(1),
         "select_phy_offsets": lambda: index.select_phy_offsets(["k"]),
@@ -2638,7 +2638,7 @@ def test_every_region_function_is_tried_closed():
     named = {*reading_calls(None, index_of(1, 1)), *writing_calls(None, index_of(1, 1))}
     functions = {
         name
-        for module in (_core, _columns, _append, _read)
+        for module in (_core, _dispatch, _columns, _append, _read)
         for name, value in vars(module).items()
         if callable(value) and not isinstance(value, type) and name[0] != "_"
     }
@@ -2698,11 +2698,11 @@ def test_positions_outside_are_refused(pos):
         lambda: _core.check_record(region, pos, 0),
         lambda: _core.find_record(region, pos, 0),
         lambda: _core.record_matches(region, pos, 0, b"T", b"k"),
-        lambda: _columns.scan(region, pos, 480, 0, columns, NO_DELAYS),
-        lambda: _columns.walk(region, pos, 480, 0),
+        lambda: _dispatch.scan(region, pos, 480, 0, columns, NO_DELAYS),
+        lambda: _dispatch.walk(region, pos, 480, 0),
         lambda: _core.read_unit(region, pos),
         lambda: _core.read_units(region, pos, 1),
-        lambda: _columns.agreeing_units(region, pos, columns, np.zeros(1, np.int64), 0),
+        lambda: _dispatch.agreeing_units(region, pos, columns, np.zeros(1, np.int64), 0),
         lambda: _core.read_batch_unit(region, pos),
         lambda: _core.encode_records(region, pos, 0, [encode_row()]),
         lambda: _core.write_blank(region, pos),

@@ -26,9 +26,9 @@ import oracle
 import pytest
 from scratch import SCRATCH
 
-from rmqstore import _columns, _core
-from rmqstore._columns import RecordColumns
+from rmqstore import _core, _dispatch
 from rmqstore._core import IndexRegion, Region
+from rmqstore._dispatch import RecordColumns
 from rmqstore.errors import OffsetOutOfRangeError, ReadOnlyError, StoreClosedError, StoreError
 from rmqstore.files.mapped_file import MappedFile
 
@@ -506,8 +506,8 @@ def test_an_error_gives_its_pin_back(tmp_path):
     for call in (
         lambda: region.read(0, 10_000),
         lambda: region.write(480, b"x"),
-        lambda: _columns.scan(region, -1, 5, 0, columns, NO_DELAYS),
-        lambda: _columns.walk(region, 481, 500, 0),
+        lambda: _dispatch.scan(region, -1, 5, 0, columns, NO_DELAYS),
+        lambda: _dispatch.walk(region, 481, 500, 0),
         lambda: index.relink(100),
         lambda: index.select_chain(1, 20),
         lambda: index.put_keys(["a", 5], [1, 2], [1, 2]),
@@ -608,9 +608,9 @@ def segment_calls(region: Region):
     size = region.size
     small, large = RecordColumns(64), RecordColumns(5000)
     return [
-        lambda: _columns.scan(region, 0, size, 0, small, NO_DELAYS),
-        lambda: _columns.scan(region, 0, size, 0, large, NO_DELAYS),
-        lambda: _columns.walk(region, 0, size, 0, True),
+        lambda: _dispatch.scan(region, 0, size, 0, small, NO_DELAYS),
+        lambda: _dispatch.scan(region, 0, size, 0, large, NO_DELAYS),
+        lambda: _dispatch.walk(region, 0, size, 0, True),
         lambda: _core.find_record(region, 5, 0),
         lambda: _core.decode_record(region, 0),
         lambda: bytes(region.view(0, 1000)),
@@ -732,7 +732,7 @@ def test_a_finalizer_that_closes_in_the_middle_of_a_call(threshold, eager_collec
         columns = RecordColumns(200)
 
         def call():
-            pos, _ = _columns.scan(region, 0, len(raw), 0, columns, NO_DELAYS)
+            pos, _ = _dispatch.scan(region, 0, len(raw), 0, columns, NO_DELAYS)
             return (
                 pos,
                 [_core.decode_record(region, 0) for _ in range(20)],
@@ -814,7 +814,7 @@ def test_a_weakref_callback_that_closes():
 def test_finalize_closes_at_exit_without_a_crash():
     code = """
 import gc, tempfile, threading, weakref
-from rmqstore import _columns, _core
+from rmqstore import _core, _dispatch
 regions = []
 for i in range(50):
     with tempfile.TemporaryFile() as file:

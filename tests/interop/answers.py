@@ -13,7 +13,7 @@ from collections import Counter
 
 from rmqstore import MessageStore
 from rmqstore.commitlog.log_walk import Blank
-from rmqstore.consumequeue.consume_queue import BatchConsumeQueue
+from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.message import host_to_bytes
 
 __all__ = ["assert_same", "assert_whole", "differences", "dump", "lines_of"]

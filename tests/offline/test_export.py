@@ -186,7 +186,7 @@ def test_single_files(tmp_path):
     assert "body" not in rows[0]
     assert rows[4]["properties"]["n"] == "4"
     # Never into a folder that has something in it, whatever it is told.
-    with pytest.raises(StoreError, match="no empty folder"):
+    with pytest.raises(StoreError, match="not an empty folder"):
         export(tmp_path / "s", tmp_path / "out", format="files", force=True)
     (tmp_path / "empty").mkdir()
     assert export(tmp_path / "s", tmp_path / "empty", format="files").messages == len(HOSTILE)

@@ -265,7 +265,7 @@ WRONG = {
         ('{"topic":"A","body_file":"../../secret"}\n', "line 1: body_file is .*leads out"),
         ('{"topic":"A","body_file":"/etc/passwd"}\n', "line 1: body_file is .*leads out"),
         ('{"topic":"A","body_file":"link"}\n', "line 1: body_file is .*leads out"),
-        ('{"topic":"A","body_file":"pipe"}\n', "line 1: .*no regular file.*pipe"),
+        ('{"topic":"A","body_file":"pipe"}\n', "line 1: .*not a regular file.*pipe"),
         ('{"topic":"A","body_file":"missing"}\n', "line 1: No such file"),
         ('{"topic":"A","body":"x","body_file":"a"}\n', "line 1: there are both"),
         ("[" * 100_000 + "\n", "line 1: this is no JSON"),

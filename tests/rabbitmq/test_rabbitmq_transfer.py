@@ -159,9 +159,9 @@ def test_objects_of_messages():
     for value, reason in (
         ([], "JSON object"),
         ({}, "neither body"),
-        ({"body": 5}, "no message"),
-        ({"body_base64": "?"}, "no message"),
-        ({"body": "x", "msg_id": "zz"}, "no message"),
+        ({"body": 5}, "not a message"),
+        ({"body_base64": "?"}, "not a message"),
+        ({"body": "x", "msg_id": "zz"}, "not a message"),
         ({"body": "x", "properties": {"nope": 1}}, ""),
     ):
         with pytest.raises(InvalidMessageError, match=reason):

@@ -141,7 +141,7 @@ def test_names():
 def test_what_is_no_vhost(tmp_path, golden_vhost):
     with pytest.raises(StoreError, match="no such directory"):
         Vhost.open(tmp_path / "none")
-    with pytest.raises(StoreError, match="no vhost"):
+    with pytest.raises(StoreError, match="not a vhost"):
         Vhost.open(tmp_path)
     data = tmp_path / "data"
     inside = data / "msg_stores" / "vhosts" / vhost_directory("c11")

@@ -147,8 +147,8 @@ def test_nothing_to_load(tmp_path):
     [
         ({"body": [b"x" * 5000]}, "a segment of 4096 bytes holds at most 4088"),
         ({"topic": ["a/b"]}, "row 0: "),
-        ({"properties": pa.array([[("DELAY", "3")]], pa.map_(pa.string(), pa.string()))}, "row 0 is no plain message"),
-        ({"sys_flag": pa.array([4], pa.int32())}, "row 0 is no plain message"),
+        ({"properties": pa.array([[("DELAY", "3")]], pa.map_(pa.string(), pa.string()))}, "row 0 is not a plain message"),
+        ({"sys_flag": pa.array([4], pa.int32())}, "row 0 is not a plain message"),
         ({"store_timestamp": pa.array([5], pa.int64())}, "store timestamps fall"),
         ({"_corrupt": ["BAD_BODY_CRC"]}, "rows are marked"),
         ({"weight": [1.5]}, "column 'weight' is none that a message has"),
@@ -206,7 +206,7 @@ def test_on_spark(spark, request, tmp_path):
     # There is a store already; a row that cannot be stored; an order that is none.
     with pytest.raises(StoreError, match="there is something already"):
         rmqstore.spark.bulk_load(df, tmp_path / "many", config=config)
-    with pytest.raises(InvalidMessageError, match="no plain message"):
+    with pytest.raises(InvalidMessageError, match="not a plain message"):
         rmqstore.spark.bulk_load(df.selectExpr("*", "4 as sys_flag"), tmp_path / "bad", config=config)
     with pytest.raises(ValueError, match="no column nonsense"):
         rmqstore.spark.bulk_load(df, tmp_path / "bad", config=config, order_by=("nonsense",))

@@ -24,6 +24,8 @@ import rmqstore
 import rmqstore.spark.rebuild
 from rmqstore import CorruptionError, GeometryError, Message, MessageStore, StoreConfig, StoreError, StoreLockedError
 from rmqstore.offline.rebuild import REBUILD_DIRECTORY
+from rmqstore.spark import rebuild_index, rebuild_records
+from rmqstore.spark.mapper import answer_of
 from rmqstore.spark.rebuild import rebuild_with
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -216,9 +218,9 @@ def filled(root, num=200, config=SMALL):
 def test_an_old_queue_that_shows_a_wrong_way_is_found_out(tmp_path, monkeypatch, caplog):
     filled(tmp_path / "s")
     want = built(tmp_path / "s")
-    first_offset = module.first_offset
+    first_offset = rebuild_records.first_offset
     monkeypatch.setattr(
-        module,
+        rebuild_records,
         "first_offset",
         lambda log, piece, by_queues: first_offset(log, piece, by_queues) + (91 if by_queues and piece.begin else 0),
     )
@@ -237,7 +239,7 @@ def test_several_processes_and_every_task_twice_at_once(tmp_path):
 
         def mapper(function, plan, tasks):
             work = [(function, plan, task) for task in tasks for _ in range(2)]
-            answers = list(pool.map(module._answer, *zip(*work, strict=True))) if work else []
+            answers = list(pool.map(answer_of, *zip(*work, strict=True))) if work else []
             assert all(error is None for error, _ in answers)
             return [answer for _, answer in answers[1::2]]
 
@@ -313,8 +315,8 @@ def test_what_was_done_is_not_done_again(tmp_path, monkeypatch):
     filled(tmp_path / "s")
     want = built(tmp_path / "s")
     scans = []
-    run = module._PieceScan.run
-    monkeypatch.setattr(module._PieceScan, "run", lambda self, piece: (scans.append(piece), run(self, piece))[1])
+    run = rebuild_records._PieceScan.run
+    monkeypatch.setattr(rebuild_records._PieceScan, "run", lambda self, piece: (scans.append(piece), run(self, piece))[1])
 
     def failing(function, plan, tasks):
         if function is module.check_part:
@@ -349,17 +351,17 @@ def test_a_wrong_build_is_never_swapped_in(tmp_path, monkeypatch, part):
     filled(tmp_path / "s")
     tree = oracle.read_files(tmp_path / "s")
     if part == "units":
-        units_of = module._units_of
+        units_of = rebuild_records._units_of
 
         def wrong(columns, rows):
             made = units_of(columns, rows)
             made["tags_code"][-1] += 1
             return made
 
-        monkeypatch.setattr(module, "_units_of", wrong)
+        monkeypatch.setattr(rebuild_records, "_units_of", wrong)
     else:
-        header = module._header
-        monkeypatch.setattr(module, "_header", lambda begin, *rest: header(begin + 1, *rest))
+        header = rebuild_index._header
+        monkeypatch.setattr(rebuild_index, "_header", lambda begin, *rest: header(begin + 1, *rest))
     with pytest.raises(CorruptionError, match="nothing was swapped in"):
         rebuild_with(in_order, tmp_path / "s", config=SMALL, partition_bytes=1000)
     assert oracle.read_files(tmp_path / "s") == tree

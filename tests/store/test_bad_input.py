@@ -215,11 +215,11 @@ def test_a_missing_checkpoint_or_lock_is_no_error(golden_copy):
 @pytest.mark.parametrize(
     ("name", "match"),
     [
-        ("notes.txt", "no part of the store.*move it away"),
-        ("0000000000000000004096", "no part of the store.*move it away"),
-        ("-0000000000000000001", "no part of the store.*move it away"),
-        ("٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠", "no part of the store.*move it away"),
-        ("99999999999999999999", "no part of the store.*move it away"),
+        ("notes.txt", "not part of the store.*move it away"),
+        ("0000000000000000004096", "not part of the store.*move it away"),
+        ("-0000000000000000001", "not part of the store.*move it away"),
+        ("٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠٠", "not part of the store.*move it away"),
+        ("99999999999999999999", "not part of the store.*move it away"),
         (f"{100:020}", "not a multiple|is missing"),
         (f"{1 << 40:020}", "not a multiple|is missing"),
     ],
@@ -249,7 +249,7 @@ def test_what_is_no_file_is_not_waited_for(golden_copy, part, kind):
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
     os.mkfifo(path) if kind == "fifo" else path.mkdir()
-    with pytest.raises(OSError, match="no regular file; move it away" if kind == "fifo" else "directory") as caught:
+    with pytest.raises(OSError, match="not a regular file; move it away" if kind == "fifo" else "directory") as caught:
         with MessageStore.open(root, config=StoreConfig(**BASE), read_only=True) as store:
             store.consumer_offsets.list()
     assert caught.value.filename == str(path)

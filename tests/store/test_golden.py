@@ -17,7 +17,7 @@ import pytest
 
 from rmqstore import GetMessageStatus, MessageStore, StoreConfig
 from rmqstore.commitlog.log_walk import Blank
-from rmqstore.consumequeue.consume_queue import BatchConsumeQueue
+from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.message import MessageExt, host_to_bytes
 
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"

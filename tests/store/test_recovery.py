@@ -37,8 +37,8 @@ from test_crash import (
 )
 
 from rmqstore import CorruptionError, Message, MessageStore, OffsetOutOfRangeError, StoreConfig
-from rmqstore._columns import RecordColumns
 from rmqstore._core import Verdict
+from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog import log_walk
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.files.checkpoint import Checkpoint

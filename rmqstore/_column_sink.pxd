@@ -1,0 +1,835 @@
+# How parsed records become the columns of Arrow: the buffers of one batch (`ColumnSink`), and what writes each column
+# into them, as copies (`write_...`) or as views (`view_...`).  It asks for no memory: a row that does not fit says what
+# it lacks.
+
+from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
+from libc.string cimport memcmp, memcpy, memset
+
+from rmqstore._bytes cimport (
+    before, copy_ascii, copy_bytes, get_i32, is_ascii, put_hex, put_hex_8_8, put_view, VIEW_INLINE,
+)
+from rmqstore._core cimport RECORD, RECORD_BORN_HOST, RECORD_PHY_OFFSET
+from rmqstore._java_text cimport hash_units8, put_java_utf8
+from rmqstore._properties cimport (
+    KnownSpans, names_may_repeat, PropertyLayout, PropertySpan, put_name_view, put_value_view,
+)
+from rmqstore._record cimport RecordView
+
+
+cdef enum:
+    # In the order of `COLUMN_NAMES`.
+    COL_TOPIC = 0
+    COL_QUEUE_ID
+    COL_QUEUE_OFFSET
+    COL_PHY_OFFSET
+    COL_SIZE
+    COL_MSG_ID
+    COL_KEYS
+    COL_TAGS
+    COL_BODY
+    COL_PROPERTIES
+    COL_BORN_TIMESTAMP
+    COL_STORE_TIMESTAMP
+    COL_BORN_HOST
+    COL_STORE_HOST
+    COL_FLAG
+    COL_SYS_FLAG
+    COL_RECONSUME_TIMES
+    COL_PREPARED_TRANSACTION_OFFSET
+    COL_CORRUPT
+    COL_UNIQUE_KEY
+    COL_BODY_STORED
+    COL_NUM
+    # After the columns: the values of the properties, whose names are COL_PROPERTIES.
+    COL_VALUES = COL_NUM
+    BUFFER_NUM
+
+
+cdef enum:
+    HAS_OFFSETS = (1 << COL_TOPIC | 1 << COL_MSG_ID | 1 << COL_KEYS | 1 << COL_TAGS | 1 << COL_BODY | 1 << COL_PROPERTIES
+                   | 1 << COL_BORN_HOST | 1 << COL_STORE_HOST | 1 << COL_UNIQUE_KEY | 1 << COL_BODY_STORED)
+    HAS_CHILD = 1 << COL_KEYS | 1 << COL_PROPERTIES | 1 << COL_VALUES
+    HAS_NULLS = 1 << COL_TAGS | 1 << COL_UNIQUE_KEY | 1 << COL_BODY
+    IS_INT64 = (1 << COL_QUEUE_OFFSET | 1 << COL_PHY_OFFSET | 1 << COL_BORN_TIMESTAMP | 1 << COL_STORE_TIMESTAMP
+                | 1 << COL_PREPARED_TRANSACTION_OFFSET)
+    HAS_TEXT = (1 << COL_TOPIC | 1 << COL_MSG_ID | 1 << COL_KEYS | 1 << COL_TAGS | 1 << COL_PROPERTIES | 1 << COL_BORN_HOST
+                | 1 << COL_STORE_HOST | 1 << COL_UNIQUE_KEY)
+    # Columns of texts or bytes: with views each value takes VIEW_SIZE bytes of `main`, likewise each text of a child.
+    HAS_VIEWS = HAS_OFFSETS & ~(1 << COL_KEYS | 1 << COL_PROPERTIES)
+    VIEW_SIZE = 16
+    # Columns that are told apart by these where few are asked for.
+    IN_BODY = 1 << COL_BODY | 1 << COL_BODY_STORED
+    IN_HEAD = 1 << COL_TOPIC | 1 << COL_MSG_ID | 1 << COL_BORN_HOST | 1 << COL_STORE_HOST
+    # Those of a scan that names none.
+    USUAL_COLUMNS = (1 << COL_NUM) - 1 & ~(1 << COL_UNIQUE_KEY | 1 << COL_BODY_STORED) | 1 << COL_VALUES
+    NEEDS_PROPERTIES = 1 << COL_KEYS | 1 << COL_TAGS | 1 << COL_PROPERTIES | 1 << COL_UNIQUE_KEY
+    SYS_COMPRESSED = 0x1
+    # What a text may take beyond its bytes, so that it is copied in whole steps.
+    TEXT_SLACK = 64
+    MAX_SPANS = 8200         # of a properties text of 32767 bytes
+    SPAN_ROOM = 2 * MAX_SPANS
+    STAGED_ROWS = 64         # so many records are parsed before their columns are written, one column after the other
+    NAME_SLOTS = 32768       # also enough bytes for any properties text after its decoding
+    HOST_SLOTS = 256         # of each kind: born or stored, IPv4 or IPv6
+    HOST_ROOM = 96           # length of the address bytes, these, length of the text, the text
+    HOST_KEY = 1
+    HOST_TEXT_LEN = 24
+    HOST_POS = 28            # where the text stands in the data of a batch with views, if it does
+    HOST_TEXT = 32
+    LAYOUTS = 32             # one for each length of a properties text and of a topic, as far as their sum goes
+    LAYOUT_PATIENCE = 32     # so many texts in a row have to differ from one before another is learnt, which takes long
+    ID_SIZE = 32             # digits of the message id of a record with an IPv4 host
+    MAX_REGIONS = 64
+    # What is kept of the memory of batches before: so many rooms and bytes at most, and none that malloc has at hand.
+    POOL_ROOMS = 64
+    POOL_BYTES = 8 * 1024 * 1024
+    SMALL_ROOM = 4096
+    # Inner answers of stage_row and write_rows beside the verdicts.
+    NEED_ROOM = 110
+    NEED_BODY = 111
+    NEED_HOST = 112
+    PASSED_OVER = 113
+    WRITE_FIRST = 114
+
+
+cdef struct StagedRow:
+    # A parsed record that becomes a row; good for as long as its segment stays pinned.
+    const unsigned char* p
+    int64_t room
+    # With views: the number of the record's buffer and the address of its first byte.
+    int32_t buffer
+    const unsigned char* origin
+    const unsigned char* body
+    int64_t body_len
+    int64_t body_room
+    bint body_lent
+    PropertySpan* spans
+    PropertyLayout* layout  # NULL for a text that was taken apart by itself
+    KnownSpans known
+    int32_t span_num
+    int ascii
+    bint ok
+    RecordView r
+
+
+cdef struct ColumnSink:
+    # Where the next row goes: addresses in the arrays of one ArrowColumns, asked for in every pass.
+    int64_t mask
+    int64_t count
+    int64_t capacity
+    int64_t bytes
+    int64_t byte_limit
+    unsigned char* main[BUFFER_NUM]
+    unsigned char* valid[BUFFER_NUM]
+    unsigned char* data[BUFFER_NUM]
+    int32_t* child[BUFFER_NUM]
+    int64_t data_room[BUFFER_NUM]
+    int64_t data_used[BUFFER_NUM]
+    int64_t child_room[BUFFER_NUM]
+    int64_t child_used[BUFFER_NUM]
+    int64_t null_num[BUFFER_NUM]
+    unsigned char* hosts
+    PropertySpan* spans
+    # What `split_usual` found, in the first spans.
+    KnownSpans split_known
+    int32_t split_num
+    PropertyLayout* layouts
+    int64_t block_num
+    int32_t* chosen
+    int32_t* name_ends
+    int32_t* name_slots
+    int check_crc
+    bint views
+    int64_t* lent_ends
+    # Records that are parsed and not written yet, and what they need in sum.
+    StagedRow rows[STAGED_ROWS]
+    int64_t row_num
+    int64_t span_used
+    int64_t topic_need
+    int64_t properties_need
+    int64_t body_need
+    int64_t body_stored_need
+    # The decompressed body of the row that asked for it; NULL with a length of -1: it cannot be decompressed.
+    const unsigned char* body
+    int64_t body_len
+    bint body_ready
+    # What the row that does not fit needs.
+    int32_t wanting
+    int64_t wanted
+    # The record that asked for something, where records are looked up.
+    int32_t number
+    int64_t pos
+    # The topic of the record before, NULL where there is none, whether it is one of those that are asked for, and its
+    # view where it is ASCII.
+    const unsigned char* topic
+    int32_t topic_len
+    bint topic_wanted
+    bint topic_ascii
+    unsigned char topic_view[VIEW_SIZE]
+    # The hosts of the row before, if that was written in one pass: their eight bytes and views, and the digits of the
+    # second.
+    bint host_known[2]
+    uint64_t host[2]
+    unsigned char host_view[2][VIEW_SIZE]
+    unsigned char store_digits[VIEW_SIZE]
+
+
+cdef inline int64_t put_text(unsigned char* to, const unsigned char* p, int64_t n, int64_t room, bint ascii) noexcept nogil:
+    # The bytes that the text took; `room` bytes may be read from p on.
+    if ascii:
+        copy_bytes(to, p, n, room)
+        return n
+    return put_java_utf8(to, p, n)
+
+
+cdef inline bint lacks_room(ColumnSink* s, int column, int64_t need) noexcept nogil:
+    if s.data_used[column] + need > s.data_room[column]:
+        s.wanting = column
+        s.wanted = need
+        return True
+    return False
+
+
+cdef inline bint lacks_child_room(ColumnSink* s, int column, int64_t need) noexcept nogil:
+    if s.child_used[column] + need + 1 > s.child_room[column]:
+        s.wanting = column
+        s.wanted = need
+        return True
+    return False
+
+
+cdef inline void set_bit(unsigned char* bits, int64_t i) noexcept nogil:
+    bits[i >> 3] |= <unsigned char>(1 << (i & 7))
+
+
+cdef inline void mark_valid(ColumnSink* s, int column, int64_t i, bint valid) noexcept nogil:
+    # Bits are written from the first null on: a column without one is handed over without them.
+    cdef int64_t k
+    if not valid:
+        if s.null_num[column] == 0:
+            memset(s.valid[column], 0xFF, i >> 3)
+            for k in range(i & ~<int64_t>7, i):
+                set_bit(s.valid[column], k)
+        s.null_num[column] += 1
+    elif s.null_num[column]:
+        set_bit(s.valid[column], i)
+
+
+cdef inline int put_decimal(unsigned char* to, int64_t value) noexcept nogil:
+    cdef unsigned char[20] digits
+    cdef int n = 0, used = 0
+    cdef uint64_t rest = <uint64_t>value
+    if value < 0:
+        to[0] = 45
+        used = 1
+        rest = 0 - rest
+    while True:
+        digits[n] = <unsigned char>(48 + rest % 10)
+        rest //= 10
+        n += 1
+        if rest == 0:
+            break
+    while n > 0:
+        n -= 1
+        to[used] = digits[n]
+        used += 1
+    return used
+
+
+cdef inline unsigned char* host_slot(unsigned char* hosts, int column, const unsigned char* host, int32_t n) noexcept nogil:
+    # Each kind has slots of its own: the hosts of one record must not drive each other out.
+    cdef uint64_t a, b = 0
+    memcpy(&a, host, 8)
+    if n == 20:
+        memcpy(&b, host + 12, 8)
+    a = ((a ^ b * 31) * 0x9E3779B97F4A7C15u) >> 56
+    return hosts + HOST_ROOM * (a + (HOST_SLOTS if column == COL_STORE_HOST else 0) + (2 * HOST_SLOTS if n == 20 else 0))
+
+
+cdef inline bint lacks_host(ColumnSink* s, int column, const unsigned char* host, int32_t n) noexcept nogil:
+    # The text of an IPv6 address comes from outside.
+    cdef unsigned char* slot
+    if n == 8:
+        return False
+    slot = host_slot(s.hosts, column, host, n)
+    if slot[0] == n and memcmp(slot + HOST_KEY, host, n) == 0:
+        return False
+    s.wanting = column
+    return True
+
+
+cdef inline unsigned char* told_host(ColumnSink* s, int column, const unsigned char* host, int32_t n) noexcept nogil:
+    # The slot with the text "a.b.c.d:port"; the same few hosts come again and again.
+    cdef unsigned char* slot = host_slot(s.hosts, column, host, n)
+    cdef unsigned char* text = slot + HOST_TEXT
+    cdef int used, k
+    if n == 8 and (slot[0] != n or memcmp(slot + HOST_KEY, host, 8) != 0):
+        used = 0
+        for k in range(4):
+            used += put_decimal(text + used, host[k])
+            text[used] = 46 if k < 3 else 58
+            used += 1
+        used += put_decimal(text + used, get_i32(host + 4))
+        slot[0] = <unsigned char>n
+        memcpy(slot + HOST_KEY, host, n)
+        slot[HOST_TEXT_LEN] = <unsigned char>used
+    return slot
+
+
+cdef inline bint same_name(const unsigned char* data, const int32_t* offsets, int64_t a, int64_t b) noexcept nogil:
+    cdef int32_t n = offsets[a + 1] - offsets[a]
+    return offsets[b + 1] - offsets[b] == n and memcmp(data + offsets[a], data + offsets[b], n) == 0
+
+
+cdef inline bint repeats(ColumnSink* s, const int32_t* offsets, int64_t n) noexcept nogil:
+    # Whether two of the `n` names are equal that were just written; `offsets` are theirs in the data.  chosen[k] becomes the
+    # number of the property whose value the k-th takes, -1 where an earlier one has the same name: a dict's first place and
+    # last value.
+    cdef int64_t k, at
+    cdef const unsigned char* data = s.data[COL_PROPERTIES]
+    cdef bint found = False
+    cdef uint32_t h
+    memset(s.name_slots, 0, NAME_SLOTS * sizeof(int32_t))
+    for k in range(n):
+        s.chosen[k] = <int32_t>k
+        h = hash_units8(0, data + offsets[k], offsets[k + 1] - offsets[k])
+        at = (h * 0x9E3779B1u) >> 17
+        while s.name_slots[at] > 0 and not same_name(data, offsets, s.name_slots[at] - 1, k):
+            at = (at + 1) & (NAME_SLOTS - 1)
+        if s.name_slots[at] > 0:
+            found = True
+            s.chosen[s.name_slots[at] - 1] = <int32_t>k
+            s.chosen[k] = -1
+        else:
+            s.name_slots[at] = <int32_t>(k + 1)
+    return found
+
+
+cdef inline void write_names(ColumnSink* s, StagedRow* row, const unsigned char* text, int64_t room,
+                             bint chosen) noexcept nogil:
+    cdef int64_t used = s.data_used[COL_PROPERTIES], num = s.child_used[COL_PROPERTIES], k
+    cdef unsigned char* data = s.data[COL_PROPERTIES]
+    cdef int32_t* offsets = s.child[COL_PROPERTIES]
+    cdef PropertySpan* span
+    if row.layout != NULL:
+        copy_bytes(data + used, row.layout.names, row.layout.names_len, row.layout.names_len + TEXT_SLACK)
+        for k in range(row.span_num):
+            offsets[num + 1 + k] = <int32_t>used + row.layout.name_ends[k]
+        s.data_used[COL_PROPERTIES], s.child_used[COL_PROPERTIES] = used + row.layout.names_len, num + row.span_num
+        return
+    for k in range(row.span_num):
+        if chosen and s.chosen[k] < 0:
+            continue
+        span = row.spans + k
+        used += put_text(data + used, text + span.start, span.split - span.start, room - span.start, row.ascii)
+        num += 1
+        offsets[num] = <int32_t>used
+    s.data_used[COL_PROPERTIES], s.child_used[COL_PROPERTIES] = used, num
+
+
+cdef inline void write_values(ColumnSink* s, StagedRow* row, const unsigned char* text, int64_t room,
+                              bint chosen) noexcept nogil:
+    cdef int64_t used = s.data_used[COL_VALUES], num = s.child_used[COL_VALUES], k
+    cdef unsigned char* data = s.data[COL_VALUES]
+    cdef int32_t* offsets = s.child[COL_VALUES]
+    cdef PropertySpan* span
+    for k in range(row.span_num):
+        span = row.spans + k
+        if chosen:
+            if s.chosen[k] < 0:
+                continue
+            span = row.spans + s.chosen[k]
+        used += put_text(data + used, text + span.split + 1, span.end - span.split - 1, room - span.split - 1, row.ascii)
+        num += 1
+        offsets[num] = <int32_t>used
+    s.data_used[COL_VALUES], s.child_used[COL_VALUES] = used, num
+
+
+cdef inline void write_properties(ColumnSink* s) noexcept nogil:
+    cdef int32_t* ends = <int32_t*>s.main[COL_PROPERTIES] + s.count + 1
+    cdef int64_t i, first, used, room
+    cdef StagedRow* row
+    cdef const unsigned char* text
+    cdef bint chosen
+    for i in range(s.row_num):
+        row = s.rows + i
+        text, room = row.p + row.r.properties_pos, row.room - row.r.properties_pos
+        first, used = s.child_used[COL_PROPERTIES], s.data_used[COL_PROPERTIES]
+        write_names(s, row, text, room, False)
+        chosen = False
+        # Different malformed names may be read as the same text; those of a layout are known to differ.
+        if row.layout == NULL and row.span_num > 1 and (not row.ascii or names_may_repeat(text, row.spans, row.span_num)):
+            chosen = repeats(s, s.child[COL_PROPERTIES] + first, row.span_num)
+            if chosen:
+                s.child_used[COL_PROPERTIES], s.data_used[COL_PROPERTIES] = first, used
+                write_names(s, row, text, room, True)
+        write_values(s, row, text, room, chosen)
+        ends[i] = <int32_t>s.child_used[COL_PROPERTIES]
+
+
+cdef inline void write_nullable(ColumnSink* s, int column) noexcept nogil:
+    cdef int32_t* ends = <int32_t*>s.main[column] + s.count + 1
+    cdef unsigned char* data = s.data[column]
+    cdef int64_t i, used = s.data_used[column]
+    cdef StagedRow* row
+    cdef const unsigned char* text
+    cdef PropertySpan* span
+    cdef int32_t number
+    for i in range(s.row_num):
+        row = s.rows + i
+        text = row.p + row.r.properties_pos
+        number = row.known.tags if column == COL_TAGS else row.known.unique_key
+        if number >= 0:
+            span = row.spans + number
+            used += put_text(data + used, text + span.split + 1, span.end - span.split - 1,
+                             row.room - row.r.properties_pos - span.split - 1, row.ascii)
+        mark_valid(s, column, s.count + i, number >= 0)
+        ends[i] = <int32_t>used
+    s.data_used[column] = used
+
+
+cdef inline void write_keys(ColumnSink* s) noexcept nogil:
+    cdef int32_t* ends = <int32_t*>s.main[COL_KEYS] + s.count + 1
+    cdef int32_t* offsets = s.child[COL_KEYS]
+    cdef unsigned char* data = s.data[COL_KEYS]
+    cdef int64_t i, used = s.data_used[COL_KEYS], num = s.child_used[COL_KEYS], start, end, room
+    cdef StagedRow* row
+    cdef const unsigned char* text
+    cdef PropertySpan* span
+    for i in range(s.row_num):
+        row = s.rows + i
+        text = row.p + row.r.properties_pos
+        if row.known.keys >= 0:
+            span = row.spans + row.known.keys
+            start = span.split + 1
+            while start < span.end:
+                room = row.room - row.r.properties_pos - start
+                end = start + before(text + start, 32, span.end - start, room)
+                if end > start:
+                    used += put_text(data + used, text + start, end - start, room, row.ascii)
+                    num += 1
+                    offsets[num] = <int32_t>used
+                start = end + 1
+        ends[i] = <int32_t>num
+    s.data_used[COL_KEYS], s.child_used[COL_KEYS] = used, num
+
+
+cdef inline void write_topics(ColumnSink* s) noexcept nogil:
+    cdef int32_t* ends = <int32_t*>s.main[COL_TOPIC] + s.count + 1
+    cdef unsigned char* data = s.data[COL_TOPIC]
+    cdef int64_t i, used = s.data_used[COL_TOPIC]
+    cdef StagedRow* row
+    cdef const unsigned char* text
+    for i in range(s.row_num):
+        row = s.rows + i
+        text = row.p + row.r.topic_pos
+        if copy_ascii(data + used, text, row.r.topic_len, row.room - row.r.topic_pos):
+            used += row.r.topic_len
+        else:
+            used += put_java_utf8(data + used, text, row.r.topic_len)
+        ends[i] = <int32_t>used
+    s.data_used[COL_TOPIC] = used
+
+
+cdef inline int64_t put_message_id(unsigned char* to, StagedRow* row) noexcept nogil:
+    # Upper-case hexadecimal digits of the store host and the phy offset; how many.
+    if row.r.store_host_len == 8:
+        put_hex_8_8(to, row.p + row.r.store_host_pos, row.p + RECORD_PHY_OFFSET)
+        return 32
+    put_hex(to, row.p + row.r.store_host_pos, 20)
+    put_hex(to + 40, row.p + RECORD_PHY_OFFSET, 8)
+    return 56
+
+
+cdef inline void write_message_ids(ColumnSink* s) noexcept nogil:
+    cdef int32_t* ends = <int32_t*>s.main[COL_MSG_ID] + s.count + 1
+    cdef unsigned char* data = s.data[COL_MSG_ID]
+    cdef int64_t i, used = s.data_used[COL_MSG_ID]
+    cdef StagedRow* row
+    for i in range(s.row_num):
+        row = s.rows + i
+        used += put_message_id(data + used, row)
+        ends[i] = <int32_t>used
+    s.data_used[COL_MSG_ID] = used
+
+
+cdef inline void write_hosts(ColumnSink* s, int column) noexcept nogil:
+    cdef int32_t* ends = <int32_t*>s.main[column] + s.count + 1
+    cdef unsigned char* data = s.data[column]
+    cdef int64_t i, used = s.data_used[column]
+    cdef int32_t n
+    cdef uint64_t here, last = 0
+    cdef unsigned char* slot = NULL
+    cdef const unsigned char* host
+    cdef StagedRow* row
+    for i in range(s.row_num):
+        row = s.rows + i
+        if column == COL_BORN_HOST:
+            host, n = row.p + RECORD_BORN_HOST, row.r.born_host_len
+        else:
+            host, n = row.p + row.r.store_host_pos, row.r.store_host_len
+        memcpy(&here, host, 8)
+        # Mostly that of the row before.
+        if slot == NULL or n != 8 or slot[0] != 8 or here != last:
+            slot, last = told_host(s, column, host, n), here
+        memcpy(data + used, slot + HOST_TEXT, 64)
+        used += slot[HOST_TEXT_LEN]
+        ends[i] = <int32_t>used
+    s.data_used[column] = used
+
+
+cdef inline void write_bodies(ColumnSink* s) noexcept nogil:
+    cdef int32_t* ends = <int32_t*>s.main[COL_BODY] + s.count + 1
+    cdef unsigned char* data = s.data[COL_BODY]
+    cdef int64_t i, used = s.data_used[COL_BODY]
+    cdef StagedRow* row
+    for i in range(s.row_num):
+        row = s.rows + i
+        if row.body_len >= 0:
+            copy_bytes(data + used, row.body, row.body_len, row.body_room)
+            used += row.body_len
+        mark_valid(s, COL_BODY, s.count + i, row.body_len >= 0)
+        ends[i] = <int32_t>used
+    s.data_used[COL_BODY] = used
+
+
+cdef inline void write_stored_bodies(ColumnSink* s) noexcept nogil:
+    cdef int32_t* ends = <int32_t*>s.main[COL_BODY_STORED] + s.count + 1
+    cdef unsigned char* data = s.data[COL_BODY_STORED]
+    cdef int64_t i, used = s.data_used[COL_BODY_STORED]
+    cdef StagedRow* row
+    for i in range(s.row_num):
+        row = s.rows + i
+        copy_bytes(data + used, row.p + row.r.body_pos, row.r.body_len, row.room - row.r.body_pos)
+        used += row.r.body_len
+        ends[i] = <int32_t>used
+    s.data_used[COL_BODY_STORED] = used
+
+
+cdef inline void write_int64s(ColumnSink* s, int column) noexcept nogil:
+    cdef int64_t* out = <int64_t*>s.main[column] + s.count
+    cdef RecordView* r = &s.rows[0].r
+    # The field of the first row; that of the next one lies a StagedRow after it.
+    cdef int64_t* field = &r.prepared_transaction_offset
+    cdef int64_t i
+    if column == COL_QUEUE_OFFSET:
+        field = &r.queue_offset
+    elif column == COL_PHY_OFFSET:
+        field = &r.phy_offset
+    elif column == COL_BORN_TIMESTAMP:
+        field = &r.born_timestamp
+    elif column == COL_STORE_TIMESTAMP:
+        field = &r.store_timestamp
+    for i in range(s.row_num):
+        out[i] = (<int64_t*>(<char*>field + i * sizeof(StagedRow)))[0]
+
+
+cdef inline void write_int32s(ColumnSink* s, int column) noexcept nogil:
+    cdef int32_t* out = <int32_t*>s.main[column] + s.count
+    cdef RecordView* r = &s.rows[0].r
+    cdef int32_t* field = &r.reconsume_times
+    cdef int64_t i
+    if column == COL_QUEUE_ID:
+        field = &r.queue_id
+    elif column == COL_SIZE:
+        field = &r.total_size
+    elif column == COL_FLAG:
+        field = &r.flag
+    elif column == COL_SYS_FLAG:
+        field = &r.sys_flag
+    for i in range(s.row_num):
+        out[i] = (<int32_t*>(<char*>field + i * sizeof(StagedRow)))[0]
+
+
+cdef inline void view_text(ColumnSink* s, int column, unsigned char* to, StagedRow* row, const unsigned char* p, int64_t n,
+                           int64_t room, bint ascii) noexcept nogil:
+    # A view of a text of the record; one that is not the UTF-8 of what Java reads goes to the column's own data.
+    cdef int64_t used, taken
+    if not ascii:
+        used = s.data_used[column]
+        taken = put_java_utf8(s.data[column] + used, p, n)
+        if taken != n or memcmp(s.data[column] + used, p, n) != 0:
+            view_own(s, column, to, taken)
+            return
+    put_view(to, p, n, room, row.buffer, p - row.origin)
+
+
+cdef inline void view_own(ColumnSink* s, int column, unsigned char* to, int64_t n) noexcept nogil:
+    # A view of the `n` bytes that were just written after the column's own data, which keeps them where the view does not.
+    cdef int64_t used = s.data_used[column]
+    put_view(to, s.data[column] + used, n, n + TEXT_SLACK, 0, used)
+    if n > VIEW_INLINE:
+        s.data_used[column] = used + n
+
+
+cdef inline void view_topics(ColumnSink* s) noexcept nogil:
+    cdef unsigned char* to = s.main[COL_TOPIC] + VIEW_SIZE * s.count
+    cdef int64_t i
+    cdef StagedRow* row
+    cdef const unsigned char* text
+    for i in range(s.row_num):
+        row = s.rows + i
+        text = row.p + row.r.topic_pos
+        view_text(s, COL_TOPIC, to + VIEW_SIZE * i, row, text, row.r.topic_len, row.room - row.r.topic_pos,
+                  is_ascii(text, row.r.topic_len))
+
+
+cdef inline void view_message_ids(ColumnSink* s) noexcept nogil:
+    cdef unsigned char* to = s.main[COL_MSG_ID] + VIEW_SIZE * s.count
+    cdef unsigned char* text
+    cdef int64_t i
+    cdef StagedRow* row
+    for i in range(s.row_num):
+        row = s.rows + i
+        text = s.data[COL_MSG_ID] + s.data_used[COL_MSG_ID]
+        view_own(s, COL_MSG_ID, to + VIEW_SIZE * i, put_message_id(text, row))
+
+
+cdef inline void view_host(ColumnSink* s, int column, unsigned char* to, const unsigned char* host,
+                           int32_t n) noexcept nogil:
+    # The text of a host is written once for a batch, as long as nobody else takes its slot.
+    cdef unsigned char* slot = told_host(s, column, host, n)
+    cdef int64_t length = slot[HOST_TEXT_LEN], used = s.data_used[column]
+    cdef int32_t pos
+    memcpy(&pos, slot + HOST_POS, sizeof(pos))
+    if pos < 0 or pos > used - length or memcmp(s.data[column] + pos, slot + HOST_TEXT, length) != 0:
+        pos = <int32_t>used
+        memcpy(s.data[column] + used, slot + HOST_TEXT, 64)
+        memcpy(slot + HOST_POS, &pos, sizeof(pos))
+        view_own(s, column, to, length)
+    else:
+        put_view(to, slot + HOST_TEXT, length, 64, 0, pos)
+
+
+cdef inline void view_hosts(ColumnSink* s, int column) noexcept nogil:
+    cdef unsigned char* to = s.main[column] + VIEW_SIZE * s.count
+    cdef int64_t i
+    cdef int32_t n, last_n = 0
+    cdef uint64_t here, last = 0
+    cdef const unsigned char* host
+    cdef StagedRow* row
+    for i in range(s.row_num):
+        row = s.rows + i
+        if column == COL_BORN_HOST:
+            host, n = row.p + RECORD_BORN_HOST, row.r.born_host_len
+        else:
+            host, n = row.p + row.r.store_host_pos, row.r.store_host_len
+        memcpy(&here, host, 8)
+        # Mostly that of the row before.
+        if n == 8 and last_n == 8 and here == last:
+            memcpy(to + VIEW_SIZE * i, to + VIEW_SIZE * (i - 1), VIEW_SIZE)
+        else:
+            view_host(s, column, to + VIEW_SIZE * i, host, n)
+        last, last_n = here, n
+
+
+cdef inline void view_nullable(ColumnSink* s, int column) noexcept nogil:
+    cdef unsigned char* to = s.main[column] + VIEW_SIZE * s.count
+    cdef int64_t i
+    cdef StagedRow* row
+    cdef const unsigned char* text
+    cdef PropertySpan* span
+    cdef int32_t number
+    for i in range(s.row_num):
+        row = s.rows + i
+        text = row.p + row.r.properties_pos
+        number = row.known.tags if column == COL_TAGS else row.known.unique_key
+        if number >= 0:
+            span = row.spans + number
+            view_text(s, column, to + VIEW_SIZE * i, row, text + span.split + 1, span.end - span.split - 1,
+                      row.room - row.r.properties_pos - span.split - 1, row.ascii)
+        else:
+            memset(to + VIEW_SIZE * i, 0, VIEW_SIZE)
+        mark_valid(s, column, s.count + i, number >= 0)
+
+
+cdef inline void view_bodies(ColumnSink* s) noexcept nogil:
+    cdef unsigned char* to = s.main[COL_BODY] + VIEW_SIZE * s.count
+    cdef int64_t i, used
+    cdef StagedRow* row
+    for i in range(s.row_num):
+        row = s.rows + i
+        if row.body_len < 0:
+            memset(to + VIEW_SIZE * i, 0, VIEW_SIZE)
+        elif row.body_lent:
+            used = s.data_used[COL_BODY]
+            copy_bytes(s.data[COL_BODY] + used, row.body, row.body_len, row.body_room)
+            view_own(s, COL_BODY, to + VIEW_SIZE * i, row.body_len)
+        else:
+            put_view(to + VIEW_SIZE * i, row.body, row.body_len, row.body_room, row.buffer, row.body - row.origin)
+        mark_valid(s, COL_BODY, s.count + i, row.body_len >= 0)
+
+
+cdef inline void view_stored_bodies(ColumnSink* s) noexcept nogil:
+    cdef unsigned char* to = s.main[COL_BODY_STORED] + VIEW_SIZE * s.count
+    cdef int64_t i
+    cdef StagedRow* row
+    cdef const unsigned char* body
+    for i in range(s.row_num):
+        row = s.rows + i
+        body = row.p + row.r.body_pos
+        put_view(to + VIEW_SIZE * i, body, row.r.body_len, row.room - row.r.body_pos, row.buffer, body - row.origin)
+
+
+cdef inline void view_keys(ColumnSink* s) noexcept nogil:
+    cdef int32_t* ends = <int32_t*>s.main[COL_KEYS] + s.count + 1
+    cdef unsigned char* views = <unsigned char*>s.child[COL_KEYS]
+    cdef int64_t i, num = s.child_used[COL_KEYS], start, end, room
+    cdef StagedRow* row
+    cdef const unsigned char* text
+    cdef PropertySpan* span
+    for i in range(s.row_num):
+        row = s.rows + i
+        text = row.p + row.r.properties_pos
+        if row.known.keys >= 0:
+            span = row.spans + row.known.keys
+            start = span.split + 1
+            while start < span.end:
+                room = row.room - row.r.properties_pos - start
+                end = start + before(text + start, 32, span.end - start, room)
+                if end > start:
+                    view_text(s, COL_KEYS, views + VIEW_SIZE * num, row, text + start, end - start, room, row.ascii)
+                    num += 1
+                start = end + 1
+        ends[i] = <int32_t>num
+    s.child_used[COL_KEYS] = num
+
+
+cdef inline bint names_repeat(ColumnSink* s, StagedRow* row, const unsigned char* text, int64_t room) noexcept nogil:
+    # `repeats` of the names of a row, which are written after the names' data for that and left there for nobody.
+    cdef int64_t used = s.data_used[COL_PROPERTIES], k
+    cdef PropertySpan* span
+    s.name_ends[0] = <int32_t>used
+    for k in range(row.span_num):
+        span = row.spans + k
+        used += put_text(s.data[COL_PROPERTIES] + used, text + span.start, span.split - span.start, room - span.start, row.ascii)
+        s.name_ends[k + 1] = <int32_t>used
+    return repeats(s, s.name_ends, row.span_num)
+
+
+cdef inline int64_t put_property_views(ColumnSink* s, int64_t num, const PropertyLayout* layout,
+                                       const unsigned char* text, int32_t buffer, int64_t pos) noexcept nogil:
+    # The names and values of a text that fits and stands at `pos` of a buffer, as those from `num` on; how many there
+    # are then.
+    cdef unsigned char* names = <unsigned char*>s.child[COL_PROPERTIES] + VIEW_SIZE * num
+    cdef unsigned char* values = <unsigned char*>s.child[COL_VALUES] + VIEW_SIZE * num
+    cdef int32_t k, span_num = layout.span_num
+    for k in range(span_num):
+        put_name_view(names + VIEW_SIZE * k, layout, k, text, buffer, pos)
+        put_value_view(values + VIEW_SIZE * k, layout, k, text, buffer, pos)
+    return num + span_num
+
+
+cdef inline void view_properties(ColumnSink* s) noexcept nogil:
+    cdef int32_t* ends = <int32_t*>s.main[COL_PROPERTIES] + s.count + 1
+    cdef unsigned char* names = <unsigned char*>s.child[COL_PROPERTIES]
+    cdef unsigned char* values = <unsigned char*>s.child[COL_VALUES]
+    cdef int64_t num = s.child_used[COL_PROPERTIES], i, k, room
+    cdef StagedRow* row
+    cdef PropertySpan* span
+    cdef const unsigned char* text
+    cdef bint chosen
+    for i in range(s.row_num):
+        row = s.rows + i
+        text, room = row.p + row.r.properties_pos, row.room - row.r.properties_pos
+        if row.layout != NULL and row.r.properties_len + VIEW_SIZE <= room:
+            num = put_property_views(s, num, row.layout, text, row.buffer, text - row.origin)
+            ends[i] = <int32_t>num
+            continue
+        chosen = (row.layout == NULL and row.span_num > 1
+                  and (not row.ascii or names_may_repeat(text, row.spans, row.span_num)) and names_repeat(s, row, text, room))
+        for k in range(row.span_num):
+            if chosen and s.chosen[k] < 0:
+                continue
+            span = row.spans + k
+            view_text(s, COL_PROPERTIES, names + VIEW_SIZE * num, row, text + span.start, span.split - span.start,
+                      room - span.start, row.ascii)
+            if chosen:
+                span = row.spans + s.chosen[k]
+            view_text(s, COL_VALUES, values + VIEW_SIZE * num, row, text + span.split + 1, span.end - span.split - 1,
+                      room - span.split - 1, row.ascii)
+            num += 1
+        ends[i] = <int32_t>num
+    s.child_used[COL_PROPERTIES] = s.child_used[COL_VALUES] = num
+
+
+cdef inline void write_views(ColumnSink* s, int column) noexcept nogil:
+    if column == COL_TOPIC:
+        view_topics(s)
+    elif column == COL_MSG_ID:
+        view_message_ids(s)
+    elif column == COL_KEYS:
+        view_keys(s)
+    elif column == COL_PROPERTIES:
+        view_properties(s)
+    elif column == COL_BODY:
+        view_bodies(s)
+    elif column == COL_BODY_STORED:
+        view_stored_bodies(s)
+    elif column == COL_TAGS or column == COL_UNIQUE_KEY:
+        view_nullable(s, column)
+    else:
+        view_hosts(s, column)
+
+
+cdef inline bint lack_room(ColumnSink* s) noexcept nogil:
+    # Whether the staged rows do not fit, at their largest.  Text triples where every byte is malformed.
+    cdef int64_t mask = s.mask, texts = 3 * s.properties_need + TEXT_SLACK, hosts = TEXT_SLACK * s.row_num
+    return ((mask & 1 << COL_BODY and lacks_room(s, COL_BODY, s.body_need + TEXT_SLACK))
+            or (mask & 1 << COL_BODY_STORED and not s.views and lacks_room(s, COL_BODY_STORED, s.body_stored_need + TEXT_SLACK))
+            or (mask & 1 << COL_TOPIC and lacks_room(s, COL_TOPIC, 3 * s.topic_need + TEXT_SLACK))
+            or (mask & 1 << COL_MSG_ID and lacks_room(s, COL_MSG_ID, hosts))
+            or (mask & 1 << COL_BORN_HOST and lacks_room(s, COL_BORN_HOST, hosts))
+            or (mask & 1 << COL_STORE_HOST and lacks_room(s, COL_STORE_HOST, hosts))
+            or (mask & 1 << COL_TAGS and lacks_room(s, COL_TAGS, texts))
+            or (mask & 1 << COL_UNIQUE_KEY and lacks_room(s, COL_UNIQUE_KEY, texts))
+            or (mask & 1 << COL_KEYS and (lacks_room(s, COL_KEYS, texts)
+                                          or lacks_child_room(s, COL_KEYS, s.properties_need)))
+            or (mask & 1 << COL_PROPERTIES and (lacks_room(s, COL_PROPERTIES, texts) or lacks_room(s, COL_VALUES, texts)
+                                                or lacks_child_room(s, COL_PROPERTIES, s.span_used)
+                                                or lacks_child_room(s, COL_VALUES, s.span_used))))
+
+
+cdef inline int write_rows(ColumnSink* s) noexcept nogil:
+    # The staged rows, one column after the other; all of them or, where there is no room, none.
+    cdef int64_t mask = s.mask, i
+    cdef int column
+    if s.row_num == 0:
+        return RECORD
+    if mask & HAS_OFFSETS and lack_room(s):
+        return NEED_ROOM
+    for column in range(COL_NUM):
+        if not mask >> column & 1:
+            continue
+        if IS_INT64 >> column & 1:
+            write_int64s(s, column)
+        elif not HAS_OFFSETS >> column & 1:
+            if column == COL_CORRUPT:
+                for i in range(s.row_num):
+                    if not s.rows[i].ok:
+                        set_bit(s.main[COL_CORRUPT], s.count + i)
+            else:
+                write_int32s(s, column)
+        elif s.views:
+            write_views(s, column)
+        elif column == COL_TOPIC:
+            write_topics(s)
+        elif column == COL_MSG_ID:
+            write_message_ids(s)
+        elif column == COL_KEYS:
+            write_keys(s)
+        elif column == COL_PROPERTIES:
+            write_properties(s)
+        elif column == COL_BODY:
+            write_bodies(s)
+        elif column == COL_BODY_STORED:
+            write_stored_bodies(s)
+        elif column == COL_TAGS or column == COL_UNIQUE_KEY:
+            write_nullable(s, column)
+        else:
+            write_hosts(s, column)
+    s.count += s.row_num
+    s.block_num += 1
+    s.row_num = s.span_used = 0
+    s.topic_need = s.properties_need = s.body_need = s.body_stored_need = 0
+    return RECORD

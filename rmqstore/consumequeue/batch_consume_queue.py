@@ -1,0 +1,198 @@
+"""Batch queues (``batchconsumequeue``): 46-byte units, for topics of queue type BatchCQ.
+
+Owns what a unit says and which one holds a queue offset; the files are those of `UnitQueue`.  It never reads the commit
+log.  A damaged unit is passed over by what its neighbours say, never trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from rmqstore import _core
+from rmqstore.arguments import check_boundary
+from rmqstore.consumequeue.unit_queue import Unit, UnitQueue
+from rmqstore.errors import CorruptionError
+from rmqstore.files.mapped_file import MappedFile
+
+_BATCH_UNIT_SIZE = int(_core.BatchUnitLayout.BATCH_UNIT_SIZE)
+_INT64_MAX = 2**63 - 1
+
+
+class BatchConsumeQueue(UnitQueue):
+    """A batch queue: 46-byte units that hold one record each, found by the base queue offset of the record.
+
+    Used for topics of queue type BatchCQ (RocketMQ 5.0 and later); a record may hold many messages (an inner batch).
+    """
+
+    kind = "batchconsumequeue"
+    cq_type = "BatchCQ"
+    unit_size = _BATCH_UNIT_SIZE
+
+    def _read(self, number: int) -> tuple[int, int, int, int, int, int]:
+        mapped_file = self._file_of_unit(number)
+        if mapped_file is None:
+            raise CorruptionError(f"the file of unit {number} is missing; rebuild the queue", self.queue.path)
+        return _core.read_batch_unit(mapped_file.region, number * _BATCH_UNIT_SIZE - mapped_file.file_from_offset)
+
+    def _unit_of(self, number: int) -> Unit:
+        phy_offset, size, tags_code, _, base_offset, num = self._read(number)
+        return Unit(base_offset, phy_offset, size, tags_code, num)
+
+    @property
+    def max_queue_offset(self) -> int:
+        """int: queue offset of the next message."""
+        if self.unit_num <= self.first_unit:
+            return 0
+        unit = self._unit_of(self.unit_num - 1)
+        # A unit may be damaged, and say what no queue offset is.
+        return min(max(unit.queue_offset + max(unit.num, 1), 0), _INT64_MAX)
+
+    def min_queue_offset(self, min_phy_offset: int) -> int:
+        """int: base queue offset of the first record that the log still holds."""
+        number = self.first_unit_at_or_after(min_phy_offset)
+        return max(self._unit_of(number).queue_offset, 0) if number < self.unit_num else self.max_queue_offset
+
+    def bounds(self, min_phy_offset: int) -> tuple[int, int]:
+        """(int, int): `min_queue_offset`, which is never above the second, and `max_queue_offset`."""
+        high = self.max_queue_offset
+        return min(self.min_queue_offset(min_phy_offset), high), high
+
+    def unit(self, queue_offset: int) -> Unit | None:
+        """The unit whose record holds the message with this queue offset, None if there is none."""
+        number = self._number_of(queue_offset)
+        return None if number is None else self._unit_of(number)
+
+    def _number_above(self, queue_offset: int) -> int:
+        # Of the first unit whose base is above this.
+        low, high = self.first_unit, self.unit_num
+        while low < high:
+            middle = (low + high) // 2
+            if self._unit_of(middle).queue_offset <= queue_offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _number_of(self, queue_offset: int) -> int | None:
+        low = self._number_above(queue_offset)
+        if low == self.first_unit:
+            return None
+        unit = self._unit_of(low - 1)
+        return low - 1 if queue_offset < unit.queue_offset + max(unit.num, 1) else None
+
+    def read(self, queue_offset: int, count: int) -> Iterator[Unit]:
+        """Up to `count` units from the one that holds `queue_offset` on, none beyond its file.
+
+        Their queue offsets rise and each holds one message at least: a base or a number that is damaged, so that it goes
+        back, or beyond the unit after it, is taken for what the units around it leave.
+        """
+        number = self._number_of(queue_offset)
+        if number is None:
+            return
+        last = min(self.unit_num, number - number % self.units_per_file + self.units_per_file, number + count)
+        reached = self._unit_of(number).queue_offset
+        for each in range(number, last):
+            unit = self._unit_of(each)
+            following = self._unit_of(each + 1).queue_offset if each + 1 < self.unit_num else _INT64_MAX
+            base, num = unit.queue_offset, max(unit.num, 1)
+            if base < reached or reached <= following < base:
+                base = reached
+            if base < following < base + num:
+                num = following - base
+            reached = base + num
+            yield unit._replace(queue_offset=base, num=num)
+
+    def next_file_offset(self, queue_offset: int) -> int:
+        """int: where the first unit after `queue_offset` begins; the files of a batch queue are searched, not computed."""
+        number = self._number_above(queue_offset)
+        return self._unit_of(number).queue_offset if number < self.unit_num else self.max_queue_offset
+
+    def tags_code(self, unit: Unit) -> int | None:
+        """int: the hash of the tags."""
+        return unit.tags_code
+
+    def _whole_units(self, mapped_file: MappedFile, count: int, end_phy_offset: int) -> int:
+        for number in range(count):
+            phy_offset, size, *_ = _core.read_batch_unit(mapped_file.region, number * _BATCH_UNIT_SIZE)
+            if phy_offset + size > end_phy_offset:
+                return number
+        return count
+
+    def last_record(self) -> Unit | None:
+        """The newest unit, None for an empty queue."""
+        return self._unit_of(self.unit_num - 1) if self.unit_num > self.first_unit else None
+
+    def store_timestamp(self, queue_offset: int) -> int:
+        """int: store time (ms since epoch) in the unit that holds `queue_offset`, -1 if there is none."""
+        number = self._number_of(queue_offset)
+        return -1 if number is None else self._read(number)[3]
+
+    def consistent_num(self) -> int:
+        """int: number of the first unit that does not go on from the one before: offsets rise, batches join."""
+        previous: tuple[int, ...] | None = None
+        for number in range(self.first_unit, self.unit_num):
+            unit = self._read(number)
+            if unit[1] <= 0 or unit[5] <= 0 or unit[4] < 0:
+                return number
+            if previous is not None and (unit[0] < previous[0] + previous[1] or unit[4] != previous[4] + previous[5]):
+                return number
+            previous = unit
+        return self.unit_num
+
+    def repair(
+        self, queue_offset: int, phy_offset: int, size: int, tags_code: int, store_timestamp: int, num: int
+    ) -> bool:
+        """Write the unit of the record at `phy_offset`, if it has one, again if that says something else."""
+        number = self.first_unit
+        for base in self.queue.offsets:
+            first = base // _BATCH_UNIT_SIZE
+            high = min(self.units_per_file, self.unit_num - first)
+            at = _core.unit_at_or_after(self.queue.file(base).region, 0, max(high, 0), phy_offset, _BATCH_UNIT_SIZE)
+            number = first + at
+            if at < high:
+                break
+        if number >= self.unit_num or self._read(number)[0] != phy_offset:
+            found = self._number_of(queue_offset)
+            if found is None:
+                return False
+            number = found
+        mapped_file = self._file_of_unit(number)
+        expected = (phy_offset, size, tags_code, store_timestamp, queue_offset, num)
+        if mapped_file is None or self._read(number) == expected:
+            return False
+        mapped_file.mark_dirty()
+        pos = number * _BATCH_UNIT_SIZE - mapped_file.file_from_offset
+        _core.write_batch_unit(mapped_file.region, pos, phy_offset, size, tags_code, store_timestamp, queue_offset, num)
+        return True
+
+    def put(
+        self, queue_offset: int, phy_offset: int, size: int, tags_code: int, store_timestamp: int, num: int = 1
+    ) -> bool:
+        """Append the unit of a record that holds `num` messages from `queue_offset` on; False if it is there already."""
+        last = self.last_record()
+        if last is not None and phy_offset <= last.phy_offset:
+            return False
+        mapped_file = self.queue.file_for_append()
+        pos = self.queue.wrote_where - mapped_file.file_from_offset
+        mapped_file.mark_dirty(pos + _BATCH_UNIT_SIZE)
+        _core.write_batch_unit(mapped_file.region, pos, phy_offset, size, tags_code, store_timestamp, queue_offset, num)
+        self.queue.wrote_where += _BATCH_UNIT_SIZE
+        return True
+
+    def offset_by_time(
+        self, timestamp: float, boundary: str, store_timestamp_at: Callable[[int], int], min_phy_offset: int
+    ) -> int:
+        """As `ConsumeQueue.offset_by_time`; the times stand in the units."""
+        check_boundary(boundary)
+        low = start = self.first_unit_at_or_after(min_phy_offset)
+        high = self.unit_num
+        while low < high:
+            middle = (low + high) // 2
+            time = self._read(middle)[3]
+            if time < timestamp if boundary == "lower" else time <= timestamp:
+                low = middle + 1
+            else:
+                high = middle
+        if boundary == "upper":
+            low = max(low - 1, start)
+        return self._unit_of(low).queue_offset if low < self.unit_num else self.max_queue_offset

@@ -1,0 +1,117 @@
+"""The extension of a simple queue (``consumequeue_ext``): units of any length, found by address.
+
+Owns its files and where they end.  Which unit of the queue points at which address is the queue's to know.
+"""
+
+from __future__ import annotations
+
+from rmqstore import _core, _dispatch
+from rmqstore import _numpy as np
+from rmqstore._core import EXT_ADDRESS_BASE
+from rmqstore.config import StoreConfig, is_usual_size
+from rmqstore.consumequeue.queue_folders import queue_directory
+from rmqstore.files.mapped_file import MappedFilePool, NotCopied
+from rmqstore.files.mapped_file_queue import MappedFileQueue
+
+# A file ends with at least so many bytes that say so (RocketMQ ConsumeQueueExt.END_BLANK_DATA_LENGTH).
+_END_SIZE = 4
+
+
+class ConsumeQueueExt(NotCopied):
+    """The extension of a simple queue: tags code, store time and filter bitmap, addressed from the unit's tags code."""
+
+    def __init__(
+        self, root: str, topic: str, queue_id: int, config: StoreConfig, pool: MappedFilePool, *, read_only: bool
+    ):
+        self.queue = MappedFileQueue(
+            queue_directory(root, "consumequeue_ext", topic, queue_id),
+            config.mapped_file_size_consume_queue_ext,
+            pool,
+            read_only=read_only,
+            staging=root,
+            is_usual_size=lambda: is_usual_size(root, "consumequeue_ext", config.mapped_file_size_consume_queue_ext),
+        )
+
+    def load(self) -> None:
+        """Find the files and the end of the last one by stepping over its units."""
+        self.queue.load()
+        if not self.queue.offsets:
+            return
+        base = self.queue.offsets[-1]
+        region = self.queue.file(base).region
+        pos = 0
+        while (unit := _core.read_ext_unit(region, pos)) is not None:
+            pos += _core.ExtUnitLayout.EXT_UNIT_MIN_SIZE + len(unit[2])
+        self.queue.wrote_where = base + pos
+
+    def get(self, address: int) -> tuple[int, int, bytes] | None:
+        """(tags code, store timestamp, bitmap) at an address from a tags code, None where there is none."""
+        offset = address - EXT_ADDRESS_BASE
+        mapped_file = self.queue.find(offset)
+        if mapped_file is None:
+            return None
+        return _core.read_ext_unit(mapped_file.region, offset - mapped_file.file_from_offset)
+
+    def agreeing(
+        self, addresses: np.ndarray, tags_codes: np.ndarray | None = None, store_timestamps: np.ndarray | None = None
+    ) -> int:
+        """int: how many addresses, from the first on, lead to a whole unit, which says these things if they are given."""
+        done = 0
+        while done < len(addresses):
+            offset = int(addresses[done]) - EXT_ADDRESS_BASE
+            mapped_file = self.queue.find(offset)
+            if mapped_file is None:
+                break
+            count = _dispatch.agreeing_ext_units(
+                mapped_file.region,
+                mapped_file.file_from_offset,
+                addresses[done:],
+                None if tags_codes is None else tags_codes[done:],
+                None if store_timestamps is None else store_timestamps[done:],
+            )
+            if not count:
+                break
+            done += count
+        return done
+
+    def repair(self, address: int, tags_code: int, store_timestamp: int) -> bool:
+        """Write the whole unit at `address` again if it says something else; True if it did.  Its bitmap stays."""
+        unit, mapped_file = self.get(address), self.queue.find(address - EXT_ADDRESS_BASE)
+        if unit is None or mapped_file is None or unit[:2] == (tags_code, store_timestamp):
+            return False
+        mapped_file.mark_dirty()
+        pos = address - EXT_ADDRESS_BASE - mapped_file.file_from_offset
+        _core.write_ext_unit(mapped_file.region, pos, tags_code, store_timestamp, unit[2])
+        return True
+
+    def make_room(self, count: int) -> None:
+        """Make sure that `count` units without bitmap can be put; errors as of `MappedFileQueue.make_room`."""
+        size = int(_core.ExtUnitLayout.EXT_UNIT_MIN_SIZE)
+        # A file ends with some bytes that no unit takes.
+        offsets, file_size = self.queue.offsets, self.queue.mapped_file_size
+        room = offsets[-1] + file_size - self.queue.wrote_where - _END_SIZE if offsets else 0
+        missing = count - max(room, 0) // size
+        if missing > 0:
+            self.queue.prepared.prepare(-(-missing // ((file_size - _END_SIZE) // size)))
+        elif offsets:
+            self.queue.make_room(0)
+
+    def put(self, tags_code: int, store_timestamp: int) -> int:
+        """int: the address of a unit without bitmap that was appended."""
+        size = int(_core.ExtUnitLayout.EXT_UNIT_MIN_SIZE)
+        while True:
+            mapped_file = self.queue.file_for_append()
+            pos = self.queue.wrote_where - mapped_file.file_from_offset
+            mapped_file.mark_dirty(pos + size)
+            if pos + size + _END_SIZE <= mapped_file.size:
+                _core.write_ext_unit(mapped_file.region, pos, tags_code, store_timestamp)
+                self.queue.wrote_where += size
+                return mapped_file.file_from_offset + pos + EXT_ADDRESS_BASE
+            mapped_file.region.write(pos, b"\xff\xff")
+            self.queue.wrote_where = mapped_file.file_from_offset + mapped_file.size
+
+    def truncate(self, address: int) -> None:
+        """Cut after the unit at `address`; the units that pointed further are gone."""
+        unit = self.get(address)
+        if unit is not None:
+            self.queue.truncate(address - EXT_ADDRESS_BASE + _core.ExtUnitLayout.EXT_UNIT_MIN_SIZE + len(unit[2]))

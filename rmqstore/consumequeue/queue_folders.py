@@ -1,0 +1,58 @@
+"""The folders of queues: a topic's name, and below it a number for each queue.
+
+Owns which topic can name a folder, and what there is below the root of a store.  It opens no file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from rmqstore.errors import UnsupportedFormatError
+
+
+def queue_directories(root: str, kind: str) -> Iterator[tuple[str, int, str]]:
+    """Every queue below ``root/kind``: (topic, queue id, directory), sorted; other things there are passed over.
+
+    Parameters
+    ----------
+    kind : str
+        ``consumequeue``, ``batchconsumequeue`` or ``consumequeue_ext``.
+    """
+    try:
+        topics = sorted(entry.name for entry in os.scandir(os.path.join(root, kind)) if entry.is_dir())
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for topic in topics:
+        directory = os.path.join(root, kind, topic)
+        numbers = []
+        for entry in os.scandir(directory):
+            digits = entry.name.removeprefix("-")
+            if entry.is_dir() and digits.isascii() and digits.isdigit() and len(digits) <= 10:
+                numbers.append(int(entry.name))
+        for queue_id in sorted(numbers):
+            yield topic, queue_id, os.path.join(directory, str(queue_id))
+
+
+def can_name_queue(topic: str) -> bool:
+    """bool: `topic` can be the name of a directory."""
+    return (
+        topic not in ("", ".", "..")
+        and "/" not in topic
+        and "\0" not in topic
+        and len(topic.encode("utf-8", "replace")) <= 255
+    )
+
+
+def queue_directory(root: str, kind: str, topic: str, queue_id: int) -> str:
+    """str: the directory of a queue.
+
+    Raises
+    ------
+    UnsupportedFormatError
+        The topic is not a name for a directory (empty, a dot name, with a slash or NUL, too long); a damaged or hostile
+        record must not lead outside the store.
+    """
+    if not can_name_queue(topic):
+        raise UnsupportedFormatError(f"topic {topic[:80]!r} cannot name a queue's directory", root)
+    return os.path.join(root, kind, topic, str(queue_id))

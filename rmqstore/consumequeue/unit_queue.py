@@ -1,0 +1,250 @@
+"""What simple and batch queues share: files of units of one size, found by number.
+
+Owns the files of one queue and where its units end.  What a unit says, and at which queue offset it stands, is known to
+`ConsumeQueue` and `BatchConsumeQueue`.  It never reads the commit log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from rmqstore import _core
+from rmqstore._core import PRE_FILL_SIZE
+from rmqstore.config import StoreConfig, is_usual_size
+from rmqstore.consumequeue.queue_folders import queue_directory
+from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
+from rmqstore.files.mapped_file_queue import MappedFileQueue
+
+UNIT_SIZE = int(_core.UnitLayout.UNIT_SIZE)
+
+
+class Unit(NamedTuple):
+    """One unit as queried: `queue_offset` is its (first) ordinal, `num` how many messages its record holds."""
+
+    queue_offset: int
+    phy_offset: int
+    size: int
+    tags_code: int
+    num: int = 1
+
+
+class UnitQueue(NotCopied, _core.QueueFields):
+    """What simple and batch queues share: files of units, found by number."""
+
+    kind: str
+    # The queue's type as RocketMQ names it (CQType).
+    cq_type: str
+    unit_size: int
+    queue: MappedFileQueue
+    min_for: tuple[int, int] | None
+
+    def __init__(
+        self, root: str, topic: str, queue_id: int, config: StoreConfig, pool: MappedFilePool, *, read_only: bool
+    ):
+        self.root = root
+        self.topic = topic
+        self.queue_id = queue_id
+        self.config = config
+        self.pool = pool
+        self.read_only = read_only
+        file_size = (
+            config.consume_queue_file_size if self.unit_size == UNIT_SIZE else config.batch_consume_queue_file_size
+        )
+        self.queue = MappedFileQueue(
+            queue_directory(root, self.kind, topic, queue_id),
+            file_size,
+            pool,
+            read_only=read_only,
+            staging=root,
+            is_usual_size=lambda: is_usual_size(root, self.kind, file_size),
+            # A look at each of many queues touches a page or two of each, and units are small beside their records: what the
+            # system reads ahead around a page, holes too, would fill the memory of a container.
+            advice="random" if read_only else "normal",
+        )
+        self.units_per_file = file_size // self.unit_size
+        # When a reader beside a writer looked last (`time.monotonic`).
+        self.refreshed_at = -1.0
+        # What `bounds` found last: the commit log's min offset, and the number of the first unit at or after it.
+        self.min_for = None
+
+    def load(self) -> None:
+        """Find the files and the end: the first unit that was never written.  Nothing is changed.
+
+        A last file without a unit (RocketMQ 5.5.0 gains a bogus unit from one) counts as absent; `tidy` deletes it.
+        """
+        self.queue.load()
+        self.queue.wrote_where = self._end()
+
+    def _end(self) -> int:
+        # After the last unit that was written.
+        offsets = self.queue.offsets
+        for base in reversed(offsets):
+            count = _core.count_units(self.queue.file(base).region, self.unit_size)
+            if count or base == offsets[0]:
+                return base + count * self.unit_size
+        return 0
+
+    def tidy(self) -> None:
+        """Make the files say what `load` understood: no bytes after the end and no file without a unit."""
+        self.queue.tidy()
+        end = self.queue.wrote_where
+        if len(self.queue) and end == 0:
+            self.queue.destroy()
+        else:
+            self.queue.truncate(end)
+
+    def refresh(self) -> None:
+        """Take in the units that another process appended since (read-only use); units in memory stand until it is closed."""
+        if self.in_memory:
+            return
+        with self.pool.lock:
+            if self.queue.was_replaced():
+                # The queue was made again: nothing that was known of it stands.
+                self.queue.forget_files()
+                self.min_for = None
+                self.queue.relist()
+                self.queue.wrote_where = self._end()
+                return
+            self.queue.refresh()
+            while (mapped_file := self.queue.find(self.queue.wrote_where)) is not None:
+                # Another process only ever appends, so what was counted before still stands.
+                base = mapped_file.file_from_offset
+                known = (self.queue.wrote_where - base) // self.unit_size
+                end = base + self.unit_size * _core.count_units(mapped_file.region, self.unit_size, known)
+                if end <= self.queue.wrote_where:
+                    return
+                self.queue.wrote_where = end
+
+    @property
+    def in_memory(self) -> bool:
+        """bool: units are put into memory instead of into files (read-only use)."""
+        return self.queue.in_memory
+
+    @in_memory.setter
+    def in_memory(self, value: bool) -> None:
+        self.queue.in_memory = value
+
+    @property
+    def disk_files(self) -> int:
+        """int: how many files of units are on disk."""
+        return self.queue.disk_num
+
+    @property
+    def unit_num(self) -> int:
+        """int: number of the unit that is written next; units before the oldest file count."""
+        return self.queue.wrote_where // self.unit_size
+
+    @property
+    def first_unit(self) -> int:
+        """int: number of the first unit for which there is a file."""
+        return max(self.queue.min_offset, 0) // self.unit_size
+
+    def _file_of_unit(self, number: int) -> MappedFile | None:
+        return self.queue.find(number * self.unit_size)
+
+    def first_unit_at_or_after(self, min_phy_offset: int) -> int:
+        """int: number of the first unit whose record is at or after `min_phy_offset`; pre-fill units do not count."""
+        known = self.min_for
+        if known is not None and known[0] == min_phy_offset:
+            return known[1]
+        # Pre-fill units have phy offset 0 and lie at the start only, so asking for 1 more passes over them.
+        number = end = self.unit_num
+        for base in self.queue.offsets:
+            region = self.queue.file(base).region
+            first = base // self.unit_size
+            high = min(self.units_per_file, end - first)
+            if high <= 0:
+                break
+            at = _core.unit_at_or_after(region, 0, high, min_phy_offset, self.unit_size)
+            if min_phy_offset == 0 and self.unit_size == UNIT_SIZE:
+                while at < high and _core.read_unit(region, at * UNIT_SIZE)[:2] == (0, PRE_FILL_SIZE):
+                    at += 1
+            if at < high:
+                number = first + at
+                break
+        if number < end:
+            self.min_for = (min_phy_offset, number)
+        return number
+
+    def cut(self, end_phy_offset: int) -> int:
+        """Drop the units from the first on whose record does not end at or before `end_phy_offset`; their number."""
+        dropped = 0
+        while self.unit_num > self.first_unit:
+            mapped_file = self._file_of_unit(self.unit_num - 1)
+            if mapped_file is None:
+                break
+            first = mapped_file.file_from_offset // self.unit_size
+            count = self.unit_num - first
+            keep = self._whole_units(mapped_file, count, end_phy_offset)
+            if keep == count:
+                break
+            dropped += count - keep
+            self.min_for = None
+            self.queue.truncate((first + keep) * self.unit_size)
+            self.queue.wrote_where = (first + keep) * self.unit_size
+            if keep or first == self.first_unit:
+                break
+            self.queue.wrote_where = first * self.unit_size
+        if dropped:
+            self.tidy()
+        return dropped
+
+    def _whole_units(self, mapped_file: MappedFile, count: int, end_phy_offset: int) -> int:
+        raise NotImplementedError
+
+    def truncate(self, number: int) -> int:
+        """Drop the units from `number` on; how many there were."""
+        dropped = self.unit_num - number
+        self.min_for = None
+        self.queue.truncate(number * self.unit_size)
+        self.queue.wrote_where = number * self.unit_size
+        self.tidy()
+        return dropped
+
+    def delete_before(self, min_phy_offset: int) -> int:
+        """Delete the files whose last unit lies below `min_phy_offset`, oldest first, never the last; their number."""
+        deleted = 0
+        while len(self.queue) > 1:
+            region = self.queue.file(self.queue.offsets[0]).region
+            if region.get_i64((self.units_per_file - 1) * self.unit_size) >= min_phy_offset:
+                break
+            self.queue.delete_before(self.queue.offsets[0] + self.queue.mapped_file_size)
+            self.min_for = None
+            deleted += 1
+        return deleted
+
+    def make_room(self, count: int) -> None:
+        """Make sure that `count` units can be put: every file that this takes is allocated.
+
+        Raises
+        ------
+        OSError
+            The disk is full, …; the queue is as it was.
+        """
+        self.queue.make_room(count * self.unit_size)
+
+    def forget_prepared(self) -> None:
+        """Leave what was prepared to the parent of this forked process."""
+        self.queue.prepared.forget()
+
+    def files(self) -> Iterator[MappedFile]:
+        """Every file, those of the extension included."""
+        for base in self.queue.offsets:
+            yield self.queue.file(base)
+
+    def take_dirty(self, least_pages: int = 0) -> list[MappedFile]:
+        """The files that were written since this was last asked, see `MappedFileQueue.take_dirty`."""
+        return self.queue.take_dirty(least_pages)
+
+    def flush(self) -> None:
+        """Force everything written to the disk."""
+        for mapped_file in self.take_dirty():
+            mapped_file.flush()
+
+    def close(self) -> None:
+        """Close the files."""
+        self.queue.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.topic!r}, {self.queue_id})"

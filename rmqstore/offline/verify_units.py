@@ -1,0 +1,222 @@
+"""What is wrong in one queue's files, as findings: units that are missing, differ from their record, or lead nowhere.
+
+Owns the comparison of units with the records of a log, which come in order.  It only reads, and opens no log.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from rmqstore import _numpy as np
+from rmqstore._dispatch import RecordColumns
+from rmqstore.commitlog.commit_log import CommitLog
+from rmqstore.config import StoreConfig
+from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
+from rmqstore.errors import Finding, StoreError, finding_of
+from rmqstore.message import SCHEDULE_TOPIC
+
+
+class QueueCheck:
+    """Compares the units of one queue with the records as they come.
+
+    Parameters
+    ----------
+    root : str
+        The store's, which findings name where there is no queue.
+    config : StoreConfig
+    commit_log : CommitLog
+    queues : ConsumeQueueStore
+        Where the queue is looked for.
+    topic, queue_id
+        Whose units.
+
+    Attributes
+    ----------
+    queue : ConsumeQueue or BatchConsumeQueue or None
+        None where there is none, or none that can be read.
+    problem : Finding or None
+        Why it cannot be read.
+    covered : int
+        How many of its units belong to a record that was seen.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        config: StoreConfig,
+        commit_log: CommitLog,
+        queues: ConsumeQueueStore,
+        topic: str,
+        queue_id: int,
+    ):
+        self.root = root
+        self.config = config
+        self.commit_log = commit_log
+        self.queue: AnyConsumeQueue | None = None
+        self.covered = 0
+        self.problem: Finding | None = None
+        self.missing_reported = 0
+        self.topic, self.queue_id = topic, queue_id
+        try:
+            self.queue = queues.find(topic, queue_id)
+        except (StoreError, OSError) as error:
+            self.problem = Finding(
+                getattr(error, "path", None) or root, getattr(error, "pos", None) or 0, "file", str(error)
+            )
+
+    def records(self, columns: RecordColumns, rows: np.ndarray) -> Iterator[Finding]:
+        """What is wrong with the units of the records in `rows`, an array of int64 with rows of `columns`."""
+        queue = self.queue
+        if self.problem is not None:
+            return
+        if queue is None:
+            yield from self._missing(int(columns.queue_offset[rows[0]]), int(columns.phy_offset[rows[0]]), len(rows))
+            return
+        if not isinstance(queue, ConsumeQueue):
+            yield from self._batch_records(columns, rows)
+            return
+        if queue.ext is None and queue.agrees(columns, rows):
+            self.covered += len(rows)
+            return
+        # Something is to be told, or cannot be told at once.
+        offsets = columns.queue_offset[rows]
+        phy_offsets, sizes, tags = columns.phy_offset[rows], columns.size[rows], columns.tags_code[rows]
+        checks_tags = queue.ext is None and not (
+            self.topic == SCHEDULE_TOPIC and "message_delay_level" in self.config.assumed
+        )
+        # A run of queue offsets that go on by one is compared at once.
+        ends = [*(np.flatnonzero(np.diff(offsets) != 1) + 1).tolist(), len(rows)]
+        done = 0
+        while done < len(rows):
+            first = int(offsets[done])
+            while ends[0] <= done:
+                del ends[0]
+            run = ends[0]
+            phy, size, code = (
+                queue.units(first, run - done) if first >= queue.first_unit else queue.units(queue.unit_num, 0)
+            )
+            count = len(phy)
+            if not count:
+                yield from self._missing(first, int(phy_offsets[done]), 1)
+                done += 1
+                continue
+            part = slice(done, done + count)
+            differ = (phy != phy_offsets[part]) | (size != sizes[part])
+            if checks_tags:
+                differ |= code != tags[part]
+            self.covered += count
+            for i in np.flatnonzero(differ).tolist():
+                mapped_file = queue.queue.find((first + i) * queue.unit_size)
+                assert mapped_file is not None
+                yield Finding(
+                    mapped_file.path,
+                    (first + i) * queue.unit_size - mapped_file.file_from_offset,
+                    "bad_unit",
+                    f"unit {first + i} is {int(phy[i])}:{int(size[i])}:{int(code[i])}, the record at phy offset "
+                    f"{int(phy_offsets[done + i])} needs {int(phy_offsets[done + i])}:{int(sizes[done + i])}:"
+                    f"{int(tags[done + i])}",
+                )
+            done += count
+
+    def _missing(self, queue_offset: int, phy_offset: int, num: int) -> Iterator[Finding]:
+        # The first says what is wrong; the rest is counted.
+        self.missing_reported += num
+        if self.missing_reported == num:
+            queue = self.queue
+            yield Finding(
+                os.path.join(self.root, "consumequeue", self.topic, str(self.queue_id))
+                if queue is None
+                else queue.queue.path,
+                0,
+                "missing_unit",
+                f"{self.topic}/{self.queue_id} has no unit {queue_offset} for the record at phy offset {phy_offset}",
+            )
+
+    def _batch_records(self, columns: RecordColumns, rows: np.ndarray) -> Iterator[Finding]:
+        queue = self.queue
+        assert isinstance(queue, BatchConsumeQueue)
+        for row in rows.tolist():
+            base, phy, size = int(columns.inner_base[row]), int(columns.phy_offset[row]), int(columns.size[row])
+            unit = queue.unit(base)
+            if unit is None:
+                yield from self._missing(base, phy, 1)
+                continue
+            self.covered += 1
+            expected = (base, phy, size, int(columns.tags_code[row]), max(int(columns.inner_num[row]), 1))
+            time, needed = queue.store_timestamp(base), int(columns.store_timestamp[row])
+            if tuple(unit) != expected or time != needed:
+                yield Finding(
+                    queue.queue.path,
+                    0,
+                    "bad_unit",
+                    f"the unit of batch {base} is {(*unit, time)}, the record needs {(*expected, needed)}",
+                )
+
+    def finish(self) -> Iterator[Finding]:
+        """What no record told: its files, bytes after its end, units that lead nowhere."""
+        if self.problem is not None:
+            yield self.problem
+            return
+        yield from self._files()
+        if self.missing_reported > 1:
+            yield Finding(
+                self.root if self.queue is None else self.queue.queue.path,
+                0,
+                "missing_unit",
+                f"{self.topic}/{self.queue_id} lacks {self.missing_reported} units in all",
+            )
+        queue = self.queue
+        if queue is None:
+            return
+        log = self.commit_log
+        first = queue.first_unit_at_or_after(log.min_offset)
+        yield from self._tail(queue)
+        if queue.unit_num - first <= self.covered or not isinstance(queue, ConsumeQueue):
+            return
+        # More units than records: find the ones that lead nowhere.
+        for number in range(first, queue.unit_num):
+            unit = queue.unit(number)
+            if unit is None:
+                continue
+            message = log.look_up(unit.phy_offset, unit.size)
+            if message is not None and (
+                (message.topic, message.queue_id, message.queue_offset) == (self.topic, self.queue_id, number)
+                or self.topic in message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
+            ):
+                continue
+            mapped_file = queue.queue.find(number * queue.unit_size)
+            assert mapped_file is not None
+            yield Finding(
+                mapped_file.path,
+                number * queue.unit_size - mapped_file.file_from_offset,
+                "dangling_unit",
+                f"unit {number} says {unit.phy_offset}:{unit.size}, where no record of {self.topic}/{self.queue_id} lies",
+            )
+
+    def _files(self) -> Iterator[Finding]:
+        queue = self.queue
+        listed = [] if queue is None else [queue.queue]
+        if isinstance(queue, ConsumeQueue) and queue.ext is not None:
+            listed.append(queue.ext.queue)
+        for files in listed:
+            for problem in files.problems:
+                yield finding_of(problem, "file", files.path)
+
+    def _tail(self, queue: AnyConsumeQueue) -> Iterator[Finding]:
+        end = queue.queue.wrote_where
+        for base in queue.queue.offsets:
+            mapped_file = queue.queue.file(base)
+            pos = max(end - base, 0)
+            if pos >= mapped_file.size:
+                continue
+            last = mapped_file.last_nonzero(pos)
+            if last > pos:
+                yield Finding(
+                    mapped_file.path,
+                    pos,
+                    "gap_in_queue",
+                    f"unit {end // queue.unit_size} was never written, but {last - pos} bytes from it on are not zero",
+                )
