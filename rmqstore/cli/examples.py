@@ -91,7 +91,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "sql": (
         """rmqstore sql store "select topic, count(*) as n from messages group by topic order by n desc limit 5\"""",
         """rmqstore sql store "select tags, body from messages where topic = 'Orders' and 'ORD-100000' = any(keys)\"""",
-        """rmqstore sql store "select * from consumers where behind > 0" --json""",
+        """rmqstore sql store "select * from consumers where lag > 0" --json""",
         """rmqstore sql store "select keys, tags, body from messages where topic = 'Orders'" -O orders.parquet""",
     ),
     "tail": (
