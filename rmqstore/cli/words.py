@@ -33,6 +33,12 @@ _VERDICT = re.compile(r"\((EMPTY|RECORD|BLANK|MISSING)\)|\b(BAD_(?:MAGIC|SIZE|LE
 _AS_TYPED: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), typed)
     for pattern, typed in (
+        (
+            r"""Open it read-only to get out what is whole, with recovery="skip" to go on after the damage, """
+            r"""or with recovery="truncate" to cut""",
+            "rmqstore export --corrupt skip gets out what is whole; rmqstore recover --mode skip goes on after the damage, "
+            "--mode truncate cuts",
+        ),
         (r"""recovery=(['"])(\w+)\1""", r"rmqstore recover --mode \2"),
         (r"config=StoreConfig\.infer\(path, (\w+=(?:'[^']*'|[^\s()]+))\)", r"-o \1"),
         (r"StoreConfig\.from_properties\('broker\.conf'\)", "--config broker.conf"),

@@ -62,7 +62,10 @@ _MARKS = {
     "lock": "writers lock its first byte; the file itself stays",
 }
 _MAGICS = (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
-_QUEUE_FOLDERS = {"consumequeue": "queue", "batchconsumequeue": "batch_queue", "consumequeue_ext": "queue_extension"}
+_QUEUE_FOLDERS = {
+    "consumequeue": "queue", "batchconsumequeue": "batch_queue", "compactionCq": "batch_queue",
+    "consumequeue_ext": "queue_extension",
+}  # fmt: skip
 _PIECE = 1 << 16
 # Bytes of a record that no broker goes beyond.
 _RECORD_MAX = 1 << 27

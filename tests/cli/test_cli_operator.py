@@ -11,12 +11,14 @@ import json
 import re
 import time
 
+import click
 import golden
 import golden_rabbitmq
 import pytest
 from test_cli import DELAYS, DOCUMENT, HOSTILE, assert_harmless, json_lines, run, utc  # noqa: F401
 
 from rmqstore import Message, MessageStore, StoreConfig
+from rmqstore.cli import main
 from rmqstore.cli.formats import LETTERS
 from rmqstore.cli.words import in_words, verdict_words
 from rmqstore.errors import InvalidMessageError
@@ -423,3 +425,50 @@ def test_every_text_of_the_package_that_names_arguments_is_translated():
     ):
         assert in_words(text) == wanted
     assert verdict_words("BAD_SIZE") == "an impossible size" and verdict_words("what else") == "what else"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# mqadmin
+
+
+#: What an operator types there, that the page must have an answer for.
+MQADMIN = {
+    "queryMsgByKey", "queryMsgByUniqueKey", "queryMsgById", "queryMsgByOffset", "queryMsgTraceById", "queryCq", "printMsg",
+    "printMsgByQueue", "consumerProgress", "topicStatus", "topicList", "exportMetadata", "rocksDBConfigToJson",
+    "dumpCompactionLog",
+}  # fmt: skip
+
+
+def test_what_stands_instead_of_mqadmin_exists():
+    page = DOCUMENT.read_text(encoding="utf-8")
+    (table,) = re.findall(r"(?m)^\| mqadmin \| rmqstore \|\n\|---\|---\|\n((?:\|.*\n)+)", page)
+    rows = [re.fullmatch(r"\| `(\w+)[^|]*\| (.*) \|", line) for line in table.splitlines()]
+    assert all(rows) and {row[1] for row in rows} >= MQADMIN
+    seen = set()
+    for row in rows:
+        lines = re.findall(r"`rmqstore ([^`]+)`", row[2])
+        assert lines, row[0]
+        for line in lines:
+            words = line.split()
+            command, context = main, click.Context(main)
+            while isinstance(command, click.Group):
+                name = words.pop(0)
+                command = command.get_command(context, name)
+                assert command is not None, line
+                seen.add(name)
+                context = click.Context(command, parent=context, info_name=name)
+            # Options and their choices exist, and so many arguments are taken; the words in capitals stand for something.
+            values = {"TIME": "2026-11-20", "QUEUE": "0", "OFFSET": "0"}
+            given = [values.get(word, word) for word in words]
+            command.make_context(command.name, given, parent=context.parent, resilient_parsing=False).close()
+    assert {"query", "get", "dump", "offsets", "topics", "queues", "settings", "export"} <= seen
+
+
+def test_a_log_of_a_compacted_topic_is_dumped_as_a_segment(broker, tmp_path):
+    # RocketMQ writes each record's own place in that log into it, so that it looks like a segment of that name.
+    folder = tmp_path / "compaction" / "compactionLog" / "Orders" / "0"
+    folder.mkdir(parents=True)
+    path = folder / ("0" * 20)
+    path.write_bytes((broker / "commitlog" / ("0" * 20)).read_bytes()[:65536])
+    first, *rows = json_lines(run("dump", path, "--json"))
+    assert first["kind"] == "segment" and rows[0]["type"] == "record" and len(rows) > 100
