@@ -1,12 +1,14 @@
 """Hooks of mkdocs.yml: documents that lie beside docs/ are pages too, and links work in the site as they do in the tree.
 
-Owns the list of these documents.  A link that leads to something in the tree which is no page (a test, a data file) becomes
+Owns the list of these documents, and what a copy button copies of a session: the commands, without their prompts and
+without what they answer.  A link that leads to something in the tree which is no page (a test, a data file) becomes
 its text, because a site has nothing there; every other link is left to `mkdocs build --strict`, which fails on one that
 leads nowhere.
 """
 
 from __future__ import annotations
 
+import html
 import posixpath
 import re
 from pathlib import Path
@@ -18,6 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # Documents of the project's root, which become pages of the site's root.
 BESIDE = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
 LINK = re.compile(r"(?<![\\!])\[(?P<text>[^\]\[]*)\]\((?P<target>[^)\s]+)\)")
+# A session as a page shows it, and the marks before what somebody types.
+SESSION = re.compile(r'<div class="(?P<classes>language-(?P<language>console|pycon) highlight)">(?P<code>.*?)</div>', re.DOTALL)
+PROMPTS = {"console": ("$ ",), "pycon": (">>> ", "... ")}
 # Fences whose info string has a second word for the tests ("console spark") or names no language.
 INFO = re.compile(r"^(?P<mark>`{3,})(?P<language>\w+) [\w ]+$", re.MULTILINE)
 
@@ -56,3 +61,24 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Files) -> 
     parts = re.split(r"(^ *`{3,}.*?^ *`{3,}$)", markdown, flags=re.MULTILINE | re.DOTALL)
     parts[::2] = [LINK.sub(linked, part) for part in parts[::2]]
     return INFO.sub(r"\g<mark>\g<language>", "".join(parts))
+
+
+def on_page_content(content: str, *, page: Any, config: Any, files: Files) -> str:
+    """Say of each session what its copy button is to copy; the theme takes `data-copy` before what is shown."""
+
+    def marked(found: re.Match[str]) -> str:
+        commands = html.escape(commands_of(found["code"], found["language"]), quote=True)
+        return f'<div class="{found["classes"]}" data-copy="{commands}">{found["code"]}</div>'
+
+    return SESSION.sub(marked, content)
+
+
+def commands_of(code: str, language: str) -> str:
+    """What is typed in a session that is shown as HTML: a line each, without prompts."""
+    typed = []
+    for line in html.unescape(re.sub("<[^>]+>", "", code)).splitlines():
+        for prompt in PROMPTS[language]:
+            if line.startswith(prompt) or line == prompt.rstrip():
+                typed.append(line[len(prompt) :])
+                break
+    return "\n".join(typed)

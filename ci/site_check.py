@@ -1,4 +1,5 @@
-"""Looks over a site that mkdocs built: nothing is loaded from elsewhere, and every link between its files leads somewhere.
+"""Looks over a site that mkdocs built: nothing is loaded from elsewhere, every link between its files leads somewhere, and
+copy buttons copy the commands of a session alone.
 
 ``site_check.py FOLDER``.  Owns no list of pages; at least those of docs/ must be there.
 """
@@ -23,10 +24,15 @@ class Page(html.parser.HTMLParser):
         self.links: list[str] = []
         self.loads: list[str] = []
         self.anchors: set[str] = set()
+        # What the button of each session copies; None where it would copy what is shown.
+        self.sessions: list[str | None] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Note what an element refers to."""
+        given = dict(attrs)
+        if tag == "div" and {"language-console", "language-pycon"} & set((given.get("class") or "").split()):
+            self.sessions.append(given.get("data-copy"))
         for name, value in attrs:
             if value is None:
                 continue
@@ -46,8 +52,17 @@ def faults_of(folder: Path) -> list[str]:
         name = source.relative_to(ROOT / "docs").with_suffix(".html")
         if folder / name not in pages:
             faults.append(f"{name} is missing")
+    sessions = [text for page in pages.values() for text in page.sessions]
+    if not sessions:
+        faults.append("no page has a session")
+    # The attribute is the theme's: one that does not know it would copy prompts and answers.
+    if not any("data-copy" in path.read_text(encoding="utf-8") for path in folder.glob("assets/javascripts/bundle*.js")):
+        faults.append("the theme knows no data-copy; copy buttons copy prompts and answers")
     for path, page in pages.items():
         here = path.relative_to(folder)
+        for text in page.sessions:
+            if not text or any(line.startswith(("$ ", ">>> ")) for line in text.splitlines()):
+                faults.append(f"{here} has a session whose button copies {text!r}")
         for address in page.loads + page.links:
             parts = urlsplit(address)
             if parts.scheme or parts.netloc:

@@ -13,7 +13,7 @@ import time
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-__all__ = ["escape", "format_size", "format_time", "html_table", "parse_time", "preview"]
+__all__ = ["escape", "format_size", "format_time", "html_table", "parse_time", "preview", "short_time"]
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _AGO_UNITS = {
@@ -26,6 +26,8 @@ _AGO_UNITS = {
 }
 _AGO_SIZES = {name: size for size, names in _AGO_UNITS.items() for name in names}
 _AGO = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]+)\s+ago\s*")
+# A day by its word, a time of day, or both.
+_OF_DAY = re.compile(r"(?:(today|yesterday)\s*)?([0-9]{1,2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,9})?)?)?")
 # Seconds since the epoch, and a date without its hyphens: as ms since the epoch both would be times in 1970.
 _NOT_MS = re.compile("[12][0-9]{9}|(?:19|20)[0-9]{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12][0-9]|3[01])")
 
@@ -54,6 +56,34 @@ def format_time(timestamp: int | None) -> str:
     except (OverflowError, ValueError, OSError):
         return f"{timestamp} ms"
     return moment.isoformat(timespec="milliseconds")
+
+
+def short_time(timestamp: int | None, now: datetime.datetime | None = None, timespec: str = "seconds") -> str:
+    """str: ms since epoch for a narrow place: without the zone, which is the local one, and what it shares with `now`.
+
+    Of a day of this year ``11-21 05:32:39``, of today ``05:32:39``, of any other year ``2025-11-21 05:32``; with "minutes"
+    ``11-21 05:32`` and ``2025-11-21``.
+
+    Parameters
+    ----------
+    now : datetime, optional
+        Local, by default that of the clock.
+    timespec : {"minutes", "seconds", "milliseconds"}
+        How much of it, but of today at least the seconds, and of another year milliseconds or minutes.
+    """
+    text = format_time(timestamp)
+    if timestamp is None or "T" not in text:
+        return text
+    day, _, rest = text.partition("T")
+    clock = rest[:12] if timespec == "milliseconds" else rest[:8]
+    today = (datetime.datetime.now() if now is None else now).date().isoformat()
+    if day == today:
+        return clock
+    if timespec == "minutes":
+        return f"{day[5:]} {clock[:5]}" if day[:4] == today[:4] else day
+    if day[:4] == today[:4]:
+        return f"{day[5:]} {clock}"
+    return f"{day} {clock}" if timespec == "milliseconds" else f"{day} {clock[:5]}"
 
 
 def format_size(size: int) -> str:
@@ -117,8 +147,17 @@ def html_table(caption: str, header: Sequence[str], rows: Iterable[Sequence[obje
     return f"<table><caption>{_safe(caption[:400])}</caption>{top}<tbody>{''.join(lines)}</tbody></table>"
 
 
-def parse_time(text: str) -> int:
-    """int: ms since epoch of an ISO time (local zone unless it names one), of ms since epoch, or of ``2h ago``.
+def parse_time(text: str, *, end: bool = False) -> int:
+    """int: ms since epoch of a time as people write it; the local zone counts unless it names one.
+
+    It is ISO 8601, ms since epoch, ``2h ago``, ``now``, ``10:30`` (of today), ``yesterday 10:30``, or a day:
+    ``2026-11-20``, ``today``, ``yesterday``.  A day stands for its first millisecond, as an end for its last one, so that
+    days that follow each other share no millisecond and leave none out, also where a zone changes its clocks.
+
+    Parameters
+    ----------
+    end : bool
+        It ends a range whose last millisecond is part of it.
 
     Raises
     ------
@@ -139,13 +178,56 @@ def parse_time(text: str) -> int:
         if back >= 2**63:
             raise ValueError(f"{escape(text[:40])!r} is not a time: it is longer ago than 64 bits of ms can say")
         return time.time_ns() // 1_000_000 - round(back)
+    try:
+        day = _day(text)
+        if day is not None:
+            following = day + datetime.timedelta(days=1)
+            return _first_of_day(following) - 1 if end else _first_of_day(day)
+        return _milliseconds(_moment(text))
+    except (ValueError, OverflowError, OSError):
+        raise ValueError(
+            f"{text!r} is not a time: write 2026-11-21T05:32:39.596+00:00 (local zone without one), 2026-11-21, 10:30, "
+            "today, yesterday, '2h ago', or ms since epoch"
+        ) from None
+
+
+def _day(text: str) -> datetime.date | None:
+    # None: it says more than a day, or something else.
+    if text in ("today", "yesterday"):
+        return datetime.date.today() - datetime.timedelta(days=text == "yesterday")
+    try:
+        return datetime.date.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def _first_of_day(day: datetime.date) -> int:
+    # Of two midnights it is the first.
+    first = _milliseconds(datetime.datetime(day.year, day.month, day.day))
+    if _local_day(first) == day:
+        return first
+    # The clocks skip midnight, or all of the day: it begins when they are changed.
+    low, high = first - 93_600_000, first + 93_600_000
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _local_day(middle) >= day else (middle, high)
+    return high
+
+
+def _local_day(timestamp: int) -> datetime.date:
+    return (_EPOCH + datetime.timedelta(milliseconds=timestamp)).astimezone().date()
+
+
+def _moment(text: str) -> datetime.datetime:
+    of_day = _OF_DAY.fullmatch(text)
+    if of_day and of_day[2]:
+        day = datetime.date.today() - datetime.timedelta(days=of_day[1] == "yesterday")
+        text = f"{day.isoformat()}T{'0' if of_day[2][1] == ':' else ''}{of_day[2]}"
     # Python 3.10 knows neither Z nor fractions of other than 3 or 6 digits.
     fraction = re.compile(r"\.([0-9]{1,9})(?=$|[-+zZ])")
     iso = fraction.sub(lambda match: "." + match[1].ljust(6, "0")[:6], re.sub("[zZ]$", "+00:00", text))
-    try:
-        moment = datetime.datetime.fromisoformat(iso)
-        return (moment.astimezone(datetime.timezone.utc) - _EPOCH) // datetime.timedelta(milliseconds=1)
-    except (ValueError, OverflowError, OSError):
-        raise ValueError(
-            f"{text!r} is not a time: write 2026-11-21T05:32:39.596+00:00 (local zone without one), ms since epoch, or '2h ago'"
-        ) from None
+    return datetime.datetime.fromisoformat(iso)
+
+
+def _milliseconds(moment: datetime.datetime) -> int:
+    return (moment.astimezone(datetime.timezone.utc) - _EPOCH) // datetime.timedelta(milliseconds=1)

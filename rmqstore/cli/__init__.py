@@ -54,7 +54,7 @@ _COMMANDS = {
     "offsets": (
         "rmqstore.cli.offsets",
         "offsets",
-        "Progress of consumer groups: what is next for each, and how far behind it is.",
+        "Progress of consumer groups: what is next for each, and its lag.",
     ),
     "pending": (
         "rmqstore.cli.pending",

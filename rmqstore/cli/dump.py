@@ -1,13 +1,15 @@
-"""rmqstore dump: structures as they lie on disk."""
+"""rmqstore dump: structures as they lie on disk, of a store or of one file alone."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
+import os
 import re
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
@@ -15,34 +17,47 @@ import click
 from rmqstore._core import IndexLayout
 from rmqstore.cli.completion import complete_topic
 from rmqstore.cli.group import nothing
+from rmqstore.cli.messages import about_queues
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.terminal import Printer, Progress, escape, format_time
+from rmqstore.cli.words import verdict_words
 from rmqstore.commitlog.log_walk import Blank, Damage
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import StoreError
 from rmqstore.index.index_file import IndexFile
 from rmqstore.message import MessageExt
+from rmqstore.offline.single_file import KINDS, StoreFile, identify
 from rmqstore.store.message_store import MessageStore
 
 _PREVIEW = 60
+_UNIT_HEAD = f"{'queue offset':>14}  {'phy offset':>14}  {'size':>9}  {'tags code':>20}  messages"
 
 
 @click.command()
 @path_argument
-@click.option("--what", type=click.Choice(["log", "queue", "index"]), default="log", show_default=True)
+@click.option(
+    "--what", type=click.Choice(["log", "queue", "index"]), help="Of a store, by default log; a file tells itself."
+)
 @click.option("--begin-phy-offset", "begin", type=click.IntRange(min=0), help="Begin with this phy offset.")
 @click.option("--end-phy-offset", "end", type=click.IntRange(min=0), help="Stop before this phy offset.")
 @click.option("--topic", help="Only this topic; a queue dump needs it.", shell_complete=complete_topic)
 @click.option("--queue", "queue_id", type=click.IntRange(min=0), help="Only this queue of the topic.")
 @store_options
 def dump(
-    path: str, what: str, begin: int | None, end: int | None, topic: str | None, queue_id: int | None, given: Given
+    path: str, what: str | None, begin: int | None, end: int | None, topic: str | None, queue_id: int | None, given: Given
 ) -> None:
     """Print a store's structures as they lie on disk, damage included.
 
     log: one line a record, blank or damaged stretch. queue: the units of a topic's queues. index: header, entries and
-    slots (with the lengths of their chains) of every index file.
+    slots (with the lengths of their chains) of every index file. PATH may also be one file alone, wherever it lies: a
+    segment, a file of a queue or of the index, the checkpoint, one of the timer's files, or JSON of config/.
     """
+    if os.path.isfile(path):
+        if what is not None or topic is not None or queue_id is not None:
+            raise click.UsageError("--what, --topic and --queue are for a store; one file is dumped as what it is")
+        _dump_file(Printer(given.as_json), path, begin, end, given)
+        return
+    what = what or "log"
     if what == "queue" and topic is None:
         raise click.UsageError("a queue dump needs --topic")
     if what == "index" and topic is not None:
@@ -59,7 +74,8 @@ def dump(
         else:
             shown = _dump_index(printer, store, begin, end)
         if not shown:
-            nothing("there is nothing of that kind to dump")
+            about = "" if topic is None else about_queues(store, topic, [] if queue_id is None else [queue_id])
+            nothing(f"there is nothing of that kind to dump{about}")
 
 
 def _dump_progress(printer: Printer, what: str, unit: str) -> contextlib.AbstractContextManager[Progress | None]:
@@ -98,7 +114,7 @@ def _dump_log(
             if printer.as_json:
                 printer.json_line(_log_object(entry))
             else:
-                printer.line(_log_line(entry))
+                printer.line(_log_line(entry, printer.time))
     return shown
 
 
@@ -110,15 +126,15 @@ def _log_object(entry: MessageExt | Blank | Damage) -> dict[str, Any]:
     return {"type": "damage", "phy_offset": entry.phy_offset, "size": entry.size, "verdict": entry.verdict.name}
 
 
-def _log_line(entry: MessageExt | Blank | Damage) -> str:
+def _log_line(entry: MessageExt | Blank | Damage, time: Callable[[int, str], str]) -> str:
     if isinstance(entry, Blank):
         return f"{entry.phy_offset:>12}  {entry.size:>7}  BLANK to the end of the segment"
     if isinstance(entry, Damage):
-        return f"{entry.phy_offset:>12}  {entry.size:>7}  DAMAGE {entry.verdict.name}"
+        return f"{entry.phy_offset:>12}  {entry.size:>7}  DAMAGE: {verdict_words(entry.verdict.name)}"
     parts = [
         f"{entry.phy_offset:>12}  {entry.store_size:>7}",
         f"{escape(entry.topic)}/{entry.queue_id} #{entry.queue_offset}",
-        format_time(entry.store_timestamp),
+        time(entry.store_timestamp, "milliseconds"),
         f"keys={escape(' '.join(entry.keys))}" if entry.keys else "",
         f"tags={escape(entry.tags)}" if entry.tags else "",
         "CORRUPT (CRC)" if entry.corrupt else "",
@@ -155,7 +171,7 @@ def _dump_queues(
         low, high = queue.bounds(0)
         if not printer.as_json:
             printer.line(f"{escape(queue.topic)}/{queue.queue_id}  {queue.cq_type}  queue offsets {low} to {high}")
-            printer.line(f"{'queue offset':>14}  {'phy offset':>14}  {'size':>9}  {'tags code':>20}  messages")
+            printer.line(_UNIT_HEAD)
         at = low
         while at < high:
             following = at
@@ -169,12 +185,14 @@ def _dump_queues(
                         {"type": "unit", "topic": queue.topic, "queue_id": queue.queue_id, **unit._asdict()}
                     )
                 else:
-                    printer.line(
-                        f"{unit.queue_offset:>14}  {unit.phy_offset:>14}  {unit.size:>9}  {unit.tags_code:>20}  {unit.num}"
-                    )
+                    printer.line(_unit_line(unit.queue_offset, unit.phy_offset, unit.size, unit.tags_code, unit.num))
             # Nothing was read where a file is missing, or where only pre-fill units lie.
             at = following if following > at else max(queue.next_file_offset(at), at + 1)
     return shown
+
+
+def _unit_line(queue_offset: int | str, phy_offset: int, size: int, tags_code: int, num: int) -> str:
+    return f"{queue_offset:>14}  {phy_offset:>14}  {size:>9}  {tags_code:>20}  {num}"
 
 
 def _dump_index(printer: Printer, store: MessageStore, begin: int | None, end: int | None) -> int:
@@ -182,19 +200,20 @@ def _dump_index(printer: Printer, store: MessageStore, begin: int | None, end: i
         return 0
     shown = 0
     for name in store.index_service.names:
-        index = store.index_service.file(name)
-        _dump_index_header(printer, index)
-        with _dump_progress(printer, f"dumping {name}", "entries") as progress:
-            depths = _dump_entries(printer, index, begin, end, progress)
-        longest, used = _dump_slots(printer, index, depths)
-        if printer.as_json:
-            printer.json_line(
-                {"type": "index_chains", "file": index.name, "slots_used": used, "longest_chain": longest}
-            )
-        else:
-            printer.line(f"slots used {used} of {index.slot_num}; the longest chain has {longest} entries")
+        _dump_index_file(printer, store.index_service.file(name), begin, end)
         shown += 1
     return shown
+
+
+def _dump_index_file(printer: Printer, index: IndexFile, begin: int | None, end: int | None) -> None:
+    _dump_index_header(printer, index)
+    with _dump_progress(printer, f"dumping {index.name}", "entries") as progress:
+        depths = _dump_entries(printer, index, begin, end, progress)
+    longest, used = _dump_slots(printer, index, depths)
+    if printer.as_json:
+        printer.json_line({"type": "index_chains", "file": index.name, "slots_used": used, "longest_chain": longest})
+    else:
+        printer.line(f"slots used {used} of {index.slot_num}; the longest chain has {longest} entries")
 
 
 def _dump_index_header(printer: Printer, index: IndexFile) -> None:
@@ -267,3 +286,132 @@ def _dump_slots(printer: Printer, index: IndexFile, depths: array[int]) -> tuple
             damage = "  DAMAGE: leads to no entry" if chain < 0 else ""
             printer.line(f"{slot:>10}  {newest:>12}  {chain:>6}{damage}")
     return longest, used
+
+
+# ------------------------------------------------------------------------------------------------------- one file alone
+
+
+def _dump_file(printer: Printer, path: str, begin: int | None, end: int | None, given: Given) -> None:
+    """Print what one file holds; damage in it, or nothing in it, makes the exit code that of findings."""
+    file = identify(path)
+
+    def within(phy_offset: int, size: int = 1) -> bool:
+        return phy_offset + size > (begin or 0) and (end is None or phy_offset < end)
+
+    if printer.as_json:
+        printer.json_line({"type": "file", **file.as_dict()})
+    else:
+        printer.line(f"{escape(path)}: {_file_text(file)}")
+    if file.kind == "segment":
+        shown, damaged = _dump_segment(printer, file, within)
+    elif file.kind in ("queue", "batch_queue", "queue_extension"):
+        shown, damaged = _dump_unit_file(printer, file, within), 0
+    elif file.kind == "index":
+        index = file.index_file(given.overrides())
+        try:
+            _dump_index_file(printer, index, begin, end)
+        finally:
+            index.close()
+        return
+    elif file.kind in ("timer_log", "timer_wheel"):
+        shown, damaged = _dump_timer(printer, file), 0
+    elif file.kind == "settings":
+        value = file.settings()
+        if printer.as_json:
+            printer.json_line({"type": "settings", "content": value})
+        else:
+            for line in json.dumps(value, ensure_ascii=False, indent=2).splitlines():
+                printer.line(escape(line))
+        shown, damaged = value is not None, 0
+    else:
+        fields = file.fields()
+        if printer.as_json:
+            printer.json_line({"type": file.kind, **fields})
+        else:
+            printer.fields(
+                [
+                    (name, f"{value}  {printer.time(value)}" if name.endswith(("timestamp", "time")) and value else str(value))
+                    for name, value in fields.items()
+                ]
+            )
+        return
+    if damaged:
+        nothing(f"{damaged} damaged stretches or records")
+    if not shown:
+        nothing("nothing is written in it" if begin is None and end is None else "nothing of that is written in it")
+
+
+def _file_text(file: StoreFile) -> str:
+    text = f"{KINDS[file.kind]}, {file.size} bytes"
+    if file.topic is not None:
+        text += f", of {escape(file.topic)}/{file.queue_id}"
+    if file.base is None:
+        return text
+    first = {"segment": "phy offset", "queue": "queue offset", "timer_log": "position"}.get(file.kind)
+    return text if first is None else f"{text}, from {first} {file.base} on"
+
+
+def _dump_segment(printer: Printer, file: StoreFile, within: Callable[[int, int], bool]) -> tuple[int, int]:
+    """(int, int): how many lines were shown, and how much of that is damage."""
+    shown = damaged = 0
+    with _dump_progress(printer, "dumping the segment", "bytes") as progress:
+        for number, entry in enumerate(file.records()):
+            size = entry.store_size if isinstance(entry, MessageExt) else entry.size
+            if progress is not None and number % 512 == 0:
+                progress(entry.phy_offset - (file.base or 0), file.size)
+            if not within(entry.phy_offset, size):
+                continue
+            shown += 1
+            damaged += entry.corrupt if isinstance(entry, MessageExt) else isinstance(entry, Damage)
+            if printer.as_json:
+                printer.json_line(_log_object(entry))
+            else:
+                printer.line(_log_line(entry, printer.time))
+    return shown, damaged
+
+
+def _dump_unit_file(printer: Printer, file: StoreFile, within: Callable[[int], bool]) -> int:
+    shown = 0
+    names = {} if file.topic is None else {"topic": file.topic, "queue_id": file.queue_id}
+    is_queue = file.kind != "queue_extension"
+    if not printer.as_json:
+        printer.line(_UNIT_HEAD if is_queue else f"{'address':>20}  {'tags code':>20}  stored")
+    for unit in file.units():
+        if is_queue and not within(unit["phy_offset"]):
+            continue
+        shown += 1
+        if printer.as_json:
+            printer.json_line({"type": "unit" if is_queue else "extension", **names, **unit})
+        elif is_queue:
+            place = unit.get("queue_offset", f"unit {unit['pos'] // 20}")
+            printer.line(_unit_line(place, unit["phy_offset"], unit["size"], unit["tags_code"], unit.get("num", 1)))
+        else:
+            address = unit.get("address", f"byte {unit['pos']}")
+            printer.line(f"{address:>20}  {unit['tags_code']:>20}  {printer.time(unit['store_timestamp'])}")
+    return shown
+
+
+def _dump_timer(printer: Printer, file: StoreFile) -> int:
+    rows = file.timer_units() if file.kind == "timer_log" else file.wheel_slots()
+    kind = "timer_unit" if file.kind == "timer_log" else "timer_slot"
+    shown = 0
+    for row in rows:
+        if printer.as_json:
+            printer.json_line({"type": kind, **row})
+        elif file.kind == "timer_log":
+            if not shown:
+                printer.line(f"{'position':>14}  {'before it':>14}  {'phy offset':>14}  {'size':>9}  magic  due")
+            place = row.get("position", row["pos"])
+            printer.line(
+                f"{place:>14}  {row['prev']:>14}  {row['phy_offset']:>14}  {row['record_size']:>9}  {row['magic']:>5}  "
+                f"{printer.time(row['due'])}"
+            )
+        else:
+            if not shown:
+                printer.line(f"{'slot':>10}  {'time':>16}  {'first':>14}  {'last':>14}  {'number':>7}  magic")
+            printer.line(
+                f"{row['index']:>10}  {row['time']:>16}  {row['first']:>14}  {row['last']:>14}  {row['number']:>7}  "
+                f"{row['magic']:>5}"
+            )
+        shown += 1
+    return shown

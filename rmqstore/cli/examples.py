@@ -15,16 +15,20 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "rmqstore dump store --begin-phy-offset 1048000 --end-phy-offset 1049500",
         "rmqstore dump store --what queue --topic Payments --queue 1",
         "rmqstore dump store --what index | grep longest",
+        "rmqstore dump store/commitlog/00000000000001048576 --end-phy-offset 1049500",
+        "rmqstore dump store/checkpoint",
     ),
     "export": (
         "rmqstore export store --topic Orders -O orders.parquet",
+        "rmqstore export store --begin 2026-11-21 --end 2026-11-21 -O 2026-11-21.jsonl.gz",
         "rmqstore export store --topic Orders --tags 'paid || shipped' --begin 2026-11-21T05:32:45Z -O orders.csv.gz",
         "rmqstore export store --topic Payments --columns keys,store_timestamp,body | head -n 2",
         "rmqstore export store --topic Documents --format files -O bodies",
     ),
     "get": (
         "rmqstore get store Orders 3",
-        "rmqstore get store Orders 3 --time 2026-11-21T05:32:45Z --tags 'paid || shipped'",
+        "rmqstore get store Orders 3 --begin 2026-11-21T05:32:45Z --tags 'paid || shipped'",
+        "rmqstore get store Orders 3 --max-num 5 --format '%T %p/%o %k %s'",
         "rmqstore get store Orders 3 --begin-queue-offset 7 --max-num 100 --json --body none",
     ),
     "import": (
@@ -51,6 +55,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "query": (
         "rmqstore query store Orders ORD-100000",
+        "rmqstore query store --key ORD-100000",
         "rmqstore query store Orders CUST-1 --begin 2026-11-21T05:32:40Z --max-num 10 --body none",
         "rmqstore query store Orders created --type tag --max-num 5",
         "rmqstore query store Orders ORD-100000 ORD-100001 --max-num 1 --body none",
@@ -91,16 +96,17 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "sql": (
         """rmqstore sql store "select topic, count(*) as n from messages group by topic order by n desc limit 5\"""",
         """rmqstore sql store "select tags, body from messages where topic = 'Orders' and 'ORD-100000' = any(keys)\"""",
-        """rmqstore sql store "select * from consumers where behind > 0" --json""",
+        """rmqstore sql store "select * from consumers where lag > 0" --json""",
         """rmqstore sql store "select keys, tags, body from messages where topic = 'Orders'" -O orders.parquet""",
     ),
     "tail": (
         "rmqstore tail store",
         "rmqstore tail store Orders -n 3 --tags 'paid || shipped' --body none",
+        "rmqstore tail store -n 5 --format '%d %t/%p %k'",
         "rmqstore tail store Orders --key CUST-1 -n 2 --json",
         "rmqstore tail -f store Orders",
     ),
-    "topics": ("rmqstore topics store", "rmqstore topics store --bytes --json"),
+    "topics": ("rmqstore topics store", "rmqstore topics store Orders", "rmqstore topics store --bytes --json"),
     "verify": ("rmqstore verify store", "rmqstore verify store -o messageDelayLevel='1s 2s 30m 1h' --json | tail -1"),
 }
 

@@ -6,7 +6,6 @@ Exit codes: 0 fine, 1 findings or nothing found, 2 wrong usage, 3 the store cann
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import importlib
 import logging
@@ -21,6 +20,7 @@ from click.shell_completion import CompletionItem
 
 from rmqstore.cli.examples import epilog_of
 from rmqstore.cli.terminal import discard, escape, note
+from rmqstore.cli.words import did_you_mean, in_words
 from rmqstore.errors import GeometryError, StoreError
 
 FOUND_NOTHING = 1
@@ -56,18 +56,25 @@ class CannotOpenError(click.ClickException):
         return escape(self.message) + (f"\n{self.hint}" if self.hint else "")
 
 
+def error_text(error: Exception) -> str:
+    """str: what an error says, its options as the command line spells them and in plain words."""
+    if not isinstance(error, StoreError):
+        return str(error)
+    return str(error).replace(error.message, in_words(error.message), 1)
+
+
 def of_error(error: Exception) -> CannotOpenError:
     """CannotOpenError: what an error of the store or of the system says, with what to do at the command line."""
     if isinstance(error, GeometryError):
         return CannotOpenError(
-            str(error), "Here an option is given as -o NAME=VALUE, or all with --config broker.conf."
+            error_text(error), "Here an option is given as -o NAME=VALUE, or all with --config broker.conf."
         )
     if isinstance(error, OSError) and error.filename is not None:
         return CannotOpenError(f"{error.strerror or type(error).__name__} [{os.fsdecode(error.filename)}]")
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         # Without a name it is most likely what the command prints.
         return CannotOpenError(f"{error.strerror}, where the output goes", "Make room, or send the output elsewhere.")
-    return CannotOpenError(str(error))
+    return CannotOpenError(error_text(error))
 
 
 class StoreGroup(click.Group):
@@ -95,9 +102,9 @@ class StoreGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if not ctx.resilient_parsing and not name.startswith("-") and name not in self.list_commands(ctx):
-            near = difflib.get_close_matches(name, self.list_commands(ctx), n=3, cutoff=0.6)
+            near = did_you_mean(name, self.list_commands(ctx))
             if near:
-                advice = f"Did you mean {' or '.join(near)}?"
+                advice = near[0].upper() + near[1:]
             elif os.path.exists(name):
                 advice = f"A path comes after the command: {ctx.command_path} COMMAND {name}"
             else:
@@ -181,7 +188,7 @@ class StoreGroup(click.Group):
 class _NoteHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            note(record.getMessage())
+            note(in_words(record.getMessage()))
         except Exception:
             self.handleError(record)
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from rmqstore.cli.options import Given, path_argument, store_options, tiered_option
-from rmqstore.cli.terminal import Printer, escape, format_size, format_time
+from rmqstore.cli.terminal import Printer, escape, format_size
 from rmqstore.offline.describe import StoreDescription, describe
 from rmqstore.tiered import TieredStore
 
@@ -70,7 +70,7 @@ def _print_tiered(printer: Printer, tiered: TieredStore) -> None:
         ("topic", "queue", "min", "max", "messages", "files"),
         [
             (
-                queue.topic, queue.queue_id, queue.min_queue_offset, queue.max_queue_offset,
+                queue.topic, str(queue.queue_id), str(queue.min_queue_offset), str(queue.max_queue_offset),
                 queue.max_queue_offset - queue.min_queue_offset, queue.log_files + queue.unit_files,
             )
             for queue in queues
@@ -83,7 +83,7 @@ def _print_tiered(printer: Printer, tiered: TieredStore) -> None:
         [
             (
                 os.path.basename(index.path), "compacted" if index.compacted else "unsealed",
-                format_time(index.begin_timestamp), format_time(index.end_timestamp), index.item_num,
+                printer.time(index.begin_timestamp), printer.time(index.end_timestamp), index.item_num,
             )
             for index in reversed(files)
         ],
@@ -132,17 +132,27 @@ def _info_object(description: StoreDescription) -> dict[str, Any]:
 
 def _print_info(printer: Printer, description: StoreDescription) -> None:
     log, config, point = description.commit_log, description.config, description.checkpoint
+    size = log.max_offset - log.min_offset
     printer.fields(
         [
             ("store", description.path),
             ("state", "clean" if description.clean else "in use, or not closed in order (there is an abort file)"),
-            ("commit log", f"{log.max_offset - log.min_offset} bytes ({format_size(log.max_offset - log.min_offset)})"),
+            ("commit log", f"{printer.number(size)} bytes ({format_size(size)})"),
             ("  phy offsets", f"{log.min_offset} to {log.max_offset}"),
-            ("  segments", f"{log.segments} of {log.segment_size} bytes ({format_size(log.segment_size)})"),
-            ("  first stored", format_time(log.first_store_timestamp)),
-            ("  last stored", format_time(log.last_store_timestamp)),
-            ("queue files", f"{config.consume_queue_file_size} bytes, {config.consume_queue_file_size // 20} units"),
-            ("index files", f"{config.index_file_size} bytes, {config.max_hash_slot_num} slots, {config.max_index_num} entries"),
+            (
+                "  segments",
+                f"{printer.number(log.segments)} of {printer.number(log.segment_size)} bytes "
+                f"({format_size(log.segment_size)})",
+            ),
+            ("  first stored", printer.time(log.first_store_timestamp)),
+            ("  last stored", printer.time(log.last_store_timestamp)),
+            ("queue files", f"{printer.number(config.consume_queue_file_size)} bytes, "
+                f"{printer.number(config.consume_queue_file_size // 20)} units"),
+            (
+                "index files",
+                f"{printer.number(config.index_file_size)} bytes, {printer.number(config.max_hash_slot_num)} slots, "
+                f"{printer.number(config.max_index_num)} entries",
+            ),
             ("index of tags", "yes" if config.index_tags else "no"),
             ("store host", config.store_host),
             ("assumed", ", ".join(config.assumed) or "nothing"),
@@ -157,7 +167,7 @@ def _print_info(printer: Printer, description: StoreDescription) -> None:
         ("topic", "kind", "queue", "min", "max", "messages", "files"),
         [
             (
-                queue.topic, queue.kind, queue.queue_id, queue.min_queue_offset, queue.max_queue_offset,
+                queue.topic, queue.kind, str(queue.queue_id), str(queue.min_queue_offset), str(queue.max_queue_offset),
                 queue.max_queue_offset - queue.min_queue_offset, queue.files,
             )
             for queue in description.queues
@@ -169,7 +179,7 @@ def _print_info(printer: Printer, description: StoreDescription) -> None:
         ("name", "first entry", "last entry", "entries", "full", "slots used"),
         [
             (
-                index.name, format_time(index.begin_timestamp), format_time(index.end_timestamp), index.entries,
+                index.name, printer.time(index.begin_timestamp), printer.time(index.end_timestamp), index.entries,
                 f"{100 * index.entries / max(index.capacity, 1):.1f} %", index.used_slots,
             )
             for index in description.index_files
@@ -180,7 +190,7 @@ def _print_info(printer: Printer, description: StoreDescription) -> None:
         "checkpoint",
         ("field", "value"),
         [
-            (item.name, _checkpoint_value(item.name, getattr(point, item.name)))
+            (item.name, _checkpoint_value(printer, item.name, getattr(point, item.name)))
             for item in dataclasses.fields(point)
         ],
         left=2,
@@ -190,7 +200,7 @@ def _print_info(printer: Printer, description: StoreDescription) -> None:
         printer.table(
             "consumer progress",
             ("group", "topic", "queue", "offset", "lag"),
-            [(*row[:4], _lag_text(row[4])) for row in rows],
+            [(row[0], row[1], str(row[2]), str(row[3]), _lag_text(row[4])) for row in rows],
             left=2,
         )
 
@@ -241,5 +251,5 @@ def _rocksdb_text(description: StoreDescription) -> str:
     return folders
 
 
-def _checkpoint_value(name: str, value: int) -> str:
-    return format_time(value) if name.endswith("timestamp") and value else str(value)
+def _checkpoint_value(printer: Printer, name: str, value: int) -> str:
+    return printer.time(value) if name.endswith("timestamp") and value else str(value)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
+from collections.abc import Iterable
 from typing import Any
 
 import click
 
+from rmqstore.cli.formats import LineFormat
 from rmqstore.cli.terminal import Printer, escape, format_time
+from rmqstore.cli.words import did_you_mean, in_words
 from rmqstore.errors import StoreError
 from rmqstore.message import MessageExt
 from rmqstore.store.message_store import MessageStore
@@ -25,11 +27,20 @@ def about_topic(store: MessageStore, topic: str) -> str:
     known = store.topics()
     if topic in known:
         return ""
-    near = difflib.get_close_matches(topic, known, n=3, cutoff=0.6)
+    near = did_you_mean(topic, known)
     if near:
-        return f"; the store has no topic {topic}: did you mean {' or '.join(near)}?"
+        return f"; the store has no topic {topic}: {near}"
     rest = f" and {len(known) - 10} more" if len(known) > 10 else ""
     return f"; the store has no topic {topic}, it has: {', '.join(known[:10]) or 'none'}{rest}"
+
+
+def about_queues(store: MessageStore, topic: str, queue_ids: Iterable[int]) -> str:
+    """str: as `about_topic`, also where the topic is there and one of these queues is not: which it has."""
+    known = store.queue_ids(topic)
+    if known and any(queue_id not in known for queue_id in queue_ids):
+        rest = f" and {len(known) - 20} more" if len(known) > 20 else ""
+        return f"; the topic has: {', '.join(map(str, known[:20]))}{rest}"
+    return about_topic(store, topic)
 
 
 def uncovered_text(store: MessageStore, uncovered: tuple[tuple[int, int], ...], advice: str) -> str:
@@ -55,10 +66,10 @@ def message_object(message: MessageExt, body: str) -> dict[str, Any]:
     return value
 
 
-def message_line(message: MessageExt) -> str:
-    """What identifies a message, on one line."""
+def message_line(message: MessageExt, time: str) -> str:
+    """What identifies a message, on one line; `time` is its store time."""
     parts = [
-        format_time(message.store_timestamp),
+        time,
         f"phy {message.phy_offset:>12}",
         f"{message.store_size:>6} B",
         f"{escape(message.topic)}/{message.queue_id} #{message.queue_offset}",
@@ -68,16 +79,27 @@ def message_line(message: MessageExt) -> str:
     if message.keys:
         parts.append(f"keys={escape(' '.join(message.keys))}")
     if message.corrupt:
-        parts.append(f"CORRUPT ({message.damage})")
+        parts.append(f"CORRUPT ({in_words(str(message.damage))})")
     return "  ".join(parts)
 
 
-def print_message(printer: Printer, message: MessageExt, body: str) -> None:
-    """Print a message as a line with its body below, or as an object."""
+def check_format(as_json: bool, line_format: LineFormat | None) -> None:
+    """Raise `click.UsageError` where both ways to print messages are asked for."""
+    if as_json and line_format is not None:
+        raise click.UsageError("give --json or --format, not both")
+
+
+def print_message(
+    printer: Printer, message: MessageExt, body: str, line_format: LineFormat | None = None
+) -> None:
+    """Print a message as a line with its body below, as the line of a format, or as an object."""
     if printer.as_json:
         printer.json_line(message_object(message, body))
         return
-    printer.line(message_line(message))
+    if line_format is not None:
+        printer.line(line_format(message, body))
+        return
+    printer.line(message_line(message, printer.time(message.store_timestamp, "milliseconds")))
     if body == "none":
         return
     try:

@@ -11,19 +11,21 @@ import click
 
 from rmqstore.cli.completion import complete_group, complete_queue, complete_topic
 from rmqstore.cli.group import StoreGroup, nothing
-from rmqstore.cli.messages import about_topic
+from rmqstore.cli.messages import about_queues, about_topic
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.terminal import TIME, Printer, escape, note
+from rmqstore.cli.words import did_you_mean
 from rmqstore.consumer.consumer_offset import ConsumerOffsets
 from rmqstore.consumer.settings_sources import DatabaseOffsets
 from rmqstore.errors import StoreError
 from rmqstore.files.store_lock import StoreLock
+from rmqstore.offline.consumer_lag import consumer_rows, group_sums
 from rmqstore.store.message_store import MessageStore
 
 
 @click.group(cls=StoreGroup)
 def offsets() -> None:
-    """Progress of consumer groups: what is next for each, and how far behind it is."""
+    """Progress of consumer groups: what is next for each, and its lag."""
 
 
 @offsets.command(name="show")
@@ -32,30 +34,58 @@ def offsets() -> None:
 @click.option("--topic", help="Only this topic.", shell_complete=complete_topic)
 @store_options
 def offsets_show(path: str, group: str | None, topic: str | None, given: Given) -> None:
-    """Show the progress of every group."""
+    """Show the progress of every group, its lag in every queue, and the sum of each group."""
     printer = Printer(given.as_json)
     with given.open(path) as store:
-        table = store.consumer_offsets.list()
-        rows = []
-        for (name, its_topic), queues in sorted(table.items()):
-            if group not in (None, name) or topic not in (None, its_topic):
-                continue
-            for queue_id, queue_offset in sorted(queues.items()):
-                newest = store.max_queue_offset(its_topic, queue_id)
-                rows.append((name, its_topic, queue_id, queue_offset, newest, max(newest - queue_offset, 0)))
+        rows = list(consumer_rows(store, group, topic))
+        known = sorted(store.consumer_offsets.list())
+    sums = group_sums(rows)
     if given.as_json:
-        names = ("group", "topic", "queue_id", "queue_offset", "max_queue_offset", "behind")
         for row in rows:
-            printer.json_line({"type": "progress", **dict(zip(names, row))})
+            printer.json_line({"type": "progress", **row})
+        for each in sums:
+            printer.json_line({"type": "group", **each})
     elif rows:
-        printer.table("consumer progress", ("group", "topic", "queue", "offset", "max offset", "behind"), rows, left=2)
-    if not rows:
-        known = sorted({name for name, _ in table})
-        nothing(
-            f"no progress of that is known; groups that have any: {', '.join(known[:20])}"
-            if known
-            else "no consumer group has progress in this store"
+        printer.table(
+            "consumer progress",
+            ("group", "topic", "queue", "offset", "max offset", "lag"),
+            [
+                (
+                    row["group"], row["topic"], str(row["queue_id"]),
+                    "-" if row["queue_offset"] < 0 else str(row["queue_offset"]),
+                    "-" if row["max_queue_offset"] is None else str(row["max_queue_offset"]),
+                    "unknown" if row["lag"] is None else row["lag"],
+                )
+                for row in rows
+            ],
+            left=2,
+        )  # fmt: skip
+        printer.table(
+            "sums",
+            ("group", "topics", "queues", "lag"),
+            [(each["group"], each["topics"], each["queues"], _sum_text(each)) for each in sums],
         )
+    if not rows:
+        nothing(_no_progress(known, group, topic))
+
+
+def _sum_text(each: dict[str, Any]) -> int | str:
+    if not each["unknown"]:
+        return int(each["lag"])
+    return "unknown" if each["unknown"] == each["queues"] else f"{each['lag']} and unknown"
+
+
+def _no_progress(known: list[tuple[str, str]], group: str | None, topic: str | None) -> str:
+    groups = sorted({name for name, _ in known})
+    if not known:
+        return "no consumer group has progress in this store"
+    if group is not None and group not in groups:
+        near = did_you_mean(group, groups) or f"groups that have any: {', '.join(groups[:20])}"
+        return f"consumer group {group} has no progress in this store; {near}"
+    topics = sorted({name for its_group, name in known if group in (None, its_group)})
+    near = did_you_mean(topic or "", topics) or f"there is some in: {', '.join(topics[:20])}"
+    whose = "no consumer group" if group is None else f"consumer group {group}"
+    return f"{whose} has {'' if group is None else 'no '}progress in topic {topic}; {near}"
 
 
 def _where(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,6 +194,9 @@ def _set(
             store.consumer_offsets.check_writable()
         stack.enter_context(StoreLock(path))
         progress = ConsumerOffsets.load(store.consumer_offsets.path, read_only=False)
+        groups = {name for name, _ in progress.list()}
+        if group not in groups and did_you_mean(group, groups):
+            note(f"note: consumer group {group} has no progress yet; {did_you_mean(group, groups)}")
         known = store.queue_ids(topic)
         chosen = list(dict.fromkeys(queue_ids)) or known
         if not chosen:
@@ -172,7 +205,7 @@ def _set(
         for each in chosen:
             low, high = store.min_queue_offset(topic, each), store.max_queue_offset(topic, each)
             if each not in known:
-                note(f"note: the store has no queue {each} of {topic}{about_topic(store, topic)}")
+                note(f"note: the store has no queue {each} of {topic}{about_queues(store, topic, [each])}")
             if timestamp is not None:
                 after = store.offset_by_time(topic, each, timestamp)
             elif queue_offset is not None:

@@ -13,6 +13,7 @@ import click
 from rmqstore.cli.completion import complete_option, complete_path, complete_topic
 from rmqstore.cli.paths import check_store_path
 from rmqstore.cli.terminal import escape, note
+from rmqstore.cli.words import did_you_mean
 from rmqstore.config import StoreConfig, parse_java_properties
 from rmqstore.errors import StoreError
 from rmqstore.store.message_store import MessageStore
@@ -39,9 +40,11 @@ def _option_value(name: str, text: str) -> tuple[str, Any]:
     """(field of StoreConfig, value) of a name in either spelling."""
     item = _OPTIONS.get(_plain(name))
     if item is None:
-        raise click.BadParameter(
-            f"there is no option {name!r}; see the fields of rmqstore.StoreConfig", param_hint="-o"
-        )
+        near = did_you_mean(_plain(name), _OPTIONS)
+        for plain, each in _OPTIONS.items():
+            near = near.replace(plain, each.name)
+        advice = near or "see the fields of rmqstore.StoreConfig"
+        raise click.BadParameter(escape(f"there is no option {name!r}; {advice}"), param_hint="-o")
     text = text.strip()
     if item.type == "bool":
         if text.lower() not in ("true", "false"):

@@ -10,8 +10,9 @@ from typing import Any
 import click
 
 from rmqstore.cli.group import FOUND_NOTHING, nothing
+from rmqstore.cli.messages import about_topic
 from rmqstore.cli.options import Given, path_argument, store_options
-from rmqstore.cli.terminal import TIME, Printer, format_number, format_size, format_time, note
+from rmqstore.cli.terminal import TIME, Printer, format_number, format_size, note
 from rmqstore.files.output_file import OutputFile, check_outside, format_of
 from rmqstore.offline.pending import KINDS, Pending, pending
 
@@ -24,7 +25,7 @@ _TEXT_SHOWN = 60
 @click.option("--kind", "kinds", multiple=True, type=click.Choice(KINDS), help="Only this kind; repeatable.")
 @click.option("--topic", help="Only what goes to this topic, or came from it.")
 @click.option("--overdue", is_flag=True, help="Only what was due before now.")
-@click.option("--now", type=TIME, help="The time before which is overdue: ISO time, ms since epoch, or '2h ago'.")
+@click.option("--now", type=TIME, help="The time before which is overdue, by default now.")
 @click.option(
     "--max-num", type=click.IntRange(0), default=50, show_default=True, help="Messages listed; 0 for the totals alone."
 )
@@ -52,6 +53,7 @@ def pending_command(
         check_outside(output, path)
     with given.open(path) as store:
         found = pending(store, kinds=kinds or None, topic=topic, now=now)
+        about = "" if topic is None or len(found) else about_topic(store, topic)
     if overdue:
         import pyarrow.compute as pc
 
@@ -69,7 +71,7 @@ def pending_command(
     if found.problems:
         click.get_current_context().exit(FOUND_NOTHING)
     if not len(found):
-        nothing("nothing is pending")
+        nothing(f"nothing is pending{about}")
 
 
 def _format(output: str) -> str:
@@ -100,9 +102,9 @@ def _show(found: Pending, printer: Printer, max_num: int) -> None:
                 (
                     total.kind,
                     total.topic if total.topic is not None else "-",
-                    format_time(total.first_born_timestamp),
-                    format_time(total.first_due),
-                    format_time(total.last_due),
+                    printer.time(total.first_born_timestamp),
+                    printer.time(total.first_due),
+                    printer.time(total.last_due),
                     total.messages,
                     total.overdue,
                 )
@@ -134,16 +136,18 @@ def _show_messages(found: Pending, printer: Printer, max_num: int) -> None:
             extra.append(_checks_text(message.check_times))
         if message.group is not None:
             extra.append(message.group)
+        if message.overdue:
+            extra.append("overdue")
         rows.append(
             (
                 message.kind,
                 "-" if message.topic is None else message.topic,
                 _short(" ".join(message.keys) or message.unique_key or "-"),
-                format_time(message.born_timestamp),
-                format_time(message.due) + (" overdue" if message.overdue else ""),
+                printer.time(message.born_timestamp),
+                printer.time(message.due),
                 " ".join(extra) or "-",
-                message.queue_offset,
-                message.phy_offset,
+                str(message.queue_offset),
+                str(message.phy_offset),
             )
         )
     printer.table(

@@ -10,8 +10,16 @@ import click
 
 from rmqstore.arguments import IndexType
 from rmqstore.cli.completion import complete_queue
-from rmqstore.cli.group import FOUND_NOTHING, nothing
-from rmqstore.cli.messages import about_topic, body_option, print_message, uncovered_text
+from rmqstore.cli.formats import LineFormat, format_option
+from rmqstore.cli.group import FOUND_NOTHING, error_text, nothing
+from rmqstore.cli.messages import (
+    about_queues,
+    about_topic,
+    body_option,
+    check_format,
+    print_message,
+    uncovered_text,
+)
 from rmqstore.cli.options import (
     Given,
     note_assumed,
@@ -21,12 +29,14 @@ from rmqstore.cli.options import (
     tiered_option,
     topic_argument,
 )
-from rmqstore.cli.terminal import TIME, Printer, Progress, escape, note
-from rmqstore.errors import CorruptionError, OffsetOutOfRangeError
+from rmqstore.cli.terminal import BEGIN_HELP, END_HELP, END_TIME, TIME, Printer, Progress, escape, note
+from rmqstore.errors import ChecksumError, CorruptionError, InvalidMessageError, OffsetOutOfRangeError
 from rmqstore.flatfile.metadata import METADATA_FILE
 from rmqstore.index.log_index import DEFAULT_LOG_BYTES
 from rmqstore.message import MessageExt
+from rmqstore.offline.key_search import find_in_all_topics, topics_to_ask
 from rmqstore.store.message_store import MessageStore
+from rmqstore.store.results import GetMessageResult
 
 _INDEX_TYPES: dict[str | None, IndexType | None] = {None: None, "key": "K", "unique": "U", "tag": "T"}
 
@@ -34,7 +44,8 @@ _INDEX_TYPES: dict[str | None, IndexType | None] = {None: None, "key": "K", "uni
 @click.command()
 @path_argument
 @optional_topic_argument
-@click.argument("keys", metavar="[KEY]...", nargs=-1)
+@click.argument("more_keys", metavar="[KEY]...", nargs=-1)
+@click.option("--key", "keys", multiple=True, help="A key, of all topics where TOPIC is not given; repeatable.")
 @click.option("--keys-from", type=click.File(encoding="utf-8"), help="More keys, one a line of this file; - is stdin.")
 @click.option(
     "--type",
@@ -42,8 +53,8 @@ _INDEX_TYPES: dict[str | None, IndexType | None] = {None: None, "key": "K", "uni
     type=click.Choice(["key", "unique", "tag"]),
     help="What KEY is; by default a key or unique key.",
 )
-@click.option("--begin", type=TIME, help="Stored at or after: ISO time, ms since epoch, or '2h ago'.")
-@click.option("--end", type=TIME, help="Stored at or before.")
+@click.option("--begin", type=TIME, help=BEGIN_HELP)
+@click.option("--end", type=END_TIME, help=END_HELP)
 @click.option("--max-num", type=click.IntRange(min=1), default=64, show_default=True, help="At most so many.")
 @click.option("--compat", is_flag=True, help="Answer as RocketMQ's queryMessage does, quirks included.")
 @click.option(
@@ -55,12 +66,14 @@ _INDEX_TYPES: dict[str | None, IndexType | None] = {None: None, "key": "K", "uni
 )
 @click.option("--id", "msg_id", help="Instead of KEY: an offset message id, or a producer's id, of TOPIC or any.")
 @click.option("--phy-offset", "phy_offset", type=int, help="Instead of TOPIC and KEY: a phy offset.")
+@format_option
 @body_option
 @tiered_option
 @store_options
 def query(
     path: str,
     topic: str | None,
+    more_keys: tuple[str, ...],
     keys: tuple[str, ...],
     keys_from: TextIO | None,
     key_type: str | None,
@@ -71,44 +84,64 @@ def query(
     max_log_bytes: int,
     msg_id: str | None,
     phy_offset: int | None,
+    line_format: LineFormat | None,
     body: str,
     given: Given,
 ) -> None:
     """Find messages by key in the index, newest first, each checked against its message.
 
-    Of several keys each is asked for in turn.  What the index does not cover is searched in the log.
+    Of several keys each is asked for in turn.  What the index does not cover is searched in the log.  Without TOPIC every
+    topic is asked.
     """
+    keys = (*more_keys, *keys)
     by_place = (msg_id is not None) + (phy_offset is not None)
     by_key = bool(keys) or keys_from is not None
-    if by_place + by_key != 1 or (topic is None and by_key) or (topic is not None and phy_offset is not None):
-        raise click.UsageError("give TOPIC and KEY, or --id (and maybe TOPIC), or --phy-offset")
+    if topic is not None and not by_key and not by_place:
+        raise click.UsageError(
+            f"give a KEY of topic {escape(topic)}, or --key {escape(topic)} if that is a key and its topic is not known"
+        )
+    if by_place + by_key != 1 or (topic is not None and phy_offset is not None):
+        raise click.UsageError("give TOPIC and KEY, or --key alone, or --id (and maybe TOPIC), or --phy-offset")
+    if topic is None and compat:
+        raise click.UsageError("--compat needs TOPIC: RocketMQ asks for one")
+    check_format(given.as_json, line_format)
     printer = Printer(given.as_json)
     with given.open(path) as store:
         if by_place:
             message = _message_at(store, msg_id, phy_offset, topic)
-            print_message(printer, message, body)
+            print_message(printer, message, body, line_format)
             if message.corrupt:
                 nothing("the message does not agree with its CRC")
             return
-        assert topic is not None
         if key_type == "tag":
             note_assumed(store.config, ("index_tags",))
         absent, several = 0, len(keys) > 1 or keys_from is not None
         uncovered: tuple[tuple[int, int], ...] = ()
+        every = topics_to_ask(store) if topic is None else []
         with Progress("searching the log", "bytes") as progress:
             for key in (*keys, *(_lines(keys_from) if keys_from is not None else ())):
-                found = store.query_message(
-                    topic, key, max_num, begin, end, index_type=_INDEX_TYPES[key_type], compat=compat,
-                    max_log_bytes=max_log_bytes, progress=progress,
-                )  # fmt: skip
-                for message in found:
-                    print_message(printer, message, body)
-                uncovered = found.uncovered
-                if not found:
+                if topic is None:
+                    everywhere = find_in_all_topics(
+                        store, key, max_num, begin, end, index_type=_INDEX_TYPES[key_type],
+                        max_log_bytes=max_log_bytes, topics=every, progress=progress,
+                    )  # fmt: skip
+                    messages, truncated, uncovered = everywhere.messages, everywhere.truncated, everywhere.uncovered
+                    what = f"no message of {_topics_text(everywhere.topics)}"
+                else:
+                    found = store.query_message(
+                        topic, key, max_num, begin, end, index_type=_INDEX_TYPES[key_type], compat=compat,
+                        max_log_bytes=max_log_bytes, progress=progress,
+                    )  # fmt: skip
+                    messages, truncated, uncovered = found, found.truncated, found.uncovered
+                    what = f"no message of topic {topic}"
+                for message in messages:
+                    print_message(printer, message, body, line_format)
+                if not messages:
                     absent += 1
-                    where = " in what was searched" if uncovered else about_topic(store, topic)
-                    note(f"no message of topic {topic} has {key_type or 'key'} {key}{where}")
-                if found.truncated:
+                    about = "" if topic is None else about_topic(store, topic)
+                    where = " in what was searched" if uncovered else about
+                    note(f"{what} has {key_type or 'key'} {key}{where}")
+                if truncated:
                     note(f"there are more than {max_num}{f' of {key}' if several else ''}; give --max-num or a time range")
         if given.tiered is None and os.path.exists(os.path.join(path, METADATA_FILE)):
             note("older messages of this store are in tiered storage, which was not searched: give --tiered DIR")
@@ -118,6 +151,12 @@ def query(
             nothing(uncovered_text(store, uncovered, "give --max-log-bytes, or rmqstore rebuild --what index"))
         if absent:
             click.get_current_context().exit(FOUND_NOTHING)
+
+
+def _topics_text(topics: int | None) -> str:
+    if topics is None:
+        return "any topic"
+    return "the only topic" if topics == 1 else f"the {topics} topics"
 
 
 def _lines(file: TextIO) -> Iterator[str]:
@@ -130,15 +169,22 @@ def _lines(file: TextIO) -> Iterator[str]:
 def _message_at(store: MessageStore, msg_id: str | None, phy_offset: int | None, topic: str | None) -> MessageExt:
     try:
         if msg_id is not None:
-            phy_offset = store.phy_offset_by_id(msg_id, topic)
+            return store.message_by_id(msg_id.strip(), topic)
+        assert phy_offset is not None
+        return store.message_at(phy_offset)
+    except ChecksumError:
+        # It is shown, and said to be corrupt.
+        if msg_id is not None:
+            phy_offset = store.phy_offset_by_id(msg_id.strip(), topic)
         assert phy_offset is not None
         message = store.commit_log.look_up(phy_offset)
-        # A corrupt message is shown and said to be so; where there is none the error tells why.
-        return store.message_at(phy_offset) if message is None else message
+        if message is None:
+            raise
+        return message
+    except InvalidMessageError as error:
+        raise click.BadParameter(escape(error_text(error)), param_hint="--id") from None
     except (OffsetOutOfRangeError, CorruptionError) as error:
-        nothing(str(error))
-    except ValueError as error:
-        raise click.BadParameter(escape(str(error)), param_hint="--id") from None
+        nothing(error_text(error))
 
 
 @click.command()
@@ -148,9 +194,11 @@ def _message_at(store: MessageStore, msg_id: str | None, phy_offset: int | None,
 @click.option(
     "--begin-queue-offset", "queue_offset", type=int, help="Queue offset to begin with; by default the first there is."
 )
-@click.option("--time", "timestamp", type=TIME, help="Begin with the first message stored at or after this time.")
+@click.option("--begin", "--time", "begin", type=TIME, help=BEGIN_HELP)
+@click.option("--end", type=END_TIME, help=END_HELP)
 @click.option("--max-num", type=click.IntRange(min=1), default=32, show_default=True, help="At most so many.")
 @click.option("--tags", help="Only these tags: 'a || b'.")
+@format_option
 @body_option
 @tiered_option
 @store_options
@@ -159,43 +207,56 @@ def get(
     topic: str,
     queue_id: int,
     queue_offset: int | None,
-    timestamp: int | None,
+    begin: int | None,
+    end: int | None,
     max_num: int,
     tags: str | None,
+    line_format: LineFormat | None,
     body: str,
     given: Given,
 ) -> None:
     """Read messages of a queue in order."""
-    if queue_offset is not None and timestamp is not None:
-        raise click.UsageError("give --begin-queue-offset or --time, not both")
+    if queue_offset is not None and begin is not None:
+        raise click.UsageError("give --begin-queue-offset or --begin, not both")
+    check_format(given.as_json, line_format)
     printer = Printer(given.as_json)
     with given.open(path) as store:
-        if timestamp is not None:
-            queue_offset = store.offset_by_time(topic, queue_id, timestamp)
+        if begin is not None:
+            queue_offset = store.offset_by_time(topic, queue_id, begin)
         elif queue_offset is None:
             queue_offset = store.min_queue_offset(topic, queue_id)
-        left = max_num
+        first = queue_offset
+        # Where the first message lies that is newer than all that is asked for.
+        stop = None if end is None else store.offset_by_time(topic, queue_id, end + 1)
+        shown = 0
         while True:
             # A get ends with its queue file, and one with tags may pass over all that it examines.
-            result = store.get_message(topic, queue_id, queue_offset, left, tags)
-            for message in result.messages:
-                print_message(printer, message, body)
-            left -= len(result.messages)
-            if left <= 0 or not queue_offset < result.next_queue_offset < result.max_queue_offset:
+            result = store.get_message(topic, queue_id, queue_offset, max_num - shown, tags)
+            messages = [each for each in result.messages if stop is None or each.queue_offset < stop]
+            for message in messages:
+                print_message(printer, message, body, line_format)
+            shown += len(messages)
+            high = result.max_queue_offset if stop is None else min(stop, result.max_queue_offset)
+            if shown >= max_num or not queue_offset < result.next_queue_offset < high:
                 break
             queue_offset = result.next_queue_offset
         if store.unserved is not None:
             note(f"messages from phy offset {store.unserved[0]} on are in no queue; rmqstore rebuild --what consumequeue")
-        if left == max_num:
-            known = store.queue_ids(topic)
-            if queue_id not in known:
-                nothing(
-                    f"there is no queue {topic}/{queue_id}"
-                    + (f"; the topic has: {', '.join(map(str, known[:20]))}" if known else about_topic(store, topic))
-                )
-            nothing(
-                f"{result.status.name}: nothing at queue offset {queue_offset} of {topic}/{queue_id}, which holds "
-                f"{result.min_queue_offset} to {result.max_queue_offset}"
-            )
-        if result.next_queue_offset < result.max_queue_offset:
+        if not shown:
+            if queue_id not in store.queue_ids(topic):
+                nothing(f"there is no queue {topic}/{queue_id}{about_queues(store, topic, [queue_id])}")
+            nothing(_nothing_text(f"{topic}/{queue_id}", first, stop, tags, result))
+        if result.next_queue_offset < high:
             note(f"there are more: go on with --begin-queue-offset {result.next_queue_offset}")
+
+
+def _nothing_text(queue: str, first: int, stop: int | None, tags: str | None, result: GetMessageResult) -> str:
+    """str: why there is nothing, with what the queue holds."""
+    low, high = result.min_queue_offset, result.max_queue_offset
+    if low >= high:
+        return f"queue {queue} is empty; the next message gets queue offset {high}"
+    if stop is not None and stop <= first:
+        return f"no message of queue {queue} was stored in this time; it holds the queue offsets {low} to {high - 1}"
+    if first < high and tags:
+        return f"no message of queue {queue} from queue offset {first} on has tags {tags}"
+    return f"nothing at queue offset {first} of {queue}, which holds {low} to {high - 1}"

@@ -19,7 +19,8 @@ import click
 from rmqstore.cli.group import FOUND_NOTHING, CannotOpenError, StoreGroup, nothing, orderly_end
 from rmqstore.cli.paths import check_vhost_path
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, format_time, note
-from rmqstore.errors import InvalidMessageError
+from rmqstore.cli.words import did_you_mean
+from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.rabbitmq import (
     Finding,
     LostMessage,
@@ -80,8 +81,10 @@ def _one_vhost(path: str, segment_entry_count: int | None, name: str | None) -> 
         if len(matching) != 1 or vhost is not matching[0]:
             vhost.close()
     if not matching:
+        near = did_you_mean(name or "", (vhost.name for vhost in found))
         raise CannotOpenError(
-            f"there is no vhost {name!r} here", f"There are: {', '.join(repr(v.name) for v in found)}"
+            f"there is no vhost {name!r} here" + (f": {near}" if near else ""),
+            f"There are: {', '.join(escape(repr(v.name)) for v in found)}",
         )
     if len(matching) > 1:
         raise CannotOpenError(
@@ -89,6 +92,15 @@ def _one_vhost(path: str, segment_entry_count: int | None, name: str | None) -> 
             "--vhost NAME, one of: " + ", ".join(escape(repr(vhost.name)) for vhost in matching),
         )
     return matching[0]
+
+
+def _queue(vhost: Vhost, name: str) -> Queue:
+    """Queue: the one of this name; the error says which name is near."""
+    try:
+        return vhost.queue(name)
+    except StoreError as error:
+        near = did_you_mean(name, (queue.name for queue in vhost.queues()))
+        raise StoreError(f"{error.message}: {near}" if near else error.message, error.path) from None
 
 
 _vhost_option = click.option("--vhost", "vhost_name", help="Which vhost, where PATH has more than one.")
@@ -298,7 +310,7 @@ def dump(
     shown = lost_num = 0
     _note_running(path)
     with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
-        for queue in [vhost.queue(queue_name)] if queue_name is not None else vhost.queues():
+        for queue in [_queue(vhost, queue_name)] if queue_name is not None else vhost.queues():
             if not as_json:
                 printer.line(f"queue {escape(queue.name)}: {queue.depth} messages")
             lost = _Lost(printer)
@@ -449,6 +461,8 @@ def export_command(
     _note_running(path)
     lost = _Lost(Printer(as_json), shown=False)
     with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
+        for name in queue_names:
+            _queue(vhost, name)
         with orderly_end(), Progress("exporting", "messages") as progress:
             number = export(
                 vhost,

@@ -9,10 +9,11 @@ import sys
 import click
 
 from rmqstore.arguments import Recovery
-from rmqstore.cli.group import FOUND_NOTHING, nothing, of_error
+from rmqstore.cli.group import FOUND_NOTHING, error_text, nothing, of_error
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.paths import check_store_path
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, note
+from rmqstore.cli.words import verdict_words
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.offline.rebuild import REBUILD_DIRECTORY, RebuildReport, rebuild
 from rmqstore.offline.rebuild_queue_database import rebuild_queue_database
@@ -65,7 +66,7 @@ def rebuild_command(
             note("The store is as it was.")
         raise
     except CorruptionError as error:
-        nothing(str(error))
+        nothing(error_text(error))
     print_rebuild(report, output or path, given)
 
 
@@ -91,7 +92,7 @@ def print_rebuild(report: RebuildReport, target: str, given: Given) -> None:
         printer.json_line({"type": "rebuild", **value})
     else:
         for offset, size, verdict in report.damage:
-            printer.line(f"nothing was built of {size} bytes at phy offset {offset}: {verdict}")
+            printer.line(f"nothing was built of {size} bytes at phy offset {offset}: {verdict_words(verdict)}")
         if report.resumed:
             printer.line(f"finished the swap of an earlier rebuild: {' and '.join(report.what)} in {escape(target)}")
         else:
@@ -158,7 +159,7 @@ def recover_command(path: str, mode: Recovery, yes: bool, given: Given) -> None:
         )
         printer.line(f"index        {report.index_entries_cut} entries cut, {report.index_entries_written} written")
         for offset, size, verdict in report.damage:
-            printer.line(f"left damaged {size} bytes at phy offset {offset}: {verdict}")
+            printer.line(f"left damaged {size} bytes at phy offset {offset}: {verdict_words(verdict)}")
         if printer.terminal:
             printer.line(f"{report.seconds:.2f} s")
     if report.damage:

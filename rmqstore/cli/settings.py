@@ -11,7 +11,8 @@ import click
 from rmqstore.cli.group import FOUND_NOTHING, nothing
 from rmqstore.cli.options import path_argument
 from rmqstore.cli.paths import check_store_path
-from rmqstore.cli.terminal import Printer, format_time, note
+from rmqstore.cli.terminal import Printer, note
+from rmqstore.cli.words import in_words
 from rmqstore.offline.settings import Settings, settings
 
 _KINDS = {"topics": "topics", "subscriptionGroups": "subscription_groups", "consumerOffsets": "consumer_offsets"}
@@ -55,7 +56,7 @@ def settings_command(path: str, what: str | None, special_topics: bool, as_json:
     else:
         _print_tables(printer, found, what)
     for finding in found.findings:
-        note(f"{finding.path}: {finding.kind}: {finding.detail}")
+        note(f"{finding.path}: {finding.kind}: {in_words(finding.detail)}")
     if found.findings:
         click.get_current_context().exit(FOUND_NOTHING)
 
@@ -89,7 +90,7 @@ def _print_tables(printer: Printer, found: Settings, what: str | None) -> None:
     if what in (None, "consumerOffsets"):
         for title, table in (("consumer offsets", found.consumer_offsets), ("pull offsets", found.pull_offsets)):
             rows = [
-                (group, topic, queue_id, offset)
+                (group, topic, str(queue_id), str(offset))
                 for (group, topic), queues in table.items()
                 for queue_id, offset in queues.items()
             ]
@@ -101,8 +102,8 @@ def _print_tables(printer: Printer, found: Settings, what: str | None) -> None:
             ("group", "topic", "handed out", "visible again", "queue", "offset", "retry", "attempts"),
             [
                 (
-                    each.group, each.topic, format_time(each.pop_time), format_time(each.visible_time), each.queue_id,
-                    each.queue_offset, each.retry, each.attempt_times,
+                    each.group, each.topic, printer.time(each.pop_time), printer.time(each.visible_time), str(each.queue_id),
+                    str(each.queue_offset), each.retry, each.attempt_times,
                 )
                 for each in found.pop_records
             ],
@@ -115,8 +116,8 @@ def _print_tables(printer: Printer, found: Settings, what: str | None) -> None:
         ("what", "where", "form", "changed", "taken", "version", "entries"),
         [
             (
-                source.kind, source.path, _FORMS[source.form], format_time(source.timestamp),
-                "yes" if source.taken else "no", "" if source.counter is None else source.counter, source.entries,
+                source.kind, source.path, _FORMS[source.form], printer.time(source.timestamp),
+                "yes" if source.taken else "no", "" if source.counter is None else str(source.counter), source.entries,
             )
             for source in sources
         ],

@@ -20,7 +20,7 @@ import click
 
 from rmqstore.cli.group import CannotOpenError, nothing
 from rmqstore.cli.options import Given, path_argument, store_options
-from rmqstore.cli.terminal import TIME, Printer, escape, format_size, format_time, note
+from rmqstore.cli.terminal import BEGIN_HELP, END_HELP, END_TIME, TIME, Printer, escape, format_size, note
 from rmqstore.files.output_file import OutputFile, check_outside, format_of
 from rmqstore.polars.scan import import_polars
 from rmqstore.polars.tables import scan_tables
@@ -43,8 +43,8 @@ _OF_SOURCE = re.compile(r"caught exception during execution of a Python source, 
 @click.command()
 @path_argument
 @click.argument("query", metavar="QUERY")
-@click.option("--begin", type=TIME, help="Only messages stored at or after: ISO time, ms since epoch, or '2h ago'.")
-@click.option("--end", type=TIME, help="Only messages stored at or before.")
+@click.option("--begin", type=TIME, help=BEGIN_HELP)
+@click.option("--end", type=END_TIME, help=END_HELP)
 @click.option("-O", "--output", metavar="FILE", help="Write the answer to this .parquet, .arrow, .csv or .jsonl file.")
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @store_options
@@ -138,7 +138,7 @@ def _show(frame: pl.DataFrame, printer: Printer) -> None:
             printer.json_line(value)
         return
     left = {place for place, each in enumerate(frame.dtypes) if not each.is_numeric()}
-    rows = [[_cell(value) for value in row] for row in frame.head(_ROWS_SHOWN).iter_rows()]
+    rows = [[_cell(value, printer) for value in row] for row in frame.head(_ROWS_SHOWN).iter_rows()]
     printer.table("answer", frame.columns, rows, left=left)
     if frame.height > _ROWS_SHOWN:
         note(f"there are {frame.height} rows; --json and -O FILE give all")
@@ -181,14 +181,14 @@ def _value(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def _cell(value: Any) -> str:
+def _cell(value: Any, printer: Printer) -> str:
     if isinstance(value, datetime.datetime) and value.tzinfo is not None:
-        return format_time(_value(value))
+        return printer.time(_value(value))
     if isinstance(value, datetime.timedelta):
         return str(value)
     plain = _value(value)
     if isinstance(plain, list):
-        text = " ".join(map(_cell, value))
+        text = " ".join(_cell(each, printer) for each in value)
     elif isinstance(plain, dict):
         text = " ".join(f"{name}={each}" for name, each in plain.items())
     else:

@@ -23,10 +23,12 @@ from dataclasses import dataclass, field
 import click
 
 from rmqstore.cli.completion import complete_queue
+from rmqstore.cli.formats import LineFormat, format_option
 from rmqstore.cli.group import INTERRUPTED, CannotOpenError, nothing
-from rmqstore.cli.messages import about_topic, body_option, print_message
+from rmqstore.cli.messages import about_queues, body_option, check_format, print_message
 from rmqstore.cli.options import Given, optional_topic_argument, path_argument, store_options
 from rmqstore.cli.terminal import Printer, Progress, note
+from rmqstore.cli.words import verdict_words
 from rmqstore.commitlog.log_walk import Blank, Damage
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
@@ -81,6 +83,7 @@ _TRIES = 3
     metavar="SECONDS",
     help="How often --follow looks.",
 )
+@format_option
 @body_option
 @store_options
 def tail(
@@ -93,6 +96,7 @@ def tail(
     max_num: int,
     begin: int | None,
     poll_interval: float,
+    line_format: LineFormat | None,
     body: str,
     given: Given,
 ) -> None:
@@ -103,11 +107,12 @@ def tail(
     """
     if topic is None and queue_ids:
         raise click.UsageError("--queue needs TOPIC")
+    check_format(given.as_json, line_format)
     wanted = _Wanted(topic, frozenset(queue_ids), _tag_texts(tags), key)
     printer = Printer(given.as_json)
 
     def show(message: MessageExt) -> None:
-        print_message(printer, message, body)
+        print_message(printer, message, body, line_format)
 
     try:
         with contextlib.ExitStack() as stack:
@@ -126,7 +131,7 @@ def tail(
                 show(message)
             if not follow:
                 if not shown and max_num:
-                    nothing(f"there is no message {wanted}" + ("" if topic is None else about_topic(store, topic)))
+                    nothing(f"there is no message {wanted}" + ("" if topic is None else about_queues(store, topic, queue_ids)))
                 return
             if topic is not None and topic not in store.topics():
                 note(f"topic {topic} has no queue yet; waiting for its first message")
@@ -369,7 +374,8 @@ class _Follower:
                 )
             if isinstance(entry, Damage):
                 note(
-                    f"{entry.size} bytes at phy offset {entry.phy_offset} are damaged ({entry.verdict.name}); going on after it"
+                    f"{entry.size} bytes at phy offset {entry.phy_offset} are damaged "
+                    f"({verdict_words(entry.verdict.name)}); going on after it"
                 )
             elif not isinstance(entry, Blank):
                 self._remember(entry)

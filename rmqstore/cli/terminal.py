@@ -18,24 +18,45 @@ from typing import Any, TextIO
 
 import click
 
-from rmqstore.texts import escape, format_size, format_time, parse_time
+from rmqstore.texts import escape, format_size, format_time, parse_time, short_time
 
-__all__ = ["TIME", "Printer", "Progress", "discard", "escape", "format_size", "format_time", "note", "parse_time"]
+__all__ = [
+    "BEGIN_HELP",
+    "END_HELP",
+    "END_TIME",
+    "TIME",
+    "Printer",
+    "Progress",
+    "discard",
+    "escape",
+    "format_number",
+    "format_size",
+    "format_time",
+    "note",
+    "parse_time",
+]
 
 
 class _TimeType(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
     name = "TIME"
 
+    def __init__(self, *, end: bool = False):
+        self.end = end
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
         try:
-            return parse_time(value)
+            return parse_time(value, end=self.end)
         except ValueError as error:
             self.fail(str(error), param, ctx)
 
 
 TIME = _TimeType()
+# The last ms of a range: of a day its last.
+END_TIME = _TimeType(end=True)
+BEGIN_HELP = "Stored at or after: ISO time, 2026-11-21, 10:30, yesterday, '2h ago', or ms since epoch."
+END_HELP = "Stored at or before; a day counts to its end."
 # What JSON leaves raw although a terminal may obey or hide it; inside a JSON string \u.... means the same.
 _RAW_IN_JSON = re.compile(
     "[\x7f-\xa0\xad\u0600-\u0605\u061c\u06dd\u070f\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]"
@@ -70,30 +91,30 @@ class Printer:
                 text = textwrap.fill(text, columns, subsequent_indent=" " * (width + 2), drop_whitespace=False)
             self.line(text)
 
+    def time(self, timestamp: int | None, timespec: str = "seconds") -> str:
+        """str: ms since epoch, short and local on a terminal, ISO 8601 elsewhere; a table breaks none."""
+        return _Whole(short_time(timestamp, timespec=timespec) if self.terminal else format_time(timestamp))
+
+    def number(self, number: int) -> str:
+        """str: a count, on a terminal with its digits in groups."""
+        return format_number(number) if self.terminal else str(number)
+
     def table(
         self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], left: int | Container[int] = 1
     ) -> None:
         """A table; all columns but the first `left`, or those of these numbers, hold numbers.
 
-        Sized to a terminal, plain columns elsewhere.
+        Plain columns, but on a terminal fitted to its width: names that are too long are broken between their words, and
+        where that is not enough each row becomes a block of lines.  Cells that are an int are counts, whose digits are
+        grouped there; places that go into commands (offsets) come as text.
         """
         if isinstance(left, int):
             left = range(left)
-        cells = [[escape(str(cell)) for cell in row] for row in rows]
         if self.terminal:
-            from rich import box
-            from rich.console import Console
-            from rich.table import Table
-            from rich.text import Text
-
-            shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-            for number, column in enumerate(columns):
-                shown.add_column(column, justify="left" if number in left else "right", overflow="fold")
-            for row in cells:
-                # Text, so that nothing in a store is taken for markup.
-                shown.add_row(*(Text(cell) for cell in row))
-            Console(file=sys.stdout, highlight=False).print(shown)
+            cells = [[_cell(cell) for cell in row] for row in rows]
+            self._fitted_table(title, columns, cells, [number for number in range(len(columns)) if number in left])
             return
+        cells = [[escape(str(cell)) for cell in row] for row in rows]
         widths = [max([len(column), *(len(row[number]) for row in cells)]) for number, column in enumerate(columns)]
         self.line(f"\n{title}")
         for row in [list(columns), *cells]:
@@ -102,6 +123,98 @@ class Printer:
                 for i, (cell, width) in enumerate(zip(row, widths))
             )
             self.line(("  " + "  ".join(parts)).rstrip())
+
+    def _fitted_table(self, title: str, columns: Sequence[str], cells: list[list[str]], left: list[int]) -> None:
+        from rich.cells import cell_len
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        console = Console(file=sys.stdout, highlight=False)
+        by_column = list(zip(*cells)) if cells else [() for _ in columns]
+        widths = [
+            max([cell_len(column), *map(cell_len, its)]) for column, its in zip(columns, by_column, strict=True)
+        ]
+        least = [
+            max([cell_len(columns[number]), *(_least_width(cell) for cell in by_column[number])])
+            if number in left
+            else width
+            for number, width in enumerate(widths)
+        ]
+        room = console.width - 2 * (len(columns) - 1)
+        console.print(Text(f"\n{title}", style="italic"))
+        if sum(least) > room:
+            self._blocks(columns, cells, console.width)
+            return
+        while sum(widths) > room:
+            widest = max((number for number in left if widths[number] > least[number]), key=widths.__getitem__)
+            widths[widest] -= 1
+        shown = Table(box=None, pad_edge=False, header_style="bold")
+        for number, column in enumerate(columns):
+            shown.add_column(column, justify="left" if number in left else "right", width=widths[number])
+        for row in cells:
+            # Text, so that nothing in a store is taken for markup.
+            shown.add_row(*(Text(_broken(cell, width)) for cell, width in zip(row, widths, strict=True)))
+        console.print(shown)
+
+    def _blocks(self, columns: Sequence[str], cells: list[list[str]], width: int) -> None:
+        # As psql does in its expanded mode: what no line can hold side by side stands one below the other.
+        names = max(map(len, columns))
+        for number, row in enumerate(cells):
+            if number:
+                self.line()
+            for column, cell in zip(columns, row, strict=True):
+                head = f"{column:<{names}}  "
+                lines = _broken(cell, max(width - len(head), 8)).split("\n")
+                for text in lines:
+                    self.line((head + text).rstrip())
+                    head = " " * len(head)
+
+
+class _Whole(str):
+    """A text that is never broken."""
+
+    __slots__ = ()
+
+
+def _cell(cell: object) -> str:
+    if isinstance(cell, _Whole):
+        return cell
+    if isinstance(cell, int) and not isinstance(cell, bool):
+        return _Whole(format_number(cell))
+    return escape(str(cell))
+
+
+# A word and what joins it to the next one.
+_WORD = re.compile(r"[^\s_.,:;/@%=+-]*[\s_.,:;/@%=+-]*")
+# Words longer than this are broken where nothing else helps: a name may be one of 200 letters.
+_LONG_WORD = 24
+
+
+def _least_width(cell: str) -> int:
+    from rich.cells import cell_len
+
+    if isinstance(cell, _Whole):
+        return cell_len(cell)
+    return max((min(cell_len(word.rstrip()), _LONG_WORD) for word in _WORD.findall(cell)), default=0)
+
+
+def _broken(cell: str, width: int) -> str:
+    """str: `cell` in lines of `width` columns, broken between words where one fits."""
+    from rich.cells import cell_len, chop_cells
+
+    if cell_len(cell) <= width or isinstance(cell, _Whole):
+        return cell
+    lines = [""]
+    for word in _WORD.findall(cell):
+        if cell_len((lines[-1] + word).rstrip()) <= width:
+            lines[-1] += word
+            continue
+        if lines[-1]:
+            lines.append("")
+        *whole, rest = chop_cells(word, width) if cell_len(word.rstrip()) > width else [word]
+        lines[-1:] = [*whole, rest]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def note(text: str) -> None:

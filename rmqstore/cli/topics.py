@@ -9,7 +9,7 @@ import click
 from rmqstore.cli.group import nothing
 from rmqstore.cli.messages import about_topic
 from rmqstore.cli.options import Given, optional_topic_argument, path_argument, store_options
-from rmqstore.cli.terminal import Printer, Progress, format_size, format_time, note
+from rmqstore.cli.terminal import Printer, Progress, format_size, note
 from rmqstore.offline.queue_rows import queue_rows
 from rmqstore.store.message_store import MessageStore
 
@@ -23,16 +23,18 @@ bytes_option = click.option(
 
 @click.command()
 @path_argument
+@optional_topic_argument
 @bytes_option
 @store_options
-def topics(path: str, with_bytes: bool, given: Given) -> None:
+def topics(path: str, topic: str | None, with_bytes: bool, given: Given) -> None:
     """List the topics: queues, messages, and the store times of the first and the last."""
     printer = Printer(given.as_json)
     with given.open(path) as store:
-        rows = _queue_objects(store, None, with_bytes)
+        rows = _queue_objects(store, topic, with_bytes)
+        advice = "" if topic is None else about_topic(store, topic)
     merged: dict[str, dict[str, Any]] = {}
     for row in rows:
-        topic = merged.setdefault(
+        value = merged.setdefault(
             row["topic"],
             {
                 "topic": row["topic"],
@@ -43,32 +45,34 @@ def topics(path: str, with_bytes: bool, given: Given) -> None:
             }
             | ({"size": 0} if with_bytes else {}),
         )
-        topic["queues"] += 1
-        topic["messages"] += row["messages"]
+        value["queues"] += 1
+        value["messages"] += row["messages"]
         if with_bytes:
-            topic["size"] += row["size"]
+            value["size"] += row["size"]
         for name, choose in (("first_store_timestamp", min), ("last_store_timestamp", max)):
-            times = [each for each in (topic[name], row[name]) if each is not None]
-            topic[name] = choose(times) if times else None
+            times = [each for each in (value[name], row[name]) if each is not None]
+            value[name] = choose(times) if times else None
     if not merged:
+        if topic is not None:
+            nothing(f"topic {topic} has no queue here{advice}")
         nothing("the store has no queues, so that no topic is known (rebuild makes them from the commit log)")
     if given.as_json:
-        for topic in merged.values():
-            printer.json_line({"type": "topic", **topic})
+        for value in merged.values():
+            printer.json_line({"type": "topic", **value})
         return
     printer.table(
         "topics",
         ("topic", "first stored", "last stored", "queues", "messages", *(["bytes"] if with_bytes else [])),
         [
             (
-                topic["topic"],
-                format_time(topic["first_store_timestamp"]),
-                format_time(topic["last_store_timestamp"]),
-                topic["queues"],
-                topic["messages"],
-                *([format_size(topic["size"])] if with_bytes else []),
+                value["topic"],
+                printer.time(value["first_store_timestamp"]),
+                printer.time(value["last_store_timestamp"]),
+                value["queues"],
+                value["messages"],
+                *([format_size(value["size"])] if with_bytes else []),
             )
-            for topic in merged.values()
+            for value in merged.values()
         ],
         left=3,
     )
@@ -93,26 +97,28 @@ def queues(path: str, topic: str | None, with_bytes: bool, given: Given) -> None
         for row in rows:
             printer.json_line({"type": "queue", **row})
         return
+    # A terminal has room for what differs.
+    with_kind = not printer.terminal or {row["kind"] for row in rows} != {"SimpleCQ"}
     printer.table(
         "queues",
-        ("topic", "kind", "first stored", "last stored", "queue", "min", "max", "messages", "files")
+        ("topic", *(["kind"] if with_kind else []), "first stored", "last stored", "queue", "min", "max", "messages", "files")
         + (("bytes",) if with_bytes else ()),
         [
             (
                 row["topic"],
-                row["kind"],
-                format_time(row["first_store_timestamp"]),
-                format_time(row["last_store_timestamp"]),
-                row["queue_id"],
-                row["min_queue_offset"],
-                row["max_queue_offset"],
+                *([row["kind"]] if with_kind else []),
+                printer.time(row["first_store_timestamp"], "minutes"),
+                printer.time(row["last_store_timestamp"], "minutes"),
+                str(row["queue_id"]),
+                str(row["min_queue_offset"]),
+                str(row["max_queue_offset"]),
                 row["messages"],
                 row["files"],
                 *([format_size(row["size"])] if with_bytes else []),
             )
             for row in rows
         ],
-        left=4,
+        left=3 + with_kind,
     )
 
 

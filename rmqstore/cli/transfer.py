@@ -8,9 +8,11 @@ import sys
 
 import click
 
+from rmqstore.cli.completion import complete_topic
 from rmqstore.cli.group import FOUND_NOTHING, of_error, orderly_end
+from rmqstore.cli.messages import about_topic
 from rmqstore.cli.options import Given, note_assumed, path_argument, store_options, tiered_option
-from rmqstore.cli.terminal import TIME, Printer, Progress, escape, format_size, note
+from rmqstore.cli.terminal import BEGIN_HELP, END_HELP, END_TIME, TIME, Printer, Progress, escape, format_size, note
 from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreError
 from rmqstore.files.output_file import format_of
@@ -45,7 +47,7 @@ _OFFSET = click.IntRange(min=0, max=2**63 - 1)
     type=click.Choice(FORMATS),
     help="By default what FILE's ending says, jsonl for standard output.",
 )
-@click.option("--topic", "topics", multiple=True, help="Only this topic; repeatable.")
+@click.option("--topic", "topics", multiple=True, help="Only this topic; repeatable.", shell_complete=complete_topic)
 @click.option(
     "--queue",
     "queue_ids",
@@ -55,8 +57,8 @@ _OFFSET = click.IntRange(min=0, max=2**63 - 1)
 )
 @click.option("--tags", help="Only these tags: 'a || b'.")
 @click.option("--key", "keys", multiple=True, help="Only messages with this key or unique key; repeatable.")
-@click.option("--begin", type=TIME, help="Stored at or after: ISO time, ms since epoch, or '2h ago'.")
-@click.option("--end", type=TIME, help="Stored at or before.")
+@click.option("--begin", type=TIME, help=BEGIN_HELP)
+@click.option("--end", type=END_TIME, help=END_HELP)
 @click.option("--begin-phy-offset", type=_OFFSET, help="Records that begin at or after this phy offset.")
 @click.option("--end-phy-offset", type=_OFFSET, help="Records that begin before this phy offset.")
 @click.option(
@@ -155,7 +157,19 @@ def export_command(
         raise click.UsageError(escape(str(error))) from None
     _tell_export(report, to_stdout, given)
     if not report.messages:
+        _tell_near_topics(path, topics, given)
         click.get_current_context().exit(FOUND_NOTHING)
+
+
+def _tell_near_topics(path: str, topics: tuple[str, ...], given: Given) -> None:
+    """Say of each topic that was asked for and is not there which may have been meant."""
+    if not topics or not os.path.isdir(os.path.join(path, "commitlog")):
+        return
+    with given.open(path) as store:
+        for topic in topics:
+            about = about_topic(store, topic)
+            if about:
+                note(about.removeprefix("; "))
 
 
 class _NoProgress:

@@ -13,6 +13,7 @@ import click
 from rmqstore.cli.group import FOUND_NOTHING
 from rmqstore.cli.options import Given, note_assumed, path_argument, store_options, tiered_option
 from rmqstore.cli.terminal import Printer, Progress, escape, note
+from rmqstore.cli.words import in_words
 from rmqstore.config import StoreConfig
 from rmqstore.errors import Finding, GeometryError
 from rmqstore.offline.verify import verify
@@ -63,7 +64,7 @@ def verify_command(path: str, given: Given) -> None:
             if given.as_json:
                 printer.json_line({"type": "finding", **dataclasses.asdict(finding)})
             else:
-                printer.line(f"{escape(finding.path)}:{finding.pos}: {finding.kind}: {escape(finding.detail)}")
+                printer.line(f"{escape(finding.path)}:{finding.pos}: {finding.kind}: {escape(in_words(finding.detail))}")
             sys.stdout.flush()
     if given.as_json:
         printer.json_line({"type": "summary", "findings": kinds.total(), "kinds": dict(sorted(kinds.items()))})

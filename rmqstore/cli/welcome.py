@@ -37,7 +37,7 @@ def welcome(context: click.Context) -> str:
         f"  rmqstore info {path:<22} what the store is: geometry, log, queues, index, consumers",
         f"  rmqstore topics {path:<20} what it holds",
         f"  rmqstore tail -f {path:<19} the newest messages, and those that come",
-        f"  rmqstore query {path} TOPIC KEY{'':<{max(11 - len(path), 1)}} messages by key",
+        f"  rmqstore query {path} --key KEY{'':<{max(11 - len(path), 1)}} messages by key, of all topics",
         f"  rmqstore verify {path:<20} what is wrong with it",
         f"  rmqstore serve {path:<21} all of it in a browser",
         f"  rmqstore rabbitmq info {'PATH':<13} the same for RabbitMQ's classic queues",

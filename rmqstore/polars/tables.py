@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rmqstore import _numpy as np
 from rmqstore.config import StoreConfig
 from rmqstore.errors import OffsetOutOfRangeError
+from rmqstore.offline.consumer_lag import consumer_rows
 from rmqstore.offline.queue_rows import queue_rows
 from rmqstore.polars.scan import import_polars, opened, scan_store
 from rmqstore.store.message_store import MessageStore
@@ -33,7 +34,7 @@ def scan_tables(
     ``messages`` is `scan_store`.  ``queues`` has a row for each queue: ``topic``, ``queue_id``, ``kind``,
     ``min_queue_offset``, ``max_queue_offset``, ``messages``, ``files``, ``first_store_timestamp``,
     ``last_store_timestamp``.  ``consumers`` has a row for each group and queue: ``group``, ``topic``, ``queue_id``,
-    ``queue_offset`` (the next one to consume), ``max_queue_offset``, ``behind``.  ``index_entries`` has the entries of
+    ``queue_offset`` (the next one to consume), ``max_queue_offset``, ``lag``.  ``index_entries`` has the entries of
     the index files as they lie on disk: ``file``, ``entry``, ``key_hash``, ``phy_offset``, ``store_timestamp`` (whole
     seconds after the file's first).
 
@@ -61,7 +62,7 @@ def scan_tables(
     entries = {"file": text, "entry": number, "key_hash": polars.Int32, "phy_offset": number, "store_timestamp": time}
     consumers = {
         "group": text, "topic": text, "queue_id": polars.Int32, "queue_offset": number, "max_queue_offset": number,
-        "behind": number,
+        "lag": number,
     }  # fmt: skip
 
     def of(schema: dict[str, Any], columns_of: Callable[[MessageStore], Iterable[dict[str, Any]]]) -> pl.LazyFrame:
@@ -88,27 +89,13 @@ def scan_tables(
         "messages": scan_store(source, config=config),
         "queues": of(queues, lambda store: [_columns(list(queues), queue_rows(store))]),
         "index_entries": of(entries, _index_entries),
-        "consumers": of(consumers, lambda store: [_columns(list(consumers), _progress(store))]),
+        "consumers": of(consumers, lambda store: [_columns(list(consumers), consumer_rows(store))]),
     }
 
 
 def _columns(names: list[str], rows: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
     listed = list(rows)
     return {name: [row[name] for row in listed] for name in names}
-
-
-def _progress(store: MessageStore) -> Iterator[dict[str, Any]]:
-    for (group, topic), queues in sorted(store.consumer_offsets.list().items()):
-        for queue_id, queue_offset in sorted(queues.items()):
-            newest = store.max_queue_offset(topic, queue_id)
-            yield {
-                "group": group,
-                "topic": topic,
-                "queue_id": queue_id,
-                "queue_offset": queue_offset,
-                "max_queue_offset": newest,
-                "behind": max(newest - queue_offset, 0),
-            }
 
 
 def _index_entries(store: MessageStore) -> Iterator[dict[str, Any]]:

@@ -29,9 +29,10 @@ import click
 
 from rmqstore.arguments import IndexType
 from rmqstore.cli.group import FOUND_NOTHING, CannotOpenError, StoreGroup, nothing
+from rmqstore.cli.messages import about_topic
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.rebuild import agree_to_replace, print_rebuild
-from rmqstore.cli.terminal import TIME, Printer, escape, format_size, format_time, note
+from rmqstore.cli.terminal import BEGIN_HELP, END_HELP, END_TIME, TIME, Printer, escape, format_size, format_time, note
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.errors import MissingDependencyError
 
@@ -177,8 +178,8 @@ def read_options(function: Callable[..., Any]) -> Callable[..., Any]:
             type=click.IntRange(min=0),
             help="Records from this phy offset on.",
         ),
-        click.option("--end", "end_timestamp", type=TIME, help="Stored at or before."),
-        click.option("--begin", "begin_timestamp", type=TIME, help="Stored at or after: ISO time, ms, or '2h ago'."),
+        click.option("--end", "end_timestamp", type=END_TIME, help=END_HELP),
+        click.option("--begin", "begin_timestamp", type=TIME, help=BEGIN_HELP),
         click.option("--tags", help="Only these tags: 'a || b'."),
         click.option(
             "--queue", "queue_id", multiple=True, type=click.IntRange(min=0), help="Only this queue; repeatable."
@@ -349,8 +350,8 @@ def profile_command(
 @click.argument("keys", nargs=-1)
 @click.option("--keys-from", type=click.Path(exists=True, dir_okay=False), help="A file with a key on each line.")
 @click.option("--type", "key_type", type=click.Choice(["key", "unique", "tag"]), help="What the keys are.")
-@click.option("--begin", type=TIME, help="Stored at or after: ISO time, ms since epoch, or '2h ago'.")
-@click.option("--end", type=TIME, help="Stored at or before.")
+@click.option("--begin", type=TIME, help=BEGIN_HELP)
+@click.option("--end", type=END_TIME, help=END_HELP)
 @click.option("--max-num", type=click.IntRange(min=1), default=64, show_default=True, help="At most so many for a key.")
 @click.option("-O", "--output", help="Write the messages into this folder, as Parquet, and print none.")
 @spark_options
@@ -419,7 +420,9 @@ def query_command(
                         + (f"  tags={escape(row.tags)}" if row.tags else "")
                     )
     if not found:
-        nothing(f"no message of topic {topic} has any of the keys")
+        with given.open(path) as store:
+            about = about_topic(store, topic)
+        nothing(f"no message of topic {topic} has any of the keys{about}")
 
 
 # ------------------------------------------------------------------------------------------------------------- rebuild

@@ -17,18 +17,18 @@ from rmqstore.errors import CorruptionError
 from rmqstore.files.mapped_file import written_extents
 from rmqstore.timer.timer_checkpoint import TIME_UNIT
 
-__all__ = ["MAGIC_DEFAULT", "MAGIC_DELETE", "MAGIC_ROLL", "UNIT", "UNIT_SIZE", "TimerLog"]
+__all__ = ["MAGIC_DEFAULT", "MAGIC_DELETE", "MAGIC_ROLL", "STORED", "UNIT", "UNIT_SIZE", "TimerLog"]
 
 UNIT_SIZE = 52
 MAGIC_DEFAULT, MAGIC_ROLL, MAGIC_DELETE = 1, 2, 4
 _BLANK_MAGIC = 0xCBD43194 - (1 << 32)
-# As it is on the disk.
-_STORED = np.dtype(
+STORED = np.dtype(
     [
         ("size", ">i4"), ("prev", ">i8"), ("magic", ">i4"), ("write_time", ">i8"), ("delay", ">i4"),
         ("phy_offset", ">i8"), ("record_size", ">i4"), ("topic_hash", ">i4"), ("reserved", ">i8"),
     ]
 )  # fmt: skip
+"""A unit as it lies on the disk."""
 UNIT = np.dtype(
     [
         ("position", "i8"), ("prev", "i8"), ("magic", "i4"), ("time", "i8"), ("phy_offset", "i8"),
@@ -123,7 +123,7 @@ class TimerLog:
             # Asking moved it.
             file.seek(0)
             while rest:
-                stored = np.fromfile(file, _STORED, min(rest, _PIECE))
+                stored = np.fromfile(file, STORED, min(rest, _PIECE))
                 if not len(stored):
                     break
                 rest -= len(stored)
@@ -207,7 +207,7 @@ class TimerLog:
         try:
             with open(path, "rb") as file:
                 file.seek(position - base)
-                stored = np.fromfile(file, _STORED, 1)
+                stored = np.fromfile(file, STORED, 1)
         except OSError:
             return None
         if not len(stored) or stored["magic"][0] in (0, _BLANK_MAGIC):
@@ -227,4 +227,4 @@ class TimerLog:
 
 
 def _shown(unit: np.void) -> str:
-    return ", ".join(f"{name} {int(unit[name])}" for name in _STORED.names or ())
+    return ", ".join(f"{name} {int(unit[name])}" for name in STORED.names or ())

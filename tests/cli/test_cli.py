@@ -358,7 +358,7 @@ def test_times_ago():
     assert abs(parse_time("1 day ago") - (now - 86_400_000)) < 5000
     # Seconds, and a date that could be milliseconds, are in 1970: nobody means them.
     for wrong in (
-        "yesterday",
+        "tomorrow",
         "2h",
         "2026-13-01",
         "",
@@ -405,7 +405,10 @@ def test_wrong_usage_is_2(broker, tmp_path):
         ["query", broker, "Orders"],
         ["query", broker, "Orders", "k", "--id", "00"],
         ["query", broker, "--id", "no-hex"],
-        ["query", broker, "Orders", "k", "--begin", "yesterday"],
+        ["query", broker, "Orders", "k", "--begin", "tomorrow"],
+        ["query", broker, "--key", "k", "--compat"],
+        ["query", broker, "Orders", "k", "--json", "--format", "%t"],
+        ["query", broker, "Orders", "k", "--format", "%x"],
         ["get", broker, "Orders", "0", "--begin-queue-offset", 1, "--time", 1],
         ["dump", broker, "--what", "queue"],
         ["dump", broker, "--what", "index", "--topic", "Orders"],

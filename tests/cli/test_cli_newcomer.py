@@ -89,6 +89,11 @@ def test_every_command_says_what_a_wrong_path_is(command, golden_copy, vhost, tm
         (vhost, "RabbitMQ", "rmqstore rabbitmq info"),
         ("x" + HOSTILE.replace("/", ""), "no such directory", "commitlog/"),
     ):
+        if command == ["dump"] and path == segment:
+            # It takes one file alone too.
+            continue
+        if command == ["dump"] and path == "other/notes.txt":
+            sentence, advice = "no file of a store that is known", "known are segments"
         result = run(*words, path, *options)
         assert (result.exit_code, result.stdout) == (3, ""), (path, result.output)
         assert sentence in result.stderr and advice in result.stderr, (path, result.stderr)
@@ -214,7 +219,7 @@ def completed(*words):
 def test_completion_of_commands_options_and_what_a_store_holds(broker, tmp_path):
     assert completed("ta") == [("plain", "tail")]
     assert completed("offsets", "re") == [("plain", "reset")]
-    assert completed("tail", "--fo") == [("plain", "--follow")]
+    assert completed("tail", "--fol") == [("plain", "--follow")]
     assert completed("info", "sto") == [("dir", "sto")]
     assert completed("get", broker, "Or") == [("plain", "Orders")]
     assert completed("get", broker, "Orders", "") == [("plain", str(number)) for number in range(4)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pty
 import re
@@ -151,6 +152,38 @@ def test_tables_fit_the_window(broker, width):
     for arguments, lines in zip(TABLES, answers, strict=True):
         assert any(line.strip() for line in lines), arguments
         assert max(map(cells, lines)) <= width, (arguments, lines)
+
+
+#: A time as a terminal shows it: of today, of this year, of another.
+SHORT = re.compile(r"(?:\d{4}-\d\d-\d\d(?: \d\d:\d\d)?|\d\d-\d\d \d\d:\d\d(?::\d\d)?|\d\d:\d\d:\d\d)(?: |$)")
+
+
+@pytest.mark.parametrize("command, times", [("topics", 2), ("queues", 2), ("offsets", 0)])
+def test_no_word_and_no_time_is_broken_at_80(broker, command, times):
+    words = [command, "show"] if command == "offsets" else [command]
+    output, code = on_a_terminal(*words, broker, width=80)
+    text = CONTROL.sub("", output)
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", text)]
+    assert code == 0 and max(map(cells, lines)) <= 80
+    values = [json.loads(line) for line in run(*words, broker, "--json").stdout.splitlines()]
+    values = [value for value in values if value["type"] in ("topic", "queue", "progress")]
+    # A table, whatever the length of one name.
+    assert any(line.startswith("group" if command == "offsets" else "topic ") and "  " in line.strip() for line in lines)
+    assert sum(len(SHORT.findall(line)) for line in lines) == times * len(values)
+    shown = re.sub(r"\s", "", text)
+    for value in values:
+        # Broken between words alone: each word of a name is whole in a line.
+        for word in re.findall(r"[^\W_]+", value["topic"]):
+            assert any(word in line for line in lines), word
+    assert shown.count("Long_name_of_a_") >= (command != "offsets")
+
+
+def test_what_no_line_holds_stands_one_below_the_other(broker):
+    output, code = on_a_terminal("queues", broker, "Orders", width=40)
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", CONTROL.sub("", output))]
+    assert code == 0 and max(map(cells, lines)) <= 40
+    assert sum(line.startswith("topic  ") and line.endswith("Orders") for line in lines) == 4
+    assert "messages      2 501" in lines and "max           2501" in lines
 
 
 def test_help_is_plain_on_a_narrow_terminal():

@@ -104,6 +104,7 @@ def progress(path):
     return {
         (row["group"], row["topic"], row["queue_id"]): row["queue_offset"]
         for row in json_lines(run("offsets", "show", path, "--json"))
+        if row["type"] == "progress"
     }
 
 

@@ -1,0 +1,73 @@
+"""How far consumer groups are: one row a group and queue, and their sums by group.
+
+Owns what lag is, for the command line and for SQL: messages of a queue that a group has not consumed, as a broker counts
+them.  It reads the offsets of the groups and the bounds of their queues, and no message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from rmqstore.store.message_store import MessageStore
+
+__all__ = ["consumer_rows", "group_sums"]
+
+
+def consumer_rows(store: MessageStore, group: str | None = None, topic: str | None = None) -> Iterator[dict[str, Any]]:
+    """The queues of the topics that groups consume, ordered by group, topic and queue.
+
+    Parameters
+    ----------
+    group, topic : str, optional
+        Only these.
+
+    Yields
+    ------
+    dict
+        ``group``, ``topic``, ``queue_id``, ``queue_offset`` (the next one to consume; -1 where the group has progress in
+        other queues of the topic only, and begins at the first message), ``max_queue_offset`` and ``lag``.  Both are None
+        where the queue is gone; the lag is None too where the group's offset lies after the end of the queue.
+    """
+    queue_ids: dict[str, list[int]] = {}
+    for name, queue_id in store.queues.keys():
+        queue_ids.setdefault(name, []).append(queue_id)
+    for (its_group, its_topic), offsets in sorted(store.consumer_offsets.list().items()):
+        if group not in (None, its_group) or topic not in (None, its_topic):
+            continue
+        there = queue_ids.get(its_topic, [])
+        for queue_id in sorted({*there, *offsets}):
+            queue_offset = offsets.get(queue_id, -1)
+            newest: int | None = None
+            if queue_id in there:
+                newest = store.max_queue_offset(its_topic, queue_id)
+                queue = store.queues.find(its_topic, queue_id)
+                if newest == 0 and queue_offset > 0 and (queue is None or not queue.disk_files):
+                    # Only its folder is left: nobody knows what it held.
+                    newest = None
+            lag = None if newest is None or newest < queue_offset else newest - max(queue_offset, 0)
+            yield {
+                "group": its_group, "topic": its_topic, "queue_id": queue_id, "queue_offset": queue_offset,
+                "max_queue_offset": newest, "lag": lag,
+            }  # fmt: skip
+
+
+def group_sums(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """list of dict: by group ``group``, ``topics``, ``queues``, ``lag`` and ``unknown``, in how many queues it is not known.
+
+    Parameters
+    ----------
+    rows : iterable of dict
+        As of `consumer_rows`.
+    """
+    sums: dict[str, dict[str, Any]] = {}
+    topics: dict[str, set[str]] = {}
+    for row in rows:
+        each = sums.setdefault(row["group"], {"group": row["group"], "topics": 0, "queues": 0, "lag": 0, "unknown": 0})
+        topics.setdefault(row["group"], set()).add(row["topic"])
+        each["queues"] += 1
+        each["lag"] += row["lag"] or 0
+        each["unknown"] += row["lag"] is None
+    for name, each in sums.items():
+        each["topics"] = len(topics[name])
+    return list(sums.values())

@@ -1,0 +1,146 @@
+"""Messages by key where nobody knows the topic.
+
+Owns which topics are asked, and whether the index or the log is.  The index holds a hash of topic and key together, so it is
+asked once for each topic; where that would take longer than the log does, the log is gone over.  What nobody looked at is
+said, as `MessageStore.query_message` says it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rmqstore.arguments import IndexType
+from rmqstore.errors import StoreError
+from rmqstore.index.log_index import DEFAULT_LOG_BYTES
+from rmqstore.message import MessageExt
+from rmqstore.offline.settings import settings
+from rmqstore.store.message_store import MessageStore
+
+__all__ = ["AllTopicsResult", "find_in_all_topics", "topics_to_ask"]
+
+# What a look into one index file costs for one key, and what going over the log does, both in memory.
+_SECONDS_A_LOOK = 4e-6
+_LOG_BYTES_A_SECOND = 100e6
+
+
+@dataclass(frozen=True, slots=True)
+class AllTopicsResult:
+    """What was found.
+
+    Attributes
+    ----------
+    messages : list of MessageExt
+        Newest first, each once.
+    truncated : bool
+        There are more than `max_num`.
+    uncovered : tuple of (int, int)
+        Stretches of the log, in phy offsets, that nobody looked at.
+    topics : int or None
+        How many topics the index was asked for; None where the log itself was gone over, whatever its topics.
+    """
+
+    messages: list[MessageExt]
+    truncated: bool
+    uncovered: tuple[tuple[int, int], ...]
+    topics: int | None
+
+
+def topics_to_ask(store: MessageStore) -> list[str]:
+    """list of str: the topics that have a queue, and those that the broker's settings name, sorted."""
+    names = set(store.topics())
+    try:
+        names.update(settings(store.path).topics)
+    except (StoreError, OSError):
+        # They are a help and nothing more: messages are in topics that have queues.
+        pass
+    return sorted(names)
+
+
+def find_in_all_topics(
+    store: MessageStore,
+    key: str,
+    max_num: int = 64,
+    begin: int | None = None,
+    end: int | None = None,
+    *,
+    index_type: IndexType | None = None,
+    max_log_bytes: int = DEFAULT_LOG_BYTES,
+    topics: list[str] | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> AllTopicsResult:
+    """Find the messages of all topics that have `key`, newest first, each compared with its message.
+
+    Parameters
+    ----------
+    max_num, begin, end, index_type, max_log_bytes, progress
+        As of `MessageStore.query_message`.
+    topics : list of str, optional
+        As of `topics_to_ask`, for whoever asks for several keys.
+
+    Raises
+    ------
+    StoreError, ValueError
+        As of `MessageStore.query_message`.
+    """
+    names = topics_to_ask(store) if topics is None else topics
+    log = store.commit_log
+    files = 1 if store.index_service is None else len(store.index_service.names) + 1
+    by_log = (log.max_offset - log.min_offset) / _LOG_BYTES_A_SECOND < len(names) * files * _SECONDS_A_LOOK
+    if store.index_service is None or (by_log and store.tiered is None):
+        return _in_log(store, key, max_num, begin, end, index_type, max_log_bytes, progress)
+    found = []
+    uncovered: tuple[tuple[int, int], ...] = ()
+    truncated = False
+    for name in names:
+        hits = store.query_message(
+            name, key, max_num, begin, end, index_type=index_type, max_log_bytes=max_log_bytes, progress=progress
+        )
+        truncated |= hits.truncated
+        uncovered = hits.uncovered
+        if hits:
+            found.append(hits)
+
+    def newest_first(message: MessageExt) -> tuple[int, int]:
+        # With tiered storage each queue has phy offsets of its own.
+        return (-message.store_timestamp if store.tiered is not None else 0, -message.phy_offset)
+
+    messages = list(itertools.islice(heapq.merge(*found, key=newest_first), max_num + 1))
+    return AllTopicsResult(messages[:max_num], truncated or len(messages) > max_num, uncovered, len(names))
+
+
+def _in_log(
+    store: MessageStore,
+    key: str,
+    max_num: int,
+    begin: int | None,
+    end: int | None,
+    index_type: IndexType | None,
+    max_log_bytes: int,
+    progress: Callable[[int, int], object] | None,
+) -> AllTopicsResult:
+    log = store.commit_log
+    low, high = log.min_offset, log.max_offset
+    # Whole segments, the newest ones: a record is known to begin where a segment does.
+    first = next((base for base in log.queue.offsets if base >= high - max_log_bytes), high)
+    first = min(max(first, low), high)
+    found: deque[MessageExt] = deque(maxlen=max_num + 1)
+    for number, message in enumerate(store.messages(first) if first < high else ()):
+        if progress is not None and number % 4096 == 0:
+            progress(message.phy_offset - first, max(high - first, 1))
+        if (
+            (message.tags == key if index_type == "T" else _has_key(message, key, index_type))
+            and (begin is None or message.store_timestamp >= begin)
+            and (end is None or message.store_timestamp <= end)
+        ):
+            found.append(message)
+    messages = list(found)[::-1]
+    uncovered = ((low, first),) if first > low else ()
+    return AllTopicsResult(messages[:max_num], len(messages) > max_num, uncovered, None)
+
+
+def _has_key(message: MessageExt, key: str, index_type: IndexType | None) -> bool:
+    return (index_type != "K" and message.unique_key == key) or (index_type != "U" and key in message.keys)

@@ -1,0 +1,308 @@
+"""One file of a store, read alone: what it is, by its path or by what it holds, and what lies in it.
+
+Owns the recognition, and the reading of a segment, a queue file, an index file, a checkpoint, a file of the timer or of the
+settings without the store around it: in a backup, in a crash report, or one that keeps a broker from starting.  It only
+reads, maps nothing that could be cut under it but segments and index files, and names damage instead of stopping at it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rmqstore import _core, _read
+from rmqstore import _numpy as np
+from rmqstore._core import (
+    EXT_ADDRESS_BASE,
+    MAGIC_BLANK,
+    MAGIC_V1,
+    MAGIC_V2,
+    PRE_FILL_SIZE,
+    BatchUnitLayout,
+    ExtUnitLayout,
+    RecordLayout,
+    UnitLayout,
+    Verdict,
+)
+from rmqstore.commitlog.log_walk import Blank, Damage
+from rmqstore.config import StoreConfig
+from rmqstore.consumer.fastjson import parse_fastjson
+from rmqstore.errors import StoreError
+from rmqstore.files.checkpoint import Checkpoint
+from rmqstore.files.mapped_file import MappedFile, offset_of_name
+from rmqstore.index.index_file import IndexFile
+from rmqstore.message import MessageExt
+from rmqstore.timer.timer_checkpoint import TimerCheckpoint
+from rmqstore.timer.timer_log import STORED, UNIT_SIZE
+from rmqstore.timer.timer_wheel import TimerWheel
+
+__all__ = ["KINDS", "StoreFile", "identify"]
+
+#: What a file can be, and what that is in words.
+KINDS = {
+    "segment": "a segment of the commit log",
+    "queue": "a file of a consume queue",
+    "batch_queue": "a file of a batch consume queue",
+    "queue_extension": "a file of a consume queue's extension",
+    "index": "an index file",
+    "checkpoint": "the checkpoint",
+    "timer_log": "a file of the timer log",
+    "timer_wheel": "the time wheel",
+    "timer_checkpoint": "the timer's checkpoint",
+    "settings": "settings in JSON",
+    "mark": "a file that says something by being there",
+}
+# By the name of the file itself.
+_MARKS = {
+    "abort": "a writer has the store open, or did not close it in order",
+    "lock": "writers lock its first byte; the file itself stays",
+}
+_MAGICS = (MAGIC_V1, MAGIC_V2, MAGIC_BLANK)
+_QUEUE_FOLDERS = {
+    "consumequeue": "queue", "batchconsumequeue": "batch_queue", "compactionCq": "batch_queue",
+    "consumequeue_ext": "queue_extension",
+}  # fmt: skip
+_PIECE = 1 << 16
+# Bytes of a record that no broker goes beyond.
+_RECORD_MAX = 1 << 27
+_UNIT = np.dtype([("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+_BATCH_UNIT = np.dtype(
+    [
+        ("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8"), ("store_timestamp", ">i8"), ("base_offset", ">i8"),
+        ("num", ">i2"), ("compacted_offset", ">i4"), ("reserved", ">i4"),
+    ]
+)  # fmt: skip
+assert _UNIT.itemsize == int(UnitLayout.UNIT_SIZE) and _BATCH_UNIT.itemsize == int(BatchUnitLayout.BATCH_UNIT_SIZE)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFile:
+    """A file that was recognised.
+
+    Attributes
+    ----------
+    path : str
+    kind : str
+        One of `KINDS`.
+    size : int
+        Bytes.
+    base : int or None
+        Offset of its first byte, or of a queue file its first unit, in the whole that it is a part of, as its name or its
+        contents say; None where there is no such whole, or nothing tells.
+    topic, queue_id : str and int, or None
+        Of the path, of a file of a queue.
+    """
+
+    path: str
+    kind: str
+    size: int
+    base: int | None = None
+    topic: str | None = None
+    queue_id: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """dict: the attributes."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def records(self) -> Iterator[MessageExt | Blank | Damage]:
+        """What lies in a segment, in order; a stretch of zeros at its end, which nobody wrote yet, is left out."""
+        if not self.size:
+            return
+        base = self.base or 0
+        file = MappedFile(self.path, self.size, file_from_offset=base, read_only=True)
+        try:
+            region, at = file.region, 0
+            written = file.last_nonzero()
+            search: _core.RecordSearch | None = None
+            while at < written:
+                found = _read.read_message(region, at, base, MessageExt)
+                if isinstance(found, MessageExt):
+                    yield found
+                    at += found.store_size
+                elif found is Verdict.BLANK:
+                    yield Blank(base + at, self.size - at)
+                    return
+                else:
+                    if search is None:
+                        search = _core.RecordSearch(region, base)
+                    following = search.find(at + 1)
+                    until = following if following >= 0 else written
+                    yield Damage(base + at, until - at, found)
+                    at = until
+        finally:
+            file.close()
+
+    def units(self) -> Iterator[dict[str, Any]]:
+        """The units of a queue file, of a batch queue's or of an extension's, in order, up to the last that was written."""
+        if self.kind == "queue_extension":
+            yield from self._extension_units()
+            return
+        dtype = _UNIT if self.kind == "queue" else _BATCH_UNIT
+        number = 0
+        with open(self.path, "rb") as file:
+            while len(units := np.fromfile(file, dtype, _PIECE)):
+                used = np.flatnonzero(units.view("u1").reshape(len(units), -1).any(axis=1))
+                for at in used.tolist():
+                    unit = {name: int(units[at][name]) for name in dtype.names or ()}
+                    if unit["phy_offset"] == 0 and unit["size"] == PRE_FILL_SIZE:
+                        # It fills the queue up to where its first message belongs.
+                        continue
+                    pos = (number + at) * dtype.itemsize
+                    if self.kind == "queue":
+                        place = {} if self.base is None else {"queue_offset": self.base + number + at}
+                    else:
+                        place = {"queue_offset": unit.pop("base_offset")}
+                        unit.pop("reserved")
+                    yield {"pos": pos, **place, **unit}
+                number += len(units)
+
+    def _extension_units(self) -> Iterator[dict[str, Any]]:
+        if not self.size:
+            return
+        file = MappedFile(self.path, self.size, read_only=True)
+        try:
+            pos = 0
+            while (unit := _core.read_ext_unit(file.region, pos)) is not None:
+                tags_code, store_timestamp, bitmap = unit
+                address = {} if self.base is None else {"address": EXT_ADDRESS_BASE + self.base + pos}
+                yield {
+                    "pos": pos, **address, "tags_code": tags_code, "store_timestamp": store_timestamp, "bitmap": bitmap.hex()
+                }  # fmt: skip
+                pos += int(ExtUnitLayout.EXT_UNIT_MIN_SIZE) + len(bitmap)
+        finally:
+            file.close()
+
+    def timer_units(self) -> Iterator[dict[str, Any]]:
+        """The units of a file of the timer log, in order; ``due`` is when each fires, ms since epoch."""
+        number = 0
+        with open(self.path, "rb") as file:
+            while len(units := np.fromfile(file, STORED, _PIECE)):
+                for at in np.flatnonzero(units["size"] == UNIT_SIZE).tolist():
+                    unit = {name: int(units[at][name]) for name in STORED.names or () if name not in ("size", "reserved")}
+                    pos = (number + at) * UNIT_SIZE
+                    position = {} if self.base is None else {"position": self.base + pos}
+                    yield {"pos": pos, **position, **unit, "due": unit["write_time"] + unit["delay"]}
+                number += len(units)
+
+    def wheel_slots(self) -> Iterator[dict[str, Any]]:
+        """The used slots of a time wheel."""
+        slots = TimerWheel(self.path).slots
+        for slot in slots:
+            yield {name: int(slot[name]) for name in slots.dtype.names or ()}
+
+    def fields(self) -> dict[str, Any]:
+        """dict: what a checkpoint, the timer's checkpoint or a mark says."""
+        if self.kind == "checkpoint":
+            return dict(Checkpoint.load(self.path, read_only=True).as_dict())
+        if self.kind == "timer_checkpoint":
+            found = TimerCheckpoint.load(self.path)
+            return {} if found is None else {name: getattr(found, name) for name in found.__slots__}
+        return {"meaning": _MARKS.get(os.path.basename(self.path), "")}
+
+    def settings(self) -> Any:
+        """What a file of settings holds, as JSON has it."""
+        with open(self.path, "rb") as file:
+            text = file.read().decode("utf-8", "replace")
+        return _plain(parse_fastjson(text, self.path))
+
+    def index_file(self, overrides: Mapping[str, Any]) -> IndexFile:
+        """The index file, open read-only; its geometry is what it tells itself and `overrides` say.
+
+        Raises
+        ------
+        GeometryError
+            They do not fit its length.
+        """
+        config = StoreConfig.infer(self.path, read_only=True, **overrides)
+        return IndexFile.open(self.path, config, read_only=True)
+
+
+def _plain(value: Any) -> Any:
+    # Names may be numbers or objects there; fractions keep their digits in a Decimal.
+    if isinstance(value, dict):
+        return {name if isinstance(name, str) else str(name): _plain(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value if value is None or isinstance(value, (bool, int, str)) else float(value)
+
+
+def identify(path: str | os.PathLike[str]) -> StoreFile:
+    """Recognise the file at `path`, by the folders it lies in and its name, otherwise by its first bytes.
+
+    Raises
+    ------
+    StoreError
+        It is no file of a store that is known; the error says which are.
+    OSError
+        It cannot be read.
+    """
+    path = os.fspath(path)
+    size = os.stat(path).st_size
+    parts = os.path.abspath(path).split(os.sep)
+    name = parts[-1]
+    base = offset_of_name(name)
+    with open(path, "rb") as file:
+        head = file.read(64)
+    if base is not None and len(parts) >= 4 and parts[-4] in _QUEUE_FOLDERS and parts[-2].isdigit():
+        kind = _QUEUE_FOLDERS[parts[-4]]
+        first = base // int(UnitLayout.UNIT_SIZE) if kind == "queue" else None if kind == "batch_queue" else base
+        return StoreFile(path, kind, size, first, parts[-3], int(parts[-2]))
+    if base is not None and len(parts) >= 2 and parts[-2] in ("commitlog", "timerlog"):
+        return StoreFile(path, "segment" if parts[-2] == "commitlog" else "timer_log", size, base)
+    if name.isdigit() and len(parts) >= 2 and parts[-2] == "index":
+        return StoreFile(path, "index", size)
+    if name in _MARKS:
+        return StoreFile(path, "mark", size)
+    if name == "checkpoint":
+        return StoreFile(path, "checkpoint", size)
+    if name == "timercheck":
+        return StoreFile(path, "timer_checkpoint", size)
+    if name.partition(".")[0] == "timerwheel":
+        return StoreFile(path, "timer_wheel", size)
+    if name.removesuffix(".bak").endswith(".json"):
+        return StoreFile(path, "settings", size)
+    found = _by_contents(path, size, head, base)
+    if found is not None:
+        return found
+    raise StoreError(
+        "it is no file of a store that is known, by its name or by what it holds; known are segments, files of queues, "
+        "index files, checkpoints, files of the timer and JSON of config/",
+        path,
+    )
+
+
+def _by_contents(path: str, size: int, head: bytes, base: int | None) -> StoreFile | None:
+    if head.lstrip()[:1] == b"{":
+        return StoreFile(path, "settings", size)
+    if len(head) >= 8 and struct.unpack_from(">i", head, 4)[0] in _MAGICS:
+        at = int(RecordLayout.RECORD_PHY_OFFSET)
+        if base is None and len(head) >= at + 8 and struct.unpack_from(">i", head, 4)[0] != MAGIC_BLANK:
+            (base,) = struct.unpack_from(">q", head, at)
+        return StoreFile(path, "segment", size, None if base is None or base < 0 else base)
+    if len(head) >= 16 and struct.unpack_from(">i", head)[0] == UNIT_SIZE:
+        magic = struct.unpack_from(">i", head, 12)[0]
+        if 0 < magic < 8:
+            return StoreFile(path, "timer_log", size, base)
+    with contextlib.suppress(StoreError, ValueError):
+        IndexFile.open(path, read_only=True).close()
+        return StoreFile(path, "index", size)
+    if size and size % _UNIT.itemsize == 0 and _is_queue(path):
+        return StoreFile(path, "queue", size, None if base is None else base // _UNIT.itemsize)
+    return None
+
+
+def _is_queue(path: str) -> bool:
+    """bool: the first units lead forward through a log, each to a record after that of the one before."""
+    with open(path, "rb") as file:
+        units = np.fromfile(file, _UNIT, 64)
+    units = units[(units["size"] != 0) & (units["size"] != PRE_FILL_SIZE)]
+    if not len(units):
+        return False
+    begins, sizes = units["phy_offset"].astype(np.int64), units["size"].astype(np.int64)
+    if (begins < 0).any() or (sizes <= 0).any() or (sizes > _RECORD_MAX).any():
+        return False
+    return bool((begins[:-1] + sizes[:-1] <= begins[1:]).all())
