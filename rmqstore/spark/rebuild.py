@@ -241,7 +241,7 @@ def _stretches(
 # ------------------------------------------------------------------------------------------------------------- summaries
 
 
-class _PartsDoNotMeetError(CorruptionError):
+class PartsDoNotMeetError(CorruptionError):
     """One part of the log ends where the next does not begin."""
 
 
@@ -312,7 +312,7 @@ class LogSummary:
         """
         if self.reached != following.first:
             if (self.reached, following.first) not in plan.missing:
-                raise _PartsDoNotMeetError(
+                raise PartsDoNotMeetError(
                     f"one part of the log ends at phy offset {self.reached}, the next begins at {following.first}; the log "
                     "was changed while it was read: see to it that nobody writes, and start the rebuild again",
                     os.path.join(plan.root, "commitlog"),
@@ -995,7 +995,7 @@ def _run(
         try:
             report = _build(mapper, plan, parallelism)
             break
-        except _PartsDoNotMeetError as error:
+        except PartsDoNotMeetError as error:
             delete_tree(work, ignore_errors=True)
             if not by_queues:
                 raise
