@@ -50,6 +50,9 @@ class IndexFile(NotCopied, IndexRegion):
     # Of a sparse file: which pages of its hash slots have space.
     _slot_pages: np.ndarray | None = None
 
+    def __init__(self, *arguments: object, **options: object) -> None:
+        raise TypeError("an index file is opened or made: use IndexFile.open(path) or IndexFile.create(path)")
+
     @classmethod
     def create(
         cls,
@@ -130,7 +133,7 @@ class IndexFile(NotCopied, IndexRegion):
 
     @classmethod
     def _over(cls, mapped_file: MappedFile, config: StoreConfig) -> IndexFile:
-        index = cls()
+        index = cls.__new__(cls)
         index.mapped_file = mapped_file
         index.attach(mapped_file.region, config.max_hash_slot_num, config.max_index_num)
         return index

@@ -379,7 +379,10 @@ class Vhost(NotCopied):
         What was met in the vhost's own small files.
     """
 
-    def __init__(self, path: str, segment_entry_count: int | None, check_terms: bool):
+    def __init__(self, *arguments: object, **options: object) -> None:
+        raise TypeError("a vhost is opened, not made: use Vhost.open(path)")
+
+    def _take(self, path: str, segment_entry_count: int | None, check_terms: bool) -> None:
         self.path = path
         self.check_terms = check_terms
         self.problems: list[Problem] = []
@@ -428,7 +431,9 @@ class Vhost(NotCopied):
             below = find_vhosts(root)
             raise StoreError(f"this directory is no vhost, but has {len(below)}: open for instance {below[0]}", root)
         # Whole, as the paths of problems are.
-        return cls(os.path.abspath(root), segment_entry_count, check_terms)
+        vhost = cls.__new__(cls)
+        vhost._take(os.path.abspath(root), segment_entry_count, check_terms)
+        return vhost
 
     def __enter__(self) -> Vhost:
         return self

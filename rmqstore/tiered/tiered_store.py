@@ -69,10 +69,11 @@ class TieredStore(NotCopied):
     flat_store : FlatStore
     """
 
-    def __init__(self, flat_store: FlatStore):
-        # Use TieredStore.open.
-        self.flat_store = flat_store
-        self.path = flat_store.path
+    flat_store: FlatStore
+    path: str
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        raise TypeError("tiered storage is opened, not made: use TieredStore.open(path)")
 
     @classmethod
     def open(
@@ -102,7 +103,10 @@ class TieredStore(NotCopied):
         StoreError
             There is no tiered storage there, or that of several brokers.
         """
-        return cls(FlatStore(path, store, cluster=cluster, broker=broker, on_damage=on_damage))
+        tiered = cls.__new__(cls)
+        tiered.flat_store = FlatStore(path, store, cluster=cluster, broker=broker, on_damage=on_damage)
+        tiered.path = tiered.flat_store.path
+        return tiered
 
     def close(self) -> None:
         """Let go of the files; closing twice does nothing."""
