@@ -7,7 +7,8 @@ Nothing here prints, and a read-only open writes nothing (I7).
 - `store_state`: what the parts share: files, the append lock, whether they may be read and written
 - `writing`: putting messages, both ways in, and what makes a message plain; `long_way`: the rules for all others
 - `table_writing`: putting the rows of an Arrow table; `table_rows`: its columns as rows to put
-- `reading`: the walk of a get, the filter by tag, waiting for messages; `querying`: by key, by tag, by id
+- `reading`: the walk of a get, the filter by tag, waiting for messages; `arrivals`: what wakes who waits; `querying`: by
+  key, by tag, by id
 - `tiered_reading`: both of them for a store with tiered storage; `tiered_columns`, `tiered_scan`: columns of that
 - `columns`: messages as Arrow columns: schema, arrays over the core's buffers
 - `flushing`: what is on the disk, group commit, the checkpoint; `progress`: that of consumer groups

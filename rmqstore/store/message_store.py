@@ -727,7 +727,8 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         """The messages of a topic from where the group stopped, one by one; waits for new ones.
 
         A message counts as consumed when the next one is asked for, or at `Consumer.commit` and `Consumer.close`; until
-        then a consumer that dies gets it again (at least once).  Iteration ends when the store is closed.
+        then a consumer that dies gets it again (at least once).  Iteration ends when the store is closed.  ``for`` waits in
+        a thread, ``async for`` in an event loop (docs/asyncio.md).
 
         Parameters
         ----------
@@ -801,6 +802,31 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         """
         self._state.check_open()
         return self._reading.wait_for_messages(is_there, timeout)
+
+    async def wait_for_messages_async(self, is_there: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait in an event loop as `wait_for_messages` does in a thread; no thread waits (docs/asyncio.md).
+
+        A put in any thread of this process wakes the loop; a read-only store is looked at after pauses.  Any number may wait, and
+        each may be cancelled.
+
+        Parameters
+        ----------
+        is_there : callable
+            Without arguments, called in the loop's thread; must not wait itself.
+        timeout : float, optional
+            Seconds.
+
+        Returns
+        -------
+        bool
+            False if the time is over or the store was closed.
+
+        Raises
+        ------
+        StoreClosedError
+            The store was closed before.
+        """
+        return await self._reading.wait_for_messages_async(is_there, timeout)
 
     # --------------------------------------------------------------------------------------------- look up, query
 
