@@ -17,6 +17,7 @@ from rmqstore import _core, _read
 from rmqstore._append import RowBatch
 from rmqstore._columns import ArrowColumns, RecordColumns
 from rmqstore._core import Verdict
+from rmqstore._shown import shows
 from rmqstore.commitlog.log_end import LogEnd
 from rmqstore.commitlog.log_walk import Blank, Damage, LogWalk, Stretch
 from rmqstore.config import StoreConfig, is_usual_size
@@ -36,6 +37,10 @@ __all__ = ["CommitLog", "check_store_root"]
 _BLANK_SIZE = int(_core.RecordLayout.BLANK_SIZE)
 
 
+@shows(
+    "config", "entries", "last_store_timestamp", "look_up", "max_offset", "message_at", "min_offset", "pages",
+    "path", "segment", "segment_size", "store_timestamp_at", "stretches", "times_of",
+)  # fmt: skip
 class CommitLog(NotCopied):
     """The commit log below a store's root directory.
 
@@ -47,6 +52,11 @@ class CommitLog(NotCopied):
         `mapped_file_size_commit_log` is the size of a segment in bytes.
     pool : MappedFilePool
     read_only : bool
+
+    Attributes
+    ----------
+    segment_size : int
+        Bytes of each segment.
     """
 
     def __init__(

@@ -17,6 +17,7 @@ from rmqstore import _columns, _core
 from rmqstore import _numpy as np
 from rmqstore._columns import RecordColumns
 from rmqstore._core import EXT_ADDRESS_BASE, EXT_ADDRESS_MAX, PRE_FILL_SIZE
+from rmqstore._shown import shows
 from rmqstore.config import StoreConfig, is_usual_size
 from rmqstore.errors import CorruptionError, InvalidMessageError, UnsupportedFormatError
 from rmqstore.files.mapped_file import (
@@ -188,6 +189,11 @@ def _written_start(path: str, size: int) -> bytes:
         os.close(fd)
 
 
+@shows(
+    "bounds", "config", "cq_type", "files", "first_unit", "kind", "last_record", "max_queue_offset",
+    "min_queue_offset", "offset_by_time", "queue_id", "read", "read_only", "root", "tags_code", "topic",
+    "unit", "unit_num", "unit_size", "units",
+)  # fmt: skip
 class _UnitQueue(NotCopied, _core.QueueFields):
     """What simple and batch queues share: files of units, found by number."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from rmqstore import _core
 from rmqstore import _numpy as np
 from rmqstore._core import IndexRegion
+from rmqstore._shown import shows
 from rmqstore.config import StoreConfig
 from rmqstore.errors import GeometryError, ReadOnlyError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, naming_errors
@@ -38,6 +39,12 @@ class IndexHeader:
     index_count: int
 
 
+@shows(
+    "close", "create", "damaged", "flush", "header", "index_count", "index_num", "is_full", "matches_time",
+    "name", "open", "path", "populate", "put_hash", "put_hashes", "put_key", "put_keys", "read_entries",
+    "read_entry", "read_header", "read_slot", "select_chain", "select_hash", "select_hashes",
+    "select_phy_offset", "select_phy_offsets", "slot_num",
+)  # fmt: skip
 class IndexFile(NotCopied, IndexRegion):
     """An index file that is mapped.  Made by `create` or `open`, usable in a ``with`` statement.
 

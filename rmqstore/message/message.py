@@ -333,6 +333,23 @@ class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of 
     Sizes are in bytes, timestamps in milliseconds since the epoch.  The fields, and `keys`, `tags` and `unique_key`, are
     those of the compiled `_read.StoredMessage`.
 
+    Attributes
+    ----------
+    topic : str
+    queue_id : int
+    queue_offset : int
+        Its number in the queue.
+    phy_offset : int
+        Absolute position of the record in the commit log, bytes.
+    store_timestamp, born_timestamp : int
+        When the broker stored it and when the producer made it, ms since epoch.
+    flag, sys_flag : int
+        The producer's flag; what the broker knows of it (`SysFlag`).
+    reconsume_times : int
+        How often it was delivered again.
+    prepared_transaction_offset : int
+        Of a message that ends a transaction, where the half message lies.
+
     Notes
     -----
     It is made from a tuple, the 18 fields of `_core.decode_record`: total_size, version (1 or 2), body_crc, queue_id, flag,

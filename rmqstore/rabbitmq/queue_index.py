@@ -92,6 +92,8 @@ class QueueIndex(ClosedAtExit, NotCopied):
     path : str
     segment_entry_count : int
     read_only : bool
+    max_journal_entries, max_journal_size : int
+        Actions, and bytes of the journal, above which a flush is due.
     recovered_clean : bool
         The queue was opened with terms of an orderly stop, which were good.
     """

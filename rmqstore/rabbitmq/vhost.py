@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rmqstore._shown import shows
 from rmqstore.errors import CorruptionError, GeometryError, StoreClosedError, StoreError
 from rmqstore.files.mapped_file import NotCopied, fsync_directory, open_regular
 from rmqstore.rabbitmq import dets, layout, term
@@ -361,6 +362,11 @@ class Queue(NotCopied):
             )
 
 
+@shows(
+    "client_refs", "close", "closed", "definitions", "directories", "is_clean", "is_pre_3_7", "name", "open",
+    "path", "problems", "queue", "queues", "references", "segment_entry_count", "segment_entry_count_source",
+    "store", "terms",
+)  # fmt: skip
 class Vhost(NotCopied):
     """The directory of one vhost, opened by `Vhost.open`.
 
@@ -377,6 +383,8 @@ class Vhost(NotCopied):
         Recovery terms by directory, empty after an unclean stop.
     problems : list of Problem
         What was met in the vhost's own small files.
+    closed : bool
+        `close` was called.
     """
 
     def __init__(self, *arguments: object, **options: object) -> None:

@@ -131,7 +131,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         self.read_only = read_only
         self.recovery_report: RecoveryReport | None = None
         self.commit_log, self.queues, self.index_service = state.commit_log, state.queues, state.index_service
-        self.database_index, self.pool = state.database_index, state.pool
+        self.database_index = state.database_index
         self._flushing = Flushing(state)
         self.tiered = state.tiered = tiered
         if tiered is None:

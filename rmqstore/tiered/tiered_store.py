@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from rmqstore._shown import shows
 from rmqstore.arguments import Boundary, IndexType, Moment, milliseconds
 from rmqstore.errors import Finding, OffsetOutOfRangeError
 from rmqstore.files.mapped_file import NotCopied
@@ -60,13 +61,17 @@ class TieredQueue:
     unit_files: int
 
 
+@shows(
+    "broker", "close", "get_message", "get_table", "max_queue_offset", "min_queue_offset", "notes",
+    "offset_by_time", "open", "path", "query_message", "queue_ids", "queues", "refresh", "scan", "topics",
+    "verify",
+)  # fmt: skip
 class TieredStore(NotCopied):
     """Tiered storage; made by `TieredStore.open`, to be closed, best by a ``with`` statement.
 
     Attributes
     ----------
     path : str
-    flat_store : FlatStore
     """
 
     flat_store: FlatStore

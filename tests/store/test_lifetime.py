@@ -387,7 +387,7 @@ def test_the_pool_bounds_what_is_mapped(root):
         assert len(os.listdir(os.path.join(root, "commitlog"))) > 8
         assert len(os.listdir(os.path.join(root, "consumequeue", "Orders", "0"))) > 20
         assert len(os.listdir(os.path.join(root, "index"))) > 15
-        assert len(store.pool) <= 4
+        assert len(store._state.pool) <= 4
         # The index has a bound of its own.
         assert maps_of(root) <= 4 + 4 + 1
         for n in range(0, 400, 37):
