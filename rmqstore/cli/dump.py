@@ -85,7 +85,7 @@ def _dump_log(
         for number, entry in enumerate(log.entries(start, last)):
             if progress is not None and number % 512 == 0:
                 progress(entry.phy_offset - start, max(last - start, 1))
-            if entry.phy_offset + (entry.store_size if isinstance(entry, MessageExt) else entry.size) <= first:
+            if entry.phy_offset + entry.size <= first:
                 continue
             if isinstance(entry, MessageExt):
                 if (topic is not None and entry.topic != topic) or (
@@ -104,7 +104,7 @@ def _dump_log(
 
 def _log_object(entry: MessageExt | Blank | Damage) -> dict[str, Any]:
     if isinstance(entry, MessageExt):
-        return {"type": "record", **entry.to_dict()}
+        return {"type": "record", **entry.as_dict()}
     if isinstance(entry, Blank):
         return {"type": "blank", "phy_offset": entry.phy_offset, "size": entry.size}
     return {"type": "damage", "phy_offset": entry.phy_offset, "size": entry.size, "verdict": entry.verdict.name}
@@ -116,7 +116,7 @@ def _log_line(entry: MessageExt | Blank | Damage) -> str:
     if isinstance(entry, Damage):
         return f"{entry.phy_offset:>12}  {entry.size:>7}  DAMAGE {entry.verdict.name}"
     parts = [
-        f"{entry.phy_offset:>12}  {entry.store_size:>7}",
+        f"{entry.phy_offset:>12}  {entry.size:>7}",
         f"{escape(entry.topic)}/{entry.queue_id} #{entry.queue_offset}",
         format_time(entry.store_timestamp),
         f"keys={escape(' '.join(entry.keys))}" if entry.keys else "",

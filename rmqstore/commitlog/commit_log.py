@@ -331,13 +331,13 @@ class CommitLog(NotCopied):
         """The message at `phy_offset`, marked as corrupt if a CRC fails; None where no record of this size begins."""
         known = _read.read_recent(self.queue, phy_offset, MessageExt, self.crc_check)
         if known is not None:
-            return known if size in (None, known.store_size) else None
+            return known if size in (None, known.size) else None
         found = self.region_of(phy_offset)
         if found is None:
             return None
         region, base, _, _ = found
         message = _read.read_message(region, phy_offset - base, base, MessageExt, self.crc_check)
-        if isinstance(message, Verdict) or size not in (None, message.store_size):
+        if isinstance(message, Verdict) or size not in (None, message.size):
             return None
         return message
 

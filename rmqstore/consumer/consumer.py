@@ -70,7 +70,7 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
         consume_from: Literal["first", "last", "progress"] | Moment,
         timeout: float | None,
         offsets: ConsumerOffsets | LocalOffsets,
-        broker_name: str,
+        broker: str,
         persist: bool,
     ):
         if max_num < 1:
@@ -91,7 +91,7 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
         self._consume_from = consume_from
         self._timeout = timeout
         self._offsets = offsets
-        self._broker_name = broker_name
+        self._broker = broker
         self._persist = persist
         self._persisted = time.monotonic()
         # The next queue offset to fetch, by queue; in turn, so that no queue waits for another to run dry.
@@ -107,12 +107,12 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
 
     def _committed(self, queue_id: int) -> int:
         if isinstance(self._offsets, LocalOffsets):
-            return self._offsets.get(self.topic, queue_id, self._broker_name)
+            return self._offsets.get(self.topic, queue_id, self._broker)
         return self._offsets.get(self.group, self.topic, queue_id)
 
     def _commit(self, queue_id: int, queue_offset: int) -> None:
         if isinstance(self._offsets, LocalOffsets):
-            self._offsets.commit(self.topic, queue_id, queue_offset, self._broker_name)
+            self._offsets.commit(self.topic, queue_id, queue_offset, self._broker)
         else:
             self._offsets.commit(self.group, self.topic, queue_id, queue_offset)
 

@@ -417,7 +417,7 @@ class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of 
         """The messages of an inner batch, in order; ``[self]`` when the record is not one.
 
         Each has the record's topic, queue, times, hosts and phy offset, its own body, flag and properties, and the
-        queue offset INNER_BASE + i (the record's own queue offset when the property is missing).  `store_size` is the
+        queue offset INNER_BASE + i (the record's own queue offset when the property is missing).  `size` is the
         size of its part of the body.
 
         Raises
@@ -446,7 +446,7 @@ class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of 
             messages.append(MessageExt(tuple(part)))  # type: ignore[arg-type]
         return messages
 
-    def to_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """All of the message as values that JSON can hold.
 
         `body` is text when it is UTF-8, else base64 with `body_encoding` = "base64".  A body that cannot be
@@ -457,7 +457,7 @@ class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of 
             "queue_id": self.queue_id,
             "queue_offset": self.queue_offset,
             "phy_offset": self.phy_offset,
-            "store_size": self.store_size,
+            "size": self.size,
             "msg_id": self.msg_id,
             "unique_key": self.unique_key,
             "keys": self.keys,
@@ -509,7 +509,7 @@ class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of 
             ("queue offset", self.queue_offset),
             ("phy offset", self.phy_offset),
             ("stored", format_time(self.store_timestamp)),
-            ("size", f"{self.store_size} bytes"),
+            ("size", f"{self.size} bytes"),
         ]
         damage = "" if self.damage is None else f", corrupt: {self.damage}"
         body = shown_body(self.body_stored, self.sys_flag, self.corrupt)

@@ -134,7 +134,7 @@ class QueueDirectory(NotCopied):
         return name is not None and self._vhost.directory_of(name.vhost, name.queue, name.priority) != self.name
 
     @property
-    def is_clean(self) -> bool:
+    def clean(self) -> bool:
         """bool: its recovery terms are there and are what a node goes by."""
         if self.terms is None:
             return False
@@ -363,7 +363,7 @@ class Queue(NotCopied):
 
 
 @shows(
-    "client_refs", "close", "closed", "definitions", "directories", "is_clean", "is_pre_3_7", "name", "open",
+    "clean", "client_refs", "close", "closed", "definitions", "directories", "is_pre_3_7", "name", "open",
     "path", "problems", "queue", "queues", "references", "segment_entry_count", "segment_entry_count_source",
     "store", "terms",
 )  # fmt: skip
@@ -730,7 +730,7 @@ class Vhost(NotCopied):
         return None
 
     @cached_property
-    def is_clean(self) -> bool:
+    def clean(self) -> bool:
         """bool: the last stop was clean, so that a node would keep numbers and redelivered flags of all queues."""
         if not self.terms:
             return False

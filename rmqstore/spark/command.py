@@ -150,8 +150,8 @@ def read_options(function: Callable[..., Any]) -> Callable[..., Any]:
         "topic",
         "queue_id",
         "tags",
-        "begin_timestamp",
-        "end_timestamp",
+        "begin",
+        "end",
         "begin_phy_offset",
         "end_phy_offset",
         "partition_bytes",
@@ -177,8 +177,8 @@ def read_options(function: Callable[..., Any]) -> Callable[..., Any]:
             type=click.IntRange(min=0),
             help="Records from this phy offset on.",
         ),
-        click.option("--end", "end_timestamp", type=TIME, help="Stored at or before."),
-        click.option("--begin", "begin_timestamp", type=TIME, help="Stored at or after: ISO time, ms, or '2h ago'."),
+        click.option("--end", type=TIME, help="Stored at or before."),
+        click.option("--begin", type=TIME, help="Stored at or after: ISO time, ms, or '2h ago'."),
         click.option("--tags", help="Only these tags: 'a || b'."),
         click.option(
             "--queue", "queue_id", multiple=True, type=click.IntRange(min=0), help="Only this queue; repeatable."

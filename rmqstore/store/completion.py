@@ -269,7 +269,7 @@ class Completion:
                 except CorruptionError as error:
                     self.source.report(error)
                     return None
-            phy_offset += message.store_size
+            phy_offset += message.size
         return None
 
 

@@ -66,12 +66,10 @@ __all__ = ["MessageStore"]
 _INT64_MAX = 2**63 - 1
 
 
-def _range(
-    begin: Moment | None, end: Moment | None, begin_name: str = "begin", end_name: str = "end"
-) -> tuple[float | None, float | None]:
+def _range(begin: Moment | None, end: Moment | None) -> tuple[float | None, float | None]:
     # Both are inside, so that what lies between two milliseconds is rounded inwards.
-    low = None if begin is None else milliseconds(begin, begin_name, up=True)
-    return low, None if end is None else milliseconds(end, end_name)
+    low = None if begin is None else milliseconds(begin, "begin", up=True)
+    return low, None if end is None else milliseconds(end, "end")
 
 
 def _flat_store(tiered: str | os.PathLike[str] | FlatStore | None, root: str) -> FlatStore | None:
@@ -722,7 +720,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         consume_from: Literal["first", "last", "progress"] | Moment = "first",
         timeout: float | None = None,
         offsets: ConsumerOffsets | LocalOffsets | None = None,
-        broker_name: str = "",
+        broker: str = "",
     ) -> Consumer:
         """The messages of a topic from where the group stopped, one by one; waits for new ones.
 
@@ -749,8 +747,8 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             Where progress is kept instead of the store's own `consumer_offsets`; a reader of a store that another process
             writes to needs one, opened with ``read_only=False``.  It is persisted every `flush_consumer_offset_interval`
             ms and when the consumer is closed.
-        broker_name : str
-            For `LocalOffsets`.
+        broker : str
+            The broker's name, for `LocalOffsets`.
 
         Raises
         ------
@@ -781,7 +779,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             consume_from=consume_from,
             timeout=timeout,
             offsets=self.consumer_offsets if offsets is None else offsets,
-            broker_name=broker_name,
+            broker=broker,
             persist=offsets is not None,
         )
 
@@ -988,8 +986,8 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         tags: str | Iterable[str] | None = None,
         begin_phy_offset: int | None = None,
         end_phy_offset: int | None = None,
-        begin_timestamp: Moment | None = None,
-        end_timestamp: Moment | None = None,
+        begin: Moment | None = None,
+        end: Moment | None = None,
         batch_size: int = 8192,
         use_threads: bool = True,
         views: bool = False,
@@ -1012,7 +1010,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             As of `get_message`.
         begin_phy_offset, end_phy_offset : int, optional
             Records that begin at or after the first and before the second; with either, of the local log alone.
-        begin_timestamp, end_timestamp : int or datetime, optional
+        begin, end : int or datetime, optional
             Store time range, both inclusive: ms since epoch, or a `datetime` (aware, or naive as local time).
         batch_size : int
             Rows of a batch at most, 1 to 2**30; a batch ends earlier when its bodies and properties take 64 MiB.
@@ -1051,7 +1049,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         if self.tiered is not None and begin_phy_offset is None and end_phy_offset is None:
             from rmqstore.store.tiered_scan import scan_both
 
-            times = time_range(*_range(begin_timestamp, end_timestamp, "begin_timestamp", "end_timestamp"))
+            times = time_range(*_range(begin, end))
             wanted = subscription(tags)
             return scan_both(
                 state, self.tiered, columns, topic, queue_id, wanted, times, batch_size, use_threads, views, read_dictionary
@@ -1064,7 +1062,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             subscription(tags),
             begin_phy_offset,
             end_phy_offset,
-            time_range(*_range(begin_timestamp, end_timestamp, "begin_timestamp", "end_timestamp")),
+            time_range(*_range(begin, end)),
             batch_size,
             use_threads,
             views,

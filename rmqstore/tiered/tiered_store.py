@@ -307,8 +307,8 @@ class TieredStore(NotCopied):
         topic: str | Iterable[str] | None = None,
         queue_id: int | Iterable[int] | None = None,
         tags: str | Iterable[str] | None = None,
-        begin_timestamp: Moment | None = None,
-        end_timestamp: Moment | None = None,
+        begin: Moment | None = None,
+        end: Moment | None = None,
         batch_size: int = 8192,
         use_threads: bool = True,
         views: bool = False,
@@ -325,8 +325,8 @@ class TieredStore(NotCopied):
         CorruptionError
             While reading: after the batches before a place that cannot be read, if no `on_damage` was given.
         """
-        low = None if begin_timestamp is None else milliseconds(begin_timestamp, "begin_timestamp", up=True)
-        high = None if end_timestamp is None else milliseconds(end_timestamp, "end_timestamp")
+        low = None if begin is None else milliseconds(begin, "begin", up=True)
+        high = None if end is None else milliseconds(end, "end")
         flat_store = self.flat_store
         flat_store.check_open()
         flat_store.refresh()

@@ -572,7 +572,7 @@ def check_what_it_says(disk: Disk, store: MessageStore, checkpoint: Checkpoint) 
         pos = message.phy_offset - segment.file_from_offset
         below = message.phy_offset < checkpoint.flushed_offset
         if below or message.store_timestamp <= checkpoint.physic_msg_timestamp:
-            assert disk.has(segment.path, pos, message.store_size), f"the record at {message.phy_offset}"
+            assert disk.has(segment.path, pos, message.size), f"the record at {message.phy_offset}"
             vouched += 1
         if (
             below
