@@ -41,7 +41,7 @@ $(VENV)/.stamp-venv: Makefile
 
 # Editable: Python changes need no build.  Comes here again only when the package's description changed; it compiles nothing.
 $(VENV)/.stamp-install: $(VENV)/.stamp-venv pyproject.toml setup.py
-	RMQSTORE_WITHOUT_CORE=1 $(BIN)/python -m pip install --quiet --no-build-isolation --editable .
+	RMQSTORE_WITHOUT_CORE=1 $(BIN)/python -m pip install --quiet --no-build-isolation --editable '.[cli]'
 	@touch $@
 
 # Compiles the modules whose sources changed, and only those.

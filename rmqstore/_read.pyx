@@ -328,7 +328,7 @@ cdef class StoredMessage(MessageFields):
         return property_of(self, THE_UNIQUE_KEY)
 
     @property
-    def store_size(self):
+    def size(self):
         """int: size of the whole record in the log, bytes."""
         return self.record.total_size
 

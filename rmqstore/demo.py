@@ -367,7 +367,7 @@ def own_store(steps: Steps, root: Path, messages: int) -> None:
             check(sum(numbers) == messages, "every message is in a queue")
             last = again.message_at(places[-1])
             check(last.body == order_of(messages - 1)[3], "the last message is the last that was put")
-            check(last.phy_offset + last.store_size == log_end, "nothing lies after it")
+            check(last.phy_offset + last.size == log_end, "nothing lies after it")
             _check_hits(again.query_message(TOPIC, order_of(messages - 1)[0]), messages - 1, messages, places)
         row.remark = f"{log_end:,} bytes of log".replace(",", " ")
 
@@ -431,7 +431,7 @@ def _read_back(steps: Steps, store: MessageStore, messages: int, places: array[i
                     f"message {number} comes back as it was put",
                 )
                 row.count += 1
-                row.size += message.store_size
+                row.size += message.size
             at = result.next_queue_offset
         check(result.status is GetMessageStatus.OFFSET_OVERFLOW_ONE, f"the queue ends: {result.status}")
         check(next(expected, None) is None, "the queue holds all that was put into it")
@@ -462,7 +462,7 @@ def _query(steps: Steps, store: MessageStore, messages: int, places: array[int])
             hits = store.query_message(TOPIC, key)
             row.seconds += clock() - started
             _check_hits(hits, number, messages, places)
-            row.size += sum(hit.store_size for hit in hits)
+            row.size += sum(hit.size for hit in hits)
         row.count = len(numbers)
         row.remark = f"{len(EVENTS)} messages a key; and {clock() - began - row.seconds:.1f} s to compare them"
     with steps.step("query keys that nobody put", "queries") as row:

@@ -268,7 +268,7 @@ def _get(store: MessageStore, messages: int, body_size: int) -> Step:
                     f"the body at queue offset {first.queue_offset} of queue {queue_id}",
                 )
                 count += len(got.messages)
-                size += sum(message.store_size for message in got.messages)
+                size += sum(message.size for message in got.messages)
                 at = got.next_queue_offset
                 bar(count, messages)
     _check(count == messages, f"{count} of {messages} messages were read from the queues")

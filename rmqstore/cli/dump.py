@@ -101,7 +101,7 @@ def _dump_log(
         for number, entry in enumerate(log.entries(start, last)):
             if progress is not None and number % 512 == 0:
                 progress(entry.phy_offset - start, max(last - start, 1))
-            if entry.phy_offset + (entry.store_size if isinstance(entry, MessageExt) else entry.size) <= first:
+            if entry.phy_offset + entry.size <= first:
                 continue
             if isinstance(entry, MessageExt):
                 if (topic is not None and entry.topic != topic) or (
@@ -120,7 +120,7 @@ def _dump_log(
 
 def _log_object(entry: MessageExt | Blank | Damage) -> dict[str, Any]:
     if isinstance(entry, MessageExt):
-        return {"type": "record", **entry.to_dict()}
+        return {"type": "record", **entry.as_dict()}
     if isinstance(entry, Blank):
         return {"type": "blank", "phy_offset": entry.phy_offset, "size": entry.size}
     return {"type": "damage", "phy_offset": entry.phy_offset, "size": entry.size, "verdict": entry.verdict.name}
@@ -132,7 +132,7 @@ def _log_line(entry: MessageExt | Blank | Damage, time: Callable[[int, str], str
     if isinstance(entry, Damage):
         return f"{entry.phy_offset:>12}  {entry.size:>7}  DAMAGE: {verdict_words(entry.verdict.name)}"
     parts = [
-        f"{entry.phy_offset:>12}  {entry.store_size:>7}",
+        f"{entry.phy_offset:>12}  {entry.size:>7}",
         f"{escape(entry.topic)}/{entry.queue_id} #{entry.queue_offset}",
         time(entry.store_timestamp, "milliseconds"),
         f"keys={escape(' '.join(entry.keys))}" if entry.keys else "",
@@ -356,7 +356,7 @@ def _dump_segment(printer: Printer, file: StoreFile, within: Callable[[int, int]
     shown = damaged = 0
     with _dump_progress(printer, "dumping the segment", "bytes") as progress:
         for number, entry in enumerate(file.records()):
-            size = entry.store_size if isinstance(entry, MessageExt) else entry.size
+            size = entry.size
             if progress is not None and number % 512 == 0:
                 progress(entry.phy_offset - (file.base or 0), file.size)
             if not within(entry.phy_offset, size):

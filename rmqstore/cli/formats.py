@@ -54,7 +54,7 @@ LETTERS: dict[str, tuple[str, Callable[[MessageExt], object]]] = {
     "u": ("unique key, the producer's message id", lambda message: message.unique_key or ""),
     "i": ("offset message id", lambda message: message.msg_id),
     "P": ("phy offset", lambda message: message.phy_offset),
-    "z": ("bytes in the log", lambda message: message.store_size),
+    "z": ("bytes in the log", lambda message: message.size),
     "r": ("how often it was given out again", lambda message: message.reconsume_times),
 }
 _PIECE = re.compile(r"%(.?)|\\(x[0-9a-fA-F]{2}|.?)", re.DOTALL)

@@ -57,7 +57,7 @@ def uncovered_text(store: MessageStore, uncovered: tuple[tuple[int, int], ...], 
 
 def message_object(message: MessageExt, body: str) -> dict[str, Any]:
     """What ``--json`` prints of a message; `body` is "text", "hex" or "none"."""
-    value = message.to_dict()
+    value = message.as_dict()
     if body == "none":
         del value["body"], value["body_encoding"]
     elif body == "hex":
@@ -71,7 +71,7 @@ def message_line(message: MessageExt, time: str) -> str:
     parts = [
         time,
         f"phy {message.phy_offset:>12}",
-        f"{message.store_size:>6} B",
+        f"{message.size:>6} B",
         f"{escape(message.topic)}/{message.queue_id} #{message.queue_offset}",
     ]
     if message.tags:

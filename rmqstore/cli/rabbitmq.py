@@ -136,7 +136,7 @@ def _info_object(vhost: Vhost) -> dict[str, Any]:
         "name": vhost.name,
         "path": vhost.path,
         "layout": "pre-3.7" if vhost.is_pre_3_7 else "3.7",
-        "clean": vhost.is_clean,
+        "clean": vhost.clean,
         "segment_entry_count": vhost.segment_entry_count,
         "segment_entry_count_source": vhost.segment_entry_count_source,
         "queues": len(queues),
@@ -165,7 +165,7 @@ def info(path: str, as_json: bool, segment_entry_count: int | None) -> None:
         pairs = [
             ("vhost", vhost.name),
             ("path", vhost.path),
-            ("last stop", "clean" if vhost.is_clean else "not clean, or changed since"),
+            ("last stop", "clean" if vhost.clean else "not clean, or changed since"),
             ("entries a segment", f"{vhost.segment_entry_count}{source.get(vhost.segment_entry_count_source, '')}"),
             ("queues", f"{value['queues']} with a directory{declared}"),
             ("messages", str(value["messages"])),

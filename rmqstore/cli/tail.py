@@ -354,7 +354,7 @@ class _Follower:
             pause(interval)
 
     def _remember(self, message: MessageExt) -> None:
-        self.passed.append((message.phy_offset, message.store_size, message.store_timestamp))
+        self.passed.append((message.phy_offset, message.size, message.store_timestamp))
 
     def _look(self, wanted: _Wanted, show: Callable[[MessageExt], None]) -> None:
         log = self.store.commit_log
@@ -381,7 +381,7 @@ class _Follower:
                 self._remember(entry)
                 if wanted(entry):
                     show(entry)
-            self.position = entry.phy_offset + (entry.store_size if isinstance(entry, MessageExt) else entry.size)
+            self.position = entry.phy_offset + entry.size
         if self.position < log.min_offset:
             note(f"phy offsets {self.position} to {log.min_offset} were deleted before they were shown (retention)")
         self.position = max(self.position, end)
@@ -407,7 +407,7 @@ class _Follower:
             if phy_offset < log.min_offset:
                 break
             now = log.look_up(phy_offset) if phy_offset < log.max_offset else None
-            if now is not None and (now.store_size, now.store_timestamp) == (size, timestamp):
+            if now is not None and (now.size, now.store_timestamp) == (size, timestamp):
                 position = phy_offset + size
             else:
                 self.passed.pop()

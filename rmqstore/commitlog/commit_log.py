@@ -18,6 +18,7 @@ from rmqstore._append import RowBatch
 from rmqstore._columns import ArrowColumns
 from rmqstore._core import Verdict
 from rmqstore._dispatch import RecordColumns
+from rmqstore._shown import shows
 from rmqstore.commitlog.log_end import LogEnd
 from rmqstore.commitlog.log_walk import Blank, Damage, LogWalk, Stretch
 from rmqstore.config import StoreConfig, is_usual_size
@@ -37,6 +38,10 @@ __all__ = ["CommitLog", "check_store_root"]
 _BLANK_SIZE = int(_core.RecordLayout.BLANK_SIZE)
 
 
+@shows(
+    "config", "entries", "last_store_timestamp", "look_up", "max_offset", "message_at", "min_offset", "pages",
+    "path", "segment", "segment_size", "store_timestamp_at", "stretches", "times_of",
+)  # fmt: skip
 class CommitLog(NotCopied):
     """The commit log below a store's root directory.
 
@@ -48,6 +53,11 @@ class CommitLog(NotCopied):
         `mapped_file_size_commit_log` is the size of a segment in bytes.
     pool : MappedFilePool
     read_only : bool
+
+    Attributes
+    ----------
+    segment_size : int
+        Bytes of each segment.
     """
 
     def __init__(
@@ -322,13 +332,13 @@ class CommitLog(NotCopied):
         """The message at `phy_offset`, marked as corrupt if a CRC fails; None where no record of this size begins."""
         known = _read.read_recent(self.queue, phy_offset, MessageExt, self.crc_check)
         if known is not None:
-            return known if size in (None, known.store_size) else None
+            return known if size in (None, known.size) else None
         found = self.region_of(phy_offset)
         if found is None:
             return None
         region, base, _, _ = found
         message = _read.read_message(region, phy_offset - base, base, MessageExt, self.crc_check)
-        if isinstance(message, Verdict) or size not in (None, message.store_size):
+        if isinstance(message, Verdict) or size not in (None, message.size):
             return None
         return message
 

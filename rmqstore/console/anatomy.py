@@ -194,7 +194,7 @@ def _unit(store: MessageStore, message: MessageExt, topic: str, queue_id: int, q
     pos = number * size - mapped_file.file_from_offset
     data = mapped_file.region.read(pos, size)
     phy_offset, record_size, code = struct.unpack_from(">qiq", data)
-    agrees = (phy_offset, record_size) == (message.phy_offset, message.store_size)
+    agrees = (phy_offset, record_size) == (message.phy_offset, message.size)
     return {
         "state": "agrees" if agrees else "differs",
         "detail": "it leads to this record" if agrees else f"it says phy offset {phy_offset} and {record_size} bytes",

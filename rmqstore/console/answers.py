@@ -84,7 +84,7 @@ def message_row(message: MessageExt) -> dict[str, Any]:
         "queue_id": message.queue_id,
         "queue_offset": message.queue_offset,
         "phy_offset": message.phy_offset,
-        "store_size": message.store_size,
+        "size": message.size,
         "msg_id": message.msg_id,
         "unique_key": message.unique_key,
         "keys": message.keys,
@@ -272,9 +272,9 @@ class Answers:
         message = self._look_up(store, phy_offset)
         path, pos, read = record_place(store, message)
         try:
-            fields = record_fields(read, message.store_size, body_crc(message))
+            fields = record_fields(read, message.size, body_crc(message))
         except StoreError as error:
-            fields = [Field("record", 0, message.store_size, error.message)]
+            fields = [Field("record", 0, message.size, error.message)]
         return {
             **message_row(message),
             "version": message.version,
@@ -291,7 +291,7 @@ class Answers:
             "record": {
                 "file": file_name(path, store.path),
                 "pos": pos,
-                "size": message.store_size,
+                "size": message.size,
                 "fields": [
                     {
                         **dataclasses.asdict(field),
@@ -312,7 +312,7 @@ class Answers:
     def record(self, store: MessageStore, phy_offset: int) -> bytes:
         """The record's bytes."""
         message = self._look_up(store, phy_offset)
-        return record_place(store, message)[2](0, message.store_size)
+        return record_place(store, message)[2](0, message.size)
 
     def body(self, store: MessageStore, phy_offset: int) -> tuple[bytes, str | None]:
         """(body, None), unpacked; (body as stored, what is wrong) where it cannot be."""
@@ -332,7 +332,7 @@ class Answers:
             No turn came in time.
         """
         message = self._look_up(store, phy_offset)
-        size, compressed = message.store_size, bool(message.sys_flag & 1)
+        size, compressed = message.size, bool(message.sys_flag & 1)
         del message
         if size <= (_LARGE_STORED if compressed else LARGE_BODY):
             yield
@@ -353,7 +353,7 @@ class Answers:
         return None if unit is None else unit.phy_offset
 
     def _next_record(self, store: MessageStore, message: MessageExt) -> int | None:
-        after = message.phy_offset + message.store_size
+        after = message.phy_offset + message.size
         if after >= store.commit_log.max_offset:
             return None
         for number, entry in enumerate(store.commit_log.entries(after)):

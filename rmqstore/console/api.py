@@ -220,8 +220,8 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
     "Error": _object("What went wrong", "error", "status", error={"type": "string"}, status=_WHOLE),
     "MessageRow": _object(
         "What a list shows of a message; times in ms since epoch",
-        "topic", "queue_id", "queue_offset", "phy_offset", "store_size", "msg_id", "keys", "store_timestamp", "corrupt",
-        topic={"type": "string"}, queue_id=_WHOLE, queue_offset=_WHOLE, phy_offset=_WHOLE, store_size=_WHOLE,
+        "topic", "queue_id", "queue_offset", "phy_offset", "size", "msg_id", "keys", "store_timestamp", "corrupt",
+        topic={"type": "string"}, queue_id=_WHOLE, queue_offset=_WHOLE, phy_offset=_WHOLE, size=_WHOLE,
         msg_id={"type": "string"}, keys={"type": "array", "items": {"type": "string"}}, store_timestamp=_WHOLE,
         corrupt={"type": "boolean"}, damage={"type": ["string", "null"]}, tags={"type": ["string", "null"]},
         unique_key={"type": ["string", "null"]}, preview={"type": ["string", "null"]},

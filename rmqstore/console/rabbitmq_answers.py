@@ -119,7 +119,7 @@ def _vhost_object(vhost: Vhost) -> dict[str, Any]:
         "name": vhost.name,
         "path": vhost.path,
         "layout": "pre-3.7" if vhost.is_pre_3_7 else "3.7",
-        "clean": vhost.is_clean,
+        "clean": vhost.clean,
         "running_process": node_process(vhost.path),
         "segment_entry_count": vhost.segment_entry_count,
         "queues": len(queues),

@@ -22,7 +22,7 @@ _FINDINGS_KEPT = 10_000
 _ENDING = 10.0
 
 
-class _StoppedError(Exception):
+class StoppedError(Exception):
     pass
 
 
@@ -82,7 +82,7 @@ class VerifyRun:
 
     def _progress(self, done: int, total: int) -> None:
         if self._stop.is_set():
-            raise _StoppedError
+            raise StoppedError
         self._done, self._total = done, total
 
     def _run(self) -> None:
@@ -90,12 +90,12 @@ class VerifyRun:
         try:
             for finding in verify(self._path, self._config, self._progress):
                 if self._stop.is_set():
-                    raise _StoppedError
+                    raise StoppedError
                 with self._lock:
                     self._kinds[finding.kind] += 1
                     if len(self._findings) < _FINDINGS_KEPT:
                         self._findings.append(finding)
-        except _StoppedError:
+        except StoppedError:
             state = "stopped"
         except (StoreError, OSError, ValueError) as failure:
             state, error = "failed", str(failure)

@@ -15,6 +15,7 @@ from rmqstore import _core, _dispatch
 from rmqstore import _numpy as np
 from rmqstore._core import EXT_ADDRESS_BASE, EXT_ADDRESS_MAX, PRE_FILL_SIZE
 from rmqstore._dispatch import RecordColumns
+from rmqstore._shown import shows
 from rmqstore.arguments import check_boundary
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_ext import ConsumeQueueExt
@@ -24,6 +25,11 @@ from rmqstore.errors import InvalidMessageError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool
 
 
+@shows(
+    "bounds", "config", "cq_type", "files", "first_unit", "kind", "last_record", "max_queue_offset",
+    "min_queue_offset", "offset_by_time", "queue_id", "read", "read_only", "root", "tags_code", "topic",
+    "unit", "unit_num", "unit_size", "units",
+)  # fmt: skip
 class ConsumeQueue(UnitQueue):
     """A simple queue: 20-byte units, number = queue offset.
 

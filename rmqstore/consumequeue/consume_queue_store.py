@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from rmqstore import _numpy as np
 from rmqstore._core import QueueTable
 from rmqstore._dispatch import RecordColumns
+from rmqstore._shown import shows
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
@@ -60,6 +61,9 @@ class QueueSource(Protocol):
         """Let go of it."""
 
 
+@shows(
+    "config", "find", "keys", "read_only", "root",
+)  # fmt: skip
 class ConsumeQueueStore(NotCopied, QueueTable):
     """The queues below a store's root directory.
 

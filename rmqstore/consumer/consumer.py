@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from rmqstore.arguments import Boundary, Moment, milliseconds
@@ -43,13 +43,19 @@ class _Store(Protocol):
         self, topic: str, queue_id: int, queue_offset: int, max_num: int, tags: str | Iterable[str] | None
     ) -> Any: ...
     def wait_for_messages(self, is_there: Callable[[], bool], timeout: float | None) -> bool: ...
+    async def wait_for_messages_async(self, is_there: Callable[[], bool], timeout: float | None) -> bool: ...
 
 
-class Consumer(Iterator[MessageExt]):
+class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
     """The messages of a topic for a group, one by one; made by `MessageStore.consume`.
 
-    Iterate over it in one thread.  `close`, the end of a ``with`` block, and the next message commit what was handed out
-    before; a loop that is left by ``break`` or an exception gets its last message again.
+    Iterate over it in one thread by ``for``, or in one task of an event loop by ``async for``, in which no thread waits.
+    `close` or `aclose`, the end of a ``with`` or ``async with`` block, and the next message commit what was handed out
+    before; a loop that is left by ``break``, an exception or a cancellation gets its last message again.
+
+    Attributes
+    ----------
+    topic, group : str
     """
 
     def __init__(
@@ -64,7 +70,7 @@ class Consumer(Iterator[MessageExt]):
         consume_from: Literal["first", "last", "progress"] | Moment,
         timeout: float | None,
         offsets: ConsumerOffsets | LocalOffsets,
-        broker_name: str,
+        broker: str,
         persist: bool,
     ):
         if max_num < 1:
@@ -85,7 +91,7 @@ class Consumer(Iterator[MessageExt]):
         self._consume_from = consume_from
         self._timeout = timeout
         self._offsets = offsets
-        self._broker_name = broker_name
+        self._broker = broker
         self._persist = persist
         self._persisted = time.monotonic()
         # The next queue offset to fetch, by queue; in turn, so that no queue waits for another to run dry.
@@ -101,26 +107,37 @@ class Consumer(Iterator[MessageExt]):
 
     def _committed(self, queue_id: int) -> int:
         if isinstance(self._offsets, LocalOffsets):
-            return self._offsets.get(self.topic, queue_id, self._broker_name)
+            return self._offsets.get(self.topic, queue_id, self._broker)
         return self._offsets.get(self.group, self.topic, queue_id)
 
     def _commit(self, queue_id: int, queue_offset: int) -> None:
         if isinstance(self._offsets, LocalOffsets):
-            self._offsets.commit(self.topic, queue_id, queue_offset, self._broker_name)
+            self._offsets.commit(self.topic, queue_id, queue_offset, self._broker)
         else:
             self._offsets.commit(self.group, self.topic, queue_id, queue_offset)
 
     def commit(self) -> None:
         """Commit everything that was handed out, the last message included, without asking for the next one."""
+        self._commit_handed_out()
+        if self._persist_is_due():
+            self._offsets.persist()
+            self._persisted = time.monotonic()
+
+    def _commit_handed_out(self) -> None:
         handed_out, self._handed_out = self._handed_out, None
         if handed_out is not None:
             self._commit(*handed_out)
-        if (
-            self._persist
-            and time.monotonic() - self._persisted >= self._store.config.flush_consumer_offset_interval / 1000
-        ):
-            self._offsets.persist()
-            self._persisted = time.monotonic()
+
+    def _persist_is_due(self) -> bool:
+        interval = self._store.config.flush_consumer_offset_interval / 1000
+        return self._persist and time.monotonic() - self._persisted >= interval
+
+    async def _persist_in_thread(self) -> None:
+        # It waits for the disk, which the loop must not.
+        import asyncio
+
+        self._persisted = time.monotonic()
+        await asyncio.to_thread(self._offsets.persist)
 
     def _find_queues(self, first: bool = False) -> None:
         known = self._store.queue_ids(self.topic) if self._queue_ids is None else self._queue_ids
@@ -180,6 +197,42 @@ class Consumer(Iterator[MessageExt]):
         message, following = self._fetched.popleft()
         self._handed_out = (self._fetched_from, following)
         return message
+
+    def __aiter__(self) -> Consumer:
+        return self
+
+    async def __anext__(self) -> MessageExt:
+        if self._closed or self._store.closed:
+            raise StopAsyncIteration
+        try:
+            self._commit_handed_out()
+            if self._persist_is_due():
+                await self._persist_in_thread()
+            await self._wait_async()
+        except StoreClosedError:
+            if self._store.closed:
+                raise StopAsyncIteration from None
+            raise
+        if not self._fetched:
+            raise StopAsyncIteration
+        message, following = self._fetched.popleft()
+        self._handed_out = (self._fetched_from, following)
+        return message
+
+    async def _wait_async(self) -> None:
+        import asyncio
+
+        deadline = None if self._timeout is None else time.monotonic() + self._timeout
+        while not self._fetched and not self._closed and not self._store.closed:
+            # What is fetched comes from mapped memory: a thread would cost more, and hold the GIL as well.
+            if self._fetch():
+                # Where there is always a next message, other tasks get their turn after each fetch.
+                await asyncio.sleep(0)
+                continue
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return
+            await self._store.wait_for_messages_async(self._is_there, left)
 
     def _wait(self) -> None:
         # Until a message was fetched, the time is over, or the store was closed.
@@ -246,6 +299,28 @@ class Consumer(Iterator[MessageExt]):
             # The message that was being worked on when it failed is not done.
             self._handed_out = None
         self.close()
+
+    async def aclose(self) -> None:
+        """As `close`, in an event loop: a thread of asyncio's pool writes progress that has a file of its own."""
+        if self._closed:
+            return
+        self._closed = True
+        self._fetched.clear()
+        if not self._store.closed:
+            self._commit_handed_out()
+        if self._persist:
+            await self._persist_in_thread()
+
+    async def __aenter__(self) -> Consumer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            # The message that was being worked on when it failed, or was cancelled, is not done.
+            self._handed_out = None
+        await self.aclose()
 
     def __repr__(self) -> str:
         return f"Consumer({self.topic!r}, {self.group!r}, {self._positions})"

@@ -219,8 +219,8 @@ class ConsumerOffsets(OffsetsFile):
                     result.setdefault((group, topic), {})[0] = offset
         return result
 
-    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Note that `group` consumes `offset` of a queue next; `persist` makes it durable.
+    def commit(self, group: str, topic: str, queue_id: int, queue_offset: int) -> None:
+        """Note that `group` consumes `queue_offset` of a queue next; `persist` makes it durable.
 
         A smaller offset than the one that is known replaces it too, as in a broker; that is logged.
 
@@ -233,8 +233,8 @@ class ConsumerOffsets(OffsetsFile):
             Without ``@``.
         queue_id : int
             0 to 2**31 - 1; 0 for a light message queue.
-        offset : int
-            0 to 2**63 - 1, a queue offset.
+        queue_offset : int
+            0 to 2**63 - 1.
 
         Raises
         ------
@@ -246,7 +246,7 @@ class ConsumerOffsets(OffsetsFile):
         self._check_writable()
         key = f"{checked_name(topic, 'topic', '@')}@{checked_name(group, 'group', '')}"
         queue_id = checked_number(queue_id, "queue_id", 32)
-        offset = checked_number(offset, "offset", 64)
+        offset = checked_number(queue_offset, "queue_offset", 64)
         lmq = self._has_lmq and _is_lmq(group)
         if lmq and queue_id:
             raise ValueError(f"queue_id is {queue_id}: a light message queue has only queue 0")

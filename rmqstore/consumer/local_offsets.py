@@ -96,7 +96,7 @@ class LocalOffsets(OffsetsFile):
     def _decode(self, document: Any, path: str) -> None:
         self.offset_table = _local_table(document, path)
 
-    def get(self, topic: str, queue_id: int, broker_name: str | None = None) -> int:
+    def get(self, topic: str, queue_id: int, broker: str | None = None) -> int:
         """Next offset of a queue; -1 when it is unknown.  Without a broker name the only broker that has the queue.
 
         Raises
@@ -105,11 +105,11 @@ class LocalOffsets(OffsetsFile):
             Several brokers have the queue and no name was given.
         """
         with self._lock:
-            if broker_name is not None:
-                return self.offset_table.get((broker_name, topic, queue_id), -1)
+            if broker is not None:
+                return self.offset_table.get((broker, topic, queue_id), -1)
             found = {key[0]: offset for key, offset in self.offset_table.items() if key[1:] == (topic, queue_id)}
         if len(found) > 1:
-            raise ValueError(f"{topic}/{queue_id} is on several brokers ({', '.join(sorted(found))}): give broker_name")
+            raise ValueError(f"{topic}/{queue_id} is on several brokers ({', '.join(sorted(found))}): give broker")
         return next(iter(found.values()), -1)
 
     def list(self) -> dict[tuple[str, str, int], int]:
@@ -117,8 +117,8 @@ class LocalOffsets(OffsetsFile):
         with self._lock:
             return dict(self.offset_table)
 
-    def commit(self, topic: str, queue_id: int, offset: int, broker_name: str) -> None:
-        """Note that `offset` of a queue is consumed next; `persist` makes it durable.
+    def commit(self, topic: str, queue_id: int, queue_offset: int, broker: str) -> None:
+        """Note that `queue_offset` of a queue is consumed next; `persist` makes it durable.
 
         Raises
         ------
@@ -129,11 +129,11 @@ class LocalOffsets(OffsetsFile):
         """
         self._check_writable()
         key = (
-            checked_name(broker_name, "broker_name", ""),
+            checked_name(broker, "broker", ""),
             checked_name(topic, "topic", ""),
             checked_number(queue_id, "queue_id", 32),
         )
-        offset = checked_number(offset, "offset", 64)
+        offset = checked_number(queue_offset, "queue_offset", 64)
         with self._lock:
             if self.offset_table.get(key) != offset:
                 self.offset_table[key] = self._committed[key] = offset

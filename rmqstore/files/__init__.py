@@ -8,6 +8,6 @@ changes its size or its address while it is mapped (I2).
 - `mapped_file_queue`: a directory of equal files as one stream
 - `prepared_files`: files that are allocated before they are needed
 - `output_file`: files and folders that have their name only when they are complete
-- `store_lock`: who may write
+- `store_lock`: who may write; `unclosed`: what has to be closed, and is when the program ends
 - `checkpoint`: the three times of a store's last flushes
 """

@@ -12,6 +12,7 @@ import logging
 import os
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from rmqstore._core import FileStream
 from rmqstore.errors import GeometryError, ReadOnlyError, StoreClosedError
@@ -33,17 +34,13 @@ logger = logging.getLogger(__name__)
 _PAGE = 4096
 
 
-class _ListingError(GeometryError):
+class _Listed(NamedTuple):
     # A problem with a file name or length; `harmless` to whoever only reads, `damaged` if part of what the file held is gone,
     # `tidied` by whoever writes.
-
-    def __init__(
-        self, message: str, path: str, pos: int, *, harmless: bool = True, damaged: bool = False, tidied: bool = False
-    ):
-        super().__init__(message, path, pos)
-        self.harmless = harmless
-        self.damaged = damaged
-        self.tidied = tidied
+    problem: GeometryError
+    harmless: bool = True
+    damaged: bool = False
+    tidied: bool = False
 
 
 class MappedFileQueue(NotCopied, FileStream):
@@ -94,6 +91,7 @@ class MappedFileQueue(NotCopied, FileStream):
         self.read_only = read_only
         self.staging = staging
         self.problems: list[GeometryError] = []
+        self._damaged: list[GeometryError] = []
         self._is_usual_size = is_usual_size
         self._advice = advice
         # Replaced as a whole where files go from its front, so that a reader on another thread never sees it shift.
@@ -146,17 +144,21 @@ class MappedFileQueue(NotCopied, FileStream):
         offsets: list[int] = []
         problems: list[GeometryError] = []
         told = {problem.path for problem in self.problems}
-        for problem in self._list(offsets):
+        damaged: list[GeometryError] = []
+        for listed in self._list(offsets):
+            problem = listed.problem
             if on_problem is not None:
                 on_problem(problem)
-            elif not (problem.harmless if self.read_only else problem.tidied):
+            elif not (listed.harmless if self.read_only else listed.tidied):
                 raise problem
-            elif problem.damaged and problem.path not in told:
+            elif listed.damaged and problem.path not in told:
                 logger.warning("%s: %s", problem.path, problem.message)
             problems.append(problem)
-        self.file_offsets, self.problems = offsets, problems
+            if listed.damaged:
+                damaged.append(problem)
+        self.file_offsets, self.problems, self._damaged = offsets, problems, damaged
 
-    def _list(self, offsets: list[int]) -> Iterator[_ListingError]:
+    def _list(self, offsets: list[int]) -> Iterator[_Listed]:
         # Takes what fits into the list and yields what does not.
         try:
             entries = sorted(os.scandir(self.path), key=lambda entry: entry.name)
@@ -167,73 +169,61 @@ class MappedFileQueue(NotCopied, FileStream):
             offset = offset_of_name(entry.name)
             if offset is None or not entry.is_file():
                 kind = "file" if entry.is_file() else "directory"
-                yield _ListingError(
-                    f"a {kind} that is not part of the store lies among its files; move it away",
-                    entry.path,
-                    0,
-                )
+                detail = f"a {kind} that is not part of the store lies among its files; move it away"
+                yield _Listed(GeometryError(detail, entry.path, 0))
                 continue
             with contextlib.suppress(FileNotFoundError):
                 # What another process deletes meanwhile is not there.
                 sized.append((offset, entry.stat().st_size, entry.path))
         if sized and sized[-1][1] == 0:
             self._zero_length = sized.pop()[2]
-            yield _ListingError(
+            detail = (
                 "the newest file has no bytes, which is what a crash while it was being made leaves; opening the store for "
-                "writing deletes it. If it had messages, restore it from a copy first",
-                self._zero_length,
-                0,
-                tidied=True,
+                "writing deletes it. If it had messages, restore it from a copy first"
             )
+            yield _Listed(GeometryError(detail, self._zero_length, 0), tidied=True)
         for offset, length, path in sized:
             if length != self.mapped_file_size:
-                problem = self._of_length(length, path)
-                yield problem
-                if not problem.harmless:
+                listed = self._of_length(length, path)
+                yield listed
+                if not listed.harmless:
                     continue
             if offset % self.mapped_file_size:
-                yield _ListingError(
+                detail = (
                     f"the name is not a multiple of the file size {self.mapped_file_size}; restore the name or the "
-                    "size with which the store was written",
-                    path,
-                    0,
-                    damaged=True,
+                    "size with which the store was written"
                 )
+                yield _Listed(GeometryError(detail, path, 0), damaged=True)
                 continue
             if offsets and offset != offsets[-1] + self.mapped_file_size:
-                yield _ListingError(
+                detail = (
                     f"the file before it begins at {offsets[-1]}, so one at "
                     f"{offsets[-1] + self.mapped_file_size} is missing; restore it, or open the store read-only to "
-                    "get out what is there",
-                    path,
-                    0,
+                    "get out what is there"
                 )
+                yield _Listed(GeometryError(detail, path, 0))
             offsets.append(offset)
 
-    def _of_length(self, length: int, path: str) -> _ListingError:
+    def _of_length(self, length: int, path: str) -> _Listed:
         size = self.mapped_file_size
         pos = min(length, size)
         if self._is_usual_size is None or not self._is_usual_size():
-            return _ListingError(
+            detail = (
                 f"the file has {length} bytes where the configuration says {size}; open the store with the sizes that it "
-                "was written with, or StoreConfig.infer(path)",
-                path,
-                pos,
-                harmless=False,
+                "was written with, or StoreConfig.infer(path)"
             )
+            return _Listed(GeometryError(detail, path, pos), harmless=False)
         what = "it was cut short, and what it lost reads as zeros" if length < size else "what follows them is not read"
-        return _ListingError(
+        detail = (
             f"the file has {length} bytes where the store's files have {size}: {what}. Read-only the rest can be read. To "
             f"write, restore the file from a copy; without one, truncate -s {size} FILE gives it its size, what it lost is "
-            "then damage that recovery='skip' passes over, and rebuild writes queues and index again",
-            path,
-            pos,
-            damaged=True,
+            "then damage that recovery='skip' passes over, and rebuild writes queues and index again"
         )
+        return _Listed(GeometryError(detail, path, pos), damaged=True)
 
     def damaged(self) -> list[GeometryError]:
         """list of GeometryError: the files among `problems` of which something is gone, or never counted."""
-        return [problem for problem in self.problems if isinstance(problem, _ListingError) and problem.damaged]
+        return list(self._damaged)
 
     def advise(self, how: str) -> None:
         """Say how all files are read from now on, as of `Region.advise`."""

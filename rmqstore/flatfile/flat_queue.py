@@ -155,7 +155,7 @@ class FlatQueue(NotCopied):
             return None
         region, base = found
         message = _read.read_message(region, log_offset - base, base, MessageExt, self.crc_check)
-        return None if isinstance(message, Verdict) or size not in (None, message.store_size) else message
+        return None if isinstance(message, Verdict) or size not in (None, message.size) else message
 
     def judge(self, log_offset: int, size: int, queue_offset: int) -> Finding:
         """Finding: why the unit at `queue_offset` leads to no record of this size."""

@@ -150,7 +150,7 @@ class _Verify:
     def _expect(self, queue: FlatQueue, message: Any) -> None:
         for key in _indexed_keys(message) - {""}:
             key_hash = flat_index_hash(queue.topic, key)
-            self.expected.add_one(key_hash, self._id(queue), queue.queue_id, message.phy_offset, message.store_size)
+            self.expected.add_one(key_hash, self._id(queue), queue.queue_id, message.phy_offset, message.size)
 
     def _id(self, queue: FlatQueue) -> int:
         return self.ids_of.get(queue.topic, 0) if self.topic_ids else 0

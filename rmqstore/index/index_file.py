@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from rmqstore import _core
 from rmqstore import _numpy as np
 from rmqstore._core import IndexRegion
+from rmqstore._shown import shows
 from rmqstore.config import StoreConfig
 from rmqstore.errors import GeometryError, ReadOnlyError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, naming_errors
@@ -38,6 +39,12 @@ class IndexHeader:
     index_count: int
 
 
+@shows(
+    "close", "create", "damaged", "flush", "header", "index_count", "index_num", "is_full", "matches_time",
+    "name", "open", "path", "populate", "put_hash", "put_hashes", "put_key", "put_keys", "read_entries",
+    "read_entry", "read_header", "read_slot", "select_chain", "select_hash", "select_hashes",
+    "select_phy_offset", "select_phy_offsets", "slot_num",
+)  # fmt: skip
 class IndexFile(NotCopied, IndexRegion):
     """An index file that is mapped.  Made by `create` or `open`, usable in a ``with`` statement.
 
@@ -49,6 +56,9 @@ class IndexFile(NotCopied, IndexRegion):
     _taken_header: tuple[int, ...] | None = None
     # Of a sparse file: which pages of its hash slots have space.
     _slot_pages: np.ndarray | None = None
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        raise TypeError("an index file is opened or made: use IndexFile.open(path) or IndexFile.create(path)")
 
     @classmethod
     def create(
@@ -130,7 +140,7 @@ class IndexFile(NotCopied, IndexRegion):
 
     @classmethod
     def _over(cls, mapped_file: MappedFile, config: StoreConfig) -> IndexFile:
-        index = cls()
+        index = cls.__new__(cls)
         index.mapped_file = mapped_file
         index.attach(mapped_file.region, config.max_hash_slot_num, config.max_index_num)
         return index

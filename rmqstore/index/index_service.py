@@ -22,6 +22,7 @@ from typing import NamedTuple
 from rmqstore import _numpy as np
 from rmqstore._columns import entries_by_key
 from rmqstore._core import OpenedIndexes, chain_entries, index_key_hash
+from rmqstore._shown import shows
 from rmqstore.config import StoreConfig, is_usual_size
 from rmqstore.errors import GeometryError, IndexFileError, OffsetOutOfRangeError, ReadOnlyError, StoreClosedError
 from rmqstore.files.mapped_file import NotCopied, fsync_directory
@@ -107,6 +108,10 @@ def index_name_after(last: str | None, now: int) -> str:
     return name if name and int(name) > int(last) else f"{int(last) + 1:017d}"
 
 
+@shows(
+    "candidates", "config", "distrusted", "entries", "file", "files", "index_error", "names", "newest",
+    "passed_over", "path", "query_offset", "read_only", "root",
+)  # fmt: skip
 class IndexService(NotCopied, OpenedIndexes):
     """The index below a store's root directory.
 
@@ -119,6 +124,8 @@ class IndexService(NotCopied, OpenedIndexes):
 
     Attributes
     ----------
+    path : str
+        The folder of the files.
     index_error : bool
         A file could not be created; nothing more is indexed until the store is opened again.
     flush_on_roll : bool

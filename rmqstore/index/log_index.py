@@ -206,7 +206,7 @@ class LogIndex:
                 )
             return -1, -1, -1
         message = self.commit_log.look_up(last)
-        return first, last, last + 1 if message is None else last + message.store_size
+        return first, last, last + 1 if message is None else last + message.size
 
     def _stretches(self) -> tuple[list[tuple[int, int]], bool]:
         # What the index leaves out, ascending; whether the end of the log is among it.
@@ -227,7 +227,7 @@ class LogIndex:
             if first_of > at:
                 # The records at both ends may have entries in the file that is not there.
                 message = log.look_up(first_of)
-                found.append((last, min(first_of + (1 if message is None else message.store_size), high)))
+                found.append((last, min(first_of + (1 if message is None else message.size), high)))
             if end_of >= at:
                 at, last = end_of, last_of
         if at >= high or not self._is_ours(last if at > low else -1):

@@ -333,6 +333,23 @@ class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of 
     Sizes are in bytes, timestamps in milliseconds since the epoch.  The fields, and `keys`, `tags` and `unique_key`, are
     those of the compiled `_read.StoredMessage`.
 
+    Attributes
+    ----------
+    topic : str
+    queue_id : int
+    queue_offset : int
+        Its number in the queue.
+    phy_offset : int
+        Absolute position of the record in the commit log, bytes.
+    store_timestamp, born_timestamp : int
+        When the broker stored it and when the producer made it, ms since epoch.
+    flag, sys_flag : int
+        The producer's flag; what the broker knows of it (`SysFlag`).
+    reconsume_times : int
+        How often it was delivered again.
+    prepared_transaction_offset : int
+        Of a message that ends a transaction, where the half message lies.
+
     Notes
     -----
     It is made from a tuple, the 18 fields of `_core.decode_record`: total_size, version (1 or 2), body_crc, queue_id, flag,
@@ -400,7 +417,7 @@ class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of 
         """The messages of an inner batch, in order; ``[self]`` when the record is not one.
 
         Each has the record's topic, queue, times, hosts and phy offset, its own body, flag and properties, and the
-        queue offset INNER_BASE + i (the record's own queue offset when the property is missing).  `store_size` is the
+        queue offset INNER_BASE + i (the record's own queue offset when the property is missing).  `size` is the
         size of its part of the body.
 
         Raises
@@ -429,7 +446,7 @@ class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of 
             messages.append(MessageExt(tuple(part)))  # type: ignore[arg-type]
         return messages
 
-    def to_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """All of the message as values that JSON can hold.
 
         `body` is text when it is UTF-8, else base64 with `body_encoding` = "base64".  A body that cannot be
@@ -440,7 +457,7 @@ class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of 
             "queue_id": self.queue_id,
             "queue_offset": self.queue_offset,
             "phy_offset": self.phy_offset,
-            "store_size": self.store_size,
+            "size": self.size,
             "msg_id": self.msg_id,
             "unique_key": self.unique_key,
             "keys": self.keys,
@@ -492,7 +509,7 @@ class MessageExt(StoredMessage, Message):  # Its fields are read-only, those of 
             ("queue offset", self.queue_offset),
             ("phy offset", self.phy_offset),
             ("stored", format_time(self.store_timestamp)),
-            ("size", f"{self.store_size} bytes"),
+            ("size", f"{self.size} bytes"),
         ]
         damage = "" if self.damage is None else f", corrupt: {self.damage}"
         body = shown_body(self.body_stored, self.sys_flag, self.corrupt)

@@ -89,8 +89,6 @@ COMPRESSIONS = {
 _BODIES = ("body", "body_stored")
 # A CRC covers the body, so it is looked at where a body or a word about it is asked for.
 _JUDGED = frozenset({*_BODIES, "corrupt"})
-# Columns whose name differs from that of a message's attribute.
-_ATTRIBUTES = {"size": "store_size"}
 # SysFlag.COMPRESSED and the bits of the kinds of compression.
 _COMPRESSION_BITS = 0x701
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
@@ -126,7 +124,7 @@ class Selection:
         As of `MessageStore.get_message`: one, or several as ``a || b``.
     keys : tuple of str
         Messages that have one of these as a key or as their unique key.
-    begin_timestamp, end_timestamp : int, datetime or None
+    begin, end : int, datetime or None
         Store time, both inclusive: ms since epoch, or a `datetime` (aware, or naive as local time).
     begin_phy_offset, end_phy_offset : int or None
         Records that begin at or after the first and before the second.
@@ -138,8 +136,8 @@ class Selection:
     queue_ids: tuple[int, ...] = ()
     tags: str | None = None
     keys: tuple[str, ...] = ()
-    begin_timestamp: Moment | None = None
-    end_timestamp: Moment | None = None
+    begin: Moment | None = None
+    end: Moment | None = None
     begin_phy_offset: int | None = None
     end_phy_offset: int | None = None
     begin_queue_offset: int | None = None
@@ -170,10 +168,10 @@ class _Chosen:
         self.queue_ids = frozenset(selection.queue_ids)
         self.tags = selection.tag_names
         self.keys = frozenset(selection.keys)
-        begin, end = selection.begin_timestamp, selection.end_timestamp
+        begin, end = selection.begin, selection.end
         self.low, self.high = time_range(
-            None if begin is None else milliseconds(begin, "begin_timestamp", up=True),
-            None if end is None else milliseconds(end, "end_timestamp"),
+            None if begin is None else milliseconds(begin, "begin", up=True),
+            None if end is None else milliseconds(end, "end"),
         )
 
     def choose(self, out: ArrowColumns) -> None:
@@ -327,12 +325,12 @@ class _Source:
         # step that a clock may have gone back by.
         firsts = [(base, self.log.store_timestamp_at(base)) for base in self.log.queue.offsets]
         known = [(base, time) for base, time in firsts if time >= 0]
-        if self.selection.begin_timestamp is not None:
+        if self.selection.begin is not None:
             for base, time in known:
                 if time >= self.chosen.low - _CLOCK_STEP:
                     break
                 begin = max(begin, base)
-        if self.selection.end_timestamp is not None:
+        if self.selection.end is not None:
             for base, time in reversed(known):
                 if time <= self.chosen.high + _CLOCK_STEP:
                     break
@@ -404,7 +402,7 @@ class _Source:
                 part = here[start : start + _BATCH_ROWS]
                 yield part
                 self.tell(int(part[-1]))
-            at = last + newest.store_size
+            at = last + newest.size
             if at >= self.end:
                 return
         yield from self._scanned(at, self.end)
@@ -587,7 +585,7 @@ def message_row(message: MessageExt, columns: Sequence[str], form: str) -> dict[
             raw = _body(message, name)
             row[name], row[f"{name}_encoding"] = (None, None) if raw is None else _coded(raw, form)
         else:
-            row[name] = getattr(message, _ATTRIBUTES.get(name, name))
+            row[name] = getattr(message, name)
     return row
 
 

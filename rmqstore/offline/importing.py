@@ -55,7 +55,7 @@ _LINE_MAX = 256 << 20
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _ENCODINGS = ("body_encoding", "body_stored_encoding")
 # What `rmqstore query --json` says of a message beside that.
-_ALSO_IGNORED = ("store_size", "version", "crc", "body_size", "body_error")
+_ALSO_IGNORED = ("version", "crc", "body_size", "body_error")
 _KNOWN = frozenset({*TABLE_COLUMNS, *IGNORED_COLUMNS, *_ALSO_IGNORED, *_ENCODINGS, "body_stored", "body_file"})
 _TEXTS = ("topic", "tags", "born_host", "store_host")
 _TIMES = ("born_timestamp", "store_timestamp")

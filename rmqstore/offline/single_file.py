@@ -122,7 +122,7 @@ class StoreFile:
                 found = _read.read_message(region, at, base, MessageExt)
                 if isinstance(found, MessageExt):
                     yield found
-                    at += found.store_size
+                    at += found.size
                 elif found is Verdict.BLANK:
                     yield Blank(base + at, self.size - at)
                     return

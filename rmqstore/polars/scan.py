@@ -281,7 +281,7 @@ def _times(limits: dict[str, Limit]) -> tuple[int | None, int | None]:
 def _choice(limits: dict[str, Limit]) -> dict[str, Any]:
     # What a scan can be told of the limits.
     begin, end = _times(limits)
-    choice: dict[str, Any] = {"begin_timestamp": begin, "end_timestamp": end}
+    choice: dict[str, Any] = {"begin": begin, "end": end}
     for name in ("topic", "tags"):
         texts = _texts(limits, name) if name in limits else None
         # "" and "*" are not tags to a subscription.

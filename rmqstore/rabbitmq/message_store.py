@@ -29,6 +29,7 @@ from rmqstore.errors import (
     StorePoisonedError,
 )
 from rmqstore.files.mapped_file import NotCopied
+from rmqstore.files.unclosed import ClosedAtExit
 from rmqstore.rabbitmq import _core, _term
 from rmqstore.rabbitmq.clean_state import write_clean_state
 from rmqstore.rabbitmq.merging import Merging
@@ -95,10 +96,11 @@ class Locations(NamedTuple):
     size: np.ndarray
 
 
-class MessageStore(NotCopied):
+class MessageStore(ClosedAtExit, NotCopied):
     """The messages of a vhost that do not lie in a queue's index; made by `open`, usable in a ``with`` statement.
 
-    All methods may be called from several threads; one lock guards them.
+    All methods may be called from several threads; one lock guards them.  A store that is open for writing and was not closed
+    is closed when the program ends, with a ResourceWarning; one that was forgotten before is let go as by a crash.
 
     Attributes
     ----------
@@ -119,8 +121,8 @@ class MessageStore(NotCopied):
         What was wrong with the files when the store was opened.
     """
 
-    def __init__(self) -> None:
-        raise TypeError("use MessageStore.open")
+    def __init__(self, *arguments: object, **options: object) -> None:
+        raise TypeError("a message store is made by opening it: use MessageStore.open(path)")
 
     path: str
     read_only: bool
@@ -202,6 +204,8 @@ class MessageStore(NotCopied):
             raise
         store.dirty_reason, store.client_refs, store.missing, store._node = opened
         store.clean = opened.dirty_reason is None
+        if not read_only:
+            store._note_open()
         return store
 
     # The rest of the state; all of it is guarded by _lock.
@@ -537,10 +541,12 @@ class MessageStore(NotCopied):
 
     def _release(self) -> None:
         self._closed = True
+        self._note_closed()
         self._files.close()
 
     def __del__(self) -> None:
         # A store that was only forgotten must not keep its lock for as long as the process lives.
+        super().__del__()
         if hasattr(self, "_files"):
             self._release()
 

@@ -27,6 +27,7 @@ from rmqstore.errors import (
     StorePoisonedError,
 )
 from rmqstore.files.mapped_file import NotCopied, make_directories
+from rmqstore.files.unclosed import ClosedAtExit
 from rmqstore.rabbitmq._core import (
     ENTRY_ACK,
     ENTRY_DAMAGED,
@@ -78,23 +79,30 @@ _REASONS: dict[int, tuple[type[StoreError], str]] = {
 }
 
 
-class QueueIndex(NotCopied):
+class QueueIndex(ClosedAtExit, NotCopied):
     """The queue index (version 1) of one classic queue; made by `open`.
 
     Usable in a ``with`` statement, from any thread; calls are serialised.  Actions lie in memory until `sync` writes them to
-    the journal or `flush` to the segments, as in a node: what was not synced is gone after a crash.
+    the journal or `flush` to the segments, as in a node: what was not synced is gone after a crash.  An index that is open for
+    writing and was not closed is closed when the program ends, with a ResourceWarning; one that was forgotten before loses what
+    was not synced.
 
     Attributes
     ----------
     path : str
     segment_entry_count : int
     read_only : bool
+    max_journal_entries, max_journal_size : int
+        Actions, and bytes of the journal, above which a flush is due.
     recovered_clean : bool
         The queue was opened with terms of an orderly stop, which were good.
     """
 
-    def __init__(self, path: str, segment_entry_count: int, read_only: bool):
-        # Users call `open`; here nothing of the directory is touched.
+    def __init__(self, *arguments: object, **options: object) -> None:
+        raise TypeError("a queue index is made by opening it: use QueueIndex.open(path)")
+
+    def _take(self, path: str, segment_entry_count: int, read_only: bool) -> None:
+        # What `open` gives to an instance; nothing of the directory is touched.
         self.path = path
         self.segment_entry_count = segment_entry_count
         self.read_only = read_only
@@ -191,7 +199,8 @@ class QueueIndex(NotCopied):
         check_entry_count(segment_entry_count, folder)
         if create and not read_only:
             make_directories(folder)
-        index = cls(folder, segment_entry_count, read_only)
+        index = cls.__new__(cls)
+        index._take(folder, segment_entry_count, read_only)
         index.max_journal_entries = max_journal_entries
         index.max_journal_size = max_journal_size
         try:
@@ -209,6 +218,8 @@ class QueueIndex(NotCopied):
         index._persistent_ref = None if clean is None else clean.persistent_ref
         if idle_interval > 0 and not read_only:
             index._idle = IdleThread(index, idle_interval / 1000)
+        if not read_only:
+            index._note_open()
         return index
 
     # ---------------------------------------------------------------------------------------------------------- writing
@@ -475,6 +486,7 @@ class QueueIndex(NotCopied):
         self._stop_idle()
         with self._lock:
             self._closed = True
+            self._note_closed()
             self._writer.close()
 
     def _stop_idle(self) -> None:
@@ -493,6 +505,7 @@ class QueueIndex(NotCopied):
             self.close()
 
     def __del__(self) -> None:
+        super().__del__()
         # A half-made object has no lock.
         if hasattr(self, "_writer") and self._writer.is_open:
             self.abandon()

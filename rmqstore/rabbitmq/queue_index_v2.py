@@ -274,8 +274,8 @@ class QueueIndexV2(NotCopied):
         Everything below was delivered at least once.  After a crash that is everything.
     """
 
-    def __init__(self) -> None:
-        raise TypeError("use QueueIndexV2.open")
+    def __init__(self, *arguments: object, **options: object) -> None:
+        raise TypeError("a queue index is opened, not made: use QueueIndexV2.open(path)")
 
     path: str
     problems: list[Problem]

@@ -264,7 +264,7 @@ class _Repair:
             exact = (
                 terms is not None
                 and directory.index_version == 1
-                and directory.is_clean
+                and directory.clean
                 and not any(problem.kind in STALE for problem in directory.problems)
             )
             new_terms = self._write_index(target, rows)
@@ -283,7 +283,7 @@ class _Repair:
             for _ in rows:
                 pass
             # Terms that are not what they should be would keep the node from the queue.
-            exact = directory.is_clean
+            exact = directory.clean
             if terms is not None and exact:
                 self.terms[directory.name] = terms
         kept |= rows.stored

@@ -409,7 +409,7 @@ def _usable(vhost: Vhost, directory: str, terms: Mapping[str, Any]) -> bool:
     """bool: a queue's recovery terms are what they should be."""
     for each in vhost.directories:
         if each.name == directory:
-            return each.is_clean
+            return each.clean
     # Nothing persistent ever went into it.
     return not terms.get("segments", True) and all(
         type(terms.get(name)) is int and 0 <= terms[name] < 1 << 62 for name in ("next_seq_id", "next_deliver_seq_id")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rmqstore._shown import shows
 from rmqstore.errors import CorruptionError, GeometryError, StoreClosedError, StoreError
 from rmqstore.files.mapped_file import NotCopied, fsync_directory, open_regular
 from rmqstore.rabbitmq import dets, layout, term
@@ -133,7 +134,7 @@ class QueueDirectory(NotCopied):
         return name is not None and self._vhost.directory_of(name.vhost, name.queue, name.priority) != self.name
 
     @property
-    def is_clean(self) -> bool:
+    def clean(self) -> bool:
         """bool: its recovery terms are there and are what a node goes by."""
         if self.terms is None:
             return False
@@ -361,6 +362,11 @@ class Queue(NotCopied):
             )
 
 
+@shows(
+    "clean", "client_refs", "close", "closed", "definitions", "directories", "is_pre_3_7", "name", "open",
+    "path", "problems", "queue", "queues", "references", "segment_entry_count", "segment_entry_count_source",
+    "store", "terms",
+)  # fmt: skip
 class Vhost(NotCopied):
     """The directory of one vhost, opened by `Vhost.open`.
 
@@ -377,9 +383,14 @@ class Vhost(NotCopied):
         Recovery terms by directory, empty after an unclean stop.
     problems : list of Problem
         What was met in the vhost's own small files.
+    closed : bool
+        `close` was called.
     """
 
-    def __init__(self, path: str, segment_entry_count: int | None, check_terms: bool):
+    def __init__(self, *arguments: object, **options: object) -> None:
+        raise TypeError("a vhost is opened, not made: use Vhost.open(path)")
+
+    def _take(self, path: str, segment_entry_count: int | None, check_terms: bool) -> None:
         self.path = path
         self.check_terms = check_terms
         self.problems: list[Problem] = []
@@ -428,7 +439,9 @@ class Vhost(NotCopied):
             below = find_vhosts(root)
             raise StoreError(f"this directory is not a vhost, but has {len(below)}: open for instance {below[0]}", root)
         # Whole, as the paths of problems are.
-        return cls(os.path.abspath(root), segment_entry_count, check_terms)
+        vhost = cls.__new__(cls)
+        vhost._take(os.path.abspath(root), segment_entry_count, check_terms)
+        return vhost
 
     def __enter__(self) -> Vhost:
         return self
@@ -717,7 +730,7 @@ class Vhost(NotCopied):
         return None
 
     @cached_property
-    def is_clean(self) -> bool:
+    def clean(self) -> bool:
         """bool: the last stop was clean, so that a node would keep numbers and redelivered flags of all queues."""
         if not self.terms:
             return False

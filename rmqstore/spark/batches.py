@@ -132,7 +132,7 @@ class PieceReader:
             None if by_queue or options.topics is None else [encode_java_utf8(topic) for topic in options.topics],
             None if by_queue or options.queue_ids is None else list(options.queue_ids),
             None if options.tags is None else [encode_java_utf8(tag) for tag in options.tags],
-            *time_range(options.begin_timestamp, options.end_timestamp),
+            *time_range(options.begin, options.end),
         )
 
     def take(self) -> None:

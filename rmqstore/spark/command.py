@@ -151,8 +151,8 @@ def read_options(function: Callable[..., Any]) -> Callable[..., Any]:
         "topic",
         "queue_id",
         "tags",
-        "begin_timestamp",
-        "end_timestamp",
+        "begin",
+        "end",
         "begin_phy_offset",
         "end_phy_offset",
         "partition_bytes",
@@ -178,8 +178,8 @@ def read_options(function: Callable[..., Any]) -> Callable[..., Any]:
             type=click.IntRange(min=0),
             help="Records from this phy offset on.",
         ),
-        click.option("--end", "end_timestamp", type=END_TIME, help=END_HELP),
-        click.option("--begin", "begin_timestamp", type=TIME, help=BEGIN_HELP),
+        click.option("--end", type=END_TIME, help=END_HELP),
+        click.option("--begin", type=TIME, help=BEGIN_HELP),
         click.option("--tags", help="Only these tags: 'a || b'."),
         click.option(
             "--queue", "queue_id", multiple=True, type=click.IntRange(min=0), help="Only this queue; repeatable."

@@ -174,7 +174,7 @@ class ReadOptions:
         None: as of a scan.
     topics, queue_ids, tags : tuple or None
         None keeps all.
-    begin_timestamp, end_timestamp : int or None
+    begin, end : int or None
         Store times in ms since the epoch, both inclusive.
     begin_phy_offset, end_phy_offset : int or None
         Records that begin at or after the first and before the second.
@@ -197,8 +197,8 @@ class ReadOptions:
     topics: tuple[str, ...] | None = None
     queue_ids: tuple[int, ...] | None = None
     tags: tuple[str, ...] | None = None
-    begin_timestamp: int | None = None
-    end_timestamp: int | None = None
+    begin: int | None = None
+    end: int | None = None
     begin_phy_offset: int | None = None
     end_phy_offset: int | None = None
     partition_bytes: int = PARTITION_BYTES
@@ -239,7 +239,7 @@ class ReadOptions:
                     raise StoreError(f"option columns: {error}") from None
                 if CORRUPT_COLUMN in _list(text):
                     found["columns"] = _list(text)
-            elif name in ("begin_timestamp", "end_timestamp"):
+            elif name in ("begin", "end"):
                 found[name] = _time(name, text)
             elif name in ("begin_phy_offset", "end_phy_offset"):
                 found[name] = _number(name, text)

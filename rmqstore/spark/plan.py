@@ -233,7 +233,7 @@ def _record_before(log: CommitLog, cut: int, base: int) -> int | None:
         if not isinstance(record, tuple):
             continue
         message = MessageExt(record)
-        if (message.phy_offset, message.store_size, message.queue_offset, message.queue_id, message.topic) == (
+        if (message.phy_offset, message.size, message.queue_offset, message.queue_id, message.topic) == (
             phy_offset,
             size,
             number,

@@ -166,7 +166,7 @@ def _parts(vhost: Vhost, queue: Queue, partition_bytes: int) -> Iterator[QueuePa
                 directory.queue_name.priority if directory.queue_name else None,
                 directory.name,
                 vhost.segment_entry_count,
-                directory.terms if directory.is_clean else None,
+                directory.terms if directory.clean else None,
                 refs,
                 first,
                 end,

@@ -274,7 +274,7 @@ def push_filter(options: ReadOptions, kind: str, column: str, value: Any) -> Rea
             "LessThan": (None, ceil - 1),
             "LessThanOrEqual": (None, floor),
         }.get(kind)
-        return None if times is None else _within(options, ("begin_timestamp", "end_timestamp"), *times)
+        return None if times is None else _within(options, ("begin", "end"), *times)
     return None
 
 

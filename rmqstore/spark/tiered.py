@@ -225,7 +225,7 @@ def tiered_piece_batches(
             None,
             None,
             None if tags is None else [encode_java_utf8(tag) for tag in tags],
-            *time_range(options.begin_timestamp, options.end_timestamp),
+            *time_range(options.begin, options.end),
         )
         for first, offsets, sizes, unit_codes in queue.unit_arrays(piece.begin, piece.end, _STEP):
             batches, findings = stretch_batches(reader.made, queue, first, offsets, sizes, unit_codes, codes)

@@ -7,13 +7,15 @@ Nothing here prints, and a read-only open writes nothing (I7).
 - `store_state`: what the parts share: files, the append lock, whether they may be read and written
 - `writing`: putting messages, both ways in, and what makes a message plain; `long_way`: the rules for all others
 - `table_writing`: putting the rows of an Arrow table; `table_rows`: its columns as rows to put
-- `reading`: the walk of a get, the filter by tag, waiting for messages; `querying`: by key, by tag, by id
+- `reading`: the walk of a get, the filter by tag, waiting for messages; `arrivals`: what wakes who waits; `querying`: by
+  key, by tag, by id
 - `tiered_reading`: both of them for a store with tiered storage; `tiered_columns`, `tiered_scan`: columns of that
 - `columns`: messages as Arrow columns: schema, arrays over the core's buffers; `key_columns`: those that keys find
 - `flushing`: what is on the disk, group commit, the checkpoint; `progress`: that of consumer groups
 - `upkeep`: timers, files prepared ahead, retention; `housekeeping`: the threads and when a task is due; `populating`: how
   far ahead of the writer pages are made ready; `retention`: which files have had their time, and deleting them
-- `opening`: the abort mark, what is forced at opening and closing; `recovery`: judge, cut, dispatch
+- `opening`: the abort mark, what is forced at opening and closing; `closing`: in which order, and for whom
+- `recovery`: judge, cut, dispatch
 - `dispatcher`: what a record leaves in queues and index, and whether it is there already; `undispatched`: units in memory
   for records that a broker stored and did not dispatch before it died; `completion`: the same for queues in RocksDB
 - `stats`: plain numbers of an open store, read from its files

@@ -276,7 +276,7 @@ class Completion:
             if message is None:
                 return
             yield message
-            phy_offset += message.store_size
+            phy_offset += message.size
 
     def _records_before(self, end: int) -> Iterator[MessageExt]:
         # The last records before a place that ends a segment or follows a record, the last one first.

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -28,11 +27,13 @@ from rmqstore.errors import GeometryError, InvalidMessageError, OffsetOutOfRange
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import NotCopied, make_directories
 from rmqstore.files.store_lock import StoreLock
+from rmqstore.files.unclosed import ClosedAtExit
 from rmqstore.index.log_index import DEFAULT_LOG_BYTES
 from rmqstore.message import Message, MessageExt
+from rmqstore.store.closing import Closing, close_forgotten
 from rmqstore.store.columns import scan_log, time_range
 from rmqstore.store.flushing import Flushing
-from rmqstore.store.opening import close_in_order, has_store, recover_state, refuse_rocksdb
+from rmqstore.store.opening import check_has_store, has_store, recover_state, refuse_rocksdb
 from rmqstore.store.querying import Querying
 from rmqstore.store.reading import Reading, subscription
 from rmqstore.store.recovery import RECOVERY_MODES, RecoveryReport
@@ -65,12 +66,10 @@ __all__ = ["MessageStore"]
 _INT64_MAX = 2**63 - 1
 
 
-def _range(
-    begin: Moment | None, end: Moment | None, begin_name: str = "begin", end_name: str = "end"
-) -> tuple[float | None, float | None]:
+def _range(begin: Moment | None, end: Moment | None) -> tuple[float | None, float | None]:
     # Both are inside, so that what lies between two milliseconds is rounded inwards.
-    low = None if begin is None else milliseconds(begin, begin_name, up=True)
-    return low, None if end is None else milliseconds(end, end_name)
+    low = None if begin is None else milliseconds(begin, "begin", up=True)
+    return low, None if end is None else milliseconds(end, "end")
 
 
 def _flat_store(tiered: str | os.PathLike[str] | FlatStore | None, root: str) -> FlatStore | None:
@@ -94,8 +93,11 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
-class MessageStore(NotCopied, StoreParts):
+class MessageStore(ClosedAtExit, NotCopied, StoreParts):
     """A store; made by `MessageStore.open`, to be closed, best by a ``with`` statement.
+
+    One that is open for writing and not closed is closed when the program ends, or, if it was forgotten before, by its own
+    thread; a ResourceWarning names its path.
 
     Attributes
     ----------
@@ -116,15 +118,18 @@ class MessageStore(NotCopied, StoreParts):
 
     _state: StoreState
 
-    def __init__(self, path: str, config: StoreConfig, *, read_only: bool, tiered: FlatStore | None = None):
-        # Use MessageStore.open: an instance is nothing before its parts are loaded.
+    def __init__(self, *arguments: object, **options: object) -> None:
+        raise TypeError("a store is made by opening it: use MessageStore.open(path)")
+
+    def _take(self, path: str, config: StoreConfig, *, read_only: bool, tiered: FlatStore | None = None) -> None:
+        # What `open` gives to an instance, which is nothing before its parts are loaded.
         state = self._state = StoreState(path, config, read_only=read_only)
         self.path = path
         self.config = config
         self.read_only = read_only
         self.recovery_report: RecoveryReport | None = None
         self.commit_log, self.queues, self.index_service = state.commit_log, state.queues, state.index_service
-        self.database_index, self.pool = state.database_index, state.pool
+        self.database_index = state.database_index
         self._flushing = Flushing(state)
         self.tiered = state.tiered = tiered
         if tiered is None:
@@ -135,12 +140,10 @@ class MessageStore(NotCopied, StoreParts):
             self._reading, self._querying = TieredReading(state, tiered), TieredQuerying(state, tiered)
         # A store that is only read has no use for these, nor for the NumPy in them.
         self._writing = None if read_only else Writing(state, self._flushing)
-        self._upkeep: Upkeep | None = None
-        self._store_lock: StoreLock | None = None
-        self._close_lock = threading.RLock()
+        self._closing = Closing(state, self._flushing)
 
     def _after_fork(self) -> None:
-        self._close_lock = threading.RLock()
+        self._closing.renew_lock()
         self._flushing.renew_locks()
         self._state.after_fork()
 
@@ -153,10 +156,11 @@ class MessageStore(NotCopied, StoreParts):
         *,
         config: StoreConfig | None = None,
         read_only: bool = False,
+        create: bool = True,
         recovery: Recovery = "strict",
         tiered: str | os.PathLike[str] | FlatStore | None = None,
     ) -> MessageStore:
-        """Open the store in directory `path`; a new one is made unless `read_only`.
+        """Open the store in directory `path`; a new one is made, unless `read_only` or `create` says otherwise.
 
         Parameters
         ----------
@@ -166,6 +170,9 @@ class MessageStore(NotCopied, StoreParts):
             By default what the files say (`StoreConfig.infer`), RocketMQ's defaults for a new store.
         read_only : bool
             Change nothing and lock nothing; works on a broker's store, also while the broker runs.
+        create : bool
+            Make a new store, and its directory, where there is none.  With False a path without a store is an error, so that
+            a mistyped one makes none.  Read-only none is made anyway.
         recovery : {"strict", "truncate", "skip"}
             What to do where the log is damaged in front of whole records, see `rmqstore.store.recovery.recover`.
         tiered : path, optional
@@ -181,7 +188,7 @@ class MessageStore(NotCopied, StoreParts):
         CorruptionError
             The log is damaged in the middle; nothing was changed.
         StoreError
-            `read_only` and there is no such directory.
+            `read_only` and there is no such directory, or ``create=False`` and there is no store.
         UnsupportedFormatError
             The queues are in RocksDB (storeType=defaultRocksDB), which is read and not written.
         MissingDependencyError
@@ -197,12 +204,16 @@ class MessageStore(NotCopied, StoreParts):
             if config is None:
                 alone = tiered is not None and not os.path.isdir(os.path.join(root, "commitlog"))
                 config = StoreConfig() if alone else StoreConfig.infer(root, read_only=True)
-            store = cls(root, config, read_only=True, tiered=_flat_store(tiered, root))
+            store = cls.__new__(cls)
+            store._take(root, config, read_only=True, tiered=_flat_store(tiered, root))
             store._state.load()
             _open_stores.add(store)
             return store
+        if not create:
+            check_has_store(root)
         refuse_rocksdb(root)
         make_directories(os.path.abspath(root))
+        close_forgotten(root)
         store_lock = StoreLock(root)
         try:
             if os.path.exists(os.path.join(root, ".rmqstore-rebuild", "complete")):
@@ -212,22 +223,25 @@ class MessageStore(NotCopied, StoreParts):
                 )
             if config is None:
                 config = StoreConfig.infer(root) if has_store(root) else StoreConfig()
-            store = cls(root, config, read_only=False)
-            store._store_lock = store_lock
+            store = cls.__new__(cls)
+            store._take(root, config, read_only=False)
+            store._closing.store_lock = store_lock
             try:
                 store._state.load()
                 store.recovery_report = recover_state(store._state, store._flushing, recovery)
                 _open_stores.add(store)
                 writing = store._for_writing()
                 writing.take_writes()
-                store._upkeep = Upkeep(store._state, store._flushing, writing, store_lock)
-                store._upkeep.start()
+                store._closing.upkeep = Upkeep(store._state, store._flushing, writing, store_lock)
+                store._closing.upkeep.start()
             except BaseException:
                 store._state.close_files()
                 raise
         except BaseException:
             store_lock.release()
             raise
+        store._closing.keep()
+        store._note_open()
         return store
 
     def close(self) -> None:
@@ -240,37 +254,19 @@ class MessageStore(NotCopied, StoreParts):
         OSError
             The last flush, or writing the consumer progress, failed; ``abort`` stays.
         """
-        state = self._state
-        with self._close_lock:
-            if state.closed:
-                return
-            # A forked child only lets go: the store, its lock and its abort file are the parent's, as is the thread.
-            own = state.pid == os.getpid()
-            if self._upkeep is not None and own:
-                self._upkeep.stop()
-            with state.lock:
-                # From here on nothing is put; puts that wait for the disk get their flush.
-                state.closing = True
-                state.appender = None
-            try:
-                if not self.read_only and own:
-                    with self._flushing.lock:
-                        close_in_order(state, self._flushing)
-            finally:
-                state.closed = True
-                for short_way in (state.key_query, state.queue_gets):
-                    if short_way is not None:
-                        short_way.closed = True
-                if self.tiered is not None:
-                    self.tiered.close()
-                try:
-                    with state.lock:
-                        state.close_files()
-                finally:
-                    if self._store_lock is not None:
-                        self._store_lock.release()
-                    with state.arrived:
-                        state.arrived.notify_all()
+        self._note_closed()
+        self._closing.close()
+
+    def _when_forgotten(self) -> None:
+        self._closing.forget()
+
+    @property
+    def _upkeep(self) -> Upkeep | None:
+        return self._closing.upkeep
+
+    @property
+    def _store_lock(self) -> StoreLock | None:
+        return self._closing.store_lock
 
     @property
     def closed(self) -> bool:
@@ -724,12 +720,13 @@ class MessageStore(NotCopied, StoreParts):
         consume_from: Literal["first", "last", "progress"] | Moment = "first",
         timeout: float | None = None,
         offsets: ConsumerOffsets | LocalOffsets | None = None,
-        broker_name: str = "",
+        broker: str = "",
     ) -> Consumer:
         """The messages of a topic from where the group stopped, one by one; waits for new ones.
 
         A message counts as consumed when the next one is asked for, or at `Consumer.commit` and `Consumer.close`; until
-        then a consumer that dies gets it again (at least once).  Iteration ends when the store is closed.
+        then a consumer that dies gets it again (at least once).  Iteration ends when the store is closed.  ``for`` waits in
+        a thread, ``async for`` in an event loop (docs/asyncio.md).
 
         Parameters
         ----------
@@ -750,8 +747,8 @@ class MessageStore(NotCopied, StoreParts):
             Where progress is kept instead of the store's own `consumer_offsets`; a reader of a store that another process
             writes to needs one, opened with ``read_only=False``.  It is persisted every `flush_consumer_offset_interval`
             ms and when the consumer is closed.
-        broker_name : str
-            For `LocalOffsets`.
+        broker : str
+            The broker's name, for `LocalOffsets`.
 
         Raises
         ------
@@ -782,7 +779,7 @@ class MessageStore(NotCopied, StoreParts):
             consume_from=consume_from,
             timeout=timeout,
             offsets=self.consumer_offsets if offsets is None else offsets,
-            broker_name=broker_name,
+            broker=broker,
             persist=offsets is not None,
         )
 
@@ -803,6 +800,31 @@ class MessageStore(NotCopied, StoreParts):
         """
         self._state.check_open()
         return self._reading.wait_for_messages(is_there, timeout)
+
+    async def wait_for_messages_async(self, is_there: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait in an event loop as `wait_for_messages` does in a thread; no thread waits (docs/asyncio.md).
+
+        A put in any thread of this process wakes the loop; a read-only store is looked at after pauses.  Any number may wait, and
+        each may be cancelled.
+
+        Parameters
+        ----------
+        is_there : callable
+            Without arguments, called in the loop's thread; must not wait itself.
+        timeout : float, optional
+            Seconds.
+
+        Returns
+        -------
+        bool
+            False if the time is over or the store was closed.
+
+        Raises
+        ------
+        StoreClosedError
+            The store was closed before.
+        """
+        return await self._reading.wait_for_messages_async(is_there, timeout)
 
     # --------------------------------------------------------------------------------------------- look up, query
 
@@ -964,8 +986,8 @@ class MessageStore(NotCopied, StoreParts):
         tags: str | Iterable[str] | None = None,
         begin_phy_offset: int | None = None,
         end_phy_offset: int | None = None,
-        begin_timestamp: Moment | None = None,
-        end_timestamp: Moment | None = None,
+        begin: Moment | None = None,
+        end: Moment | None = None,
         batch_size: int = 8192,
         use_threads: bool = True,
         views: bool = False,
@@ -988,7 +1010,7 @@ class MessageStore(NotCopied, StoreParts):
             As of `get_message`.
         begin_phy_offset, end_phy_offset : int, optional
             Records that begin at or after the first and before the second; with either, of the local log alone.
-        begin_timestamp, end_timestamp : int or datetime, optional
+        begin, end : int or datetime, optional
             Store time range, both inclusive: ms since epoch, or a `datetime` (aware, or naive as local time).
         batch_size : int
             Rows of a batch at most, 1 to 2**30; a batch ends earlier when its bodies and properties take 64 MiB.
@@ -1027,7 +1049,7 @@ class MessageStore(NotCopied, StoreParts):
         if self.tiered is not None and begin_phy_offset is None and end_phy_offset is None:
             from rmqstore.store.tiered_scan import scan_both
 
-            times = time_range(*_range(begin_timestamp, end_timestamp, "begin_timestamp", "end_timestamp"))
+            times = time_range(*_range(begin, end))
             wanted = subscription(tags)
             return scan_both(
                 state, self.tiered, columns, topic, queue_id, wanted, times, batch_size, use_threads, views, read_dictionary
@@ -1040,7 +1062,7 @@ class MessageStore(NotCopied, StoreParts):
             subscription(tags),
             begin_phy_offset,
             end_phy_offset,
-            time_range(*_range(begin_timestamp, end_timestamp, "begin_timestamp", "end_timestamp")),
+            time_range(*_range(begin, end)),
             batch_size,
             use_threads,
             views,

@@ -9,14 +9,15 @@ from __future__ import annotations
 import contextlib
 import os
 
-from rmqstore.errors import StoreChangedError, UnsupportedFormatError
+from rmqstore.commitlog.commit_log import check_store_root
+from rmqstore.errors import StoreChangedError, StoreError, UnsupportedFormatError
 from rmqstore.files.mapped_file import STAGING_PREFIX, fsync_directory, fsync_tree, naming_errors, open_regular
 from rmqstore.rocksdb.places import queue_databases
 from rmqstore.store.flushing import Flushing
 from rmqstore.store.recovery import RecoveryReport, recover
 from rmqstore.store.store_state import StoreState
 
-__all__ = ["close_in_order", "has_store", "recover_state", "refuse_rocksdb"]
+__all__ = ["check_has_store", "close_in_order", "has_store", "recover_state", "refuse_rocksdb"]
 
 
 def refuse_rocksdb(root: str) -> None:
@@ -36,6 +37,15 @@ def has_store(root: str) -> bool:
         os.path.isdir(os.path.join(root, name)) and bool(os.listdir(os.path.join(root, name)))
         for name in ("commitlog", "consumequeue", "batchconsumequeue", "index")
     )
+
+
+def check_has_store(root: str) -> None:
+    """Raise StoreError if there is no store at `root`; an empty one, which a writer made and put nothing into, is one."""
+    check_store_root(root)
+    if not has_store(root) and not os.path.exists(os.path.join(root, "checkpoint")):
+        raise StoreError(
+            "there is no store in this directory, and create=False makes none; give the folder that holds commitlog/", root
+        )
 
 
 def recover_state(state: StoreState, flushing: Flushing, mode: str) -> RecoveryReport:

@@ -244,6 +244,47 @@ class Reading:
             pause = min(pause * 2, _LONGEST_POLL)
         return False
 
+    async def wait_for_messages_async(self, is_there: Callable[[], bool], timeout: float | None = None) -> bool:
+        """See `MessageStore.wait_for_messages_async`."""
+        import asyncio
+
+        state, loop = self.state, asyncio.get_running_loop()
+        state.check_open()
+        deadline = None if timeout is None else loop.time() + timeout
+        if not self.read_only:
+            arrived = state.arrived
+            with arrived:
+                state.waiting += 1
+            try:
+                while not state.closed:
+                    # Made before the question: what comes after it wakes this one.
+                    woken = arrived.future(loop)
+                    try:
+                        if is_there():
+                            return True
+                        left = None if deadline is None else deadline - loop.time()
+                        if left is not None and left <= 0:
+                            return False
+                        if not state.closed:
+                            await asyncio.wait((woken,), timeout=left)
+                    finally:
+                        arrived.forget(woken)
+                return False
+            finally:
+                with arrived:
+                    state.waiting -= 1
+        pause = _SHORTEST_POLL
+        while not state.closed:
+            state.refresh()
+            if is_there():
+                return True
+            left = pause if deadline is None else min(pause, deadline - loop.time())
+            if left <= 0:
+                return False
+            await asyncio.sleep(left)
+            pause = min(pause * 2, _LONGEST_POLL)
+        return False
+
 
 def subscription(tags: str | Iterable[str] | None) -> dict[int, set[str]] | None:
     """Tag texts by the low 32 bits of their hash, from ``"a || b"`` or a list of tags; None keeps all."""

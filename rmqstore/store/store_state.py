@@ -32,6 +32,7 @@ from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.index.database_index import DatabaseIndex
 from rmqstore.index.index_service import IndexService
 from rmqstore.index.log_index import LogIndex
+from rmqstore.store.arrivals import Arrivals
 from rmqstore.store.progress import GroupProgress
 from rmqstore.store.undispatched import Undispatched
 
@@ -114,7 +115,7 @@ class StoreState(StateFields):
     def renew_locks(self) -> None:
         """Make all locks new, in a forked child: those that a thread of the parent held would never be given back there."""
         self.lock = threading.RLock()
-        self.arrived = threading.Condition(threading.Lock())
+        self.arrived = Arrivals()
         self.pool.lock = threading.RLock()
         self.queues.renew_lock()
         self.undispatched.renew_lock()

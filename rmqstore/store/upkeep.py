@@ -95,6 +95,11 @@ class Upkeep:
             if thread is not None:
                 thread.stop()
 
+    def end_with(self, last: Callable[[], None]) -> None:
+        """Let the housekeeping thread call `last` after the task that runs now, and end; this waits for nothing."""
+        if self._housekeeping is not None:
+            self._housekeeping.end_with(last)
+
     def flush_log(self) -> None:
         """Make the next files, and flush the log where that is due."""
         if self.state.poison is None:

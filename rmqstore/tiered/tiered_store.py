@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from rmqstore._shown import shows
 from rmqstore.arguments import Boundary, IndexType, Moment, check_boundary, check_index_type, milliseconds
 from rmqstore.errors import Finding, OffsetOutOfRangeError
 from rmqstore.files.mapped_file import NotCopied
@@ -60,19 +61,24 @@ class TieredQueue:
     unit_files: int
 
 
+@shows(
+    "broker", "close", "get_message", "get_table", "max_queue_offset", "min_queue_offset", "notes",
+    "offset_by_time", "open", "path", "query_message", "queue_ids", "queues", "refresh", "scan", "topics",
+    "verify",
+)  # fmt: skip
 class TieredStore(NotCopied):
     """Tiered storage; made by `TieredStore.open`, to be closed, best by a ``with`` statement.
 
     Attributes
     ----------
     path : str
-    flat_store : FlatStore
     """
 
-    def __init__(self, flat_store: FlatStore):
-        # Use TieredStore.open.
-        self.flat_store = flat_store
-        self.path = flat_store.path
+    flat_store: FlatStore
+    path: str
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        raise TypeError("tiered storage is opened, not made: use TieredStore.open(path)")
 
     @classmethod
     def open(
@@ -102,7 +108,10 @@ class TieredStore(NotCopied):
         StoreError
             There is no tiered storage there, or that of several brokers.
         """
-        return cls(FlatStore(path, store, cluster=cluster, broker=broker, on_damage=on_damage))
+        tiered = cls.__new__(cls)
+        tiered.flat_store = FlatStore(path, store, cluster=cluster, broker=broker, on_damage=on_damage)
+        tiered.path = tiered.flat_store.path
+        return tiered
 
     def close(self) -> None:
         """Let go of the files; closing twice does nothing."""
@@ -296,8 +305,8 @@ class TieredStore(NotCopied):
         topic: str | Iterable[str] | None = None,
         queue_id: int | Iterable[int] | None = None,
         tags: str | Iterable[str] | None = None,
-        begin_timestamp: Moment | None = None,
-        end_timestamp: Moment | None = None,
+        begin: Moment | None = None,
+        end: Moment | None = None,
         batch_size: int = 8192,
         use_threads: bool = True,
         views: bool = False,
@@ -314,8 +323,8 @@ class TieredStore(NotCopied):
         CorruptionError
             While reading: after the batches before a place that cannot be read, if no `on_damage` was given.
         """
-        low = None if begin_timestamp is None else milliseconds(begin_timestamp, "begin_timestamp", up=True)
-        high = None if end_timestamp is None else milliseconds(end_timestamp, "end_timestamp")
+        low = None if begin is None else milliseconds(begin, "begin", up=True)
+        high = None if end is None else milliseconds(end, "end")
         flat_store = self.flat_store
         flat_store.check_open()
         flat_store.refresh()

@@ -197,7 +197,7 @@ def test_log_dump_is_every_record_that_java_read(broker):
     assert records.keys() == wanted.keys() and len(records) > 10_000
     for offset, line in wanted.items():
         value = records[offset]
-        assert (value["store_size"], value["topic"], value["queue_id"], value["queue_offset"], value["store_timestamp"]) == (
+        assert (value["size"], value["topic"], value["queue_id"], value["queue_offset"], value["store_timestamp"]) == (
             line["size"], line["topic"], line["queueId"], line["queueOffset"], line["store"],
         )  # fmt: skip
     assert [value["phy_offset"] for value in dumped if value["type"] == "blank"] == [offset for offset, _ in blanks]

@@ -246,7 +246,7 @@ def test_every_letter_is_documented_and_says_what_the_json_says(broker):
     wanted = {
         "t": value["topic"], "p": value["queue_id"], "o": value["queue_offset"], "k": " ".join(value["keys"]),
         "K": len(" ".join(value["keys"]).encode()), "S": value["body_size"], "T": value["store_timestamp"],
-        "u": value["unique_key"], "i": value["msg_id"], "P": value["phy_offset"], "z": value["store_size"],
+        "u": value["unique_key"], "i": value["msg_id"], "P": value["phy_offset"], "z": value["size"],
         "g": value["tags"], "r": value["reconsume_times"], "B": value["born_host"], "H": value["store_host"],
         "d": "2026-11-21T05:32:39.731+00:00",
     }  # fmt: skip

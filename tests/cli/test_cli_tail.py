@@ -234,7 +234,7 @@ def test_a_log_that_recovery_cut_is_followed(tmp_path):
         (root / "abort").touch()
         with open(root / "commitlog" / ("0" * 20), "r+b") as segment:
             segment.seek(last.phy_offset)
-            segment.write(bytes(last.store_size))
+            segment.write(bytes(last.size))
         with MessageStore.open(root, config=GEOMETRY) as store:
             assert store.commit_log.max_offset == last.phy_offset
             put(store, range(20, 30), body=b"other")

@@ -308,7 +308,7 @@ def test_every_record_is_explained_to_its_last_byte(golden_store, name):
                     read = bytes.fromhex(field["bytes"])
                     begin = value["record"]["pos"] + field["pos"]
                     assert read == segment[begin : begin + field["size"]], field
-            assert at == message.store_size == value["record"]["size"]
+            assert at == message.size == value["record"]["size"]
             shown = {field["name"]: field for field in value["record"]["fields"]}
             assert shown["topic"]["value"] == message.topic and shown["body"]["size"] == len(message.body_stored)
             assert int(shown["store timestamp"]["value"]) == message.store_timestamp
@@ -406,7 +406,7 @@ def test_bodies_as_text_json_hex_and_file(grown):
         assert bytes.fromhex(value["body"]) == body
         assert base64.b64decode(asker.json(f"/api/message/{place}?body=base64")["body"]) == body
         record = asker.get(f"/message/{place}/record").content
-        assert len(record) == value["store_size"] and body in record
+        assert len(record) == value["size"] and body in record
     assert asker.json(f"/api/message/{places[0]}?body=none").get("body") is None
 
 

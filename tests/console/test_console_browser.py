@@ -354,7 +354,7 @@ def test_messages_of_a_time_range(console, open_page, broker):
 def test_the_bytes_of_a_record_are_those_of_the_file(console, open_page, broker):
     with MessageStore.open(broker, read_only=True) as store:
         message = store.message_at(484)
-        size = message.store_size
+        size = message.size
     data = (broker / "commitlog" / f"{0:020d}").read_bytes()[484 : 484 + size]
     watched = open_page(console)
     watched.open("/message/484")

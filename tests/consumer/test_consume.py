@@ -657,17 +657,17 @@ def test_local_offsets(root, tmp_path):
     with MessageStore.open(root, config=SMALL) as store:
         fill(store, 10)
         offsets = LocalOffsets.load(path, read_only=False)
-        with store.consume("Orders", "group", offsets=offsets, broker_name="broker-a", timeout=0) as consumer:
+        with store.consume("Orders", "group", offsets=offsets, broker="broker-a", timeout=0) as consumer:
             assert take(consumer, 4) == [0, 1, 2, 3]
         assert LocalOffsets.load(path).list() == {("broker-a", "Orders", 0): 4}
         offsets = LocalOffsets.load(path, read_only=False)
-        consumer = store.consume("Orders", "group", offsets=offsets, broker_name="broker-a", timeout=0)
+        consumer = store.consume("Orders", "group", offsets=offsets, broker="broker-a", timeout=0)
         assert numbers(consumer) == list(range(4, 10))
         consumer.close()
         assert LocalOffsets.load(path).get("Orders", 0, "broker-a") == 10
         # Broadcasting: whoever keeps offsets of his own gets all of it.
         other = LocalOffsets.load(LocalOffsets.path_of(tmp_path, "127.0.0.1@2", "group"), read_only=False)
-        assert numbers(store.consume("Orders", "group", offsets=other, broker_name="broker-a", timeout=0)) == list(
+        assert numbers(store.consume("Orders", "group", offsets=other, broker="broker-a", timeout=0)) == list(
             range(10)
         )
         assert store.consumer_offsets.list() == {}

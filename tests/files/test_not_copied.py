@@ -35,7 +35,7 @@ def test_no_part_of_a_store_is_copied(tmp_path, way, read_only):
         segment = store.commit_log.queue.last()
         for owner in (
             store, store.commit_log, store.commit_log.queue, store.queues, queue, queue.queue, store.index_service, index,
-            segment, store.pool, store.consumer_offsets, *([] if read_only else [store._store_lock]),
+            segment, store._state.pool, store.consumer_offsets, *([] if read_only else [store._store_lock]),
         ):  # fmt: skip
             refused(owner, way)
         # It is as it was, and what holds only values is copied as ever.

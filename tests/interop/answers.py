@@ -46,7 +46,7 @@ def dump(store: MessageStore) -> list[dict]:
             lines.append({"type": "blank", "offset": entry.phy_offset, "size": entry.size})
             continue
         line = {
-            "type": "msg", "offset": entry.phy_offset, "size": entry.store_size, "topic": entry.topic,
+            "type": "msg", "offset": entry.phy_offset, "size": entry.size, "topic": entry.topic,
             "queueId": entry.queue_id, "queueOffset": entry.queue_offset, "flag": entry.flag, "sysFlag": entry.sys_flag,
             "born": entry.born_timestamp, "store": entry.store_timestamp,
             "bornHost": host_to_bytes(entry.born_host).hex(), "storeHost": host_to_bytes(entry.store_host).hex(),

@@ -344,7 +344,7 @@ def test_a_follower_sees_what_a_running_broker_takes(java_broker, tmp_path):
                 nonlocal position
                 store.refresh()
                 for message in store.messages(position):
-                    position = message.phy_offset + message.store_size
+                    position = message.phy_offset + message.size
                     log.append(ours(message))
                 for (topic, queue_id), got in queues.items():
                     while (result := store.get_message(topic, queue_id, len(got), 32)).messages:

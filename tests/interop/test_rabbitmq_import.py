@@ -184,7 +184,7 @@ def test_the_node_goes_on_and_what_it_leaves_is_read(written, rabbitmq_base, tmp
     path = node.vhost_path(exact)
     assert list(verify(path)) == []
     with Vhost.open(path) as vhost:
-        assert vhost.is_clean
+        assert vhost.clean
         big = list(vhost.queue("big").messages())
         assert [each.body for each in big] == [each for each, _ in flags["big"]] + [each.body for each in later]
         number = export(vhost, tmp_path / "all.jsonl", queues=["big"])

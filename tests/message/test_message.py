@@ -135,7 +135,7 @@ def test_golden_records_read_as_java_reads_them(name, golden_store):
         assert (message.topic, message.queue_id, message.queue_offset) == (
             line["topic"], line["queueId"], line["queueOffset"],
         )  # fmt: skip
-        assert (message.flag, message.sys_flag, message.store_size) == (line["flag"], line["sysFlag"], line["size"])
+        assert (message.flag, message.sys_flag, message.size) == (line["flag"], line["sysFlag"], line["size"])
         assert (message.born_timestamp, message.store_timestamp) == (line["born"], line["store"])
         assert (message.reconsume_times, message.prepared_transaction_offset) == (line["reconsume"], line["prepared"])
         assert len(message.body_stored) == line["bodyLen"] and message.crc == line["bodyCrc"]
@@ -521,7 +521,7 @@ def test_corrupt_body_stays_as_stored():
     broken = MessageExt(record(body=b"xxxx", sys_flag=0x101))
     with pytest.raises(CorruptionError, match="phy offset 168"):
         _ = broken.body
-    assert "body_error" in broken.to_dict()
+    assert "body_error" in broken.as_dict()
 
 
 @pytest.mark.parametrize(
@@ -529,7 +529,7 @@ def test_corrupt_body_stays_as_stored():
     [("订单".encode(), "utf-8", "订单"), (b"\xff\x00", "base64", base64.b64encode(b"\xff\x00").decode())],
 )
 def test_to_dict_goes_into_json(body, encoding, text):
-    value = json.loads(json.dumps(MessageExt(record(body=body)).to_dict()))
+    value = json.loads(json.dumps(MessageExt(record(body=body)).as_dict()))
     assert (value["body"], value["body_encoding"], value["body_size"]) == (text, encoding, len(body))
     assert value["keys"] == ["k1", "k2"] and value["store_host"] == "10.0.0.1:10911" and value["phy_offset"] == 168
 
@@ -547,7 +547,7 @@ def test_inner_batch_of_the_golden_store(golden_store):
     assert [message.body for message in inner] == [b"batch0", b"batch1", b"batch2"]
     assert [message.keys for message in inner] == [["bk0"], ["bk1"], ["bk2"]]
     assert all(
-        m.phy_offset == 2500 and m.sys_flag == 0 and m.store_size == 99 and m.topic == "BatchTopic" for m in inner
+        m.phy_offset == 2500 and m.sys_flag == 0 and m.size == 99 and m.topic == "BatchTopic" for m in inner
     )
     assert all(m.crc == zlib.crc32(m.body) & 0x7FFFFFFF for m in inner)
     rebuilt = encode_inner_batch([Message("BatchTopic", m.body, flag=m.flag, properties=m.properties) for m in inner])

@@ -250,9 +250,9 @@ SELECTIONS = [
     {"topics": ("Orders", "Payments"), "queue_ids": (1, 3)},
     {"tags": "created || tx"},
     {"topics": ("Orders",), "tags": "取消"},
-    {"begin_timestamp": MIDDLE, "end_timestamp": MIDDLE + 500},
-    {"begin_timestamp": MIDDLE},
-    {"end_timestamp": MIDDLE},
+    {"begin": MIDDLE, "end": MIDDLE + 500},
+    {"begin": MIDDLE},
+    {"end": MIDDLE},
     {"begin_phy_offset": 1, "end_phy_offset": 2_000_001},
     {"begin_phy_offset": 1_048_000, "end_phy_offset": 1_049_500},
     {"begin_phy_offset": 6_000_000},
@@ -260,7 +260,7 @@ SELECTIONS = [
     {"topics": ("Orders", "Payments"), "queue_ids": (2,), "begin_queue_offset": 2490, "tags": "created||paid"},
     {"topics": ("Batches",), "begin_queue_offset": 20, "end_queue_offset": 60},
     {"topics": ("Orders",), "keys": ("CUST-1", "ORD-100000")},
-    {"topics": ("Orders", "Payments"), "keys": ("PAY-3", "CUST-2"), "begin_timestamp": MIDDLE},
+    {"topics": ("Orders", "Payments"), "keys": ("PAY-3", "CUST-2"), "begin": MIDDLE},
     {"keys": ("CUST-1",)},
     {"topics": ("Orders",), "keys": ("CUST-1",), "begin_phy_offset": 1_000_001, "end_phy_offset": 4_000_000},
     {"topics": ("Orders",), "keys": ("CUST-1",), "begin_queue_offset": 0, "end_queue_offset": 2100},
@@ -279,8 +279,8 @@ def wanted(messages, selection):
             ("topics" not in selection or message.topic in selection["topics"])
             and ("queue_ids" not in selection or message.queue_id in selection["queue_ids"])
             and (names is None or message.tags in names)
-            and message.store_timestamp >= selection.get("begin_timestamp", 0)
-            and message.store_timestamp <= selection.get("end_timestamp", 2**62)
+            and message.store_timestamp >= selection.get("begin", 0)
+            and message.store_timestamp <= selection.get("end", 2**62)
             and message.phy_offset >= selection.get("begin_phy_offset", 0)
             and message.phy_offset < selection.get("end_phy_offset", 2**62)
             and (low is None or message.queue_offset >= low)
@@ -373,7 +373,7 @@ def test_clocks_that_step_back_lose_nothing(tmp_path):
         (0, T0),
         (T0 + 17_000_000, 2**62),
     ]:
-        selection = {"begin_timestamp": low, "end_timestamp": high}
+        selection = {"begin": low, "end": high}
         export(tmp_path / "s", tmp_path / "a.jsonl", Selection(**selection), force=True)
         assert [row["phy_offset"] for row in rows_of(tmp_path / "a.jsonl")] == list(wanted(messages, selection))
 
@@ -386,7 +386,7 @@ def test_old_segments_are_not_read_for_new_times(tmp_path, monkeypatch):
             store.put_message(Message("T", b"x" * 100, keys=["K"]))
     told = []
     export(
-        tmp_path / "s", tmp_path / "a.jsonl", Selection(begin_timestamp=T0 + 170_000_000), progress=lambda *each: told.append(each)
+        tmp_path / "s", tmp_path / "a.jsonl", Selection(begin=T0 + 170_000_000), progress=lambda *each: told.append(each)
     )  # fmt: skip
     assert 0 < told[-1][1] < 8192
     assert told[-1][0] == told[-1][1]
@@ -449,7 +449,7 @@ def test_damage_is_passed_over_and_counted(damaged, tmp_path, mode, name):
     # The records behind the damage in the newest segment are there too.
     assert [int(row["phy_offset"]) for row in rows] == want
     assert (report.corrupt_records, report.damaged_stretches) == (1, 2)
-    assert report.damaged_size == broken.store_size + newest.store_size
+    assert report.damaged_size == broken.size + newest.size
     marked = [int(row["phy_offset"]) for row in rows if row["corrupt"] in (True, "true")]
     assert marked == ([flipped.phy_offset] if mode == "report" else [])
 

@@ -67,7 +67,7 @@ def log_bytes(root):
 def contents(root):
     """Every message as what it says of itself, its place included."""
     with MessageStore.open(root, read_only=True) as store:
-        return [message.to_dict() for message in store.messages()]
+        return [message.as_dict() for message in store.messages()]
 
 
 @pytest.fixture

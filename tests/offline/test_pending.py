@@ -344,7 +344,7 @@ def timer_store(root, messages, read, taken_in=None, **layout):
             )
             if number < taken_in:
                 slot = out - 86_400_000 if rolled else out
-                size = store.message_at(put.phy_offset).store_size
+                size = store.message_at(put.phy_offset).size
                 files.put(slot, put.phy_offset, size, now=NOW - 1000, roll=rolled, recall=recalls is not None)
     files.write(read, taken_in)
     return root

@@ -45,7 +45,7 @@ def test_damage_in_a_segment_is_named_and_passed(broker, tmp_path):
     with open(path, "r+b") as file:
         file.seek(hurt["phy_offset"] - (1 << 20) + 4)
         file.write(b"XXXX")
-        file.seek(corrupt["phy_offset"] - (1 << 20) + corrupt["store_size"] - corrupt["body_size"] // 2 - 200)
+        file.seek(corrupt["phy_offset"] - (1 << 20) + corrupt["size"] - corrupt["body_size"] // 2 - 200)
         file.write(b"?")
         # Cut short, as by a copy that broke off.
         file.truncate(wanted[20]["phy_offset"] - (1 << 20) + 10)
@@ -54,7 +54,7 @@ def test_damage_in_a_segment_is_named_and_passed(broker, tmp_path):
     rows = json_lines(result)[1:]
     damage = [row for row in rows if row["type"] == "damage"]
     assert (damage[0]["phy_offset"], damage[0]["size"], damage[0]["verdict"]) == (
-        hurt["phy_offset"], hurt["store_size"], "BAD_MAGIC",
+        hurt["phy_offset"], hurt["size"], "BAD_MAGIC",
     )  # fmt: skip
     assert damage[-1]["phy_offset"] == wanted[20]["phy_offset"]
     whole = [row["phy_offset"] for row in rows if row["type"] == "record"]

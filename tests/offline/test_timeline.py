@@ -47,7 +47,7 @@ def counted(store, bins):
     for message in store.messages():
         number = next(i for i, each in enumerate(bins) if each.begin <= message.store_timestamp < each.end)
         messages[number] += 1
-        sizes[number] += message.store_size
+        sizes[number] += message.size
     return messages, sizes
 
 

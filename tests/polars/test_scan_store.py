@@ -276,7 +276,7 @@ def test_a_scan_is_told_what_a_filter_says(path, whole, monkeypatch):
     ((names, options),) = told
     assert set(names) == {"topic", "tags", "queue_id", "store_timestamp", "size"}
     assert options["topic"] == ["Orders", "Pay"] and options["tags"] == ["EU"] and options["queue_id"] == [1, 2]
-    assert (options["begin_timestamp"], options["end_timestamp"]) == (T0 + 10, T0 + 89)
+    assert (options["begin"], options["end"]) == (T0 + 10, T0 + 89)
     told.clear()
     assert scan_store(path).select("topic").head(3).collect().height == 3
     assert told[0][0] == ["topic"] and told[0][1]["batch_size"] == 3

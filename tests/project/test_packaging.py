@@ -30,7 +30,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 META = PROJECT["project"]
 EXTRAS = META["optional-dependencies"]
 # Extras that users ask for; the others are for working on the package.
-FOR_USERS = {"arrow", "compression", "console", "metrics", "spark", "polars", "rocksdb", "sql"}
+FOR_USERS = {"arrow", "cli", "compression", "console", "metrics", "spark", "polars", "rocksdb", "sql"}
 # Names of distributions whose module has another name.
 MODULE_OF = {"pyarrow": "pyarrow", "prometheus-client": "prometheus_client", "zstandard": "zstandard"}
 # Modules that come with a distribution that is required: py4j with pyspark, anyio with starlette.
@@ -95,6 +95,34 @@ def test_the_extra_all_is_every_extra_for_users_but_the_large_and_the_rare():
         re.findall(r"(?m)^\| ((?:`\w+`(?:, )?)+) \| ", text.partition("| extra | for |")[2].partition("\n\n")[0])
     )
     assert {name for row in listed for name in re.findall(r"\w+", row)} == FOR_USERS | {"all"}
+
+
+def test_the_library_needs_numpy_alone():
+    assert [Requirement(text).name for text in META["dependencies"]] == ["numpy"]
+    # Extras that are a command bring the command line too.
+    for extra in ("all", "cli", "console", "sql"):
+        assert {"click", "rich"} <= {each.name for each in requirements(extra)}, extra
+    # Nothing of what users import needs the command line's libraries.
+    loaded = (
+        "import sys; sys.modules.update(click=None, rich=None); import rmqstore; from rmqstore import *; "
+        "import rmqstore.rabbitmq, rmqstore.tiered, rmqstore.offline.export, rmqstore.offline.importing, rmqstore.polars, "
+        "rmqstore.spark, rmqstore.offline.pending, rmqstore.offline.settings"
+    )
+    subprocess.run([sys.executable, "-c", loaded], check=True)
+
+
+@pytest.mark.parametrize("absent", [("click",), ("rich",), ("click", "rich")])
+@pytest.mark.parametrize("started", ["script", "module"])
+def test_the_program_says_which_extra_it_needs(absent, started):
+    assert META["scripts"] == {"rmqstore": "rmqstore.__main__:main"}
+    start = {
+        "script": "from rmqstore.__main__ import main; sys.exit(main())",
+        "module": "import runpy; runpy.run_module('rmqstore', run_name='__main__')",
+    }[started]
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent!r})); {start}"
+    ran = subprocess.run([sys.executable, "-c", code, "info", "store"], capture_output=True, text=True, check=False)
+    line = f"rmqstore: the command line needs {' and '.join(absent)}: install it with pip install 'rmqstore[cli]'\n"
+    assert (ran.returncode, ran.stdout, ran.stderr) == (3, "", line)
 
 
 def test_every_library_that_the_package_imports_is_required():

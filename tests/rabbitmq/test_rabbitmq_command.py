@@ -223,7 +223,7 @@ def test_hostile_recovery_terms(golden_vhost_copy, tmp_path):
         assert run("verify", path).exit_code == FOUND
         assert run("repair", path, path.with_name("repaired")).exit_code == OK
         with Vhost.open(path) as vhost:
-            clean, queue = vhost.directories[0].is_clean, vhost.queues()[0].name
+            clean, queue = vhost.directories[0].clean, vhost.queues()[0].name
         answer = run("import", path, queue, "-", "--declared", "--json", given=b'{"body": "x"}')
         assert json.loads(answer.stdout)["state"] == ("exact" if clean else "dirty")
         assert run("verify", path).exit_code == OK or clean

@@ -98,7 +98,7 @@ def test_repairing_what_is_sound_copies_it(case, golden_vhost, tmp_path):
         if file.is_file() and "msg_store_transient" not in file.parts and file.name != ".config":
             assert (tmp_path / "copy" / file.relative_to(path)).read_bytes() == file.read_bytes(), file
     with Vhost.open(path) as source, Vhost.open(tmp_path / "copy") as copy:
-        assert copy.is_clean == source.is_clean
+        assert copy.clean == source.clean
 
 
 def test_a_path_that_is_relative(golden_vhost_copy, tmp_path, monkeypatch):

@@ -111,7 +111,7 @@ def test_what_came_out_goes_in_again(golden_vhost_copy, tmp_path):
     assert report["messages"] == len(before) and report["state"] == "exact" and report["stored"]
     assert list(verify(target)) == []
     with Vhost.open(target) as vhost:
-        assert vhost.is_clean
+        assert vhost.clean
         found = list(vhost.queue(into).messages())
         assert [message.body for message in found[: len(there)]] == there
         assert [message.delivered for message in found] == flags + [False] * len(before)
@@ -127,7 +127,7 @@ def test_a_dirty_import_forgets_all_terms(golden_vhost_copy):
     assert report.state == "dirty" and report.embedded == 1
     assert list(verify(target)) == []
     with Vhost.open(target) as vhost:
-        assert not vhost.is_clean and not vhost.terms
+        assert not vhost.clean and not vhost.terms
         found = list(vhost.queue(into).messages())
         assert len(found) == depth + 1 and found[-1].body == b"x" and all(message.delivered for message in found)
 
@@ -247,7 +247,7 @@ def test_an_import_of_ids_that_are_taken(golden_vhost_copy):
     import_messages(target, into, [same], declared=True)
     assert bodies_of(target, into) == before + [other.body, *(each.body for each in twice), same.body]
     with Vhost.open(target) as vhost:
-        assert vhost.is_clean
+        assert vhost.clean
         ids = [message.msg_id for message in vhost.queue(into).messages()][len(before) :]
         assert len(set(ids)) == len(ids) and ids[0] != same.msg_id and ids[1] == b"7" * 16 and ids[-1] == same.msg_id
         assert vhost.store().refcount(same.msg_id) == counts[same.msg_id] + 1
@@ -307,7 +307,7 @@ def test_a_queue_that_was_never_written_to_stays_exact(golden_vhost_copy):
     assert report.state == "exact" and report.directory == name and report.stored == 1
     assert list(verify(target)) == []
     with Vhost.open(target) as vhost:
-        assert vhost.is_clean and not any(message.delivered for message in vhost.queue("never").messages())
+        assert vhost.clean and not any(message.delivered for message in vhost.queue("never").messages())
         assert [message.delivered for message in vhost.queue(into).messages()] == flags
 
 

@@ -70,7 +70,7 @@ def test_a_vhost_reads_as_the_oracle_reads_it(case, golden_vhost):
     path = golden_vhost(case)
     with Vhost.open(path) as vhost:
         assert by_directory(vhost) == by_oracle(oracle.read_vhost(path))
-        assert vhost.is_clean is ("clean" in case)
+        assert vhost.clean is ("clean" in case)
         assert vhost.name == golden_rabbitmq.manifest(case)["vhost"]
         assert not vhost.problems and not any(queue.problems for queue in vhost.queues())
 
@@ -175,7 +175,7 @@ def test_the_layout_of_before_3_7(golden_vhost, tmp_path):
     assert len(objects) == len(terms)
     (root / "recovery.dets").write_bytes(dets.encode(objects))
     with Vhost.open(source) as before, Vhost.open(root) as after:
-        assert after.is_pre_3_7 and after.is_clean and not before.is_pre_3_7
+        assert after.is_pre_3_7 and after.clean and not before.is_pre_3_7
         told = {message.body: message.delivered for queue in before.queues() for message in queue.messages()}
         assert {message.body: message.delivered for queue in after.queues() for message in queue.messages()} == told
         named = {queue.name for queue in after.queues() if queue.depth}

@@ -434,7 +434,7 @@ def test_a_unit_whose_record_is_damaged(sound, tmp_path):
 def test_what_a_filter_leaves_out_of_a_queue_is_no_damage(sound):
     plan = LogPlan.of(sound)
     (piece,) = queue_pieces(plan, ["Orders"], [0], 10**9)
-    for choice in ({}, {"begin_timestamp": START + 100_000}, {"tags": ("US",)}):
+    for choice in ({}, {"begin": START + 100_000}, {"tags": ("US",)}):
         want = scanned(sound, ["body"], topic="Orders", queue_id=0, **choice)
         chosen = ReadOptions(str(sound), mode="queue", **choice)
         batches = queue_piece_batches(plan.root, plan.config, piece, chosen, spark_arrow_schema(["body"]), plan.end)
@@ -449,7 +449,7 @@ def test_options():
     parsed = ReadOptions.parse(
         {
             "path": "file:/store", "topic": "A, B", "queue_id": "0,3", "tags": "X || Y", "partition_bytes": "64m",
-            "begin_timestamp": "2023-11-14T22:13:20Z", "end_timestamp": "1700000000001", "decode_body": "False",
+            "begin": "2023-11-14T22:13:20Z", "end": "1700000000001", "decode_body": "False",
             "mode": "queue", "corrupt": "REPORT", "columns": "body,_corrupt", "max_bytes_per_trigger": "1g",
         }
     )  # fmt: skip
@@ -469,8 +469,8 @@ def test_options():
         ({"queue_id": "-1"}, "0 or more"),
         ({"corrupt": "ignore"}, "fail, report or skip"),
         ({"mode": "index"}, "commitlog or queue"),
-        ({"begin_timestamp": "yesterday"}, "ms since the epoch"),
-        ({"begin_timestamp": "2023-11-14T22:13:20"}, "offset from UTC"),
+        ({"begin": "yesterday"}, "ms since the epoch"),
+        ({"begin": "2023-11-14T22:13:20"}, "offset from UTC"),
         ({"decode_body": "1"}, "true or false"),
         ({"columns": "bodies"}, "there is no column 'bodies'"),
         ({"path": ""}, "no store is given"),

@@ -125,8 +125,8 @@ def test_filters(spark, path):
         "topic": ("Orders", {"topic": "Orders"}),
         "queue_id": ("1", {"queue_id": 1}),
         "tags": ("EU || US", {"tags": "EU || US"}),
-        "begin_timestamp": (str(START + 50_000), {"begin_timestamp": START + 50_000}),
-        "end_timestamp": ("2023-11-14T22:18:20+00:00", {"end_timestamp": START + 300_000}),
+        "begin": (str(START + 50_000), {"begin": START + 50_000}),
+        "end": ("2023-11-14T22:18:20+00:00", {"end": START + 300_000}),
         "begin_phy_offset": ("20001", {"begin_phy_offset": None}),
         "end_phy_offset": ("90001", {"end_phy_offset": None}),
     }

@@ -106,16 +106,16 @@ def calls(store):
             lambda t: store.query_offsets("T", "k", end=t),
         ),
         "scan": (
-            lambda t: bodies(store.scan(["body"], begin_timestamp=t)),
-            lambda t: bodies(store.scan(["body"], end_timestamp=t)),
+            lambda t: bodies(store.scan(["body"], begin=t)),
+            lambda t: bodies(store.scan(["body"], end=t)),
         ),
         "offset_by_time": (
             lambda t: store.offset_by_time("T", 0, t),
             lambda t: store.offset_by_time("T", 0, t, "upper"),
         ),
         "export": (
-            lambda t: _Chosen(Selection(begin_timestamp=t)).low,
-            lambda t: _Chosen(Selection(end_timestamp=t)).high,
+            lambda t: _Chosen(Selection(begin=t)).low,
+            lambda t: _Chosen(Selection(end=t)).high,
         ),
     }
 

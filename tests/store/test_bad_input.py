@@ -315,7 +315,7 @@ def store(tmp_path):
 
 
 def nothing_changed(store):
-    assert store.commit_log.max_offset == store.message_at(0).store_size
+    assert store.commit_log.max_offset == store.message_at(0).size
     assert store.topics() == ["T"]
     assert sorted(os.listdir(os.path.join(store.path, "consumequeue"))) == ["T"]
     assert not os.path.exists(os.path.join(os.path.dirname(store.path), "x"))

@@ -63,7 +63,7 @@ def row_of(message, names=ALL) -> dict:
 
     row = {name: getattr(message, name) for name in names if name not in ("body", "size", "properties")}
     if "size" in names:
-        row["size"] = message.store_size
+        row["size"] = message.size
     if "body" in names:
         row["body"] = body()
     if "properties" in names:
@@ -556,10 +556,10 @@ FILTERS = [
     {"tags": ["BB", "nothing"]},
     {"tags": "*"},
     {"topic": "Pay", "tags": "BB", "queue_id": (0, 1)},
-    {"begin_timestamp": T0 + 100_000},
-    {"end_timestamp": T0 + 100_000},
-    {"begin_timestamp": T0 + 50_000, "end_timestamp": T0 + 60_000, "topic": "Orders"},
-    {"begin_timestamp": 2**62},
+    {"begin": T0 + 100_000},
+    {"end": T0 + 100_000},
+    {"begin": T0 + 50_000, "end": T0 + 60_000, "topic": "Orders"},
+    {"begin": 2**62},
     {"begin_phy_offset": 40_000},
     {"end_phy_offset": 40_000},
     {"begin_phy_offset": 70_001, "end_phy_offset": 140_003, "tags": "Aa"},
@@ -568,14 +568,14 @@ FILTERS = [
 ]
 
 
-def keeps(message, topic=None, queue_id=None, tags=None, begin_timestamp=None, end_timestamp=None) -> bool:
+def keeps(message, topic=None, queue_id=None, tags=None, begin=None, end=None) -> bool:
     texts = tags.split(" || ") if isinstance(tags, str) else tags
     return (
         (topic is None or message.topic in ([topic] if isinstance(topic, str) else topic))
         and (queue_id is None or message.queue_id in ([queue_id] if isinstance(queue_id, int) else queue_id))
         and (texts is None or "*" in texts or message.tags in texts)
-        and (begin_timestamp is None or message.store_timestamp >= begin_timestamp)
-        and (end_timestamp is None or message.store_timestamp <= end_timestamp)
+        and (begin is None or message.store_timestamp >= begin)
+        and (end is None or message.store_timestamp <= end)
     )
 
 
@@ -658,7 +658,7 @@ def test_flipped_bits_are_flagged_or_passed_over(odd_copy, tmp_path, rounds):
         for _ in range(rng.randrange(1, 12)):
             message = rng.choice(messages)
             # Headers and lengths are the interesting bytes.
-            flips.append((message.phy_offset + rng.randrange(min(message.store_size, 120)), rng.randrange(8)))
+            flips.append((message.phy_offset + rng.randrange(min(message.size, 120)), rng.randrange(8)))
         with damaged(odd_copy, flips, tmp_path / str(number)) as store:
             check_scan(store, batch_size=rng.choice([1, 10, 8192]))
             for begin in (0, 1, 65536, 99_999):

@@ -59,7 +59,7 @@ def whole_places(root: Path, part: str, which: int, length: int) -> list[int]:
         return [
             message.phy_offset
             for message in store.messages()
-            if not (message.phy_offset + message.store_size > kept.start and message.phy_offset < kept.stop)
+            if not (message.phy_offset + message.size > kept.start and message.phy_offset < kept.stop)
         ]
 
 

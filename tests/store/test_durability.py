@@ -572,7 +572,7 @@ def check_what_it_says(disk: Disk, store: MessageStore, checkpoint: Checkpoint) 
         pos = message.phy_offset - segment.file_from_offset
         below = message.phy_offset < checkpoint.flushed_offset
         if below or message.store_timestamp <= checkpoint.physic_msg_timestamp:
-            assert disk.has(segment.path, pos, message.store_size), f"the record at {message.phy_offset}"
+            assert disk.has(segment.path, pos, message.size), f"the record at {message.phy_offset}"
             vouched += 1
         if (
             below
@@ -951,9 +951,10 @@ def test_the_thread_ends_when_the_store_is_forgotten(tmp_path):
     wait_until(lambda: gc.collect() is not None and gone() is None, "the store is collected")
     thread.join(PATIENCE)
     assert not thread.is_alive()
-    # Nobody closed it in order, and nobody holds its lock.
+    # The thread closed it in order, and nobody holds its lock.
+    assert not (tmp_path / "forgotten" / "abort").exists()
     with MessageStore.open(tmp_path / "forgotten", config=config) as store:
-        assert not store.recovery_report.clean and len(store.get_message("Orders").messages) == 1
+        assert store.recovery_report.clean and len(store.get_message("Orders").messages) == 1
 
 
 def test_a_store_that_is_collected_while_another_one_is_opened(tmp_path):

@@ -1032,8 +1032,8 @@ FORK = """
     def everything_with_a_lock():
         # All locks of the store and of its parts, whatever they are called.
         found = []
-        for part in (store, store.pool, store.queues, store.commit_log, store.index_service, store.consumer_offsets,
-                     reader, reader.pool, reader.queues, reader.commit_log, reader.index_service):
+        for part in (store, store._state.pool, store.queues, store.commit_log, store.index_service, store.consumer_offsets,
+                     reader, reader._state.pool, reader.queues, reader.commit_log, reader.index_service):
             names = list(getattr(part, "__dict__", ())) + [
                 name for kind in type(part).__mro__ for name in getattr(kind, "__slots__", ())
             ]

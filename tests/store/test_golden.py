@@ -67,7 +67,7 @@ def line_of(message: MessageExt) -> dict:
     line = {
         "type": "msg",
         "offset": message.phy_offset,
-        "size": message.store_size,
+        "size": message.size,
         "topic": message.topic,
         "queueId": message.queue_id,
         "queueOffset": message.queue_offset,
@@ -124,7 +124,7 @@ def test_the_log_is_records_and_blanks_and_nothing_else(opened, name):
     assert [
         ("blank", entry.phy_offset, entry.size)
         if isinstance(entry, Blank)
-        else ("msg", entry.phy_offset, entry.store_size)
+        else ("msg", entry.phy_offset, entry.size)
         for entry in entries
     ] == wanted
     assert {type(entry) for entry in entries} == {Blank, MessageExt}

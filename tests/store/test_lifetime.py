@@ -7,6 +7,7 @@ without harm to its parent's store.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import shutil
@@ -261,21 +262,31 @@ def test_garbage_without_close(root):
         list(store.messages())
         store.query_message("Orders", "same")
         gone = weakref.ref(store)
-        del store
-        gc.collect()
+        thread = None if read_only else store._upkeep._housekeeping._thread
+        with contextlib.nullcontext() if read_only else pytest.warns(ResourceWarning, match="forgotten"):
+            del store
+            gc.collect()
         assert gone() is None
+        if thread is not None:
+            # A writer is closed by its own thread.
+            thread.join(30)
+            assert not thread.is_alive()
+            del thread
         assert maps_of(root) == maps == 0
-        if read_only:
-            assert descriptors() == opened
+        assert descriptors() == opened
 
 
 def test_a_writer_that_was_only_forgotten_can_be_opened_again(root):
-    # Like a crash: `abort` stays, and the next opening recovers.
-    store = filled(root)
-    del store
-    gc.collect()
+    # Its own thread closes it in order, and the next opening waits for that.
+    for cycle in (False, True):
+        store = filled(root, 30)
+        store.itself = store if cycle else None
+        with pytest.warns(ResourceWarning, match="forgotten"):
+            del store
+            gc.collect()
+        with MessageStore.open(root, config=CONFIG) as store:
+            assert store.recovery_report.clean
     with MessageStore.open(root, config=CONFIG) as store:
-        assert not store.recovery_report.clean
         assert len(list(store.messages())) == 60
 
 
@@ -376,7 +387,7 @@ def test_the_pool_bounds_what_is_mapped(root):
         assert len(os.listdir(os.path.join(root, "commitlog"))) > 8
         assert len(os.listdir(os.path.join(root, "consumequeue", "Orders", "0"))) > 20
         assert len(os.listdir(os.path.join(root, "index"))) > 15
-        assert len(store.pool) <= 4
+        assert len(store._state.pool) <= 4
         # The index has a bound of its own.
         assert maps_of(root) <= 4 + 4 + 1
         for n in range(0, 400, 37):

@@ -116,7 +116,7 @@ def content(message) -> tuple:
     """What a message that was read says, to be compared with `content_of_record`."""
     properties = {name: value for name, value in message.properties.items() if name != oracle.PROP_CRC}
     return (
-        message.phy_offset, message.store_size, message.queue_id, message.flag, message.queue_offset, message.sys_flag,
+        message.phy_offset, message.size, message.queue_id, message.flag, message.queue_offset, message.sys_flag,
         message.born_timestamp, message.born_host, message.store_timestamp, message.store_host,
         message.reconsume_times, message.prepared_transaction_offset, message.body_stored, message.topic, properties,
         message.keys, message.tags, message.unique_key, message.msg_id, message.corrupt,

@@ -249,7 +249,7 @@ def test_results_say_where_the_message_is(tmp_path):
     clock = Clock(T0 + 5)
     with open_store(tmp_path, clock=clock, store_host="10.1.2.3:10911") as store:
         put = store.put_message(Message("Orders", b"paid", keys=["A-1001"], tags="EU"), queue_id=3)
-        assert put == (0, 0, f"0A01020300002A9F{0:016X}", T0 + 5, store.message_at(0).store_size)
+        assert put == (0, 0, f"0A01020300002A9F{0:016X}", T0 + 5, store.message_at(0).size)
         second = store.put_message(Message("Orders", b""), 3)
         assert (second.phy_offset, second.queue_offset) == (put.size, 1)
         assert store.commit_log.max_offset == second.phy_offset + second.size
@@ -306,7 +306,7 @@ def test_results_are_those_of_single_puts(tmp_path):
         second = store.put_messages(messages)
         third = store.put_message_batch([Message("T", b"x"), Message("T", b"y")])
         assert [store.message_by_id(put.msg_id) for put in second] == [store.message_at(put[0]) for put in second]
-        sizes = [store.message_at(put.phy_offset).store_size for put in second]
+        sizes = [store.message_at(put.phy_offset).size for put in second]
     with open_store(tmp_path / "single", clock=clock) as store:
         singly = [store.put_message(message) for message in messages * 2]
         singly += store.put_message_batch([Message("T", b"x"), Message("T", b"y")])
@@ -402,11 +402,11 @@ def test_a_message_that_was_read_is_put_as_it_was_sent(golden_store, tmp_path):
             again = store.message_at(put.phy_offset)
             for name in (
                 "topic", "body", "properties", "properties_stored", "queue_id", "flag", "born_timestamp", "born_host",
-                "reconsume_times", "prepared_transaction_offset", "store_size", "crc", "version", "queue_offset",
+                "reconsume_times", "prepared_transaction_offset", "size", "crc", "version", "queue_offset",
             ):  # fmt: skip
-                if name == "store_size" and message.store_host.startswith("["):
+                if name == "size" and message.store_host.startswith("["):
                     # The store's own address is IPv4 here.
-                    assert again.store_size == message.store_size - 12
+                    assert again.size == message.size - 12
                     continue
                 assert getattr(again, name) == getattr(message, name), name
             assert again.store_host == store.config.store_host

@@ -445,7 +445,7 @@ def test_strange_things_do_not_keep_a_reader_out(golden_copy):
 def test_a_queue_is_looked_at_only_when_asked_for(golden_store):
     with MessageStore.open(golden_store("broker"), read_only=True) as store:
         assert store.queues.opened() == []
-        assert len(store.pool) <= 2
+        assert len(store._state.pool) <= 2
         store.max_queue_offset("Orders", 0)
         (queue,) = store.queues.opened()
         assert isinstance(queue, ConsumeQueue)

@@ -330,13 +330,13 @@ def test_records_one_behind_the_other(stores):
     one_by_one, pos = [], 0
     while isinstance(message := _read.read_message(region, pos, 0, MessageExt), MessageExt):
         one_by_one.append(message)
-        pos += message.store_size
+        pos += message.size
     assert len(one_by_one) > 12
-    ends = [message.phy_offset + message.store_size for message in one_by_one]
+    ends = [message.phy_offset + message.size for message in one_by_one]
 
     def read(begin, limit=2**62, max_num=2**62, max_bytes=2**62):
         messages, end = _read.read_messages(region, begin, limit, 0, MessageExt, max_num, max_bytes)
-        assert end == (messages[-1].phy_offset + messages[-1].store_size if messages else begin)
+        assert end == (messages[-1].phy_offset + messages[-1].size if messages else begin)
         return messages
 
     assert read(0) == one_by_one and read(ends[3]) == one_by_one[4:]
@@ -360,7 +360,7 @@ def test_what_is_no_record_gives_the_verdict(golden_store, stores):
             assert message is record
         messages, end = _read.read_messages(region, pos, pos + 1, 0, MessageExt, 9, size)
         assert (messages, end) == (
-            ([message], pos + message.store_size) if isinstance(message, MessageExt) else ([], pos)
+            ([message], pos + message.size) if isinstance(message, MessageExt) else ([], pos)
         )
     for pos in (-1, size + 1, 2**62):
         with pytest.raises(OffsetOutOfRangeError):

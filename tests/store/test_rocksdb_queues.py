@@ -108,7 +108,7 @@ def test_every_answer_of_the_real_store(stores, name):
         num = 0
         for line in rocksdb_stores.lines(name, "msg"):
             (message,) = store.get_message(line["topic"], line["queueId"], line["queueOffset"], 1).messages
-            assert (message.phy_offset, message.store_size, message.queue_offset) == (
+            assert (message.phy_offset, message.size, message.queue_offset) == (
                 line["phy"],
                 line["size"],
                 line["queueOffset"],

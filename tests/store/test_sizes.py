@@ -305,7 +305,7 @@ def many_config(**options) -> StoreConfig:
 def test_ten_thousand_files_are_opened_with_few_mapped(many_files):
     with MessageStore.open(many_files, config=many_config(max_mapped_files=16), read_only=True) as store:
         assert len(store.commit_log.queue) == FILES
-        assert len(store.pool) <= 2
+        assert len(store._state.pool) <= 2
         assert len(maps_of(many_files)) <= 2
         most = 0
         for number in range(0, FILES, 3):
@@ -315,7 +315,7 @@ def test_ten_thousand_files_are_opened_with_few_mapped(many_files):
         for number in range(0, FILES, 61):
             (message,) = store.get_message("Far", 0, number, 1)
             assert message.body == b"%d" % number
-            assert len(store.pool) <= 16
+            assert len(store._state.pool) <= 16
         assert most <= 16
         assert len(maps_of(many_files)) <= 16
     assert maps_of(many_files) == []
@@ -339,7 +339,7 @@ def test_the_default_bound_is_kept_too(many_files):
     with MessageStore.open(many_files, read_only=True, config=many_config()) as store:
         assert sum(1 for _ in store.messages()) == FILES
         assert store.config.max_mapped_files == 1024
-        assert len(store.pool) <= 1024
+        assert len(store._state.pool) <= 1024
         assert len(maps_of(many_files)) <= 1024
     assert maps_of(many_files) == []
 

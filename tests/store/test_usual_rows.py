@@ -98,7 +98,7 @@ def test_rows_of_all_kinds_are_those_of_a_scan_that_copies(tmp_path, unusual, ba
         for choice in (
             {"topic": ["Orders", "主题"]},
             {"queue_id": [1, 3], "topic": "t" * 60},
-            {"begin_timestamp": rows[400]["store_timestamp"], "end_timestamp": rows[600]["store_timestamp"]},
+            {"begin": rows[400]["store_timestamp"], "end": rows[600]["store_timestamp"]},
             {"tags": ["paid"], "queue_id": 2},
         ):
             assert 0 < len(scanned(store, batch_size=batch_size, **choice)) < 900

@@ -118,7 +118,7 @@ def test_t8_records_as_stored(vectors, base_store):
     for vector in [*vectors["T8"]["records"], vectors["T8"]["inner_batch"]]:
         fields = vector["fields"]
         message = base_store.message_at(fields["phy_offset"])
-        assert message.store_size == vector["length"]
+        assert message.size == vector["length"]
         check_fields(message, fields)
         mapped_file = base_store.commit_log.segment(fields["phy_offset"])
         pos = fields["phy_offset"] - mapped_file.file_from_offset
@@ -274,7 +274,7 @@ def test_t15_every_get(vectors, base_store):
         assert got.next_queue_offset == row["next_queue_offset"], row
         assert (got.min_queue_offset, got.max_queue_offset) == (row["min_queue_offset"], row["max_queue_offset"]), row
         assert [message.queue_offset for message in got] == row["queue_offsets"], row
-        assert sum(message.store_size for message in got) == row["bytes"], row
+        assert sum(message.size for message in got) == row["bytes"], row
         assert sum(int(message.properties.get("INNER_NUM", 1)) for message in got) == row["count"], row
 
 

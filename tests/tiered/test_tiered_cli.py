@@ -77,7 +77,7 @@ SELECTIONS = {
     "keys": Selection(("Orders",), keys=("CUST-7", "ORD-100400")),
     "keys of any topic": Selection(keys=("CUST-7",)),
     "queue offsets": Selection(("Orders",), begin_queue_offset=500, end_queue_offset=600),
-    "times": Selection(begin_timestamp=1795423822000, end_timestamp=1795423861800),
+    "times": Selection(begin=1795423822000, end=1795423861800),
 }
 
 
@@ -94,8 +94,8 @@ def test_exports_have_each_message_once(root, tmp_path, selection):
         and (wanted.tags is None or row["tags"] in wanted.tag_names)
         and (not wanted.keys or set(wanted.keys) & {*row["keys"], row["unique_key"]})
         and (not wanted.by_queue or 500 <= row["queue_offset"] < 600)
-        and (wanted.begin_timestamp is None
-             or wanted.begin_timestamp <= row["store_timestamp"].timestamp() * 1000 <= wanted.end_timestamp)
+        and (wanted.begin is None
+             or wanted.begin <= row["store_timestamp"].timestamp() * 1000 <= wanted.end)
     ]  # fmt: skip
     assert expected
     for name in ("out.jsonl", "out.parquet", "out.csv"):

@@ -56,7 +56,7 @@ def of_type(lines, kind):
 
 def said(message):
     return (
-        message.topic, message.queue_id, message.queue_offset, message.store_size, message.sys_flag,
+        message.topic, message.queue_id, message.queue_offset, message.size, message.sys_flag,
         message.born_timestamp, message.store_timestamp, len(message.body), hashlib.sha256(message.body).hexdigest(),
         message.tags, message.unique_key, message.properties,
     )  # fmt: skip
@@ -93,7 +93,7 @@ def test_every_unit_and_message_of_the_flat_files(tiered, real_tiered):
         (message,) = found.messages
         assert said(message) == expected(line)
         unit = units[line["topic"], line["queueId"], line["queueOffset"]]
-        assert (message.phy_offset, message.store_size) == (unit["logOffset"], unit["size"]) == (line["phy"], line["size"])
+        assert (message.phy_offset, message.size) == (unit["logOffset"], unit["size"]) == (line["phy"], line["size"])
         queue = tiered.flat_store.queue(line["topic"], line["queueId"])
         assert queue.unit_at(line["queueOffset"]) == (unit["logOffset"], unit["size"], unit["tagsCode"])
         assert not message.corrupt
@@ -106,7 +106,7 @@ def test_index_files_and_queries_of_the_real_index_service(tiered, real_tiered):
     different = []
     for line in of_type(real_tiered, "indexQuery"):
         found = tiered.query_message(line["topic"], line["key"], line["max"], line["begin"], line["end"], compat=True)
-        got = [(message.queue_id, message.phy_offset, message.store_size) for message in found]
+        got = [(message.queue_id, message.phy_offset, message.size) for message in found]
         if got != [(item["queueId"], item["logOffset"], item["size"]) for item in line["items"]]:
             different.append((line["key"], line["max"]))
     # Of several files the one whose read ends first: a race in the real one.
@@ -189,7 +189,7 @@ def test_a_scan_chooses(tiered):
     every = tiered.scan().read_all().to_pylist()
     times = sorted(row["store_timestamp"] for row in every)
     low, high = times[1000], times[2000]
-    some = tiered.scan(topic="Orders", queue_id=[0, 2], tags="paid || created", begin_timestamp=low, end_timestamp=high)
+    some = tiered.scan(topic="Orders", queue_id=[0, 2], tags="paid || created", begin=low, end=high)
     wanted = [
         row
         for row in every
