@@ -17,7 +17,7 @@ from rmqstore.cli.words import verdict_words
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.offline.rebuild import REBUILD_DIRECTORY, RebuildReport, rebuild
 from rmqstore.offline.rebuild_queue_database import rebuild_queue_database
-from rmqstore.rocksdb.places import queue_databases
+from rmqstore.rocksdb.places import PLACES, queue_databases
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.recovery import RECOVERY_MODES
 
@@ -108,7 +108,10 @@ def print_rebuild(report: RebuildReport, target: str, given: Given) -> None:
         if report.moved_aside:
             # A rebuild of files moves nothing else aside than a database.
             there = queue_databases(target)
-            printer.line(f"the broker needs storeType={'defaultRocksDB' if there else 'default'} now")
+            needed = "storeType=defaultRocksDB" if there else "storeType=default"
+            if there and os.path.basename(there[0]) == PLACES[1]:
+                needed += " and useSeparateStorePathForRocksdbCQ=true"
+            printer.line(f"the broker needs {needed} now")
     if report.damage:
         click.get_current_context().exit(FOUND_NOTHING)
 

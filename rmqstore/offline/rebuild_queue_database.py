@@ -56,7 +56,7 @@ def rebuild_queue_database(
     Returns
     -------
     RebuildReport
-        `moved_aside` has the folder that held the queues before, whether files or a database.
+        `moved_aside` has the folder that held the queues before, whether files or a database; the new one is in its place.
 
     Raises
     ------
@@ -93,16 +93,18 @@ def _put_in_place(root: str, new: str) -> tuple[str, ...]:
     folders = queue_databases(root)
     place = folders[0] if folders else os.path.join(root, "consumequeue")
     fsync_tree(new)
-    aside: tuple[str, ...] = ()
-    if os.path.isdir(place):
-        kind, number = "rocksdb" if folders else "files", 1
-        while os.path.exists(f"{place}.{kind}-{number}"):
-            number += 1
-        aside = (f"{place}.{kind}-{number}",)
-        os.rename(place, aside[0])
+    aside = []
+    # A broker does not start while there is one in the other place too.
+    for folder in folders or (place,):
+        if os.path.isdir(folder):
+            kind, number = "rocksdb" if folders else "files", 1
+            while os.path.exists(f"{folder}.{kind}-{number}"):
+                number += 1
+            aside.append(f"{folder}.{kind}-{number}")
+            os.rename(folder, aside[-1])
     os.rename(new, place)
     fsync_directory(root)
-    return aside
+    return tuple(aside)
 
 
 def _build(

@@ -43,6 +43,15 @@ def assert_has(store, sent, unsure=0):
     assert more <= unsure
 
 
+def assert_served(got, sent):
+    """A broker handed out all that was acknowledged, in order, and at most the one message that was on its way at the kill."""
+    expected = wanted(sent, "Orders", {})
+    assert sum(map(len, expected.values())) == len(sent.messages) and len(expected) == 4
+    for queue, messages in expected.items():
+        assert got[queue][: len(messages)] == messages
+    assert sum(map(len, got.values())) - sum(map(len, expected.values())) <= 1
+
+
 @pytest.mark.parametrize("place", ["consumequeue", "consumequeue_rocksdb"])
 def test_a_killed_broker_with_queues_in_rocksdb(java_broker, tmp_path, place):
     config = StoreConfig(**GEOMETRY)
@@ -87,6 +96,14 @@ def test_a_killed_broker_with_queues_in_rocksdb(java_broker, tmp_path, place):
     with pytest.raises(UnsupportedFormatError, match="RocksDB"):
         MessageStore.open(root, config=config)
 
+    # The broker with queues in RocksDB on the database that rmqstore makes anew.
+    again = copy_store(root, tmp_path / "again")
+    rebuild_queue_database(again, config)
+    with java_broker(again, config, extra=extra) as broker:
+        broker.topic("Orders", 4)
+        assert_served(received(broker.consume("all", "Orders")), sent)
+        broker.shutdown()
+
     report = rebuild(root, config=config)
     assert [os.path.basename(path) for path in report.moved_aside] == [f"{place}.rocksdb-1"]
     copied = copy_store(root, tmp_path / "copy")
@@ -98,11 +115,8 @@ def test_a_killed_broker_with_queues_in_rocksdb(java_broker, tmp_path, place):
     # The broker with storeType=default on the queue files: every message is there, and it goes on.
     with java_broker(root, config) as broker:
         broker.topic("Orders", 4)
-        expected = wanted(sent, "Orders", {})
         got = received(broker.consume("all", "Orders"))
-        for queue, messages in expected.items():
-            assert got[queue][: len(messages)] == messages
-        assert sum(map(len, got.values())) - sum(map(len, expected.values())) <= 1
+        assert_served(got, sent)
         (answer,) = broker.produce(orders(900, 1))
         assert answer["status"] == "SEND_OK" and answer["queueOffset"] == len(got["Orders", 0])
         broker.shutdown()

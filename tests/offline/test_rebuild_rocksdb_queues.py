@@ -187,6 +187,21 @@ def test_the_database_of_a_store_with_queue_files(tmp_path):
     assert answer.exit_code == 2 and "alone" in answer.stderr
 
 
+def test_the_database_goes_where_it_was_and_a_second_one_goes_aside(tmp_path):
+    root = rocksdb_stores.unpack("double-separate-lmq", tmp_path)
+    options = [each for name, value in GEOMETRY.items() if "index_enable" not in name for each in ("-o", f"{name}={value}")]
+    answer = CliRunner().invoke(main, ["rebuild", str(root), "--rocksdb", "--yes", *options])
+    assert answer.exit_code == 0, answer.output
+    assert "storeType=defaultRocksDB and useSeparateStorePathForRocksdbCQ=true now" in answer.stdout
+    # A broker does not start with one in either place.
+    shutil.copytree(root / "consumequeue_rocksdb", root / "other")
+    for path in (root / "other").iterdir():
+        path.rename(root / "consumequeue" / path.name)
+    report = rebuild_queue_database(root, config(root))
+    assert [os.path.basename(path) for path in report.moved_aside] == ["consumequeue.rocksdb-1", "consumequeue_rocksdb.rocksdb-2"]
+    assert queue_databases(root) == (str(root / "consumequeue"),)
+
+
 def test_delay_levels_must_be_known_for_it(tmp_path):
     root = rocksdb_stores.unpack("store", tmp_path)
     before = golden.tree(root)
