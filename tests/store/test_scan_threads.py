@@ -62,7 +62,7 @@ def set_pieces(monkeypatch, piece: int, search: int = 2000, threads: int = 3) ->
         ("_PIECE", piece), ("_LONG_PIECE", piece), ("_PIECE_BYTES_PER_ROW", 0), ("_PIECE_SEARCH", search), ("_THREADS", threads),
     ):  # fmt: skip
         monkeypatch.setattr(columns, name, value)
-    monkeypatch.setattr(pieces, "_usable_cpus", lambda: 8)
+    monkeypatch.setattr(pieces, "usable_cpus", lambda: 8)
 
 
 def scan_threads() -> list[threading.Thread]:
@@ -429,7 +429,7 @@ def test_who_has_no_threads(odd, monkeypatch):
     assert goes_without(use_threads=False)
     # A log of less than two pieces.
     assert goes_without(begin_phy_offset=0, end_phy_offset=1399)
-    monkeypatch.setattr(pieces, "_usable_cpus", lambda: 1)
+    monkeypatch.setattr(pieces, "usable_cpus", lambda: 1)
     assert goes_without()
     set_pieces(monkeypatch, SEGMENT + 1)
     assert goes_without()
