@@ -123,7 +123,7 @@ def test_twelve_threads_on_one_store_and_one_index_file(tmp_path):
             (hit,) = store.query_message("Orders", f"first-{known - 1}")
             assert hit.body == body(0, known - 1)
             assert store.query_offsets("Orders", f"first-{known - 1}") == [hit.phy_offset]
-        assert len(store.query_message("Orders", "same", 10)) == min(10, known) or put_num[0] != known
+        assert min(10, known) <= len(store.query_message("Orders", "same", 10)) <= 10
 
     def scan(turn):
         last = -1
