@@ -1,4 +1,4 @@
-"""What completion offers of an object: the names for its users, and not those by which the package's parts work together.
+"""What completion offers of an object: the names for its users, not those for the package's own parts.
 
 Owns one decorator.  Nothing is taken away: who asks for another name gets it.
 """

@@ -1,11 +1,12 @@
-"""What was opened for writing and not closed: a ResourceWarning where it was forgotten, an orderly close when the program ends.
+"""What was opened for writing and not closed: a warning where it was forgotten, a close when the program ends.
 
-Owns the list of what this process has open for writing, by weak references, so that it keeps nothing alive.  Invariants:
+Owns the list of what this process has open for writing, by weak references, so that it keeps nothing alive.
+Invariants:
 
-- At the end of the program everything on the list is closed, the newest first: after all threads but daemons have ended, and
-  before the interpreter takes itself apart.  One that fails is logged and holds up no other.
-- What the collector finds gets a warning, and is let go as by a crash unless it says how to do better without waiting for
-  anything: a collection runs within any allocation on any thread, which may hold a lock that closing waits for.
+- At the end of the program everything on the list is closed, the newest first: after all threads but daemons have
+  ended, and before the interpreter takes itself apart.  One that fails is logged and holds up no other.
+- What the collector finds gets a warning, and is let go as by a crash unless it says how to do better without waiting
+  for anything: a collection runs within any allocation on any thread, which may hold a lock that closing waits for.
 - A forked child closes nothing and warns of nothing: what it inherited is its parent's.
 """
 
@@ -75,7 +76,8 @@ def _close_all() -> None:
         try:
             # A filter may make an error of it.
             warnings.warn(
-                f"unclosed {each!r}: it is closed now, at the end of the program; close it yourself, best by a with statement",
+                f"unclosed {each!r}: it is closed now, at the end of the program; close it yourself, best by a with "
+                "statement",
                 ResourceWarning,
                 stacklevel=2,
                 source=each,

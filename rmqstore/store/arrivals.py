@@ -25,7 +25,7 @@ class Arrivals(threading.Condition):
         self._futures: dict[asyncio.AbstractEventLoop, set[asyncio.Future[None]]] = {}
 
     def future(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-        """asyncio.Future: done in `loop`, in whose thread this is called, after the next `notify_all`; give it to `forget`."""
+        """asyncio.Future: done after the next `notify_all`, to be given to `forget`; called in the thread of `loop`."""
         made = loop.create_future()
         with self:
             self._futures.setdefault(loop, set()).add(made)

@@ -1,8 +1,9 @@
 """Closing a store: in which order, and for whom: who has it, the end of the program, or nobody who has it any more.
 
-Owns the parts of every store that is open for writing, so that they are whole when the store itself was forgotten.  A finalizer
-closes nothing: it may run within any allocation on any thread, which may hold a lock that closing waits for.  It hands the
-parts to the store's housekeeping thread, and whoever opens the store again, or the end of the program, waits for that.
+Owns the parts of every store that is open for writing, so that they are whole when the store itself was forgotten.  A
+finalizer closes nothing: it may run within any allocation on any thread, which may hold a lock that closing waits
+for.  It hands the parts to the store's housekeeping thread, and whoever opens the store again, or the end of the
+program, waits for that.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = ["Closing", "close_forgotten"]
 
 logger = logging.getLogger(__name__)
 
-# Strong references: what the collector finds with a forgotten store has lost its weak references before anybody is told.
+# Strong references: what the collector finds with a forgotten store has lost its weak references before anyone is told.
 _writers: dict[int, Closing] = {}
 _forgotten: dict[int, Closing] = {}
 

@@ -1,7 +1,7 @@
-"""Consuming and waiting in an event loop: no thread for who waits, cancellation, closing, many waiters, other loops and threads.
+"""Consuming and waiting in an event loop: no thread for who waits, cancellation, closing, many waiters, other loops.
 
-Owns `async for` over a consumer and `wait_for_messages_async`.  What a consumer commits is `test_consume`'s; here it is seen that
-both ways of iterating agree.
+Owns `async for` over a consumer and `wait_for_messages_async`.  What a consumer commits is `test_consume`'s; here it
+is seen that both ways of iterating agree.
 """
 
 from __future__ import annotations
@@ -263,7 +263,12 @@ def test_progress_of_its_own_is_not_written_on_the_loops_thread(store, tmp_path,
     threads = []
     offsets = ConsumerOffsets.load(tmp_path / "progress.json", read_only=False)
     persist = offsets.persist
-    monkeypatch.setattr(ConsumerOffsets, "persist", lambda self: (threads.append(threading.current_thread()), persist()))
+
+    def noted(self: ConsumerOffsets) -> None:
+        threads.append(threading.current_thread())
+        persist()
+
+    monkeypatch.setattr(ConsumerOffsets, "persist", noted)
 
     async def work():
         async with store.consume("Orders", "g", offsets=offsets, timeout=0) as consumer:

@@ -53,8 +53,9 @@ def test_no_exception_has_a_private_name():
     assert sorted(f"{each.__module__}.{each.__qualname__}" for each in found if private(each)) == []
 
 
-# One name a thing: what these are called is written on the right.  The design names `size` of what was put, `begin` and `end` of
-# a query; a header of an index file has the fields `begin_timestamp` and `end_timestamp`, which are attributes.
+# One name a thing: what these are called is written on the right.  The design names `size` of what was put, `begin`
+# and `end` of a query; a header of an index file has the fields `begin_timestamp` and `end_timestamp`, which are
+# attributes.
 PARAMETERS = {"begin_timestamp": "begin", "end_timestamp": "end", "broker_name": "broker", "cluster_name": "cluster"}
 ATTRIBUTES = {"store_size": "size", "to_dict": "as_dict", "is_clean": "clean", "size_bytes": "size"}
 

@@ -1,7 +1,7 @@
 """What is opened and not closed: the warning, the orderly close when a program ends, and paths without a store.
 
-Owns programs that end in every way with stores open, forgotten stores, forked children, ``create=False``, and classes that say
-how they are opened.  That nothing of a forgotten store stays in memory is `test_lifetime`'s.
+Owns programs that end in every way with stores open, forgotten stores, forked children, ``create=False``, and classes
+that say how they are opened.  That nothing of a forgotten store stays in memory is `test_lifetime`'s.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def test_a_warning_that_is_an_error_closes_all_the_same(tmp_path):
 
 
 def test_threads_and_functions_that_still_use_it_come_first(tmp_path):
-    # A thread that is no daemon is waited for, and what the program registered itself runs before the stores are closed.
+    # A thread that is no daemon is waited for, and what the program registered itself runs before the stores are
+    # closed.
     done = run(
         tmp_path,
         """
@@ -285,7 +286,7 @@ def test_a_queue_index_and_a_message_store_of_rabbitmq(tmp_path):
             gc.collect()
 
 
-# ------------------------------------------------------------------------------------------------- paths without a store
+# ------------------------------------------------------------------------------------------------ paths without a store
 
 
 def test_create_false_makes_nothing(tmp_path):
