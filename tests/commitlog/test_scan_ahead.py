@@ -132,7 +132,7 @@ def set_pieces(monkeypatch, piece: int, search: int, rows: int, ahead: int, thre
         ("_PIECE", piece), ("_PIECE_SEARCH", search), ("_PIECE_ROWS", rows), ("_PIECES_AHEAD", ahead), ("_THREADS", threads),
     ):  # fmt: skip
         monkeypatch.setattr(log_walk, name, value)
-    monkeypatch.setattr(pieces, "_usable_cpus", lambda: 8)
+    monkeypatch.setattr(pieces, "usable_cpus", lambda: 8)
 
 
 PIECES = list(itertools.product((100, 700, 5000, SEGMENT), (60, 2000), (1, 7, 1000)))
@@ -234,7 +234,7 @@ def test_no_thread_stays_behind(copy, monkeypatch):
         pass
     assert threading.active_count() == before
     # A log that is not worth it has none at all, nor has a processor alone.
-    monkeypatch.setattr(pieces, "_usable_cpus", lambda: 1)
+    monkeypatch.setattr(pieces, "usable_cpus", lambda: 1)
     for _ in log.scans(0, end):
         assert threading.active_count() == before
     set_pieces(monkeypatch, end, 2000, 1000, 3, 2)

@@ -62,7 +62,7 @@ def set_pieces(monkeypatch, piece: int, search: int = 2000, threads: int = 3) ->
         ("_PIECE", piece), ("_LONG_PIECE", piece), ("_PIECE_BYTES_PER_ROW", 0), ("_PIECE_SEARCH", search), ("_THREADS", threads),
     ):  # fmt: skip
         monkeypatch.setattr(columns, name, value)
-    monkeypatch.setattr(pieces, "_usable_cpus", lambda: 8)
+    monkeypatch.setattr(pieces, "usable_cpus", lambda: 8)
 
 
 def scan_threads() -> list[threading.Thread]:
@@ -429,7 +429,7 @@ def test_who_has_no_threads(odd, monkeypatch):
     assert goes_without(use_threads=False)
     # A log of less than two pieces.
     assert goes_without(begin_phy_offset=0, end_phy_offset=1399)
-    monkeypatch.setattr(pieces, "_usable_cpus", lambda: 1)
+    monkeypatch.setattr(pieces, "usable_cpus", lambda: 1)
     assert goes_without()
     set_pieces(monkeypatch, SEGMENT + 1)
     assert goes_without()
@@ -592,7 +592,7 @@ def test_an_interpreter_that_ends(made, tmp_path, end):
         "from rmqstore import MessageStore, StoreConfig\n"
         "columns._PIECE = columns._LONG_PIECE = 700\n"
         "columns._PIECE_BYTES_PER_ROW = 0\n"
-        "pieces._usable_cpus = lambda: 4\n"
+        "pieces.usable_cpus = lambda: 4\n"
         f"config = StoreConfig(mapped_file_size_commit_log={SEGMENT})\n"
         f"store = MessageStore.open({str(tmp_path / 'store')!r}, config=config, read_only=True)\n"
         "scan = store.scan(batch_size=2)\n"
