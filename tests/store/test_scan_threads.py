@@ -592,7 +592,7 @@ def test_an_interpreter_that_ends(made, tmp_path, end):
         "from rmqstore import MessageStore, StoreConfig\n"
         "columns._PIECE = columns._LONG_PIECE = 700\n"
         "columns._PIECE_BYTES_PER_ROW = 0\n"
-        "pieces._usable_cpus = lambda: 4\n"
+        "pieces.usable_cpus = lambda: 4\n"
         f"config = StoreConfig(mapped_file_size_commit_log={SEGMENT})\n"
         f"store = MessageStore.open({str(tmp_path / 'store')!r}, config=config, read_only=True)\n"
         "scan = store.scan(batch_size=2)\n"
