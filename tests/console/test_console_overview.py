@@ -22,6 +22,7 @@ from test_console_api import TINY, Asker
 import rmqstore
 from rmqstore import Message, MessageStore, console
 from rmqstore.console import overview_answers, survey
+from rmqstore.console.consumer_answers import group_rows
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.offline.timeline import timeline
 from rmqstore.texts import format_size
@@ -191,7 +192,12 @@ def test_groups_are_the_sums_of_their_queues(broker):
             if row["group"] == group["group"] and row["waiting_since"]
         ]
         assert group["waiting_since"] == min(waiting, default=None)
-        assert (group["age"] is None) is (not waiting)
+    rows = value["consumers"]
+    ages = {group["group"]: group["age"] for group in group_rows(rows, "-age")}
+    assert [age is None for age in ages.values()] == sorted(age is None for age in ages.values())
+    assert {name for name, age in ages.items() if age is not None} == {
+        row["group"] for row in rows if row["waiting_since"] is not None
+    }
 
 
 # ------------------------------------------------------------------------------------------------------------ charts
