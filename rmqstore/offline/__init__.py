@@ -3,6 +3,8 @@
 All of them take a path, beside a broker that runs or one that died; only `rebuild` and `importing` write.
 
 - `describe`: a store in one look; `layout`: what it keeps where, and which versions may have written it
+- `key_search`: messages by key where nobody knows the topic; `consumer_lag`: how far consumer groups are, and their sums
+- `single_file`: one file of a store alone, recognised and read
 - `settings`: a broker's topics, groups, offsets and pop records
 - `verify`: what is wrong, with file, position and what to do; `verify_queue_database`, `verify_databases`: the same of
   queues and of the index in RocksDB
