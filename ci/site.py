@@ -1,4 +1,4 @@
-"""Hooks of mkdocs.yml: documents that lie beside docs/ are pages too, and links work in the site as they do in the tree.
+"""Hooks of mkdocs.yml: documents beside docs/ are pages too, and links work in the site as they do in the tree.
 
 Owns the list of these documents, and what a copy button copies of a session: the commands, without their prompts and
 without what they answer.  A link that leads to something in the tree which is no page (a test, a data file) becomes
@@ -21,7 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 BESIDE = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
 LINK = re.compile(r"(?<![\\!])\[(?P<text>[^\]\[]*)\]\((?P<target>[^)\s]+)\)")
 # A session as a page shows it, and the marks before what somebody types.
-SESSION = re.compile(r'<div class="(?P<classes>language-(?P<language>console|pycon) highlight)">(?P<code>.*?)</div>', re.DOTALL)
+SESSION = re.compile(
+    r'<div class="(?P<classes>language-(?P<language>console|pycon) highlight)">(?P<code>.*?)</div>', re.DOTALL
+)
 PROMPTS = {"console": ("$ ",), "pycon": (">>> ", "... ")}
 # Fences whose info string has a second word for the tests ("console spark") or names no language.
 INFO = re.compile(r"^(?P<mark>`{3,})(?P<language>\w+) [\w ]+$", re.MULTILINE)

@@ -1,5 +1,5 @@
-"""Looks over a site that mkdocs built: nothing is loaded from elsewhere, every link between its files leads somewhere, and
-copy buttons copy the commands of a session alone.
+"""Looks over a site that mkdocs built: nothing is loaded from elsewhere, every link between its files leads somewhere,
+and copy buttons copy the commands of a session alone.
 
 ``site_check.py FOLDER``.  Owns no list of pages; at least those of docs/ must be there.
 """
@@ -56,7 +56,8 @@ def faults_of(folder: Path) -> list[str]:
     if not sessions:
         faults.append("no page has a session")
     # The attribute is the theme's: one that does not know it would copy prompts and answers.
-    if not any("data-copy" in path.read_text(encoding="utf-8") for path in folder.glob("assets/javascripts/bundle*.js")):
+    scripts = folder.glob("assets/javascripts/bundle*.js")
+    if not any("data-copy" in path.read_text(encoding="utf-8") for path in scripts):
         faults.append("the theme knows no data-copy; copy buttons copy prompts and answers")
     for path, page in pages.items():
         here = path.relative_to(folder)

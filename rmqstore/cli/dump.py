@@ -44,7 +44,13 @@ _UNIT_HEAD = f"{'queue offset':>14}  {'phy offset':>14}  {'size':>9}  {'tags cod
 @click.option("--queue", "queue_id", type=click.IntRange(min=0), help="Only this queue of the topic.")
 @store_options
 def dump(
-    path: str, what: str | None, begin: int | None, end: int | None, topic: str | None, queue_id: int | None, given: Given
+    path: str,
+    what: str | None,
+    begin: int | None,
+    end: int | None,
+    topic: str | None,
+    queue_id: int | None,
+    given: Given,
 ) -> None:
     """Print a store's structures as they lie on disk, damage included.
 
@@ -328,9 +334,10 @@ def _dump_file(printer: Printer, path: str, begin: int | None, end: int | None, 
         if printer.as_json:
             printer.json_line({"type": file.kind, **fields})
         else:
+            times = {name for name in fields if name.endswith(("timestamp", "time"))}
             printer.fields(
                 [
-                    (name, f"{value}  {printer.time(value)}" if name.endswith(("timestamp", "time")) and value else str(value))
+                    (name, f"{value}  {printer.time(value)}" if name in times and value else str(value))
                     for name, value in fields.items()
                 ]
             )

@@ -1,7 +1,7 @@
 """A message on one line, as a format string says: ``--format '%t %k %s'``.
 
-Owns the letters, those of kcat where it has the same thing.  What a terminal may obey is escaped in every value, line ends
-too, so that a message is one line wherever the output goes; ``--json`` and ``export`` have the bytes.
+Owns the letters, those of kcat where it has the same thing.  What a terminal may obey is escaped in every value, line
+ends too, so that a message is one line wherever the output goes; ``--json`` and ``export`` have the bytes.
 """
 
 from __future__ import annotations

@@ -65,7 +65,8 @@ def error_text(error: Exception) -> str:
 
 def of_error(error: Exception) -> CannotOpenError:
     """CannotOpenError: what an error of the store or of the system says, with what to do at the command line."""
-    if isinstance(error, GeometryError):
+    # A checkpoint has one length, which no option changes.
+    if isinstance(error, GeometryError) and os.path.basename(error.path or "") != "checkpoint":
         return CannotOpenError(
             error_text(error), "Here an option is given as -o NAME=VALUE, or all with --config broker.conf."
         )

@@ -90,8 +90,8 @@ def query(
 ) -> None:
     """Find messages by key in the index, newest first, each checked against its message.
 
-    Of several keys each is asked for in turn.  What the index does not cover is searched in the log.  Without TOPIC every
-    topic is asked.
+    Of several keys each is asked for in turn.  What the index does not cover is searched in the log.  Without TOPIC
+    every topic is asked.
     """
     keys = (*more_keys, *keys)
     by_place = (msg_id is not None) + (phy_offset is not None)
@@ -142,7 +142,8 @@ def query(
                     where = " in what was searched" if uncovered else about
                     note(f"{what} has {key_type or 'key'} {key}{where}")
                 if truncated:
-                    note(f"there are more than {max_num}{f' of {key}' if several else ''}; give --max-num or a time range")
+                    of_key = f" of {key}" if several else ""
+                    note(f"there are more than {max_num}{of_key}; give --max-num or a time range")
         if given.tiered is None and os.path.exists(os.path.join(path, METADATA_FILE)):
             note("older messages of this store are in tiered storage, which was not searched: give --tiered DIR")
         if uncovered:

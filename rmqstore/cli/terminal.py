@@ -104,8 +104,8 @@ class Printer:
     ) -> None:
         """A table; all columns but the first `left`, or those of these numbers, hold numbers.
 
-        Plain columns, but on a terminal fitted to its width: names that are too long are broken between their words, and
-        where that is not enough each row becomes a block of lines.  Cells that are an int are counts, whose digits are
+        Plain columns, but on a terminal fitted to its width: names that are too long are broken between their words,
+        and where that is not enough each row becomes a block of lines.  Cells that are an int are counts, whose digits are
         grouped there; places that go into commands (offsets) come as text.
         """
         if isinstance(left, int):

@@ -1,7 +1,8 @@
-"""What a person at a shell reads in place of what a Python program would: options as they are typed, plain words, near names.
+"""What a person at a shell reads in place of what a Python program would: options as they are typed, plain words, and
+near names.
 
-Owns the translation of the package's own texts, which name Python's arguments and enums.  Texts from a store are not for
-it, and programs that ask for JSON get names of enums as they are.
+Owns the translation of the package's own texts, which name Python's arguments and enums.  Texts from a store are not
+for it, and programs that ask for JSON get names of enums as they are.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _AS_TYPED: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (
             r"""Open it read-only to get out what is whole, with recovery="skip" to go on after the damage, """
             r"""or with recovery="truncate" to cut""",
-            "rmqstore export --corrupt skip gets out what is whole; rmqstore recover --mode skip goes on after the damage, "
-            "--mode truncate cuts",
+            "rmqstore export --corrupt skip gets out what is whole; rmqstore recover --mode skip goes on after the "
+            "damage, --mode truncate cuts",
         ),
         (r"""recovery=(['"])(\w+)\1""", r"rmqstore recover --mode \2"),
         (r"config=StoreConfig\.infer\(path, (\w+=(?:'[^']*'|[^\s()]+))\)", r"-o \1"),

@@ -4,6 +4,8 @@ All of them take a path, beside a broker that runs or one that died; only `rebui
 
 - `describe`: a store in one look; `layout`: what it keeps where, and which versions may have written it
 - `queue_rows`: one row a queue, for the command line and SQL
+- `key_search`: messages by key where nobody knows the topic; `consumer_lag`: how far consumer groups are, and their sums
+- `single_file`: one file of a store alone, recognised and read
 - `settings`: a broker's topics, groups, offsets and pop records
 - `verify`: what is wrong, with file, position and what to do; `verify_units` (queues) and `verify_entries` (index):
   its parts; `verify_queue_database`, `verify_databases`: the same of queues and of the index in RocksDB;

@@ -1,7 +1,7 @@
 """How far consumer groups are: one row a group and queue, and their sums by group.
 
-Owns what lag is, for the command line and for SQL: messages of a queue that a group has not consumed, as a broker counts
-them.  It reads the offsets of the groups and the bounds of their queues, and no message.
+Owns what lag is, for the command line and for SQL: messages of a queue that a group has not consumed, as a broker
+counts them.  It reads the offsets of the groups and the bounds of their queues, and no message.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def consumer_rows(store: MessageStore, group: str | None = None, topic: str | No
     Yields
     ------
     dict
-        ``group``, ``topic``, ``queue_id``, ``queue_offset`` (the next one to consume; -1 where the group has progress in
-        other queues of the topic only, and begins at the first message), ``max_queue_offset`` and ``lag``.  Both are None
-        where the queue is gone; the lag is None too where the group's offset lies after the end of the queue.
+        ``group``, ``topic``, ``queue_id``, ``queue_offset`` (the next one to consume; -1 where the group has progress
+        in other queues of the topic only, and begins at the first message), ``max_queue_offset`` and ``lag``.  Both are
+        None where the queue is gone; the lag is None too where the group's offset lies after the end of the queue.
     """
     queue_ids: dict[str, list[int]] = {}
     for name, queue_id in store.queues.keys():
@@ -53,7 +53,7 @@ def consumer_rows(store: MessageStore, group: str | None = None, topic: str | No
 
 
 def group_sums(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """list of dict: by group ``group``, ``topics``, ``queues``, ``lag`` and ``unknown``, in how many queues it is not known.
+    """list of dict: by group ``group``, ``topics``, ``queues``, ``lag``, ``unknown`` (queues of which it is not known).
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
 """Messages by key where nobody knows the topic.
 
-Owns which topics are asked, and whether the index or the log is.  The index holds a hash of topic and key together, so it is
-asked once for each topic; where that would take longer than the log does, the log is gone over.  What nobody looked at is
-said, as `MessageStore.query_message` says it.
+Owns which topics are asked, and whether the index or the log is.  The index holds a hash of topic and key together, so
+it is asked once for each topic; where that would take longer than the log does, the log is gone over.  What nobody
+looked at is said, as `MessageStore.query_message` says it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from rmqstore.store.message_store import MessageStore
 
 __all__ = ["AllTopicsResult", "find_in_all_topics", "topics_to_ask"]
 
-# What a look into one index file costs for one key, and what going over the log does, both in memory.
-_SECONDS_A_LOOK = 4e-6
-_LOG_BYTES_A_SECOND = 100e6
+# What a look into one index file costs for one key, and how fast the log is gone over: measured on two busy cores, with
+# 1000 topics, three index files and records of 300 bytes in memory.
+_SECONDS_A_LOOK = 6e-6
+_LOG_BYTES_A_SECOND = 500e6
 
 
 @dataclass(frozen=True, slots=True)

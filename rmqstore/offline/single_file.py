@@ -1,8 +1,8 @@
 """One file of a store, read alone: what it is, by its path or by what it holds, and what lies in it.
 
-Owns the recognition, and the reading of a segment, a queue file, an index file, a checkpoint, a file of the timer or of the
-settings without the store around it: in a backup, in a crash report, or one that keeps a broker from starting.  It only
-reads, maps nothing that could be cut under it but segments and index files, and names damage instead of stopping at it.
+Owns the recognition, and the reading of a segment, a queue file, an index file, a checkpoint, a file of the timer or of
+the settings without the store around it: in a backup, in a crash report, or one that keeps a broker from starting.  It
+only reads, maps nothing that could be cut under it but segments and index files, and names damage instead of stopping at it.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ _RECORD_MAX = 1 << 27
 _UNIT = np.dtype([("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _BATCH_UNIT = np.dtype(
     [
-        ("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8"), ("store_timestamp", ">i8"), ("base_offset", ">i8"),
-        ("num", ">i2"), ("compacted_offset", ">i4"), ("reserved", ">i4"),
+        ("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8"), ("store_timestamp", ">i8"),
+        ("base_offset", ">i8"), ("num", ">i2"), ("compacted_offset", ">i4"), ("reserved", ">i4"),
     ]
 )  # fmt: skip
 assert _UNIT.itemsize == int(UnitLayout.UNIT_SIZE) and _BATCH_UNIT.itemsize == int(BatchUnitLayout.BATCH_UNIT_SIZE)
@@ -91,8 +91,8 @@ class StoreFile:
     size : int
         Bytes.
     base : int or None
-        Offset of its first byte, or of a queue file its first unit, in the whole that it is a part of, as its name or its
-        contents say; None where there is no such whole, or nothing tells.
+        Offset of its first byte, or of a queue file its first unit, in the whole that it is a part of, as its name or
+        its contents say; None where there is no such whole, or nothing tells.
     topic, queue_id : str and int, or None
         Of the path, of a file of a queue.
     """
@@ -137,7 +137,7 @@ class StoreFile:
             file.close()
 
     def units(self) -> Iterator[dict[str, Any]]:
-        """The units of a queue file, of a batch queue's or of an extension's, in order, up to the last that was written."""
+        """The units of a file of a queue, a batch queue or an extension, in order, up to the last that was written."""
         if self.kind == "queue_extension":
             yield from self._extension_units()
             return
@@ -170,7 +170,8 @@ class StoreFile:
                 tags_code, store_timestamp, bitmap = unit
                 address = {} if self.base is None else {"address": EXT_ADDRESS_BASE + self.base + pos}
                 yield {
-                    "pos": pos, **address, "tags_code": tags_code, "store_timestamp": store_timestamp, "bitmap": bitmap.hex()
+                    "pos": pos, **address, "tags_code": tags_code, "store_timestamp": store_timestamp,
+                    "bitmap": bitmap.hex(),
                 }  # fmt: skip
                 pos += int(ExtUnitLayout.EXT_UNIT_MIN_SIZE) + len(bitmap)
         finally:
@@ -179,10 +180,11 @@ class StoreFile:
     def timer_units(self) -> Iterator[dict[str, Any]]:
         """The units of a file of the timer log, in order; ``due`` is when each fires, ms since epoch."""
         number = 0
+        names = [name for name in STORED.names or () if name not in ("size", "reserved")]
         with open(self.path, "rb") as file:
             while len(units := np.fromfile(file, STORED, _PIECE)):
                 for at in np.flatnonzero(units["size"] == UNIT_SIZE).tolist():
-                    unit = {name: int(units[at][name]) for name in STORED.names or () if name not in ("size", "reserved")}
+                    unit = {name: int(units[at][name]) for name in names}
                     pos = (number + at) * UNIT_SIZE
                     position = {} if self.base is None else {"position": self.base + pos}
                     yield {"pos": pos, **position, **unit, "due": unit["write_time"] + unit["delay"]}

@@ -1,7 +1,7 @@
-"""What an operator asks at three in the morning: keys without a topic, times and days, one-line formats, near names, words.
+"""What an operator asks at three in the morning: keys without a topic, times and days, one-line formats, near names.
 
-Owns the promises about what people type and read; that tables fit a terminal is in test_cli_terminal.py, that one file alone
-can be read in tests/offline/test_single_file.py.
+Owns the promises about what people type and read; that tables fit a terminal is in test_cli_terminal.py, that one file
+alone can be read in tests/offline/test_single_file.py.
 """
 
 from __future__ import annotations
@@ -401,7 +401,8 @@ def test_messages_name_what_can_be_typed(golden_copy, tmp_path):
     with MessageStore.open(copy, recovery="skip"):
         text = said("rebuild", copy, "--yes", *DELAYS)
         assert "commands that only read work all the same" in text
-        assert "commands that only read" in said("offsets", "reset", copy, "--group", "g", "--topic", "Orders", "--latest")
+        reset = said("offsets", "reset", copy, "--group", "g", "--topic", "Orders", "--latest")
+        assert "commands that only read" in reset
     (copy / "commitlog" / "00000000000000000000").write_bytes(bytes(100))
     assert "rmqstore recover --mode skip passes over" in said("recover", copy, *DELAYS)
     assert "--config" in said("info", copy, "-o", "mappedFileSizeCommitLog=4096")
@@ -416,8 +417,8 @@ def test_every_text_of_the_package_that_names_arguments_is_translated():
         ("damage that recovery='skip' passes over", "damage that rmqstore recover --mode skip passes over"),
         ("for the default config=StoreConfig.infer(path, a_b='1s 2s')", "for the default -o a_b='1s 2s'"),
         (
-            "give them: config=StoreConfig.infer(path, max_index_num=...) or StoreConfig.from_properties('broker.conf')",
-            "give them: -o max_index_num=... or --config broker.conf",
+            "give config=StoreConfig.infer(path, max_index_num=...) or StoreConfig.from_properties('broker.conf')",
+            "give -o max_index_num=... or --config broker.conf",
         ),
         ("stop it, or open the store with read_only=True", "stop it; commands that only read work all the same"),
         ("or say declared=True (--declared)", "or say --declared"),
@@ -433,8 +434,9 @@ def test_every_text_of_the_package_that_names_arguments_is_translated():
 
 #: What an operator types there, that the page must have an answer for.
 MQADMIN = {
-    "queryMsgByKey", "queryMsgByUniqueKey", "queryMsgById", "queryMsgByOffset", "queryMsgTraceById", "queryCq", "printMsg",
-    "printMsgByQueue", "consumerProgress", "topicStatus", "topicList", "exportMetadata", "rocksDBConfigToJson",
+    "queryMsgByKey", "queryMsgByUniqueKey", "queryMsgById", "queryMsgByOffset", "queryMsgTraceById", "queryCq",
+    "printMsg", "printMsgByQueue", "consumerProgress", "topicStatus", "topicList", "exportMetadata",
+    "rocksDBConfigToJson",
     "dumpCompactionLog",
 }  # fmt: skip
 
@@ -457,7 +459,7 @@ def test_what_stands_instead_of_mqadmin_exists():
                 assert command is not None, line
                 seen.add(name)
                 context = click.Context(command, parent=context, info_name=name)
-            # Options and their choices exist, and so many arguments are taken; the words in capitals stand for something.
+            # Options and their choices exist, and so many arguments are taken; words in capitals stand for others.
             values = {"TIME": "2026-11-20", "QUEUE": "0", "OFFSET": "0"}
             given = [values.get(word, word) for word in words]
             command.make_context(command.name, given, parent=context.parent, resilient_parsing=False).close()

@@ -1,4 +1,4 @@
-"""One file of a store alone: what it is, by its path or by what it holds, and that it says what the whole store says of it."""
+"""One file of a store alone: what it is, by path or by what it holds, and that it says what the store says of it."""
 
 from __future__ import annotations
 
@@ -136,7 +136,8 @@ def test_small_files_say_what_they_hold(broker):
 
 
 def test_what_is_no_file_of_a_store_is_said(tmp_path):
-    for name, content in (("notes.txt", b"a note"), ("empty", b""), ("zeros", bytes(400)), ("x" + HOSTILE[:3], b"x" * 20)):
+    strange = {"notes.txt": b"a note", "empty": b"", "zeros": bytes(400), "x" + HOSTILE[:3]: b"x" * 20}
+    for name, content in strange.items():
         path = tmp_path / name
         path.write_bytes(content)
         result = run("dump", path)

@@ -40,7 +40,8 @@ def test_only_what_is_typed_is_copied(site):
         '<span class="gp">$ </span>ls &amp;&amp; true',
     )
     assert copied(site, session) == ['rmqstore info store > "a file"\nls && true']
-    python = block("pycon", '<span class="gp">&gt;&gt;&gt; </span>for a in b:', '<span class="gp">... </span>    a', "1")
+    lines = ('<span class="gp">&gt;&gt;&gt; </span>for a in b:', '<span class="gp">... </span>    a', "1")
+    python = block("pycon", *lines)
     assert copied(site, python) == ["for a in b:\n    a"]
     # A program, and commands without prompts, are copied as they are shown.
     assert copied(site, block("sh", "rm x") + block("python", "a = 1")) == []
@@ -62,4 +63,5 @@ def test_sessions_of_the_documents_have_commands(site):
     for page in ("lost-index.md", "broker-does-not-start.md"):
         text = (ROOT / "docs" / "tasks" / page).read_text(encoding="utf-8")
         outside = re.sub(r"<details.*?</details>", "", text, flags=re.DOTALL)
-        assert "<summary>Try it on the sample" in text and not re.search(r"\bdd of=|truncate -s 20|conv=notrunc", outside)
+        assert "<summary>Try it on the sample" in text
+        assert not re.search(r"\bdd of=|truncate -s 20|conv=notrunc", outside)
