@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 # How long `make fuzz` goes on.
 FUZZ_SECONDS ?= 20
+# What `make simulate` does at least, and how long `make simulate-long` goes on.
+SIMULATE_STEPS ?= 250000
+SIMULATE_MINUTES ?= 1440
 # Processes that run tests side by side.
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 PARALLEL := -n $(JOBS) --dist loadscope
@@ -29,7 +32,7 @@ ASV_MACHINE := $(BIN)/asv machine --yes --config asv_bench/asv.conf.json >/dev/n
 ASV_RUN := cd asv_bench && ../$(BIN)/asv run --python=same
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build test-venv demo docs test test-rest test-all soak debug-test sanitize sanitize-rest sanitize-threads sanitized-address sanitized-thread test-portable test-pythons test-arm64 check lint typecheck fuzz instructions bench bench-full bench-peers bench-growth clean distclean
+.PHONY: help venv build test-venv demo docs test test-rest test-all soak debug-test sanitize sanitize-rest sanitize-threads sanitized-address sanitized-thread test-portable test-pythons test-arm64 check lint typecheck fuzz simulate simulate-long instructions bench bench-full bench-peers bench-growth clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -177,6 +180,12 @@ bench-growth: venv $(VENV)/.stamp-bench ## how cost grows with keys, chains, que
 
 fuzz: venv ## hostile bytes for readers of RabbitMQ's terms and of what 5.x brokers keep in RocksDB and elsewhere: make fuzz FUZZ_SECONDS=600
 	bash ci/fuzz.sh $(FUZZ_SECONDS)
+
+simulate: test-venv ## lives of stores from fixed seeds, with kills, lost power, errors and damage: make simulate SIMULATE_STEPS=100000
+	$(BIN)/python -m tests.simulator --jobs $(JOBS) --steps $(SIMULATE_STEPS) $(SIMULATE_ARGS)
+
+simulate-long: test-venv ## the same from seeds that nobody tried yet, for a day: make simulate-long SIMULATE_MINUTES=60
+	$(BIN)/python -m tests.simulator --jobs $(JOBS) --seed $$(date +%s) --minutes $(SIMULATE_MINUTES) $(SIMULATE_ARGS)
 
 clean: ## remove builds and caches (the environment stays)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis asv_bench/env asv_bench/html

@@ -31,6 +31,7 @@ LONG = (
     "rabbitmq/test_rabbitmq_lost.py::test_a_part_of_spark_warns",
     "rabbitmq/test_rabbitmq_queue_index_faults.py",
     "rabbitmq/test_rabbitmq_repair.py::test_damage_is_named_and_repaired",
+    "simulator/test_planted.py",
     "spark/",
     "store/test_corruption.py::test_bit_flips_are_never_silent[propcrc]",
     "store/test_corruption.py::test_truncated_files_are_never_silent[propcrc]",

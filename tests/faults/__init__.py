@@ -25,10 +25,10 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 #: Kinds of calls, in the order of `enum name` in faults.c.
 NAMES = (
     "create", "write", "pwrite", "ftruncate", "fallocate", "link", "rename", "unlink", "mkdir", "rmdir", "msync", "fsync",
-    "fdatasync", "open", "mmap", "photo",
+    "fdatasync", "open", "mmap", "photo", "store",
 )  # fmt: skip
-#: Those that change or force something; the others only matter as calls that may fail, and a photo is none: it says what a
-#: mapping held at some moment.
+#: Those that change or force something; the others only matter as calls that may fail, and the last two are none: a photo
+#: says what a mapping held at some moment, and a store is an instruction that writes to one.
 CHANGING = NAMES[: NAMES.index("open")]
 ACTIONS = {"nothing": 0, "kill before": 1, "kill after": 2, "fail": 3, "short write": 4}
 

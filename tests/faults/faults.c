@@ -4,7 +4,8 @@
    one directory, writes a log of them, and by request ends the process at one of them (SIGKILL, before or after it) or
    makes it fail.  With data the log says all that is surely on disk: the bytes of every range that was forced, at the
    time when forcing began, and every change of a directory.  Stores to mapped memory are no calls; they are seen where
-   they are forced.
+   they are forced.  Where they are asked for (STORE, x86-64 alone) they count like calls, each instruction that writes to
+   a mapping once, so that a process dies between any two of them.
 
    It never changes what a call does that it lets through, never allocates and takes no lock but one that is held for a
    few instructions, so it may be called from any thread.  Linux only. */
@@ -25,6 +26,7 @@
 #include <sys/syscall.h>
 #include <sys/types.h>
 #include <sys/uio.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #undef open
@@ -35,7 +37,8 @@
 /* The order is known to faults/__init__.py. */
 enum name {
     CREATE, WRITE, PWRITE, FTRUNCATE, FALLOCATE, LINK, RENAME, UNLINK, MKDIR, RMDIR, MSYNC, FSYNC, FDATASYNC, OPEN, MMAP,
-    PHOTO /* no call: what is in a mapping now */
+    PHOTO, /* no call: what is in a mapping now */
+    STORE /* no call: an instruction that writes to a mapping */
 };
 enum action { NOTHING, KILL_BEFORE, KILL_AFTER, FAIL, SHORT_WRITE };
 enum flag { IS_NEW = 1, IS_DIRECTORY = 2, LAST_LINK = 4 };
@@ -64,6 +67,7 @@ static atomic_ulong clock_now;
 struct mapping {
     char *begin;
     size_t size;
+    int writable;
     uint64_t inode;
     int64_t offset;
     char path[PATH_MAX];
@@ -85,6 +89,9 @@ static void die(void)
     }
 }
 
+static int watches_stores(void);
+static void watch_stores(void);
+
 /* Arm the layer for files below `directory` (absolute, without links).  `names` is a set of bits by `enum name`: which
    calls are counted and take the action; the log has all.  `lasts`: the action holds for every call from `number` on. */
 void faults_arm(const char *directory, uint32_t names, long number, int what, int error, int lasts, const char *log_path,
@@ -104,6 +111,7 @@ void faults_arm(const char *directory, uint32_t names, long number, int what, in
     atomic_store(&count, 0);
     atomic_store(&hits, 0);
     atomic_store(&faults_on, 1);
+    if (watches_stores()) watch_stores();
     atomic_store(&armed, 1);
 }
 
@@ -113,6 +121,8 @@ long faults_count(void) { return atomic_load(&count); }
 long faults_hits(void) { return atomic_load(&hits); }
 /* A time that every log entry before this call lies before. */
 unsigned long faults_clock(void) { return atomic_fetch_add(&clock_now, 1) + 1; }
+/* Go on where the clock of an earlier process stood, so that the logs of both are one. */
+void faults_set_clock(unsigned long now) { atomic_store(&clock_now, now); }
 
 static int is_ours(const char *path)
 {
@@ -310,10 +320,12 @@ static void *map_it(void *address, size_t size, int protection, int flags, int f
         struct mapping *mapping = &mappings[mapping_num++];
         mapping->begin = mapped;
         mapping->size = size;
+        mapping->writable = (protection & PROT_WRITE) != 0;
         mapping->inode = about.st_ino;
         mapping->offset = offset;
         memcpy(mapping->path, call.path, sizeof mapping->path);
         unlock_mappings();
+        if (watches_stores() && protection & PROT_WRITE) mprotect(mapped, size, PROT_READ);
     }
     leave(&call, mapped == MAP_FAILED ? errno : 0);
     return mapped;
@@ -342,6 +354,65 @@ int munmap(void *address, size_t size)
     }
     return (int)syscall(SYS_munmap, address, size);
 }
+
+/* ------------------------------------------------------------------------------------------------------------ stores
+
+   Mappings are given out read-only.  A store to one faults; it is counted, its page is opened, and the processor runs that
+   one instruction (the trap flag), after which the page is closed again.  An instruction that writes to two pages faults
+   twice.  One thread writes to a store at a time; what the layer itself copies it only reads. */
+
+static int watches_stores(void) { return (counted_names >> STORE) & 1; }
+
+#ifdef __x86_64__
+#define TRAP_FLAG 0x100
+#define OPEN_PAGES 8
+static char *open_pages[OPEN_PAGES];
+static int open_page_num;
+static const size_t page_size = 4096;
+
+static void on_fault(int number, siginfo_t *info, void *context)
+{
+    char *at = info->si_addr, path[PATH_MAX];
+    int found = 0;
+    for (int i = 0; i < mapping_num && !found; i++)
+        if (mappings[i].writable && at >= mappings[i].begin && at < mappings[i].begin + mappings[i].size) {
+            found = 1;
+            memcpy(path, mappings[i].path, sizeof path);
+        }
+    if (!found || open_page_num == OPEN_PAGES) {
+        signal(number, SIG_DFL); /* No store to a mapping of ours: the fault comes again, and ends the process. */
+        return;
+    }
+    static struct call call;
+    memcpy(begin(&call)->path, path, sizeof call.path);
+    enter(&call, STORE);
+    char *page = (char *)((uintptr_t)at & ~(page_size - 1));
+    mprotect(page, page_size, PROT_READ | PROT_WRITE);
+    open_pages[open_page_num++] = page;
+    ((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] |= TRAP_FLAG;
+}
+
+static void on_trap(int number, siginfo_t *info, void *context)
+{
+    (void)number, (void)info;
+    while (open_page_num) mprotect(open_pages[--open_page_num], page_size, PROT_READ);
+    ((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] &= ~(unsigned long long)TRAP_FLAG;
+}
+
+static void watch_stores(void)
+{
+    struct sigaction fault = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_NODEFER};
+    struct sigaction trap = {.sa_sigaction = on_trap, .sa_flags = SA_SIGINFO};
+    sigaction(SIGSEGV, &fault, NULL);
+    sigaction(SIGTRAP, &trap, NULL);
+}
+
+/* Whether stores can be counted here. */
+int faults_sees_stores(void) { return 1; }
+#else
+static void watch_stores(void) { die(); }
+int faults_sees_stores(void) { return 0; }
+#endif
 
 /* Log what every mapping holds now: the system may write any of it to the disk at any time from now on. */
 void faults_photo(void)

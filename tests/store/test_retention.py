@@ -945,3 +945,28 @@ def test_the_log_of_deletions(store, root, caplog):
     said = [record.message for record in caplog.records if record.name == retention.__name__]
     assert [name for name in names if any(name in text for text in said)] == names[:2]
     assert all("100.0 h ago" in text for text in said)
+
+
+def test_verify_blames_no_checkpoint_of_messages_that_are_gone(tmp_path, clock):
+    # The clock was set back; what was stored before that expired, and the checkpoint goes on to speak of its times.
+    config = SMALL.replace(clock=clock)
+    with MessageStore.open(tmp_path / "store", config=config) as store:
+        for number in range(50):
+            if number == 20:
+                clock.now -= HOUR
+            store.put_message(Message("Orders", bytes(300), keys=[f"k{number}"]))
+        store.flush()
+        folder = tmp_path / "store" / "commitlog"
+        names = sorted(os.listdir(folder))
+        for number, name in enumerate(names):
+            written = clock.now / 1000 - (100 * HOUR / 1000 if number < 3 else 0)
+            os.utime(folder / name, (written, written))
+        assert store.delete_expired_files().segments == 3
+    path = tmp_path / "store" / "checkpoint"
+    clock.now = NOON
+    assert list(verify(tmp_path / "store", config)) == []
+    # A time that nobody's clock has reached yet is wrong whatever was deleted.
+    data = bytearray(path.read_bytes())
+    data[0:8] = (NOON + 24 * HOUR).to_bytes(8, "big")
+    path.write_bytes(bytes(data))
+    assert [finding.kind for finding in verify(tmp_path / "store", config)] == ["bad_checkpoint"]

@@ -1,0 +1,493 @@
+"""A life: the parent of the processes that have a store open, one after the other, and what each of them leaves.
+
+Owns the forks, the kills, lost power and damage between two sessions, and the judgement of the files that are left: every
+record that was acknowledged is there byte for byte, and of the operation in which a process died a beginning at most.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+import signal
+from collections.abc import Iterator
+
+import faults
+import oracle
+from faults.power import Disk
+
+from rmqstore import MessageStore, StoreChangedError, verify
+from rmqstore.config import system_clock
+
+from .layer import Layer
+from .model import Doubt, Model, Stored
+from .plan import Opening, Operation, opening_of, setting_of
+from .session import (
+    DONE,
+    ENDED,
+    FAILED_HALF,
+    NOT_DONE,
+    Notes,
+    Session,
+    check,
+    config_of,
+    run_child,
+    same,
+)
+
+#: What damages the last message of a life.
+ROTS = ("zeros", "blank", "blank", "noise", "body", "body")
+
+
+class LifeFailed(Exception):
+    """A life went wrong; `step` is the number of the operation in the plan, as far as that is known."""
+
+    def __init__(self, step: int, text: str):
+        super().__init__(f"at operation {step}: {text}")
+        self.step, self.text = step, text
+
+
+def sessions_of(plan: list[Operation]) -> Iterator[tuple[int, Operation, list[Operation]]]:
+    """The sessions of a plan: where it begins, its header, and what is done in it."""
+    begin, header, done = 0, None, []
+    for number, operation in enumerate(plan):
+        if operation[0] in ("session", "store", "rot"):
+            if header is not None:
+                yield begin, header, done
+            begin, header, done = number, operation if operation[0] == "session" else None, []
+        elif header is None:
+            # Its header was left out: a plain one.
+            begin, header, done = number - 1, ("session", 0), [operation]
+        else:
+            done.append(operation)
+    if header is not None:
+        yield begin, header, done
+
+
+class Life:
+    """One life of one store, below `scratch`."""
+
+    def __init__(self, plan: list[Operation], scratch: str, layer: Layer, notes: Notes):
+        self.plan, self.scratch, self.layer, self.notes = plan, scratch, layer, notes
+        number = next((each[1] for each in plan if each[0] == "store"), 0)
+        self.model = Model(setting_of(number))
+        self.steps = 0
+        self.counts: dict[str, int] = {}
+        self._roots = 0
+        self.root = self._new_root()
+        self._disk = Disk(self.root) if self.model.setting.power else None
+        self._clock = 0
+        #: Of the log that is left at the end, so that two lives can be compared.
+        self.digest = ""
+        self._watcher: MessageStore | None = None
+        #: What nobody acknowledged, but is whole: a reader finds it by queue and key once a writer, or a second, has passed.
+        self._half: set[int] = set()
+        #: Retention and damage make queues and index something that the log alone does not give.
+        self._log_gives_all = True
+
+    def _new_root(self) -> str:
+        self._roots += 1
+        root = os.path.join(self.scratch, f"store{self._roots}")
+        os.mkdir(root)
+        return root
+
+    def _count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    def run(self) -> None:
+        """Live; raises LifeFailed where the store was not as it must be."""
+        step = 0
+        try:
+            for begin, header, operations in sessions_of(self.plan):
+                step = begin
+                self._session(header, operations)
+            step = len(self.plan) - 1
+            self._last_session()
+            for kind, number in self.plan:
+                if kind == "rot":
+                    self._rot(number)
+        except LifeFailed as error:
+            raise LifeFailed(step + max(error.step, 0), error.text) from None
+        except Exception as error:
+            import traceback
+
+            raise LifeFailed(step, f"{type(error).__name__}: {error}\n{traceback.format_exc()}") from error
+        finally:
+            self._dismiss_watcher()
+
+    # -------------------------------------------------------------------------------------------------------- sessions
+
+    def _session(self, header: Operation, operations: list[Operation]) -> None:
+        opening = opening_of(header[1], faults.CHANGING)
+        if opening.fault == "kill at store" and not self.layer.sees_stores:
+            opening = opening_of(0, faults.CHANGING)
+        if opening.read_only and not os.path.isdir(os.path.join(self.root, "commitlog")):
+            return
+        done = self._run_child(opening, operations)
+        self.steps += 1 + done
+        if self._disk is not None and opening.loss is not None and not self.model.has_holes:
+            self._lose_power(header[1], opening.loss)
+        elif opening.watched and self.model.doubt is None:
+            self._watch(header[1])
+
+    def _run_child(self, opening: Opening, operations: list[Operation]) -> int:
+        notes, model = self.notes, self.model
+        notes.clear()
+        before = oracle.read_files(self.root) if opening.read_only else None
+        log = None if self._disk is None else os.path.join(self.scratch, "calls")
+        if log is not None and os.path.exists(log):
+            os.unlink(log)
+        self.layer.set_clock(self._clock)
+        child = os.fork()
+        if not child:
+            run_child(Session(self.root, model, opening, self.layer, notes), operations, log)
+        status = os.waitpid(child, 0)[1]
+        deeds = notes.deeds(len(operations))
+        reached = next((n for n, deed in enumerate(deeds) if deed == NOT_DONE), len(operations))
+        if os.WIFSIGNALED(status):
+            name = signal.Signals(os.WTERMSIG(status)).name
+            killed = os.WTERMSIG(status) == signal.SIGKILL and (opening.end == "kill" or opening.fault.startswith("kill"))
+            if not killed:
+                self.steps += 1 + reached
+                raise LifeFailed(1 + reached, f"the process ended by {name}\n{notes.failure}")
+            self._count("killed")
+        elif os.WEXITSTATUS(status) != ENDED:
+            self.steps += 1 + reached
+            raise LifeFailed(1 + reached, notes.failure or f"exit code {os.WEXITSTATUS(status)}")
+        self._count(opening.fault)
+        if log is not None:
+            calls = faults.read_log(log)
+            self._clock = max([self._clock, *(call.end for call in calls)]) + 1
+            self._disk.replay(calls)
+        if before is not None:
+            check(before == oracle.read_files(self.root), "a reader changed files")
+            # It adopts nothing; the clock goes on.
+            for (kind, number), deed in zip(operations, deeds, strict=True):
+                if kind == "clock" and deed == DONE:
+                    model.tick(number)
+            return reached
+        self._learn_opening(opening)
+        self._learn_deeds(operations, deeds, reached)
+        if notes.memory[8190]:
+            # Closed in order.
+            self._flushed()
+        elif reached == len(operations):
+            model.may_have_flushed()
+        self._check_files()
+        return reached
+
+    def _learn_opening(self, opening: Opening) -> None:
+        answer, model = self.notes.told(), self.model
+        if answer is None:
+            return
+        if answer["kept"] is not None:
+            known = {each.phy_offset: each for each in model.records}
+            expired = [each for each in model.records if not model.is_live(each)]
+            model.adopt([*expired, *(known[offset] for offset in answer["kept"])], answer["next"])
+            model.has_holes |= answer["holes"]
+            model.durable_end = min(model.durable_end, model.end)
+            model.doubt = None
+            self._log_gives_all = False
+        self._half.clear()
+        model.end = answer["end"]
+        model.state_of_progress(answer["progress"])
+
+    def _flushed(self) -> None:
+        self.model.flushed()
+
+    def _learn_deeds(self, operations: list[Operation], deeds: bytes, reached: int) -> None:
+        model = self.model
+        half: Operation | None = operations[reached] if reached < len(operations) else None
+        segments = 0
+        for operation, deed in zip(operations[:reached], deeds):
+            kind, number = operation
+            if deed == FAILED_HALF:
+                # Now, as the clock goes on after it.
+                self._commit_half(operation)
+            elif kind == "retain":
+                segments += 1 + number % 3
+            elif kind == "consume" and deed == DONE:
+                self._consumed(number)
+            elif deed != DONE:
+                if kind == "flush":
+                    model.may_have_flushed()
+            elif kind.startswith("put"):
+                predicted = model.predict(operation)
+                if predicted is not None:
+                    model.commit(predicted)
+                    if model.waits(predicted):
+                        model.durable_end = model.end
+            elif kind == "clock":
+                model.tick(number)
+            elif kind == "flush":
+                model.flushed()
+            elif kind == "commit":
+                group, topic, queue_id, offset = model.commit_of(number)
+                model.progress[group, topic, queue_id] = offset
+        if half is not None:
+            kind, number = half
+            if kind.startswith("put"):
+                self._commit_half(half)
+            elif kind == "retain":
+                segments += 1 + number % 3
+            elif kind == "flush":
+                model.may_have_flushed()
+        if segments:
+            self._learn_retention(segments)
+
+    def _consumed(self, number: int) -> None:
+        meant = self.model.consume_of(number)
+        if meant is not None and meant[2] >= 0:
+            self.model.progress[("loop", *meant[0])] = meant[2]
+
+    def _commit_half(self, operation: Operation) -> None:
+        # A put in which the process died, or that failed half: of its records a beginning may be there, byte for byte.
+        predicted = self.model.predict(operation) or []
+        whole = []
+        for each in predicted:
+            if self._bytes_at(each) != each.raw:
+                break
+            whole.append(each)
+        self.model.commit(whole)
+        self._half |= {each.phy_offset for each in whole}
+
+    def _bytes_at(self, each: Stored) -> bytes:
+        base = each.phy_offset // self.model.segment * self.model.segment
+        try:
+            with open(os.path.join(self.root, "commitlog", oracle.file_name(base)), "rb") as file:
+                file.seek(each.phy_offset - base)
+                return file.read(each.size)
+        except FileNotFoundError:
+            return b""
+
+    def _first_segment(self) -> int:
+        folder = os.path.join(self.root, "commitlog")
+        names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+        return int(names[0]) if names else 0
+
+    def _learn_retention(self, segments: int) -> None:
+        model, first = self.model, self._first_segment()
+        check(
+            model.min_offset <= first <= model.min_offset + segments * model.segment,
+            f"retention of {segments} segments went from {model.min_offset} to {first}",
+        )
+        self._log_gives_all &= first == model.min_offset
+        model.min_offset = first
+
+    def _check_files(self) -> None:
+        """Every record of the model is in the log, byte for byte; read without the package."""
+        model = self.model
+        if model.doubt is not None:
+            return
+        segments: dict[int, bytes] = {}
+        for each in model.live():
+            base = each.phy_offset // model.segment * model.segment
+            if base not in segments:
+                path = os.path.join(self.root, "commitlog", oracle.file_name(base))
+                check(os.path.exists(path), "no file holds", each)
+                with open(path, "rb") as file:
+                    segments[base] = file.read()
+            at = each.phy_offset - base
+            check(segments[base][at : at + each.size] == each.raw, "the log does not hold what was put:", each)
+
+    # ------------------------------------------------------------------------------------------------------- the watcher
+
+    def _dismiss_watcher(self) -> None:
+        if self._watcher is not None:
+            self._watcher.close()
+            self._watcher = None
+
+    def _watch(self, number: int) -> None:
+        """A reader in another process, which lives on while writers come, die and recover."""
+        if not os.path.isdir(os.path.join(self.root, "commitlog")):
+            return
+        for attempt in range(2):
+            try:
+                if self._watcher is None:
+                    self._watcher = MessageStore.open(self.root, config=config_of(self.model), read_only=True)
+                else:
+                    self._watcher.refresh()
+                self._look(number)
+                self.steps += 1
+                return
+            except StoreChangedError:
+                check(attempt == 0, "a reader that was just opened says that the store changed")
+                self._dismiss_watcher()
+
+    def _look(self, number: int) -> None:
+        model, dice = self.model, random.Random(number)
+        live = model.live()
+        for each in dice.sample(live, min(len(live), 8)):
+            same(self._watcher.message_at(each.phy_offset), each)
+            queue = (each.spec.topic, each.spec.queue_id)
+            if each.phy_offset in self._half:
+                continue
+            if each.queued and not model.has_holes:
+                got = self._watcher.get_message(*queue, each.queue_offset, 1)
+                check(got.messages, "the watcher finds nothing at", each, got)
+                same(got.messages[0], each)
+            if each.indexed and each.keys:
+                key = next(iter(each.keys))
+                hits = [hit.phy_offset for hit in self._watcher.query_message(each.spec.topic, key, 2000)]
+                wanted = model.hits(model.keys[each.spec.topic, key])
+                hits, wanted = ([hit for hit in found if hit not in self._half] for found in (hits, wanted))
+                check(hits == wanted, "the watcher finds", hits, "for", each.spec.topic, key, "put", wanted)
+
+    # ------------------------------------------------------------------------------------------------------ lost power
+
+    def _lose_power(self, number: int, loss: dict) -> None:
+        dice = random.Random(number)
+        self._dismiss_watcher()
+        self._count("power lost")
+        self.steps += 1
+        before = self.root
+        self.root = self._new_root()
+        if loss["names"] == "some" and self._has_open_retention():
+            # Deletions whose names nothing forced yet come back in their order, as on a file system with a journal.
+            loss = {**loss, "names": "first"}
+        self._disk.lose(self.root, dice, **loss)
+        shutil.rmtree(before)
+        lock = os.path.join(self.root, "lock")
+        if os.path.exists(lock):
+            with open(lock, "wb") as file:
+                file.write(b"lock")
+        self._disk = Disk(self.root)
+        self._judge_loss(sure_after=False)
+
+    def _has_open_retention(self) -> bool:
+        return any(not change.sure and change.gives is None for change in self._disk.changes)
+
+    def _judge_loss(self, sure_after: bool) -> None:
+        """What the log holds now, said by the oracle: its whole beginning, and whether something lies after that."""
+        model = self.model
+        log = oracle.segments(oracle.read_files(self.root))
+        first = min(log, default=0)
+        check(first <= model.min_offset or not model.records or not log, "the first segments are lost", first)
+        model.min_offset = min(model.min_offset, first) if log else model.min_offset
+        known = {each.phy_offset: each for each in model.live()}
+        end, following = first, first
+        for item in oracle.walk_commit_log(log):
+            if isinstance(item, oracle.Blank):
+                following = item.phy_offset // model.segment * model.segment + model.segment
+                continue
+            if model.prop_crc and not item.property_crc_is_sound:
+                break
+            each = known.get(item.phy_offset)
+            check(each is not None and each.raw == item.raw, "a whole record that nobody put at", item.phy_offset)
+            end = following = item.end
+        missing = [each for each in model.live() if each.end <= model.durable_end and each.phy_offset >= end]
+        check(not missing, f"{len(missing)} messages that were on the disk up to {model.durable_end} are lost:", missing[:3])
+        behind, sure = False, set()
+        for each in model.live():
+            if each.phy_offset >= end and self._bytes_at(each) == each.raw:
+                behind = True
+                if sure_after:
+                    sure.add(each.phy_offset)
+        # A later segment that holds anything says that the log went on.
+        behind |= any(base >= following and base > end and any(data) for base, data in log.items())
+        behind |= any(
+            base >= end // model.segment * model.segment and any(data[max(following - base, 0) :]) for base, data in log.items()
+        ) and any(each.phy_offset >= end for each in model.live())
+        model.doubt = Doubt(end, behind, frozenset(sure))
+        model.durable_end = max(model.durable_end, end)
+
+    # ---------------------------------------------------------------------------------------------------- the end of it
+
+    def _last_session(self) -> None:
+        """Open once more without a fault, compare everything, close, and compare the bytes with what the log gives."""
+        opening = Opening("strict", False, (), "close", "none", 1, (), 0, False, False, None, False)
+        self._run_child(opening, [("check", 0), ("put", 1), ("flush", 0)])
+        self._run_child(opening, [])
+        model = self.model
+        log = oracle.segments(oracle.read_files(self.root))
+        self.digest = hashlib.sha256(repr(sorted(log.items())).encode()).hexdigest()[:16]
+        findings = [str(finding) for finding in verify(self.root, config_of(model).replace(clock=system_clock))]
+        check(model.has_holes or not findings, "verify of a store that was closed in order:", findings)
+        geometry = model.setting.geometry
+        if self._log_gives_all and not geometry["enable_consume_queue_ext"] and model.min_offset == 0:
+            files = oracle.read_files(self.root)
+            got = oracle.comparable(files, oracle.QUEUES_AND_INDEX)
+            expected = oracle.comparable(oracle.rebuild(files, geometry), oracle.QUEUES_AND_INDEX)
+            changed = sorted(name for name in got.keys() | expected.keys() if got.get(name) != expected.get(name))
+            check(not changed, "queues and index are not what the log gives:", changed)
+
+    def _rot(self, number: int) -> None:
+        """Damage to one message of a store that was closed in order, which every way of opening meets; the last of a life."""
+        model, dice = self.model, random.Random(number)
+        live = [each for each in model.live() if not model.has_holes]
+        if not live:
+            return
+        self._dismiss_watcher()
+        kind = dice.choice(ROTS)
+        victims = [each for each in live if each.spec.body] if kind == "body" else live
+        if not victims:
+            return
+        victim = dice.choice(victims)
+        base = victim.phy_offset // model.segment * model.segment
+        at = victim.phy_offset - base
+        room = model.segment - at
+        with open(os.path.join(self.root, "commitlog", oracle.file_name(base)), "r+b") as file:
+            if kind == "body":
+                place = at + victim.raw.index(victim.spec.body, 84) + dice.randrange(len(victim.spec.body))
+                file.seek(place)
+                byte = file.read(1)[0]
+                file.seek(place)
+                file.write(bytes([byte ^ 1 << dice.randrange(8)]))
+            else:
+                data = {
+                    "zeros": bytes(min(victim.size, 512)),
+                    # A blank counts only if it fills the rest of its segment.
+                    "blank": (dice.choice((0, 8, victim.size, room - 8))).to_bytes(4, "big")
+                    + oracle.MAGIC_BLANK.to_bytes(4, "big"),
+                    "noise": dice.randbytes(min(victim.size, 32)),
+                }[kind]
+                file.seek(at)
+                file.write(data)
+        self._count(f"rot: {kind}")
+        pristine = self.root
+        for recovery, read_only in (("strict", True), ("strict", False), ("truncate", False), ("skip", False)):
+            self.root = self._new_root()
+            shutil.rmtree(self.root)
+            shutil.copytree(pristine, self.root)
+            self.steps += 1
+            self._open_rotten(victim, kind, recovery, read_only)
+            shutil.rmtree(self.root)
+        self.root = pristine
+
+    def _open_rotten(self, victim: Stored, kind: str, recovery: str, read_only: bool) -> None:
+        from rmqstore import CorruptionError
+
+        model = self.model
+        known = {each.phy_offset: each for each in model.live()}
+        others = [offset for offset in known if offset != victim.phy_offset]
+        before = [offset for offset in others if offset < victim.phy_offset]
+        what = f"damage ({kind}) of the message at {victim.phy_offset}, opened {'read-only' if read_only else recovery}"
+        config = config_of(model)
+        files = oracle.read_files(self.root)
+        try:
+            store = MessageStore.open(self.root, config=config, recovery=recovery, read_only=read_only)
+        except CorruptionError:
+            check(recovery == "strict" and not read_only and (others != before or victim.end <= model.end), what, "refused")
+            after = oracle.read_files(self.root)
+            check({**after, "lock": b""} == {**files, "lock": b""}, what, "refused, but files changed")
+            return
+        with store:
+            given = [message.phy_offset for message in store.messages() if not message.corrupt]
+            for message in store.messages():
+                if not message.corrupt:
+                    check(message.phy_offset in known, what, "a message that nobody put at", message.phy_offset)
+                    same(message, known[message.phy_offset])
+            if recovery == "truncate":
+                check(given in (before, others), what, "left", given, "of", others)
+            else:
+                check(given == others, what, "gives", given, "of", others)
+            for offset in given:
+                each = known[offset]
+                if each.indexed and each.keys and recovery != "truncate":
+                    key = next(iter(each.keys))
+                    hits = {hit.phy_offset for hit in store.query_message(each.spec.topic, key, 2000) if not hit.corrupt}
+                    wanted = {hit for hit in model.hits(model.keys[each.spec.topic, key]) if hit != victim.phy_offset}
+                    check(hits == wanted, what, "key", key, "finds", hits, "of", wanted)
+        if read_only:
+            check(oracle.read_files(self.root) == files, what, "changed files")
