@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks that are no tests: ruff, mypy, pyright on the stubs, docstrings, the site of the documents, and wheels: built twice from a
 # source distribution with the same bytes, and installed into a new environment outside the tree, without a compiler, where the
-# session of README.md runs.
+# session of docs/start.md runs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -65,7 +65,7 @@ wheels() {
         return 1
     fi
     clean python -m pip install --quiet --only-binary :all: "$wheel" || return 1
-    clean python -I "$PWD/ci/wheel.py" use "$PWD/README.md" || return 1
+    clean python -I "$PWD/ci/wheel.py" use "$PWD/docs/start.md" || return 1
     clean rmqstore --help >/dev/null || return 1
     # Commands that need an extra say which.
     clean rmqstore serve "$PWD" >"$scratch/serve.log" 2>&1 && return 1
