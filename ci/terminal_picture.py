@@ -25,7 +25,7 @@ WIDTH = 100
 # What is typed, and how many lines of the answer are shown.
 COMMANDS = (
     ("rmqstore info store", 6),
-    ("rmqstore query store Orders ORD-102499 --max-num 2", 4),
+    ("rmqstore tail store Orders -n 2 --tags 'paid || shipped'", 4),
     ("rmqstore verify store -o messageDelayLevel='1s 2s 30m 1h'", 1),
 )
 
@@ -51,7 +51,7 @@ def drawn(shown: list[tuple[str, list[str]]]) -> str:
     for number, (command, lines) in enumerate(shown):
         console.print(Text.assemble("\n" if number else "", ("$ ", "bold green"), (command, "bold")))
         for line in lines:
-            console.print(Text(line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"))
+            console.print(Text(line), no_wrap=True, overflow="ellipsis")
     svg = console.export_svg(title="rmqstore", theme=MONOKAI, unique_id="rmqstore")
     # The fonts would come from another machine; those that are there do.
     return re.sub(r"\s*@font-face \{.*?\}", "", svg, flags=re.DOTALL)

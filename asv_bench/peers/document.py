@@ -128,7 +128,7 @@ def listed(chosen: Iterable[rounds.Row]) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------- the plot
 
 # Of the plot, in pixels: its width, where the texts end and the bars begin, and what a line takes.
-WIDTH, LEFT, RIGHT, STEP, TOP = 920, 330, 700, 17, 46
+WIDTH, LEFT, RIGHT, STEP, TOP = 1000, 400, 750, 17, 46
 # The ratios that the scale shows, which is logarithmic.
 LOWEST, HIGHEST = 0.5, 40
 TICKS = (0.5, 1, 2, 5, 10, 20, 40)
@@ -163,7 +163,7 @@ def plot(result: Mapping[str, Any]) -> str:
         low, high = (across(row.ratio.median) for row in (rows[0], rows[-1]) if row.ratio)
         label = f"{part}: {name} ({peers[part, name]})"
         parts += [
-            f'<text x="{LEFT - 12}" y="{y + 4}" text-anchor="end" fill="#333333">{escape(shortened(label, 58))}</text>',
+            f'<text x="{LEFT - 12}" y="{y + 4}" text-anchor="end" fill="#333333">{escape(shortened(label, 60))}</text>',
             f'<line x1="{low}" x2="{high}" y1="{y}" y2="{y}" stroke="#9db4d0" stroke-width="2"/>',
         ]
         for row in rows:
