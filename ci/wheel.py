@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import doctest
 import email
+import importlib.util
 import os
 import re
 import subprocess
@@ -93,7 +94,10 @@ def main_calls() -> None:
 
 
 def demo() -> None:
-    """Run the demo with few messages of its own, and unpack the sample store: both are the wheel's."""
+    """Run the demo with few messages of its own, and unpack the sample store, where the command line can run at all."""
+    if not all(map(importlib.util.find_spec, ("click", "rich"))):
+        print("no demo: the command line needs click and rich")
+        return
     for arguments, said in (
         (["--messages", "300"], "Everything that was checked holds."),
         (["--unpack", "wheel-sample"], "rmqstore info wheel-sample"),

@@ -477,7 +477,7 @@ NOT_YET = {
 
 
 def test_no_line_of_a_document_is_over_120_characters():
-    # ci/wrap_documents.py wraps prose.  What a command answers is as it is; the site wraps it (test_site.py).
+    # ci/wrap_documents.py wraps prose.  What a command answers is as it is; the site wraps it (test_site_width.py).
     found = {path.relative_to(ROOT).as_posix(): too_long(path.read_text(encoding="utf-8")) for path in markdown_files()}
     found = {name: lines for name, lines in found.items() if lines}
     assert {name: found[name] for name in found.keys() - NOT_YET} == {}
