@@ -8,7 +8,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-PERFORMANCE = Path(__file__).resolve().parents[1] / "docs" / "performance.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+# The page for users, and the one with all figures.
+PERFORMANCE = DOCS / "performance.md"
+BENCHMARKS = DOCS / "benchmarks.md"
 
 
 def _pattern(name: str) -> re.Pattern[str]:
@@ -38,6 +41,6 @@ def with_block(text: str, name: str, block: str) -> str:
     return _pattern(name).sub(lambda match: f"{match['begin']}{block}{match['end']}", text)
 
 
-def write_block(name: str, block: str, path: Path = PERFORMANCE) -> None:
+def write_block(name: str, block: str, path: Path = BENCHMARKS) -> None:
     """Replace a block of a document."""
     path.write_text(with_block(path.read_text(encoding="utf-8"), name, block), encoding="utf-8")

@@ -5,7 +5,7 @@
     queues    opening a store of 1 to 100 000 queues, in a process of its own: seconds and memory
     segments  opening a store of 1 to 10 000 segments of 1 GiB, which are sparse
 
-Owns what is measured there, the plots, and their place in docs/performance.md.  The figures are of one machine and one run; the
+Owns what is measured there, the plots, and their place in docs/benchmarks.md.  The figures are of one machine and one run; the
 shapes are what counts.
 """
 
@@ -34,7 +34,7 @@ from rmqstore.index.index_service import IndexService
 from . import document, machine
 from .peers import data
 
-FOLDER = document.PERFORMANCE.parent / "growth"
+FOLDER = document.DOCS / "growth"
 RESULT = FOLDER / "growth.json"
 NAME = "growth"
 CHUNK = 1_000_000
@@ -394,7 +394,7 @@ def write(result: dict[str, Any]) -> None:
 )
 @click.option("--quick", is_flag=True, help="Small sizes: shows that everything runs.")
 @click.option("--scratch", type=click.Path(exists=True, file_okay=False), help="A folder on the disk to measure.")
-@click.option("--document", "documented", is_flag=True, help="Write docs/growth and its place in docs/performance.md.")
+@click.option("--document", "documented", is_flag=True, help="Write docs/growth and its place in docs/benchmarks.md.")
 def main(only: tuple[str, ...], quick: bool, scratch: str | None, documented: bool) -> None:
     """Measure how cost grows with size, write build/growth.json, and with --document the plots of the documentation."""
     if quick and documented:
@@ -425,7 +425,7 @@ def main(only: tuple[str, ...], quick: bool, scratch: str | None, documented: bo
     if documented:
         write(result)
     else:
-        path = document.PERFORMANCE.parents[1] / "build" / "growth.json"
+        path = document.DOCS.parent / "build" / "growth.json"
         path.parent.mkdir(exist_ok=True)
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks that are no tests: ruff, mypy, pyright on the stubs, docstrings, the site of the documents, and wheels: built twice from a
 # source distribution with the same bytes, and installed into a new environment outside the tree, without a compiler, where the
-# session of README.md runs.
+# session of docs/start.md runs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -65,12 +65,12 @@ wheels() {
         return 1
     fi
     clean python -m pip install --quiet --only-binary :all: "$wheel" || return 1
-    clean python -I "$PWD/ci/wheel.py" use "$PWD/README.md" || return 1
     # The library needs NumPy alone; the program and its commands say in one line which extra they need.
     clean python -I -c 'import sys, importlib.util as u; sys.exit(any(map(u.find_spec, ("click", "rich", "pyarrow"))))' || return 1
     clean rmqstore info "$PWD" >"$scratch/bare.log" 2>&1 && return 1
     [ "$(grep -c "rmqstore\[cli\]" "$scratch/bare.log") $(wc -l <"$scratch/bare.log")" = "1 1" ] || { cat "$scratch/bare.log"; return 1; }
     clean python -m pip install --quiet --only-binary :all: "$wheel[cli]" || return 1
+    clean python -I "$PWD/ci/wheel.py" use "$PWD/docs/start.md" || return 1
     clean rmqstore --help >/dev/null || return 1
     clean rmqstore serve "$PWD" >"$scratch/serve.log" 2>&1 && return 1
     grep -q "rmqstore\[console\]" "$scratch/serve.log" || { cat "$scratch/serve.log"; return 1; }

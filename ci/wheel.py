@@ -1,8 +1,9 @@
 """Looks at a wheel that was built: what is in it, and whether it works where it is installed.
 
 ``wheel.py contents WHEEL`` compares its files with those of the tree that git knows, and reads its metadata.
-``wheel.py use [README.md]`` runs with the Python into whose environment the wheel was installed: the main calls of both
-sides of the package, and then every session (``pycon`` block) of the document.  It reads the document only; all files lie
+``wheel.py use [docs/start.md]`` runs with the Python into whose environment the wheel was installed: the main calls of
+both sides of the package, the demo on the sample store that the wheel brings along, and then every session (``pycon``
+block) of the document.  It reads the document only; all files lie
 in a folder that is removed again.  It needs nothing but the wheel's own requirements, so cibuildwheel runs it on every platform.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import doctest
 import email
+import importlib.util
 import os
 import re
 import subprocess
@@ -92,6 +94,22 @@ def main_calls() -> None:
     print("rmqstore", rmqstore.__version__, "works from", Path(rmqstore.__file__).parent)
 
 
+def demo() -> None:
+    """Run the demo with few messages of its own, and unpack the sample store, where the command line can run at all."""
+    if not all(map(importlib.util.find_spec, ("click", "rich"))):
+        print("no demo: the command line needs click and rich")
+        return
+    for arguments, said in (
+        (["--messages", "300"], "Everything that was checked holds."),
+        (["--unpack", "wheel-sample"], "rmqstore info wheel-sample"),
+    ):
+        command = [sys.executable, "-I", "-m", "rmqstore", "demo", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=600, check=False)
+        if done.returncode or said not in done.stdout:
+            sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    print("the demo runs on the sample store of the wheel")
+
+
 def sessions(document: Path) -> None:
     """Run the sessions of `document` in one namespace; exit if an answer is not the one that is shown."""
     text = document.read_text(encoding="utf-8")
@@ -115,6 +133,7 @@ def use(document: Path | None) -> None:
             sys.exit(f"{rmqstore.__file__} is the tree, not an installed wheel")
         assert rmqstore.__version__ == version("rmqstore"), (rmqstore.__version__, version("rmqstore"))
         main_calls()
+        demo()
         if document:
             sessions(document)
         os.chdir("/")

@@ -1,7 +1,8 @@
 """The demo: the main job on a real broker's store, then a million messages in a store of our own, every answer checked.
 
-Owns the order of the steps, their checks and the table of rates.  It works in a directory of its own below a temporary
-one, which it removes, and never changes the sample that it unpacks from.  Invariants:
+Owns the order of the steps, their checks and the table of rates, and the sample store that comes with the package
+(`rmqstore/sample`), which ``--unpack`` gives away.  It works in a directory of its own below a temporary one, which it
+removes, and never changes the sample that it unpacks from.  Invariants:
 
 - Every step that claims something compares it with what somebody else said: the broker's files, the producers' account
   of what they sent, or the formula that made a message.  A comparison that fails ends the demo with exit code 1.
@@ -16,6 +17,7 @@ import itertools
 import json
 import lzma
 import random
+import shlex
 import shutil
 import tarfile
 import tempfile
@@ -44,7 +46,8 @@ __all__ = ["main"]
 
 # The sample store's delay levels: the one option of its broker that no file of a store tells.
 SAMPLE_DELAY_LEVEL = "1s 2s 30m 1h"
-SAMPLE = Path(__file__).resolve().parent.parent / "tests" / "data" / "rocketmq-broker"
+SAMPLE = Path(__file__).resolve().parent / "sample"
+SAMPLE_FILES = ("store.tar.xz", "sent.jsonl.xz")
 
 TOPIC = "Orders"
 QUEUES = 8
@@ -180,6 +183,19 @@ def _unpack(archive: Path, directory: Path) -> Path:
             tar.extractall(directory)
     (root,) = directory.iterdir()
     return root
+
+
+def unpack_sample(data: Path, target: Path) -> None:
+    """Give the sample store away as `target`, which is there only when all of it is."""
+    if target.exists() or target.is_symlink():
+        raise CannotOpenError(f"{escape(str(target))} is there already", "Give the name of a folder that is not there.")
+    if not target.parent.is_dir():
+        raise CannotOpenError(f"there is no folder {escape(str(target.parent))}", "Make it, or give another name.")
+    archive = data / SAMPLE_FILES[0]
+    if not archive.is_file():
+        raise CannotOpenError(f"the sample store is not in {escape(str(data))}", "Give its place with --data.")
+    with tempfile.TemporaryDirectory(prefix=".rmqstore-sample-", dir=target.parent) as beside:
+        _unpack(archive, Path(beside)).rename(target)
 
 
 def broker_store(steps: Steps, data: Path, directory: Path) -> None:
@@ -487,24 +503,38 @@ def _query(steps: Steps, store: MessageStore, messages: int, places: array[int])
     type=click.Path(exists=True, file_okay=False),
     help="Work below this directory (default: the system's).",
 )
+@click.option(
+    "--unpack",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Only unpack the sample store, as FOLDER, to try the other commands on.",
+)
 @click.option("--messages", type=click.IntRange(min=100), default=1_000_000, show_default=True, help="How many to put.")
-def main(data: Path, directory: str | None, messages: int) -> None:
+def main(data: Path, directory: str | None, unpack: Path | None, messages: int) -> None:
     """Run the main job on a real broker's store, with checks and rates.
 
     Rebuilds index and queues of a store that RocketMQ 5.5.0 wrote and compares them byte for byte, finds its orders, then
     fills a store of its own and asks it. Every answer is checked; one that is wrong ends it with exit code 1.
+
+    The store comes with the package; with --unpack it stays, and nothing else is done.
     """
+    if unpack is not None:
+        unpack_sample(data, unpack)
+        name = shlex.quote(str(unpack))
+        click.echo(f"a RocketMQ 5.5.0 broker's store of a shop's orders is in {escape(str(unpack))}; now try:")
+        for command in (f"info {name}", f"query {name} Orders ORD-102499", f"serve {name}"):
+            click.echo(f"  rmqstore {escape(command)}")
+        return
     started = time.perf_counter()
     steps = Steps()
     try:
         with tempfile.TemporaryDirectory(prefix="rmqstore-demo-", dir=directory) as work:
             (Path(work) / "broker").mkdir()
-            missing = [name for name in ("store.tar.xz", "sent.jsonl.xz") if not (data / name).is_file()]
+            missing = [name for name in SAMPLE_FILES if not (data / name).is_file()]
             if missing:
                 click.echo(
-                    f"The sample store of a real broker ({' and '.join(missing)}) is not in {data}: it comes with the source "
-                    "distribution and the repository, in tests/data/rocketmq-broker; give its place with --data. "
-                    "Running only the second half.",
+                    f"The sample store of a real broker ({' and '.join(missing)}) is not in {data}: it comes with the "
+                    "package, in rmqstore/sample; give its place with --data. Running only the second half.",
                     err=True,
                 )
             else:

@@ -36,6 +36,8 @@ JAVA_STORES = (
 BROKER_STORES = ("broker", "broker.killed")
 #: Stores of whole brokers of the older versions that they are named by, after an orderly shutdown.
 VERSION_STORES = ("4.9.7", "5.1.4", "5.3.3")
+#: The store that comes with the package: laid out as "broker", with bodies that can be read. Documents run on it.
+SAMPLE = "sample"
 STORES = JAVA_STORES + BROKER_STORES + VERSION_STORES
 #: The stores for which the data hold what the Java store itself reads from them.
 STORES_WITH_LINES = (
@@ -57,6 +59,7 @@ _ARCHIVES = {
     "broker": DATA / "rocketmq-broker" / "store.tar.xz",
     "broker.killed": DATA / "rocketmq-broker" / "store.killed.tar.xz",
     **{name: _VERSIONS / f"{name}.tar.xz" for name in VERSION_STORES},
+    SAMPLE: DATA.parents[1] / "rmqstore" / "sample" / "store.tar.xz",
 }
 _LINES = {
     **{name: DATA / "rocketmq" / f"{name}.jsonl" for name in JAVA_STORES},
@@ -85,7 +88,7 @@ def geometry(name: str) -> dict[str, Any]:
             "enable_consume_queue_ext": name == "5.3.3",
             "enabled_append_prop_crc": name == "5.3.3",
         }
-    if name in BROKER_STORES:
+    if name in (*BROKER_STORES, SAMPLE):
         return {
             "mapped_file_size_commit_log": 1048576,
             "mapped_file_size_consume_queue": 6000,

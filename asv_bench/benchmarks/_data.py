@@ -1,7 +1,7 @@
 """What the benchmarks share: keys, messages, and stores in a scratch folder.
 
 Owns test data only.  "Cold" means that the pages of the file were never touched since it was made; "warm" that every
-page was touched before.  The figures that count are ratios within one run, see docs/performance.md.
+page was touched before.  The figures that count are ratios within one run, see docs/benchmarks.md.
 """
 
 import os

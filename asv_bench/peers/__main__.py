@@ -92,7 +92,10 @@ def print_table(results: list[dict[str, Any]], quick: bool) -> None:
 @click.option("--scratch", type=click.Path(exists=True, file_okay=False), help="A folder on the disk to measure.")
 @click.option("--json", "target", type=click.Path(dir_okay=False), help="Where the result goes.")
 @click.option(
-    "--document", "documented", is_flag=True, help="Put the table into docs/performance.md; not with --quick."
+    "--document",
+    "documented",
+    is_flag=True,
+    help="Put the tables into docs/benchmarks.md and the plot beside it; not with --quick.",
 )
 def main(
     only: tuple[str, ...],

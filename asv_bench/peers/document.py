@@ -1,15 +1,19 @@
-"""The tables in docs/performance.md and docs/why-not.md, made of a result: ``python -m asv_bench.peers.document [result.json]``.
+"""Tables in docs/benchmarks.md and docs/why-not.md, and a plot: ``python -m asv_bench.peers.document [result.json]``.
 
-Owns its text, all of which follows from the result that is kept beside it (docs/peers.json); nobody edits it.
+Owns their text, all of which follows from the result that is kept beside them (docs/peers.json); nobody edits it.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import re
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import escape
 
 from .. import document
 from . import rounds
@@ -17,8 +21,9 @@ from . import rounds
 NAME = "peers"
 # Of the tables.
 ORDER = ("index", "append", "get", "query", "scan", "rebuild", "recovery", "kv", "spark", "rabbitmq")
-RESULT = document.PERFORMANCE.parent / "peers.json"
-WHY_NOT = document.PERFORMANCE.parent / "why-not.md"
+RESULT = document.DOCS / "peers.json"
+WHY_NOT = document.DOCS / "why-not.md"
+PLOT = document.DOCS / "images" / "ratios.svg"
 KEY_STORES = "key-stores"
 # How docs/why-not.md calls the contenders of the part "kv" that are ours.
 OURS = {
@@ -28,7 +33,7 @@ OURS = {
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """Command, machine and table of each part, and what we lose.
+    """Command, machine and tables of each part, a narrow table a work, and what we lose.
 
     A part is of one run on one machine; parts may be of different ones, as a ratio is taken within a run.
     """
@@ -38,26 +43,44 @@ def markdown(result: Mapping[str, Any]) -> str:
     for part in dict.fromkeys(row.part for row in all_rows):
         run = runs[part]
         lines += [
-            f"`{run['command']}` on {run['date']}, commit {run['commit']}, {run['rounds']} rounds that count"
-            + (f", memory {run['memory']}." if "memory" in run else "."),
-            f"Machine: {described(run['machine'])}; {versions(run['versions'])}.",
+            f"### {part}",
+            "",
+            *wrapped(
+                f"`{run['command']}` on {run['date']}, commit {run['commit']}, {run['rounds']} rounds that count"
+                + (f", memory {run['memory']}." if "memory" in run else ".")
+            ),
+            *wrapped(f"Machine: {described(run['machine'])}; {versions(run['versions'])}."),
             "",
         ]
-        lines += [f"| {part} | who | rate | lowest – highest | ratio | lowest – highest | goal | |", "|---" * 8 + "|"]
-        before = ""
-        for row in all_rows:
-            if row.part == part:
-                work, *rest = rounds.cells(row)
-                lines.append("| " + " | ".join([work if work != before else "", *rest]) + " |")
-                before = work
-        lines.append("")
-    lines += [
-        f"Slower than the peer: {listed(row for row in all_rows if row.ours and row.ratio and row.ratio.median < 1)}.",
-        "",
-        f"Goal missed: {listed(row for row in all_rows if rounds.verdict(row) == 'missed')}.",
-        "",
-    ]
-    return "\n".join(line.replace("  ", " ").rstrip() for line in lines)
+        for work in dict.fromkeys(row.work for row in all_rows if row.part == part):
+            chosen = [row for row in all_rows if row.part == part and row.work == work]
+            lines += [
+                f"**{work}**, {chosen[0].unit}/s:",
+                "",
+                "| | rate | lowest – highest | ratio | lowest – highest | goal | |",
+            ]
+            lines += ["|---" * 7 + "|"]
+            for row in chosen:
+                _, who, rate, *rest = rounds.cells(row)
+                lines.append("| " + " | ".join([who, rate.removesuffix(f" {row.unit}/s"), *rest]) + " |")
+            lines.append("")
+    lines += ["### Where a goal is missed", ""]
+    slower = [row for row in all_rows if row.ours and row.ratio and row.ratio.median < 1]
+    missed = [row for row in all_rows if rounds.verdict(row) == "missed"]
+    lines += ["Slower than the peer:", "", *listed(slower), "", "Goal missed:", "", *listed(missed), ""]
+    return "\n".join(re.sub(r"(?<=\S)  +", " ", line).rstrip() for line in lines)
+
+
+def wrapped(text: str, begin: str = "") -> list[str]:
+    """A sentence in lines that no document is wider than."""
+    return textwrap.wrap(
+        text,
+        118,
+        initial_indent=begin,
+        subsequent_indent=" " * len(begin),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def described(machine: Mapping[str, Any]) -> str:
@@ -86,25 +109,91 @@ def key_stores(result: Mapping[str, Any]) -> str:
         "|---|---|---|",
         *(f"| {who} | {' | '.join(both)} |" for who, both in rates.items()),
         "",
-        f"On {run['date']}, {machine['processor']}, {machine['cores']} cores. How it was measured, and the rest: "
-        "[performance](performance.md#beside-the-peers-in-one-run).",
+        f"On {run['date']}, {machine['processor']}, {machine['cores']} cores. How it was measured, and the rest:",
+        "[benchmarks](benchmarks.md#beside-the-peers-in-one-run).",
     ]
     return "\n".join(lines) + "\n"
 
 
-def write_documents(result: Mapping[str, Any]) -> None:
-    """Put the tables of `result` into the documents."""
-    document.write_block(NAME, markdown(result))
-    document.write_block(KEY_STORES, key_stores(result), WHY_NOT)
-
-
-def listed(chosen: Iterable[rounds.Row]) -> str:
-    """Rows in one sentence, by work."""
+def listed(chosen: Iterable[rounds.Row]) -> list[str]:
+    """Rows as a list, a line a work."""
     by_work: dict[str, list[str]] = {}
     for row in chosen:
         ratio = rounds.digits(row.ratio.median) if row.ratio else "?"
         by_work.setdefault(f"{row.part}, {row.work}", []).append(f"{row.who} ({ratio})")
-    return "; ".join(f"{work}: {', '.join(who)}" for work, who in by_work.items()) or "nothing"
+    lines = [line for work, who in by_work.items() for line in wrapped(f"{work}: {', '.join(who)}", "- ")]
+    return lines or ["- nothing"]
+
+
+# ------------------------------------------------------------------------------------------------------------- the plot
+
+# Of the plot, in pixels: its width, where the texts end and the bars begin, and what a line takes.
+WIDTH, LEFT, RIGHT, STEP, TOP = 1000, 400, 750, 17, 46
+# The ratios that the scale shows, which is logarithmic.
+LOWEST, HIGHEST = 0.5, 40
+TICKS = (0.5, 1, 2, 5, 10, 20, 40)
+
+
+def plot(result: Mapping[str, Any]) -> str:
+    """The ratios as an SVG: a line a work, a dot for each of our ways to do it, the peer at 1."""
+    chosen: dict[tuple[str, str], list[rounds.Row]] = {}
+    peers: dict[tuple[str, str], str] = {}
+    for each in result["results"]:
+        work = each["part"], each["name"]
+        ours = [row for row in rounds.rows([each]) if row.ours and row.ratio]
+        if ours:
+            chosen[work] = sorted(ours, key=lambda row: row.ratio.median if row.ratio else 0)
+            peers[work] = rounds.base_of(each) or ""
+    height = TOP + STEP * len(chosen) + 16
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        'font-family="sans-serif" font-size="11" role="img">',
+        "<title>How many times as fast as the peer, by work</title>",
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+        f'<text x="{LEFT}" y="14" fill="#333333">times as fast as the peer in the same run (median; logarithmic)</text>',
+    ]
+    for tick in TICKS:
+        x = across(tick)
+        parts += [
+            f'<line x1="{x}" x2="{x}" y1="{TOP - 12}" y2="{height - 12}" stroke="{"#333333" if tick == 1 else "#dddddd"}"/>',
+            f'<text x="{x}" y="{TOP - 16}" text-anchor="middle" fill="#333333">{tick:g}</text>',
+        ]
+    for number, ((part, name), rows) in enumerate(chosen.items()):
+        y = TOP + STEP * number + 4
+        low, high = (across(row.ratio.median) for row in (rows[0], rows[-1]) if row.ratio)
+        label = f"{part}: {name} ({peers[part, name]})"
+        parts += [
+            f'<text x="{LEFT - 12}" y="{y + 4}" text-anchor="end" fill="#333333">{escape(shortened(label, 60))}</text>',
+            f'<line x1="{low}" x2="{high}" y1="{y}" y2="{y}" stroke="#9db4d0" stroke-width="2"/>',
+        ]
+        for row in rows:
+            assert row.ratio is not None
+            colour = "#2a5d9f" if row.ratio.median >= 1 else "#c2571a"
+            title = escape(f"{row.who}: {rounds.digits(row.ratio.median)}")
+            parts.append(
+                f'<circle cx="{across(row.ratio.median)}" cy="{y}" r="4" fill="{colour}"><title>{title}</title></circle>'
+            )
+        best = f"{rounds.digits(rows[-1].ratio.median) if rows[-1].ratio else ''}  {rows[-1].who}"
+        parts.append(f'<text x="{RIGHT + 8}" y="{y + 4}" fill="#333333">{escape(shortened(best, 38))}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def across(ratio: float) -> float:
+    """Where a ratio stands on the scale."""
+    held = min(max(ratio, LOWEST), HIGHEST)
+    return round(LEFT + (RIGHT - LEFT) * math.log(held / LOWEST) / math.log(HIGHEST / LOWEST), 1)
+
+
+def shortened(text: str, most: int) -> str:
+    """`text` with an ellipsis where it is longer than there is room for."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def write_documents(result: Mapping[str, Any]) -> None:
+    """Put the tables of `result` into the documents, and the plot beside them."""
+    document.write_block(NAME, markdown(result))
+    document.write_block(KEY_STORES, key_stores(result), WHY_NOT)
+    PLOT.write_text(plot(result), encoding="utf-8")
 
 
 def write(result: Mapping[str, Any]) -> None:

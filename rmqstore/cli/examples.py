@@ -10,7 +10,7 @@ from __future__ import annotations
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "bench": ("rmqstore bench .", "rmqstore bench /tmp --messages 20000 --body-size 1024 --seconds 1"),
     "completion": ('eval "$(rmqstore completion bash)"',),
-    "demo": ("rmqstore demo", "rmqstore demo --messages 100000 --dir /tmp"),
+    "demo": ("rmqstore demo --unpack sample", "rmqstore demo", "rmqstore demo --messages 100000 --dir /tmp"),
     "dump": (
         "rmqstore dump store --begin-phy-offset 1048000 --end-phy-offset 1049500",
         "rmqstore dump store --what queue --topic Payments --queue 1",

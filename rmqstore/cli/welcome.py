@@ -41,7 +41,7 @@ def welcome(context: click.Context) -> str:
         f"  rmqstore verify {path:<20} what is wrong with it",
         f"  rmqstore serve {path:<21} all of it in a browser",
         f"  rmqstore rabbitmq info {'PATH':<13} the same for RabbitMQ's classic queues",
-        f"  rmqstore demo {'':<22} no store at hand? This brings one along",
+        f"  rmqstore demo {'--unpack store':<22} no store at hand? This brings one along",
         "",
         "Commands:",
         textwrap.fill(" ".join(commands), 100, initial_indent="  ", subsequent_indent="  "),

@@ -84,6 +84,8 @@ IN_THIS_PROCESS = re.compile(
 def run_document(text: str, directory: Path) -> str:
     """The document with the outputs that its commands have now, run in order in `directory`, the current one.
 
+    A command goes on in lines that begin with ``> ``, as a shell shows it; what it answers must not begin so.
+
     A command runs in this process, which is quicker than another Python: one without shell syntax, one whose answer is only
     filtered, and one after which only its exit code is shown.  All others run in a shell.
     """
@@ -91,17 +93,18 @@ def run_document(text: str, directory: Path) -> str:
 
     def run_block(match: re.Match[str]) -> str:
         lines = []
-        for command in re.findall(r"(?m)^\$ (.*)$", match[1]):
+        for typed in re.findall(r"(?m)^\$ (.*(?:\n> .*)*)$", match[1]):
+            command = typed.replace("\\\n> ", "").replace("\n> ", "\n")
             words = shlex.split(command)
             if words[0] == "rmqstore" and not re.search(r"[|;&><$]", command.replace("||", "")):
-                lines.append(f"$ {command}\n{run(*words[1:]).output}")
+                lines.append(f"$ {typed}\n{run(*words[1:]).output}")
                 continue
             script, given, shown = command, None, ""
             if parts := IN_THIS_PROCESS.fullmatch(command):
                 result = run(*shlex.split(parts["command"])[1:])
                 if parts["filter"] is None:
                     said = result.stdout if parts["errors"] == "2>/dev/null" else result.output
-                    lines.append(f"$ {command}\n{said}exit code {result.exit_code}\n")
+                    lines.append(f"$ {typed}\n{said}exit code {result.exit_code}\n")
                     continue
                 script = parts["filter"]
                 given = (result.output if parts["errors"] == "2>&1" else result.stdout).encode()
@@ -115,7 +118,7 @@ def run_document(text: str, directory: Path) -> str:
                 check=False,
                 **({"stdin": subprocess.DEVNULL} if given is None else {"input": given}),
             )
-            lines.append(f"$ {command}\n{shown}{ran.stdout.decode()}")
+            lines.append(f"$ {typed}\n{shown}{ran.stdout.decode()}")
         return f"```console\n{''.join(lines)}```"
 
     return re.sub(r"```console\n(.*?)```", run_block, text, flags=re.DOTALL)
@@ -123,7 +126,7 @@ def run_document(text: str, directory: Path) -> str:
 
 def test_documented_commands_answer_as_shown(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    golden.unpack("broker", tmp_path)
+    golden.unpack("sample", tmp_path)
     text = DOCUMENT.read_text(encoding="utf-8")
     commands = re.findall(r"(?m)^\$ rmqstore (\w+)", text)
     # Those of Spark are run by tests/spark/test_command.py, RabbitMQ's by tests/rabbitmq/test_rabbitmq_docs.py.

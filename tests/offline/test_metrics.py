@@ -457,7 +457,7 @@ def test_the_query_reader_sees_a_wrong_name():
 
 def test_the_document_lists_every_metric_with_its_labels():
     text = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| `((?:rocketmq|rmqstore)_\w+)` \| ([^|]*) \|", text, re.MULTILINE)
+    rows = re.findall(r"^- `((?:rocketmq|rmqstore)_\w+)` \(([^)]*)\):", text, re.MULTILINE)
     told = {name: set(re.findall(r"\w+", labels)) for name, labels in rows}
     assert len(rows) == len(told)
     assert told == {name: set(labels) for name, (_, labels) in metrics._FAMILIES.items()}

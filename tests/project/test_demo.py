@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,8 @@ from rmqstore import Message, MessageStore, demo
 from rmqstore.offline.rebuild import rebuild
 
 SMALL = ["--messages", "600"]
-SAMPLE = golden.DATA / "rocketmq-broker"
+# The package's own; a debug build lies elsewhere than the checkout, so it is named by the tree.
+SAMPLE = golden.DATA.parents[1] / "rmqstore" / "sample"
 
 
 @pytest.fixture
@@ -77,6 +79,30 @@ def test_without_the_sample_only_the_second_half_runs(run, tmp_path):
     assert result.exit_code == 0, result.output
     assert "store.tar.xz" in result.stderr and "--data" in result.stderr
     assert "The second half holds; the first did not run." in result.stdout and "rebuild" not in result.stdout
+
+
+def test_the_sample_is_given_away_once_and_whole(tmp_path):
+    def unpack(*arguments):
+        return CliRunner().invoke(demo.main, ["--unpack", *map(str, arguments)])
+
+    target = tmp_path / "a shop's"
+    result = unpack(target, "--data", SAMPLE)
+    assert result.exit_code == 0, result.output
+    # What it says to try next can be copied.
+    line = next(line for line in result.stdout.splitlines() if "rmqstore query" in line)
+    words = shlex.split(line)
+    with MessageStore.open(words[2], read_only=True) as store:
+        assert len(store.query_message(words[3], words[4])) == 4
+    tree = golden.tree(target)
+    result = unpack(target, "--data", SAMPLE)
+    assert result.exit_code == 3 and "there already" in result.stderr and golden.tree(target) == tree
+    for arguments, said in (
+        ((tmp_path / "none" / "store", "--data", SAMPLE), "no folder"),
+        ((tmp_path / "other", "--data", tmp_path), "--data"),
+    ):
+        result = unpack(*arguments)
+        assert result.exit_code == 3 and said in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["a shop's"]
 
 
 @pytest.mark.parametrize("folder", ["index", "consumequeue", "commitlog"])

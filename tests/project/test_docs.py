@@ -13,6 +13,7 @@ import dataclasses
 import doctest
 import io
 import re
+import sys
 from pathlib import Path
 
 import oracle
@@ -376,7 +377,7 @@ def test_dump_of_an_index_file(formats, vectors, region_of):
     while n:
         chain.append(n)
         n = index.read_entry(n)[3]
-    assert chain == [4, 3, 1] and "slot 4 leads to entry 4, that to\n3, that to 1" in formats
+    assert chain == [4, 3, 1] and "slot 4 leads to entry 4, that to 3, that to 1" in " ".join(formats.split())
     for _, phy_offset, timestamp in vector["puts"][3:4]:
         assert index.read_entry(4)[1] == phy_offset and timestamp < header["begin_timestamp"]
 
@@ -443,6 +444,90 @@ def test_broken_links_are_found(tmp_path, monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Width
+
+WIDTH = 120
+
+
+def too_long(text: str) -> list[int]:
+    """The numbers of the lines that are over `WIDTH`, but those that commands answered in a block that is run."""
+    answered = {
+        number
+        for fence in split_fences(text)[1]
+        if fence.info.partition(" ")[0] in ("console", "pycon", "json", "text")
+        for number, line in enumerate(fence.lines, fence.number)
+        if not line.lstrip().startswith(("$ ", ">>> ", "... "))
+    }
+    return [number for number, line in enumerate(text.split("\n"), 1) if len(line) > WIDTH and number not in answered]
+
+
+#: Pages that are still to be wrapped (`python ci/wrap_documents.py PAGE`); none may join them.
+NOT_YET = {
+    "CHANGELOG.md",
+    "docs/api.md",
+    "docs/cli.md",
+    "docs/console.md",
+    "docs/tasks/dead-broker.md",
+    "docs/tasks/embedded-store.md",
+    "docs/tasks/lost-index.md",
+    "docs/tasks/orders-to-parquet.md",
+    "docs/tasks/repair-rabbitmq-queue.md",
+    "docs/tasks/spark-cluster.md",
+}
+
+
+def test_no_line_of_a_document_is_over_120_characters():
+    # ci/wrap_documents.py wraps prose.  What a command answers is as it is; the site wraps it (test_site_width.py).
+    found = {path.relative_to(ROOT).as_posix(): too_long(path.read_text(encoding="utf-8")) for path in markdown_files()}
+    found = {name: lines for name, lines in found.items() if lines}
+    assert {name: found[name] for name in found.keys() - NOT_YET} == {}
+    assert found.keys() >= NOT_YET, "some of these are wrapped: take them out of NOT_YET"
+
+
+def test_lines_that_are_too_long_are_found():
+    long = "x" * 121
+    text = f"{long}\n```console\n$ {long}\n{long}\n```\n```python\n{long}\n```\n| {long} |\n{'y' * 120}\n"
+    assert too_long(text) == [1, 3, 7, 9]
+
+
+@pytest.fixture
+def wrap(monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "ci")])
+    import wrap_documents
+
+    return wrap_documents
+
+
+def test_wrapping_changes_nothing_but_lines(wrap):
+    assert wrap.WIDTH == WIDTH
+    words = " ".join(f"word{number} `a b{number}` [a link {number}](page.md#x)" for number in range(20))
+    text = (
+        f"# {words}\n\n{words}\nsecond line\n\n- {words}\n  - {words}\n\n1. {words}\n\n"
+        f"```console\n$ {words}\n```\n<!-- peers: begin -->\n{words}\n<!-- peers: end -->\n| a | b |\n|---|---|\n| c | d |\n"
+    )
+    done = wrap.wrapped(text)
+    assert done.split() == text.split() and wrap.wrapped(done) == done
+    lines = done.split("\n")
+    assert [line for line in lines if len(line) > WIDTH] == [f"# {words}", f"$ {words}", words]
+    # Code and links are not cut, and items stay items.
+    assert all(line.count("`") % 2 == 0 for line in lines if not line.startswith("```"))
+    assert all(line.count("[") == line.count("](") for line in lines)
+    assert sum(line.startswith("- ") for line in lines) == 1 and sum(line.startswith("  - ") for line in lines) == 1
+
+
+def test_a_table_that_is_too_wide_becomes_a_list(wrap):
+    long = "long " * 30
+    done = wrap.wrapped(f"| option | meaning |\n|---|---|\n| `a` | {long}|\n| b | short |\n")
+    assert done.startswith("- `a`: long long") and "\n- **b**: short\n" in done
+    done = wrap.wrapped(f"| option | type | meaning |\n|---|---|---|\n| `a` | int | {long}|\n")
+    assert done.startswith("- `a` (int): long long")
+    done = wrap.wrapped(f"| option | type | since | meaning |\n|---|---|---|---|\n| `a` | int | 5.0 | {long}|\n")
+    assert done.startswith("- `a`: type: int; since: 5.0; meaning: long")
+    short = "| option | meaning |\n|---|---|\n| a | b |\n"
+    assert wrap.wrapped(short) == short
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Sessions
 
 OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -474,9 +559,10 @@ def run_session(test: doctest.DocTest) -> tuple[int, str]:
 
 
 def documents_with_sessions() -> list[Path]:
-    # README.md always: without a session it fails.
+    # docs/start.md always: without a session it fails.
     docs = sorted((ROOT / "docs").rglob("*.md"))
-    return [ROOT / "README.md", *(path for path in docs if fences_with(path.read_text(encoding="utf-8"), "pycon"))]
+    start = ROOT / "docs" / "start.md"
+    return [start, *(path for path in docs if path != start and fences_with(path.read_text(encoding="utf-8"), "pycon"))]
 
 
 @pytest.mark.parametrize("path", documents_with_sessions(), ids=lambda path: path.relative_to(ROOT).as_posix())

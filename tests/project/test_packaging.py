@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import ast
 import fnmatch
+import os
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -90,7 +92,7 @@ def test_the_extra_all_is_every_extra_for_users_but_the_large_and_the_rare():
     (named,) = (Requirement(text).extras for text in EXTRAS["all"])
     assert named == FOR_USERS - {"polars", "rocksdb", "spark", "sql"}
     assert FOR_USERS <= set(EXTRAS)
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
     listed = set(
         re.findall(r"(?m)^\| ((?:`\w+`(?:, )?)+) \| ", text.partition("| extra | for |")[2].partition("\n\n")[0])
     )
@@ -157,6 +159,103 @@ def test_every_file_of_the_package_goes_into_a_wheel():
             if package != "*" and name.startswith(folder):
                 matches |= any(fnmatch.fnmatch(name.removeprefix(folder), pattern) for pattern in globs)
         assert matches, f"{name} is in no wheel: [tool.setuptools.package-data] does not name it"
+
+
+def test_the_wheel_brings_the_sample_store_along(tmp_path):
+    # A wheel of the tree's files without the compiled modules, which are copied to it: building them takes a minute.
+    tree, site = tmp_path / "tree", tmp_path / "site"
+    for name in tracked("rmqstore", "pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tree / name)
+    build = "from setuptools import build_meta; print(build_meta.build_wheel('dist'))"
+    subprocess.run(
+        [sys.executable, "-c", build], cwd=tree, check=True, capture_output=True, env={**os.environ, "RMQSTORE_WITHOUT_CORE": "1"}
+    )
+    (wheel,) = (tree / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    size = sum(path.stat().st_size for path in (site / "rmqstore" / "sample").iterdir())
+    assert 100_000 < size < 900_000
+    package = Path(rmqstore.__file__).parent
+    for module in package.rglob("*.so"):
+        shutil.copy(module, site / module.relative_to(package.parent))
+    # What is on the path comes after what is installed, so only this package is found: -P leaves the folder out.
+    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from rmqstore.cli import main; main()"
+    for arguments, said in (
+        (["demo", "--messages", "300"], "Everything that was checked holds."),
+        (["demo", "--unpack", "store"], "rmqstore info store"),
+        (["query", "store", "Orders", "ORD-102499"], '"order":"ORD-102499"'),
+    ):
+        ran = subprocess.run(
+            [sys.executable, "-I", "-c", code, str(site), *arguments], cwd=tmp_path, capture_output=True, text=True,
+            encoding="utf-8", env={**os.environ, "PYTHONIOENCODING": "utf-8"}, timeout=240, check=False,
+        )  # fmt: skip
+        assert ran.returncode == 0 and said in ran.stdout, ran.stdout + ran.stderr
+
+
+def test_an_index_page_leads_to_the_project():
+    urls = META["urls"]
+    assert {"Homepage", "Documentation", "Source", "Issues", "Changelog", "Security"} <= urls.keys()
+    home = urls["Homepage"]
+    assert all(url.startswith(home) for url in urls.values())
+    for url in urls.values():
+        name = url.removeprefix(f"{home}/blob/main/")
+        assert name == url or (ROOT / name).is_file(), url
+    # A page there knows no folder: every link and picture of the README has its whole address, and leads to a file.
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = dict(re.findall(r"(?m)^\[([\w-]+)\]: (\S+)$", text))
+    used = re.findall(r"\]\[([\w-]+)\]", text)
+    assert set(used) == set(named)
+    links = [*named.values(), *re.findall(r"\]\(([^)\s]+)\)", text)]
+    assert len(links) >= 20 and [link for link in links if not link.startswith(("https://", "#"))] == []
+    raw = home.replace("https://github.com/", "https://raw.githubusercontent.com/") + "/main/"
+    for link in links:
+        for base in (f"{home}/blob/main/", f"{home}/tree/main/", raw):
+            if link.startswith(base):
+                assert (ROOT / link.removeprefix(base).partition("#")[0]).exists(), link
+    (picture,) = re.findall(r"!\[[^\]]+\]\[([\w-]+)\]", text)
+    assert named[picture].startswith(raw)
+
+
+def test_the_readme_is_read_in_a_minute():
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) < 120 and max(map(len, lines)) <= 100
+    begin = "\n".join(lines[:16])
+    assert "pip install" in begin and "$ rmqstore " in begin and "![" in begin
+    # Both commands that somebody who looks at a checkout needs.
+    assert {"make demo", "make test"} <= set(re.findall(r"make (?:demo|test)\b", "\n".join(lines)))
+
+
+def test_there_is_a_way_to_report_what_is_dangerous():
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    assert META["urls"]["Homepage"] + "/security/advisories/new" in text
+    assert "Supported versions" in text
+
+
+def test_classifiers_name_what_tests_run_on():
+    systems = [line for line in META["classifiers"] if line.startswith("Operating System")]
+    assert systems == ["Operating System :: POSIX :: Linux"]
+    classifiers = pytest.importorskip("trove_classifiers")
+    assert set(META["classifiers"]) <= classifiers.classifiers
+
+
+def test_a_workflow_runs_the_tests():
+    yaml = pytest.importorskip("yaml")
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8"))
+    # "on" is a boolean in YAML 1.1.
+    assert {"push", "pull_request"} <= set(workflow[True])
+    assert workflow["permissions"] == {"contents": "read"}
+    jobs = workflow["jobs"]
+    pythons = {str(each) for each in jobs["test"]["strategy"]["matrix"]["python"]}
+    named = {line.rpartition(" ")[2] for line in META["classifiers"] if re.search(r":: 3\.\d+$", line)}
+    assert pythons == named
+    commands = "\n".join(step["run"] for job in jobs.values() for step in job["steps"] if "run" in step)
+    assert {"make test", "make demo", "make check"} <= set(re.findall(r"make \w+", commands))
+    targets = set(re.findall(r"(?m)^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8")))
+    for target in re.findall(r"make ([a-z-]+)", commands):
+        assert target in targets
+    for script in re.findall(r"\bci/\S+\.(?:sh|py)", commands):
+        assert (ROOT / script).is_file()
 
 
 def test_the_source_distribution_holds_what_git_knows(monkeypatch):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import xml.etree.ElementTree
 from pathlib import Path
 
 import pytest
@@ -148,12 +149,38 @@ def test_the_documented_table_is_the_one_of_its_result():
     from asv_bench import document
     from asv_bench.peers import document as peers
 
-    block = document.block_of(document.PERFORMANCE.read_text(encoding="utf-8"), "peers")
+    block = document.block_of(document.BENCHMARKS.read_text(encoding="utf-8"), "peers")
     if not peers.RESULT.exists():
         assert block == ""
         return
     result = json.loads(peers.RESULT.read_text(encoding="utf-8"))
     assert block == peers.markdown(result)
+    assert max(map(len, block.splitlines())) <= 120
+    # Nothing that was measured is left out, and a table is of one work.
+    works = {(each["part"], each["name"]) for each in result["results"]}
+    assert block.count("|---|") >= block.count("| | rate |") == len(works)
+    for each in result["results"]:
+        assert all(f"| {who} |" in block for who in (*each["seconds"], *each["skipped"])), each["name"]
+
+
+def test_the_plot_is_the_one_of_its_result():
+    from asv_bench import document
+    from asv_bench.peers import document as peers
+    from asv_bench.peers import rounds
+
+    result = json.loads(peers.RESULT.read_text(encoding="utf-8"))
+    svg = peers.PLOT.read_text(encoding="utf-8")
+    assert svg == peers.plot(result), "python -m asv_bench.peers.document draws it again"
+    root = xml.etree.ElementTree.fromstring(svg)
+    dots = root.findall("{http://www.w3.org/2000/svg}circle")
+    ours = [row for row in rounds.rows(result["results"]) if row.ours and row.ratio]
+    assert len(dots) == len(ours) > 30
+    # Where it stands is what it says: farther to the right is faster, and what is slower than the peer stands left of 1.
+    places = sorted((float(dot.attrib["cx"]), float(dot[0].text.rpartition(" ")[2])) for dot in dots)
+    assert [ratio for _, ratio in places] == sorted(ratio for _, ratio in places)
+    assert all((x < peers.across(1)) == (ratio < 1) for x, ratio in places if ratio != 1)
+    page = document.PERFORMANCE.read_text(encoding="utf-8")
+    assert f"](images/{peers.PLOT.name})" in page and len(page.split()) < 900
 
 
 def test_the_documented_key_stores_are_those_of_its_result():
@@ -169,7 +196,7 @@ def test_the_documented_key_stores_are_those_of_its_result():
 def test_the_documented_growth_is_that_of_its_result():
     from asv_bench import document, growth
 
-    block = document.block_of(document.PERFORMANCE.read_text(encoding="utf-8"), "growth")
+    block = document.block_of(document.BENCHMARKS.read_text(encoding="utf-8"), "growth")
     if not growth.RESULT.exists():
         assert block == ""
         return

@@ -174,7 +174,7 @@ def test_documented_commands_answer_as_shown(spark, tmp_path, monkeypatch):
     monkeypatch.setenv("TZ", "UTC")
     time.tzset()
     try:
-        golden.unpack("broker", tmp_path)
+        golden.unpack("sample", tmp_path)
         (shown,) = re.findall(r"```console spark\n.*?```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
         text = shown.replace("```console spark", "```console")
         assert len(re.findall(r"(?m)^\$ rmqstore spark", text)) >= 7
@@ -188,7 +188,9 @@ def test_documented_options_are_those_of_the_source():
     from rmqstore.spark.options import _COMMON, _READ, ReadOptions
 
     text = (DOCUMENT.parent / "spark.md").read_text(encoding="utf-8")
+    # In a table, or in a list where a row of it would be too long: - `name` (default): meaning.
     rows = re.findall(r"(?m)^\| (`\w+`(?:, `\w+`)*) \|([^|]*)\|", text)
+    rows += re.findall(r"(?m)^- (`\w+`(?:, `\w+`)*)(?: \(([^)]*)\))?:", text)
     documented = {name: default.strip() for names, default in rows for name in re.findall(r"`(\w+)`", names)}
     assert set(documented) >= _COMMON | _READ
     plain = ReadOptions("x")

@@ -84,7 +84,9 @@ def test_blocks_run(path, spark, folder, monkeypatch):
             else:
                 # In this process, which has a session already.
                 for line in with_paths_below(fence.text, folder).splitlines():
-                    command = shlex.split(re.sub(r" +#.*", "", line))
+                    command = shlex.split(re.sub(r"(?:^| +)#.*", "", line))
+                    if not command:
+                        continue
                     assert command[0] == "rmqstore", where
                     result = run(*command[1:])
                     assert result.exit_code == 0, f"{where}: {line}\n{result.output}"
@@ -94,4 +96,4 @@ def test_blocks_run(path, spark, folder, monkeypatch):
 
 
 def test_there_are_blocks_for_spark():
-    assert {path.name for path in PAGES} >= {"README.md", "spark.md", "spark-cluster.md"}
+    assert {path.name for path in PAGES} >= {"start.md", "spark.md", "spark-cluster.md"}

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -137,9 +138,9 @@ def test_the_schema_is_this_one_for_ever():
 
 def test_the_documented_schema_is_the_schema():
     text = (Path(__file__).resolve().parents[2] / "docs" / "columns.md").read_text(encoding="utf-8")
-    _, _, table = text.partition("| column | type | what |\n|---|---|---|\n")
-    rows = [line.split("|")[1:3] for line in table.partition("\n\n")[0].splitlines()]
-    assert [[cell.strip(" `") for cell in row] for row in rows] == [
+    _, _, section = text.partition("\n## The schema\n")
+    rows = re.findall(r"(?m)^- `(\w+)` \(`([^`]+)`\)", section.partition("\n## ")[0])
+    assert [list(row) for row in rows] == [
         [field.name, str(field.type)] for field in columns.scan_schema(ALL)
     ]
 
