@@ -15,7 +15,7 @@ from libc.string cimport memcmp, memcpy, memset
 
 from posix.time cimport clock_gettime, CLOCK_REALTIME, timespec
 
-from rmqstore._bytes cimport check, get_i64, put_hex, put_i64
+from rmqstore._bytes cimport check, load_i64, put_hex, put_i64
 from rmqstore._dispatch cimport NEED_KEY_ROOM, RecordColumns, TopicTable
 from rmqstore._core cimport (
     BLANK_SIZE, COLUMNS_FULL, FileStream, index_count_of, INDEX_END_PHY_OFFSET, INDEX_HEADER_SIZE, IndexRegion,
@@ -1362,7 +1362,7 @@ cdef bint index_takes(IndexRegion index, int64_t num, int64_t phy_offset) except
         return False
     base = region.pin(0, INDEX_HEADER_SIZE)
     takes = (index_count_of(base) + num < index.index_num
-             and phy_offset >= get_i64(base + INDEX_END_PHY_OFFSET))
+             and phy_offset >= load_i64(base + INDEX_END_PHY_OFFSET))
     region.unpin()
     return takes
 

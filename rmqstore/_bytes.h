@@ -33,9 +33,99 @@ static inline void rmq_put_i16(unsigned char *p, int16_t x) { uint16_t v = rmq_s
 static inline void rmq_put_i32(unsigned char *p, int32_t x) { uint32_t v = rmq_swap32((uint32_t)x); memcpy(p, &v, 4); }
 static inline void rmq_put_i64(unsigned char *p, int64_t x) { uint64_t v = rmq_swap64((uint64_t)x); memcpy(p, &v, 8); }
 
-/* Publishing in order: a reader in another thread or process that sees what comes after sees what came before. */
-static inline void rmq_release(void) { __atomic_thread_fence(__ATOMIC_RELEASE); }
-static inline void rmq_acquire(void) { __atomic_thread_fence(__ATOMIC_ACQUIRE); }
+/* Whether a sanitizer watches this build (RMQSTORE_SANITIZE in setup.py). */
+#if defined(__SANITIZE_ADDRESS__)
+#define RMQ_WATCHES_ADDRESSES 1
+#elif defined(__SANITIZE_THREAD__)
+#define RMQ_WATCHES_THREADS 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define RMQ_WATCHES_ADDRESSES 1
+#elif __has_feature(thread_sanitizer)
+#define RMQ_WATCHES_THREADS 1
+#endif
+#endif
+#ifndef RMQ_WATCHES_ADDRESSES
+#define RMQ_WATCHES_ADDRESSES 0
+#endif
+#ifndef RMQ_WATCHES_THREADS
+#define RMQ_WATCHES_THREADS 0
+#endif
+
+/* Numbers that are read while others write them, at a multiple of their size: header and slots of an index file.  `publish`
+   makes what was written before it visible to whoever sees its number by `acquire`; `load` and `store` promise nothing but
+   whole numbers.  On x86 all of them are plain moves. */
+typedef uint32_t __attribute__((may_alias)) rmq_word32;
+typedef uint64_t __attribute__((may_alias)) rmq_word64;
+static inline int32_t rmq_load_i32(const unsigned char *p) {
+    return (int32_t)rmq_swap32(__atomic_load_n((const rmq_word32 *)p, __ATOMIC_RELAXED));
+}
+static inline int64_t rmq_load_i64(const unsigned char *p) {
+    return (int64_t)rmq_swap64(__atomic_load_n((const rmq_word64 *)p, __ATOMIC_RELAXED));
+}
+static inline void rmq_store_i32(unsigned char *p, int32_t x) {
+    __atomic_store_n((rmq_word32 *)p, rmq_swap32((uint32_t)x), __ATOMIC_RELAXED);
+}
+static inline void rmq_store_i64(unsigned char *p, int64_t x) {
+    __atomic_store_n((rmq_word64 *)p, rmq_swap64((uint64_t)x), __ATOMIC_RELAXED);
+}
+static inline int32_t rmq_acquire_i32(const unsigned char *p) {
+    return (int32_t)rmq_swap32(__atomic_load_n((const rmq_word32 *)p, __ATOMIC_ACQUIRE));
+}
+static inline void rmq_publish_i32(unsigned char *p, int32_t x) {
+    __atomic_store_n((rmq_word32 *)p, rmq_swap32((uint32_t)x), __ATOMIC_RELEASE);
+}
+static inline void rmq_publish_i64(unsigned char *p, int64_t x) {
+    __atomic_store_n((rmq_word64 *)p, rmq_swap64((uint64_t)x), __ATOMIC_RELEASE);
+}
+
+/* The same for numbers that lie anywhere, as those of records do and of units at a place that a caller gives.  C has no atomic
+   access at an odd address, and aarch64 no instruction for one: it is a move and a fence.  ThreadSanitizer knows no fences; it
+   gets the order from the bytes, one by one. */
+#if RMQ_WATCHES_THREADS
+static inline void rmq_load_bytes(void *to, const unsigned char *p, int n) {
+    for (int i = 0; i < n; i++) ((unsigned char *)to)[i] = __atomic_load_n(p + i, __ATOMIC_RELAXED);
+}
+static inline void rmq_acquire_bytes(void *to, const unsigned char *p, int n) {
+    for (int i = 0; i < n; i++) ((unsigned char *)to)[i] = __atomic_load_n(p + i, __ATOMIC_ACQUIRE);
+}
+static inline void rmq_publish_bytes(unsigned char *p, const void *from, int n) {
+    for (int i = 0; i < n; i++) __atomic_store_n(p + i, ((const unsigned char *)from)[i], __ATOMIC_RELEASE);
+}
+#else
+static inline void rmq_load_bytes(void *to, const unsigned char *p, int n) { memcpy(to, p, (size_t)n); }
+static inline void rmq_acquire_bytes(void *to, const unsigned char *p, int n) {
+    memcpy(to, p, (size_t)n);
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+}
+static inline void rmq_publish_bytes(unsigned char *p, const void *from, int n) {
+    __atomic_thread_fence(__ATOMIC_RELEASE);
+    memcpy(p, from, (size_t)n);
+}
+#endif
+static inline int32_t rmq_load_i32_at(const unsigned char *p) {
+    uint32_t v;
+    rmq_load_bytes(&v, p, 4);
+    return (int32_t)rmq_swap32(v);
+}
+static inline int16_t rmq_acquire_i16_at(const unsigned char *p) {
+    uint16_t v;
+    rmq_acquire_bytes(&v, p, 2);
+    return (int16_t)rmq_swap16(v);
+}
+static inline int32_t rmq_acquire_i32_at(const unsigned char *p) {
+    uint32_t v;
+    rmq_acquire_bytes(&v, p, 4);
+    return (int32_t)rmq_swap32(v);
+}
+static inline void rmq_publish_i16_at(unsigned char *p, int16_t x) {
+    uint16_t v = rmq_swap16((uint16_t)x);
+    rmq_publish_bytes(p, &v, 2);
+}
+static inline void rmq_publish_i32_at(unsigned char *p, int32_t x) {
+    uint32_t v = rmq_swap32((uint32_t)x);
+    rmq_publish_bytes(p, &v, 4);
+}
 
 /* Of the state of a region: closed for new uses; the bits below count its pins. */
 #define RMQ_CLOSED ((int64_t)1 << 62)
@@ -52,6 +142,10 @@ static inline int64_t rmq_atomic_or(int64_t *p, int64_t n) { return __atomic_fet
 static inline int64_t rmq_atomic_load(int64_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 static inline unsigned char *rmq_atomic_take(unsigned char **p) { return __atomic_exchange_n(p, (unsigned char *)0, __ATOMIC_ACQ_REL); }
 
+/* Of offsets that a caller or a file gives: what does not fit wraps, and is then refused by the offset itself. */
+static inline int64_t rmq_sum(int64_t a, int64_t b) { return (int64_t)((uint64_t)a + (uint64_t)b); }
+static inline int64_t rmq_difference(int64_t a, int64_t b) { return (int64_t)((uint64_t)a - (uint64_t)b); }
+
 /* The empty statement is an effect: GCC takes a function that only prefetches for one without, and drops its calls. */
 static inline void rmq_prefetch(const void *p) { __builtin_prefetch(p, 1, 3); __asm__ volatile(""); }
 static inline void rmq_assert(int ok) { assert(ok); (void)ok; }
@@ -63,9 +157,14 @@ static inline uint32_t rmq_fastmod(uint32_t a, uint64_t magic, uint32_t d) {
     return (uint32_t)(((__uint128_t)low * d) >> 64);
 }
 
+/* How many bytes may be read where n are wanted and there is room for more.  Reads in steps of 16 go beyond the n and drop what is
+   there, where another thread may be writing the next record; ThreadSanitizer takes any such read for a race. */
+#define RMQ_READABLE(n, room) (RMQ_WATCHES_THREADS ? (int64_t)(n) : (room))
+
 /* Copies n bytes; where the source has 16 more bytes of room in steps of 16, of which the last goes beyond the end.  The
    target always has that room. */
 static inline void rmq_copy(unsigned char *to, const unsigned char *from, int64_t n, int64_t room) {
+    room = RMQ_READABLE(n, room);
 #if defined(__SSE2__)
     if (n <= 128 && n + 16 <= room) {
         int64_t i = 0;
@@ -155,6 +254,7 @@ static inline void rmq_put_hex_8(unsigned char *to, const unsigned char *from) {
 
 /* Copies n bytes and says whether all of them are ASCII. */
 static inline int rmq_copy_ascii(unsigned char *to, const unsigned char *from, int64_t n, int64_t room) {
+    room = RMQ_READABLE(n, room);
 #if defined(__SSE2__)
     if (n <= 128 && n + 16 <= room) {
         int64_t i = 0;
@@ -185,6 +285,7 @@ static inline void rmq_put_view(unsigned char *to, const unsigned char *p, int64
     /* All in registers: what was stored in smaller pieces would have to be waited for. */
     uint64_t first, rest = 0;
     uint32_t more;
+    room = RMQ_READABLE(n, room);
     if (n > RMQ_VIEW_INLINE) {
         memcpy(&more, p, 4);
         first = (uint64_t)more << 32;
@@ -220,6 +321,7 @@ static inline void rmq_put_view(unsigned char *to, const unsigned char *p, int64
 /* Number of bytes before the first that is `wanted`, n if there is none; `room` bytes may be read. */
 static inline int64_t rmq_before(const unsigned char *p, int wanted, int64_t n, int64_t room) {
     const unsigned char *found;
+    room = RMQ_READABLE(n, room);
 #if defined(__SSE2__)
     if (n <= 64 && n + 16 <= room) {
         int64_t i;

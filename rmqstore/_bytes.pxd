@@ -10,13 +10,30 @@ cdef extern from "_bytes.h":
     void put_i16 "rmq_put_i16"(unsigned char* p, int16_t x) noexcept nogil
     void put_i32 "rmq_put_i32"(unsigned char* p, int32_t x) noexcept nogil
     void put_i64 "rmq_put_i64"(unsigned char* p, int64_t x) noexcept nogil
-    void release_fence "rmq_release"() noexcept nogil
-    void acquire_fence "rmq_acquire"() noexcept nogil
+    # Whether AddressSanitizer, or ThreadSanitizer, watches this build.
+    bint WATCHES_ADDRESSES "RMQ_WATCHES_ADDRESSES"
+    bint WATCHES_THREADS "RMQ_WATCHES_THREADS"
+    # Numbers that others read meanwhile: at a multiple of their size, and `..._at` anywhere.
+    int32_t load_i32 "rmq_load_i32"(const unsigned char* p) noexcept nogil
+    int64_t load_i64 "rmq_load_i64"(const unsigned char* p) noexcept nogil
+    void store_i32 "rmq_store_i32"(unsigned char* p, int32_t x) noexcept nogil
+    void store_i64 "rmq_store_i64"(unsigned char* p, int64_t x) noexcept nogil
+    int32_t acquire_i32 "rmq_acquire_i32"(const unsigned char* p) noexcept nogil
+    void publish_i32 "rmq_publish_i32"(unsigned char* p, int32_t x) noexcept nogil
+    void publish_i64 "rmq_publish_i64"(unsigned char* p, int64_t x) noexcept nogil
+    int32_t load_i32_at "rmq_load_i32_at"(const unsigned char* p) noexcept nogil
+    int16_t acquire_i16_at "rmq_acquire_i16_at"(const unsigned char* p) noexcept nogil
+    int32_t acquire_i32_at "rmq_acquire_i32_at"(const unsigned char* p) noexcept nogil
+    void publish_i16_at "rmq_publish_i16_at"(unsigned char* p, int16_t x) noexcept nogil
+    void publish_i32_at "rmq_publish_i32_at"(unsigned char* p, int32_t x) noexcept nogil
     bint HAS_GIL "RMQ_HAS_GIL"
     int64_t add_pins "rmq_add_pins"(int64_t* p, int64_t n) noexcept
     int64_t atomic_or "rmq_atomic_or"(int64_t* p, int64_t n) noexcept nogil
     int64_t atomic_load "rmq_atomic_load"(int64_t* p) noexcept nogil
     unsigned char* atomic_take "rmq_atomic_take"(unsigned char** p) noexcept nogil
+    # Of any two numbers: what does not fit wraps.
+    int64_t sum_of "rmq_sum"(int64_t a, int64_t b) noexcept nogil
+    int64_t difference_of "rmq_difference"(int64_t a, int64_t b) noexcept nogil
     void prefetch "rmq_prefetch"(const void* p) noexcept nogil
     void check "rmq_assert"(bint ok) noexcept nogil
     # a mod d for 32-bit a and d.

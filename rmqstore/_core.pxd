@@ -4,9 +4,7 @@ cimport cython
 from cpython.object cimport PyObject
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
-from rmqstore._bytes cimport (
-    acquire_fence, fastmod, get_i32, prefetch, put_i32, put_i64, release_fence
-)
+from rmqstore._bytes cimport acquire_i32, fastmod, get_i32, prefetch, publish_i32_at, put_i64
 
 # --------------------------------------------------------------------------------------------------- layout constants
 
@@ -217,9 +215,9 @@ cdef object short_way_first(object long_way, short_way answer, Py_ssize_t least,
 # ------------------------------------------------------------------------------------------------------------- leaves
 
 cdef inline int64_t index_count_of(const unsigned char* base) noexcept nogil:
-    # Number of the next entry; a brand-new file holds 0 and means 1.
-    cdef int64_t count = get_i32(base + INDEX_COUNT)
-    acquire_fence()
+    # Number of the next entry; a brand-new file holds 0 and means 1.  Slots and the count are published after the entries that
+    # they lead to: whoever comes by them may read entries as plain bytes.
+    cdef int64_t count = acquire_i32(base + INDEX_COUNT)
     return count if count > 0 else 1
 
 
@@ -228,8 +226,7 @@ cdef inline int64_t index_head(const unsigned char* base, uint64_t magic, int64_
     # Newest entry of the key's chain, 0 if there is none, -1 where the slot says what cannot be.
     cdef int64_t count = index_count_of(base)
     cdef uint32_t slot = fastmod(<uint32_t>key_hash, magic, <uint32_t>slot_num)
-    cdef int64_t head = get_i32(base + INDEX_HEADER_SIZE + SLOT_SIZE * <int64_t>slot)
-    acquire_fence()
+    cdef int64_t head = acquire_i32(base + INDEX_HEADER_SIZE + SLOT_SIZE * <int64_t>slot)
     if head > count:
         # A writer may have gone on since the count was read.
         count = index_count_of(base)
@@ -263,5 +260,4 @@ cdef inline void put_unit(unsigned char* p, int64_t phy_offset, int32_t size, in
     # The size goes last: a unit with size 0 does not exist for a reader.
     put_i64(p + UNIT_TAGS_CODE, tags_code)
     put_i64(p, phy_offset)
-    release_fence()
-    put_i32(p + UNIT_RECORD_SIZE, size)
+    publish_i32_at(p + UNIT_RECORD_SIZE, size)

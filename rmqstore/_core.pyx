@@ -22,11 +22,14 @@ from cpython.list cimport PyList_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.tuple cimport PyTuple_GET_SIZE
 from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint32_t, uint64_t, uint8_t
+from libc.stdlib cimport malloc
 from libc.string cimport memchr, memcpy, memset, strcmp
 
 from rmqstore._bytes cimport (
-    acquire_fence, add_pins, atomic_load, atomic_or, atomic_take, before, check, fastmod, get_i16, get_i32, get_i64,
-    HAS_GIL, mod_magic, prefetch, put_i16, put_i32, put_i64, release_fence,
+    acquire_i16_at, acquire_i32_at, add_pins, atomic_load, atomic_or, atomic_take, before, check, difference_of, fastmod, get_i16,
+    get_i32, get_i64, HAS_GIL, load_i32, load_i64, mod_magic, prefetch, publish_i16_at, publish_i32, publish_i32_at, publish_i64,
+    put_i16, put_i32, put_i64, store_i32, store_i64, sum_of,
+    WATCHES_ADDRESSES, WATCHES_THREADS,
 )
 from rmqstore._crc32 cimport crc32_by, crc32_implementation_num, crc32_name, crc32_shifted, crc32_start, crc32_update
 from rmqstore._java_text cimport hash_str, hash_text, hash_utf8, index_hash
@@ -47,13 +50,15 @@ from rmqstore import _numpy as np
 from rmqstore.errors import OffsetOutOfRangeError, ReadOnlyError, StoreChangedError, StoreClosedError
 
 cdef extern from "<sys/mman.h>" nogil:
-    void* mmap(void* addr, size_t length, int prot, int flags, int fd, int64_t offset)
-    int munmap(void* addr, size_t length)
     int msync(void* addr, size_t length, int flags)
     int madvise(void* addr, size_t length, int advice)
-    int PROT_READ, PROT_WRITE, MAP_SHARED, MAP_PRIVATE, MAP_ANONYMOUS, MAP_NORESERVE, MAP_FIXED, MS_SYNC
+    int PROT_READ, PROT_WRITE, MS_SYNC
     int MADV_SEQUENTIAL, MADV_RANDOM, MADV_NORMAL, MADV_WILLNEED, MADV_DONTNEED
-    void* MAP_FAILED
+
+cdef extern from "_mapping.h" nogil:
+    # NULL where the system refuses, with its errno.
+    void* map_pages "rmq_map"(int fd, size_t size, size_t length, int prot)
+    void unmap_pages "rmq_unmap"(void* base, size_t size)
 
 cdef extern from *:
     """
@@ -104,21 +109,6 @@ assert CHECKPOINT_LOGICS_PHYSICAL_OFFSET + 8 <= CHECKPOINT_SIZE
 # ------------------------------------------------------------------------------------------------------------- Region
 
 cdef int64_t PAGE_SIZE = sysconf(_SC_PAGESIZE)
-
-
-cdef void* map_pages(int fd, int64_t size, int64_t length, int prot) noexcept nogil:
-    # `size` bytes of address space.  Where the file has only `length` of them, pages of zeros that belong to no file lie
-    # after those of the file; the system fills the file's last page with zeros itself.
-    cdef void* base
-    if length >= size:
-        return mmap(NULL, <size_t>size, prot, MAP_SHARED, fd, 0)
-    base = mmap(NULL, <size_t>size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
-    if base == MAP_FAILED or length == 0:
-        return base
-    if mmap(base, <size_t>length, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED:
-        munmap(base, <size_t>size)
-        return MAP_FAILED
-    return base
 
 
 cdef class Region:
@@ -173,8 +163,8 @@ cdef class Region:
         cdef int prot = PROT_READ | PROT_WRITE if writable else PROT_READ
         cdef void* base
         with nogil:
-            base = map_pages(fd, size, length, prot)
-        if base == MAP_FAILED:
+            base = map_pages(fd, <size_t>size, <size_t>length, prot)
+        if base == NULL:
             PyErr_SetFromErrno(OSError)
         region.base = <unsigned char*>base
         region.size = size
@@ -192,7 +182,7 @@ cdef class Region:
         cdef unsigned char* base = atomic_take(&self.base)
         if base != NULL:
             unwatch(self.watched)
-            munmap(base, <size_t>self.size)
+            unmap_pages(base, <size_t>self.size)
 
     cdef unsigned char* pin(self, int64_t pos, int64_t extent) except NULL:
         # The address of `pos`, good until `unpin`, after the one bounds check of the operation.
@@ -307,15 +297,13 @@ cdef class Region:
             The system could not write; nothing is known about what reached the disk.
         """
         if size < 0:
-            size = self.size - pos
-        if pos < 0:
-            raise OffsetOutOfRangeError(f"position {pos} is negative", pos=pos)
-        cdef int64_t start = pos - pos % PAGE_SIZE
-        cdef unsigned char* p = self.pin(start, size + pos - start)
+            size = self.size - pos if 0 <= pos <= self.size else 0
+        cdef unsigned char* p = self.pin(pos, size)
+        cdef int64_t before = pos % PAGE_SIZE
         cdef int failed
         try:
             with nogil:
-                failed = msync(p, <size_t>(size + pos - start), MS_SYNC) if size > 0 else 0
+                failed = msync(p - before, <size_t>(size + before), MS_SYNC) if size > 0 else 0
             if failed:
                 PyErr_SetFromErrno(OSError)
         finally:
@@ -373,9 +361,9 @@ cdef class Region:
 
         A scan calls it for what it has passed, so that its working set stays small however long the file is.
         """
+        cdef unsigned char* p = self.pin(pos, size)
         cdef int64_t start = (pos + PAGE_SIZE - 1) // PAGE_SIZE * PAGE_SIZE
         cdef int64_t extent = (pos + size) // PAGE_SIZE * PAGE_SIZE - start
-        cdef unsigned char* p = self.pin(pos, size)
         try:
             if extent > 0:
                 madvise(p + (start - pos), <size_t>extent, MADV_DONTNEED)
@@ -402,6 +390,34 @@ cdef class Region:
         cdef int64_t value = get_i64(p)
         self.unpin()
         return value
+
+
+# Mistakes for the tests of the builds that sanitizers watch (tests/core/test_sanitizers.py); no other build has them.
+if WATCHES_ADDRESSES:
+    def _read_outside(Region region not None, int64_t pos):
+        """int: the byte at `pos`, which may lie outside the region."""
+        cdef unsigned char* p = region.pin(0, region.size)
+        cdef int value = p[pos]
+        region.unpin()
+        return value
+
+    def _add(int64_t a, int64_t b):
+        """int: the sum, which may not fit its type."""
+        return a + b
+
+    def _lose(int64_t size):
+        """bool: whether there was memory of `size` bytes, which nobody will free."""
+        return malloc(<size_t>size) != NULL
+
+if WATCHES_THREADS:
+    def _write_unordered(Region region not None, int64_t pos, int64_t num):
+        """Write a number at `pos` so many times, without the GIL and as if nobody else did."""
+        cdef unsigned char* p = region.pin_writable(pos, 4)
+        cdef int64_t i
+        with nogil:
+            for i in range(num):
+                put_i32(p, <int32_t>i)
+        region.unpin()
 
 
 @cython.no_gc_clear  # The pin must be given back to the region, also when a cycle is collected.
@@ -531,8 +547,8 @@ cdef struct IndexCounters:
 
 cdef inline void load_counters(const unsigned char* base, IndexCounters* c) noexcept nogil:
     c.count = index_count_of(base)
-    c.begin_timestamp = get_i64(base + INDEX_BEGIN_TIMESTAMP)
-    c.hash_slot_count = get_i32(base + INDEX_HASH_SLOT_COUNT)
+    c.begin_timestamp = load_i64(base + INDEX_BEGIN_TIMESTAMP)
+    c.hash_slot_count = load_i32(base + INDEX_HASH_SLOT_COUNT)
 
 
 cdef inline void index_put_at(unsigned char* base, int64_t slot_num, int64_t slot, IndexCounters* c, int32_t key_hash,
@@ -542,7 +558,7 @@ cdef inline void index_put_at(unsigned char* base, int64_t slot_num, int64_t slo
     check(0 <= slot < slot_num and key_hash >= 0)
     cdef unsigned char* slot_at = base + INDEX_HEADER_SIZE + SLOT_SIZE * slot
     cdef unsigned char* entry = base + INDEX_HEADER_SIZE + SLOT_SIZE * slot_num + ENTRY_SIZE * c.count
-    cdef int32_t prev = get_i32(slot_at)
+    cdef int32_t prev = load_i32(slot_at)
     cdef int64_t diff = 0
     if prev <= 0 or prev > c.count:
         prev = 0
@@ -557,22 +573,18 @@ cdef inline void index_put_at(unsigned char* base, int64_t slot_num, int64_t slo
     put_i64(entry + ENTRY_PHY_OFFSET, phy_offset)
     put_i32(entry + ENTRY_TIME_DIFF, <int32_t>diff)
     put_i32(entry + ENTRY_PREV_INDEX, prev)
-    release_fence()
-    put_i32(slot_at, <int32_t>c.count)
-    release_fence()
+    publish_i32(slot_at, <int32_t>c.count)
     if c.count <= 1:
-        put_i64(base + INDEX_BEGIN_PHY_OFFSET, phy_offset)
-        put_i64(base + INDEX_BEGIN_TIMESTAMP, store_timestamp)
+        publish_i64(base + INDEX_BEGIN_PHY_OFFSET, phy_offset)
+        store_i64(base + INDEX_BEGIN_TIMESTAMP, store_timestamp)
         c.begin_timestamp = store_timestamp
-        release_fence()
     c.count += 1
-    put_i32(base + INDEX_COUNT, <int32_t>c.count)
-    release_fence()
+    publish_i32(base + INDEX_COUNT, <int32_t>c.count)
     # After the count: one too few is seen by `relink`, one too many looks like a file of 4.7.0.
     c.hash_slot_count += prev == 0
-    put_i32(base + INDEX_HASH_SLOT_COUNT, c.hash_slot_count)
-    put_i64(base + INDEX_END_PHY_OFFSET, phy_offset)
-    put_i64(base + INDEX_END_TIMESTAMP, store_timestamp)
+    publish_i32(base + INDEX_HASH_SLOT_COUNT, c.hash_slot_count)
+    publish_i64(base + INDEX_END_PHY_OFFSET, phy_offset)
+    publish_i64(base + INDEX_END_TIMESTAMP, store_timestamp)
 
 
 cdef inline bint index_put(unsigned char* base, uint64_t magic, int64_t slot_num, int64_t index_num, int32_t key_hash,
@@ -614,7 +626,7 @@ cdef int64_t index_select(const unsigned char* base, int64_t slot_num, int64_t* 
                           int64_t begin, int64_t end, int64_t* out, int64_t room) noexcept nogil:
     # RocketMQ's walk (5.5.0 IndexFile.selectPhyOffset) from entry *index, at most `room` hits; *index is left at the
     # entry to go on with, 0 at the end.  Chains must strictly decrease, where Java would go round for ever.
-    cdef int64_t n = index[0], found = 0, prev, time, begin_timestamp = get_i64(base + INDEX_BEGIN_TIMESTAMP)
+    cdef int64_t n = index[0], found = 0, prev, time, begin_timestamp = load_i64(base + INDEX_BEGIN_TIMESTAMP)
     cdef int32_t diff
     cdef const unsigned char* entry
     while n > 0 and found < room:
@@ -661,7 +673,7 @@ cdef int64_t index_select_block(const unsigned char* base, uint64_t magic, int64
             ask_for_entry(entries + ENTRY_SIZE * head)
             active[active_num] = <int32_t>i
             active_num += 1
-    begin_timestamp = get_i64(base + INDEX_BEGIN_TIMESTAMP)
+    begin_timestamp = load_i64(base + INDEX_BEGIN_TIMESTAMP)
     while active_num:
         kept = 0
         for k in range(active_num):
@@ -1104,8 +1116,8 @@ cdef class IndexRegion:
         cdef Region region = self.region
         cdef unsigned char* p = region.pin(0, INDEX_HEADER_SIZE)
         try:
-            return (get_i64(p), get_i64(p + INDEX_END_TIMESTAMP), get_i64(p + INDEX_BEGIN_PHY_OFFSET),
-                    get_i64(p + INDEX_END_PHY_OFFSET), get_i32(p + INDEX_HASH_SLOT_COUNT), get_i32(p + INDEX_COUNT))
+            return (load_i64(p), load_i64(p + INDEX_END_TIMESTAMP), load_i64(p + INDEX_BEGIN_PHY_OFFSET),
+                    load_i64(p + INDEX_END_PHY_OFFSET), load_i32(p + INDEX_HASH_SLOT_COUNT), load_i32(p + INDEX_COUNT))
         finally:
             region.unpin()
 
@@ -1117,7 +1129,7 @@ cdef class IndexRegion:
     cdef bint full(self) except -1:
         cdef Region region = self.region
         cdef unsigned char* p = region.pin(0, INDEX_HEADER_SIZE)
-        cdef int32_t count = get_i32(p + INDEX_COUNT)
+        cdef int32_t count = load_i32(p + INDEX_COUNT)
         region.unpin()
         return (count if count > 1 else 1) >= self.index_num
 
@@ -1127,13 +1139,12 @@ cdef class IndexRegion:
         cdef Region region = self.region
         cdef unsigned char* p = region.pin_writable(0, INDEX_HEADER_SIZE)
         try:
-            put_i64(p + INDEX_BEGIN_TIMESTAMP, begin_timestamp)
-            put_i64(p + INDEX_END_TIMESTAMP, end_timestamp)
-            put_i64(p + INDEX_BEGIN_PHY_OFFSET, begin_phy_offset)
-            put_i64(p + INDEX_END_PHY_OFFSET, end_phy_offset)
-            put_i32(p + INDEX_HASH_SLOT_COUNT, hash_slot_count)
-            release_fence()
-            put_i32(p + INDEX_COUNT, index_count)
+            store_i64(p + INDEX_BEGIN_TIMESTAMP, begin_timestamp)
+            store_i64(p + INDEX_END_TIMESTAMP, end_timestamp)
+            store_i64(p + INDEX_BEGIN_PHY_OFFSET, begin_phy_offset)
+            store_i64(p + INDEX_END_PHY_OFFSET, end_phy_offset)
+            store_i32(p + INDEX_HASH_SLOT_COUNT, hash_slot_count)
+            publish_i32(p + INDEX_COUNT, index_count)
         finally:
             region.unpin()
 
@@ -1141,7 +1152,10 @@ cdef class IndexRegion:
         """int: the entry number that hash slot `slot` holds, as stored."""
         if not 0 <= slot < self.slot_num:
             raise OffsetOutOfRangeError(f"slot {slot} of {self.slot_num}")
-        return self.region.get_i32(INDEX_HEADER_SIZE + SLOT_SIZE * slot)
+        cdef Region region = self.region
+        cdef int32_t head = load_i32(region.pin(INDEX_HEADER_SIZE + SLOT_SIZE * slot, SLOT_SIZE))
+        region.unpin()
+        return head
 
     def entry_pos(self, int64_t index):
         """int: position in the file of entry `index`."""
@@ -1244,9 +1258,9 @@ cdef class IndexRegion:
                     n += 1
                 for slot in range(self.slot_num):
                     head = heads[slot]
-                    prev = get_i32(base + INDEX_HEADER_SIZE + SLOT_SIZE * slot)
+                    prev = load_i32(base + INDEX_HEADER_SIZE + SLOT_SIZE * slot)
                     linked &= prev == head
-                linked &= n == index_count_of(base) and get_i32(base + INDEX_HASH_SLOT_COUNT) == used
+                linked &= n == index_count_of(base) and load_i32(base + INDEX_HASH_SLOT_COUNT) == used
             return n, linked
         finally:
             region.unpin()
@@ -1288,18 +1302,18 @@ cdef class IndexRegion:
                     heads[slot] = <int32_t>n
                 for slot in range(self.slot_num):
                     entry = base + INDEX_HEADER_SIZE + SLOT_SIZE * slot
-                    if get_i32(entry) != heads[slot]:
-                        put_i32(entry, heads[slot])
+                    if load_i32(entry) != heads[slot]:
+                        store_i32(entry, heads[slot])
                         changed += 1
                 if erase:
                     zero_bytes(base + INDEX_HEADER_SIZE + SLOT_SIZE * self.slot_num + ENTRY_SIZE * count,
                                ENTRY_SIZE * (self.index_num - count))
-                if get_i32(base + INDEX_COUNT) != count and not (count == 1 and get_i32(base + INDEX_COUNT) == 0):
-                    put_i32(base + INDEX_COUNT, <int32_t>count)
+                if load_i32(base + INDEX_COUNT) != count and not (count == 1 and load_i32(base + INDEX_COUNT) == 0):
+                    publish_i32(base + INDEX_COUNT, <int32_t>count)
                     changed += 1
                 # RocketMQ up to 4.7.0 counted every put here; nobody relies on it.
-                if get_i32(base + INDEX_HASH_SLOT_COUNT) != used:
-                    put_i32(base + INDEX_HASH_SLOT_COUNT, <int32_t>used)
+                if load_i32(base + INDEX_HASH_SLOT_COUNT) != used:
+                    store_i32(base + INDEX_HASH_SLOT_COUNT, <int32_t>used)
                     changed += 1
             return changed
         finally:
@@ -1340,7 +1354,7 @@ cdef class IndexRegion:
         cdef unsigned char* base = region.pin(0, region.size)
         entries = INDEX_HEADER_SIZE + SLOT_SIZE * self.slot_num
         try:
-            stored = get_i32(base + INDEX_COUNT)
+            stored = load_i32(base + INDEX_COUNT)
             if stored < 0 or stored > self.index_num:
                 found.append((INDEX_COUNT, f"indexCount {stored} is not within 0 to {self.index_num}"))
             count = index_count_of(base)
@@ -1387,15 +1401,15 @@ cdef class IndexRegion:
                     used += heads[slot] == 0
                     heads[slot] = <int32_t>n
                 for slot in range(self.slot_num):
-                    if get_i32(base + INDEX_HEADER_SIZE + SLOT_SIZE * slot) != heads[slot]:
+                    if load_i32(base + INDEX_HEADER_SIZE + SLOT_SIZE * slot) != heads[slot]:
                         if len_gil(found) < 1000:
                             with gil:
                                 found.append((INDEX_HEADER_SIZE + SLOT_SIZE * slot,
-                                              f"slot {slot} holds {get_i32(base + INDEX_HEADER_SIZE + SLOT_SIZE * slot)}"
+                                              f"slot {slot} holds {load_i32(base + INDEX_HEADER_SIZE + SLOT_SIZE * slot)}"
                                               f", the entries need {heads[slot]}"))
                         else:
                             more += 1
-            stored = get_i32(base + INDEX_HASH_SLOT_COUNT)
+            stored = load_i32(base + INDEX_HASH_SLOT_COUNT)
             # From 4.7.1 the number of used slots, before that the number of entries.
             if not used <= stored <= count - 1 and not (stored == 0 and used == 0):
                 found.append((INDEX_HASH_SLOT_COUNT, f"hashSlotCount is {stored}, {used} slots are used"))
@@ -1646,7 +1660,7 @@ def decode_record(Region region not None, int64_t pos, int64_t limit=-1, int che
     if limit < 0 or limit > region.size:
         limit = region.size
     cdef RecordView r
-    cdef unsigned char* p = region.pin(pos, limit - pos)
+    cdef unsigned char* p = region.pin(pos, difference_of(limit, pos))
     cdef int verdict
     cdef bint ok = True
     try:
@@ -1678,13 +1692,13 @@ def check_record(Region region not None, int64_t pos, int64_t base_offset, int c
         The verdict, the total size (of a blank: as stored), and the store timestamp (0 unless a record was parsed).
     """
     cdef RecordView r
-    cdef unsigned char* p = region.pin(pos, region.size - pos)
+    cdef unsigned char* p = region.pin(pos, difference_of(region.size, pos))
     cdef int verdict
     r.total_size = 0
     r.store_timestamp = 0
     try:
         with nogil:
-            verdict = judge_record(p, region.size - pos, base_offset + pos, check_crc, &r)
+            verdict = judge_record(p, region.size - pos, sum_of(base_offset, pos), check_crc, &r)
         return Verdict(verdict), r.total_size, r.store_timestamp
     finally:
         region.unpin()
@@ -1765,7 +1779,7 @@ cdef class RecordSearch:
             if found == NULL:
                 return -1
             at = found - base - RECORD_MAGIC
-            if (judge_record(base + at, self.region.size - at, self.base_offset + at, 0, &r) == RECORD
+            if (judge_record(base + at, self.region.size - at, sum_of(self.base_offset, at), 0, &r) == RECORD
                     and self.sums_agree(base, at, &r)):
                 return at
             at += 1
@@ -1830,7 +1844,7 @@ def record_matches(Region region not None, int64_t pos, int64_t phy_offset, byte
         Whether it matches, and its store timestamp (ms since epoch; 0 where no record lies).
     """
     cdef RecordView r
-    cdef unsigned char* p = region.pin(pos, region.size - pos)
+    cdef unsigned char* p = region.pin(pos, difference_of(region.size, pos))
     try:
         if judge_record(p, region.size - pos, phy_offset, 0, &r) != RECORD:
             return False, 0
@@ -1964,7 +1978,7 @@ def encode_records(Region region not None, int64_t pos, int64_t base_offset, lis
     cdef list out = [], held
     if first < 0:
         raise ValueError(f"first is {first}")
-    cdef unsigned char* p = region.pin_writable(pos, region.size - pos)
+    cdef unsigned char* p = region.pin_writable(pos, difference_of(region.size, pos))
     try:
         while first < num and not full:
             n = num - first if num - first < ENCODE_ROUND else ENCODE_ROUND
@@ -1982,7 +1996,7 @@ def encode_records(Region region not None, int64_t pos, int64_t base_offset, lis
                     if sizes[done] + BLANK_SIZE > region.size - pos:
                         full = True
                         break
-                    encode_into(p + (pos - start), sizes[done], base_offset + pos, &parts[done], prop_crc)
+                    encode_into(p + (pos - start), sizes[done], sum_of(base_offset, pos), &parts[done], prop_crc)
                     pos += sizes[done]
                     done += 1
             for i in range(done):
@@ -1995,13 +2009,13 @@ def encode_records(Region region not None, int64_t pos, int64_t base_offset, lis
 
 def write_blank(Region region not None, int64_t pos):
     """Close a segment: write the blank record (the remaining length and its magic) at `pos`; the rest stays as it is."""
-    if region.size - pos < BLANK_SIZE and not region.closed:
-        raise OffsetOutOfRangeError(f"a blank record needs {BLANK_SIZE} bytes, {region.size - pos} are left", pos=pos)
+    cdef int64_t room = difference_of(region.size, pos)
+    if room < BLANK_SIZE and not region.closed:
+        raise OffsetOutOfRangeError(f"a blank record needs {BLANK_SIZE} bytes, {room} are left", pos=pos)
     cdef unsigned char* p = region.pin_writable(pos, BLANK_SIZE)
     try:
-        put_i32(p + RECORD_MAGIC, C_MAGIC_BLANK)
-        release_fence()
-        put_i32(p, <int32_t>(region.size - pos))
+        publish_i32_at(p + RECORD_MAGIC, C_MAGIC_BLANK)
+        publish_i32_at(p, <int32_t>(region.size - pos))
     finally:
         region.unpin()
 
@@ -2203,8 +2217,7 @@ def write_units(Region region not None, int64_t pos, const int64_t[::1] phy_offs
 def read_unit(Region region not None, int64_t pos):
     """tuple: (phy_offset, size, tags_code) of the unit at `pos`."""
     cdef unsigned char* p = region.pin(pos, UNIT_SIZE)
-    cdef int32_t size = get_i32(p + UNIT_RECORD_SIZE)
-    acquire_fence()
+    cdef int32_t size = acquire_i32_at(p + UNIT_RECORD_SIZE)
     cdef int64_t phy_offset = get_i64(p), tags_code = get_i64(p + UNIT_TAGS_CODE)
     region.unpin()
     return phy_offset, size, tags_code
@@ -2231,7 +2244,7 @@ def read_units(Region region not None, int64_t pos, int64_t count):
         phy, size, tags = phy_array, size_array, tags_array
         with nogil:
             for i in range(count):
-                size[i] = get_i32(p + UNIT_SIZE * i + UNIT_RECORD_SIZE)
+                size[i] = acquire_i32_at(p + UNIT_SIZE * i + UNIT_RECORD_SIZE)
                 phy[i] = get_i64(p + UNIT_SIZE * i)
                 tags[i] = get_i64(p + UNIT_SIZE * i + UNIT_TAGS_CODE)
         return phy_array, size_array, tags_array
@@ -2285,7 +2298,7 @@ def count_units(Region region not None, int64_t unit_size=UNIT_SIZE, int64_t fir
         room = region.size // unit_size
         n = first if first < room else room
         with nogil:
-            while n < room and get_i32(p + unit_size * n + UNIT_RECORD_SIZE) > 0 and get_i64(p + unit_size * n) >= 0:
+            while n < room and acquire_i32_at(p + unit_size * n + UNIT_RECORD_SIZE) > 0 and get_i64(p + unit_size * n) >= 0:
                 n += 1
         return n
     finally:
@@ -2324,16 +2337,17 @@ def write_batch_unit(Region region not None, int64_t pos, int64_t phy_offset, in
     put_i16(p + BATCH_UNIT_BATCH_NUM, batch_num)
     put_i32(p + BATCH_UNIT_COMPACTED_OFFSET, -1)
     put_i32(p + BATCH_UNIT_RESERVED, 0)
-    release_fence()
-    put_i32(p + BATCH_UNIT_RECORD_SIZE, size)
+    publish_i32_at(p + BATCH_UNIT_RECORD_SIZE, size)
     region.unpin()
 
 
 def read_batch_unit(Region region not None, int64_t pos):
     """tuple: (phy_offset, size, tags_code, store_timestamp, base_offset, batch_num) of the 46-byte unit at `pos`."""
     cdef unsigned char* p = region.pin(pos, BATCH_UNIT_SIZE)
+    # First the size, which is published last: a writer may be at this unit.
+    cdef int32_t size = acquire_i32_at(p + BATCH_UNIT_RECORD_SIZE)
     try:
-        return (get_i64(p), get_i32(p + BATCH_UNIT_RECORD_SIZE), get_i64(p + BATCH_UNIT_TAGS_CODE),
+        return (get_i64(p), size, get_i64(p + BATCH_UNIT_TAGS_CODE),
                 get_i64(p + BATCH_UNIT_STORE_TIMESTAMP), get_i64(p + BATCH_UNIT_BASE_OFFSET),
                 get_i16(p + BATCH_UNIT_BATCH_NUM))
     finally:
@@ -2350,8 +2364,8 @@ def read_ext_unit(Region region not None, int64_t pos):
     """
     if (pos < 0 or pos > region.size - EXT_UNIT_MIN_SIZE) and not region.closed:
         return None
-    cdef unsigned char* p = region.pin(pos, region.size - pos)
-    cdef int64_t size = get_i16(p), bitmap = get_i16(p + EXT_UNIT_BITMAP_LENGTH)
+    cdef unsigned char* p = region.pin(pos, difference_of(region.size, pos))
+    cdef int64_t size = acquire_i16_at(p), bitmap = get_i16(p + EXT_UNIT_BITMAP_LENGTH)
     try:
         if size < EXT_UNIT_MIN_SIZE or size > region.size - pos or bitmap < 0 or EXT_UNIT_MIN_SIZE + bitmap != size:
             return None
@@ -2371,7 +2385,6 @@ def write_ext_unit(Region region not None, int64_t pos, int64_t tags_code, int64
     put_i64(p + EXT_UNIT_STORE_TIMESTAMP, store_timestamp)
     put_i16(p + EXT_UNIT_BITMAP_LENGTH, <int16_t>PyBytes_GET_SIZE(bitmap))
     memcpy(p + EXT_UNIT_MIN_SIZE, PyBytes_AS_STRING(bitmap), PyBytes_GET_SIZE(bitmap))
-    release_fence()
-    put_i16(p, <int16_t>size)
+    publish_i16_at(p, <int16_t>size)
     region.unpin()
     return size

@@ -10,7 +10,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memcmp, memcpy
 
-from rmqstore._bytes cimport get_i16, get_i32, get_i64
+from rmqstore._bytes cimport get_i16, get_i32, get_i64, load_i64
 from rmqstore._core cimport (
     COLUMNS_FULL, ENTRY_PHY_OFFSET, ENTRY_SIZE, ENTRY_TIME_DIFF, EXT_BASE, EXT_UNIT_BITMAP_LENGTH, EXT_UNIT_MIN_SIZE,
     EXT_UNIT_STORE_TIMESTAMP, EXT_UNIT_TAGS_CODE, INDEX_BEGIN_TIMESTAMP, index_count_of, INDEX_HEADER_SIZE, IndexRegion,
@@ -581,7 +581,7 @@ def agreeing_entries(IndexRegion index not None, int64_t first, RecordColumns co
         with nogil:
             n = index_count_of(base)
             n = n if n < index.index_num else index.index_num
-            begin_timestamp = get_i64(base + INDEX_BEGIN_TIMESTAMP)
+            begin_timestamp = load_i64(base + INDEX_BEGIN_TIMESTAMP)
             for row in range(num):
                 # The columns are open to everybody, so that what they say of themselves may be wrong.
                 if columns.c_key_start[row + 1] <= begin:

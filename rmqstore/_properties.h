@@ -93,6 +93,7 @@ static inline void rmq_marks_at(const unsigned char *text, int32_t at, int32_t n
                                 uint64_t *twos, uint64_t *high) {
     const unsigned char *p = text + at;
     unsigned char last[64];
+    room = RMQ_READABLE(n, room);
     if (at + (int64_t)64 > room) {
         memset(last, 0, sizeof last);
         memcpy(last, p, (size_t)(n - at < 64 ? n - at : 64));
@@ -108,6 +109,7 @@ static inline void rmq_marks_at(const unsigned char *text, int32_t at, int32_t n
 /* As `rmq_marks_at`, those that are 2 alone. */
 static inline uint64_t rmq_twos_at(const unsigned char *text, int32_t at, int32_t n, int64_t room) {
     const int32_t left = n - at < 64 ? n - at : 64;
+    room = RMQ_READABLE(n, room);
 #if defined(__SSE2__)
     if (at + ((left + (int64_t)15) & ~(int64_t)15) <= room) {
         uint64_t twos = 0;
@@ -182,6 +184,7 @@ typedef struct {
 
 static inline int rmq_fits(const rmq_layout *l, const unsigned char *text, int32_t n, int64_t room) {
     int32_t i = 0;
+    room = RMQ_READABLE(n, room);
     if (l->n != n || n <= 0) return 0;
 #if defined(__SSE2__)
     if ((((int64_t)n + 15) & ~(int64_t)15) <= room) {
@@ -206,7 +209,7 @@ static inline int rmq_fits(const rmq_layout *l, const unsigned char *text, int32
 static inline void rmq_put_value_view(unsigned char *to, const rmq_layout *l, int32_t k, const unsigned char *text,
                                       int32_t buffer, int64_t pos) {
     const rmq_span *span = l->spans + k;
-#if defined(__SSE2__)
+#if defined(__SSE2__) && !RMQ_WATCHES_THREADS
     const rmq_piece_views *views = l->views + k;
     const __m128i place = _mm_set_epi32((int32_t)pos, buffer, 0, 0);
     /* A name and its end stand before each value, so that four bytes before it are of the record. */

@@ -15,7 +15,7 @@ from libc.math cimport INFINITY
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint32_t
 from libc.string cimport memchr, memcmp, memcpy
 
-from rmqstore._bytes cimport acquire_fence, get_i32, get_i64, same_bytes_at
+from rmqstore._bytes cimport acquire_i32_at, difference_of, get_i32, get_i64, same_bytes_at, sum_of
 from rmqstore._core cimport (
     ANY_KEY, C_MAGIC_V1, entry_before, ENTRY_KEY_HASH, ENTRY_PHY_OFFSET, ENTRY_SIZE, FileStream, index_head,
     INDEX_HEADER_SIZE, IndexRegion, MAX_EXT_ADDRESS, MessageFields, OpenedIndexes, QueueFields, QueueTable, RECORD,
@@ -72,9 +72,10 @@ cdef extern from *:
     #define RMQ_MESSAGE_OBJECTS 12
     typedef struct { PyObject_HEAD PyObject *objects[RMQ_MESSAGE_OBJECTS]; } rmq_message;
 
-    /* Messages that are done with, for those to come: a program mostly holds a page of them at a time. */
+    /* Messages that are done with, for those to come: a program mostly holds a page of them at a time.  AddressSanitizer
+       would not see that one is used after its end. */
     #define RMQ_MESSAGES_KEPT 64
-    #ifdef Py_GIL_DISABLED
+    #if defined(Py_GIL_DISABLED) || RMQ_WATCHES_ADDRESSES
     #define RMQ_KEEPS_MESSAGES 0
     #else
     #define RMQ_KEEPS_MESSAGES 1
@@ -581,10 +582,10 @@ def read_message(Region region not None, int64_t pos, int64_t base_offset, type 
     """
     message_type(kind)
     cdef RecordView r
-    cdef unsigned char* p = region.pin(pos, region.size - pos)
+    cdef unsigned char* p = region.pin(pos, difference_of(region.size, pos))
     cdef int verdict
     try:
-        verdict = judge_record(p, region.size - pos, base_offset + pos, 0, &r)
+        verdict = judge_record(p, region.size - pos, sum_of(base_offset, pos), 0, &r)
         if verdict != RECORD:
             return Verdict(verdict)
         return message_of(kind, p, &r, check_crc)
@@ -621,7 +622,7 @@ def read_messages(Region region not None, int64_t pos, int64_t limit, int64_t ba
         if limit > size:
             limit = size
         while pos < limit and max_num > 0 and pos - begin < max_bytes:
-            if judge_record(base + pos, size - pos, base_offset + pos, 0, &r) != RECORD:
+            if judge_record(base + pos, size - pos, sum_of(base_offset, pos), 0, &r) != RECORD:
                 break
             prefetch_head(base + pos + r.total_size, size - pos - r.total_size)
             out.append(message_of(kind, base + pos, &r, check_crc))
@@ -669,8 +670,7 @@ cdef int pull(Pull* at, const unsigned char* units, int64_t num, const unsigned 
         high = base_offset + segment_size
     while at.done < num:
         unit = units + UNIT_SIZE * at.done
-        unit_size = get_i32(unit + UNIT_RECORD_SIZE)
-        acquire_fence()
+        unit_size = acquire_i32_at(unit + UNIT_RECORD_SIZE)
         phy = get_i64(unit)
         if phy == 0 and unit_size == 0x7FFFFFFF:
             at.done += 1

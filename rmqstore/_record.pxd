@@ -7,7 +7,8 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint32_t
 from libc.string cimport memchr, memcmp, memcpy
 
 from rmqstore._bytes cimport (
-    acquire_fence, check, get_i16, get_i32, get_i64, is_ascii, prefetch, put_i16, put_i32, put_i64, release_fence,
+    acquire_i32_at, check, get_i16, get_i32, get_i64, is_ascii, load_i32_at, prefetch, publish_i32_at, put_i16, put_i32,
+    put_i64,
 )
 from rmqstore._core cimport (
     BAD_BODY_CRC, BAD_LENGTH, BAD_MAGIC, BAD_PHY_OFFSET, BAD_PROP_CRC, BAD_SIZE, BLANK, BLANK_SIZE, C_MAGIC_BLANK,
@@ -52,9 +53,8 @@ cdef inline int parse_head(const unsigned char* p, int64_t room, RecordView* r) 
     cdef int64_t total
     if room < BLANK_SIZE:
         return EMPTY
-    r.total_size = get_i32(p)
-    acquire_fence()
-    r.magic = get_i32(p + RECORD_MAGIC)
+    r.total_size = acquire_i32_at(p)
+    r.magic = load_i32_at(p + RECORD_MAGIC)
     total = r.total_size
     if r.magic != C_MAGIC_V1 and r.magic != C_MAGIC_V2 and r.magic != C_MAGIC_BLANK:
         return EMPTY if total == 0 and r.magic == 0 else BAD_MAGIC
@@ -227,7 +227,7 @@ cdef inline void prefetch_tail(const unsigned char* p, int64_t room) noexcept no
     cdef int64_t total, at = HEAD
     if room < BLANK_SIZE:
         return
-    total = get_i32(p)
+    total = load_i32_at(p)
     if total > room:
         return
     while at < total and at < FETCHED:
@@ -392,11 +392,10 @@ cdef inline void encode_into(unsigned char* p, int64_t total, int64_t phy_offset
     check(at == total)
     # Old bytes of a truncated log must not be taken for the next record (RocketMQ issue 10666).
     if get_i64(p + total) != 0:
-        put_i64(p + total, 0)
-    release_fence()
-    put_i32(p + RECORD_MAGIC, C_MAGIC_V2 if parts.version == 2 else C_MAGIC_V1)
-    release_fence()
-    put_i32(p, <int32_t>total)
+        publish_i32_at(p + total, 0)
+        publish_i32_at(p + total + RECORD_MAGIC, 0)
+    publish_i32_at(p + RECORD_MAGIC, C_MAGIC_V2 if parts.version == 2 else C_MAGIC_V1)
+    publish_i32_at(p, <int32_t>total)
 
 
 cdef inline uint32_t crc_of_unpublished(const unsigned char* p, int64_t n, int32_t total, int32_t magic) noexcept nogil:
