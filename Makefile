@@ -17,6 +17,9 @@ BUILD_REQUIREMENTS := "setuptools>=77" "Cython>=3.1"
 CORE_SOURCES := setup.py $(shell find rmqstore -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 DEBUG_LIB := build/debug/lib
 PORTABLE_LIB := build/portable/lib
+# Builds that sanitizers watch, below build/sanitize; the names are those of ci/sanitize.sh.
+SANITIZERS_address := address,undefined
+SANITIZERS_thread := thread
 # macOS's compiler, where it is there.
 PORTABLE_CC ?= $(shell command -v clang || echo cc)
 # What these take besides is in their heads: make test-pythons PYTHONS=3.12, make test-arm64 PYTEST_ARGS=-x
@@ -26,7 +29,7 @@ ASV_MACHINE := $(BIN)/asv machine --yes --config asv_bench/asv.conf.json >/dev/n
 ASV_RUN := cd asv_bench && ../$(BIN)/asv run --python=same
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build test-venv demo docs test test-rest test-all soak debug-test test-portable test-pythons test-arm64 check lint typecheck fuzz instructions bench bench-full bench-peers bench-growth clean distclean
+.PHONY: help venv build test-venv demo docs test test-rest test-all soak debug-test sanitize sanitize-rest sanitize-threads sanitized-address sanitized-thread test-portable test-pythons test-arm64 check lint typecheck fuzz instructions bench bench-full bench-peers bench-growth clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -89,6 +92,33 @@ debug-test: test-venv build/debug/.stamp ## the suite without slow tests on a de
 	RMQSTORE_DEBUG=1 $(BIN)/python setup.py --quiet build_py --build-lib $(DEBUG_LIB)
 	PYTHONPATH=$(CURDIR)/$(DEBUG_LIB) RMQSTORE_EXPECTED_BUILD=$(CURDIR)/$(DEBUG_LIB) PYTHONSAFEPATH=1 PYTHONMALLOC=debug \
 		$(BIN)/pytest $(PARALLEL) -m "not slow and not long and not java and not rabbitmq" $(NO_CORE_TESTS:%=--ignore=%) $(PYTEST_ARGS)
+
+build/sanitize/address/.stamp build/sanitize/thread/.stamp: build/sanitize/%/.stamp: $(VENV)/.stamp-venv pyproject.toml $(CORE_SOURCES)
+	rm -rf build/sanitize/$*
+	RMQSTORE_SANITIZE=$(SANITIZERS_$*) $(BIN)/python setup.py --quiet build_ext --build-lib build/sanitize/$*/lib --build-temp build/sanitize/$*/temp
+	@touch $@
+
+# The Python modules are copied anew each time, as for debug-test.
+sanitized-address sanitized-thread: sanitized-%: test-venv build/sanitize/%/.stamp
+	find build/sanitize/$*/lib -name '*.py' -delete
+	RMQSTORE_SANITIZE=$(SANITIZERS_$*) $(BIN)/python setup.py --quiet build_py --build-lib build/sanitize/$*/lib
+
+# What reads and writes bytes in place, and hostile bytes; the rest is the suite of debug-test.
+SANITIZED_TESTS := tests/core $(addprefix tests/store/test_,columns.py concurrency.py corruption.py put.py table.py) tests/rabbitmq
+SANITIZED_MARKS := not slow and not java and not rabbitmq
+
+sanitize: sanitized-address ## the tests of the compiled modules on a build that AddressSanitizer and UBSan watch
+	PYTHON=$(BIN)/python bash ci/sanitize.sh address $(PARALLEL) -m "$(SANITIZED_MARKS) and not long" $(SANITIZED_TESTS) $(PYTEST_ARGS)
+
+sanitize-rest: sanitized-address ## the suite of debug-test, and the long tests of the compiled modules, on that build
+	PYTHON=$(BIN)/python bash ci/sanitize.sh address $(PARALLEL) -m "$(SANITIZED_MARKS) and not long" $(NO_CORE_TESTS:%=--ignore=%) \
+		$(SANITIZED_TESTS:%=--ignore=%) tests $(PYTEST_ARGS)
+	PYTHON=$(BIN)/python bash ci/sanitize.sh address $(PARALLEL) -m "$(SANITIZED_MARKS) and long" $(SANITIZED_TESTS) $(PYTEST_ARGS)
+
+# One after the other: what a thread of another test does would be in its way.
+sanitize-threads: sanitized-thread ## twelve threads on one store and index file, on a build that ThreadSanitizer watches
+	PYTHON=$(BIN)/python bash ci/sanitize.sh thread -m "$(SANITIZED_MARKS)" tests/core/test_sanitizers.py \
+		tests/store/test_twelve_threads.py $(PYTEST_ARGS)
 
 build/portable/.stamp: $(VENV)/.stamp-venv pyproject.toml $(CORE_SOURCES)
 	rm -rf $(PORTABLE_LIB)

@@ -2,9 +2,11 @@
 
 Owns the compiler flags and the Cython directives.  RMQSTORE_DEBUG=1 in the environment makes a debug build: bounds
 and initialisation checks, Cython's and C's asserts on, and compiler warnings shown.  The generated C lies under build/,
-apart for the two kinds of build, so that one never takes the other's.  RMQSTORE_PORTABLE=1 leaves out what belongs to one
-system or one processor: Linux's MADV_POPULATE_WRITE, and the instructions for CRC and hash (`make test-portable`).  No
--march: a wheel runs on every machine of its architecture, and code for newer instructions is chosen at run time.
+apart for the two kinds of build, so that one never takes the other's.  RMQSTORE_SANITIZE=address,undefined or =thread makes
+a build that sanitizers watch (`make sanitize`): asserts on, but none of the debug build's checks, which would come first.
+RMQSTORE_PORTABLE=1 leaves out what belongs to one system or one processor: Linux's MADV_POPULATE_WRITE, and the
+instructions for CRC and hash (`make test-portable`).  No -march: a wheel runs on every machine of its architecture, and
+code for newer instructions is chosen at run time.
 
 The same sources give the same bytes in whatever folder they are built: the folder's name is left out of what the compiler
 writes, and so are the positions for a debugger, except in a debug build.  The times in a wheel or a source distribution are
@@ -31,6 +33,8 @@ MODULES = (
 
 DEBUG = os.environ.get("RMQSTORE_DEBUG", "0") not in ("", "0")
 PORTABLE = os.environ.get("RMQSTORE_PORTABLE", "0") not in ("", "0")
+# Names as of gcc's and clang's -fsanitize.
+SANITIZERS = os.environ.get("RMQSTORE_SANITIZE", "")
 # Modules take a quarter of a minute each, so they are translated and compiled side by side.
 PROCESSES = min(len(MODULES), os.cpu_count() or 1)
 C_FOLDER = os.path.join("build", "cython-debug" if DEBUG else "cython")
@@ -51,7 +55,16 @@ DIRECTIVES = {
 }
 
 # extra_compile_args come last on the command line: they win over what the interpreter was built with (often -DNDEBUG).
-if DEBUG:
+LINK_ARGS = []
+if SANITIZERS:
+    # A number that grows beyond its type is an error although -fwrapv, which Python is built with, gives it a meaning.
+    # memcpy and its like are left as calls that a sanitizer knows.
+    COMPILE_ARGS = [
+        f"-fsanitize={SANITIZERS}", "-fno-omit-frame-pointer", "-fno-wrapv", "-U_FORTIFY_SOURCE", "-O1", "-g1", "-UNDEBUG", "-w",
+    ]
+    LINK_ARGS = [f"-fsanitize={SANITIZERS}"]
+    MACROS = []
+elif DEBUG:
     COMPILE_ARGS = ["-O1", "-g", "-UNDEBUG", "-Wall"]
     MACROS = []
 else:
@@ -72,6 +85,7 @@ def extension(name):
         include_dirs=["rmqstore"],
         define_macros=MACROS,
         extra_compile_args=COMPILE_ARGS,
+        extra_link_args=LINK_ARGS,
     )
 
 

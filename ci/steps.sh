@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The steps of continuous integration: demo, tests, checks, fuzzing, debug tests, the other environments (a build without Linux's own,
+# The steps of continuous integration: demo, tests, checks, fuzzing, debug and sanitizer builds, the other environments (a build without Linux's own,
 # another Python, aarch64), instruction counts, benchmarks once.
 #
 # ci/run.sh starts this as a stranger.  After a failed demo or set-up nothing else runs; any other step that fails lets the
@@ -66,6 +66,9 @@ step checks bash ci/checks.sh || true
 # The same seed every time: whether a change passes is not to hang on luck; `make fuzz` searches on.
 step fuzz bash ci/fuzz.sh 20 -seed=1 || true
 step debug-test make debug-test PYTEST_ARGS="--color=no -q" || true
+# A read of one byte too far, a number that outgrows its type; then a store of one thread that another reads in no order.
+step sanitize make sanitize PYTEST_ARGS="--color=no -q" || true
+step threads make sanitize-threads PYTEST_ARGS="--color=no -q" || true
 step portable make test-portable PYTEST_ARGS="--color=no -q" || true
 step python env PYTEST_ARGS="-q" bash ci/pythons.sh --turn || true
 step arm64 env PYTEST_ARGS="-q" bash ci/arm64.sh --short || true
