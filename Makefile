@@ -107,8 +107,7 @@ sanitized-address sanitized-thread: sanitized-%: test-venv build/sanitize/%/.sta
 	RMQSTORE_SANITIZE=$(SANITIZERS_$*) $(BIN)/python setup.py --quiet build_py --build-lib build/sanitize/$*/lib
 
 # What reads and writes bytes in place, and hostile bytes; the rest is the suite of debug-test.
-SANITIZED_TESTS := tests/core $(addprefix tests/store/test_,column_views.py columns.py concurrency.py corruption.py hostile.py \
-	lifetime.py put.py reading.py short_ways.py table.py twelve_threads.py usual_rows.py vectors.py) tests/rabbitmq
+SANITIZED_TESTS := tests/core $(addprefix tests/store/test_,columns.py concurrency.py corruption.py put.py table.py) tests/rabbitmq
 SANITIZED_MARKS := not slow and not java and not rabbitmq
 
 sanitize: sanitized-address ## the tests of the compiled modules on a build that AddressSanitizer and UBSan watch
@@ -120,7 +119,7 @@ sanitize-rest: sanitized-address ## the suite of debug-test, and the long tests 
 	PYTHON=$(BIN)/python bash ci/sanitize.sh address $(PARALLEL) -m "$(SANITIZED_MARKS) and long" $(SANITIZED_TESTS) $(PYTEST_ARGS)
 
 # One after the other: what a thread of another test does would be in its way.
-sanitize-threads: sanitized-thread ## twelve threads on one store and one index file, on a build that ThreadSanitizer watches
+sanitize-threads: sanitized-thread ## twelve threads on one store and index file, on a build that ThreadSanitizer watches
 	PYTHON=$(BIN)/python bash ci/sanitize.sh thread -m "$(SANITIZED_MARKS)" tests/core/test_sanitizers.py \
 		tests/store/test_twelve_threads.py $(PYTEST_ARGS)
 

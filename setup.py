@@ -60,7 +60,8 @@ if SANITIZERS:
     # A number that grows beyond its type is an error although -fwrapv, which Python is built with, gives it a meaning.
     # memcpy and its like are left as calls that a sanitizer knows.
     COMPILE_ARGS = [
-        f"-fsanitize={SANITIZERS}", "-fno-omit-frame-pointer", "-fno-wrapv", "-U_FORTIFY_SOURCE", "-O1", "-g1", "-UNDEBUG", "-w",
+        f"-fsanitize={SANITIZERS}", "-fno-omit-frame-pointer", "-fno-wrapv", "-U_FORTIFY_SOURCE",
+        "-O1", "-g1", "-UNDEBUG", "-w",
     ]
     LINK_ARGS = [f"-fsanitize={SANITIZERS}"]
     MACROS = []

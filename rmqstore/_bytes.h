@@ -1,6 +1,7 @@
 /* Bytes as every compiled module takes them: byte order, order of stores, copies and comparisons of short texts.
 
-   Owns no format.  Nothing here reads outside the bytes that it was given, but for what a function's own words allow. */
+   Owns no format.  Nothing here reads outside the bytes that it was given, but for what a function's own words allow.
+   */
 
 #ifndef RMQSTORE_BYTES_H
 #define RMQSTORE_BYTES_H
@@ -52,9 +53,9 @@ static inline void rmq_put_i64(unsigned char *p, int64_t x) { uint64_t v = rmq_s
 #define RMQ_WATCHES_THREADS 0
 #endif
 
-/* Numbers that are read while others write them, at a multiple of their size: header and slots of an index file.  `publish`
-   makes what was written before it visible to whoever sees its number by `acquire`; `load` and `store` promise nothing but
-   whole numbers.  On x86 all of them are plain moves. */
+/* Numbers that are read while others write them, at a multiple of their size: header and slots of an index file.
+   `publish` makes what was written before it visible to whoever sees its number by `acquire`; `load` and `store`
+   promise nothing but whole numbers.  On x86 all of them are plain moves. */
 typedef uint32_t __attribute__((may_alias)) rmq_word32;
 typedef uint64_t __attribute__((may_alias)) rmq_word64;
 static inline int32_t rmq_load_i32(const unsigned char *p) {
@@ -79,9 +80,9 @@ static inline void rmq_publish_i64(unsigned char *p, int64_t x) {
     __atomic_store_n((rmq_word64 *)p, rmq_swap64((uint64_t)x), __ATOMIC_RELEASE);
 }
 
-/* The same for numbers that lie anywhere, as those of records do and of units at a place that a caller gives.  C has no atomic
-   access at an odd address, and aarch64 no instruction for one: it is a move and a fence.  ThreadSanitizer knows no fences; it
-   gets the order from the bytes, one by one. */
+/* The same for numbers that lie anywhere, as those of records do and of units at a place that a caller gives.  C has
+   no atomic access at an odd address, and aarch64 no instruction for one: it is a move and a fence.  ThreadSanitizer
+   knows no fences; it gets the order from the bytes, one by one. */
 #if RMQ_WATCHES_THREADS
 static inline void rmq_load_bytes(void *to, const unsigned char *p, int n) {
     for (int i = 0; i < n; i++) ((unsigned char *)to)[i] = __atomic_load_n(p + i, __ATOMIC_RELAXED);
@@ -157,12 +158,13 @@ static inline uint32_t rmq_fastmod(uint32_t a, uint64_t magic, uint32_t d) {
     return (uint32_t)(((__uint128_t)low * d) >> 64);
 }
 
-/* How many bytes may be read where n are wanted and there is room for more.  Reads in steps of 16 go beyond the n and drop what is
-   there, where another thread may be writing the next record; ThreadSanitizer takes any such read for a race. */
+/* How many bytes may be read where n are wanted and there is room for more.  Reads in steps of 16 go beyond the n and
+   drop what is there, where another thread may be writing the next record; ThreadSanitizer takes any such read for a
+   race. */
 #define RMQ_READABLE(n, room) (RMQ_WATCHES_THREADS ? (int64_t)(n) : (room))
 
-/* Copies n bytes; where the source has 16 more bytes of room in steps of 16, of which the last goes beyond the end.  The
-   target always has that room. */
+/* Copies n bytes; where the source has 16 more bytes of room in steps of 16, of which the last goes beyond the end.
+   The target always has that room. */
 static inline void rmq_copy(unsigned char *to, const unsigned char *from, int64_t n, int64_t room) {
     room = RMQ_READABLE(n, room);
 #if defined(__SSE2__)
@@ -276,8 +278,9 @@ static inline int rmq_copy_ascii(unsigned char *to, const unsigned char *from, i
     return rmq_is_ascii(to, n);
 }
 
-/* A value of an Arrow view column (Arrow's columnar format, "Variable-size Binary View Layout"): its length, and the bytes
-   themselves where they are RMQ_VIEW_INLINE or fewer, else the first four, the number of a buffer and a position in it. */
+/* A value of an Arrow view column (Arrow's columnar format, "Variable-size Binary View Layout"): its length, and the
+   bytes themselves where they are RMQ_VIEW_INLINE or fewer, else the first four, the number of a buffer and a
+   position in it. */
 #define RMQ_VIEW_INLINE 12
 static inline void rmq_put_view(unsigned char *to, const unsigned char *p, int64_t n, int64_t room, int32_t buffer,
                                 int64_t pos) {

@@ -215,8 +215,8 @@ cdef object short_way_first(object long_way, short_way answer, Py_ssize_t least,
 # ------------------------------------------------------------------------------------------------------------- leaves
 
 cdef inline int64_t index_count_of(const unsigned char* base) noexcept nogil:
-    # Number of the next entry; a brand-new file holds 0 and means 1.  Slots and the count are published after the entries that
-    # they lead to: whoever comes by them may read entries as plain bytes.
+    # Number of the next entry; a brand-new file holds 0 and means 1.  Slots and the count are published after the entries
+    # that they lead to: whoever comes by them may read entries as plain bytes.
     cdef int64_t count = acquire_i32(base + INDEX_COUNT)
     return count if count > 0 else 1
 

@@ -26,10 +26,10 @@ from libc.stdlib cimport malloc
 from libc.string cimport memchr, memcpy, memset, strcmp
 
 from rmqstore._bytes cimport (
-    acquire_i16_at, acquire_i32_at, add_pins, atomic_load, atomic_or, atomic_take, before, check, difference_of, fastmod, get_i16,
-    get_i32, get_i64, HAS_GIL, load_i32, load_i64, mod_magic, prefetch, publish_i16_at, publish_i32, publish_i32_at, publish_i64,
-    put_i16, put_i32, put_i64, store_i32, store_i64, sum_of,
-    WATCHES_ADDRESSES, WATCHES_THREADS,
+    acquire_i16_at, acquire_i32_at, add_pins, atomic_load, atomic_or, atomic_take, before, check, difference_of, fastmod,
+    get_i16, get_i32, get_i64, HAS_GIL, load_i32, load_i64, mod_magic, prefetch, publish_i16_at, publish_i32,
+    publish_i32_at, publish_i64, put_i16, put_i32, put_i64, store_i32, store_i64, sum_of, WATCHES_ADDRESSES,
+    WATCHES_THREADS,
 )
 from rmqstore._crc32 cimport crc32_by, crc32_implementation_num, crc32_name, crc32_shifted, crc32_start, crc32_update
 from rmqstore._java_text cimport hash_str, hash_text, hash_utf8, index_hash

@@ -1,8 +1,9 @@
 /* How a file comes into memory, and how it leaves.
 
-   Owns the calls of mmap for a `Region`.  A build that AddressSanitizer watches has pages around each mapping that nobody may
-   touch, and the rest of its last page is poisoned; a mapping that is gone stays reserved for a while.  So a read of one byte
-   too far, too early or too late ends the process with a report, where elsewhere it may meet another file. */
+   Owns the calls of mmap for a `Region`.  A build that AddressSanitizer watches has pages around each mapping that
+   nobody may touch, and the rest of its last page is poisoned; a mapping that is gone stays reserved for a while.  So
+   a read of one byte too far, too early or too late ends the process with a report, where elsewhere it may meet
+   another file. */
 
 #ifndef RMQSTORE_MAPPING_H
 #define RMQSTORE_MAPPING_H
@@ -35,7 +36,8 @@ static size_t rmq_whole_pages(size_t size) {
 /* A place for so many bytes between two guards. */
 static char *rmq_reserve(size_t size) {
     const size_t whole = rmq_whole_pages(size);
-    char *area = (char *)mmap(NULL, whole + 2 * RMQ_GUARD_SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    char *area = (char *)mmap(NULL, whole + 2 * RMQ_GUARD_SIZE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                              -1, 0);
     if (area == (char *)MAP_FAILED) return NULL;
     return area + RMQ_GUARD_SIZE;
 }
@@ -63,8 +65,9 @@ static void rmq_unmap(void *base, size_t size) {
 static void rmq_unmap(void *base, size_t size) { munmap(base, size); }
 #endif
 
-/* `size` bytes of address space, NULL where the system refuses.  Where the file has only `length` of them, pages of zeros that
-   belong to no file lie after those of the file; the system fills the file's last page with zeros itself. */
+/* `size` bytes of address space, NULL where the system refuses.  Where the file has only `length` of them, pages of
+   zeros that belong to no file lie after those of the file; the system fills the file's last page with zeros itself.
+   */
 static void *rmq_map(int fd, size_t size, size_t length, int prot) {
     void *place = NULL, *base;
     int fixed = 0;
@@ -76,7 +79,8 @@ static void *rmq_map(int fd, size_t size, size_t length, int prot) {
         base = mmap(place, size, prot, MAP_SHARED | fixed, fd, 0);
     } else {
         base = mmap(place, size, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | fixed, -1, 0);
-        if (base != MAP_FAILED && length > 0 && mmap(base, length, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
+        if (base != MAP_FAILED && length > 0
+                && mmap(base, length, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED) {
             const int refused = errno;
             munmap(base, size);
             errno = refused;

@@ -38,7 +38,6 @@ from rmqstore.offline.verify_databases import has_index_database, verify_index_d
 from rmqstore.offline.verify_entries import IndexCheck
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
 from rmqstore.offline.verify_units import QueueCheck
-from rmqstore.offline.verify_waiting import verify_waiting
 from rmqstore.store.dispatcher import multi_dispatch_places, multi_dispatch_problem
 
 if TYPE_CHECKING:
@@ -263,6 +262,9 @@ class _Checker:
         self.database = QueueDatabaseCheck.of(self.root, self.config, self.commit_log)
         yield from self.run_parts()
         yield from verify_index_database(self.commit_log, self.root, self.end)
+        # It brings NumPy along.
+        from rmqstore.offline.verify_waiting import verify_waiting
+
         yield from verify_waiting(self.commit_log, self.root)
         yield from self._checkpoint()
         yield from self._config_files()

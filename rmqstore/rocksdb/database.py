@@ -286,7 +286,7 @@ def _is_file(path: str) -> bool:
     if stat.S_ISDIR(mode):
         return False
     if not stat.S_ISREG(mode):
-        raise CorruptionError("the RocksDB database cannot be opened: this is no regular file; move it away", path)
+        raise CorruptionError("the RocksDB database cannot be opened: this is not a regular file; move it away", path)
     if not os.access(path, os.R_OK):
         raise PermissionError(13, "Permission denied", path)
     return True

@@ -75,7 +75,7 @@ class TimerLog:
         for entry in entries:
             if len(entry.name) == 20 and entry.name.isascii() and entry.name.isdigit():
                 if not entry.is_file():
-                    self._tell("this is no regular file where one of the timer log is expected", entry.path, 0)
+                    self._tell("this is not a regular file where one of the timer log is expected", entry.path, 0)
                     continue
                 base = int(entry.name)
                 # A broker deletes the oldest file meanwhile.

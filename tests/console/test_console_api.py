@@ -630,7 +630,7 @@ def test_answers_have_the_shape_that_the_document_says(asker):
 @pytest.mark.parametrize(
     "path",
     [
-        "/messages?topic=Orders&key=x&begin=yesterday", "/messages?key=x", "/messages?offset=x", "/messages?offset=-1",
+        "/messages?topic=Orders&key=x&begin=someday", "/messages?key=x", "/messages?offset=x", "/messages?offset=-1",
         "/messages?topic=Orders&key=x&type=y", "/messages?topic=Orders&size=0", "/messages?topic=Orders&size=100000",
         "/messages?topic=Orders&key=x&cursor=..", "/messages?topic=Orders&key=x&cursor=1.2.3",
         "/messages?topic=Orders&cursor=x", "/messages?topic=Orders&begin=99999999999999999999", "/?first=x",

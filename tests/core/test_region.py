@@ -222,7 +222,7 @@ EXTENTS = [
 @pytest.mark.parametrize(("pos", "size"), EXTENTS)
 def test_extents_outside_are_refused(pos, size):
     region = mapped(100)
-    for call in (region.read, region.view, region.zero, region.last_nonzero):
+    for call in (region.read, region.view, region.zero, region.last_nonzero, region.populate, region.release_pages):
         with pytest.raises(OffsetOutOfRangeError):
             call(pos, size)
     with pytest.raises(OffsetOutOfRangeError):

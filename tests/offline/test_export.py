@@ -694,7 +694,10 @@ def test_what_makes_no_sense_is_wrong_usage(tmp_path):
     assert os.listdir(tmp_path) == ["s"]
     assert run(tmp_path / "nowhere").exit_code == 3
     result = run(tmp_path / "s", "--topic", "Nope", "-O", tmp_path / "none.parquet")
-    assert (result.exit_code, result.stderr.strip()) == (1, "no message matches")
+    said = result.stderr.strip().splitlines()
+    # A topic that is not there is said with those that are.
+    wanted = ["no message matches", "the store has no topic Nope, it has: T0, T1, T2"]
+    assert (result.exit_code, said) == (1, wanted)
     assert pq.read_table(tmp_path / "none.parquet").num_rows == 0
 
 

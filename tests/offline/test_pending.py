@@ -242,7 +242,7 @@ def test_the_backup_of_delay_offsets_counts_and_one_odd_level_hides_no_other(bro
     path.unlink()
     os.mkfifo(path)
     found = pending(root, kinds="delayed")
-    assert len(found) == 30 and "no regular file" in found.problems[0].text
+    assert len(found) == 30 and "not a regular file" in found.problems[0].text
 
 
 def test_without_a_timer_checkpoint_the_log_tells_what_was_delivered(tmp_path):

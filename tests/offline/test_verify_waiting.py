@@ -50,7 +50,7 @@ def test_timer_files(tmp_path):
     assert any(each.path == str(path) for each in found_in(root))
     path.unlink()
     os.mkfifo(path)
-    assert any(each.path == str(path) and "no regular file" in each.detail for each in found_in(root))
+    assert any(each.path == str(path) and "not a regular file" in each.detail for each in found_in(root))
 
 
 @pytest.fixture

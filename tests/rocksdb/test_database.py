@@ -190,7 +190,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, name):
     os.mkfifo(file)
     with pytest.raises(CorruptionError) as caught:
         Database(folder)
-    assert "no regular file" in str(caught.value) or "CURRENT is missing" in str(caught.value)
+    assert "not a regular file" in str(caught.value) or "CURRENT is missing" in str(caught.value)
 
 
 def test_folders_with_the_names_of_files_do_not_matter(tmp_path):
