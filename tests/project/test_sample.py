@@ -40,12 +40,12 @@ def test_it_is_whole_and_has_what_others_have(stores):
     sample, other, root = stores
     assert list(verify(root, StoreConfig.infer(root, message_delay_level=demo.SAMPLE_DELAY_LEVEL))) == []
     assert len(sample) == len(other) == 11013
-    ends = [messages[-1].phy_offset + messages[-1].store_size for messages in (sample, other)]
+    ends = [messages[-1].phy_offset + messages[-1].size for messages in (sample, other)]
     assert ends[0] == ends[1]
     # What documents say of places and counts holds for both.
     for place in (0, 484, 894, 1348, 1048576, 4194304, 5060341):
         (one,), (two,) = ([m for m in messages if m.phy_offset == place] for messages in (sample, other))
-        assert (one.topic, one.keys, one.tags, one.store_size) == (two.topic, two.keys, two.tags, two.store_size)
+        assert (one.topic, one.keys, one.tags, one.size) == (two.topic, two.keys, two.tags, two.size)
     alike = [
         [
             (m.topic, m.queue_id, m.queue_offset, m.keys, m.tags, m.unique_key)
