@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The steps of continuous integration: demo, tests, checks, fuzzing, debug tests, the other environments (a build without
-# Linux's own, another Python, aarch64), instruction counts, benchmarks once.  `make sanitize`, `make sanitize-threads` and
-# `make simulate` are to become steps once each has run whole on an idle machine.
+# The steps of continuous integration: demo, tests, checks, fuzzing, simulated lives, debug tests, the other environments (a
+# build without Linux's own, another Python, aarch64), instruction counts, benchmarks once.  `make sanitize` and
+# `make sanitize-threads` are to become steps once each has run whole on an idle machine.
 #
 # ci/run.sh starts this as a stranger.  After a failed demo or set-up nothing else runs; any other step that fails lets the
 # following ones run, so that one run says everything that is wrong.  The last lines are the time of each step, pytest's closing
@@ -66,6 +66,8 @@ step outages env RMQSTORE_MOUNTS=required unshare --user --map-root-user --mount
 step checks bash ci/checks.sh || true
 # The same seed every time: whether a change passes is not to hang on luck; `make fuzz` searches on.
 step fuzz bash ci/fuzz.sh 20 -seed=1 || true
+# The same seeds every time; prints steps and steps per second.  `make simulate` takes more, `make simulate-long` others.
+step simulate make simulate SIMULATE_STEPS=20000 || true
 step debug-test make debug-test PYTEST_ARGS="--color=no -q" || true
 step portable make test-portable PYTEST_ARGS="--color=no -q" || true
 step python env PYTEST_ARGS="-q" bash ci/pythons.sh --turn || true

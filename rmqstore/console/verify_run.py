@@ -23,7 +23,7 @@ _ENDING = 10.0
 
 
 class StoppedError(Exception):
-    pass
+    """Somebody ended the run."""
 
 
 class VerifyRun:

@@ -21,6 +21,7 @@ _PAGE = 4096
 
 
 def write_named(path: str, data: Buffer) -> None:
+    """Write a whole file that appears under its name when it is whole."""
     # Under a name of its own first, so that a second attempt, or a kill, leaves the whole file or none.
     temporary = f"{path}.{uuid.uuid4().hex}"
     try:
@@ -45,6 +46,7 @@ def _runs(pos: int, data: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def write_at(path: str, size: int, pos: int, data: Buffer) -> None:
+    """Write `data` at `pos` into a file of `size` bytes, which is made if it is missing; what is zero stays a hole."""
     # Through the file, not through a mapping: pages of a shared file are not this task's alone, and a full disk is an error.
     # Nobody else writes to the same bytes, unless the same ones, so that what is zero stays a hole.
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -125,6 +125,7 @@ def note_heads(plan: RebuildPlan, span: Span) -> None:
 
 
 def index_path(plan: RebuildPlan, file: int) -> str:
+    """str: where the index file of that number, from 0 on, is built."""
     return os.path.join(plan.build, "files", f"{file:010d}")
 
 

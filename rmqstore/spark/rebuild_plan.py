@@ -128,7 +128,7 @@ class RebuildPlan:
 
 @contextlib.contextmanager
 def segments_of(plan: RebuildPlan, offsets: Iterable[int]) -> Iterator[CommitLog]:
-    # A log of only these segments: a task lists no directory.
+    """CommitLog: a log of only these segments, closed at the end of the block; a task lists no directory."""
     log = CommitLog(plan.root, plan.config, MappedFilePool(4), read_only=True)
     try:
         log.queue.take(offsets, plan.end)
@@ -138,6 +138,7 @@ def segments_of(plan: RebuildPlan, offsets: Iterable[int]) -> Iterator[CommitLog
 
 
 def segment_offsets(plan: RebuildPlan) -> list[int]:
+    """list of int: the phy offset at which each segment of the plan begins, ascending."""
     size = plan.config.mapped_file_size_commit_log
     return [base for begin, end in plan.runs() for base in range(begin, end, size)]
 
@@ -145,8 +146,10 @@ def segment_offsets(plan: RebuildPlan) -> list[int]:
 def stretches_of(
     log: CommitLog, begin: int, cut: int, end: int, columns: RecordColumns | None = None, **options: bool
 ) -> Iterator[Stretch]:
-    # As `CommitLog.stretches` for what begins before `cut`, but damage goes on to the record after it wherever in the
-    # segment that is, as it does for whoever reads the whole log up to `end`.
+    """Stretches of the log, as of `CommitLog.stretches`, that begin before `cut`.
+
+    Damage goes on to the record after it wherever in the segment that is, as it does for whoever reads all up to `end`.
+    """
     at = begin
     while at < cut:
         for stretch in log.stretches(at, cut, columns, **options):
@@ -263,6 +266,6 @@ class LogSummary:
 
 
 def can_follow(offset: int, phy_offset: int, next_offset: int, next_phy_offset: int) -> bool:
-    # Whether a queue offset can be that of a later record: it rises, and by no more than the log between has room for.
+    """bool: a queue offset can be that of a later record: it rises, by no more than the log between has room for."""
     # What rises so from record to record no dispatcher finds implausible, however the records are put together.
     return 1 <= next_offset - offset <= (next_phy_offset - phy_offset) // SMALLEST_RECORD

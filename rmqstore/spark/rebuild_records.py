@@ -69,6 +69,7 @@ def scan_pieces(plan: RebuildPlan, numbers: tuple[int, int]) -> str:
 
 
 def spool_path(plan: RebuildPlan, number: int) -> str:
+    """str: where the index entries of a piece wait for their files."""
     return os.path.join(plan.build, "pieces", f"{number:010d}.entries")
 
 
@@ -77,6 +78,7 @@ def _summary_path(plan: RebuildPlan, number: int) -> str:
 
 
 def scan_piece(plan: RebuildPlan, number: int) -> LogSummary:
+    """Pass 1: what a piece of the log holds; a piece that was done before is not read again."""
     plan.folder("pieces")
     done = read_small_file(_summary_path(plan, number))
     if done is not None:
