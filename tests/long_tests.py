@@ -32,6 +32,7 @@ LONG = (
     "rabbitmq/test_rabbitmq_queue_index_faults.py",
     "rabbitmq/test_rabbitmq_repair.py::test_damage_is_named_and_repaired",
     "simulator/test_planted.py",
+    "simulator/test_simulator.py::test_a_failing_seed_says_how_to_see_it_again_and_becomes_short",
     "spark/",
     "store/test_corruption.py::test_bit_flips_are_never_silent[propcrc]",
     "store/test_corruption.py::test_truncated_files_are_never_silent[propcrc]",
