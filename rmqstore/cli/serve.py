@@ -15,8 +15,6 @@ from rmqstore.cli.terminal import Printer, escape, note
 from rmqstore.errors import MissingDependencyError
 from rmqstore.rabbitmq import find_vhosts
 
-# Connections that wait for the server.
-_WAITING = 2048
 # mallopt(3): blocks from so many bytes on are mapped by themselves.
 _M_MMAP_THRESHOLD = -3
 _LARGE_BLOCK = 1 << 20
@@ -68,7 +66,7 @@ def serve(
         import uvicorn
 
         from rmqstore import console
-        from rmqstore.console.connections import Connection
+        from rmqstore.console.connections import Connection, backlog
         from rmqstore.console.gate import LOOPBACK_NAMES, is_loopback
     except ImportError as error:
         if isinstance(error, MissingDependencyError):
@@ -93,13 +91,13 @@ def serve(
         list(paths), config=config, token=token, rabbitmq=rabbitmq, allowed_hosts=names, any_address=not loopback
     )
     _return_large_blocks()
-    listening = _listen(host, port)
+    listening = _listen(host, port, backlog())
     real_port = listening.getsockname()[1]
     address = f"http://{_shown(host)}:{real_port}/"
     server = uvicorn.Server(
         uvicorn.Config(
             application, log_level="warning", access_log=False, server_header=False, proxy_headers=False,
-            date_header=True, timeout_graceful_shutdown=5, timeout_keep_alive=15, backlog=_WAITING, ws="none", http=Connection,
+            date_header=True, timeout_graceful_shutdown=5, timeout_keep_alive=15, backlog=backlog(), ws="none", http=Connection,
         )
     )  # fmt: skip
     printer = Printer(given.as_json)
@@ -138,7 +136,7 @@ def _token(token: str | None, token_file: str | None) -> str | None:
     return token
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, backlog: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host.strip("[]"), port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
@@ -148,7 +146,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind(address)
         # From here on who comes waits for the server instead of being refused: the address is printed next.
-        listening.listen(_WAITING)
+        listening.listen(backlog)
         return listening
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)

@@ -6,7 +6,11 @@ asked in this process through ASGI.  What needs a plain socket or a browser is i
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import re
+import socket
+import sys
 import threading
 from html import unescape
 from types import SimpleNamespace
@@ -406,11 +410,11 @@ def test_a_reader_that_sleeps_does_not_keep_others_from_downloading(large, monke
 class Transport:
     """What a connection is told to do to its socket."""
 
-    def __init__(self):
-        self.aborted, self.left = False, 0
+    def __init__(self, peer=None):
+        self.peer, self.aborted, self.left = peer, False, 0
 
     def get_extra_info(self, name, default=None):
-        return default
+        return self.peer if name == "peername" else default
 
     def get_write_buffer_size(self):
         return self.left
@@ -428,8 +432,6 @@ def test_silent_and_superfluous_connections_end(monkeypatch):
 
     from rmqstore.console import connections
 
-    monkeypatch.setattr(connections, "_most", lambda: 3)
-
     async def talk():
         config = uvicorn.Config(lambda *_: None, log_level="warning", ws="none", http=connections.Connection)
         config.load()
@@ -441,9 +443,9 @@ def test_silent_and_superfluous_connections_end(monkeypatch):
             made.connection_made(transport)
             return made, transport
 
-        made = [connect() for _ in range(4)]
-        assert [transport.aborted for _, transport in made] == [False, False, False, True]
-        (silent, _), (partial, _), (busy, busy_transport), _ = made
+        made = [connect() for _ in range(3)]
+        assert [transport.aborted for _, transport in made] == [False, False, False]
+        (silent, _), (partial, _), (busy, busy_transport) = made
         partial.data_received(b"GET / HTT")
 
         busy.cycle = SimpleNamespace(response_complete=False, more_body=False, message_event=anyio.Event())
@@ -463,6 +465,102 @@ def test_silent_and_superfluous_connections_end(monkeypatch):
         assert not state.connections
 
     anyio.run(talk)
+
+
+def test_room_is_made_by_those_that_wait_longest(monkeypatch):
+    uvicorn = pytest.importorskip("uvicorn")
+    from uvicorn.server import ServerState
+
+    from rmqstore.console import connections
+
+    monkeypatch.setattr(connections, "_most", lambda: 8)
+
+    async def talk():
+        config = uvicorn.Config(lambda *_: None, log_level="warning", ws="none", http=connections.Connection)
+        config.load()
+        state = ServerState()
+        transports = []
+
+        def connect(host):
+            transport = Transport((host, 1))
+            made = connections.Connection(config, state, {})
+            made.connection_made(transport)
+            transports.append(transport)
+            return made, transport
+
+        def end(connection):
+            connection.connection_lost(OSError())
+
+        greedy = [connect("10.0.0.1") for _ in range(4)]
+        others = [connect(f"10.0.0.{number}") for number in (2, 3, 4, 5)]
+        assert not any(transport.aborted for transport in transports)
+        # The fifth of one host takes the place of its first, although a place of another would be older.
+        greedy.append(connect("10.0.0.1"))
+        assert [transport.aborted for _, transport in greedy] == [True, False, False, False, False]
+        end(greedy.pop(0)[0])
+        # All places are taken: a new host takes one of whoever has most; what was answered just now is the newest to wait.
+        greedy[0][0]._visitors.begins_to_wait(greedy[0][0])
+        others.append(connect("10.0.0.6"))
+        assert [transport.aborted for _, transport in greedy] == [False, True, False, False]
+        end(greedy.pop(1)[0])
+        # What is answered, or still read, stays.
+        for (connection, transport), left in zip(greedy, (0, 300, 0), strict=True):
+            transport.left = left
+            connection.cycle = SimpleNamespace(
+                response_complete=left > 0, more_body=False, disconnected=False, message_event=anyio.Event()
+            )
+        others.append(connect("10.0.0.7"))
+        assert [transport.aborted for _, transport in greedy] == [False, False, False]
+        assert [transport.aborted for _, transport in others] == [True, *[False] * 5]
+        end(others.pop(0)[0])
+        # And where nobody only waits there is no room.
+        for connection, _ in others:
+            connection.cycle = SimpleNamespace(
+                response_complete=False, more_body=False, disconnected=False, message_event=anyio.Event()
+            )
+        late, transport = connect("10.0.0.8")
+        assert transport.aborted and not any(transport.aborted for _, transport in greedy + others)
+        for connection, _ in [(late, None), *greedy, *others]:
+            end(connection)
+        assert not state.connections and not late._visitors._hosts
+
+    anyio.run(talk)
+
+
+def test_whose_connection_it_is():
+    from rmqstore.console.connections import _host
+
+    assert _host(("10.0.0.1", 5)) == _host(("::ffff:10.0.0.1", 6)) != _host(("10.0.0.2", 5))
+    assert _host(("2001:db8::1", 5)) == _host(("2001:db8::ffff:1", 5)) != _host(("2001:db8:0:1::1", 5))
+    assert _host(("fe80::1%eth0", 5)) == _host(("fe80::2", 5))
+    # A Unix socket has none.
+    assert _host(None) == _host(("", 0))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 127.0.0.2")
+def test_half_requests_keep_nobody_out(broker, start_console):
+    resource = pytest.importorskip("resource")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # The server has it from this process.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (300, limits[1]))
+    try:
+        server = start_console(broker)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    with contextlib.ExitStack() as stack:
+        for number in range(400):
+            half = stack.enter_context(socket.socket())
+            half.bind(("127.0.0.2", 0))
+            half.connect((server.host, server.port))
+            with contextlib.suppress(OSError):
+                half.sendall(b"GET / HT" if number % 2 else b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nab")
+        # Long before a silent connection is closed for itself, whoever asks from there or from elsewhere is answered.
+        for source in ("127.0.0.1", "127.0.0.2"):
+            link = http.client.HTTPConnection(server.host, server.port, timeout=15, source_address=(source, 0))
+            link.request("GET", "/healthz")
+            assert link.getresponse().status == 200
+            link.close()
+    server.check()
 
 
 def test_connections_leave_files_for_the_store(monkeypatch):

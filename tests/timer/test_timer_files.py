@@ -161,6 +161,7 @@ def test_truncated_files(small):
     assert waiting_units(small).problems
 
 
+@pytest.mark.skipif(not hasattr(os, "SEEK_DATA"), reason="terabytes of zeros are read where the system does not tell holes")
 def test_files_with_terabytes_that_were_never_written(small):
     truth = listed(small)
     last = max((small / "timerlog").iterdir())
