@@ -646,14 +646,14 @@ def test_after_a_crash_the_checkpoint_waits_for_what_the_dead_process_wrote(tmp_
     disk.forced.clear()
     checked = []
 
-    opened = MessageStore.__init__
+    opened = MessageStore._take
 
     def remember(each, *args, **options) -> None:
         opened(each, *args, **options)
         disk.before_checkpoint = lambda checkpoint: checked.append(check_what_it_says(disk, each, checkpoint))
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(MessageStore, "__init__", remember)
+        patched.setattr(MessageStore, "_take", remember)
         with MessageStore.open(tmp_path / "killed", config=config) as store:
             assert not store.recovery_report.clean
             assert checked, "the opening wrote no checkpoint"
