@@ -1,4 +1,4 @@
-"""rmqstore info."""
+"""rmqstore info: what a store is, in lines: sizes, offsets, who wrote it, which options its files tell."""
 
 from __future__ import annotations
 

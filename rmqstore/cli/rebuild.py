@@ -92,7 +92,12 @@ def print_rebuild(report: RebuildReport, target: str, given: Given) -> None:
         printer.json_line({"type": "rebuild", **value})
     else:
         for offset, size, verdict in report.damage:
-            printer.line(f"nothing was built of {size} bytes at phy offset {offset}: {verdict_words(verdict)}")
+            if verdict in ("BAD_BODY_CRC", "BAD_PROP_CRC"):
+                # Its lengths are whole, so it keeps its place, as the broker's own dispatch gives it.
+                what = f"the message of {size} bytes at phy offset {offset} is damaged and keeps its place"
+            else:
+                what = f"nothing was built of {size} bytes at phy offset {offset}"
+            printer.line(f"{what}: {verdict_words(verdict)}")
         if report.resumed:
             printer.line(f"finished the swap of an earlier rebuild: {' and '.join(report.what)} in {escape(target)}")
         else:

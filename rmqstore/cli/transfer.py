@@ -16,6 +16,7 @@ from rmqstore.cli.terminal import BEGIN_HELP, END_HELP, END_TIME, TIME, Printer,
 from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreError
 from rmqstore.files.output_file import format_of
+from rmqstore.message.message import SCHEDULE_TOPIC
 from rmqstore.offline.export import (
     BODY_FORMS,
     COMPRESSIONS,
@@ -281,6 +282,12 @@ def import_command(
             )
     except StoreError as error:
         raise of_error(error) from None
+    levels_given = given.config_file is not None or "message_delay_level" in given.overrides()
+    if report.created and not levels_given and os.path.isdir(os.path.join(path, "consumequeue", SCHEDULE_TOPIC)):
+        note(
+            f"note: delayed messages were put, and their due times follow the levels {config.message_delay_level!r}, "
+            "which nobody gave; if the broker has others, import into a new store with -o message_delay_level=..."
+        )
     if given.as_json:
         printer.json_line({"type": "import", **dataclasses.asdict(report)})
     else:

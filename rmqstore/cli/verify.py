@@ -1,4 +1,4 @@
-"""rmqstore verify."""
+"""rmqstore verify: everything that is wrong in a store, a finding a line, and how many of each kind."""
 
 from __future__ import annotations
 
@@ -51,7 +51,12 @@ def verify_command(path: str, given: Given) -> None:
     config: StoreConfig | None
     try:
         config = given.config(path, read_only=True)
-        note_assumed(config, ("message_delay_level", "index_tags"))
+        note_assumed(config, ("index_tags",))
+        if "message_delay_level" in config.assumed:
+            note(
+                "note: the store does not tell message_delay_level; when delayed messages are due is not compared "
+                "(give -o message_delay_level=...)"
+            )
     except GeometryError:
         if (given.options or given.config_file is not None) and _tells_geometry(path):
             raise  # The options are wrong, not the store.

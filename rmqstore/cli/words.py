@@ -30,6 +30,9 @@ _VERDICTS = {
 }
 # A name that stands alone as in "(EMPTY)", or one that can be nothing else.
 _VERDICT = re.compile(r"\((EMPTY|RECORD|BLANK|MISSING)\)|\b(BAD_(?:MAGIC|SIZE|LENGTH|PHY_OFFSET|BODY_CRC|PROP_CRC))\b")
+# A configuration with some options given, as Python writes it.
+_INFER = re.compile(r"config=StoreConfig\.infer\(path, ((?:\w+=(?:'[^']*'|[^\s(),]+)(?:, )?)+)\)")
+_OPTION = re.compile(r"\w+=(?:'[^']*'|[^\s(),]+)")
 # Python's arguments, and what does the same at the command line.
 _AS_TYPED: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), typed)
@@ -41,7 +44,6 @@ _AS_TYPED: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "damage, --mode truncate cuts",
         ),
         (r"""recovery=(['"])(\w+)\1""", r"rmqstore recover --mode \2"),
-        (r"config=StoreConfig\.infer\(path, (\w+=(?:'[^']*'|[^\s()]+))\)", r"-o \1"),
         (r"StoreConfig\.from_properties\('broker\.conf'\)", "--config broker.conf"),
         (r", or StoreConfig\.infer\(path\)", ", or without -o and --config, so that they are found from the files"),
         (
@@ -60,6 +62,7 @@ _AS_TYPED: tuple[tuple[re.Pattern[str], str], ...] = tuple(
 
 def in_words(text: str) -> str:
     """str: a text of the package as a person at a shell needs it."""
+    text = _INFER.sub(lambda found: " ".join(f"-o {each}" for each in _OPTION.findall(found[1])), text)
     for pattern, typed in _AS_TYPED:
         text = pattern.sub(typed, text)
     return _VERDICT.sub(

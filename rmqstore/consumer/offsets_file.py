@@ -121,7 +121,6 @@ def text_key(key: Any, table: str, path: str) -> str:
     return str(key)
 
 
-
 _TEMPORARY = ".rmqstore-tmp-"
 # Linux has one number for ENOTSUP and EOPNOTSUPP, macOS two.
 _NO_HARD_LINKS = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -224,8 +223,6 @@ def with_unknown(known: Mapping[str, Any], loaded: Mapping[Any, Any]) -> dict[An
             later = (at for at, other in enumerate(names) if isinstance(other, str) and other > name)
             names.insert(next(later, len(names)), name)
     return {name: known[name] if name in known else Unknown(loaded[name]) for name in names}
-
-
 
 
 def checked_number(value: int, what: str, bits: int) -> int:

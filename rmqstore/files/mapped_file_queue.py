@@ -217,7 +217,7 @@ class MappedFileQueue(NotCopied, FileStream):
         detail = (
             f"the file has {length} bytes where the store's files have {size}: {what}. Read-only the rest can be read. To "
             f"write, restore the file from a copy; without one, truncate -s {size} FILE gives it its size, what it lost is "
-            "then damage that recovery='skip' passes over, and rebuild writes queues and index again"
+            "then damage that recovery='skip' passes over. A file of a queue needs neither: rebuild writes queues again"
         )
         return _Listed(GeometryError(detail, path, pos), damaged=True)
 

@@ -218,9 +218,14 @@ def known_config(root: str, config: StoreConfig | None, kinds: tuple[str, ...]) 
             needed += ["mapped_file_size_consume_queue_ext"]
     missing = [name for name in needed if name in config.assumed]
     if missing:
+        if "index" in kinds and "index_tags" in config.assumed:
+            missing.append("index_tags")
+        defaults = ", ".join(f"{name}={getattr(StoreConfig(), name)}" for name in missing)
+        tags = "; index_tags=False before RocketMQ 5.4.0" if "index_tags" in missing else ""
         raise GeometryError(
             f"the store does not tell {', '.join(missing)}, and a wrong value would make files that its broker misreads; give "
-            f"them: config=StoreConfig.infer(path, {missing[0]}=...) or StoreConfig.from_properties('broker.conf')",
+            f"them: StoreConfig.from_properties('broker.conf'), or config=StoreConfig.infer(path, {defaults}) where broker.conf "
+            f"has none, which are RocketMQ's defaults{tags}",
             root,
         )
     return config
@@ -390,14 +395,14 @@ def refuse_assumed(columns: RecordColumns, config: StoreConfig, kinds: tuple[str
         if SCHEDULE_TOPIC.encode() in topics:
             raise GeometryError(
                 "the log holds delayed messages, whose queue units depend on the broker's delay levels; give "
-                "message_delay_level, for RocketMQ's default config=StoreConfig.infer(path, "
+                "message_delay_level as broker.conf has it; without one there it is config=StoreConfig.infer(path, "
                 f"message_delay_level={StoreConfig().message_delay_level!r})",
                 root,
             )
     if "index" in kinds and "index_tags" in config.assumed and (columns.tags_code[: columns.count] != 0).any():
         raise GeometryError(
-            "the log holds tagged messages, and nothing tells whether the broker indexes tags; give index_tags: True for "
-            "RocketMQ 5.4.0 and later, False before",
+            "the log holds tagged messages, and nothing tells whether the broker indexes tags; give "
+            "config=StoreConfig.infer(path, index_tags=True) for RocketMQ 5.4.0 and later, False before",
             root,
         )
 

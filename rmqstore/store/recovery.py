@@ -178,6 +178,8 @@ def recover(
     report.index_entries_written = counts.index_entries
     report.damage += counts.misplaced
     checkpoint.confirm_phy_offset = max(judged.last_record, 0)
+    if report.bytes_cut:
+        _believe_no_more_than(commit_log, judged.last_record, checkpoint)
     if clean:
         # Otherwise all of them are going to be flushed.
         queues.set_aside(queues.config.max_mapped_files)
@@ -185,6 +187,14 @@ def recover(
     if not clean or report.bytes_cut or report.units_written or report.index_entries_written:
         logger.info("recovered %s: %s", commit_log.path, report)
     return report
+
+
+def _believe_no_more_than(commit_log: CommitLog, last_record: int, checkpoint: Checkpoint) -> None:
+    # A time of the checkpoint that is later than the newest record's speaks for records that were cut: a recovery that
+    # trusts it would begin too late.  An earlier one only makes it look at more.
+    newest = commit_log.store_timestamp_at(last_record, behind_end=True) if last_record >= 0 else 0
+    for name in ("physic_msg_timestamp", "logics_msg_timestamp", "index_msg_timestamp"):
+        setattr(checkpoint, name, min(getattr(checkpoint, name), max(newest, 0)))
 
 
 def learn_delays(commit_log: CommitLog, queues: ConsumeQueueStore) -> None:

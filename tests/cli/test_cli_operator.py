@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import re
+import shutil
 import time
 
 import click
@@ -22,6 +23,7 @@ from rmqstore.cli import main
 from rmqstore.cli.formats import LETTERS
 from rmqstore.cli.words import in_words, verdict_words
 from rmqstore.errors import InvalidMessageError
+from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.offline import key_search
 from rmqstore.texts import parse_time, short_time
 
@@ -474,3 +476,73 @@ def test_a_log_of_a_compacted_topic_is_dumped_as_a_segment(broker, tmp_path):
     path.write_bytes((broker / "commitlog" / ("0" * 20)).read_bytes()[:65536])
     first, *rows = json_lines(run("dump", path, "--json"))
     assert first["kind"] == "segment" and rows[0]["type"] == "record" and len(rows) > 100
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What an operator met who saw the tool for the first time
+
+
+def copy_of_sample(broker, tmp_path):
+    path = tmp_path / "shop"
+    shutil.copytree(broker, path)
+    return path
+
+
+def test_an_index_folder_that_is_gone_is_rebuilt_with_what_the_error_says(broker, tmp_path):
+    path = copy_of_sample(broker, tmp_path)
+    slots, entries = (StoreConfig.infer(path).max_hash_slot_num, StoreConfig.infer(path).max_index_num)
+    shutil.rmtree(path / "index")
+    refused = run("rebuild", path, "--what", "index", "--yes")
+    assert refused.exit_code == 3
+    text = " ".join(refused.stderr.split())
+    assert "-o max_hash_slot_num=5000000 -o max_index_num=20000000" in text and "index_tags" in text and "broker.conf" in text
+    assert not (path / "index").exists()
+    options = [f"-omax_hash_slot_num={slots}", f"-omax_index_num={entries}", "-oindex_tags=true"]
+    assert run("rebuild", path, "--what", "index", "--yes", *options).exit_code == 0
+    assert run("verify", path, *DELAYS).exit_code == 0
+
+
+def test_what_truncate_leaves_verify_finds_nothing_wrong_with(tmp_path):
+    path = tmp_path / "store"
+    base = 1_700_000_000_000
+    stored_at(path, [base + 60_000 * number for number in range(12)])
+    with MessageStore.open(path, read_only=True) as store:
+        places = [message.phy_offset for message in store.messages()]
+    segment, at = divmod(places[6], 4096)
+    with open(path / "commitlog" / f"{segment * 4096:020d}", "r+b") as file:
+        file.seek(at + 4)
+        file.write(b"\0\0\0\0")
+    (path / "abort").touch()
+    assert run("recover", path, *GEOMETRY, "--mode", "truncate", "--yes").exit_code == 0
+    found = run("verify", path, *GEOMETRY)
+    assert (found.exit_code, found.stdout) == (0, "nothing is wrong\n"), found.stdout
+    assert Checkpoint.load(path / "checkpoint", read_only=True).physic_msg_timestamp == base + 60_000 * 5
+
+
+def test_a_rebuild_says_which_damaged_message_keeps_its_place(tmp_path):
+    path = stored_at(tmp_path / "store", range(1_700_000_000_000, 1_700_000_000_012))
+    with MessageStore.open(path, read_only=True) as store:
+        first, second = [message.phy_offset for message in store.messages()][3:5]
+    with open(path / "commitlog" / f"{first // 4096 * 4096:020d}", "r+b") as file:
+        # The body lies after 84 bytes of fixed fields and its own length.
+        file.seek(first % 4096 + 88)
+        file.write(b"X")
+    done = run("rebuild", path, *GEOMETRY, "--what", "consumequeue", "--yes")
+    assert f"the message of {second - first} bytes at phy offset {first} is damaged and keeps its place" in done.stdout
+    assert "nothing was built of" not in done.stdout and "12 queue units" in done.stdout
+
+
+def test_an_import_says_whose_delay_levels_it_took(broker, tmp_path):
+    everything = tmp_path / "all.jsonl"
+    assert run("export", broker, "-O", everything, *DELAYS).exit_code == 0
+    sizes = [f"-o{name}={value}" for name, value in SMALL.items()] + ["-omapped_file_size_commit_log=1048576"]
+    done = run("import", tmp_path / "assumed", everything, "--keep-timestamps", *sizes)
+    assert done.exit_code == 0 and "message_delay_level" in done.stderr and "which nobody gave" in done.stderr
+    done = run("import", tmp_path / "given", everything, "--keep-timestamps", *sizes, *DELAYS)
+    assert done.exit_code == 0 and "message_delay_level" not in done.stderr
+
+
+def test_verify_does_not_say_that_it_compared_what_it_did_not(broker):
+    done = run("verify", broker)
+    assert "when delayed messages are due is not compared" in " ".join(done.stderr.split())
+    assert "not compared" not in run("verify", broker, *DELAYS).stderr
