@@ -4,6 +4,8 @@ Owns the compiler flags and the Cython directives.  RMQSTORE_DEBUG=1 in the envi
 and initialisation checks, Cython's and C's asserts on, and compiler warnings shown.  The generated C lies under build/,
 apart for the two kinds of build, so that one never takes the other's.  RMQSTORE_SANITIZE=address,undefined or =thread makes
 a build that sanitizers watch (`make sanitize`): asserts on, but none of the debug build's checks, which would come first.
+RMQSTORE_SANITIZE=fuzzer makes one whose branches and comparisons libFuzzer sees (`make fuzz`, ci/fuzz/coverage.c); it takes
+gcc and x86-64, and an interpreter that has loaded libFuzzer.
 RMQSTORE_PORTABLE=1 leaves out what belongs to one system or one processor: Linux's MADV_POPULATE_WRITE, and the
 instructions for CRC and hash (`make test-portable`).  No -march: a wheel runs on every machine of its architecture, and
 code for newer instructions is chosen at run time.
@@ -56,7 +58,13 @@ DIRECTIVES = {
 
 # extra_compile_args come last on the command line: they win over what the interpreter was built with (often -DNDEBUG).
 LINK_ARGS = []
-if SANITIZERS:
+MORE_SOURCES = []
+if SANITIZERS == "fuzzer":
+    # -O1: with more, gcc folds branches into arithmetic that nobody sees.
+    COMPILE_ARGS = ["-fsanitize-coverage=trace-pc,trace-cmp", "-O1", "-g0", "-UNDEBUG", "-w"]
+    MACROS = []
+    MORE_SOURCES = ["ci/fuzz/coverage.c"]
+elif SANITIZERS:
     # A number that grows beyond its type is an error although -fwrapv, which Python is built with, gives it a meaning.
     # memcpy and its like are left as calls that a sanitizer knows.
     COMPILE_ARGS = [
@@ -82,7 +90,7 @@ def extension(name):
     """Describe the extension module `name`, whose source is the .pyx of that path; Cython finds the headers it depends on."""
     return Extension(
         name,
-        sources=[name.replace(".", "/") + ".pyx"],
+        sources=[name.replace(".", "/") + ".pyx", *MORE_SOURCES],
         include_dirs=["rmqstore"],
         define_macros=MACROS,
         extra_compile_args=COMPILE_ARGS,

@@ -1,12 +1,22 @@
 #!/usr/bin/env bash
-# Fuzzes the readers of RabbitMQ's terms, and those of what a 5.x broker keeps beside its plain files, with atheris for so many
-# seconds each (default 20); more arguments are libFuzzer's.  Where atheris has no wheel it says so and ends well, except when
-# CI is true.
+# Fuzzes the readers of files with atheris, so many seconds for each target (default 20); more arguments are libFuzzer's.
+#
+#     ci/fuzz.sh [SECONDS [LIBFUZZER_ARGUMENT...]]   once over all targets
+#     ci/fuzz.sh long [SECONDS]                      again and again until stopped; what was learned stays in build/fuzz/corpus
+#
+# libFuzzer sees the compiled modules too: it takes a build of its own in build/fuzz (ci/fuzz/coverage.c).  Bytes that a target
+# refuses lie in build/fuzz/found.  Where atheris has no wheel it says so and ends well, except when CI is true.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
+long=
+if [ "${1:-}" = long ]; then
+    long=1
+    shift
+    set -- "${1:-600}" "${@:2}"
+fi
 seconds=${1:-20}
-python=.venv/bin/python
+python=${PYTHON:-$PWD/.venv/bin/python}
 if ! "$python" -c 'import atheris' 2>/dev/null; then
     # No extra of the package: there are no wheels but for Linux on x86-64.
     "$python" -m pip install --quiet --only-binary :all: 'atheris>=2.3' || true
@@ -17,7 +27,34 @@ if ! "$python" -c 'import atheris' 2>/dev/null; then
     exit 0
 fi
 root=$PWD
+lib=$root/build/fuzz/lib
+export RMQSTORE_SANITIZE=fuzzer
+# Compiles only what changed.  The Python modules are copied anew, so that none that is gone is left.
+"$python" setup.py --quiet build_ext --build-lib "$lib" --build-temp build/fuzz/temp
+find "$lib" -name '*.py' -delete
+"$python" setup.py --quiet build_py --build-lib "$lib"
+# The compiled modules ask for libFuzzer when they are loaded, so it comes before the interpreter.
+preload=$("$python" -c 'import atheris; print(atheris.path())')/ubsan_with_fuzzer.so
+found=$root/build/fuzz/found
+mkdir -p "$found"
+targets=(
+    rabbitmq/fuzz_terms fuzz_broker_files fuzz_readers:log fuzz_readers:queue fuzz_readers:batch_queue fuzz_readers:queue_extension
+    fuzz_readers:checkpoint fuzz_readers:journal fuzz_readers:segment fuzz_readers:message_file fuzz_readers:qi fuzz_readers:qs
+)
 cd "$(mktemp -d)"
-for target in rabbitmq/fuzz_terms fuzz_broker_files; do
-    "$root/$python" "$root/tests/$target.py" "-max_total_time=$seconds" "${@:2}"
+while :; do
+    for target in "${targets[@]}"; do
+        name=${target%%:*}
+        kind=${target#"$name"}
+        kind=${kind#:}
+        corpus=()
+        if [ -n "$long" ]; then
+            corpus=("$root/build/fuzz/corpus/${kind:-$(basename "$name")}")
+            mkdir -p "${corpus[@]}"
+        fi
+        echo "=== fuzz: $target" >&2
+        env LD_PRELOAD="$preload" PYTHONPATH="$lib${PYTHONPATH:+:$PYTHONPATH}" "$python" "$root/tests/$name.py" ${kind:+"$kind"} \
+            "-artifact_prefix=$found/${kind:-$(basename "$name")}-" "-max_total_time=$seconds" "${@:2}" ${corpus[@]+"${corpus[@]}"}
+    done
+    [ -n "$long" ] || break
 done

@@ -65,7 +65,7 @@ step outages env RMQSTORE_MOUNTS=required unshare --user --map-root-user --mount
     -k "full_disk or read_only_file_system or end_the_process" || true
 step checks bash ci/checks.sh || true
 # The same seed every time: whether a change passes is not to hang on luck; `make fuzz` searches on.
-step fuzz bash ci/fuzz.sh 20 -seed=1 || true
+step fuzz bash ci/fuzz.sh 6 -seed=1 || true
 # The same seeds every time; prints steps and steps per second.  `make simulate` takes more, `make simulate-long` others.
 step simulate make simulate SIMULATE_STEPS=20000 || true
 step debug-test make debug-test PYTEST_ARGS="--color=no -q" || true

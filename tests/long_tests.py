@@ -15,6 +15,7 @@ LONG = (
     "console/test_console_load.py",
     "console/test_console_screenshots.py::test_the_pictures_are_those_of_the_pages_now",
     "console/test_console_security.py",
+    "core/test_fuzzer_build.py",
     "interop/",
     "offline/test_export.py",
     "offline/test_export_import.py::test_a_brokers_log",

@@ -1,0 +1,58 @@
+"""The targets of the fuzzer: seeds, what was found before, and bytes that the mutator makes are judged in every run."""
+
+from __future__ import annotations
+
+import random
+import struct
+from pathlib import Path
+
+import fuzz_readers
+import pytest
+from fuzz_readers import KINDS, Kind, OverBudgetError, judge, judge_cost, mutate
+
+FOUND = Path(__file__).resolve().parents[1] / "data" / "fuzz"
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_seeds_findings_and_their_changes_are_judged(name):
+    kind = KINDS[name]
+    seeds = kind.seeds()
+    assert seeds and any(len(seed) > 40 for seed in seeds)
+    found = [path.read_bytes() for path in sorted((FOUND / name).glob("*"))]
+    dice = random.Random(name)
+    for data in [b"", *seeds, *found]:
+        judge(kind, data)
+    for _ in range(150):
+        judge(kind, mutate(kind, dice.choice(seeds), dice, 8192))
+
+
+def test_every_finding_is_of_a_kind():
+    assert {path.name for path in FOUND.glob("*/")} <= set(KINDS)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_reading_costs_what_the_bytes_do(name):
+    for seed in KINDS[name].seeds()[:1]:
+        judge_cost(KINDS[name], seed)
+
+
+def test_a_quadratic_walk_is_over_the_budget():
+    def walk(data):
+        # For each record the whole file before it again, as a reader that looks for its begin.
+        return [sum(data[:at:8]) for at in range(0, len(data), 32)]
+
+    with pytest.raises(OverBudgetError, match="262144 bytes take"):
+        judge_cost(Kind(walk, lambda data, found: None, list), bytes(64), 1e-6)
+
+
+@pytest.mark.parametrize("name", ["log", "queue", "journal", "segment", "message_file", "qi", "qs", "checkpoint"])
+def test_a_reader_that_answers_something_else_is_caught(name):
+    # The oracle gets other bytes than the reader, which is what a wrong reader looks like.
+    kind = KINDS[name]
+    (seed, *_) = kind.seeds()
+    other = bytearray(seed)
+    at = {"log": 12, "queue": 11, "journal": 7, "segment": 33, "message_file": 8, "qi": 12, "qs": 67, "checkpoint": 3}[name]
+    other[at] ^= 1
+    with pytest.raises((AssertionError, ValueError, struct.error)):
+        kind.check(bytes(other), kind.read(seed))
+    assert fuzz_readers.judge(kind, seed) is None

@@ -1,0 +1,399 @@
+"""Fuzzing of readers beside an independent one: any bytes give the answer of the oracle, or one that says what is wrong.
+
+Owns a target for each kind of file (`KINDS`), seeds from the golden stores, a mutator that knows lengths, magics,
+places and check sums, and a budget that grows with the input and no faster.  Run as a script it needs the package
+atheris and takes a kind, then libFuzzer's arguments: ``python tests/fuzz_readers.py journal -max_total_time=20``;
+``ci/fuzz.sh`` makes the build that libFuzzer sees.  It never reads a file of a user and writes below a temporary folder
+of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "rabbitmq")]
+
+import classic_queue_oracle  # noqa: E402
+import golden  # noqa: E402
+import golden_rabbitmq  # noqa: E402
+import oracle  # noqa: E402
+from scratch import SCRATCH  # noqa: E402
+
+if __name__ == "__main__":
+    # The compiled modules tell of their edges themselves; of these the interpreter does.
+    import atheris
+
+    with atheris.instrument_imports(
+        include=["rmqstore.offline.single_file", "rmqstore.rabbitmq.queue_index_v2", "rmqstore.files.checkpoint"]
+    ):
+        import rmqstore.files.checkpoint
+        import rmqstore.offline.single_file
+        import rmqstore.rabbitmq.queue_index_v2  # noqa: F401
+
+from rmqstore.commitlog.log_walk import Blank, Damage  # noqa: E402
+from rmqstore.errors import StoreError  # noqa: E402
+from rmqstore.files.checkpoint import Checkpoint  # noqa: E402
+from rmqstore.offline.single_file import StoreFile  # noqa: E402
+from rmqstore.rabbitmq import _core  # noqa: E402
+from rmqstore.rabbitmq.directory import map_file  # noqa: E402
+from rmqstore.rabbitmq.index_files import read_journal, read_segment  # noqa: E402
+from rmqstore.rabbitmq.queue_index_v2 import read_segment_v2, read_store_v2  # noqa: E402
+
+_FOLDER = tempfile.TemporaryDirectory(prefix="rmqstore-fuzz-", dir=SCRATCH)
+SEED_MAX = 4096
+ENTRY_COUNT = 8
+#: What an input is repeated to, bytes, and what its reading may then take: seconds of the processor, at all and a byte.
+STRETCHED = 1 << 18
+SECONDS = 0.2
+SECONDS_A_BYTE = 8e-6
+
+
+class OverBudgetError(AssertionError):
+    """Reading takes more than a linear reader would."""
+
+
+class Kind(NamedTuple):
+    """A kind of file: what reads it, what compares that with the oracle, where to begin, which check sums to make right."""
+
+    read: Callable[[bytes], Any]
+    check: Callable[[bytes, Any], None]
+    seeds: Callable[[], list[bytes]]
+    repair: Callable[[bytearray], None] = lambda data: None
+
+
+def _file(data: bytes) -> str:
+    path = os.path.join(_FOLDER.name, "file")
+    with open(path, "wb") as file:
+        file.write(data)
+    return path
+
+
+# ------------------------------------------------------------------------------------------------------------- RocketMQ
+
+
+def _read_log(data: bytes) -> list[Any]:
+    return list(StoreFile(_file(data), "segment", len(data), 0).records())
+
+
+def _check_log(data: bytes, found: list[Any]) -> None:
+    at = 0
+    for each in found:
+        assert each.phy_offset == at, "what is read leaves nothing out and nothing overlaps"
+        if isinstance(each, Damage):
+            assert each.size > 0
+            at += each.size
+            continue
+        record = oracle.check_record(data, at, check_crc=False)
+        if isinstance(each, Blank):
+            assert isinstance(record, oracle.Blank) and record.size == each.size == len(data) - at
+            at = len(data)
+            continue
+        assert isinstance(record, oracle.Record), record
+        at += record.size
+        if each.corrupt:
+            continue
+        assert record.body_is_sound and record.physical_offset == record.phy_offset
+        for name in (
+            "size", "version", "queue_id", "queue_offset", "flag", "sys_flag", "born_timestamp", "store_timestamp", "topic",
+            "reconsume_times", "prepared_transaction_offset", "properties", "keys", "tags", "unique_key",
+        ):  # fmt: skip
+            assert getattr(each, name) == getattr(record, name), name
+        assert each.body_stored == record.body and each.properties_stored == record.properties_raw
+    assert not any(data[at:])
+
+
+def _repair_log(data: bytearray) -> None:
+    at = 0
+    while at + 88 <= len(data):
+        size, magic = struct.unpack_from(">iI", data, at)
+        (body_size,) = struct.unpack_from(">i", data, at + 84)
+        if not 88 <= size <= len(data) - at or magic == oracle.MAGIC_BLANK:
+            return
+        struct.pack_into(">q", data, at + 28, at)
+        if 0 < body_size <= size - 88:
+            struct.pack_into(">I", data, at + 8, oracle.masked_crc(bytes(data[at + 88 : at + 88 + body_size])))
+        at += size
+
+
+def _golden(name: str, folder: str) -> list[bytes]:
+    with tempfile.TemporaryDirectory() as root:
+        files = oracle.read_files(golden.unpack(name, root))
+    return [data[:SEED_MAX] for path, data in files.items() if path.split("/")[0] == folder and any(data)][:4]
+
+
+def _read_units(kind: str) -> Callable[[bytes], list[dict[str, Any]]]:
+    return lambda data: list(StoreFile(_file(data), kind, len(data), 0).units())
+
+
+def _check_queue(data: bytes, found: list[dict[str, Any]]) -> None:
+    wanted = []
+    for pos in range(0, len(data) - 19, 20):
+        unit = oracle.decode_unit(data, pos)
+        if any(data[pos : pos + 20]) and (unit.phy_offset, unit.size) != (0, 2**31 - 1):
+            wanted.append((pos, pos // 20, unit.phy_offset, unit.size, unit.tags_code))
+    assert [(u["pos"], u["queue_offset"], u["phy_offset"], u["size"], u["tags_code"]) for u in found] == wanted
+
+
+def _check_batch_queue(data: bytes, found: list[dict[str, Any]]) -> None:
+    wanted = []
+    for pos in range(0, len(data) - 45, 46):
+        fields = struct.unpack_from(">qiqqqhii", data, pos)
+        if any(data[pos : pos + 46]) and fields[:2] != (0, 2**31 - 1):
+            wanted.append((pos, fields[4], fields[0], fields[1], fields[5]))
+    assert [(u["pos"], u["queue_offset"], u["phy_offset"], u["size"], u["num"]) for u in found] == wanted
+
+
+def _check_extension(data: bytes, found: list[dict[str, Any]]) -> None:
+    at = 0
+    for unit in found:
+        wanted = oracle.decode_ext_unit(data, at)
+        assert (unit["pos"], unit["tags_code"], unit["store_timestamp"]) == (at, wanted.tags_code, wanted.store_timestamp)
+        at += 20 + len(bytes.fromhex(unit["bitmap"]))
+
+
+def _read_checkpoint(data: bytes) -> Checkpoint | None:
+    try:
+        return Checkpoint.load(_file(data), read_only=True)
+    except StoreError as error:
+        assert error.path is not None
+        return None
+
+
+def _check_checkpoint(data: bytes, found: Checkpoint | None) -> None:
+    assert (found is None) == (len(data) > 4096 or len(data) % 8 != 0)
+    if found is not None:
+        assert found.to_bytes()[:48] == oracle.Checkpoint.decode(data).encode()[:48]
+
+
+# ------------------------------------------------------------------------------------------------------------- RabbitMQ
+
+
+def _check_journal(data: bytes, found: Any) -> None:
+    columns, problems = found
+    parsed = classic_queue_oracle.parse_journal(data)
+    wanted = [
+        ((not each.pub.persistent if each.pub else 2 if each.kind == "del" else 3), each.seq, each.begin, each.end - each.begin)
+        for each in parsed.records
+    ]
+    got = list(zip(*(column.tolist() for column in columns), strict=True))
+    assert got == wanted[: len(got)]
+    # What the oracle takes for a record, and the reader does not, is a problem that names the place.
+    assert got == wanted or wanted[len(got)][2] in {problem.pos for problem in problems}
+    assert parsed.why == "end" or problems, parsed.why
+
+
+def _check_segment(data: bytes, found: Any) -> None:
+    columns, problems = found
+    parsed = classic_queue_oracle.parse_segment(data, 0, ENTRY_COUNT)
+    if problems:
+        return
+    assert parsed.why == "end", parsed.why
+    marks = {each.seq: 0 for each in parsed.records}
+    for each in parsed.records:
+        marks[each.seq] += each.pub is None
+    wanted = sorted(
+        (each.seq, each.pub.size, each.pub.msg_id, each.begin, len(each.pub.term), each.pub.persistent, marks[each.seq])
+        for each in parsed.records
+        if each.pub is not None
+    )
+    flags = columns.flags.tolist()
+    assert wanted == sorted(
+        (seq, size, msg_id.tobytes(), pos, term_size, bool(flag & _core.ENTRY_PERSISTENT),
+         bool(flag & _core.ENTRY_DELIVER) + bool(flag & _core.ENTRY_ACK))
+        for seq, size, msg_id, pos, term_size, flag in zip(
+            columns.seq_id.tolist(), columns.size.tolist(), columns.msg_id, columns.pos.tolist(),
+            columns.term_size.tolist(), flags, strict=True,
+        )
+    )  # fmt: skip
+
+
+def _read_message_file(data: bytes) -> Any:
+    region = map_file(_file(data))
+    if region is None:
+        return None
+    try:
+        _core.scan_messages(region, 0, _core.MessageScan.SCAN_SALVAGE, -1, True)
+        return _core.scan_messages(region)
+    finally:
+        region.close()
+
+
+def _check_message_file(data: bytes, found: Any) -> None:
+    parsed = classic_queue_oracle.parse_rdq(data)
+    if found is None:
+        assert not data
+        return
+    ids, positions, _, flags, end, stop = found
+    wanted = [(each.msg_id, each.begin, each.whole) for each in parsed.records]
+    got = [
+        (msg_id.tobytes(), pos, bool(flag & _core.MessageFlag.MESSAGE_WRITTEN))
+        for msg_id, pos, flag in zip(ids, positions.tolist(), flags.tolist(), strict=True)
+    ]
+    assert got[: len(wanted)] == wanted and end >= parsed.used
+    assert (stop == _core.MessageStop.STOP_END) == (parsed.why == "end") or parsed.why == "size below 16"
+
+
+def _check_qi(data: bytes, found: Any) -> None:
+    if found.problems:
+        return
+    first, end, entries = classic_queue_oracle.parse_qi(data)
+    assert (found.first, found.end) == (first, end)
+    columns = found.seq_id, found.persistent, found.location, found.size
+    assert list(zip(*(column.tolist() for column in columns), strict=True)) == [
+        (each.seq, each.persistent, each.place, each.size) for each in entries
+    ]
+    assert [msg_id.tobytes() for msg_id in found.msg_id] == [each.msg_id for each in entries]
+
+
+def _check_qs(data: bytes, found: Any) -> None:
+    if found.problems:
+        return
+    _, _, records = classic_queue_oracle.parse_qs(data)
+    assert list(zip(found.pos.tolist(), found.term_size.tolist(), strict=True)) == [(at, len(t)) for at, t, _ in records]
+    assert all(crc is None or crc == zlib.crc32(term) & 0xFFFF for _, term, crc in records)
+    # 4.x may put zeros behind a term; they go.
+    assert all(term.startswith(own) and not any(term[len(own) :]) for own, (_, term, _) in zip(found.terms, records, strict=True))
+
+
+def _repair_qs(data: bytearray) -> None:
+    at = 64
+    while at + 8 <= len(data):
+        (size,) = struct.unpack_from(">I", data, at)
+        struct.pack_into(">H", data, at + 5, zlib.crc32(data[at + 8 : at + 8 + size]) & 0xFFFF)
+        at += 8 + size
+
+
+def _vhost(case: str, pattern: str) -> Callable[[], list[bytes]]:
+    def seeds() -> list[bytes]:
+        with tempfile.TemporaryDirectory() as root:
+            found = sorted(golden_rabbitmq.unpack(case, root).glob(pattern))
+            return [path.read_bytes()[:SEED_MAX] for path in found[:3]]
+
+    return seeds
+
+
+def _message_files() -> list[bytes]:
+    (journal, *_) = _vhost("03-kill9-consumer-unacked", "queues/*/journal.jif")()
+    publishes = [each.pub for each in classic_queue_oracle.parse_journal(journal).records if each.pub is not None]
+    records = [classic_queue_oracle.rdq_record(each.msg_id, each.term) for each in publishes[:4]]
+    return [b"".join(records), *_vhost("12-clean-msgstore", "msg_store_*/*.rdq")()]
+
+
+def _segments() -> list[bytes]:
+    publish = classic_queue_oracle.Publish(1, b"i" * 16, 0, 4, True, b"")
+    whole = classic_queue_oracle.segment_publish(publish, ENTRY_COUNT) + 2 * classic_queue_oracle.segment_mark(1, ENTRY_COUNT)
+    return [whole, *_vhost("02-kill9-segment-plus-journal", "queues/*/*.idx")()]
+
+
+KINDS: dict[str, Kind] = {
+    "log": Kind(_read_log, _check_log, lambda: _golden("base", "commitlog") + _golden("propcrc", "commitlog"), _repair_log),
+    "queue": Kind(_read_units("queue"), _check_queue, lambda: _golden("base", "consumequeue")),
+    "batch_queue": Kind(_read_units("batch_queue"), _check_batch_queue, lambda: _golden("compaction", "batchconsumequeue")),
+    "queue_extension": Kind(_read_units("queue_extension"), _check_extension, lambda: _golden("ext", "consumequeue_ext")),
+    "checkpoint": Kind(_read_checkpoint, _check_checkpoint, lambda: _golden("base", "checkpoint")),
+    "journal": Kind(read_journal, _check_journal, _vhost("03-kill9-consumer-unacked", "queues/*/journal.jif")),
+    "segment": Kind(lambda data: read_segment(data, ENTRY_COUNT, number=0), _check_segment, _segments),
+    "message_file": Kind(_read_message_file, _check_message_file, _message_files),
+    "qi": Kind(lambda data: read_segment_v2(data, 0), _check_qi, _vhost("19-clean-v2", "queues/*/*.qi")),
+    "qs": Kind(read_store_v2, _check_qs, _vhost("19-clean-v2", "queues/*/*.qs"), _repair_qs),
+}
+
+
+# -------------------------------------------------------------------------------------------------------------- judging
+
+
+def judge(kind: Kind, data: bytes) -> None:
+    """Read bytes, and compare the answer with the oracle's."""
+    kind.check(data, kind.read(data))
+
+
+def judge_cost(kind: Kind, data: bytes, seconds_a_byte: float = SECONDS_A_BYTE) -> None:
+    """Read bytes again and again put together: what that takes may grow with them, and no faster."""
+    stretched = data * max(STRETCHED // max(len(data), 1), 1)
+    limit = SECONDS + seconds_a_byte * len(stretched)
+    # A machine that is slow for a moment is none of ours: the best of three.
+    best = float("inf")
+    for _ in range(3):
+        begin = time.thread_time()
+        kind.read(stretched)
+        best = min(best, time.thread_time() - begin)
+        if best <= limit:
+            return
+    raise OverBudgetError(f"{len(stretched)} bytes take {best:.2f} s, a linear reader {limit:.2f} s at most")
+
+
+MAGICS = tuple(
+    struct.pack(">I", magic)
+    for magic in (oracle.MAGIC_V1, oracle.MAGIC_V2, oracle.MAGIC_BLANK, 0x52435149, 0x52435153, 2**31 - 1, 0)
+) + (b"\xff", bytes(40), b"\x80\x01", b"\x40\x01")
+
+
+def mutate(kind: Kind, data: bytes, dice: random.Random, max_size: int) -> bytes:
+    """Change bytes as one who knows the format: numbers that lead somewhere, pieces put elsewhere, check sums made right."""
+    changed = bytearray(data or b"\0")
+    for _ in range(dice.randint(1, 3)):
+        at = dice.randrange(len(changed) + 1)
+        end = min(at + dice.choice((1, 2, 8, 20, 46, 100)), len(changed))
+        move = dice.randrange(5)
+        if move == 0:
+            size, code = dice.choice(((2, ">H"), (4, ">I"), (8, ">Q")))
+            if at + size <= len(changed):
+                (now,) = struct.unpack_from(code, changed, at)
+                left = len(changed) - at
+                number = dice.choice((now + 1, now - 1, left, left - size, left - 9, len(changed), at, dice.randrange(64), -1))
+                struct.pack_into(code, changed, at, number % (1 << 8 * size))
+        elif move == 1:
+            magic = dice.choice(MAGICS)
+            changed[at : at + len(magic)] = magic
+        elif move == 2:
+            to = dice.randrange(len(changed) + 1)
+            changed[to:to] = changed[at:end]
+        elif move == 3:
+            del changed[at:end]
+        else:
+            changed += changed[at:]
+    del changed[max_size:]
+    if dice.randrange(2):
+        kind.repair(changed)
+    return bytes(changed)
+
+
+def main() -> None:
+    """Fuzz one kind with atheris until it is stopped."""
+    import atheris
+
+    kind = KINDS[sys.argv.pop(1)]
+
+    def one(data: bytes) -> None:
+        judge(kind, data)
+        if data and zlib.crc32(data) % 512 == 0:
+            judge_cost(kind, data)
+
+    def mutator(data: bytes, max_size: int, seed: int) -> bytes:
+        dice = random.Random(seed)
+        if dice.randrange(2):
+            return atheris.Mutate(bytes(data), max_size)
+        return mutate(kind, bytes(data), dice, max_size)
+
+    with tempfile.TemporaryDirectory() as corpus:
+        for number, seed in enumerate(kind.seeds()):
+            Path(corpus, str(number)).write_bytes(seed)
+        # What libFuzzer finds goes to the first folder; one of the caller's is kept.
+        folders = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+        options = [argument for argument in sys.argv[1:] if argument.startswith("-")]
+        arguments = [sys.argv[0], f"-max_len={2 * SEED_MAX}", *options, *folders, corpus]
+        atheris.Setup(arguments, one, custom_mutator=mutator)
+        atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()
