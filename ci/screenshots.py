@@ -67,7 +67,7 @@ def served(store: Path | None) -> Iterator[ConsoleServer]:
     with tempfile.TemporaryDirectory(prefix="rmqstore-screenshots-") as folder:
         place = Path(folder) / "store"
         if store is None:
-            os.rename(golden.unpack("broker", Path(folder) / "unpacked"), place)
+            os.rename(golden.unpack(golden.SAMPLE, Path(folder) / "unpacked"), place)
         else:
             shutil.copytree(store, place)
         before = Path.cwd()
@@ -142,7 +142,7 @@ def faults(made: Path) -> list[str]:
 def main() -> None:
     """Make the pictures, or check them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", type=Path, help="the store that is shown; by default that of the tests' real broker")
+    parser.add_argument("--store", type=Path, help="the store that is shown; by default the sample of the package")
     parser.add_argument("--check", action="store_true", help="only say whether the pictures are those of the pages now")
     options = parser.parse_args()
     if options.check:

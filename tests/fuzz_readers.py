@@ -316,19 +316,26 @@ def judge(kind: Kind, data: bytes) -> None:
     kind.check(data, kind.read(data))
 
 
-def judge_cost(kind: Kind, data: bytes, seconds_a_byte: float = SECONDS_A_BYTE) -> None:
-    """Read bytes again and again put together: what that takes may grow with them, and no faster."""
+def judge_cost(
+    kind: Kind,
+    data: bytes,
+    clock: Callable[[], float] = time.thread_time,
+    at_all: float = SECONDS,
+    a_byte: float = SECONDS_A_BYTE,
+    tries: int = 3,
+) -> None:
+    """Read bytes again and again put together: what that takes by `clock` may grow with them, and no faster."""
     stretched = data * max(STRETCHED // max(len(data), 1), 1)
-    limit = SECONDS + seconds_a_byte * len(stretched)
-    # A machine that is slow for a moment is none of ours: the best of three.
+    limit = at_all + a_byte * len(stretched)
+    # A machine that is slow for a moment is none of ours: the best of some.
     best = float("inf")
-    for _ in range(3):
-        begin = time.thread_time()
+    for _ in range(tries):
+        begin = clock()
         kind.read(stretched)
-        best = min(best, time.thread_time() - begin)
+        best = min(best, clock() - begin)
         if best <= limit:
             return
-    raise OverBudgetError(f"{len(stretched)} bytes take {best:.2f} s, a linear reader {limit:.2f} s at most")
+    raise OverBudgetError(f"{len(stretched)} bytes take {best:.2f}, a linear reader {limit:.2f} at most")
 
 
 MAGICS = tuple(

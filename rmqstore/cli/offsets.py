@@ -34,7 +34,10 @@ def offsets() -> None:
 @click.option("--topic", help="Only this topic.", shell_complete=complete_topic)
 @store_options
 def offsets_show(path: str, group: str | None, topic: str | None, given: Given) -> None:
-    """Show the progress of every group, its lag in every queue, and the sum of each group."""
+    """Show the progress of every group, its lag in every queue, and the sum of each group.
+
+    `waiting since` is when the oldest message was stored that is next for the group.
+    """
     printer = Printer(given.as_json)
     with given.open(path) as store:
         rows = list(consumer_rows(store, group, topic))
@@ -62,8 +65,11 @@ def offsets_show(path: str, group: str | None, topic: str | None, given: Given) 
         )  # fmt: skip
         printer.table(
             "sums",
-            ("group", "topics", "queues", "lag"),
-            [(each["group"], each["topics"], each["queues"], _sum_text(each)) for each in sums],
+            ("group", "topics", "queues", "lag", "waiting since"),
+            [
+                (each["group"], each["topics"], each["queues"], _sum_text(each), printer.time(each["waiting_since"]))
+                for each in sums
+            ],
         )
     if not rows:
         nothing(_no_progress(known, group, topic))

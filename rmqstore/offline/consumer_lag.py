@@ -1,7 +1,8 @@
 """How far consumer groups are: one row a group and queue, and their sums by group.
 
 Owns what lag is, for the command line and for SQL: messages of a queue that a group has not consumed, as a broker
-counts them.  It reads the offsets of the groups and the bounds of their queues, and no message.
+counts them.  It reads the offsets of the groups, the bounds of their queues, and of each queue with a lag the store time
+of the one message that is next.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from rmqstore.errors import StoreError
 from rmqstore.store.message_store import MessageStore
 
 __all__ = ["consumer_rows", "group_sums"]
@@ -28,6 +30,8 @@ def consumer_rows(store: MessageStore, group: str | None = None, topic: str | No
         ``group``, ``topic``, ``queue_id``, ``queue_offset`` (the next one to consume; -1 where the group has progress
         in other queues of the topic only, and begins at the first message), ``max_queue_offset`` and ``lag``.  Both are
         None where the queue is gone; the lag is None too where the group's offset lies after the end of the queue.
+        ``waiting_since`` is when the next message was stored, ms since the epoch; None where none waits, or it is not known
+        because the message is deleted or damaged.
     """
     queue_ids: dict[str, list[int]] = {}
     for name, queue_id in store.queues.keys():
@@ -49,11 +53,23 @@ def consumer_rows(store: MessageStore, group: str | None = None, topic: str | No
             yield {
                 "group": its_group, "topic": its_topic, "queue_id": queue_id, "queue_offset": queue_offset,
                 "max_queue_offset": newest, "lag": lag,
+                "waiting_since": _stored(store, its_topic, queue_id, max(queue_offset, 0)) if lag else None,
             }  # fmt: skip
 
 
+def _stored(store: MessageStore, topic: str, queue_id: int, queue_offset: int) -> int | None:
+    try:
+        unit = store.queues.unit(topic, queue_id, queue_offset)
+        stored = -1 if unit is None else store.commit_log.store_timestamp_at(unit.phy_offset)
+    except (StoreError, OSError):
+        return None
+    return stored if stored >= 0 else None
+
+
 def group_sums(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """list of dict: by group ``group``, ``topics``, ``queues``, ``lag``, ``unknown`` (queues of which it is not known).
+    """list of dict: by group ``group``, ``topics``, ``queues``, ``lag``, ``unknown``, ``waiting_since``.
+
+    ``unknown`` are the queues of which the lag is not known; ``waiting_since`` is the oldest one of them all, or None.
 
     Parameters
     ----------
@@ -63,11 +79,16 @@ def group_sums(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     sums: dict[str, dict[str, Any]] = {}
     topics: dict[str, set[str]] = {}
     for row in rows:
-        each = sums.setdefault(row["group"], {"group": row["group"], "topics": 0, "queues": 0, "lag": 0, "unknown": 0})
-        topics.setdefault(row["group"], set()).add(row["topic"])
+        name = row["group"]
+        none = {"group": name, "topics": 0, "queues": 0, "lag": 0, "unknown": 0, "waiting_since": None}
+        each = sums.setdefault(name, none)
+        topics.setdefault(name, set()).add(row["topic"])
         each["queues"] += 1
         each["lag"] += row["lag"] or 0
         each["unknown"] += row["lag"] is None
+        since = row["waiting_since"]
+        if since is not None and (each["waiting_since"] is None or since < each["waiting_since"]):
+            each["waiting_since"] = since
     for name, each in sums.items():
         each["topics"] = len(topics[name])
     return list(sums.values())

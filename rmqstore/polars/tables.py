@@ -31,12 +31,12 @@ def scan_tables(
 ) -> dict[str, pl.LazyFrame]:
     """A store as tables, for a `polars.SQLContext` or by themselves; nothing is read before one is collected.
 
-    ``messages`` is `scan_store`.  ``queues`` has a row for each queue: ``topic``, ``queue_id``, ``kind``,
+    ``messages`` is `scan_store`. ``queues`` has a row for each queue: ``topic``, ``queue_id``, ``kind``,
     ``min_queue_offset``, ``max_queue_offset``, ``messages``, ``files``, ``first_store_timestamp``,
-    ``last_store_timestamp``.  ``consumers`` has a row for each group and queue: ``group``, ``topic``, ``queue_id``,
-    ``queue_offset`` (the next one to consume), ``max_queue_offset``, ``lag``.  ``index_entries`` has the entries of
-    the index files as they lie on disk: ``file``, ``entry``, ``key_hash``, ``phy_offset``, ``store_timestamp`` (whole
-    seconds after the file's first).
+    ``last_store_timestamp``. ``consumers`` has a row for each group and queue: ``group``, ``topic``, ``queue_id``,
+    ``queue_offset`` (the next one to consume), ``max_queue_offset``, ``lag``, ``waiting_since`` (when that one was
+    stored). ``index_entries`` has the entries of the index files as they lie on disk: ``file``, ``entry``,
+    ``key_hash``, ``phy_offset``, ``store_timestamp`` (whole seconds after the file's first).
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def scan_tables(
     entries = {"file": text, "entry": number, "key_hash": polars.Int32, "phy_offset": number, "store_timestamp": time}
     consumers = {
         "group": text, "topic": text, "queue_id": polars.Int32, "queue_offset": number, "max_queue_offset": number,
-        "lag": number,
+        "lag": number, "waiting_since": time,
     }  # fmt: skip
 
     def of(schema: dict[str, Any], columns_of: Callable[[MessageStore], Iterable[dict[str, Any]]]) -> pl.LazyFrame:

@@ -307,8 +307,15 @@ def test_lag_has_one_name_and_its_sums_are_those_of_the_metrics(broker):
         assert row["lag"] == by_group[group] == sum(each["lag"] for each in progress if each["group"] == group)
         assert row["unknown"] == 0
     assert sums["G-billing"]["lag"] == 6
+    with MessageStore.open(broker, read_only=True) as store:
+        for row in progress:
+            at = max(row["queue_offset"], 0)
+            waiting = store.get_message(row["topic"], row["queue_id"], at).messages[:1] if row["lag"] else []
+            assert row["waiting_since"] == (waiting[0].store_timestamp if waiting else None), row
+    since = [row["waiting_since"] for row in progress if row["group"] == "G-billing" and row["waiting_since"]]
+    assert sums["G-billing"]["waiting_since"] == min(since) and len(since) == 4
     text = run("offsets", "show", broker, "--group", "G-billing").stdout
-    assert "lag" in text and "behind" not in text and re.search(r"(?m)^  G-billing +1 +4 +6$", text)
+    assert "lag" in text and "behind" not in text and re.search(r"(?m)^  G-billing +1 +4 +6  2026-.*\+00:00$", text)
     assert "behind" not in run("offsets", "--help").output
 
 
@@ -326,7 +333,11 @@ def test_lag_that_nobody_knows_is_no_number(golden_copy):
     assert found["Orders", 0]["lag"] is None and found["Orders", 0]["max_queue_offset"] == 2500
     # A queue in which the group has no progress is consumed from its start.
     assert (found["Orders", 3]["queue_offset"], found["Orders", 3]["lag"]) == (-1, 2501)
-    assert rows[-1] == {"type": "group", "group": "G-billing", "topics": 2, "queues": 5, "lag": 2501, "unknown": 2}
+    first = json_lines(run("get", copy, "Orders", 3, "--begin-queue-offset", 0, "--max-num", 1, "--json"))[0]
+    assert rows[-1] == {
+        "type": "group", "group": "G-billing", "topics": 2, "queues": 5, "lag": 2501, "unknown": 2,
+        "waiting_since": first["store_timestamp"],
+    }  # fmt: skip
     text = run("offsets", "show", copy, "--group", "G-billing").stdout
     assert "2501 and unknown" in text and re.search(r"Gone +0 +7 +- +unknown", text)
 
@@ -534,7 +545,7 @@ def test_a_rebuild_says_which_damaged_message_keeps_its_place(tmp_path):
 
 def test_an_import_says_whose_delay_levels_it_took(broker, tmp_path):
     everything = tmp_path / "all.jsonl"
-    assert run("export", broker, "-O", everything, *DELAYS).exit_code == 0
+    assert run("export", broker, "-O", everything, "--topic", "SCHEDULE_TOPIC_XXXX", *DELAYS).exit_code == 0
     sizes = [f"-o{name}={value}" for name, value in SMALL.items()] + ["-omapped_file_size_commit_log=1048576"]
     done = run("import", tmp_path / "assumed", everything, "--keep-timestamps", *sizes)
     assert done.exit_code == 0 and "message_delay_level" in done.stderr and "which nobody gave" in done.stderr

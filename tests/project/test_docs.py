@@ -461,21 +461,10 @@ def too_long(text: str) -> list[int]:
     return [number for number, line in enumerate(text.split("\n"), 1) if len(line) > WIDTH and number not in answered]
 
 
-#: Pages that are still to be wrapped (`python ci/wrap_documents.py PAGE`); none may join them.
-NOT_YET = {
-    "docs/cli.md",
-    "docs/tasks/embedded-store.md",
-    "docs/tasks/repair-rabbitmq-queue.md",
-    "docs/tasks/spark-cluster.md",
-}
-
-
 def test_no_line_of_a_document_is_over_120_characters():
     # ci/wrap_documents.py wraps prose.  What a command answers is as it is; the site wraps it (test_site_width.py).
     found = {path.relative_to(ROOT).as_posix(): too_long(path.read_text(encoding="utf-8")) for path in markdown_files()}
-    found = {name: lines for name, lines in found.items() if lines}
-    assert {name: found[name] for name in found.keys() - NOT_YET} == {}
-    assert found.keys() >= NOT_YET, "some of these are wrapped: take them out of NOT_YET"
+    assert {name: lines for name, lines in found.items() if lines} == {}
 
 
 def test_lines_that_are_too_long_are_found():
