@@ -10,6 +10,7 @@ LONG = (
     "cli/test_cli_examples.py",
     "cli/test_cli_terminal.py",
     "commitlog/test_scan_ahead.py::test_pieces_hold",
+    "console/test_console_attacked.py::test_half_requests",
     "console/test_console_browser.py",
     "console/test_console_hostile.py",
     "console/test_console_load.py",

@@ -56,7 +56,7 @@ NOT_RUN = {
         "the package is on no index yet; ci/checks.sh installs the wheel and runs the session below"
     ),
     ("docs/tasks/spark-cluster.md", "python -m venv"): (
-        "it fetches the published package and a cluster's archive; tests/spark/test_cluster.py does it with the wheel of this tree"
+        "it fetches packages; tests/spark/test_cluster.py does it with this tree's wheel"
     ),
     ("docs/tasks/broker-does-not-start.md", "truncate -s"): "the sample's segments are whole",
     ("docs/cli.md", "rmqstore tail -f"): "it goes on until it is interrupted; tests/cli/test_cli_tail.py follows stores",
@@ -65,7 +65,7 @@ NOT_RUN = {
         "rmqstore serve",
     ): "it goes on until it is interrupted; docs/console.md runs one, tests/console asks it",
     ("docs/cli.md", "eval"): (
-        "these lines belong into the start-up files of shells; tests/cli/test_cli_newcomer.py gives the scripts to the shells"
+        "these lines belong into start-up files; tests/cli/test_cli_newcomer.py gives the scripts to the shells"
     ),
     ("docs/cli.md", "spark-submit"): "tests/spark/test_command.py gives the same file to spark-submit",
     ("docs/spark.md", "COMMAND="): "tests/spark/test_command.py gives the same file to spark-submit",
