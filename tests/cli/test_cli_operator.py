@@ -493,14 +493,8 @@ def test_a_log_of_a_compacted_topic_is_dumped_as_a_segment(broker, tmp_path):
 # What an operator met who saw the tool for the first time
 
 
-def copy_of_sample(broker, tmp_path):
-    path = tmp_path / "shop"
-    shutil.copytree(broker, path)
-    return path
-
-
-def test_an_index_folder_that_is_gone_is_rebuilt_with_what_the_error_says(broker, tmp_path):
-    path = copy_of_sample(broker, tmp_path)
+def test_an_index_folder_that_is_gone_is_rebuilt_with_what_the_error_says(golden_copy):
+    path = golden_copy("broker")
     slots, entries = (StoreConfig.infer(path).max_hash_slot_num, StoreConfig.infer(path).max_index_num)
     shutil.rmtree(path / "index")
     refused = run("rebuild", path, "--what", "index", "--yes")
