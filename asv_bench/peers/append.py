@@ -4,6 +4,9 @@ Java dispatches on a thread of its own, so its time counts until dispatch has ca
 and a tag, four queues take runs of 1000.  "Fresh" is a store that was just made, so that every page of log, queues and index
 is touched for the first time; "second gigabyte" one into which a gigabyte of log was put before: the next segment was
 prepared, the slots of the index were touched.  Messages are made before the clock starts, on both sides.
+
+The limit is a plain loop in C (c/rebuild.c): records that stand in memory, copied into a new segment with the CRC of each
+body taken, and their units and index entries written, into new files that it makes.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from rmqstore import MessageStore, StoreConfig
 
 from . import data
 from .jvm import Java
+from .loops import compile_loop, crc_of
+from .rebuild import loop_over
 from .rounds import Outcome, Work
 from .setting import Setting, remove, timed
 
@@ -129,17 +134,46 @@ def into_fresh_stores(setting: Setting, folder: str, appends: Appends) -> Iterat
         remove(path)
         return outcome
 
+    contenders = {way: lambda way=way: of_ours(way) for way in appends.ways}
+    contenders |= setting.of_java("Java putMessage", of_java)
+    skipped = dict(appends.skipped)
+    why_not = compile_loop(folder, "rebuild")
+    limit = f"plain C loop, CRC by {crc_of(folder, 'rebuild')}" if not why_not else "plain C loop"
+    if why_not:
+        skipped[limit] = why_not
+    else:
+        contenders[limit] = in_c(setting, folder, appends)
     yield Work(
         "append",
         f"{appends.size} B, fresh store",
         "messages",
         appends.n,
-        {way: lambda way=way: of_ours(way) for way in appends.ways} | setting.of_java("Java putMessage", of_java),
+        contenders,
         base="Java putMessage",
+        others=[] if why_not else [limit],
         goals=GOALS,
-        skipped=appends.skipped,
+        skipped=skipped,
         warm_up=setting.warm_up(2),
     )
+
+
+def in_c(setting: Setting, folder: str, appends: Appends) -> Callable[[], Outcome]:
+    """The loop in C over a segment that holds what is appended."""
+    source, target = os.path.join(folder, f"records-{appends.size}"), os.path.join(folder, "loop")
+    config = StoreConfig()
+    with MessageStore.open(source, config=config) as store:
+        data.fill(store, appends.keys, appends.blob, appends.size)
+        end = store.commit_log.max_offset
+
+    def append() -> Outcome:
+        os.mkdir(target)
+        setting.settle()
+        segment = os.path.join(source, "commitlog", f"{0:020d}")
+        outcome = loop_over(folder, segment, end, target, config, 20 * appends.n, "append")
+        remove(target)
+        return Outcome(outcome.seconds, {"bytes": end})
+
+    return append
 
 
 def into_full_stores(setting: Setting, folder: str, appends: Appends) -> Iterator[Work]:

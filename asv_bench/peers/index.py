@@ -10,10 +10,8 @@ call costs in Python at least.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,32 +19,19 @@ import numpy as np
 from rmqstore import IndexFile, StoreConfig
 from rmqstore._core import java_string_hash
 
-from ..instructions import build_constant
 from . import data
+from .constant import CONSTANT, constant_of
 from .jvm import Java
 from .rounds import Outcome, Work
 from .setting import Setting, remove, timed
 
 PUT_GOALS = {"put_keys, list of str": 5, "put_keys, Arrow": 5, "put_hashes, NumPy": 5, "put_key, one call": 1}
 SELECT_GOALS = {"select_phy_offsets, list of str": 5, "select_phy_offset, one call": 1}
-CONSTANT = "an extension in C that does nothing, one call"
 
 
 def index_hash(text: str) -> int:
     """The hash that the index keeps of a key: Java's, without its sign."""
     return abs(java_string_hash(text)) & 0x7FFFFFFF
-
-
-def constant_of(folder: str, answer: object) -> Any:
-    """An object whose `put_key` and `select_phy_offset` give `answer` and do nothing, compiled below `folder`."""
-    path = os.path.join(folder, "constant.so")
-    if not os.path.exists(path):
-        build_constant(Path(folder))
-    spec = importlib.util.spec_from_file_location("constant", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.Constant(answer)
 
 
 class Files:

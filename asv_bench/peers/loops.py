@@ -18,7 +18,17 @@ def compile_loop(folder: str, name: str) -> str:
     source = SOURCES / f"{name}.c"
     try:
         subprocess.run(
-            [compiler, "-O3", "-std=gnu11", "-Wall", "-Werror", "-o", os.path.join(folder, name), str(source)],
+            [
+                compiler,
+                "-O3",
+                "-std=gnu11",
+                "-Wall",
+                "-Werror",
+                "-pthread",
+                "-o",
+                os.path.join(folder, name),
+                str(source),
+            ],
             check=True,
             capture_output=True,
             text=True,

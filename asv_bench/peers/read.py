@@ -1,9 +1,11 @@
-"""Reading a store whose pages are in memory: by queue, by key, and all of the log, beside DefaultMessageStore and MessageDecoder.
+"""Reading a store whose pages are in memory: by queue, by key, and all of the log, beside DefaultMessageStore and
+MessageDecoder.
 
-Both sides read the same bytes: Java opens a copy of the store that we wrote.  The limit of a scan is a plain loop in C (c/scan.c),
-which lays out the same columns.  Everyone checks the body's CRC of every message, reads its body, keys, topic and queue offset,
-and lets go of it before the next one, or the next table, is read.  Java's decoded messages are what its client gets, without the
-network between.
+Both sides read the same bytes: Java opens a copy of the store that we wrote.  The limit of a scan is a plain loop in C
+(c/scan.c), which lays out the same columns, as copies or as views; with "pages let go" it gives back what it is past, as
+a scan does.  Beside `query_message` stands the same loop over an extension in C that does nothing.  Everyone checks the
+body's CRC of every message, reads its body, keys, topic and queue offset, and lets go of it before the next one, or the
+next table, is read.  Java's decoded messages are what its client gets, without the network between.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import numpy as np
 from rmqstore import MessageStore, StoreConfig
 
 from . import data
+from .constant import CONSTANT, constant_of
 from .jvm import Java
 from .loops import compile_loop, crc_of, run_loop
 from .rounds import Outcome, Work
@@ -110,7 +113,7 @@ def get(setting: Setting, store: MessageStore, n: int, copy: str) -> Work:
         n,
         contenders | setting.of_java(f"Java getMessage {EACH} + decode", of_java),
         base=f"Java getMessage {EACH} + decode",
-        goals={f"get_message, {EACH} a call": 2},
+        goals={f"get_message, {EACH} a call": 1.5},
         skipped=skipped,
         warm_up=setting.warm_up(2),
     )
@@ -123,13 +126,13 @@ def query(setting: Setting, store: MessageStore, there: list[str], folder: str, 
     for kind, keys in (("there", [there[i] for i in chosen]), ("not there", data.keys(n, seed=8))):
         described = data.write_keys(os.path.join(folder, "asked"), keys)
 
-        def one_by_one(keys: list[str] = keys) -> Outcome:
+        def one_by_one(keys: list[str] = keys, asked: Any = store) -> Outcome:
             keys = data.made_anew(keys)
 
             def ask() -> tuple[int, int]:
                 messages = total = 0
                 for key in keys:
-                    for message in store.query_message(data.TOPIC, key):
+                    for message in asked.query_message(data.TOPIC, key):
                         total += len(message.body) + message.queue_offset
                         messages += 1
                 return messages, total
@@ -157,7 +160,12 @@ def query(setting: Setting, store: MessageStore, there: list[str], folder: str, 
         def of_java(java: Java, described: dict[str, Any] = described) -> Outcome:
             return java.timed("query", path=copy, topic=data.TOPIC, **described)
 
-        contenders: dict[str, Callable[[], Outcome]] = {"query_message, one call": one_by_one}
+        does_nothing = constant_of(folder, [])
+
+        def of_constant(one_by_one: Callable[..., Outcome] = one_by_one, does_nothing: Any = does_nothing) -> Outcome:
+            return Outcome(one_by_one(asked=does_nothing).seconds)
+
+        contenders: dict[str, Callable[[], Outcome]] = {"query_message, one call": one_by_one, CONSTANT: of_constant}
         skipped = setting.without_java("Java queryMessage + decode")
         if hasattr(store, "query_table"):
             contenders["query_table, 10 000 keys a call"] = batches
@@ -170,6 +178,7 @@ def query(setting: Setting, store: MessageStore, there: list[str], folder: str, 
             n,
             contenders | setting.of_java("Java queryMessage + decode", of_java),
             base="Java queryMessage + decode",
+            others=[CONSTANT],
             # A key that is not there takes no verifying and no decoding, which the higher goals are about.
             goals={"query_message, one call": 2, "query_table, 10 000 keys a call": 8}
             if kind == "there"
@@ -231,7 +240,7 @@ def scan(setting: Setting, store: MessageStore, n: int, folder: str, segment: st
         return java.timed("scan", segment=segment, end=end)
 
     def in_c(chosen: str) -> Outcome:
-        nanoseconds, messages, total = run_loop(folder, "scan", segment, end, chosen)
+        nanoseconds, messages, total = run_loop(folder, "scan", segment, end, *chosen.split())
         return Outcome(nanoseconds / 1e9, {"messages": messages, "sum": total})
 
     # A CRC is computed where it shows: in the column that tells of damage.
@@ -267,6 +276,12 @@ def scan(setting: Setting, store: MessageStore, n: int, folder: str, segment: st
         "all columns": "all",
         "5 columns": "handful",
         "these and body": "body",
+        "no columns, two threads": "walk two",
+        "no columns, pages let go, two threads": "walk release two",
+        "all columns as views, pages let go": "all views release",
+        "all columns as views, pages let go, two threads": "all views release two",
+        "these and body as views, pages let go": "body views release",
+        "these and body as views, pages let go, two threads": "body views release two",
     }.items():
         loop = f"plain C loop, {name}" + ("" if why_not else f", CRC by {crc_of(folder, 'scan')}")
         loops[loop] = lambda chosen=chosen: in_c(chosen)

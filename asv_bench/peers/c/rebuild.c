@@ -1,12 +1,15 @@
-/* The limit of a rebuild: queues and index from one segment of the log, in one plain loop over mapped memory.
+/* The limit of a rebuild, and of appending: queues and index from one segment of the log, in one plain loop over
+ * mapped memory.
  *
- *   rebuild LOG END FOLDER SLOTS ENTRIES QUEUE_BYTES [force]
+ *   rebuild LOG END FOLDER SLOTS ENTRIES QUEUE_BYTES [force|append]
  *   rebuild --crc
  *
- * Steps over the records, checks the CRC of every body, looks for the keys and the tag in the properties, and writes the 20-byte units
- * of each queue and the slots and entries of an index file into new files of FOLDER. No batching, no prefetching, no check of
- * anything that would not crash it. --crc says how the CRC is computed. "force" writes everything to the disk before the clock stops.
- * Prints nanoseconds, units, index entries.
+ * Steps over the records, checks the CRC of every body, looks for the keys and the tag in the properties, and writes
+ * the 20-byte units of each queue and the slots and entries of an index file into new files of FOLDER. No batching, no
+ * prefetching, no check of anything that would not crash it. --crc says how the CRC is computed. "force" writes
+ * everything to the disk before the clock stops. "append" also copies every record into a new, allocated segment of
+ * FOLDER, as a put does once the record stands in memory; it goes through the log before the clock starts, whose
+ * records stand for those that a caller has made. Prints nanoseconds, units, index entries.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -16,22 +19,26 @@
 
 #include "log.h"
 
-enum { HEADER = 40, SLOT = 4, ENTRY = 20, UNIT = 20, MAX_QUEUES = 4096 };
+enum { HEADER = 40, SLOT = 4, ENTRY = 20, UNIT = 20, MAX_QUEUES = 4096, SEGMENT = 1 << 30 };
 
 static void put32(uint8_t *p, uint32_t v) { v = __builtin_bswap32(v); memcpy(p, &v, 4); }
 static void put64(uint8_t *p, uint64_t v) { v = __builtin_bswap64(v); memcpy(p, &v, 8); }
 
 /* ----------------------------------------------------------------------------------------------------------------- output */
 
-static uint8_t *map_new(const char *folder, const char *name, size_t size) {
+static uint8_t *map_file(const char *folder, const char *name, size_t size, int allocate) {
     char path[4096];
     snprintf(path, sizeof path, "%s/%s", folder, name);
     int fd = open(path, O_RDWR | O_CREAT | O_EXCL, 0644);
-    if (fd < 0 || ftruncate(fd, (off_t)size)) fail(path);
+    if (fd < 0 || ftruncate(fd, (off_t)size) || (allocate && posix_fallocate(fd, 0, (off_t)size))) fail(path);
     uint8_t *p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (p == MAP_FAILED) fail(path);
     close(fd);
     return p;
+}
+
+static uint8_t *map_new(const char *folder, const char *name, size_t size) {
+    return map_file(folder, name, size, 0);
 }
 
 static struct queue { const uint8_t *topic; uint32_t length, id; uint8_t *units; } queues[MAX_QUEUES];
@@ -88,7 +95,9 @@ int main(int argc, char **argv) {
         puts(crc_name);
         return 0;
     }
-    if (argc < 7) { fprintf(stderr, "rebuild LOG END FOLDER SLOTS ENTRIES QUEUE_BYTES [force]\n"); return 2; }
+    if (argc < 7) { fprintf(stderr, "rebuild LOG END FOLDER SLOTS ENTRIES QUEUE_BYTES [force|append]\n"); return 2; }
+    int forces = argc > 7 && !strcmp(argv[7], "force"), appends = argc > 7 && !strcmp(argv[7], "append");
+    if (argc > 7 && !forces && !appends) { fprintf(stderr, "rebuild knows no %s\n", argv[7]); return 2; }
     size_t end = strtoull(argv[2], NULL, 10);
     folder = argv[3];
     slot_num = (uint32_t)strtoul(argv[4], NULL, 10);
@@ -102,6 +111,11 @@ int main(int argc, char **argv) {
     if (fd < 0) fail(argv[1]);
     const uint8_t *log = mmap(NULL, end, PROT_READ, MAP_SHARED, fd, 0);
     if (log == MAP_FAILED) fail(argv[1]);
+    if (appends) {
+        for (size_t pos = 0; pos < end;) pos += take_apart(log + pos, pos).size;
+        clock_gettime(CLOCK_MONOTONIC, &from);
+    }
+    uint8_t *segment = appends ? map_file(folder, "segment", SEGMENT, 1) : NULL;
     size_t index_size = HEADER + (size_t)SLOT * slot_num + (size_t)ENTRY * entries;
     idx = map_new(folder, "index", index_size);
 
@@ -110,6 +124,7 @@ int main(int argc, char **argv) {
     for (size_t pos = 0; pos < end;) {
         const uint8_t *p = log + pos;
         record r = take_apart(p, pos);
+        if (appends) memcpy(segment + pos, p, r.size);
         uint64_t time = get64(r.stored);
         const uint8_t *keys = NULL, *tags = NULL;
         uint32_t keys_size = 0, tags_size = 0;
@@ -140,12 +155,13 @@ int main(int argc, char **argv) {
     put64(idx + 24, last_offset);
     put32(idx + 32, used);
     put32(idx + 36, count);
-    if (argc > 7) {
+    if (forces) {
         if (msync(idx, index_size, MS_SYNC)) fail("msync");
         for (int i = 0; i < MAX_QUEUES; i++)
             if (queues[i].units && msync(queues[i].units, queue_bytes, MS_SYNC)) fail("msync");
     }
     clock_gettime(CLOCK_MONOTONIC, &to);
-    printf("%lld %ld %u\n", (long long)(to.tv_sec - from.tv_sec) * 1000000000 + to.tv_nsec - from.tv_nsec, units, count - 1);
+    long long nanoseconds = (long long)(to.tv_sec - from.tv_sec) * 1000000000 + to.tv_nsec - from.tv_nsec;
+    printf("%lld %ld %u\n", nanoseconds, units, count - 1);
     return 0;
 }
