@@ -161,7 +161,7 @@ def test_memory_of_ours_is_freed(tmp_path):
 def test_two_threads_that_write_unordered_are_reported():
     program = """
     r = region(4096, writable=True)
-    both = [threading.Thread(target=_core._write_unordered, args=(r, {}, 200_000)) for at in (100, 200)]
+    both = [threading.Thread(target=_core._write_unordered, args=(r, {}, 20_000_000)) for at in (100, 200)]
     [each.start() for each in both]
     [each.join() for each in both]
     """
