@@ -4,6 +4,7 @@
 #     ci/fuzz.sh [SECONDS [LIBFUZZER_ARGUMENT...]]   once over all targets
 #     ci/fuzz.sh long [SECONDS]                      again and again until stopped; what was learned stays in build/fuzz/corpus
 #
+# TARGET is a part of the names of targets, the others are left out.
 # libFuzzer sees the compiled modules too: it takes a build of its own in build/fuzz (ci/fuzz/coverage.c).  Bytes that a target
 # refuses lie in build/fuzz/found.  Where atheris has no wheel it says so and ends well, except when CI is true.
 set -euo pipefail
@@ -39,11 +40,14 @@ found=$root/build/fuzz/found
 mkdir -p "$found"
 targets=(
     rabbitmq/fuzz_terms fuzz_broker_files fuzz_readers:log fuzz_readers:queue fuzz_readers:batch_queue fuzz_readers:queue_extension
-    fuzz_readers:checkpoint fuzz_readers:journal fuzz_readers:segment fuzz_readers:message_file fuzz_readers:qi fuzz_readers:qs
+    fuzz_readers:index fuzz_readers:checkpoint fuzz_readers:journal fuzz_readers:segment fuzz_readers:message_file
+    fuzz_readers:qi fuzz_readers:qs fuzz_readers:consumer_offset fuzz_readers:delay_offset fuzz_readers:topics
+    fuzz_readers:import_jsonl fuzz_readers:import_csv fuzz_readers:import_arrow
 )
 cd "$(mktemp -d)"
 while :; do
     for target in "${targets[@]}"; do
+        case $target in *"${TARGET:-}"*) ;; *) continue ;; esac
         name=${target%%:*}
         kind=${target#"$name"}
         kind=${kind#:}

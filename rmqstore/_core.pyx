@@ -1750,7 +1750,7 @@ cdef class RecordSearch:
         cdef Region region = self.region
         if limit < 0 or limit > region.size:
             limit = region.size
-        if pos + RECORD_MAGIC >= limit and 0 <= pos <= region.size and not region.closed:
+        if 0 <= pos <= region.size and pos + RECORD_MAGIC >= limit and not region.closed:
             return -1
         cdef unsigned char* base = region.pin(0, region.size)
         cdef int64_t at = pos, stop, answer = -1

@@ -10,7 +10,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memcmp, memcpy
 
-from rmqstore._bytes cimport get_i16, get_i32, get_i64, load_i64
+from rmqstore._bytes cimport difference_of, get_i16, get_i32, get_i64, load_i64
 from rmqstore._core cimport (
     COLUMNS_FULL, ENTRY_PHY_OFFSET, ENTRY_SIZE, ENTRY_TIME_DIFF, EXT_BASE, EXT_UNIT_BITMAP_LENGTH, EXT_UNIT_MIN_SIZE,
     EXT_UNIT_STORE_TIMESTAMP, EXT_UNIT_TAGS_CODE, INDEX_BEGIN_TIMESTAMP, index_count_of, INDEX_HEADER_SIZE, IndexRegion,
@@ -307,7 +307,7 @@ cdef class RecordColumns:
             return 0
         first = self.c_queue_offset[rows[0]]
         i = 1
-        while i < n and self.c_queue_offset[rows[i]] - i == first:
+        while i < n and difference_of(self.c_queue_offset[rows[i]], i) == first:
             i += 1
         return i
 

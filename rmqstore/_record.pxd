@@ -362,7 +362,9 @@ cdef inline void encode_into(unsigned char* p, int64_t total, int64_t phy_offset
     put_i64(p + at + 4, parts.prepared_transaction_offset)
     put_i32(p + at + 12, parts.body_len)
     at += 16
-    memcpy(p + at, parts.body, parts.body_len)
+    # Where there are none, there may be no address either, which C wants even for 0 bytes.
+    if parts.body_len > 0:
+        memcpy(p + at, parts.body, parts.body_len)
     at += parts.body_len
     if parts.version == 2:
         put_i16(p + at, <int16_t>parts.topic_len)
@@ -374,7 +376,8 @@ cdef inline void encode_into(unsigned char* p, int64_t total, int64_t phy_offset
     at += parts.topic_len
     put_i16(p + at, <int16_t>properties_len)
     at += 2
-    memcpy(p + at, parts.properties, parts.properties_len)
+    if parts.properties_len > 0:
+        memcpy(p + at, parts.properties, parts.properties_len)
     at += parts.properties_len
     if prop_crc:
         if total - at > PROP_CRC_SIZE:

@@ -33,15 +33,24 @@ if __name__ == "__main__":
     import atheris
 
     with atheris.instrument_imports(
-        include=["rmqstore.offline.single_file", "rmqstore.rabbitmq.queue_index_v2", "rmqstore.files.checkpoint"]
-    ):
+        include=[
+            "rmqstore.offline.single_file", "rmqstore.offline.importing", "rmqstore.rabbitmq.queue_index_v2",
+            "rmqstore.files.checkpoint", "rmqstore.consumer",
+        ]
+    ):  # fmt: skip
+        import rmqstore.consumer.settings_sources
         import rmqstore.files.checkpoint
+        import rmqstore.offline.importing
         import rmqstore.offline.single_file
         import rmqstore.rabbitmq.queue_index_v2  # noqa: F401
 
+import fuzz_texts  # noqa: E402
+
 from rmqstore.commitlog.log_walk import Blank, Damage  # noqa: E402
+from rmqstore.config import StoreConfig  # noqa: E402
 from rmqstore.errors import StoreError  # noqa: E402
 from rmqstore.files.checkpoint import Checkpoint  # noqa: E402
+from rmqstore.index.index_file import IndexFile  # noqa: E402
 from rmqstore.offline.single_file import StoreFile  # noqa: E402
 from rmqstore.rabbitmq import _core  # noqa: E402
 from rmqstore.rabbitmq.directory import map_file  # noqa: E402
@@ -57,17 +66,28 @@ SECONDS = 0.2
 SECONDS_A_BYTE = 8e-6
 
 
+MAGICS = tuple(
+    struct.pack(">I", magic)
+    for magic in (oracle.MAGIC_V1, oracle.MAGIC_V2, oracle.MAGIC_BLANK, 0x52435149, 0x52435153, 2**31 - 1, 0)
+) + (b"\xff", bytes(40), b"\x80\x01", b"\x40\x01")
+
+
 class OverBudgetError(AssertionError):
     """Reading takes more than a linear reader would."""
 
 
 class Kind(NamedTuple):
-    """A kind of file: what reads it, what compares that with the oracle, where to begin, which check sums to make right."""
+    """A kind of file.
+
+    What reads it, what compares that with the oracle, where to begin, which check sums to make right, and which bytes it is
+    made of.
+    """
 
     read: Callable[[bytes], Any]
     check: Callable[[bytes, Any], None]
     seeds: Callable[[], list[bytes]]
     repair: Callable[[bytearray], None] = lambda data: None
+    words: tuple[bytes, ...] = MAGICS
 
 
 def _file(data: bytes) -> str:
@@ -172,6 +192,57 @@ def _check_checkpoint(data: bytes, found: Checkpoint | None) -> None:
     assert (found is None) == (len(data) > 4096 or len(data) % 8 != 0)
     if found is not None:
         assert found.to_bytes()[:48] == oracle.Checkpoint.decode(data).encode()[:48]
+
+
+SLOTS, ENTRIES = 8, 24
+INDEX_SIZE = oracle.index_file_size(SLOTS, ENTRIES)
+INDEX_KEYS = [f"Orders#key-{number}" for number in range(6)]
+
+
+def _index_bytes(data: bytes) -> bytes:
+    return data[:INDEX_SIZE].ljust(INDEX_SIZE, b"\0")
+
+
+def _read_index(data: bytes) -> dict[str, list[int]]:
+    # A file of another size is refused by it; what is compared has the right one.
+    config = StoreConfig(max_hash_slot_num=SLOTS, max_index_num=ENTRIES)
+    with IndexFile.open(_file(_index_bytes(data)), config, read_only=True) as index:
+        index.survey()
+        index.check_links(2**62)
+        found = {key: index.select_phy_offset(key, 1000) for key in INDEX_KEYS}
+        offsets, _ = index.select_phy_offsets(INDEX_KEYS, 1000)
+        assert offsets.tolist() == [each for key in INDEX_KEYS for each in found[key]]
+        return found
+
+
+def _check_index(data: bytes, found: dict[str, list[int]]) -> None:
+    model = oracle.IndexOracle(SLOTS, ENTRIES, _index_bytes(data))
+    for key in INDEX_KEYS:
+        wanted: list[int] = []
+        try:
+            model.select_phy_offset(key, 1000, into=wanted)
+        except oracle.EndlessWalk:
+            continue
+        # Where Java goes up a chain, ours ends it.
+        assert found[key] == wanted[: len(found[key])], key
+        assert len(found[key]) == len(wanted) or _goes_up(model, key), key
+
+
+def _goes_up(model: oracle.IndexOracle, key: str) -> bool:
+    number, steps = model.slot_value(oracle.index_hash(key) % SLOTS), 0
+    while 0 < number < ENTRIES and steps < ENTRIES:
+        before = model.entry(number)[3]
+        if before >= number:
+            return True
+        number, steps = before, steps + 1
+    return not 0 <= number < ENTRIES or steps >= ENTRIES
+
+
+def _index_files() -> list[bytes]:
+    model = oracle.IndexOracle(SLOTS, ENTRIES)
+    for number in range(3 * len(INDEX_KEYS)):
+        model.put_key(INDEX_KEYS[number % len(INDEX_KEYS)], 100 * number, 1_700_000_000_000 + 700 * number)
+    return [model.bytes()]
 
 
 # ------------------------------------------------------------------------------------------------------------- RabbitMQ
@@ -305,6 +376,8 @@ KINDS: dict[str, Kind] = {
     "message_file": Kind(_read_message_file, _check_message_file, _message_files),
     "qi": Kind(lambda data: read_segment_v2(data, 0), _check_qi, _vhost("19-clean-v2", "queues/*/*.qi")),
     "qs": Kind(read_store_v2, _check_qs, _vhost("19-clean-v2", "queues/*/*.qs"), _repair_qs),
+    "index": Kind(_read_index, _check_index, _index_files),
+    **fuzz_texts.Texts(_FOLDER.name, Kind).kinds,
 }
 
 
@@ -338,12 +411,6 @@ def judge_cost(
     raise OverBudgetError(f"{len(stretched)} bytes take {best:.2f}, a linear reader {limit:.2f} at most")
 
 
-MAGICS = tuple(
-    struct.pack(">I", magic)
-    for magic in (oracle.MAGIC_V1, oracle.MAGIC_V2, oracle.MAGIC_BLANK, 0x52435149, 0x52435153, 2**31 - 1, 0)
-) + (b"\xff", bytes(40), b"\x80\x01", b"\x40\x01")
-
-
 def mutate(kind: Kind, data: bytes, dice: random.Random, max_size: int) -> bytes:
     """Change bytes as one who knows the format: numbers that lead somewhere, pieces put elsewhere, check sums made right."""
     changed = bytearray(data or b"\0")
@@ -359,7 +426,7 @@ def mutate(kind: Kind, data: bytes, dice: random.Random, max_size: int) -> bytes
                 number = dice.choice((now + 1, now - 1, left, left - size, left - 9, len(changed), at, dice.randrange(64), -1))
                 struct.pack_into(code, changed, at, number % (1 << 8 * size))
         elif move == 1:
-            magic = dice.choice(MAGICS)
+            magic = dice.choice(kind.words)
             changed[at : at + len(magic)] = magic
         elif move == 2:
             to = dice.randrange(len(changed) + 1)

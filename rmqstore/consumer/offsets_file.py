@@ -105,7 +105,7 @@ def table_of(document: Any, name: str, path: str) -> dict[Any, Any]:
 
 def whole_number(value: Any, what: str, path: str, bits: int = 64) -> int:
     """A number as fastjson takes it: also quoted, and cut off at the point."""
-    if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]{1,20}\s*", value):
+    if isinstance(value, str) and re.fullmatch("[ \t\n\v\f\r]*[+-]?[0-9]{1,20}[ \t\n\v\f\r]*", value):
         value = int(value)
     if isinstance(value, Decimal) and value.is_finite() and value.adjusted() < 20:
         value = int(value)

@@ -2213,27 +2213,26 @@ cdef void parse_row(Row* row) noexcept nogil:
 
 
 cdef inline const unsigned char* bytes_of(Row* row, int column, int64_t* size) noexcept nogil:
-    # Where the bytes of a column lie and how many they are; -1: null.  The body is only measured here.
+    # Where the bytes of a column lie and how many they are; -1: null, and no place.  The body is only measured here.
     cdef MessageParts* m = &row.m
+    cdef int64_t pos
     size[0] = -1
     if row.status == ROW_DAMAGED:
         return NULL
     if column == COL_EXCHANGE:
-        size[0] = m.exchange_size
-        return row.p + m.exchange
-    if column == COL_VHOST:
-        size[0] = m.vhost_size
-        return row.p + m.vhost
-    if row.status == ROW_UNREADABLE:
+        size[0], pos = m.exchange_size, m.exchange
+    elif column == COL_VHOST:
+        size[0], pos = m.vhost_size, m.vhost
+    elif row.status == ROW_UNREADABLE:
         return NULL
-    if column == COL_BODY:
-        size[0] = m.body_size
-        return row.p + m.fragments + 5
-    if column == COL_PROPERTIES:
-        size[0] = m.props_size
-        return row.p + m.props
-    size[0] = row.s.size[PROPERTY_OF[column]]
-    return row.p + m.props + row.s.pos[PROPERTY_OF[column]]
+    elif column == COL_BODY:
+        size[0], pos = m.body_size, m.fragments + 5
+    elif column == COL_PROPERTIES:
+        size[0], pos = m.props_size, m.props
+    else:
+        size[0] = row.s.size[PROPERTY_OF[column]]
+        pos = m.props + row.s.pos[PROPERTY_OF[column]] if size[0] >= 0 else 0
+    return row.p + pos if size[0] >= 0 else NULL
 
 
 cdef void copy_body(Row* row, unsigned char* out) noexcept nogil:

@@ -19,6 +19,7 @@ def test_seeds_findings_and_their_changes_are_judged(name):
     kind = KINDS[name]
     seeds = kind.seeds()
     assert seeds and any(len(seed) > 40 for seed in seeds)
+    assert not any(isinstance(kind.read(seed), Exception) for seed in seeds), "a seed is a file that is read"
     found = [path.read_bytes() for path in sorted((FOUND / name).glob("*"))]
     dice = random.Random(name)
     for data in [b"", *seeds, *found]:
@@ -67,14 +68,22 @@ def test_a_quadratic_walk_is_over_the_budget(calls):
         judge_cost(Kind(walk, lambda data, found: None, list), bytes(64), calls, AT_ALL, A_BYTE, tries=1)
 
 
-@pytest.mark.parametrize("name", ["log", "queue", "journal", "segment", "message_file", "qi", "qs", "checkpoint"])
+#: Where a seed has a byte whose lowest bit changes the answer: a position, or bytes that the seed has.
+OTHER = {
+    "log": 12, "queue": 11, "journal": 7, "segment": 33, "message_file": 8, "qi": 12, "qs": 67, "checkpoint": 3,
+    "index": 40 + 4 * fuzz_readers.SLOTS + 20 + 11, "consumer_offset": b"2, ", "delay_offset": b"4,", "topics": b"4,",
+    "import_jsonl": b"3,", "import_csv": b"1,ORDER", "import_arrow": b"two",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER)
 def test_a_reader_that_answers_something_else_is_caught(name):
     # The oracle gets other bytes than the reader, which is what a wrong reader looks like.
     kind = KINDS[name]
     (seed, *_) = kind.seeds()
     other = bytearray(seed)
-    at = {"log": 12, "queue": 11, "journal": 7, "segment": 33, "message_file": 8, "qi": 12, "qs": 67, "checkpoint": 3}[name]
-    other[at] ^= 1
+    at = OTHER[name]
+    other[at if isinstance(at, int) else seed.index(at)] ^= 1
     with pytest.raises((AssertionError, ValueError, struct.error)):
         kind.check(bytes(other), kind.read(seed))
     assert fuzz_readers.judge(kind, seed) is None
