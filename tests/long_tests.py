@@ -7,6 +7,7 @@ from __future__ import annotations
 LONG = (
     "cli/test_cli.py::test_damage_anywhere",
     "cli/test_cli.py::test_documented_commands",
+    "cli/test_cli_every_kind.py",
     "cli/test_cli_examples.py",
     "cli/test_cli_terminal.py",
     "commitlog/test_scan_ahead.py::test_pieces_hold",
