@@ -60,10 +60,11 @@ case $kind in
 esac
 
 # Python's own handler of a fault would take the place of the runtime's, which says where it was; what C's assert says
-# of a process that ends is not kept from being seen.
+# of a process that ends is not kept from being seen.  A report ends its process and with it the run, which otherwise might
+# wait for that process's tests for ever.
 code=0
 env LD_PRELOAD="$preload" PYTHONPATH="$lib" PYTHONSAFEPATH=1 RMQSTORE_EXPECTED_BUILD="$lib" RMQSTORE_SANITIZE="$kind" \
-    "$python" -m pytest -p no:faulthandler --capture=sys "$@" || code=$?
+    "$python" -m pytest -p no:faulthandler --capture=sys --max-worker-restart=0 "$@" || code=$?
 reports=$(find "$folder" -maxdepth 1 -name 'report.*' | sort)
 for report in $reports; do
     printf '\n=== %s\n' "$report"

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# The steps of continuous integration: demo, tests, checks, fuzzing, simulated lives, debug tests, the other environments (a
-# build without Linux's own, another Python, aarch64), instruction counts, benchmarks once.  `make sanitize` and
-# `make sanitize-threads` are to become steps once each has run whole on an idle machine.
+# The steps of continuous integration: demo, tests, checks, fuzzing, simulated lives, debug tests, tests that sanitizers watch,
+# the other environments (a build without Linux's own, another Python, aarch64), instruction counts, benchmarks once.
 #
 # ci/run.sh starts this as a stranger.  After a failed demo or set-up nothing else runs; any other step that fails lets the
 # following ones run, so that one run says everything that is wrong.  The last lines are the time of each step, pytest's closing
@@ -69,6 +68,8 @@ step fuzz bash ci/fuzz.sh 6 -seed=1 || true
 # The same seeds every time; prints steps and steps per second.  `make simulate` takes more, `make simulate-long` others.
 step simulate make simulate SIMULATE_STEPS=20000 || true
 step debug-test make debug-test PYTEST_ARGS="--color=no -q" || true
+step sanitize make sanitize PYTEST_ARGS="--color=no -q" || true
+step threads make sanitize-threads PYTEST_ARGS="--color=no -q" || true
 step portable make test-portable PYTEST_ARGS="--color=no -q" || true
 step python env PYTEST_ARGS="-q" bash ci/pythons.sh --turn || true
 step arm64 env PYTEST_ARGS="-q" bash ci/arm64.sh --short || true

@@ -8,10 +8,13 @@ script it needs the package atheris, and takes libFuzzer's arguments: ``python t
 from __future__ import annotations
 
 import itertools
+import struct
 import sys
+import zlib
 from typing import Any
 
 import numpy as np
+import term_oracle
 
 from rmqstore.errors import CorruptionError, UnsupportedFormatError
 from rmqstore.rabbitmq import _term, amqp, dets, ets, term
@@ -48,8 +51,48 @@ def _columns(data: bytes) -> tuple[Any, ...] | None:
     return exchange, names, msg_id[0].tobytes() if valid[0] else None, bool(columns["persistent"][0]), body
 
 
+def _neutral(value: Any) -> tuple[str, Any]:
+    """A value as the oracle gives it."""
+    if isinstance(value, term.Atom):
+        return "atom", str(value)
+    if isinstance(value, float):
+        return "float", struct.pack(">d", value)
+    if isinstance(value, int):
+        return "integer", value
+    if isinstance(value, bytes):
+        return "binary", value
+    if isinstance(value, term.BitString):
+        return "bits", (value.data, value.bits)
+    if isinstance(value, term.Opaque):
+        return "identity", value.data
+    if isinstance(value, term.ImproperList):
+        return "improper list", ([_neutral(each) for each in value], _neutral(value.tail))
+    if isinstance(value, list):
+        return "list", [_neutral(each) for each in value]
+    if isinstance(value, (dict, term.MapPairs)):
+        pairs = value.items() if isinstance(value, dict) else value
+        return "map", [(_neutral(key), _neutral(each)) for key, each in pairs]
+    return "tuple", [_neutral(each) for each in value]
+
+
+def judge_term(data: bytes) -> None:
+    """Compare a term with what the second reader makes of it."""
+    try:
+        value, end = term.decode_at(data)
+    except CorruptionError as error:
+        try:
+            term_oracle.decode_at(data)
+        except (ValueError, RecursionError, zlib.error):
+            return
+        # Depth and number of values are bounded here and not there.
+        assert "limit" in error.message or "deep" in error.message, error
+    else:
+        assert (_neutral(value), end) == term_oracle.decode_at(data)
+
+
 def judge(data: bytes) -> None:
     """Read bytes as everything that they could be, and compare what reads the same thing in two ways."""
+    judge_term(data)
     extent, fault = _term.extent(data), _term.check(data)
     try:
         value, end = term.decode_at(data)

@@ -450,3 +450,12 @@ def test_changed_seeds_are_judged(seed, draw):
     at = draw.draw(st.integers(0, len(seed)))
     cut = draw.draw(st.integers(0, 6))
     fuzz_terms.judge(seed[:at] + draw.draw(st.binary(max_size=6)) + seed[at + cut :])
+
+
+def test_a_reader_that_makes_something_else_of_a_term_is_caught(monkeypatch):
+    data = fuzz_terms.term.encode((b"a", 1))
+    fuzz_terms.judge_term(data)
+    for other in ((b"a", 2), (b"a", 1.0), [b"a", 1], (b"a",)):
+        monkeypatch.setattr(fuzz_terms.term, "decode_at", lambda data, other=other: (other, len(data)))
+        with pytest.raises(AssertionError):
+            fuzz_terms.judge_term(data)
