@@ -29,6 +29,7 @@ MODULES = (
     "rmqstore.rabbitmq._term",
     "rmqstore._append",
     "rmqstore.rabbitmq._core",
+    "rmqstore.rabbitmq._messages",
     "rmqstore._read",
     "rmqstore._dispatch",
 )

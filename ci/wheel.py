@@ -31,6 +31,7 @@ MODULES = (
     "rmqstore/_append",
     "rmqstore/_read",
     "rmqstore/rabbitmq/_core",
+    "rmqstore/rabbitmq/_messages",
     "rmqstore/rabbitmq/_term",
 )
 
