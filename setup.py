@@ -28,6 +28,7 @@ MODULES = (
     "rmqstore._columns",
     "rmqstore.rabbitmq._term",
     "rmqstore._append",
+    "rmqstore._rows",
     "rmqstore.rabbitmq._core",
     "rmqstore.rabbitmq._messages",
     "rmqstore._read",

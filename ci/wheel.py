@@ -29,6 +29,7 @@ MODULES = (
     "rmqstore/_dispatch",
     "rmqstore/_columns",
     "rmqstore/_append",
+    "rmqstore/_rows",
     "rmqstore/_read",
     "rmqstore/rabbitmq/_core",
     "rmqstore/rabbitmq/_messages",
