@@ -28,7 +28,9 @@ MODULES = (
     "rmqstore._columns",
     "rmqstore.rabbitmq._term",
     "rmqstore._append",
+    "rmqstore._rows",
     "rmqstore.rabbitmq._core",
+    "rmqstore.rabbitmq._messages",
     "rmqstore._read",
     "rmqstore._dispatch",
 )

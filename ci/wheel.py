@@ -29,8 +29,10 @@ MODULES = (
     "rmqstore/_dispatch",
     "rmqstore/_columns",
     "rmqstore/_append",
+    "rmqstore/_rows",
     "rmqstore/_read",
     "rmqstore/rabbitmq/_core",
+    "rmqstore/rabbitmq/_messages",
     "rmqstore/rabbitmq/_term",
 )
 

@@ -52,6 +52,7 @@ cdef enum:
     HAS_NULLS = 1 << COL_TAGS | 1 << COL_UNIQUE_KEY | 1 << COL_BODY
     IS_INT64 = (1 << COL_QUEUE_OFFSET | 1 << COL_PHY_OFFSET | 1 << COL_BORN_TIMESTAMP | 1 << COL_STORE_TIMESTAMP
                 | 1 << COL_PREPARED_TRANSACTION_OFFSET)
+    IS_INT32 = 1 << COL_QUEUE_ID | 1 << COL_SIZE | 1 << COL_FLAG | 1 << COL_SYS_FLAG | 1 << COL_RECONSUME_TIMES
     HAS_TEXT = (1 << COL_TOPIC | 1 << COL_MSG_ID | 1 << COL_KEYS | 1 << COL_TAGS | 1 << COL_PROPERTIES | 1 << COL_BORN_HOST
                 | 1 << COL_STORE_HOST | 1 << COL_UNIQUE_KEY)
     # Columns of texts or bytes: with views each value takes VIEW_SIZE bytes of `main`, likewise each text of a child.
@@ -90,6 +91,7 @@ cdef enum:
     NEED_HOST = 112
     PASSED_OVER = 113
     WRITE_FIRST = 114
+    NO_WRITER = 115          # a column that nobody fills: a fault of this source
 
 
 cdef struct StagedRow:
@@ -506,11 +508,11 @@ cdef inline void write_stored_bodies(ColumnSink* s) noexcept nogil:
     s.data_used[COL_BODY_STORED] = used
 
 
-cdef inline void write_int64s(ColumnSink* s, int column) noexcept nogil:
+cdef inline int write_int64s(ColumnSink* s, int column) noexcept nogil:
     cdef int64_t* out = <int64_t*>s.main[column] + s.count
     cdef RecordView* r = &s.rows[0].r
     # The field of the first row; that of the next one lies a StagedRow after it.
-    cdef int64_t* field = &r.prepared_transaction_offset
+    cdef int64_t* field
     cdef int64_t i
     if column == COL_QUEUE_OFFSET:
         field = &r.queue_offset
@@ -520,14 +522,19 @@ cdef inline void write_int64s(ColumnSink* s, int column) noexcept nogil:
         field = &r.born_timestamp
     elif column == COL_STORE_TIMESTAMP:
         field = &r.store_timestamp
+    elif column == COL_PREPARED_TRANSACTION_OFFSET:
+        field = &r.prepared_transaction_offset
+    else:
+        return NO_WRITER
     for i in range(s.row_num):
         out[i] = (<int64_t*>(<char*>field + i * sizeof(StagedRow)))[0]
+    return RECORD
 
 
-cdef inline void write_int32s(ColumnSink* s, int column) noexcept nogil:
+cdef inline int write_int32s(ColumnSink* s, int column) noexcept nogil:
     cdef int32_t* out = <int32_t*>s.main[column] + s.count
     cdef RecordView* r = &s.rows[0].r
-    cdef int32_t* field = &r.reconsume_times
+    cdef int32_t* field
     cdef int64_t i
     if column == COL_QUEUE_ID:
         field = &r.queue_id
@@ -537,8 +544,13 @@ cdef inline void write_int32s(ColumnSink* s, int column) noexcept nogil:
         field = &r.flag
     elif column == COL_SYS_FLAG:
         field = &r.sys_flag
+    elif column == COL_RECONSUME_TIMES:
+        field = &r.reconsume_times
+    else:
+        return NO_WRITER
     for i in range(s.row_num):
         out[i] = (<int32_t*>(<char*>field + i * sizeof(StagedRow)))[0]
+    return RECORD
 
 
 cdef inline void view_text(ColumnSink* s, int column, unsigned char* to, StagedRow* row, const unsigned char* p, int64_t n,
@@ -753,7 +765,7 @@ cdef inline void view_properties(ColumnSink* s) noexcept nogil:
     s.child_used[COL_PROPERTIES] = s.child_used[COL_VALUES] = num
 
 
-cdef inline void write_views(ColumnSink* s, int column) noexcept nogil:
+cdef inline int write_views(ColumnSink* s, int column) noexcept nogil:
     if column == COL_TOPIC:
         view_topics(s)
     elif column == COL_MSG_ID:
@@ -768,8 +780,43 @@ cdef inline void write_views(ColumnSink* s, int column) noexcept nogil:
         view_stored_bodies(s)
     elif column == COL_TAGS or column == COL_UNIQUE_KEY:
         view_nullable(s, column)
-    else:
+    elif column == COL_BORN_HOST or column == COL_STORE_HOST:
         view_hosts(s, column)
+    else:
+        return NO_WRITER
+    return RECORD
+
+
+cdef inline int write_copies(ColumnSink* s, int column) noexcept nogil:
+    if column == COL_TOPIC:
+        write_topics(s)
+    elif column == COL_MSG_ID:
+        write_message_ids(s)
+    elif column == COL_KEYS:
+        write_keys(s)
+    elif column == COL_PROPERTIES:
+        write_properties(s)
+    elif column == COL_BODY:
+        write_bodies(s)
+    elif column == COL_BODY_STORED:
+        write_stored_bodies(s)
+    elif column == COL_TAGS or column == COL_UNIQUE_KEY:
+        write_nullable(s, column)
+    elif column == COL_BORN_HOST or column == COL_STORE_HOST:
+        write_hosts(s, column)
+    else:
+        return NO_WRITER
+    return RECORD
+
+
+cdef inline int write_bits(ColumnSink* s, int column) noexcept nogil:
+    cdef int64_t i
+    if column != COL_CORRUPT:
+        return NO_WRITER
+    for i in range(s.row_num):
+        if not s.rows[i].ok:
+            set_bit(s.main[COL_CORRUPT], s.count + i)
+    return RECORD
 
 
 cdef inline bint lack_room(ColumnSink* s) noexcept nogil:
@@ -792,8 +839,8 @@ cdef inline bint lack_room(ColumnSink* s) noexcept nogil:
 
 cdef inline int write_rows(ColumnSink* s) noexcept nogil:
     # The staged rows, one column after the other; all of them or, where there is no room, none.
-    cdef int64_t mask = s.mask, i
-    cdef int column
+    cdef int64_t mask = s.mask
+    cdef int column, verdict
     if s.row_num == 0:
         return RECORD
     if mask & HAS_OFFSETS and lack_room(s):
@@ -802,32 +849,18 @@ cdef inline int write_rows(ColumnSink* s) noexcept nogil:
         if not mask >> column & 1:
             continue
         if IS_INT64 >> column & 1:
-            write_int64s(s, column)
+            verdict = write_int64s(s, column)
+        elif IS_INT32 >> column & 1:
+            verdict = write_int32s(s, column)
         elif not HAS_OFFSETS >> column & 1:
-            if column == COL_CORRUPT:
-                for i in range(s.row_num):
-                    if not s.rows[i].ok:
-                        set_bit(s.main[COL_CORRUPT], s.count + i)
-            else:
-                write_int32s(s, column)
+            verdict = write_bits(s, column)
         elif s.views:
-            write_views(s, column)
-        elif column == COL_TOPIC:
-            write_topics(s)
-        elif column == COL_MSG_ID:
-            write_message_ids(s)
-        elif column == COL_KEYS:
-            write_keys(s)
-        elif column == COL_PROPERTIES:
-            write_properties(s)
-        elif column == COL_BODY:
-            write_bodies(s)
-        elif column == COL_BODY_STORED:
-            write_stored_bodies(s)
-        elif column == COL_TAGS or column == COL_UNIQUE_KEY:
-            write_nullable(s, column)
+            verdict = write_views(s, column)
         else:
-            write_hosts(s, column)
+            verdict = write_copies(s, column)
+        if verdict != RECORD:
+            s.wanting = column
+            return verdict
     s.count += s.row_num
     s.block_num += 1
     s.row_num = s.span_used = 0

@@ -24,7 +24,7 @@ from rmqstore._column_sink cimport (
     COL_TOPIC, COL_UNIQUE_KEY, COL_VALUES, ColumnSink, HAS_CHILD, HAS_NULLS, HAS_OFFSETS, HAS_TEXT, HAS_VIEWS,
     HOST_KEY, HOST_ROOM, host_slot, HOST_SLOTS, HOST_TEXT, HOST_TEXT_LEN, ID_SIZE, IN_BODY, IN_HEAD, IS_INT64,
     lacks_host, lacks_room, LAYOUT_PATIENCE, LAYOUTS, mark_valid, MAX_REGIONS, MAX_SPANS, NAME_SLOTS, NEED_BODY,
-    NEED_HOST, NEED_ROOM, NEEDS_PROPERTIES, PASSED_OVER, POOL_BYTES, POOL_ROOMS, put_property_views, set_bit,
+    NEED_HOST, NEED_ROOM, NEEDS_PROPERTIES, NO_WRITER, PASSED_OVER, POOL_BYTES, POOL_ROOMS, put_property_views, set_bit,
     SMALL_ROOM, SPAN_ROOM, STAGED_ROWS, StagedRow, SYS_COMPRESSED, TEXT_SLACK, USUAL_COLUMNS, view_host, VIEW_SIZE,
     WRITE_FIRST, write_rows,
 )
@@ -957,12 +957,13 @@ cdef class ArrowColumns:
                        int64_t base_offset, const int32_t* ids, int64_t id_num, int32_t buffer,
                        const unsigned char* origin) noexcept nogil:
         cdef StagedRow* row
-        cdef int verdict
+        cdef int verdict, written
         cdef int64_t at, before_run, most = 1
         cdef bint in_one_pass = s.views and self.tags is None
         # What found no room last time.
-        if write_rows(s) != RECORD:
-            return NEED_ROOM
+        written = write_rows(s)
+        if written != RECORD:
+            return written
         while True:
             if in_one_pass and s.row_num == 0:
                 before_run = s.count
@@ -989,8 +990,9 @@ cdef class ArrowColumns:
                 if verdict == RECORD or verdict == PASSED_OVER:
                     pos[0] = at + row.r.total_size
                     continue
-            if write_rows(s) != RECORD:
-                return NEED_ROOM
+            written = write_rows(s)
+            if written != RECORD:
+                return written
             if verdict != WRITE_FIRST:
                 return verdict
 
@@ -1011,6 +1013,8 @@ cdef class ArrowColumns:
         if verdict == NEED_ROOM:
             self.grow(s)
             return True
+        if verdict == NO_WRITER:
+            raise SystemError(f"nothing writes the column {COLUMN_NAMES[s.wanting]}: _column_sink.pxd has no branch for it")
         if verdict != NEED_HOST:
             return False
         if parse_record(p, room, &r) != RECORD:
@@ -1090,9 +1094,10 @@ cdef class ArrowColumns:
         cdef StagedRow* row
         cdef int64_t n = phy_offsets.shape[0], pos
         cdef int32_t number
-        cdef int verdict
-        if write_rows(s) != RECORD:
-            return NEED_ROOM
+        cdef int verdict, written
+        written = write_rows(s)
+        if written != RECORD:
+            return written
         while True:
             row = s.rows + s.row_num
             if s.count + s.row_num >= s.capacity:
@@ -1134,8 +1139,9 @@ cdef class ArrowColumns:
                             wanted.row_num += 1
                     at[0] += 1
                     continue
-            if write_rows(s) != RECORD:
-                return NEED_ROOM
+            written = write_rows(s)
+            if written != RECORD:
+                return written
             if verdict != WRITE_FIRST:
                 return verdict
 

@@ -1,7 +1,7 @@
-"""The compiled core: beside `_dispatch`, `_columns`, `_append` and `_read` the only code that touches RocketMQ bytes in place.
+"""The compiled core: with `_dispatch`, `_columns`, `_rows`, `_append`, `_read` the only code on RocketMQ bytes in place.
 
 It owns the fence around mapped memory (`Region`), the layout constants, index files, the framing of records and queue
-units.  Leaves that several of the five need stand in the declarations (`_record.pxd` and its like).  It knows bytes, not
+units.  Leaves that several of the six need stand in the declarations (`_record.pxd` and its like).  It knows bytes, not
 files: no path, no clock, no logging, no policy; it answers with values and verdicts, and the classes above decide.  Two
 tiers in every section: leaves that are ``noexcept nogil`` over a pointer and integers, and uniform ``def`` wrappers that
 compute the extent, pin, call the leaf and unpin.

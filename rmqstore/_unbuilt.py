@@ -10,7 +10,7 @@ import sys
 import sysconfig
 from importlib.machinery import PathFinder
 
-COMPILED = ("rmqstore._core", "rmqstore._dispatch", "rmqstore._columns", "rmqstore._append", "rmqstore._read")
+COMPILED = tuple(f"rmqstore.{name}" for name in ("_core", "_dispatch", "_columns", "_rows", "_append", "_read"))
 
 
 def explain(name: str) -> str:

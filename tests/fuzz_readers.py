@@ -52,7 +52,7 @@ from rmqstore.errors import StoreError  # noqa: E402
 from rmqstore.files.checkpoint import Checkpoint  # noqa: E402
 from rmqstore.index.index_file import IndexFile  # noqa: E402
 from rmqstore.offline.single_file import StoreFile  # noqa: E402
-from rmqstore.rabbitmq import _core  # noqa: E402
+from rmqstore.rabbitmq import _core, _messages  # noqa: E402
 from rmqstore.rabbitmq.directory import map_file  # noqa: E402
 from rmqstore.rabbitmq.index_files import read_journal, read_segment  # noqa: E402
 from rmqstore.rabbitmq.queue_index_v2 import read_segment_v2, read_store_v2  # noqa: E402
@@ -292,8 +292,8 @@ def _read_message_file(data: bytes) -> Any:
     if region is None:
         return None
     try:
-        _core.scan_messages(region, 0, _core.MessageScan.SCAN_SALVAGE, -1, True)
-        return _core.scan_messages(region)
+        _messages.scan_messages(region, 0, _messages.MessageScan.SCAN_SALVAGE, -1, True)
+        return _messages.scan_messages(region)
     finally:
         region.close()
 
@@ -306,11 +306,11 @@ def _check_message_file(data: bytes, found: Any) -> None:
     ids, positions, _, flags, end, stop = found
     wanted = [(each.msg_id, each.begin, each.whole) for each in parsed.records]
     got = [
-        (msg_id.tobytes(), pos, bool(flag & _core.MessageFlag.MESSAGE_WRITTEN))
+        (msg_id.tobytes(), pos, bool(flag & _messages.MessageFlag.MESSAGE_WRITTEN))
         for msg_id, pos, flag in zip(ids, positions.tolist(), flags.tolist(), strict=True)
     ]
     assert got[: len(wanted)] == wanted and end >= parsed.used
-    assert (stop == _core.MessageStop.STOP_END) == (parsed.why == "end") or parsed.why == "size below 16"
+    assert (stop == _messages.MessageStop.STOP_END) == (parsed.why == "end") or parsed.why == "size below 16"
 
 
 def _check_qi(data: bytes, found: Any) -> None:

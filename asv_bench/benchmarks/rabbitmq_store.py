@@ -9,7 +9,7 @@ import os
 import numpy as np
 
 from rmqstore._core import Region
-from rmqstore.rabbitmq import _core
+from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore, scan_file
 
@@ -53,18 +53,18 @@ class Scan:
         remove(self.folder)
 
     def time_columns(self, size):
-        assert len(_core.scan_messages(self.region)[0]) == self.n
+        assert len(_messages.scan_messages(self.region)[0]) == self.n
 
     def time_locate(self, size):
         # The dirty scan of a store: every message is looked up and gets its place.
-        table = _core.LocationTable(self.n)
+        table = _messages.LocationTable(self.n)
         table.refer(self.ids)
         assert table.scan(self.region, 0)[1] == self.n
 
     def time_bytewise(self, size):
-        table = _core.LocationTable(self.n)
+        table = _messages.LocationTable(self.n)
         table.refer(self.ids)
-        assert table.scan(self.region, 0, _core.MessageScan.SCAN_BYTEWISE)[1] == self.n
+        assert table.scan(self.region, 0, _messages.MessageScan.SCAN_BYTEWISE)[1] == self.n
 
 
 class Salvage:
@@ -96,20 +96,20 @@ class Table:
 
     def setup(self, n):
         self.ids = _ids(n)
-        self.table = _core.LocationTable()
+        self.table = _messages.LocationTable()
         self.table.refer(self.ids)
         for row, msg_id in enumerate(self.ids[: n // 10]):
             self.table.put(msg_id.tobytes(), 1, 0, 300 * row, 300)
         self.items = self.table.ets_items()
 
     def time_refer(self, n):
-        _core.LocationTable().refer(self.ids)
+        _messages.LocationTable().refer(self.ids)
 
     def time_ets_items(self, n):
         self.table.ets_items()
 
     def time_load_ets_items(self, n):
-        assert _core.LocationTable(n // 10).load_ets_items(self.items, 0)[0] == n // 10
+        assert _messages.LocationTable(n // 10).load_ets_items(self.items, 0)[0] == n // 10
 
 
 class Store:

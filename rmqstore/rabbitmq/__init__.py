@@ -4,7 +4,8 @@ Owns the names that users import.  Shares the Region fence, the byte order, the 
 side of the package, and imports nothing else of it.
 
 - `_term` (Cython): Erlang's external term format, AMQP's properties and tables; what a message term holds
-- `_core` (Cython): bytes of journal, segments, message files and version 2: one pass over each, the table of message locations
+- `_core` (Cython): bytes of journal and segments: one pass over each, the map of both that a queue lives with
+- `_messages` (Cython): bytes of message files, the table of where each message lies; the check of version 2's
 - `layout`, `definitions`: names of directories and small files; the durable queues that a node's Mnesia tables know
 - `term`, `amqp`, `dets`, `ets`: values of terms and their text; AMQP's types; the two kinds of tables that a clean stop leaves
 - `message`: a message, made with the bytes that a node writes, or read lazily

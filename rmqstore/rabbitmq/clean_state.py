@@ -18,7 +18,7 @@ import numpy as np
 
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.mapped_file import fsync_directory, naming_errors, open_regular
-from rmqstore.rabbitmq import _core
+from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.ets import clean_dot
 from rmqstore.rabbitmq.message_files import MAX_FILE, MessageFiles
 from rmqstore.rabbitmq.problem import Problem
@@ -32,7 +32,7 @@ CLEAN_FILES = ("clean.dot", "file_summary.ets", "msg_store_index.ets")
 class CleanState(NamedTuple):
     """What an orderly close says; `files` is {number: [valid size, file size]}."""
 
-    table: _core.LocationTable
+    table: _messages.LocationTable
     files: dict[int, list[int]]
     client_refs: list[bytes]
     node: str
@@ -93,7 +93,7 @@ def read_clean_state(message_files: MessageFiles, present: list[int], client_ref
     with open(open_regular(index_path), "rb") as file:
         data = file.read()
     header, at = _ets_header(data, index_path)
-    table = _core.LocationTable(len(data) // 60)
+    table = _messages.LocationTable(len(data) // 60)
     try:
         loaded, at = table.load_ets_items(data, at)
     except StoreError as error:

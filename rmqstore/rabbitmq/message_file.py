@@ -1,7 +1,7 @@
 """One message file, read alone: the records that are in it, damaged or not, and what is wrong with them.
 
 Owns the scan of an N.rdq or N.rdt in its four modes, the words for what stops one, and copying out of one.  It never
-raises for damage and knows no other file.  The bytes belong to `rmqstore.rabbitmq._core`.
+raises for damage and knows no other file.  The bytes belong to `rmqstore.rabbitmq._messages`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rmqstore._core import Region
-from rmqstore.rabbitmq import _core
+from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.directory import map_file
 from rmqstore.rabbitmq.problem import Problem
 
@@ -51,12 +51,12 @@ class FileScan(NamedTuple):
 
 def stop_problem(path: str, region: Region, end: int, stop: int) -> Problem | None:
     """What the end of a scan means, if it is not the end of the file."""
-    if stop == _core.MessageStop.STOP_END:
+    if stop == _messages.MessageStop.STOP_END:
         return None
     left = region.size - end
-    if stop == _core.MessageStop.STOP_WORK:
+    if stop == _messages.MessageStop.STOP_WORK:
         return Problem(path, end, "overlapping_records", "more overlapping records than a real file has", None)
-    if stop == _core.MessageStop.STOP_ZERO:
+    if stop == _messages.MessageStop.STOP_ZERO:
         if region.last_nonzero(end, left) == end:
             return Problem(path, end, "zero_tail", f"the last {left} bytes are zero; they hold nothing", None)
         return Problem(
@@ -67,7 +67,7 @@ def stop_problem(path: str, region: Region, end: int, stop: int) -> Problem | No
     )
 
 
-def refer(table: _core.LocationTable, references: Mapping[bytes, int] | np.ndarray) -> None:
+def refer(table: _messages.LocationTable, references: Mapping[bytes, int] | np.ndarray) -> None:
     """Count who refers to what in `table`: {id: count}, or ids (n, 16) uint8 of which each row counts one."""
     if isinstance(references, np.ndarray):
         table.reserve(len(table) + len(references))
@@ -132,28 +132,28 @@ def scan_file(
         return FileScan(*none, 0, problems)
     try:
         if mode == "bytewise":
-            table = _core.LocationTable()
+            table = _messages.LocationTable()
             refer(table, references if references is not None else {})
-            end = table.scan(region, 0, _core.MessageScan.SCAN_BYTEWISE)[7]
+            end = table.scan(region, 0, _messages.MessageScan.SCAN_BYTEWISE)[7]
             ids, _, _, pos, size = table.columns(0)
             order = np.argsort(pos, kind="stable")
-            flags = np.full(len(pos), _core.MessageFlag.MESSAGE_WRITTEN, np.uint8)
+            flags = np.full(len(pos), _messages.MessageFlag.MESSAGE_WRITTEN, np.uint8)
             return FileScan(
                 ids[order],
                 pos[order],
-                size[order] - _core.MessageRecordLayout.MESSAGE_RECORD_EXTRA,
+                size[order] - _messages.MessageRecordLayout.MESSAGE_RECORD_EXTRA,
                 flags,
                 end,
                 problems,
             )
-        first = _core.MessageScan.SCAN_SALVAGE if mode == "salvage" else _core.MessageScan.SCAN_SEQUENTIAL
-        ids, pos, size, flags, end, stop = _core.scan_messages(region, 0, first, -1, check_terms)
+        first = _messages.MessageScan.SCAN_SALVAGE if mode == "salvage" else _messages.MessageScan.SCAN_SEQUENTIAL
+        ids, pos, size, flags, end, stop = _messages.scan_messages(region, 0, first, -1, check_terms)
         problem = stop_problem(path, region, end, stop)
         if problem is not None:
             problems.append(problem)
-        damaged = stop != _core.MessageStop.STOP_END or not (flags & _core.MessageFlag.MESSAGE_WRITTEN).all()
+        damaged = stop != _messages.MessageStop.STOP_END or not (flags & _messages.MessageFlag.MESSAGE_WRITTEN).all()
         if mode == "auto" and damaged:
-            more = _core.scan_messages(region, 0, _core.MessageScan.SCAN_SALVAGE)
+            more = _messages.scan_messages(region, 0, _messages.MessageScan.SCAN_SALVAGE)
             end = more[4]
             new = ~np.isin(more[1], pos)
             order = np.argsort(np.concatenate((pos, more[1][new])), kind="stable")
@@ -161,16 +161,16 @@ def scan_file(
             size, flags = np.concatenate((size, more[2][new]))[order], np.concatenate((flags, more[3][new]))[order]
     finally:
         region.close()
-    for row in np.flatnonzero(flags & _core.MessageFlag.MESSAGE_WRITTEN == 0)[:1000]:
+    for row in np.flatnonzero(flags & _messages.MessageFlag.MESSAGE_WRITTEN == 0)[:1000]:
         problems.append(
             Problem(path, int(pos[row]), "unwritten_record", "a record without its mark; this message is lost", None)
         )
     if check_terms:
-        good = _core.MessageFlag.MESSAGE_WRITTEN | _core.MessageFlag.MESSAGE_TERM_OK
-        for row in np.flatnonzero(flags & good == _core.MessageFlag.MESSAGE_WRITTEN)[:1000]:
+        good = _messages.MessageFlag.MESSAGE_WRITTEN | _messages.MessageFlag.MESSAGE_TERM_OK
+        for row in np.flatnonzero(flags & good == _messages.MessageFlag.MESSAGE_WRITTEN)[:1000]:
             detail = "the message's term is damaged, or holds another id than its record; a node fails when it reads it"
             problems.append(Problem(path, int(pos[row]), "bad_term", detail, None))
-    for row in np.flatnonzero(flags & _core.MessageFlag.MESSAGE_TOO_SHORT)[:1000]:
+    for row in np.flatnonzero(flags & _messages.MessageFlag.MESSAGE_TOO_SHORT)[:1000]:
         problems.append(
             Problem(path, int(pos[row]), "short_record", "a record too short for an id; a node may stop here", None)
         )

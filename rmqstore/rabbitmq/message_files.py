@@ -20,7 +20,7 @@ import numpy as np
 
 from rmqstore.errors import StoreError
 from rmqstore.files.mapped_file import NotCopied, fsync_directory, naming_errors, open_regular
-from rmqstore.rabbitmq import _core
+from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.directory import lock_directory, map_file
 from rmqstore.rabbitmq.problem import Problem
 
@@ -62,7 +62,7 @@ class MessageFiles(NotCopied):
         self.file_size_limit = file_size_limit
         self.scan_mode = scan_mode
         self.problems: list[Problem] = []
-        self.table = _core.LocationTable()
+        self.table = _messages.LocationTable()
         self.summaries: dict[int, list[int]] = {}
         self.current = -1
         self.valid_size = 0

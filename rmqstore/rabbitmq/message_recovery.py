@@ -17,7 +17,7 @@ import numpy as np
 
 from rmqstore.errors import StoreError
 from rmqstore.files.mapped_file import fsync_directory, naming_errors, open_regular
-from rmqstore.rabbitmq import _core
+from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.clean_state import CLEAN_FILES, forget_clean_state, read_clean_state
 from rmqstore.rabbitmq.directory import map_file
 from rmqstore.rabbitmq.message_file import copy_bytes, refer, stop_problem
@@ -107,8 +107,8 @@ def _take_over_rdt(files: MessageFiles, number: int, rdq: list[int], read_only: 
     end, tail = 0, 0
     if region is not None:
         try:
-            end, stop = _core.scan_messages(region)[4:]
-            tail = 0 if stop == _core.MessageStop.STOP_END else region.last_nonzero(end, region.size - end) - end
+            end, stop = _messages.scan_messages(region)[4:]
+            tail = 0 if stop == _messages.MessageStop.STOP_END else region.last_nonzero(end, region.size - end) - end
         finally:
             region.close()
     staged = f"{path}.rmqstore"
@@ -132,7 +132,7 @@ def _take_over_rdt(files: MessageFiles, number: int, rdq: list[int], read_only: 
 def _scan_files(files: MessageFiles, rdq: list[int], rdt: list[int], adopt: bool) -> tuple[int, np.ndarray]:
     # §8.5.  Fills the table and the summaries.  The end of the last valid record of the highest file; the ids that are
     # referred to and were found nowhere.
-    mode = _core.MessageScan.SCAN_BYTEWISE if files.scan_mode == "bytewise" else _core.MessageScan.SCAN_SEQUENTIAL
+    mode = _messages.MessageScan.SCAN_BYTEWISE if files.scan_mode == "bytewise" else _messages.MessageScan.SCAN_SEQUENTIAL
     # A leftover .rdt first: where it is appended instead, its copies are met first.
     keys = sorted([*rdq, *(number | RDT for number in rdt)], key=lambda key: (key & ~RDT, not key & RDT))
     end = 0
@@ -154,9 +154,9 @@ def _scan_files(files: MessageFiles, rdq: list[int], rdt: list[int], adopt: bool
             problem = stop_problem(path, region, at, stop)
             if problem is not None:
                 files.problems.append(problem)
-            if files.scan_mode == "auto" and (stop != _core.MessageStop.STOP_END or unwritten or short):
+            if files.scan_mode == "auto" and (stop != _messages.MessageStop.STOP_END or unwritten or short):
                 # From the beginning: a wrong size leads past whole records before anything is noticed.
-                found = files.table.scan(region, key, _core.MessageScan.SCAN_SALVAGE, adopt)
+                found = files.table.scan(region, key, _messages.MessageScan.SCAN_SALVAGE, adopt)
                 if found[1]:
                     detail = (
                         f"{found[1]} messages beside damage were found by their terms; a node up to 3.12 loses them"

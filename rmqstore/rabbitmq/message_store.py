@@ -30,7 +30,7 @@ from rmqstore.errors import (
 )
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.unclosed import ClosedAtExit
-from rmqstore.rabbitmq import _core, _term
+from rmqstore.rabbitmq import _messages, _term
 from rmqstore.rabbitmq.clean_state import write_clean_state
 from rmqstore.rabbitmq.merging import Merging
 from rmqstore.rabbitmq.message_file import FileScan, scan_file
@@ -316,7 +316,7 @@ class MessageStore(ClosedAtExit, NotCopied):
             len(record) != size
             or int.from_bytes(record[:8], "big") != size - 9
             or record[8:24] != msg_id
-            or record[-1] != _core.MessageRecordLayout.MESSAGE_RECORD_MARK
+            or record[-1] != _messages.MessageRecordLayout.MESSAGE_RECORD_MARK
         ):
             raise CorruptionError(
                 f"the record of message {msg_id.hex()} has changed; was a node started on this directory?",
@@ -364,7 +364,7 @@ class MessageStore(ClosedAtExit, NotCopied):
             if entry is not None:
                 self._files.refer_again(msg_id, entry)
                 return False
-            record = _core.encode_message_record(msg_id, term)
+            record = _messages.encode_message_record(msg_id, term)
             size = len(record)
             files = self._files
             if files.append(record, size, ((msg_id, 1, files.summaries[files.current][1], size),)):
@@ -412,7 +412,7 @@ class MessageStore(ClosedAtExit, NotCopied):
                 if entry is not None:
                     files.refer_again(msg_id, entry)
                     continue
-                record = _core.encode_message_record(msg_id, term)
+                record = _messages.encode_message_record(msg_id, term)
                 places[msg_id] = [1, end + batch_size, len(record)]
                 batch.append(record)
                 batch_size += len(record)

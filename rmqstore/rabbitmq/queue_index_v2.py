@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rmqstore.files.mapped_file import NotCopied, open_regular
-from rmqstore.rabbitmq import _core, _term
+from rmqstore.rabbitmq import _messages, _term
 from rmqstore.rabbitmq.index_columns import IndexEntry
 from rmqstore.rabbitmq.problem import Problem
 
@@ -249,7 +249,7 @@ def read_store_v2(source: str | os.PathLike[str] | bytes) -> StoreV2:
         sizes.append(size)
         at += 8 + size
     pos, term_size = np.array(places, np.int64), np.array(sizes, np.int64)
-    verdict = _core.check_queue_store(data, pos, term_size)
+    verdict = _messages.check_queue_store(data, pos, term_size)
     for row in np.flatnonzero(verdict)[:1000]:
         detail = "the check sum does not agree with the message"
         problems.append(Problem(path, places[row], "bad_crc", detail, None))
@@ -379,21 +379,21 @@ class QueueIndexV2(NotCopied):
             with open(open_regular(path), "rb") as file:
                 data = file.read()
         except FileNotFoundError:
-            verdicts[own] = _core.QueueStoreVerdict.QUEUE_STORE_OUTSIDE
+            verdicts[own] = _messages.QueueStoreVerdict.QUEUE_STORE_OUTSIDE
             detail = f"the file is missing, and with it the messages of {len(own)} entries"
             self.problems.append(Problem(path, 0, "missing_store", detail, int(segment.seq_id[own[0]])))
             return
         head = _head(data, _QS_MAGIC)
         if isinstance(head, str):
             self.problems.append(Problem(path, 0, "bad_head", head, None))
-        verdicts[own] = _core.check_queue_store(data, segment.pos[own], segment.term_size[own])
+        verdicts[own] = _messages.check_queue_store(data, segment.pos[own], segment.term_size[own])
         kinds = {
-            _core.QueueStoreVerdict.QUEUE_STORE_OUTSIDE: ("outside", "the message would lie outside the file"),
-            _core.QueueStoreVerdict.QUEUE_STORE_SIZE: ("size_mismatch", "index and record say different sizes"),
-            _core.QueueStoreVerdict.QUEUE_STORE_CRC: ("bad_crc", "the check sum does not agree with the message"),
+            _messages.QueueStoreVerdict.QUEUE_STORE_OUTSIDE: ("outside", "the message would lie outside the file"),
+            _messages.QueueStoreVerdict.QUEUE_STORE_SIZE: ("size_mismatch", "index and record say different sizes"),
+            _messages.QueueStoreVerdict.QUEUE_STORE_CRC: ("bad_crc", "the check sum does not agree with the message"),
         }
         for row in own[verdicts[own] != 0]:
-            kind, detail = kinds[_core.QueueStoreVerdict(int(verdicts[row]))]
+            kind, detail = kinds[_messages.QueueStoreVerdict(int(verdicts[row]))]
             self.problems.append(Problem(path, int(segment.pos[row]), kind, detail, int(segment.seq_id[row])))
 
     @property

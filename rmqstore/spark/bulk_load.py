@@ -1,7 +1,7 @@
 """Bulk load: a new store from a DataFrame, written by many tasks, with the bytes that one process would write.
 
 Owns where every record comes: which segment, which place in its queue.  Two passes over the rows: the first spools them
-with the sizes of their records, the second encodes each segment as a whole, with `_append.RowBatch`, as `put_table` does;
+with the sizes of their records, the second encodes each segment as a whole, with `_rows.RowBatch`, as `put_table` does;
 queues and index are then a rebuild of the new log.  It never writes into a store that is there, and what it makes has
 its name only when it is whole: the work lies in a folder beside it, which is renamed at the end.
 
@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rmqstore import _core
-from rmqstore._append import RowBatch
 from rmqstore._core import Region
 from rmqstore._dispatch import TopicTable
+from rmqstore._rows import RowBatch
 from rmqstore.config import StoreConfig, system_clock
 from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.files.checkpoint import Checkpoint

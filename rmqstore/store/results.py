@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rmqstore import _numpy as np
-from rmqstore._append import PlacedRows
+from rmqstore._rows import PlacedRows
 from rmqstore.message import MessageExt
 
 __all__ = ["GetMessageResult", "GetMessageStatus", "PutResult", "PutResults", "PutTableResult", "QueryResult"]

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rmqstore import _numpy as np
-from rmqstore._append import ListColumn, NumberColumn, TableRows, TextColumn
+from rmqstore._rows import ListColumn, NumberColumn, TableRows, TextColumn
 from rmqstore.errors import InvalidMessageError
 from rmqstore.message import Message, SysFlag, host_to_bytes
 from rmqstore.store.columns import import_pyarrow

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rmqstore import _numpy as np
-from rmqstore._append import RowBatch
+from rmqstore._rows import RowBatch
 from rmqstore.errors import InvalidMessageError
 from rmqstore.message import Message
 from rmqstore.store.results import PutResult, PutTableResult

@@ -21,8 +21,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rmqstore import _numpy as np
-from rmqstore._append import Appender, FileEnd, RowBatch
+from rmqstore._append import Appender, FileEnd
 from rmqstore._dispatch import RecordColumns
+from rmqstore._rows import RowBatch
 from rmqstore.config import system_clock
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.errors import DiskFullError, InvalidMessageError

@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rmqstore.message  # noqa: F401  (registers the error handler by which topics are decoded)
-from rmqstore import _append, _columns, _core, _dispatch, _read
+from rmqstore import _append, _columns, _core, _dispatch, _read, _rows
 from rmqstore._core import IndexRegion, Region, Verdict
 from rmqstore._dispatch import RecordColumns, TopicTable
 from rmqstore.errors import OffsetOutOfRangeError, ReadOnlyError, StoreClosedError, StoreError
@@ -206,7 +206,7 @@ def test_bytes_hash_with_one_byte_beyond_ascii_anywhere():
 GUARDED_HASHES = """
 import ctypes, mmap, tempfile
 import numpy as np, pyarrow
-from rmqstore import _append, _columns, _core, _dispatch, _read
+from rmqstore import _append, _columns, _core, _dispatch, _read, _rows
 
 page = mmap.PAGESIZE
 memory = mmap.mmap(-1, 3 * page)
@@ -2249,7 +2249,7 @@ PRELUDE = """
 import array, gc, sys, tempfile
 import numpy as np
 import rmqstore.message
-from rmqstore import _append, _columns, _core, _dispatch, _read
+from rmqstore import _append, _columns, _core, _dispatch, _read, _rows
 from rmqstore.errors import StoreError
 def region(size=4096):
     with tempfile.TemporaryFile() as file:
@@ -2468,7 +2468,7 @@ def key_texts():
 
 
 def row_batch():
-    batch = _append.RowBatch(_dispatch.TopicTable(), b"\x7f\0\0\1\0\0\x2a\x9f", {}, 100)
+    batch = _rows.RowBatch(_dispatch.TopicTable(), b"\x7f\0\0\1\0\0\x2a\x9f", {}, 100)
     batch.topics.add_queue(batch.topics.add(b"T"), 0)
     assert batch.take_messages([fields_of({}, body=b"")], 0, 0, _core.MessageFields) == (1, 0)
     batch.number({0: 0}, 0, NO_DELAYS)
@@ -2503,7 +2503,7 @@ ROWS = [
 @pytest.mark.parametrize(("prop_crc", "index_tags"), [(False, True), (True, False)])
 def test_columns_of_rows_are_those_of_a_scan_of_their_records(capacity, prop_crc, index_tags):
     region, topics = sparse(1 << 16), TopicTable()
-    batch = _append.RowBatch(topics, b"\x7f\0\0\1\0\0\x2a\x9f", {"10.0.0.1:1": bytes(8)}, 100, 255, prop_crc)
+    batch = _rows.RowBatch(topics, b"\x7f\0\0\1\0\0\x2a\x9f", {"10.0.0.1:1": bytes(8)}, 100, 255, prop_crc)
     queue_ids = [i % 2 for i in range(len(ROWS))]
     for topic, queue_id in itertools.product((b"T", b"Other"), (0, 1)):
         topics.add_queue(topics.add(topic), queue_id)
@@ -2638,7 +2638,7 @@ def test_every_region_function_is_tried_closed():
     named = {*reading_calls(None, index_of(1, 1)), *writing_calls(None, index_of(1, 1))}
     functions = {
         name
-        for module in (_core, _dispatch, _columns, _append, _read)
+        for module in (_core, _dispatch, _columns, _rows, _append, _read)
         for name, value in vars(module).items()
         if callable(value) and not isinstance(value, type) and name[0] != "_"
     }

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import rmqstore
-from rmqstore import _append, _columns, _core, _dispatch, _read
+from rmqstore import _append, _columns, _core, _dispatch, _read, _rows
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "rmqstore"
@@ -27,7 +27,7 @@ PACKAGE = ROOT / "rmqstore"
 # A room may import those to its left, and itself.  What is not a folder lies in the package's root.
 ORDER = (
     "_unbuilt _version _shown errors arguments texts _numpy _bytes _crc32 _python _java_text _properties _core _record "
-    "_dispatch _column_sink _columns _append _read "
+    "_dispatch _column_sink _columns _rows _append _read "
     "files message config rocksdb timer commitlog consumequeue index consumer flatfile store tiered offline polars "
     "console cli demo spark __main__"
 ).split()
@@ -471,6 +471,68 @@ def test_the_pointer_rules_see_a_break():
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# The columns of Arrow, read from the text of `_column_sink` and `_columns`
+
+
+def column_faults(sink: str, columns: str) -> list[str]:
+    """Columns that some way of writing rows knows nothing of, as sentences.
+
+    A column is of one kind; the function that writes its kind, or both of them where it may be a view, names it in a
+    branch of its own; its text is counted in `lack_room`; and the short way of views fills it row by row.
+    """
+    enums = [body for _, body in blocks(sink, r"cdef enum:")]
+    numbers = next(body for body in enums if "COL_NUM" in body)
+    every = {name for name in re.findall(r"^\s+(COL_\w+)", numbers, re.MULTILINE)} - {"COL_NUM", "COL_VALUES"}
+    functions = {block.name: block.body for block in functions_of(sink) + functions_of(columns)}
+
+    def mask(name: str) -> set[str]:
+        (value,) = re.findall(rf"(?m)^    {name} = (\([^)]*\)|[^\n]*)", "".join(enums))
+        return set(re.findall(r"COL_\w+", value))
+
+    def asked(name: str) -> set[str]:
+        return set(re.findall(r"1 << (COL_\w+)", functions[name]))
+
+    kinds = {"write_int64s": mask("IS_INT64"), "write_int32s": mask("IS_INT32"), "write_copies": mask("HAS_OFFSETS")}
+    kinds["write_bits"] = every - set().union(*kinds.values())
+    times = Counter(name for kind in kinds.values() for name in kind)
+    faults = [f"{name} is of two kinds" for name, number in times.items() if number > 1]
+    kinds["write_views"] = kinds["write_copies"]
+    for name, wanted in kinds.items():
+        named = set(re.findall(r"column [!=]= (COL_\w+)", functions[name]))
+        faults += [f"{name} has no branch for {column}" for column in sorted(wanted - named)]
+        if "return NO_WRITER" not in functions[name]:
+            faults.append(f"{name} takes a column that it does not know for another")
+    faults += [f"lack_room does not ask for {column}" for column in sorted(kinds["write_copies"] - asked("lack_room"))]
+    short_way = set().union(*map(asked, ("put_numbers", "put_texts", "put_split_texts")))
+    short_way |= set(re.findall(r"main\[(COL_\w+)\]", functions["view_rows_of"]))
+    return faults + [f"the short way of views does not fill {column}" for column in sorted(every - short_way)]
+
+
+def test_every_column_has_a_branch_of_its_own():
+    sink, columns = (
+        without_comments_and_strings((PACKAGE / name).read_text(encoding="utf-8"))
+        for name in ("_column_sink.pxd", "_columns.pyx")
+    )
+    assert column_faults(sink, columns) == []
+    # A new column, as one forgets its branch.
+    number = "    COL_NUM\n"
+    assert number in sink
+    grown = sink.replace(number, "    COL_NEW\n" + number)
+    short = "the short way of views does not fill COL_NEW"
+    assert column_faults(grown, columns) == ["write_bits has no branch for COL_NEW", short]
+    for kind, wanted in (
+        ("IS_INT64 = (", ["write_int64s has no branch for COL_NEW"]),
+        ("IS_INT32 = ", ["write_int32s has no branch for COL_NEW"]),
+        ("HAS_OFFSETS = (", ["write_copies has no branch for COL_NEW", "write_views has no branch for COL_NEW",
+                             "lack_room does not ask for COL_NEW"]),
+    ):  # fmt: skip
+        assert kind in grown
+        assert column_faults(grown.replace(kind, f"{kind}1 << COL_NEW | ", 1), columns) == [*wanted, short], kind
+    taken = sink.replace("        return NO_WRITER\n", "        pass\n")
+    assert taken != sink and len(column_faults(taken, columns)) == len(re.findall("return NO_WRITER", sink)) == 5
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Tracked files
 
 
@@ -578,7 +640,7 @@ def test_an_edit_of_one_compiled_module_builds_that_one_alone(monkeypatch):
     monkeypatch.chdir(ROOT)
     tree = create_dependency_tree()
     sources = [relative(path) for path in cython_files() if path.suffix == ".pyx"]
-    assert "rmqstore/_append.pyx" in sources and len(sources) >= 7
+    assert "rmqstore/_append.pyx" in sources and len(sources) >= 9
     for source in sources:
         asked = {os.path.relpath(path, ROOT) for path in tree.all_dependencies(source)}
         assert asked & set(sources) == {source}
@@ -588,7 +650,7 @@ def test_an_edit_of_one_compiled_module_builds_that_one_alone(monkeypatch):
 def test_the_tests_run_on_the_build_that_was_asked_for():
     # `make debug-test` names the folder of its build; otherwise it is the tree itself.
     expected = Path(os.environ.get("RMQSTORE_EXPECTED_BUILD", ROOT)).resolve()
-    for module in (rmqstore, _core, _dispatch, _columns, _append, _read):
+    for module in (rmqstore, _core, _dispatch, _columns, _rows, _append, _read):
         assert Path(module.__file__).resolve().parent.parent == expected, module.__file__
 
 

@@ -36,7 +36,7 @@ from rmqstore.errors import (
     StoreLockedError,
     StorePoisonedError,
 )
-from rmqstore.rabbitmq import _core, merging
+from rmqstore.rabbitmq import _messages, merging
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore, scan_file
 from rmqstore.rabbitmq.queue_index import QueueIndex
@@ -86,7 +86,7 @@ def test_every_golden_file_is_read_and_written_again(golden_vhost, case):
             assert found.size.tolist() == [len(record.term) for record in records]
             assert [ids.tobytes() for ids in found.msg_id] == [record.msg_id for record in records]
             assert set(found.flags.tolist()) <= {1}
-            assert b"".join(_core.encode_message_record(r.msg_id, r.term) for r in records) == data
+            assert b"".join(_messages.encode_message_record(r.msg_id, r.term) for r in records) == data
             salvaged = scan_file(path, "salvage")
             assert salvaged.pos.tolist() == found.pos.tolist() and set(salvaged.flags.tolist()) <= {3}
             wanted = {record.msg_id: 1 for record in records}
@@ -857,7 +857,7 @@ def test_holes_and_duplicates_of_later_versions(tmp_path):
 
 def test_the_table_is_a_dict():
     random_numbers = random.Random(3)
-    table, model = _core.LocationTable(), {}
+    table, model = _messages.LocationTable(), {}
     for _ in range(20_000):
         msg_id = message_id(random_numbers.randrange(700))
         what = random_numbers.random()
@@ -877,7 +877,7 @@ def test_the_table_is_a_dict():
 
 
 def test_the_table_refuses_what_cannot_be(tmp_path):
-    table = _core.LocationTable()
+    table = _messages.LocationTable()
     for row in ((-1, 0, 0, 0), (0, -2, 0, 0), (0, 0, -1, 0), (0, 0, 0, -1)):
         with pytest.raises(ValueError):
             table.put(bytes(16), *row)
@@ -890,7 +890,7 @@ def test_the_table_refuses_what_cannot_be(tmp_path):
     with pytest.raises(MemoryError):
         table.reserve(1 << 60)
     with pytest.raises(ValueError):
-        _core.encode_message_record(b"", b"")
+        _messages.encode_message_record(b"", b"")
     (tmp_path / "f").write_bytes(bytes(100))
     with open(tmp_path / "f", "rb") as file:
         region = Region.map(file.fileno(), 100)
@@ -898,24 +898,24 @@ def test_the_table_refuses_what_cannot_be(tmp_path):
         lambda: table.scan(region, 0, 0, False, 101),
         lambda: table.scan(region, 0, 0, False, -1),
         lambda: table.scan(region, -1),
-        lambda: _core.scan_messages(region, -1),
-        lambda: _core.scan_messages(region, 0, 0, 101),
+        lambda: _messages.scan_messages(region, -1),
+        lambda: _messages.scan_messages(region, 0, 0, 101),
         lambda: table.load_ets_items(b"", 1),
     ):
         with pytest.raises(OffsetOutOfRangeError):
             call()
-    for call in (lambda: table.scan(region, 0, 1, True), lambda: _core.scan_messages(region, 0, 1)):
+    for call in (lambda: table.scan(region, 0, 1, True), lambda: _messages.scan_messages(region, 0, 1)):
         with pytest.raises(ValueError):
             call()
     region.close()
     with pytest.raises(StoreClosedError):
         table.scan(region, 0)
     with pytest.raises(StoreClosedError):
-        _core.scan_messages(region)
+        _messages.scan_messages(region)
 
 
 def test_places_of_any_size_go_into_a_table_file_and_come_back():
-    table = _core.LocationTable()
+    table = _messages.LocationTable()
     numbers = [0, 1, 255, 256, 65535, 65536, 2**31 - 1]
     rows = [(n % 7, file, pos, size) for n, (file, pos, size) in enumerate(
         (file, pos, size) for file in numbers for pos in (*numbers, 2**31, 2**40, 2**62 - 1) for size in (25, 2**33)
@@ -926,7 +926,7 @@ def test_places_of_any_size_go_into_a_table_file_and_come_back():
     terms = [oracle.decode(item[8:]) for item in split_items(bytes(8) + data)]
     assert {term[1]: tuple(term[2:]) for term in terms} == {message_id(n): row for n, row in enumerate(rows)}
     assert b"".join(oracle.encode_ets([term])[8:] for term in terms) == data
-    again = _core.LocationTable()
+    again = _messages.LocationTable()
     assert again.load_ets_items(data, 0) == (len(rows), len(data))
     assert sorted(split_items(bytes(8) + again.ets_items())) == sorted(split_items(bytes(8) + data))
     with pytest.raises(CorruptionError, match="two places"):
@@ -936,20 +936,20 @@ def test_places_of_any_size_go_into_a_table_file_and_come_back():
             (int.from_bytes(match[0][:4], "big") + len(atom) - 3).to_bytes(4, "big")  # noqa: B023
             + match[0][4:11] + atom + b"msg_location"  # noqa: B023
         ), data)  # fmt: skip
-        again = _core.LocationTable()
+        again = _messages.LocationTable()
         assert again.load_ets_items(other, 0) == (len(rows), len(other)) and again.get(message_id(5)) == table.get(
             message_id(5)
         )
 
 
 def test_every_bit_of_a_table_file():
-    table = _core.LocationTable()
+    table = _messages.LocationTable()
     for n in range(3):
         table.put(message_id(n), n, n, 300 * n, 2**31 + n)
     data = bytearray(table.ets_items())
     for bit in range(8 * len(data)):
         data[bit // 8] ^= 1 << bit % 8
-        again = _core.LocationTable()
+        again = _messages.LocationTable()
         try:
             loaded, end = again.load_ets_items(data, 0)
             assert loaded == len(again) <= 3 and 0 <= end <= len(data)

@@ -15,7 +15,7 @@ import golden_rabbitmq
 import numpy as np
 import pytest
 
-from rmqstore.rabbitmq import _core
+from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore
 from rmqstore.rabbitmq.queue_index import IndexEntry
@@ -219,12 +219,12 @@ def test_the_check_of_a_store_believes_no_number():
     data = bytes(64) + struct.pack(">IBHB", 3, 0, 0, 0) + b"abc"
     numbers = [-(2**63), -1, 0, 1, 3, 63, 64, 65, 67, 72, len(data), 2**31, 2**63 - 1]
     pos, size = (column.ravel() for column in np.meshgrid(np.array(numbers, np.int64), np.array(numbers, np.int64)))
-    found = _core.check_queue_store(data, pos.copy(), size.copy())
+    found = _messages.check_queue_store(data, pos.copy(), size.copy())
     good = (pos == 64) & (size == 3)
     assert (found[good] == 0).all() and (found[~good] != 0).all()
-    assert (_core.check_queue_store(b"", pos.copy(), size.copy()) == _core.QueueStoreVerdict.QUEUE_STORE_OUTSIDE).all()
+    assert (_messages.check_queue_store(b"", pos.copy(), size.copy()) == _messages.QueueStoreVerdict.QUEUE_STORE_OUTSIDE).all()
     with pytest.raises(ValueError):
-        _core.check_queue_store(data, pos.copy(), size[:1].copy())
+        _messages.check_queue_store(data, pos.copy(), size[:1].copy())
 
 
 def test_no_index_can_be_made_by_hand_and_a_missing_directory_is_named(tmp_path):
@@ -264,5 +264,5 @@ def test_a_store_by_itself(golden_vhost, tmp_path):
     broken = bytearray(data)
     broken[expected[0][0] + 20] ^= 1
     found = read_store_v2(bytes(broken))
-    assert found.verdict.tolist() == [_core.QueueStoreVerdict.QUEUE_STORE_CRC] + [0] * (len(expected) - 1)
+    assert found.verdict.tolist() == [_messages.QueueStoreVerdict.QUEUE_STORE_CRC] + [0] * (len(expected) - 1)
     assert [problem.kind for problem in found.problems] == ["bad_crc"]

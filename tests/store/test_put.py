@@ -32,7 +32,7 @@ from rmqstore import (
     PutResults,
     StoreConfig,
     StorePoisonedError,
-    _append,
+    _rows,
 )
 from rmqstore.commitlog.log_walk import Blank
 from rmqstore.files.mapped_file import MappedFile
@@ -355,21 +355,21 @@ def test_results_are_as_a_list(tmp_path):
 
 
 def test_results_from_bytes_that_nobody_wrote():
-    assert _append.PlacedRows.of(b"", PutResult, 0) == []
+    assert _rows.PlacedRows.of(b"", PutResult, 0) == []
     row = bytes(32) + (8).to_bytes(4, sys.byteorder) + bytes(20)
-    assert _append.PlacedRows.of(row, PutResult, 1) == [PutResult(0, 0, "0" * 32, 0, 0)]
+    assert _rows.PlacedRows.of(row, PutResult, 1) == [PutResult(0, 0, "0" * 32, 0, 0)]
     for num in (2, -1, 2**62, 2**63 - 1):
         with pytest.raises(ValueError, match="rows"):
-            _append.PlacedRows.of(row, PutResult, num)
+            _rows.PlacedRows.of(row, PutResult, num)
     for length in (-1, 21, 2**31 - 1):
-        rows = _append.PlacedRows.of(
+        rows = _rows.PlacedRows.of(
             bytes(32) + length.to_bytes(4, sys.byteorder, signed=True) + bytes(20), PutResult, 1
         )
         with pytest.raises(ValueError, match="host"):
             rows[0]
     for kind in (tuple, list):
         with pytest.raises((TypeError, AttributeError)):
-            _append.PlacedRows.of(row, kind, 1)
+            _rows.PlacedRows.of(row, kind, 1)
 
 
 def test_put_messages_is_all_or_nothing(tmp_path):

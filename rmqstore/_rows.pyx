@@ -1,0 +1,1111 @@
+"""Rows that are to be put: from messages and from Arrow tables, checked, laid out and encoded one after the other.
+
+Owns what makes a row plain (`RowBatch`), the columns of a table as they are read for it (`TableRows`), and where rows went
+(`PlacedRows`).  It never chooses a file and knows no clock: its callers say where rows go and of which time they are.  A row
+that is not plain is left to the long way, which has the rules and the errors.
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.object cimport PyObject
+from cpython.ref cimport Py_INCREF
+from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint32_t, uint8_t
+from libc.stdlib cimport free, realloc
+from libc.string cimport memcmp, memcpy, memset
+
+from rmqstore._bytes cimport check, put_hex, put_i64
+from rmqstore._core cimport (
+    BLANK_SIZE, COLUMNS_FULL, LIMIT, MessageFields, PROP_CRC_SIZE, Region, SYS_BORN_V6, SYS_PLAIN_MASK, SYS_STORE_V6,
+)
+from rmqstore._crc32 cimport crc32_start
+from rmqstore._dispatch cimport NEED_KEY_ROOM, RecordColumns, TopicTable
+from rmqstore._java_text cimport hash_utf8
+from rmqstore._properties cimport has_separator, put_key_hashes
+from rmqstore._python cimport (
+    COPIED_BYTES, go_on, let_others_run, PyBytes_CheckExact, PyDict_CheckExact, PyDict_Next, PyObject_GC_UnTrack,
+    PyThreadState, PyTuple_SET_ITEM, PyType_GenericAlloc, PyUnicode_CheckExact, PyUnicode_DATA,
+    PyUnicode_GET_LENGTH, PyUnicode_IS_COMPACT_ASCII, PyUnicode_New, ROW_COST,
+)
+from rmqstore._record cimport encode_into, encoded_size, ends_with_crc, RecordParts
+
+from rmqstore import _numpy as np
+
+crc32_start()
+
+
+cdef enum:
+    # Names of properties that the index takes, and all others that a plain row may have.
+    OTHER_NAME = 1
+    KEYS_NAME
+    TAGS_NAME
+    UNIQUE_KEY_NAME
+
+
+cdef inline int judge_name(const unsigned char* name, int64_t n) noexcept nogil:
+    # Properties that mean something to the writer are the long way's.
+    if n == 4:
+        if memcmp(name, <const char*>b"KEYS", 4) == 0:
+            return KEYS_NAME
+        if memcmp(name, <const char*>b"TAGS", 4) == 0:
+            return TAGS_NAME
+    elif n == 8:
+        if memcmp(name, <const char*>b"UNIQ_KEY", 8) == 0:
+            return UNIQUE_KEY_NAME
+        if memcmp(name, <const char*>b"__CRC32#", 8) == 0:
+            return NOT_PLAIN
+    if (n == 0 or (n == 5 and memcmp(name, <const char*>b"DELAY", 5) == 0)
+            or (n > 6 and memcmp(name, <const char*>b"INNER_", 6) == 0) or has_separator(name, n, False)):
+        return NOT_PLAIN
+    return OTHER_NAME
+
+
+cdef inline bint holds_a_key(const unsigned char* p, int64_t n) noexcept nogil:
+    # Not only spaces.
+    cdef int64_t i
+    for i in range(n):
+        if p[i] != 32:
+            return True
+    return False
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class TextColumn:
+    """Texts or bytes of an Arrow array, or one for all rows.
+
+    Parameters
+    ----------
+    offsets : memoryview or numpy.ndarray of int32 or int64, or None
+        Where each begins and the last ends, from the array's first on; None = `data` is the value of every row.
+    data : buffer
+    validity : buffer or None
+        Arrow's bitmap.
+    first : int
+        Bit of the bitmap that belongs to row 0.
+    """
+
+    cdef const uint8_t[::1] data, validity
+    cdef const int32_t[::1] offsets
+    cdef const int64_t[::1] large_offsets
+    cdef int64_t first, length
+    cdef bint nullable
+    cdef int kind   # 0: none is there; 1: one for all; 4, 8: size of an offset
+
+    def __cinit__(self, offsets=None, data=None, validity=None, int64_t first=0):
+        self.kind = 0
+        if data is None:
+            return
+        self.data = data if len(data) else b"\0"
+        self.length = len(data)
+        self.first = first
+        self.kind = 1
+        if offsets is not None:
+            self.kind = offsets.dtype.itemsize
+            if self.kind == 4:
+                self.offsets = offsets
+            else:
+                self.large_offsets = offsets
+        if validity is not None:
+            self.validity = validity
+            self.nullable = True
+
+    cdef inline int get(self, int64_t i, const uint8_t** p, int64_t* n) noexcept nogil:
+        # 1: there; 0: null (the value is then empty); -1: the array is not sound.
+        cdef int64_t start, end
+        p[0], n[0] = NULL, 0
+        if self.kind == 0:
+            return 0
+        if self.kind == 1:
+            p[0], n[0] = &self.data[0], self.length
+            return 1
+        if self.nullable and not bit_of(self.validity, self.first + i):
+            return 0
+        if self.kind == 4:
+            if i < 0 or i + 1 >= self.offsets.shape[0]:
+                return -1
+            start, end = self.offsets[i], self.offsets[i + 1]
+        else:
+            if i < 0 or i + 1 >= self.large_offsets.shape[0]:
+                return -1
+            start, end = self.large_offsets[i], self.large_offsets[i + 1]
+        if start < 0 or end < start or end > self.length:
+            return -1
+        p[0], n[0] = &self.data[0] + start, end - start
+        return 1
+
+
+cdef inline bint bit_of(const uint8_t[::1] bits, int64_t i) noexcept nogil:
+    return 0 <= i < 8 * bits.shape[0] and (bits[i >> 3] >> (i & 7)) & 1
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class ListColumn:
+    """Lists of texts: Arrow's list or map offsets over a `TextColumn`; without offsets every row has all of it.
+
+    Parameters
+    ----------
+    texts : TextColumn
+    offsets : numpy.ndarray of int64, or None
+        Counted from the first text.
+    validity, first
+        As of `TextColumn`.
+    num : int
+        How many texts every row has when there are no offsets.
+    """
+
+    cdef TextColumn texts
+    cdef const int64_t[::1] offsets
+    cdef const uint8_t[::1] validity
+    cdef int64_t first, num
+    cdef bint listed, nullable
+
+    def __cinit__(self, TextColumn texts not None, offsets=None, validity=None, int64_t first=0, int64_t num=0):
+        self.texts, self.first, self.num = texts, first, num
+        if offsets is not None:
+            self.offsets = offsets
+            self.listed = True
+        if validity is not None:
+            self.validity = validity
+            self.nullable = True
+
+    cdef inline int bounds(self, int64_t i, int64_t* start, int64_t* end) noexcept nogil:
+        start[0], end[0] = 0, self.num
+        if not self.listed:
+            return self.num > 0
+        end[0] = 0
+        if self.nullable and not bit_of(self.validity, self.first + i):
+            return 0
+        if i < 0 or i + 1 >= self.offsets.shape[0]:
+            return -1
+        start[0], end[0] = self.offsets[i], self.offsets[i + 1]
+        return -1 if start[0] < 0 or end[0] < start[0] else 1
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class NumberColumn:
+    """Numbers of a column, or one for all rows.
+
+    Parameters
+    ----------
+    values : numpy.ndarray of int64, or int
+    valid : numpy.ndarray of bool, or None
+        False where there is none.
+    given : bool
+        Whether one for all is there at all.
+    """
+
+    cdef const int64_t[::1] values
+    cdef const uint8_t[::1] valid
+    cdef int64_t constant
+    cdef bint given, nullable, many
+
+    def __cinit__(self, values=0, valid=None, bint given=True):
+        self.given = given
+        self.constant = 0
+        if isinstance(values, int):
+            self.constant = values
+        else:
+            self.values = values
+            self.many = True
+        if valid is not None:
+            self.valid = valid.view(np.uint8)
+            self.nullable = True
+
+    cdef inline bint get(self, int64_t i, int64_t* value) noexcept nogil:
+        # False, and 0, where there is none.
+        value[0] = 0
+        if not self.given or (self.nullable and not (0 <= i < self.valid.shape[0] and self.valid[i])):
+            return False
+        if not self.many:
+            value[0] = self.constant
+        elif 0 <= i < self.values.shape[0]:
+            value[0] = self.values[i]
+        return True
+
+    cdef inline bint fits(self, int64_t i, int64_t low, int64_t high, int32_t* value) noexcept nogil:
+        cdef int64_t number
+        self.get(i, &number)
+        value[0] = <int32_t>number
+        return low <= number <= high
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class TableRows:
+    """The columns of a table that is to be put, as `RowBatch.take_columns` reads them.
+
+    Parameters
+    ----------
+    num : int
+        Rows.
+    topic, body, tags : TextColumn
+    keys, properties : ListColumn
+        `properties` lists the names.
+    values : TextColumn
+        Values to the names.
+    queue_id, flag, sys_flag, reconsume_times, prepared_transaction_offset, born_timestamp : NumberColumn
+    hosts : list of bytes
+        Distinct hosts of 8 or 20 bytes.
+    born_host, store_host : NumberColumn
+        Places in `hosts`.
+    keys_joined : bool
+        A key may hold spaces: it is the whole KEYS text.
+    """
+
+    cdef readonly int64_t num
+    cdef TextColumn topic, body, tags, values
+    cdef ListColumn keys, properties
+    cdef NumberColumn queue_id, flag, sys_flag, reconsume_times, prepared_transaction_offset, born_timestamp
+    cdef NumberColumn born_host, store_host
+    cdef TextColumn hosts
+    cdef bint keys_joined
+    cdef int64_t last_row
+    cdef int32_t last_number
+
+    def __cinit__(self, int64_t num, *, TextColumn topic not None, TextColumn body not None, TextColumn tags not None,
+                  ListColumn keys not None, ListColumn properties not None, TextColumn values not None,
+                  NumberColumn queue_id not None, NumberColumn flag not None, NumberColumn sys_flag not None,
+                  NumberColumn reconsume_times not None, NumberColumn prepared_transaction_offset not None,
+                  NumberColumn born_timestamp not None, list hosts not None, NumberColumn born_host not None,
+                  NumberColumn store_host not None, bint keys_joined=False):
+        for host in hosts:
+            if type(host) is not bytes or len(host) not in (8, 20):
+                raise ValueError("a host is 4 or 16 address bytes and a 4-byte port")
+        self.num, self.topic, self.body, self.tags, self.values = num, topic, body, tags, values
+        self.keys, self.properties, self.queue_id, self.flag, self.sys_flag = keys, properties, queue_id, flag, sys_flag
+        self.reconsume_times, self.prepared_transaction_offset = reconsume_times, prepared_transaction_offset
+        self.born_timestamp, self.born_host, self.store_host = born_timestamp, born_host, store_host
+        self.keys_joined = keys_joined
+        self.hosts = TextColumn(np.cumsum([0] + [len(host) for host in hosts], dtype=np.int64), b"".join(hosts))
+        self.last_row = -1
+
+    cdef int host_of(self, RowBatch batch, Row* row, int64_t i) noexcept nogil:
+        cdef int64_t number, n, store_n
+        cdef const uint8_t* born
+        cdef const uint8_t* store
+        cdef bint has_born = self.born_host.get(i, &number), has_store
+        if has_born and self.hosts.get(number, &born, &n) != 1:
+            return NOT_PLAIN
+        has_store = self.store_host.get(i, &number)
+        if not has_born and not has_store:
+            batch.default_hosts(row)
+            return TAKEN
+        store, store_n = batch.store_host_bytes, batch.store_host_len
+        if has_store and self.hosts.get(number, &store, &store_n) != 1:
+            return NOT_PLAIN
+        if not has_born:
+            born, n = store, store_n
+        return batch.add_hosts(row, born, n, store, store_n)
+
+
+@cython.final
+@cython.no_gc_clear
+cdef class RowBatch:
+    """Rows that are to become records: checked, laid out and numbered before anything is written.
+
+    It takes plain rows only: simple flags, properties without a meaning for the writer, texts that UTF-8 can hold.
+    Filled by `take_messages` or `take_columns`, then `number`, `encode`; used again and again.
+
+    Parameters
+    ----------
+    topics : TopicTable
+        Numbers the topics and queues.
+    store_host : bytes
+        8 or 20 bytes, for rows that name none.
+    hosts : dict of str to bytes
+        Hosts that were looked at before.
+    max_body_size : int
+        Largest body in bytes.
+    max_topic_size : int
+        Largest topic in bytes, 127 or 255; above 127 the record is of version 2.
+    prop_crc : bool
+        Append the property CRC.
+
+    Attributes
+    ----------
+    count : int
+        Rows that were taken.
+    """
+
+    def __cinit__(self, TopicTable topics not None, bytes store_host not None, dict hosts not None,
+                  int64_t max_body_size, int64_t max_topic_size=255, bint prop_crc=False):
+        if PyBytes_GET_SIZE(store_host) not in (8, 20):
+            raise ValueError("a host is 4 or 16 address bytes and a 4-byte port")
+        if not 0 <= max_body_size <= 0x7FFFFFFF - 0x20000 or not 0 <= max_topic_size <= 0x7FFF:
+            raise ValueError(f"max_body_size {max_body_size}, max_topic_size {max_topic_size}")
+        self.topics, self.store_host, self.hosts = topics, store_host, hosts
+        self.store_host_len = <int32_t>PyBytes_GET_SIZE(store_host)
+        memcpy(self.store_host_bytes, PyBytes_AS_STRING(store_host), self.store_host_len)
+        self.max_body_size, self.max_topic_size, self.prop_crc = max_body_size, max_topic_size, prop_crc
+        self.max_text_size = 0x7FFF
+        self.held, self.touched = [], []
+        self.queue_num = np.zeros(16, np.int64)
+        self.last_topic = None
+        self.last_queue_topic = -1
+
+    def __dealloc__(self):
+        free(self.rows)
+        free(self.arena)
+
+    cdef int reserve_rows(self, int64_t num) except -1:
+        cdef void* grown
+        if num > self.capacity:
+            num = num if num > 2 * self.capacity else 2 * self.capacity
+            grown = realloc(self.rows, <size_t>num * sizeof(Row))
+            if grown == NULL:
+                raise MemoryError
+            self.rows = <Row*>grown
+            self.capacity = num
+        return 0
+
+    cdef inline bint reserve_arena(self, int64_t size) noexcept nogil:
+        # False when there is no memory.
+        return self.arena_used + size <= self.arena_size or self.grow_arena(size)
+
+    cdef bint grow_arena(self, int64_t size) noexcept nogil:
+        cdef void* grown
+        if self.arena_used + size > self.arena_size:
+            grown = realloc(self.arena, <size_t>(2 * self.arena_size + size + 4096))
+            if grown == NULL:
+                return False
+            self.arena = <unsigned char*>grown
+            self.arena_size = 2 * self.arena_size + size + 4096
+        return True
+
+    cpdef clear(self):
+        """Forget the rows."""
+        cdef int32_t queue
+        for queue in self.touched:
+            self.queue_num[queue] = 0
+        self.touched.clear()
+        self.held.clear()
+        self.count = self.arena_used = self.encoded = 0
+
+    cdef inline void start_text(self, Row* row) noexcept nogil:
+        # Properties of this row are added from here on.
+        row.text_at = self.arena_used
+        row.indexed.keys_pos = row.indexed.tags_pos = row.indexed.unique_key_pos = -1
+
+    cdef int add_property(self, Row* row, const unsigned char* name, int64_t name_len, const unsigned char* value,
+                          int64_t value_len) noexcept nogil:
+        cdef unsigned char* p
+        cdef int64_t at
+        cdef int which = judge_name(name, name_len)
+        if which < 0 or value_len > 0x7FFF or name_len > 0x7FFF or has_separator(value, value_len, False):
+            return NOT_PLAIN
+        if which == KEYS_NAME and not holds_a_key(value, value_len):
+            return NOT_PLAIN
+        if not self.reserve_arena(name_len + value_len + 2):
+            return NOT_PLAIN
+        p = self.arena + self.arena_used
+        if name_len == 4:
+            memcpy(p, name, 4)
+        else:
+            memcpy(p, name, name_len)
+        p[name_len] = 1
+        memcpy(p + name_len + 1, value, value_len)
+        p[name_len + value_len + 1] = 2
+        at = self.arena_used + name_len + 1 - row.text_at
+        self.arena_used = self.arena_used + name_len + value_len + 2
+        # A value of no length counts as none; a text that is too long is refused when the row is finished.
+        if which != OTHER_NAME and value_len > 0 and at <= self.max_text_size:
+            if which == KEYS_NAME:
+                row.indexed.keys_pos, row.indexed.keys_len = <int32_t>at, <int32_t>value_len
+            elif which == TAGS_NAME:
+                row.indexed.tags_pos, row.indexed.tags_len = <int32_t>at, <int32_t>value_len
+            else:
+                row.indexed.unique_key_pos, row.indexed.unique_key_len = <int32_t>at, <int32_t>value_len
+        return TAKEN
+
+    cdef int32_t topic_number(self, const unsigned char* p, int64_t n) noexcept nogil:
+        if n > self.max_topic_size:
+            return NOT_PLAIN
+        cdef int32_t number = self.topics.look_up(hash_utf8(0, p, n), p, <int32_t>n)
+        return number if number >= 0 else NEW_QUEUE
+
+    cdef int finish_row(self, Row* row) noexcept nogil:
+        # The parts are set; what is left is the properties' length and what follows from it.
+        cdef int64_t text = self.arena_used - row.text_at
+        if text > self.max_text_size:
+            return NOT_PLAIN
+        row.parts.properties = self.arena + row.text_at
+        row.parts.properties_len = <int32_t>text
+        if self.prop_crc and text + PROP_CRC_SIZE > self.max_text_size:
+            return NOT_PLAIN
+        row.parts.topic_len = <int32_t>(self.topics.starts[row.topic + 1] - self.topics.starts[row.topic])
+        row.parts.version = 2 if row.parts.topic_len > 127 else 1
+        row.size = encoded_size(&row.parts, self.prop_crc)
+        # Neighbours are mostly of one queue.
+        if row.topic != self.last_queue_topic or row.parts.queue_id != self.last_queue_id:
+            row.queue = self.topics.look_up_queue(row.topic, row.parts.queue_id)
+            if row.queue < 0:
+                return NEW_QUEUE
+            self.last_queue_topic, self.last_queue_id, self.last_queue = row.topic, row.parts.queue_id, row.queue
+        row.queue = self.last_queue
+        return TAKEN
+
+    cdef void default_hosts(self, Row* row) noexcept nogil:
+        row.host_at = -1
+        row.parts.born_host_len = row.parts.store_host_len = self.store_host_len
+        if self.store_host_len == 20:
+            row.parts.sys_flag |= SYS_BORN_V6 | SYS_STORE_V6
+
+    cdef int add_hosts(self, Row* row, const unsigned char* born, int64_t born_len, const unsigned char* store,
+                       int64_t store_len) noexcept nogil:
+        if not self.reserve_arena(born_len + store_len):
+            return NOT_PLAIN
+        row.host_at = self.arena_used
+        row.parts.born_host_len, row.parts.store_host_len = <int32_t>born_len, <int32_t>store_len
+        memcpy(self.arena + row.host_at, born, born_len)
+        memcpy(self.arena + row.host_at + born_len, store, store_len)
+        self.arena_used = self.arena_used + born_len + store_len
+        if born_len == 20:
+            row.parts.sys_flag |= SYS_BORN_V6
+        if store_len == 20:
+            row.parts.sys_flag |= SYS_STORE_V6
+        return TAKEN
+
+    cdef int set_host(self, Row* row, object born_host, object store_host) except -10:
+        # At least one is given.  They must have been looked at before; a born host that is missing is the store host.
+        cdef bytes born, store
+        if (born_host is not None and type(born_host) is not str) or (store_host is not None and type(store_host) is not str):
+            return NOT_PLAIN
+        store = self.store_host if store_host is None else self.hosts.get(store_host)
+        born = store if born_host is None else self.hosts.get(born_host)
+        if born is None or store is None:
+            return NOT_PLAIN
+        return self.add_hosts(row, <const unsigned char*>PyBytes_AS_STRING(born), PyBytes_GET_SIZE(born),
+                              <const unsigned char*>PyBytes_AS_STRING(store), PyBytes_GET_SIZE(store))
+
+    cdef int add_encoded(self, Row* row, object name, object value) except -10:
+        # A property that is not ASCII.  Both are held, as a caller's borrowed ones are not: whatever runs meanwhile may
+        # change the dict.
+        cdef str held_name = name, held_value = value
+        cdef bytes name_bytes, value_bytes
+        try:
+            name_bytes, value_bytes = held_name.encode("utf-8"), held_value.encode("utf-8")
+        except UnicodeEncodeError:
+            return NOT_PLAIN
+        return self.add_property(row, <const unsigned char*>PyBytes_AS_STRING(name_bytes), PyBytes_GET_SIZE(name_bytes),
+                                 <const unsigned char*>PyBytes_AS_STRING(value_bytes), PyBytes_GET_SIZE(value_bytes))
+
+    cdef int take_message(self, MessageFields m, int64_t queue_id) except -10:
+        # Row `count` becomes this message; there must be room for it.  The message may be changed by another thread as soon
+        # as this returns, so that what it holds is copied, or kept in `held`.
+        cdef Row* row = &self.rows[self.count]
+        cdef int64_t number
+        cdef int32_t topic
+        cdef object text
+        cdef PyObject* name
+        cdef PyObject* value
+        cdef Py_ssize_t at = 0
+        cdef object body = m.body
+        if not (PyUnicode_CheckExact(<PyObject*>m.topic) and PyBytes_CheckExact(<PyObject*>body)
+                and PyDict_CheckExact(<PyObject*>m.properties)):
+            return NOT_PLAIN
+        if not 0 <= queue_id <= 0x7FFFFFFF or PyBytes_GET_SIZE(body) > self.max_body_size:
+            return NOT_PLAIN
+        if m.topic is not self.last_topic:
+            text = m.topic
+            if not PyUnicode_IS_COMPACT_ASCII(<PyObject*>text):
+                return NOT_PLAIN
+            topic = self.topic_number(<const unsigned char*>PyUnicode_DATA(<PyObject*>text), PyUnicode_GET_LENGTH(<PyObject*>text))
+            if topic < 0:
+                return topic
+            self.last_topic, self.last_number = text, topic
+        row.topic = self.last_number
+        if not number_of(<PyObject*>m.flag, &number) or number != <int32_t>number:
+            return NOT_PLAIN
+        row.parts.flag = <int32_t>number
+        if not number_of(<PyObject*>m.sys_flag, &number) or number & ~<int64_t>SYS_PLAIN_MASK:
+            return NOT_PLAIN
+        row.parts.sys_flag = <int32_t>number
+        if not number_of(<PyObject*>m.reconsume_times, &number) or number != <int32_t>number:
+            return NOT_PLAIN
+        row.parts.reconsume_times = <int32_t>number
+        if not number_of(<PyObject*>m.prepared_transaction_offset, &row.parts.prepared_transaction_offset):
+            return NOT_PLAIN
+        row.born_now = m.born_timestamp is None
+        if not row.born_now and not number_of(<PyObject*>m.born_timestamp, &row.parts.born_timestamp):
+            return NOT_PLAIN
+        row.parts.queue_id = <int32_t>queue_id
+        row.parts.body = <const unsigned char*>PyBytes_AS_STRING(body)
+        row.parts.body_len = <int32_t>PyBytes_GET_SIZE(body)
+        if m.born_host is None and m.store_host is None:
+            self.default_hosts(row)
+        elif self.set_host(row, m.born_host, m.store_host) != TAKEN:
+            return NOT_PLAIN
+        self.start_text(row)
+        text = m.properties
+        while PyDict_Next(text, &at, &name, &value):
+            if not (PyUnicode_CheckExact(name) and PyUnicode_CheckExact(value)):
+                return NOT_PLAIN
+            if PyUnicode_IS_COMPACT_ASCII(name) and PyUnicode_IS_COMPACT_ASCII(value):
+                if self.add_property(row, <const unsigned char*>PyUnicode_DATA(name), PyUnicode_GET_LENGTH(name),
+                                     <const unsigned char*>PyUnicode_DATA(value), PyUnicode_GET_LENGTH(value)) != TAKEN:
+                    return NOT_PLAIN
+            elif self.add_encoded(row, <object>name, <object>value) != TAKEN:
+                return NOT_PLAIN
+        topic = self.finish_row(row)
+        if topic != TAKEN:
+            return topic
+        self.held.append(body)
+        self.count += 1
+        return TAKEN
+
+    def take_messages(self, list messages not None, queue_ids, Py_ssize_t first, kind not None):
+        """Take messages as rows, from number `first` on.
+
+        Parameters
+        ----------
+        messages : list
+        queue_ids : int or list of int
+            For all, or one for each.
+        first : int
+        kind : type
+            What a plain message is an instance of, exactly.
+
+        Returns
+        -------
+        (int, int)
+            The number of the message that could not be taken, and why: -1 = it is not plain, -2 = its topic or queue is not
+            in the table; ``len(messages)`` and 0 when all are taken.
+        """
+        cdef Py_ssize_t i, n = len(messages)
+        cdef int64_t each = -1
+        cdef int64_t used
+        cdef int taken
+        cdef list many = queue_ids if type(queue_ids) is list else None
+        if many is None:
+            if not number_of(<PyObject*>queue_ids, &each):
+                return first, NOT_PLAIN
+        elif len(many) != n:
+            raise ValueError(f"{n} messages, {len(many)} queue ids")
+        self.reserve_rows(self.count + n - first)
+        for i in range(first, n):
+            # The caller's lists may change while this runs.
+            if i >= len(messages) or (many is not None and i >= len(many)):
+                raise ValueError("the list of messages became shorter meanwhile")
+            message = messages[i]
+            if type(message) is not kind or not isinstance(message, MessageFields):
+                return i, NOT_PLAIN
+            if many is not None:
+                number = many[i]
+                if not number_of(<PyObject*>number, &each):
+                    return i, NOT_PLAIN
+            used = self.arena_used
+            taken = self.take_message(<MessageFields>message, each)
+            if taken != TAKEN:
+                self.arena_used = used
+                return i, taken
+        return n, TAKEN
+
+    def take_columns(self, TableRows table not None, int64_t first):
+        """Take rows of a table, from number `first` on; the GIL is released for many.
+
+        Returns
+        -------
+        (int, int)
+            As of `take_messages`; -3 = an Arrow array is not sound there.
+        """
+        cdef int64_t i = first
+        cdef int taken
+        cdef PyThreadState* state
+        if first < 0 or first > table.num:
+            raise ValueError(f"row {first} of {table.num}")
+        self.reserve_rows(self.count + table.num - first)
+        state = let_others_run((table.num - first) * ROW_COST)
+        taken = take_rows(self, table, &i)
+        go_on(state)
+        return i, taken
+
+    cdef void seal(self, int64_t store_timestamp, const int64_t[::1] timestamps) noexcept nogil:
+        # What rows point to may have moved while others were taken.
+        cdef int64_t i
+        cdef Row* row
+        for i in range(self.count):
+            row = &self.rows[i]
+            row.parts.topic = &self.topics.arena[0] + self.topics.starts[row.topic]
+            row.parts.properties = self.arena + row.text_at
+            if row.host_at >= 0:
+                row.parts.born_host = self.arena + row.host_at
+                row.parts.store_host = self.arena + row.host_at + row.parts.born_host_len
+            else:
+                row.parts.born_host = row.parts.store_host = self.store_host_bytes
+            row.parts.store_timestamp = timestamps[i] if timestamps.shape[0] else store_timestamp
+            if row.born_now:
+                row.parts.born_timestamp = row.parts.store_timestamp
+
+    def queues(self):
+        """list of (int, int): the queues of the rows, as numbers in `topics.queues`, and how many rows each has."""
+        cdef int64_t i
+        cdef int32_t queue, each
+        if self.touched:
+            return [(each, self.queue_num[each]) for each in self.touched]
+        if self.queue_num.shape[0] < self.topics.queue_num:
+            self.queue_num = np.zeros(2 * self.topics.queue_num, np.int64)
+        for i in range(self.count):
+            queue = self.rows[i].queue
+            check(0 <= queue < self.queue_num.shape[0])
+            if self.queue_num[queue] == 0:
+                self.touched.append(queue)
+            self.queue_num[queue] += 1
+        return [(each, self.queue_num[each]) for each in self.touched]
+
+    def number(self, dict following not None, int64_t store_timestamp, const int64_t[::1] timestamps not None):
+        """Give every row its place in its queue and its time.
+
+        Parameters
+        ----------
+        following : dict of int to int
+            For every queue of `queues` the queue offset of its next message.
+        store_timestamp : int
+            ms since epoch.
+        timestamps : array of int64
+            One a row instead, or empty.
+        """
+        cdef int64_t i, offset
+        cdef int32_t each
+        if timestamps.shape[0] != 0 and timestamps.shape[0] != self.count:
+            raise ValueError(f"{timestamps.shape[0]} timestamps for {self.count} rows")
+        numbers = [(each, following[each]) for each, _ in self.queues()]
+        cdef int64_t[::1] next_offset = self.queue_num
+        for each, offset in numbers:
+            next_offset[each] = offset
+        for i in range(self.count):
+            self.rows[i].parts.queue_offset = next_offset[self.rows[i].queue]
+            next_offset[self.rows[i].queue] += 1
+        self.seal(store_timestamp, timestamps)
+        # The array counts again.
+        for each, offset in numbers:
+            next_offset[each] -= offset
+
+    def room(self, int64_t left, int64_t segment_size):
+        """How the rows fall into segments.
+
+        Parameters
+        ----------
+        left : int
+            Bytes that are left in the current segment.
+        segment_size : int
+
+        Returns
+        -------
+        (int, int)
+            How many new segments they take, and the largest row in bytes.
+        """
+        cdef int64_t i, size, largest = 0, rolls = 0
+        for i in range(self.count):
+            size = self.rows[i].size
+            if size > largest:
+                largest = size
+            if size + BLANK_SIZE > left:
+                rolls += 1
+                left = segment_size
+            left -= size
+        return rolls, largest
+
+    def encode(self, Region region not None, int64_t pos, int64_t base_offset, int64_t first):
+        """Encode the rows from `first` on into a segment, as many as fit with 8 bytes left after each.
+
+        Parameters
+        ----------
+        region : Region
+            A writable segment.
+        pos : int
+            Where the first one goes.
+        base_offset : int
+            Absolute offset of the segment's first byte.
+
+        Returns
+        -------
+        (int, int)
+            The number of the first row that does not fit any more, and the position after the last that was written.
+        """
+        cdef PyThreadState* state = NULL
+        if first < 0:
+            raise ValueError(f"first is {first}")
+        cdef unsigned char* p = region.pin_writable(pos, region.size - pos)
+        try:
+            if first < self.count:
+                state = let_others_run((self.count - first) * (ROW_COST + self.rows[first].size // COPIED_BYTES))
+            self.encode_rows(p, &pos, region.size, base_offset, &first)
+            go_on(state)
+            self.encoded = first
+            return first, pos
+        finally:
+            region.unpin()
+
+    cdef void encode_rows(self, unsigned char* p, int64_t* pos, int64_t size, int64_t base_offset, int64_t* first) noexcept nogil:
+        cdef Row* row
+        cdef int64_t start = pos[0]
+        while first[0] < self.count:
+            row = &self.rows[first[0]]
+            if row.size + BLANK_SIZE > size - pos[0]:
+                break
+            row.phy_offset = base_offset + pos[0]
+            encode_into(p + (pos[0] - start), row.size, row.phy_offset, &row.parts, self.prop_crc)
+            pos[0] += row.size
+            first[0] += 1
+
+    def placed(self):
+        """bytes: where the rows went, for `PlacedRows` of this process."""
+        cdef int64_t i
+        cdef Row* row
+        cdef Placed* out
+        if self.encoded < self.count:
+            raise ValueError(f"{self.encoded} of {self.count} rows are encoded")
+        cdef bytes made = PyBytes_FromStringAndSize(NULL, self.count * <int64_t>sizeof(Placed))
+        out = <Placed*>PyBytes_AS_STRING(made)
+        for i in range(self.count):
+            row = &self.rows[i]
+            out[i].phy_offset, out[i].queue_offset = row.phy_offset, row.parts.queue_offset
+            out[i].store_timestamp, out[i].size = row.parts.store_timestamp, row.size
+            out[i].host_len = row.parts.store_host_len
+            memset(out[i].host, 0, sizeof(out[i].host))
+            memcpy(out[i].host, row.parts.store_host, row.parts.store_host_len)
+        return made
+
+    def fill_columns(self, RecordColumns columns not None, int64_t first, bint index_tags=True):
+        """Fill `columns` as a `scan` of the records would that the rows from number `first` on became; the log is not read.
+
+        Parameters
+        ----------
+        columns : RecordColumns
+            Filled from row 0; it must share the table of topics.
+        first : int
+        index_tags : bool
+            As of `scan`.
+
+        Returns
+        -------
+        int
+            The number of the first row that has no place in `columns` any more; `count` if all have.
+
+        Raises
+        ------
+        ValueError
+            `first` is not a row, a row is not encoded yet, or the tables of topics differ.
+        """
+        cdef int verdict = NEED_KEY_ROOM
+        cdef PyThreadState* state
+        if not 0 <= first <= self.count or self.encoded < self.count:
+            raise ValueError(f"row {first} of {self.count}, of which {self.encoded} are encoded")
+        if columns.topics is not self.topics:
+            raise ValueError("the columns number topics by another table")
+        columns.count = 0
+        columns.c_key_start[0] = 0
+        while verdict == NEED_KEY_ROOM:
+            state = let_others_run((self.count - first) * ROW_COST)
+            verdict = self.fill_rows(columns, &first, index_tags)
+            go_on(state)
+            if verdict == NEED_KEY_ROOM:
+                columns.grow_keys()
+        return first
+
+    cdef int fill_rows(self, RecordColumns out, int64_t* first, bint index_tags) noexcept nogil:
+        cdef Row* row
+        cdef int64_t i, at
+        cdef int32_t topic = -1
+        cdef uint32_t topic_hash = 0
+        cdef const unsigned char* text
+        while first[0] < self.count:
+            i = out.count
+            if i >= out.capacity:
+                return COLUMNS_FULL
+            row = &self.rows[first[0]]
+            if row.topic != topic:
+                topic = row.topic
+                topic_hash = hash_utf8(0, &self.topics.arena[0] + self.topics.starts[topic], row.parts.topic_len)
+            text = self.arena + row.text_at
+            at = put_key_hashes(&out.c_key_hash[0], out.c_key_start[i], out.c_key_hash.shape[0], topic_hash, text,
+                                &row.indexed, index_tags, &out.c_tags_code[i])
+            if at < 0:
+                return NEED_KEY_ROOM
+            out.c_key_start[i + 1] = at
+            out.c_phy_offset[i] = row.phy_offset
+            out.c_size[i] = <int32_t>row.size
+            out.c_queue_id[i] = row.parts.queue_id
+            out.c_queue_offset[i] = out.c_inner_base[i] = row.parts.queue_offset
+            out.c_sys_flag[i] = row.parts.sys_flag
+            out.c_store_timestamp[i] = row.parts.store_timestamp
+            out.c_topic[i] = topic
+            out.c_queue[i] = row.queue
+            # A plain row is not an inner batch and names no further queues.
+            out.c_inner_num[i] = 1
+            out.c_multi_dispatch[i] = 0
+            out.c_prop_crc[i] = self.prop_crc or ends_with_crc(text, row.parts.properties_len)
+            out.count = i + 1
+            first[0] += 1
+        return LIMIT
+
+    def columns(self):
+        """tuple of numpy.ndarray: phy_offset, queue_offset, store_timestamp, size of the rows, int64, shape (count,)."""
+        cdef int64_t i
+        out_array = np.empty((4, self.count), np.int64)
+        cdef int64_t[:, ::1] out = out_array
+        for i in range(self.count):
+            out[0, i], out[1, i] = self.rows[i].phy_offset, self.rows[i].parts.queue_offset
+            out[2, i], out[3, i] = self.rows[i].parts.store_timestamp, self.rows[i].size
+        return tuple(out_array)
+
+
+cdef int take_rows(RowBatch self, TableRows table, int64_t* i) noexcept nogil:
+    cdef int64_t used
+    cdef int taken = TAKEN
+    while i[0] < table.num:
+        used = self.arena_used
+        taken = take_row(self, table, i[0])
+        if taken != TAKEN:
+            self.arena_used = used
+            break
+        i[0] = i[0] + 1
+    return taken
+
+
+cdef int take_row(RowBatch self, TableRows table, int64_t i) noexcept nogil:
+    cdef Row* row = &self.rows[self.count]
+    cdef RecordParts* parts = &row.parts
+    cdef const uint8_t* p
+    cdef const uint8_t* last
+    cdef int64_t n, last_n
+    cdef int there
+    # One topic is for all rows, or neighbours are mostly of one.
+    if table.last_row < 0 or table.topic.kind != 1:
+        there = table.topic.get(i, &p, &n)
+        if there != 1 or n > self.max_topic_size:
+            return UNSOUND if there < 0 else NOT_PLAIN
+        if table.last_row < 0 or table.topic.get(table.last_row, &last, &last_n) != 1 or n != last_n or memcmp(p, last, n) != 0:
+            there = self.topic_number(p, n)
+            if there < 0:
+                return there
+            table.last_row, table.last_number = i, there
+    row.topic = table.last_number
+    if not (table.queue_id.fits(i, 0, 0x7FFFFFFF, &parts.queue_id) and table.flag.fits(i, INT32_MIN, INT32_MAX, &parts.flag)
+            and table.sys_flag.fits(i, 0, INT32_MAX, &parts.sys_flag)
+            and table.reconsume_times.fits(i, INT32_MIN, INT32_MAX, &parts.reconsume_times)):
+        return NOT_PLAIN
+    if parts.sys_flag & ~SYS_PLAIN_MASK:
+        return NOT_PLAIN
+    table.prepared_transaction_offset.get(i, &parts.prepared_transaction_offset)
+    row.born_now = not table.born_timestamp.get(i, &parts.born_timestamp)
+    there = table.body.get(i, &p, &n)
+    if there < 0 or n > self.max_body_size:
+        return UNSOUND if there < 0 else NOT_PLAIN
+    parts.body, parts.body_len = p, <int32_t>n
+    if table.host_of(self, row, i) != TAKEN:
+        return NOT_PLAIN
+    self.start_text(row)
+    there = add_texts(self, table, row, i)
+    if there != TAKEN:
+        return there
+    there = self.finish_row(row)
+    if there == TAKEN:
+        self.count = self.count + 1
+    return there
+
+
+cdef int add_texts(RowBatch self, TableRows table, Row* row, int64_t i) noexcept nogil:
+    # KEYS, TAGS, then the properties in their order, as `Message` lays them out.
+    cdef int64_t start, end, n, value_n, at = self.arena_used, keys_at, keys_len = -1, tags_len = -1, seen, k
+    cdef int64_t j
+    cdef const uint8_t* p
+    cdef const uint8_t* value
+    cdef const uint8_t* tags = NULL
+    cdef const uint8_t* out_p
+    cdef int there = table.keys.bounds(i, &start, &end)
+    if there < 0 or end - start > 0x7FFF:
+        return UNSOUND if there < 0 else NOT_PLAIN
+    keys_at = at + 5
+    if there and end > start:
+        if not self.reserve_arena(6):
+            return NOT_PLAIN
+        memcpy(self.arena + at, <const char*>b"KEYS\x01", 5)
+        self.arena_used = self.arena_used + 5
+        for j in range(start, end):
+            there = table.keys.texts.get(j, &p, &n)
+            if there != 1 or n == 0 or n > 0x7FFF:
+                return UNSOUND if there < 0 else NOT_PLAIN
+            if has_separator(p, n, not table.keys_joined):
+                return NOT_PLAIN
+            if not self.reserve_arena(n + 2):
+                return NOT_PLAIN
+            if j > start:
+                self.arena[self.arena_used] = 32
+                self.arena_used = self.arena_used + 1
+            memcpy(self.arena + self.arena_used, p, n)
+            self.arena_used = self.arena_used + n
+        keys_len = self.arena_used - keys_at
+        if not holds_a_key(self.arena + keys_at, keys_len) or keys_len > self.max_text_size:
+            return NOT_PLAIN
+        row.indexed.keys_pos, row.indexed.keys_len = 5, <int32_t>keys_len
+        self.arena[self.arena_used] = 2
+        self.arena_used = self.arena_used + 1
+    there = table.tags.get(i, &tags, &tags_len)
+    if there < 0:
+        return UNSOUND
+    if there == 0 or tags_len == 0:
+        tags_len = -1
+    elif self.add_property(row, <const unsigned char*>b"TAGS", 4, tags, tags_len) != TAKEN:
+        return NOT_PLAIN
+    there = table.properties.bounds(i, &start, &end)
+    if there < 0 or end - start > 0x2000:
+        return UNSOUND if there < 0 else NOT_PLAIN
+    if not there:
+        return TAKEN
+    for j in range(start, end):
+        there = table.properties.texts.get(j, &p, &n)
+        if there != 1:
+            return UNSOUND if there < 0 else NOT_PLAIN
+        there = table.values.get(j, &value, &value_n)
+        if there < 0:
+            return UNSOUND
+        if there == 0:
+            continue
+        # A mapping has each name once.
+        for k in range(start, j):
+            if table.properties.texts.get(k, &out_p, &seen) == 1 and seen == n and memcmp(out_p, p, n) == 0:
+                return NOT_PLAIN
+        if keys_len >= 0 and n == 4 and memcmp(p, <const char*>b"KEYS", 4) == 0:
+            if value_n != keys_len or memcmp(value, self.arena + keys_at, keys_len) != 0:
+                return NOT_PLAIN
+            continue
+        if tags_len >= 0 and n == 4 and memcmp(p, <const char*>b"TAGS", 4) == 0:
+            if value_n != tags_len or memcmp(value, tags, tags_len) != 0:
+                return NOT_PLAIN
+            continue
+        if self.add_property(row, p, n, value, value_n) != TAKEN:
+            return NOT_PLAIN
+    return TAKEN
+
+
+cdef struct Placed:
+    # Where a row went, as `RowBatch.placed` says.
+    int64_t phy_offset, queue_offset, store_timestamp, size
+    int32_t host_len
+    unsigned char[20] host
+
+
+cdef class PlacedRows:
+    """Named tuples for rows that were placed, in their order: each is made when it is looked at.
+
+    It equals a list of the same, shows as one, and gives one when it is sliced or something is added to it.
+
+    Parameters
+    ----------
+    rows : iterable, optional
+        The tuples themselves.
+    """
+
+    # All rows once they were made, else None; till then `placed` holds `num` of them, to become of `kind`.
+    cdef list made
+    cdef bytes placed
+    cdef type kind
+    cdef int64_t num
+
+    __hash__ = None  # As of a list.
+
+    def __init__(self, rows=()):
+        self.made = list(rows)
+        self.num = len(self.made)
+
+    @classmethod
+    def of(cls, bytes placed not None, type kind not None, int64_t num):
+        """PlacedRows: the first `num` rows of what `RowBatch.placed` gave, as named tuples of five, a `kind` each."""
+        cdef PlacedRows rows = cls()
+        if not issubclass(kind, tuple) or len(kind._fields) != 5:
+            raise TypeError("a named tuple of five is needed")
+        if not 0 <= num <= PyBytes_GET_SIZE(placed) // <int64_t>sizeof(Placed):
+            raise ValueError(f"{num} rows of {PyBytes_GET_SIZE(placed) // <int64_t>sizeof(Placed)}")
+        rows.made, rows.placed, rows.kind, rows.num = None, placed, kind, num
+        return rows
+
+    def __class_getitem__(cls, kind):
+        return cls
+
+    cdef list make(self, int64_t first, int64_t num):
+        cdef int64_t i, last_time = 0, last_size = -1
+        cdef object time = None, size = None
+        cdef list made = []
+        cdef Placed* row
+        for i in range(first, first + num):
+            row = <Placed*>PyBytes_AS_STRING(self.placed) + i
+            if not 0 <= row.host_len <= 20:
+                raise ValueError(f"a host of {row.host_len} bytes")
+            # Neighbours are of one time, and often of one size: one object serves them.
+            if i == first or row.store_timestamp != last_time:
+                last_time = row.store_timestamp
+                time = last_time
+            if i == first or row.size != last_size:
+                last_size = row.size
+                size = last_size
+            made.append(put_result(self.kind, row.phy_offset, row.queue_offset, row.host, row.host_len, time, size))
+        return made
+
+    cdef list all(self):
+        if self.made is None:
+            self.made = self.make(0, self.num)
+        return self.made
+
+    def __len__(self):
+        return self.num
+
+    def __getitem__(self, place):
+        if self.made is not None or isinstance(place, slice):
+            return self.all()[place]
+        # Whoever wants one of them, say the last, needs no others.
+        return self.make(range(self.num)[place], 1)[0]
+
+    def __iter__(self):
+        return iter(self.all())
+
+    def __eq__(self, other):
+        if not isinstance(other, (list, PlacedRows)):
+            return NotImplemented
+        return self.all() == ((<PlacedRows>other).all() if isinstance(other, PlacedRows) else other)
+
+    # There is no __radd__: Python would ask it for `some_list += rows` too, and make another list of it.
+    def __add__(self, other):
+        if not isinstance(other, (list, PlacedRows)):
+            return NotImplemented
+        return self.all() + list(other)
+
+    def __repr__(self):
+        return repr(self.all())
+
+    def __reduce__(self):
+        return type(self), (self.all(),)
+
+
+cdef object put_result(type kind, int64_t phy_offset, int64_t queue_offset, const unsigned char* host, int32_t host_len,
+                       object store_timestamp, object size):
+    # A named tuple of (phy_offset, queue_offset, msg_id, store_timestamp, size), made as its class would.
+    cdef object made = PyType_GenericAlloc(kind, 5)
+    set_item(made, 0, phy_offset)
+    set_item(made, 1, queue_offset)
+    set_item(made, 2, message_id_of(host, host_len, phy_offset))
+    set_item(made, 3, store_timestamp)
+    set_item(made, 4, size)
+    # Numbers and a text: a collection has nothing to look for in it.
+    PyObject_GC_UnTrack(made)
+    return made
+
+
+cdef inline void set_item(object made, Py_ssize_t i, object value) noexcept:
+    Py_INCREF(value)
+    PyTuple_SET_ITEM(made, i, value)
+
+
+cdef object ZERO = 0
+
+
+cdef str message_id_of(const unsigned char* host, int32_t host_len, int64_t phy_offset):
+    # Upper-case hex of the host and the offset (RocketMQ MessageDecoder.createMessageId).
+    cdef str text = PyUnicode_New(2 * (host_len + 8), 127)
+    cdef unsigned char[28] id_bytes
+    memcpy(id_bytes, host, host_len)
+    put_i64(id_bytes + host_len, phy_offset)
+    put_hex(<unsigned char*>PyUnicode_DATA(<PyObject*>text), id_bytes, host_len + 8)
+    return text

@@ -1,0 +1,964 @@
+"""Bytes of the files that hold the messages of RabbitMQ's classic queues, over raw pointers.
+
+Owns the layout of N.rdq: the passes that find its records, the encoding of one, and the table of where each message lies
+(`LocationTable`), with its form in the file that a node writes as it stops; and of N.qs, version 2, the check of a record.
+Journal and segments are `_core`'s.  It knows no path, no clock and no policy, and every number that it reads is hostile.
+A pointer into a file comes from `Region.pin` and never outlives the function that asked for it.  Facts: RabbitMQ 3.10.8
+(docs/rabbitmq.md).
+"""
+
+cimport cython
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcmp, memcpy, memset
+
+from rmqstore._bytes cimport get_i32, get_i64, prefetch, put_i32, put_i64
+from rmqstore._core cimport Region
+from rmqstore._crc32 cimport crc32_start, crc32_update
+from rmqstore.rabbitmq._term cimport message_id, term_extent
+
+import os
+
+import numpy as np
+
+from rmqstore.errors import CorruptionError, OffsetOutOfRangeError
+
+
+# ------------------------------------------------------------------------------------------------------- message files
+
+cpdef enum MessageRecordLayout:
+    # A record of N.rdq (§8.1): size of what follows but the mark, message id, term, and the mark that it was written whole.
+    MESSAGE_RECORD_SIZE = 0
+    MESSAGE_RECORD_MSG_ID = 8
+    MESSAGE_RECORD_TERM = 24
+    MESSAGE_RECORD_EXTRA = 25  # bytes of a record beyond its term
+    MESSAGE_RECORD_MARK = 255
+
+cpdef enum MessageScan:
+    # How to look for records.
+    SCAN_SEQUENTIAL = 0  # RabbitMQ up to 3.12: from record to record
+    SCAN_BYTEWISE = 1    # 3.13 and later: at every position, and only what is referred to
+    SCAN_SALVAGE = 2     # at every position, and only if the term is well-formed, ends there and holds the same id
+
+cpdef enum MessageStop:
+    # Why a pass over a file ended.
+    STOP_END = 0         # the file ends with a record, or the pass goes over all of it
+    STOP_ZERO = 1        # a size of zero
+    STOP_TORN = 2        # fewer bytes than a size needs, or than it says
+    STOP_ROWS = 3        # as many records as were asked for
+    STOP_WORK = 4        # so many overlapping records that only a made-up file has them
+
+cpdef enum MessageFlag:
+    MESSAGE_WRITTEN = 1     # the mark is there
+    MESSAGE_TERM_OK = 2     # the term is well-formed, of that length, and holds the id of the record (only if asked for)
+    MESSAGE_TOO_SHORT = 4   # the size leaves no place for an id; a node stops with an error if the mark is there
+
+cdef enum:
+    NOT_LOCATED = -1
+    EMPTY_SLOT = -2
+    AHEAD = 16
+
+assert MESSAGE_RECORD_MSG_ID + 16 == MESSAGE_RECORD_TERM and MESSAGE_RECORD_TERM + 1 == MESSAGE_RECORD_EXTRA
+
+
+cdef inline int64_t record_extent(const unsigned char* p, int64_t left) noexcept nogil:
+    # Bytes of the record at p, its mark included; 0: a size of zero; -1: it does not fit.  A size is unsigned in the file.
+    cdef int64_t size
+    if left < 8:
+        return -1
+    size = get_i64(p)
+    if size == 0:
+        return 0
+    if size < 0 or size > left - 9:
+        return -1
+    return size + 9
+
+
+cdef inline bint holds_message(const unsigned char* p, int64_t extent) noexcept nogil:
+    # The record's term is an external term of exactly its length, and names the id of the record.
+    cdef int64_t size = extent - MESSAGE_RECORD_EXTRA
+    cdef const unsigned char* msg_id
+    if size < 2 or p[<int>MESSAGE_RECORD_TERM] != 131 or term_extent(p + MESSAGE_RECORD_TERM, size) != size:
+        return False
+    msg_id = message_id(p + MESSAGE_RECORD_TERM, size)
+    return msg_id != NULL and memcmp(msg_id, p + MESSAGE_RECORD_MSG_ID, 16) == 0
+
+
+cdef inline int64_t zero_run(const unsigned char* p, int64_t n) noexcept nogil:
+    # Zero bytes at the beginning of n.
+    cdef int64_t i = 0
+    cdef uint64_t word
+    while i + 8 <= n:
+        memcpy(&word, p + i, 8)
+        if word != 0:
+            break
+        i += 8
+    while i < n and p[i] == 0:
+        i += 1
+    return i
+
+
+cdef inline int64_t next_candidate(const unsigned char* p, int64_t n, int64_t at) noexcept nogil:
+    # The next position at or after `at` whose bytes may be a whole record with an id: size, end and mark fit.  n: none.
+    cdef int64_t extent, run
+    while at < n:
+        if p[at] != 0:
+            # The first byte of a size below 2**56 is zero.
+            at += 1
+            continue
+        extent = record_extent(p + at, n - at)
+        if extent == 0:
+            # A size above zero may begin inside the run, at most seven bytes before its end.
+            run = zero_run(p + at, n - at)
+            at += run - 7 if run > 8 else 1
+            continue
+        if extent >= MESSAGE_RECORD_EXTRA and p[at + extent - 1] == MESSAGE_RECORD_MARK:
+            return at
+        at += 1
+    return n
+
+
+cdef int64_t scan_rows(const unsigned char* p, int64_t n, int64_t* at, int mode, bint check_terms, int64_t* work, int64_t room,
+                       unsigned char* ids, int64_t* pos, int64_t* size, uint8_t* flags, int* stop) noexcept nogil:
+    cdef int64_t here = at[0], extent, row = 0
+    stop[0] = STOP_END
+    if mode == SCAN_SEQUENTIAL:
+        while here < n:
+            if row == room:
+                stop[0] = STOP_ROWS
+                break
+            extent = record_extent(p + here, n - here)
+            if extent <= 0:
+                stop[0] = STOP_ZERO if extent == 0 else STOP_TORN
+                break
+            flags[row] = MESSAGE_WRITTEN if p[here + extent - 1] == MESSAGE_RECORD_MARK else 0
+            pos[row] = here
+            size[row] = extent - MESSAGE_RECORD_EXTRA
+            if extent >= MESSAGE_RECORD_EXTRA:
+                memcpy(ids + 16 * row, p + here + MESSAGE_RECORD_MSG_ID, 16)
+                if check_terms and holds_message(p + here, extent):
+                    flags[row] |= MESSAGE_TERM_OK
+            else:
+                flags[row] |= MESSAGE_TOO_SHORT
+                memset(ids + 16 * row, 0, 16)
+            row += 1
+            here += extent
+        at[0] = here
+        return row
+    while True:
+        here = next_candidate(p, n, here)
+        if here >= n:
+            here = n
+            break
+        if row == room:
+            stop[0] = STOP_ROWS
+            break
+        extent = record_extent(p + here, n - here)
+        work[0] -= extent
+        if work[0] < 0:
+            stop[0] = STOP_WORK
+            break
+        if not holds_message(p + here, extent):
+            here += 1
+            continue
+        memcpy(ids + 16 * row, p + here + MESSAGE_RECORD_MSG_ID, 16)
+        pos[row] = here
+        size[row] = extent - MESSAGE_RECORD_EXTRA
+        flags[row] = MESSAGE_WRITTEN | MESSAGE_TERM_OK
+        row += 1
+        here += extent
+    at[0] = here
+    return row
+
+
+cdef int64_t work_limit(int64_t n) noexcept nogil:
+    # Real records do not overlap, but a body may hold whole ones, which are looked at once more.
+    return 16 * n + (1 << 20) if n < INT64_MAX // 32 else INT64_MAX
+
+
+def scan_messages(Region region not None, int64_t pos=0, int mode=SCAN_SEQUENTIAL, int64_t end=-1, bint check_terms=False):
+    """Go over the records of a message file.
+
+    Parameters
+    ----------
+    region : Region
+        The whole file.
+    pos, end : int
+        Where to begin and to end (default: the end of the file).
+    mode : MessageScan
+        SCAN_SEQUENTIAL or SCAN_SALVAGE; what SCAN_BYTEWISE accepts depends on references, so it is a method of
+        `LocationTable`.
+    check_terms : bool
+        Tell of every record whether its term is whole and holds its id (`MESSAGE_TERM_OK`); always so with SCAN_SALVAGE.
+
+    Returns
+    -------
+    tuple
+        msg_id (n, 16) uint8; position of the record (n,) int64, bytes; size of the term (n,) int64, bytes, negative where
+        there is no place for an id; flags (n,) uint8 of `MessageFlag`; position where the pass ended; `MessageStop`.
+
+    Raises
+    ------
+    OffsetOutOfRangeError
+        `pos` or `end` lies outside the file.
+    """
+    cdef int64_t n = region.size if end < 0 else end, at, rows, work, room = 65536
+    cdef int stop = STOP_ROWS
+    cdef unsigned char* p
+    cdef uint8_t[:, ::1] ids
+    cdef int64_t[::1] positions, sizes
+    cdef uint8_t[::1] flags
+    if mode != SCAN_SEQUENTIAL and mode != SCAN_SALVAGE:
+        raise ValueError(f"mode is {mode}, not SCAN_SEQUENTIAL or SCAN_SALVAGE")
+    if pos < 0 or pos > n:
+        raise OffsetOutOfRangeError(f"position {pos} is not inside the {n} bytes of the file", pos=pos)
+    parts = []
+    at, work = pos, work_limit(n)
+    p = region.pin(0, n)
+    try:
+        while stop == STOP_ROWS:
+            room = min(room, (n - at) // 9 + 1)
+            columns = (np.empty((room, 16), np.uint8), np.empty(room, np.int64), np.empty(room, np.int64),
+                       np.empty(room, np.uint8))
+            ids, positions, sizes, flags = columns
+            with nogil:
+                rows = scan_rows(p, n, &at, mode, check_terms, &work, room, &ids[0, 0], &positions[0], &sizes[0], &flags[0], &stop)
+            parts.append([column[:rows] for column in columns])
+    finally:
+        region.unpin()
+    if len(parts) == 1:
+        # A small answer must not keep the whole room.
+        found = [column.copy() if rows < room // 2 else column for column in parts[0]]
+    else:
+        found = [np.concatenate(column) for column in zip(*parts)]
+    return (*found, at, stop)
+
+
+def encode_message_record(bytes msg_id not None, const uint8_t[::1] term not None):
+    """bytes: the record of a message in an N.rdq.
+
+    Raises
+    ------
+    ValueError
+        `msg_id` is not of 16 bytes.
+    """
+    cdef int64_t n = term.shape[0]
+    if PyBytes_GET_SIZE(msg_id) != 16:
+        raise ValueError(f"a message id has 16 bytes, not {len(msg_id)}")
+    cdef bytes record = PyBytes_FromStringAndSize(NULL, n + MESSAGE_RECORD_EXTRA)
+    cdef unsigned char* p = <unsigned char*>PyBytes_AS_STRING(record)
+    put_i64(p, n + 16)
+    memcpy(p + MESSAGE_RECORD_MSG_ID, PyBytes_AS_STRING(msg_id), 16)
+    if n:
+        memcpy(p + MESSAGE_RECORD_TERM, &term[0], n)
+    p[MESSAGE_RECORD_TERM + n] = MESSAGE_RECORD_MARK
+    return record
+
+
+cdef struct Location:
+    unsigned char msg_id[16]
+    int64_t pos
+    int64_t size
+    int32_t file
+    int32_t refcount
+
+
+cdef inline uint64_t hash_id(const unsigned char* msg_id, uint64_t seed) noexcept nogil:
+    cdef uint64_t a, b
+    memcpy(&a, msg_id, 8)
+    memcpy(&b, msg_id + 8, 8)
+    a = (a ^ seed) * <uint64_t>0x9E3779B97F4A7C15
+    a ^= a >> 32
+    a = (a + b) * <uint64_t>0xBF58476D1CE4E5B9
+    return a ^ (a >> 29)
+
+
+cdef inline int64_t find_slot(const Location* slots, uint64_t mask, uint64_t seed, const unsigned char* msg_id) noexcept nogil:
+    # Where the id is, or the empty slot where it would go.  There is always an empty one.
+    cdef uint64_t i = hash_id(msg_id, seed) & mask
+    while slots[i].file != EMPTY_SLOT and memcmp(slots[i].msg_id, msg_id, 16) != 0:
+        i = (i + 1) & mask
+    return <int64_t>i
+
+
+cdef Location* new_slots(int64_t capacity) noexcept nogil:
+    cdef Location* slots
+    cdef int64_t i
+    if capacity > INT64_MAX // <int64_t>sizeof(Location):
+        return NULL
+    slots = <Location*>malloc(<size_t>capacity * sizeof(Location))
+    if slots != NULL:
+        for i in range(capacity):
+            slots[i].file = EMPTY_SLOT
+    return slots
+
+
+cdef struct ScanSums:
+    int64_t at
+    int64_t records
+    int64_t accepted
+    int64_t accepted_bytes
+    int64_t last_end
+    int64_t unwritten
+    int64_t too_short
+    int64_t first_fault
+    int stop
+    bint no_memory
+
+
+cdef inline int64_t put_small_integer(unsigned char* p, int64_t value) noexcept nogil:
+    # As OTP 25 writes an integer that is not negative.
+    cdef int64_t n = 0
+    if value < 256:
+        p[0] = 97
+        p[1] = <unsigned char>value
+        return 2
+    if value <= 0x7fffffff:
+        p[0] = 98
+        put_i32(p + 1, <int32_t>value)
+        return 5
+    p[0] = 110
+    p[2] = 0
+    while value:
+        p[3 + n] = <unsigned char>(value & 255)
+        value >>= 8
+        n += 1
+    p[1] = <unsigned char>n
+    return 3 + n
+
+
+cdef inline int64_t get_small_integer(const unsigned char* p, int64_t n, int64_t* value) noexcept nogil:
+    # Bytes of the integer term at p, or -1 if it is none, negative or above 2**62.
+    cdef int64_t i
+    if n >= 2 and p[0] == 97:
+        value[0] = p[1]
+        return 2
+    if n >= 5 and p[0] == 98:
+        value[0] = get_i32(p + 1)
+        return 5 if value[0] >= 0 else -1
+    if n >= 3 and p[0] == 110 and p[1] <= 8 and p[2] == 0 and n >= 3 + p[1]:
+        value[0] = 0
+        for i in range(p[1] - 1, -1, -1):
+            if value[0] >> 54:
+                return -1
+            value[0] = value[0] << 8 | p[3 + i]
+        return 3 + p[1]
+    return -1
+
+
+@cython.final
+cdef class LocationTable:
+    """Where messages lie and how often they are referred to: message id to reference count, file, position, size.
+
+    A table of open addressing in memory of its own, 40 bytes a slot, at most seven eighths full.  A message that was only
+    referred to so far has the file -1.  Long passes release the GIL; another call meanwhile raises RuntimeError, so its
+    owner holds a lock.
+
+    Parameters
+    ----------
+    expected : int, optional
+        How many ids will come.
+    """
+
+    cdef Location* slots
+    cdef int64_t capacity, count
+    cdef uint64_t seed
+    cdef bint busy
+
+    def __cinit__(self, int64_t expected=0):
+        self.slots = NULL
+        self.capacity = 0
+        self.count = 0
+        self.busy = False
+        # A file's ids are hostile: nobody shall be able to choose ones that all meet in one place.
+        self.seed = int.from_bytes(os.urandom(8), "little")
+        self.reserve(expected)
+
+    def __dealloc__(self):
+        free(self.slots)
+
+    cdef int begin(self) except -1:
+        if self.busy:
+            raise RuntimeError("another thread is at work in this table; its owner's lock was not held")
+        return 0
+
+    cdef bint grow(self, int64_t expected) noexcept nogil:
+        # False: no memory; the table is as it was.
+        cdef int64_t capacity = 16, i, at
+        cdef Location* slots
+        while capacity - capacity // 8 <= expected:
+            if capacity > INT64_MAX // 128:
+                return False
+            capacity *= 2
+        if capacity <= self.capacity:
+            return True
+        slots = new_slots(capacity)
+        if slots == NULL:
+            return False
+        for i in range(self.capacity):
+            if self.slots[i].file != EMPTY_SLOT:
+                at = find_slot(slots, <uint64_t>(capacity - 1), self.seed, self.slots[i].msg_id)
+                slots[at] = self.slots[i]
+        free(self.slots)
+        self.slots = slots
+        self.capacity = capacity
+        return True
+
+    cdef Location* find(self, const unsigned char* msg_id) noexcept nogil:
+        cdef int64_t i = find_slot(self.slots, <uint64_t>(self.capacity - 1), self.seed, msg_id)
+        return NULL if self.slots[i].file == EMPTY_SLOT else &self.slots[i]
+
+    cdef Location* make(self, const unsigned char* msg_id) noexcept nogil:
+        # The entry of the id, new (not located, no reference) if there was none; NULL: no memory.
+        cdef int64_t i = find_slot(self.slots, <uint64_t>(self.capacity - 1), self.seed, msg_id)
+        if self.slots[i].file != EMPTY_SLOT:
+            return &self.slots[i]
+        if self.count >= self.capacity - self.capacity // 8 - 1:
+            if not self.grow(self.count + 1):
+                return NULL
+            i = find_slot(self.slots, <uint64_t>(self.capacity - 1), self.seed, msg_id)
+        memcpy(self.slots[i].msg_id, msg_id, 16)
+        self.slots[i].file = NOT_LOCATED
+        self.slots[i].pos = 0
+        self.slots[i].size = 0
+        self.slots[i].refcount = 0
+        self.count = self.count + 1
+        return &self.slots[i]
+
+    cdef bint take_out(self, const unsigned char* msg_id) noexcept nogil:
+        # Deletes the id and moves back what had to go past it, so that no search ends early.
+        cdef uint64_t mask = <uint64_t>(self.capacity - 1), hole, i, home
+        hole = <uint64_t>find_slot(self.slots, mask, self.seed, msg_id)
+        if self.slots[hole].file == EMPTY_SLOT:
+            return False
+        i = hole
+        while True:
+            i = (i + 1) & mask
+            if self.slots[i].file == EMPTY_SLOT:
+                break
+            home = hash_id(self.slots[i].msg_id, self.seed) & mask
+            if ((i - home) & mask) >= ((i - hole) & mask):
+                self.slots[hole] = self.slots[i]
+                hole = i
+        self.slots[hole].file = EMPTY_SLOT
+        self.count = self.count - 1
+        return True
+
+    def __len__(self):
+        return self.count
+
+    def __contains__(self, bytes msg_id not None):
+        return self.get(msg_id) is not None
+
+    def reserve(self, int64_t expected):
+        """Make room for so many ids.
+
+        Raises
+        ------
+        MemoryError
+            There is not so much memory.
+        """
+        self.begin()
+        if not self.grow(max(expected, self.count)):
+            raise MemoryError(f"no memory for the places of {expected} messages")
+
+    @property
+    def allocated(self):
+        """int: bytes that the table takes."""
+        return self.capacity * <int64_t>sizeof(Location)
+
+    def get(self, bytes msg_id not None):
+        """tuple or None: (reference count, file, position, size of the record) of an id; the file is -1 if it is not located."""
+        cdef Location* entry
+        self.begin()
+        if PyBytes_GET_SIZE(msg_id) != 16:
+            return None
+        entry = self.find(<unsigned char*>PyBytes_AS_STRING(msg_id))
+        if entry == NULL:
+            return None
+        return (entry.refcount, entry.file, entry.pos, entry.size)
+
+    def put(self, bytes msg_id not None, int32_t refcount, int32_t file=NOT_LOCATED, int64_t pos=0, int64_t size=0):
+        """Enter an id, or change all that is known of it.
+
+        Raises
+        ------
+        ValueError
+            `msg_id` is not of 16 bytes, or a number is negative that cannot be.
+        MemoryError
+            There is no memory for one more.
+        """
+        cdef Location* entry
+        self.begin()
+        if PyBytes_GET_SIZE(msg_id) != 16:
+            raise ValueError(f"a message id has 16 bytes, not {len(msg_id)}")
+        if file < NOT_LOCATED or refcount < 0 or pos < 0 or size < 0:
+            raise ValueError(f"reference count {refcount}, file {file}, position {pos}, size {size}: none may be negative")
+        entry = self.make(<unsigned char*>PyBytes_AS_STRING(msg_id))
+        if entry == NULL:
+            raise MemoryError("no memory for the place of one more message")
+        entry.refcount, entry.file, entry.pos, entry.size = refcount, file, pos, size
+
+    def discard(self, bytes msg_id not None):
+        """bool: the id was there; now it is not."""
+        self.begin()
+        return PyBytes_GET_SIZE(msg_id) == 16 and self.take_out(<unsigned char*>PyBytes_AS_STRING(msg_id))
+
+    def refer(self, const uint8_t[:, ::1] msg_ids not None, const int64_t[::1] counts=None):
+        """Add references: one for each row of `msg_ids` (n, 16) uint8, or as many as `counts` (n,) int64 says.
+
+        Raises
+        ------
+        ValueError
+            The shapes do not fit, a count is negative, or a sum goes beyond 2**31 - 1.
+        MemoryError
+            There is no memory for so many.
+        """
+        cdef int64_t i, n = msg_ids.shape[0], more = 1
+        cdef int fault = 0
+        cdef Location* entry
+        self.begin()
+        if msg_ids.shape[1] != 16 or (counts is not None and counts.shape[0] != n):
+            raise ValueError("msg_ids is of shape (n, 16) and counts of shape (n,)")
+        cdef bint counted = counts is not None
+        self.busy = True
+        with nogil:
+            for i in range(n):
+                if i + AHEAD < n:
+                    # A table of millions is in no cache: what is needed soon is asked for now.
+                    prefetch(&self.slots[hash_id(&msg_ids[i + AHEAD, 0], self.seed) & <uint64_t>(self.capacity - 1)])
+                if counted:
+                    more = counts[i]
+                entry = self.make(&msg_ids[i, 0])
+                if entry == NULL:
+                    fault = 1
+                    break
+                if more < 0 or more > 0x7fffffff - entry.refcount:
+                    fault = 2
+                    break
+                entry.refcount += <int32_t>more
+        self.busy = False
+        if fault == 1:
+            raise MemoryError(f"no memory for the places of {n} messages")
+        if fault:
+            raise ValueError(f"row {i}: a reference count is negative or above 2**31 - 1")
+
+    cdef void accept(self, const unsigned char* p, int64_t at, int64_t extent, int32_t file, bint adopt, bint last_wins,
+                     ScanSums* sums) noexcept nogil:
+        cdef Location* entry
+        if adopt:
+            entry = self.make(p + at + MESSAGE_RECORD_MSG_ID)
+            if entry == NULL:
+                sums.no_memory = True
+                return
+            if entry.file == NOT_LOCATED and entry.refcount == 0:
+                entry.refcount = 1
+        else:
+            entry = self.find(p + at + MESSAGE_RECORD_MSG_ID)
+            if entry == NULL:
+                return
+        if entry.file == NOT_LOCATED:
+            sums.accepted += 1
+        elif entry.file == file and last_wins:
+            sums.accepted_bytes -= entry.size
+        else:
+            return
+        sums.accepted_bytes += extent
+        entry.file = file
+        entry.pos = at
+        entry.size = extent
+        if at + extent > sums.last_end:
+            sums.last_end = at + extent
+
+    cdef void scan_file(self, const unsigned char* p, int64_t n, int32_t file, int mode, bint adopt,
+                        ScanSums* sums) noexcept nogil:
+        cdef int64_t here = sums.at, extent, before, work = work_limit(n), rows, i
+        cdef int64_t places[AHEAD]
+        cdef int64_t extents[AHEAD]
+        sums.stop = STOP_END
+        if mode == SCAN_SEQUENTIAL:
+            while here < n and sums.stop == STOP_END and not sums.no_memory:
+                # So many records at a time, that their slots are under way when they are looked up.
+                rows = 0
+                while rows < AHEAD and here < n:
+                    extent = record_extent(p + here, n - here)
+                    if extent <= 0:
+                        sums.stop = STOP_ZERO if extent == 0 else STOP_TORN
+                        break
+                    places[rows] = here
+                    extents[rows] = extent
+                    rows += 1
+                    if extent >= MESSAGE_RECORD_EXTRA:
+                        prefetch(&self.slots[hash_id(p + here + MESSAGE_RECORD_MSG_ID, self.seed) & <uint64_t>(self.capacity - 1)])
+                    here += extent
+                for i in range(rows):
+                    extent = extents[i]
+                    if extent < MESSAGE_RECORD_EXTRA or p[places[i] + extent - 1] != MESSAGE_RECORD_MARK:
+                        if sums.unwritten + sums.too_short == 0:
+                            sums.first_fault = places[i]
+                        if extent < MESSAGE_RECORD_EXTRA:
+                            sums.too_short += 1
+                        else:
+                            sums.unwritten += 1
+                    else:
+                        sums.records += 1
+                        # In each file a node meets the last occurrence of an id first.
+                        self.accept(p, places[i], extent, file, adopt, True, sums)
+            sums.at = here
+            return
+        while not sums.no_memory:
+            here = next_candidate(p, n, here)
+            if here >= n:
+                here = n
+                break
+            extent = record_extent(p + here, n - here)
+            if mode == SCAN_SALVAGE:
+                work -= extent
+                if work < 0:
+                    sums.stop = STOP_WORK
+                    break
+                if not holds_message(p + here, extent):
+                    here += 1
+                    continue
+                sums.records += 1
+                self.accept(p, here, extent, file, adopt, False, sums)
+                here += extent
+            else:
+                before = sums.accepted
+                self.accept(p, here, extent, file, False, False, sums)
+                sums.records += sums.accepted - before
+                here += extent if sums.accepted != before else 1
+        sums.at = here
+
+    def scan(self, Region region not None, int32_t file, int mode=SCAN_SEQUENTIAL, bint adopt=False, int64_t pos=0):
+        """Locate messages in a message file: those that are referred to and have no place yet (§8.5).
+
+        Parameters
+        ----------
+        region : Region
+            The whole file.
+        file : int
+            Its number.
+        mode : MessageScan
+            With SCAN_SEQUENTIAL the last occurrence of an id in the file counts, else the first.
+        adopt : bool
+            Every message counts as referred to once, but for those that are known to have no reference.  Not for
+            SCAN_BYTEWISE, which would take bytes of a body for a record.
+        pos : int
+            Where to begin.
+
+        Returns
+        -------
+        tuple of int
+            records that were met; messages that got their place here; bytes of their records; end of the last of them;
+            records without their mark; records too short for an id; position of the first of these two, or -1; where the
+            pass ended; `MessageStop`.
+
+        Raises
+        ------
+        OffsetOutOfRangeError
+            `pos` lies outside the file.
+        MemoryError
+            There is no memory for so many.
+        """
+        cdef ScanSums sums
+        cdef unsigned char* p
+        self.begin()
+        if not SCAN_SEQUENTIAL <= mode <= SCAN_SALVAGE or (adopt and mode == SCAN_BYTEWISE):
+            raise ValueError(f"mode is {mode}, which is none, or does not go with adopt")
+        if file < 0 or pos < 0 or pos > region.size:
+            raise OffsetOutOfRangeError(f"file {file}, position {pos}: not inside the file", pos=pos)
+        memset(&sums, 0, sizeof(ScanSums))
+        sums.first_fault = -1
+        sums.at = pos
+        p = region.pin(0, region.size)
+        self.busy = True
+        try:
+            with nogil:
+                self.scan_file(p, region.size, file, mode, adopt, &sums)
+        finally:
+            self.busy = False
+            region.unpin()
+        if sums.no_memory:
+            raise MemoryError("no memory for the places of so many messages")
+        return (sums.records, sums.accepted, sums.accepted_bytes, sums.last_end, sums.unwritten, sums.too_short,
+                sums.first_fault, sums.at, sums.stop)
+
+    def live(self, Region region not None, int32_t file):
+        """What of a message file is in use, by going over its records.
+
+        Returns
+        -------
+        tuple
+            msg_id (n, 16) uint8, position (n,) int64 and size (n,) int64 of the records that are referred to, ascending;
+            msg_id (m, 16) uint8 of those of this file whose reference count is 0; where the pass ended.
+        """
+        cdef int64_t n = region.size, here, extent, rows = 0, dead = 0, room = n // MESSAGE_RECORD_EXTRA + 1
+        cdef unsigned char* p
+        cdef Location* entry
+        self.begin()
+        found = (np.empty((room, 16), np.uint8), np.empty(room, np.int64), np.empty(room, np.int64),
+                 np.empty((room, 16), np.uint8))
+        cdef uint8_t[:, ::1] ids = found[0], dead_ids = found[3]
+        cdef int64_t[::1] positions = found[1], sizes = found[2]
+        here = 0
+        p = region.pin(0, n)
+        self.busy = True
+        try:
+            with nogil:
+                while here < n:
+                    extent = record_extent(p + here, n - here)
+                    if extent <= 0:
+                        break
+                    if extent >= MESSAGE_RECORD_EXTRA and p[here + extent - 1] == MESSAGE_RECORD_MARK:
+                        entry = self.find(p + here + MESSAGE_RECORD_MSG_ID)
+                        if entry != NULL and entry.file == file and entry.pos == here and entry.size == extent:
+                            if entry.refcount > 0:
+                                memcpy(&ids[rows, 0], entry.msg_id, 16)
+                                positions[rows] = here
+                                sizes[rows] = extent
+                                rows += 1
+                            else:
+                                memcpy(&dead_ids[dead, 0], entry.msg_id, 16)
+                                dead += 1
+                    here += extent
+        finally:
+            self.busy = False
+            region.unpin()
+        return (found[0][:rows].copy(), found[1][:rows].copy(), found[2][:rows].copy(), found[3][:dead].copy(), here)
+
+    def move(self, const uint8_t[:, ::1] msg_ids not None, int32_t file, const int64_t[::1] positions not None):
+        """Change the place of known ids (n, 16) to `file` and `positions` (n,); their sizes stay."""
+        cdef int64_t i
+        cdef Location* entry
+        self.begin()
+        if msg_ids.shape[1] != 16 or positions.shape[0] != msg_ids.shape[0]:
+            raise ValueError("msg_ids is of shape (n, 16) and positions of shape (n,)")
+        for i in range(msg_ids.shape[0]):
+            entry = self.find(&msg_ids[i, 0])
+            if entry != NULL:
+                entry.file = file
+                entry.pos = positions[i]
+
+    def discard_many(self, const uint8_t[:, ::1] msg_ids not None):
+        """Forget ids (n, 16)."""
+        cdef int64_t i
+        self.begin()
+        if msg_ids.shape[1] != 16:
+            raise ValueError("msg_ids is of shape (n, 16)")
+        for i in range(msg_ids.shape[0]):
+            self.take_out(&msg_ids[i, 0])
+
+    def columns(self, int file=EMPTY_SLOT):
+        """All entries, or those of one file (-1: not located), as NumPy columns in no particular order.
+
+        Returns
+        -------
+        tuple
+            msg_id (n, 16) uint8, reference count (n,) int32, file (n,) int32, position (n,) int64, size (n,) int64.
+        """
+        cdef int64_t i, rows = 0, n = 0
+        self.begin()
+        for i in range(self.capacity):
+            if self.slots[i].file != EMPTY_SLOT and (file == EMPTY_SLOT or self.slots[i].file == file):
+                n += 1
+        found = (np.empty((n, 16), np.uint8), np.empty(n, np.int32), np.empty(n, np.int32), np.empty(n, np.int64),
+                 np.empty(n, np.int64))
+        cdef uint8_t[:, ::1] ids = found[0]
+        cdef int32_t[::1] refcounts = found[1], files = found[2]
+        cdef int64_t[::1] positions = found[3], sizes = found[4]
+        for i in range(self.capacity):
+            if self.slots[i].file != EMPTY_SLOT and (file == EMPTY_SLOT or self.slots[i].file == file):
+                memcpy(&ids[rows, 0], self.slots[i].msg_id, 16)
+                refcounts[rows] = self.slots[i].refcount
+                files[rows] = self.slots[i].file
+                positions[rows] = self.slots[i].pos
+                sizes[rows] = self.slots[i].size
+                rows += 1
+        return found
+
+    def sums(self, const int64_t[::1] files not None, const int64_t[::1] file_sizes not None):
+        """Hold the table against files.
+
+        Parameters
+        ----------
+        files, file_sizes : numpy.ndarray
+            Numbers (n,) int64, ascending, and sizes (n,) int64 of the files that there are.
+
+        Returns
+        -------
+        tuple
+            bytes that are referred to, of each file (n,) int64; how many located entries lie in no file or beyond its end.
+        """
+        cdef int64_t i, low, high, middle, wrong = 0, n = files.shape[0]
+        cdef Location* entry
+        self.begin()
+        if file_sizes.shape[0] != n:
+            raise ValueError("files and file_sizes are of one length")
+        valid = np.zeros(n, np.int64)
+        cdef int64_t[::1] sums = valid
+        for i in range(self.capacity):
+            entry = &self.slots[i]
+            if entry.file < 0:
+                continue
+            low, high = 0, n
+            while low < high:
+                middle = (low + high) // 2
+                if files[middle] < entry.file:
+                    low = middle + 1
+                else:
+                    high = middle
+            if (low == n or files[low] != entry.file or entry.pos < 0 or entry.size < MESSAGE_RECORD_EXTRA
+                    or entry.size > file_sizes[low] or entry.pos > file_sizes[low] - entry.size):
+                wrong += 1
+            elif entry.refcount > 0:
+                sums[low] += entry.size
+        return valid, wrong
+
+    def ets_items(self):
+        """bytes: the objects of an msg_store_index.ets, as items of its disk log, by file and position (§9.3)."""
+        cdef int64_t i, n
+        cdef unsigned char* p
+        cdef unsigned char* item
+        cdef bytes items
+        ids, refcounts, files, positions, sizes = self.columns()
+        order = np.lexsort((positions, files))
+        cdef const int64_t[::1] rows = order
+        cdef const uint8_t[:, ::1] c_ids = ids
+        cdef const int32_t[::1] c_refcounts = refcounts, c_files = files
+        cdef const int64_t[::1] c_positions = positions, c_sizes = sizes
+        # Four integers of at most eleven bytes each.
+        cdef bytes room = PyBytes_FromStringAndSize(NULL, rows.shape[0] * (8 + 18 + 21 + 44) + 1)
+        p = item = <unsigned char*>PyBytes_AS_STRING(room)
+        for n in range(rows.shape[0]):
+            i = rows[n]
+            if c_files[i] < 0:
+                continue
+            memcpy(p + 4, b"bWLA", 4)
+            memcpy(p + 8, b"\x83h\x06d\x00\x0cmsg_location", 18)
+            memcpy(p + 26, b"m\x00\x00\x00\x10", 5)
+            memcpy(p + 31, &c_ids[i, 0], 16)
+            item = p
+            p += 47
+            p += put_small_integer(p, c_refcounts[i])
+            p += put_small_integer(p, c_files[i])
+            p += put_small_integer(p, c_positions[i])
+            p += put_small_integer(p, c_sizes[i])
+            put_i32(item, <int32_t>(p - item - 8))
+        items = PyBytes_FromStringAndSize(PyBytes_AS_STRING(room), p - <unsigned char*>PyBytes_AS_STRING(room))
+        return items
+
+    def load_ets_items(self, const uint8_t[::1] data not None, int64_t pos):
+        """Enter the objects of an msg_store_index.ets from its items at `pos` on.
+
+        Returns
+        -------
+        tuple of int
+            How many were entered, and the position of the first item that is none of them (the last item of a whole file).
+
+        Raises
+        ------
+        CorruptionError
+            An id comes twice, or a number is out of its range.
+        """
+        cdef int64_t n = data.shape[0], at = pos, size, left, used, loaded = 0, i
+        cdef int64_t values[4]
+        cdef const unsigned char* p
+        cdef const unsigned char* atom
+        cdef Location* entry
+        self.begin()
+        if pos < 0 or pos > n:
+            raise OffsetOutOfRangeError(f"position {pos} is not inside the {n} bytes", pos=pos)
+        while n - at > 8:
+            p = &data[at]
+            size = <int64_t><uint32_t>get_i32(p)
+            if size > n - at - 8 or size < 20 or memcmp(p + 4, b"bWLA", 4) != 0:
+                break
+            p += 8
+            left = size
+            if p[0] != 131 or p[1] != 104 or p[2] != 6:
+                break
+            # An atom of one or two bytes of length, whatever OTP wrote it.
+            if (p[3] == 100 or p[3] == 118) and p[4] == 0 and p[5] == 12:
+                atom = p + 6
+            elif (p[3] == 115 or p[3] == 119) and p[4] == 12:
+                atom = p + 5
+            else:
+                break
+            left -= (atom - p) + 12
+            p = atom + 12
+            if left < 21 or memcmp(atom, b"msg_location", 12) != 0 or memcmp(p, b"m\x00\x00\x00\x10", 5) != 0:
+                break
+            atom = p + 5
+            p += 21
+            left -= 21
+            for i in range(4):
+                used = get_small_integer(p, left, &values[i])
+                if used < 0:
+                    raise CorruptionError("a number of a message's place is not an integer, or out of its range", pos=at)
+                p += used
+                left -= used
+            if left != 0 or values[0] > 0x7fffffff or values[1] > 0x7fffffff:
+                raise CorruptionError("a message's place has numbers out of their range, or bytes after them", pos=at)
+            entry = self.make(atom)
+            if entry == NULL:
+                raise MemoryError("no memory for the places of so many messages")
+            if entry.file != NOT_LOCATED:
+                raise CorruptionError("a message has two places", pos=at)
+            entry.refcount, entry.file = <int32_t>values[0], <int32_t>values[1]
+            entry.pos, entry.size = values[2], values[3]
+            loaded += 1
+            at += 8 + size
+        return loaded, at
+
+# ------------------------------------------------------------------------------------------------------------ version 2
+
+crc32_start()
+
+cpdef enum QueueStoreVerdict:
+    # What `check_queue_store` found at a place of an N.qs.
+    QUEUE_STORE_OK = 0
+    QUEUE_STORE_OUTSIDE = 1   # it does not lie inside the file
+    QUEUE_STORE_SIZE = 2      # the record says another size
+    QUEUE_STORE_CRC = 3       # its check sum does not agree
+
+
+cdef int queue_store_verdict(const unsigned char* p, int64_t n, int64_t pos, int64_t size) noexcept nogil:
+    if pos < 64 or size < 0 or pos > n - 8 or size > n - 8 - pos:
+        return QUEUE_STORE_OUTSIDE
+    p += pos
+    if <int64_t><uint32_t>get_i32(p) != size:
+        return QUEUE_STORE_SIZE
+    # The flag says whether there is a check sum: the low half of the CRC-32 of the term.
+    if p[4] & 1 and (crc32_update(0, p + 8, <size_t>size) & 0xffff) != (<uint32_t>p[5] << 8 | p[6]):
+        return QUEUE_STORE_CRC
+    return QUEUE_STORE_OK
+
+
+def check_queue_store(const uint8_t[::1] data not None, const int64_t[::1] positions not None,
+                      const int64_t[::1] sizes not None):
+    """Look at records of an N.qs (§11.2).
+
+    Parameters
+    ----------
+    data : buffer
+        The whole file.
+    positions, sizes : numpy.ndarray
+        Places (n,) int64 of the records' heads and sizes (n,) int64 of their terms, bytes, as an N.qi says them.
+
+    Returns
+    -------
+    numpy.ndarray
+        (n,) uint8 of `QueueStoreVerdict`.
+    """
+    cdef int64_t i, n = data.shape[0], rows = positions.shape[0]
+    if sizes.shape[0] != rows:
+        raise ValueError("positions and sizes are of one length")
+    found = np.empty(rows, np.uint8)
+    cdef uint8_t[::1] verdicts = found
+    cdef const unsigned char* p = &data[0] if n else NULL
+    with nogil:
+        for i in range(rows):
+            verdicts[i] = <uint8_t>queue_store_verdict(p, n, positions[i], sizes[i])
+    return found
