@@ -92,7 +92,7 @@ class VerifyRun:
                 if self._stop.is_set():
                     raise StoppedError
                 with self._lock:
-                    self._kinds[finding.kind] += 1
+                    self._kinds[finding.kind] += finding.num
                     if len(self._findings) < _FINDINGS_KEPT:
                         self._findings.append(finding)
         except StoppedError:

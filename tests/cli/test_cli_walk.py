@@ -5,10 +5,21 @@ Owns small stores with damage at known places, and what a command says about it;
 
 from __future__ import annotations
 
+import ast
+import os
+import re
+import shutil
+from pathlib import Path
+
 import pytest
 from test_cli import json_lines, run, utc  # noqa: F401
 
-from rmqstore import Message, MessageStore, StoreConfig
+from rmqstore import Message, MessageStore, StoreConfig, verify
+from rmqstore.cli.next_steps import NextSteps
+from rmqstore.commitlog.log_walk import DAMAGE_KINDS
+from rmqstore.errors import Finding
+
+ROOT = Path(__file__).resolve().parents[2]
 
 SMALL = {
     "mapped_file_size_commit_log": 4096,
@@ -106,3 +117,91 @@ def test_query_says_where_the_log_cannot_be_read(store):
     assert result.exit_code == 1 and result.stdout.count("phy ") == 11
     size, place = puts[3].size, puts[3].phy_offset
     assert f"{size} bytes of the log at phy offset {place} cannot be read, and may hold more; next:" in result.stderr
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What verify found, and what comes next
+
+
+def test_units_in_a_row_are_one_finding(store):
+    path, puts = store
+    folder = path / "consumequeue" / "Orders" / "0"
+    first, second = sorted(folder.iterdir())
+    assert second.name == f"{200:020}"
+    # Units 4 to 9 and 10 to 11, which are another file's; unit 6 stays.
+    for file, number, at in ((first, 4, 80), (first, 5, 100), (first, 7, 140), (first, 8, 160), (first, 9, 180), (second, 10, 0)):
+        with open(file, "r+b") as stream:
+            stream.seek(at)
+            stream.write((puts[number].phy_offset + 1).to_bytes(8, "big"))
+    found = [each for each in verify(path, StoreConfig(**SMALL)) if each.kind == "bad_unit"]
+    assert [(each.path, each.pos, each.num) for each in found] == [
+        (str(first), 80, 2), (str(first), 140, 3), (str(second), 0, 1)
+    ]  # fmt: skip
+    assert found[0].detail.startswith("units 4 to 5, 2 in a row; unit 4 is ")
+    assert found[2].detail.startswith("unit 10 is ")
+    result = run("verify", path, *GEOMETRY)
+    assert result.exit_code == 1 and re.search(r"bad_unit +6\b", result.stdout) and "6 findings" in result.stdout
+    lines = json_lines(run("verify", path, "--json", *GEOMETRY))
+    assert [each["num"] for each in lines if each["type"] == "finding"] == [2, 3, 1]
+    assert lines[-1]["findings"] == 6 and lines[-1]["kinds"] == {"bad_unit": 6}
+
+
+def test_units_that_lead_nowhere_are_one_finding(store):
+    path, puts = store
+    # The last three records are gone from the log, and their units are still there.
+    begin = puts[9].phy_offset
+    damage(path, begin, bytes(puts[11].phy_offset + puts[11].size - begin))
+    found = [each for each in verify(path, StoreConfig(**SMALL)) if each.kind == "dangling_unit"]
+    assert [(each.pos, each.num) for each in found] == [(180, 1), (0, 2)]
+    assert "units 10 to 11, 2 in a row; unit 10 says" in found[1].detail
+
+
+def test_a_file_that_is_not_whole_comes_before_what_follows_from_it(store):
+    path, _ = store
+    file = path / "consumequeue" / "Orders" / "0" / ("0" * 20)
+    os.truncate(file, 60)
+    found = [each for each in verify(path, StoreConfig(**SMALL)) if each.path == str(file)]
+    assert [(each.kind, each.num) for each in found] == [("file", 1), ("bad_unit", 7)]
+
+
+def test_verify_says_what_comes_next(store, monkeypatch):
+    path, puts = store
+    path = path.rename(path.with_name("a store"))
+    spoil_body(path, puts[3])
+    (path / "commitlog" / "notes.txt").write_text("x")
+    unit = path / "consumequeue" / "Orders" / "0" / ("0" * 20)
+    with open(unit, "r+b") as stream:
+        stream.write((1).to_bytes(8, "big"))
+    shutil.rmtree(path / "index")
+    (path / "checkpoint").write_bytes(b"x" * 20)
+    result = run("verify", path, *GEOMETRY)
+    told = result.stdout.split("what to do next\n")[1].splitlines()
+    options = " ".join(each.replace("-o", "-o ", 1) for each in GEOMETRY)
+    recover, rebuild = f"rmqstore recover '{path}' {options}", f"rmqstore rebuild '{path}' {options}"
+    assert [line.strip() for line in told] == [
+        f"file: move strays away, take a short segment from a backup; then {recover}",
+        f"bad_body_crc: {recover}   (refuses where whole messages follow, and says what each way loses)",
+        f"bad_checkpoint: move the file away, then {recover}",
+        f"bad_unit: {rebuild} --what consumequeue",
+        f"missing_index: {rebuild} --what index",
+    ]
+    last = json_lines(run("verify", path, "--json", *GEOMETRY))[-1]
+    assert [f"{kinds}: {step}" for kinds, step in last["next"].items()] == [line.strip() for line in told]
+
+
+def test_every_kind_of_finding_has_a_next_step():
+    """Every kind that stands in the sources as the third of a `Finding`, or the second of `finding_of`."""
+    kinds = set(DAMAGE_KINDS.values())
+    for file in ("offline", "flatfile", "consumer"):
+        for path in (ROOT / "rmqstore" / file).glob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                    at = {"Finding": 2, "finding_of": 1}.get(node.func.id)
+                    if at is not None and len(node.args) > at and isinstance(node.args[at], ast.Constant):
+                        kinds.add(node.args[at].value)
+    assert len(kinds) > 35
+    for kind in kinds:
+        steps = NextSteps("s")
+        steps.take(Finding("s/commitlog/0", 0, kind, ""))
+        ((_, step),) = steps.steps()
+        assert step and "docs/formats.md" not in step, kind
