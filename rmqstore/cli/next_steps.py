@@ -17,7 +17,7 @@ _LOG = (
     "bad_magic", "bad_size", "bad_length", "bad_phy_offset", "bad_body_crc", "bad_prop_crc", "bad_blank", "missing_blank",
     "stale_tail",
 )  # fmt: skip
-_RECOVER = "{recover}   (refuses where whole messages follow, and says what each way loses)"
+_RECOVER = "take the file from a backup or a slave; without one, {recover} says whether a start stops there"
 _CUT_OR_KEEP = "take the segment from a backup; without one {recover} --mode skip keeps what is there"
 _AS_IT_IS = "nothing repairs it: the message was stored so; rmqstore export takes out the others"
 _QUEUES, _INDEX = "{rebuild} --what consumequeue", "{rebuild} --what index"

@@ -10,14 +10,17 @@ import os
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from test_cli import json_lines, run, utc  # noqa: F401
 
 from rmqstore import Message, MessageStore, StoreConfig, verify
+from rmqstore.cli import rebuild as rebuild_module
 from rmqstore.cli.next_steps import NextSteps
 from rmqstore.commitlog.log_walk import DAMAGE_KINDS
 from rmqstore.errors import Finding
+from rmqstore.texts import format_size, format_time
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -180,7 +183,7 @@ def test_verify_says_what_comes_next(store, monkeypatch):
     recover, rebuild = f"rmqstore recover '{path}' {options}", f"rmqstore rebuild '{path}' {options}"
     assert [line.strip() for line in told] == [
         f"file: move strays away, take a short segment from a backup; then {recover}",
-        f"bad_body_crc: {recover}   (refuses where whole messages follow, and says what each way loses)",
+        f"bad_body_crc: take the file from a backup or a slave; without one, {recover} says whether a start stops there",
         f"bad_checkpoint: move the file away, then {recover}",
         f"bad_unit: {rebuild} --what consumequeue",
         f"missing_index: {rebuild} --what index",
@@ -205,3 +208,92 @@ def test_every_kind_of_finding_has_a_next_step():
         steps.take(Finding("s/commitlog/0", 0, kind, ""))
         ((_, step),) = steps.steps()
         assert step and "docs/formats.md" not in step, kind
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a recovery would lose
+
+
+def files_of(path):
+    return {str(each.relative_to(path)): each.read_bytes() for each in path.rglob("*") if each.is_file()}
+
+
+def two_topics(path):
+    """Twelve messages of two topics, a second apart, the fifth of which is damaged; the puts."""
+    clock = iter(range(1_700_000_000_000, 1_700_000_100_000, 1000)).__next__
+    with MessageStore.open(path, config=StoreConfig(**SMALL, clock=clock)) as store:
+        puts = [store.put_message(Message("A" if n % 3 else "B", b"body %d" % n)) for n in range(12)]
+    spoil_magic(path, puts[4])
+    return puts
+
+
+def test_recover_says_what_a_cut_loses_before_it_cuts(tmp_path, utc):  # noqa: F811
+    path = tmp_path / "store"
+    puts = two_topics(path)
+    before = files_of(path)
+    size = sum(put.size for put in puts[5:])
+    times = [format_time(put.store_timestamp) for put in (puts[5], puts[11])]
+    loss = f"--mode truncate deletes 7 whole messages, {format_size(size)}, stored {times[0]} to {times[1]}, of A (5), B (2)"
+    refused = run("recover", path, *GEOMETRY)
+    assert refused.exit_code == 3 and loss in refused.stderr and "; --mode skip keeps them." in refused.stderr
+    asked = run("recover", path, "--mode", "truncate", *GEOMETRY)
+    assert asked.exit_code == 2 and loss in asked.stderr and "--yes" in asked.stderr
+    assert files_of(path) == before
+    done = run("recover", path, "--mode", "truncate", "--yes", "--json", *GEOMETRY)
+    assert done.exit_code == 0 and loss in done.stderr
+    (value,) = json_lines(done)
+    assert value["mode"] == "truncate" and value["end"] == puts[4].phy_offset
+    assert value["lost"] == {
+        "phy_offset": puts[4].phy_offset, "messages": 7, "size": size, "damaged_size": puts[4].size,
+        "first_store_timestamp": puts[5].store_timestamp, "last_store_timestamp": puts[11].store_timestamp,
+        "topics": {"A": 5, "B": 2},
+    }  # fmt: skip
+    with MessageStore.open(path, config=StoreConfig(**SMALL), read_only=True) as store:
+        assert sum(1 for _ in store.messages()) == 4
+
+
+def test_a_no_to_a_cut_changes_nothing(tmp_path, monkeypatch):
+    path = tmp_path / "store"
+    two_topics(path)
+    before = files_of(path)
+    # A terminal on which somebody types n.
+    monkeypatch.setattr(rebuild_module, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    result = run("recover", path, "--mode", "truncate", *GEOMETRY, input="n\n")
+    assert result.exit_code == 1 and "7 whole messages" in result.stderr and "nothing was changed" in result.stderr
+    assert files_of(path) == before
+
+
+def test_a_recovery_that_cuts_no_message_asks_nothing(store):
+    path, _ = store
+    result = run("recover", path, "--mode", "truncate", "--json", *GEOMETRY)
+    (value,) = json_lines(result)
+    assert result.exit_code == 0 and value["mode"] == "truncate" and "lost" not in value
+
+
+def test_queues_that_go_on_after_the_log_are_cut_when_asked(store):
+    path, puts = store
+    begin = puts[6].phy_offset
+    damage(path, begin, bytes(puts[11].phy_offset + puts[11].size - begin))
+    assert run("recover", path, *GEOMETRY).exit_code == 3
+    result = run("recover", path, "--mode", "truncate", *GEOMETRY)
+    assert result.exit_code == 2 and "--mode truncate deletes no" in result.stderr
+    result = run("recover", path, "--mode", "truncate", "--yes", *GEOMETRY)
+    assert result.exit_code == 0 and "6 units cut" in result.stdout
+
+
+def test_advice_about_a_short_file_is_of_its_kind(store):
+    path, _ = store
+    os.truncate(path / "consumequeue" / "Orders" / "0" / ("0" * 20), 100)
+    result = run("recover", path, *GEOMETRY)
+    assert result.exit_code == 3 and "rmqstore rebuild --what consumequeue" in result.stderr
+    assert "truncate -s" not in result.stderr
+    # And that is what helps.
+    assert run("rebuild", path, "--what", "consumequeue", "--yes", *GEOMETRY).exit_code == 0
+    assert run("recover", path, *GEOMETRY).exit_code == 0
+    with MessageStore.open(path, config=StoreConfig(**SMALL)) as opened:
+        opened.put_messages([Message("Orders", b"x" * 100) for _ in range(60)])
+    os.truncate(path / "commitlog" / ("0" * 20), 4000)
+    result = run("recover", path, *GEOMETRY)
+    assert result.exit_code == 3 and "truncate -s 4096 FILE" in result.stderr
+    assert "what it lost is then damage that rmqstore recover --mode skip" in result.stderr
+    assert "consumequeue" not in result.stderr
