@@ -115,6 +115,7 @@ _COMMANDS = {
 
 class _MainGroup(StoreGroup):
     lazy_commands = _COMMANDS
+    writing_commands = frozenset({"import", "rebuild", "recover"})
 
 
 @click.group(
@@ -129,8 +130,9 @@ class _MainGroup(StoreGroup):
 def main(context: click.Context) -> None:
     """Look into, check and repair the on-disk store of Apache RocketMQ.
 
-    PATH is the store's root (RocketMQ's storePathRootDir, the folder that holds commitlog/). A command that writes into
-    a store says so in its help; every other opens it read-only, locks nothing and works beside a running broker.
+    PATH is the store's root (RocketMQ's storePathRootDir, the folder that holds commitlog/). Commands marked [writes],
+    offsets set and reset, spark rebuild and rabbitmq import write into a store; every other opens it read-only, locks
+    nothing and works beside a running broker.
 
     Exit codes: 0 fine, 1 findings or nothing found, 2 wrong usage, 3 the store cannot be opened.
     """

@@ -17,7 +17,7 @@ from rmqstore.cli.words import verdict_words
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.mapped_file import offset_of_name
 from rmqstore.offline.lost_messages import LostMessages, messages_behind
-from rmqstore.offline.rebuild import REBUILD_DIRECTORY, RebuildReport, rebuild
+from rmqstore.offline.rebuild import REBUILD_DIRECTORY, RebuildReport, check_config, rebuild
 from rmqstore.offline.rebuild_queue_database import rebuild_queue_database
 from rmqstore.rocksdb.places import PLACES, queue_databases
 from rmqstore.store.message_store import MessageStore
@@ -50,6 +50,9 @@ def rebuild_command(
     if rocksdb and kinds != ("consumequeue",):
         raise click.UsageError("--rocksdb is for --what consumequeue alone")
     config = given.config(path)
+    if output is None and not rocksdb:
+        # Who is asked has then nothing left to give.
+        check_config(path, kinds, config)
     agree_to_replace(path, kinds, output, yes)
     try:
         with Progress("rebuilding", "bytes") as progress:

@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import click
 import pytest
 from test_cli import json_lines, run, utc  # noqa: F401
 
@@ -297,3 +298,142 @@ def test_advice_about_a_short_file_is_of_its_kind(store):
     assert result.exit_code == 3 and "truncate -s 4096 FILE" in result.stderr
     assert "what it lost is then damage that rmqstore recover --mode skip" in result.stderr
     assert "consumequeue" not in result.stderr
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Topics in an order, groups of RocketMQ's own
+
+
+def test_topics_by_bytes_messages_and_time_with_a_total(tmp_path, utc):  # noqa: F811
+    clock = iter(range(1_700_000_000_000, 1_700_000_100_000, 1000)).__next__
+    with MessageStore.open(tmp_path / "s", config=StoreConfig(**SMALL, clock=clock)) as store:
+        for topic, number, size in (("Many", 5, 10), ("Large", 2, 500), ("New", 1, 10)):
+            for _ in range(number):
+                store.put_message(Message(topic, b"x" * size))
+    for sort, wanted in (
+        ("name", ["Large", "Many", "New"]),
+        ("messages", ["Many", "Large", "New"]),
+        ("bytes", ["Large", "Many", "New"]),
+        ("time", ["New", "Large", "Many"]),
+    ):
+        objects = json_lines(run("topics", tmp_path / "s", "--sort", sort, "--json", *GEOMETRY))
+        assert [each["topic"] for each in objects] == wanted, sort
+        lines = run("topics", tmp_path / "s", "--sort", sort, *GEOMETRY).stdout.splitlines()
+        assert [line.split()[0] for line in lines[3:]] == [*wanted, "total"], sort
+        assert lines[-1].split()[:3] == ["total", "of", "3"]
+        cells = lines[-1].split()
+        assert cells[3:5] == ["3", "8"]
+        if sort == "bytes":
+            assert cells[5:] == format_size(sum(each["size"] for each in objects)).split()
+            assert objects[0]["size"] > objects[1]["size"] > objects[2]["size"]
+    # Of one topic there is nothing to add up.
+    assert "total" not in run("topics", tmp_path / "s", "Many", *GEOMETRY).stdout
+
+
+def test_offsets_of_a_path_are_those_that_show_shows(golden_copy):
+    path = golden_copy("broker")
+    shown = run("offsets", "show", path)
+    assert shown.exit_code == 0 and run("offsets", path).stdout == shown.stdout
+    narrowed = run("offsets", path, "--group", "G-billing", "--json")
+    assert narrowed.stdout == run("offsets", "show", path, "--group", "G-billing", "--json").stdout != ""
+    wrong = run("offsets", "shwo", path)
+    assert wrong.exit_code == 2 and "Did you mean show?" in wrong.stderr
+
+
+def test_groups_and_topics_of_rocketmq_are_marked(tmp_path):
+    path = tmp_path / "s"
+    with MessageStore.open(path, config=StoreConfig(**SMALL)) as store:
+        for topic in ("Orders", "%RETRY%billing", "%DLQ%billing", "RMQ_SYS_TRACE_TOPIC"):
+            store.put_message(Message(topic, b"x"))
+            store.consumer_offsets.commit("billing", topic, 0, 0)
+        for group in ("TOOLS_CONSUMER", "CID_ONSAPI_OWNER", "CID_RMQ_SYS_TRANS"):
+            store.consumer_offsets.commit(group, "Orders", 0, 1)
+    rows = json_lines(run("offsets", path, "--json", *GEOMETRY))
+    kinds = {(row["group"], row["topic"]): row["kind"] for row in rows if row["type"] == "progress"}
+    assert kinds == {
+        ("billing", "Orders"): "", ("billing", "%RETRY%billing"): "retry", ("billing", "%DLQ%billing"): "dlq",
+        ("billing", "RMQ_SYS_TRACE_TOPIC"): "system", ("TOOLS_CONSUMER", "Orders"): "system",
+        ("CID_ONSAPI_OWNER", "Orders"): "system", ("CID_RMQ_SYS_TRANS", "Orders"): "system",
+    }  # fmt: skip
+    sums = {row["group"]: row["kind"] for row in rows if row["type"] == "group"}
+    assert {group for group, kind in sums.items() if kind == "system"} == set(sums) - {"billing"}
+    text = run("offsets", path, *GEOMETRY).stdout
+    assert re.search(r"TOOLS_CONSUMER +Orders +system", text) and re.search(r"TOOLS_CONSUMER +system +1", text)
+    # Where nothing is marked there is no such column.
+    assert " kind " not in run("offsets", path, "--group", "billing", "--topic", "Orders", *GEOMETRY).stdout
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Nothing is left behind, nobody is asked in vain
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.csv.gz", "x.parquet", "folder"])
+def test_an_export_of_an_unknown_topic_leaves_nothing(store, tmp_path, name):
+    path, _ = store
+    if name.endswith(".parquet"):
+        pytest.importorskip("pyarrow")
+    kind = ["--format", "files"] if name == "folder" else []
+    result = run("export", path, "--topic", "Oders", "-O", tmp_path / "out" / name, *kind, *GEOMETRY)
+    assert result.exit_code == 3  # There is no such folder.
+    (tmp_path / "out").mkdir()
+    result = run("export", path, "--topic", "Oders", "-O", tmp_path / "out" / name, *kind, *GEOMETRY)
+    assert result.exit_code == 1 and "did you mean Orders?" in result.stderr
+    assert list((tmp_path / "out").iterdir()) == []
+    # A topic that is there, and had no message in that time, is an answer.
+    never = ["--topic", "Orders", "--end", "2001-01-01"]
+    result = run("export", path, *never, "-O", tmp_path / "out" / name, *kind, *GEOMETRY)
+    assert result.exit_code == 1 and [each.name for each in (tmp_path / "out").iterdir()] == [name]
+
+
+def test_an_export_of_an_unknown_topic_replaces_nothing(store, tmp_path):
+    path, _ = store
+    (tmp_path / "kept.jsonl").write_text("what was there")
+    result = run("export", path, "--topic", "Oders", "-O", tmp_path / "kept.jsonl", "--force", "--json", *GEOMETRY)
+    assert result.exit_code == 1 and (tmp_path / "kept.jsonl").read_text() == "what was there"
+    (value,) = json_lines(result)
+    assert value["output"] == "" and value["messages"] == value["size"] == 0
+    # One of several is enough.
+    wanted = ["--topic", "Oders", "--topic", "Orders"]
+    assert run("export", path, *wanted, "-O", tmp_path / "kept.jsonl", "--force", *GEOMETRY).exit_code == 0
+    assert len((tmp_path / "kept.jsonl").read_text().splitlines()) == 12
+
+
+def test_rebuild_says_what_it_needs_before_it_asks(golden_copy, monkeypatch):
+    path = golden_copy("broker")
+    before = files_of(path)
+
+    def asked(*arguments):
+        raise AssertionError("somebody was asked")
+
+    monkeypatch.setattr(rebuild_module, "agree_to_replace", asked)
+    # Queues of delayed messages need the delay levels, an index that is gone its geometry, and its tags.
+    for broken, options, needed in (
+        (None, [], "message_delay_level"),
+        (None, ["--what", "consumequeue"], "message_delay_level"),
+        ("index", ["--what", "index"], "max_hash_slot_num"),
+        ("index", ["--what", "index", "-omaxHashSlotNum=100", "-omaxIndexNum=400"], "index_tags"),
+    ):
+        if broken is not None:
+            shutil.rmtree(path / broken, ignore_errors=True)
+            before = files_of(path)
+        result = run("rebuild", path, *options)
+        assert result.exit_code == 3 and needed in result.stderr, (options, result.stderr)
+        assert files_of(path) == before
+    with pytest.raises(AssertionError, match="asked"):
+        run("rebuild", path, "--what", "index", "-omaxHashSlotNum=100", "-omaxIndexNum=400", "-oindex_tags=True")
+
+
+def test_help_marks_the_commands_that_write():
+    from rmqstore.cli import _COMMANDS, main
+
+    page = run("--help").stdout
+    marked = set(re.findall(r"(?m)^  (\w+) +\[writes\] ", page))
+    assert marked == {"import", "rebuild", "recover"}
+    context = click.Context(main)
+    for name in _COMMANDS:
+        if name not in ("spark", "demo"):
+            command = main.get_command(context, name)
+            assert ("THIS COMMAND WRITES" in (command.help or "")) == (name in marked), name
+    assert set(re.findall(r"(?m)^  (\w+) +\[writes\] ", run("offsets", "--help").stdout)) == {"set", "reset"}
+    for named in ("offsets set and reset", "spark rebuild", "rabbitmq import"):
+        assert named in " ".join(page.split())

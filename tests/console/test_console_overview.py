@@ -221,6 +221,17 @@ def test_groups_are_the_sums_of_their_queues(broker):
     }
 
 
+def test_groups_of_rocketmq_are_marked(broker):
+    asker = Asker(console.app(broker))
+    value = asker.json("/api/consumers")
+    assert {each["group"]: each["kind"] for each in value["groups"]} == {
+        each["group"]: "system" if each["group"].startswith("CID_RMQ_SYS_") else "" for each in value["groups"]
+    }
+    marked = [row for row in value["consumers"] if row["kind"] == "system"]
+    assert marked and all(row["topic"].startswith("RMQ_SYS_") for row in marked)
+    assert asker.page("/consumers").count("<small>system</small>") == 1 + len(marked)
+
+
 # ------------------------------------------------------------------------------------------------------------ charts
 
 
