@@ -11,7 +11,7 @@ from typing import Any
 
 from rmqstore.console.lists import in_order
 from rmqstore.consumequeue.queue_look import QueueLook
-from rmqstore.consumer.system_names import is_system_group, topic_kind
+from rmqstore.consumer.system_names import is_system_group, progress_kind
 from rmqstore.errors import StoreError
 from rmqstore.store.message_store import MessageStore
 
@@ -37,7 +37,7 @@ def consumer_rows(store: MessageStore) -> list[dict[str, Any]]:
                     "lag": None,
                     "waiting_since": None,
                     "last_store_timestamp": None,
-                    "kind": "system" if is_system_group(group) else topic_kind(topic),
+                    "kind": progress_kind(group, topic),
                 }
                 key = topic, queue_id
                 if key not in looks:

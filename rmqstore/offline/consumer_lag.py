@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from rmqstore.consumer.system_names import is_system_group, topic_kind
+from rmqstore.consumer.system_names import is_system_group, progress_kind
 from rmqstore.errors import StoreError
 from rmqstore.store.message_store import MessageStore
 
@@ -32,8 +32,7 @@ def consumer_rows(store: MessageStore, group: str | None = None, topic: str | No
         in other queues of the topic only, and begins at the first message), ``max_queue_offset`` and ``lag``.  Both are
         None where the queue is gone; the lag is None too where the group's offset lies after the end of the queue.
         ``waiting_since`` is when the next message was stored, ms since the epoch; None where none waits, or it is not known
-        because the message is deleted or damaged.  ``kind`` is "system" where the group is one of RocketMQ's own, else what
-        `topic_kind` says of the topic.
+        because the message is deleted or damaged.  ``kind`` is as of `progress_kind`.
     """
     queue_ids: dict[str, list[int]] = {}
     for name, queue_id in store.queues.keys():
@@ -56,7 +55,7 @@ def consumer_rows(store: MessageStore, group: str | None = None, topic: str | No
                 "group": its_group, "topic": its_topic, "queue_id": queue_id, "queue_offset": queue_offset,
                 "max_queue_offset": newest, "lag": lag,
                 "waiting_since": _stored(store, its_topic, queue_id, max(queue_offset, 0)) if lag else None,
-                "kind": "system" if is_system_group(its_group) else topic_kind(its_topic),
+                "kind": progress_kind(its_group, its_topic),
             }  # fmt: skip
 
 

@@ -359,6 +359,7 @@ def test_groups_and_topics_of_rocketmq_are_marked(tmp_path):
     assert {group for group, kind in sums.items() if kind == "system"} == set(sums) - {"billing"}
     text = run("offsets", path, *GEOMETRY).stdout
     assert re.search(r"TOOLS_CONSUMER +Orders +system", text) and re.search(r"TOOLS_CONSUMER +system +1", text)
+    assert re.search(r"TOOLS_CONSUMER +Orders +system", run("info", path, *GEOMETRY).stdout)
     # Where nothing is marked there is no such column.
     assert " kind " not in run("offsets", path, "--group", "billing", "--topic", "Orders", *GEOMETRY).stdout
 
