@@ -9,7 +9,7 @@ asked for.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = [
     "ChecksumError",
@@ -45,13 +45,16 @@ class Finding:
     kind : str
         A short name, stable between releases.
     detail : str
-        What is there, and what should be.
+        What is there, and what should be; of several the first.
+    num : int
+        How many things of this kind stand here one after the other, from `pos` on.
     """
 
     path: str
     pos: int
     kind: str
     detail: str
+    num: int = field(default=1, kw_only=True)
 
 
 def finding_of(error: StoreError, kind: str, path: str) -> Finding:

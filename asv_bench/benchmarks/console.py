@@ -71,6 +71,15 @@ class Topics:
         """Another page of the list, soon after."""
         assert self.client.get("/?first=200").status_code == 200
 
+    def time_metrics_first(self, path):
+        """The first scrape after the start: the store is opened for it."""
+        from starlette.testclient import TestClient
+
+        from rmqstore.console import app
+
+        answer = TestClient(app(path), base_url="http://localhost").get("/metrics")
+        assert answer.content.count(b"\nrmqstore_topic_messages{") == sized(10_000) + 1
+
     def time_metrics(self, path):
         """A scrape by itself."""
         assert b"rmqstore_topic_messages" in metrics.text(path)

@@ -10,7 +10,8 @@ from the package's public functions.  Invariants:
 - ``--json`` prints one object a line on stdout and nothing else there; notes, progress and errors go to stderr.
 
 Shared by all commands: `group` (exit codes, lazy commands, errors), `terminal` (how an answer looks), `words` (what stands in
-place of Python's), `options`, `paths` (what a wrong PATH is), `completion`, `examples`, `messages`, `formats`, `welcome`.
+place of Python's), `options`, `paths` (what a wrong PATH is), `completion`, `examples`, `messages`, `formats`,
+`next_steps`, `welcome`.
 
 A new command is a module here and a line in `_COMMANDS`.
 """
@@ -114,6 +115,7 @@ _COMMANDS = {
 
 class _MainGroup(StoreGroup):
     lazy_commands = _COMMANDS
+    writing_commands = frozenset({"import", "rebuild", "recover"})
 
 
 @click.group(
@@ -128,8 +130,9 @@ class _MainGroup(StoreGroup):
 def main(context: click.Context) -> None:
     """Look into, check and repair the on-disk store of Apache RocketMQ.
 
-    PATH is the store's root (RocketMQ's storePathRootDir, the folder that holds commitlog/). A command that writes into
-    a store says so in its help; every other opens it read-only, locks nothing and works beside a running broker.
+    PATH is the store's root (RocketMQ's storePathRootDir, the folder that holds commitlog/). Commands marked [writes],
+    offsets set and reset, spark rebuild and rabbitmq import write into a store; every other opens it read-only, locks
+    nothing and works beside a running broker.
 
     Exit codes: 0 fine, 1 findings or nothing found, 2 wrong usage, 3 the store cannot be opened.
     """

@@ -40,7 +40,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "rmqstore metrics store | grep rocketmq_group_diff",
         "rmqstore metrics store -O rmqstore.prom --cluster DefaultCluster --broker broker-a",
     ),
-    "offsets": ("rmqstore offsets show store",),
+    "offsets": ("rmqstore offsets store", "rmqstore offsets show store --group G-billing"),
     "offsets reset": (
         "rmqstore offsets reset store --group G-billing --topic Orders --time 2026-11-21T05:33:00Z",
         "rmqstore offsets reset store --group G-billing --topic Orders --time '2h ago' --queue 1",
@@ -106,7 +106,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "rmqstore tail store Orders --key CUST-1 -n 2 --json",
         "rmqstore tail -f store Orders",
     ),
-    "topics": ("rmqstore topics store", "rmqstore topics store Orders", "rmqstore topics store --bytes --json"),
+    "topics": ("rmqstore topics store", "rmqstore topics store Orders", "rmqstore topics store --sort bytes"),
     "verify": ("rmqstore verify store", "rmqstore verify store -o messageDelayLevel='1s 2s 30m 1h' --json | tail -1"),
 }
 

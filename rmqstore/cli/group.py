@@ -83,6 +83,8 @@ class StoreGroup(click.Group):
 
     # By name: module, attribute, short help.
     lazy_commands: dict[str, tuple[str, str, str]] = {}
+    # Those of them that write into a store; a list of commands loads none.
+    writing_commands: frozenset[str] = frozenset()
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted({*super().list_commands(ctx), *self.lazy_commands})
@@ -130,11 +132,12 @@ class StoreGroup(click.Group):
         rows = []
         for name in self.list_commands(ctx):
             if name in self.lazy_commands:
-                rows.append((name, self.lazy_commands[name][2]))
+                short, writes = self.lazy_commands[name][2], name in self.writing_commands
             else:
                 command = self.get_command(ctx, name)
                 assert command is not None
-                rows.append((name, command.get_short_help_str(90)))
+                short, writes = command.get_short_help_str(90), "THIS COMMAND WRITES" in (command.help or "")
+            rows.append((name, f"[writes] {short}" if writes else short))
         with formatter.section("Commands"):
             formatter.write_dl(rows)
 

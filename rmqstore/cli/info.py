@@ -10,6 +10,7 @@ import click
 
 from rmqstore.cli.options import Given, path_argument, store_options, tiered_option
 from rmqstore.cli.terminal import Printer, escape, format_size
+from rmqstore.consumer.system_names import progress_kind
 from rmqstore.offline.describe import StoreDescription, describe
 from rmqstore.tiered import TieredStore
 
@@ -197,11 +198,16 @@ def _print_info(printer: Printer, description: StoreDescription) -> None:
     )  # fmt: skip
     rows = _progress_rows(description)
     if rows:
+        kinds = [progress_kind(row[0], row[1]) for row in rows]
+        marked = any(kinds)
         printer.table(
             "consumer progress",
-            ("group", "topic", "queue", "offset", "lag"),
-            [(row[0], row[1], str(row[2]), str(row[3]), _lag_text(row[4])) for row in rows],
-            left=2,
+            ("group", "topic", *(["kind"] if marked else []), "queue", "offset", "lag"),
+            [
+                (row[0], row[1], *([kind] if marked else []), str(row[2]), str(row[3]), _lag_text(row[4]))
+                for row, kind in zip(rows, kinds, strict=True)
+            ],
+            left=2 + marked,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,9 +24,23 @@ from rmqstore.offline.consumer_lag import consumer_rows, group_sums
 from rmqstore.store.message_store import MessageStore
 
 
-@click.group(cls=StoreGroup)
+class _OffsetsGroup(StoreGroup):
+    """Takes a path in place of a command for what `show` shows."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.list_commands(ctx) and os.path.isdir(args[0]):
+            args = ["show", *args]
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_OffsetsGroup)
 def offsets() -> None:
-    """Progress of consumer groups: what is next for each, and its lag."""
+    """Progress of consumer groups: what is next for each, and its lag.
+
+    `rmqstore offsets PATH` is `rmqstore offsets show PATH`.
+    """
 
 
 @offsets.command(name="show")
@@ -36,7 +51,8 @@ def offsets() -> None:
 def offsets_show(path: str, group: str | None, topic: str | None, given: Given) -> None:
     """Show the progress of every group, its lag in every queue, and the sum of each group.
 
-    `waiting since` is when the oldest message was stored that is next for the group.
+    `waiting since` is when the oldest message was stored that is next for the group. `kind` marks what is RocketMQ's
+    own: system groups and topics, retry topics, and those of dead letters (dlq).
     """
     printer = Printer(given.as_json)
     with given.open(path) as store:
@@ -49,28 +65,35 @@ def offsets_show(path: str, group: str | None, topic: str | None, given: Given) 
         for each in sums:
             printer.json_line({"type": "group", **each})
     elif rows:
+        # Of RocketMQ's own groups and topics nobody waits for the lag.
+        marked = any(row["kind"] for row in rows)
         printer.table(
             "consumer progress",
-            ("group", "topic", "queue", "offset", "max offset", "lag"),
+            ("group", "topic", *(["kind"] if marked else []), "queue", "offset", "max offset", "lag"),
             [
                 (
-                    row["group"], row["topic"], str(row["queue_id"]),
+                    row["group"], row["topic"], *([row["kind"]] if marked else []), str(row["queue_id"]),
                     "-" if row["queue_offset"] < 0 else str(row["queue_offset"]),
                     "-" if row["max_queue_offset"] is None else str(row["max_queue_offset"]),
                     "unknown" if row["lag"] is None else row["lag"],
                 )
                 for row in rows
             ],
-            left=2,
+            left=2 + marked,
         )  # fmt: skip
+        marked = any(each["kind"] for each in sums)
         printer.table(
             "sums",
-            ("group", "topics", "queues", "lag", "waiting since"),
+            ("group", *(["kind"] if marked else []), "topics", "queues", "lag", "waiting since"),
             [
-                (each["group"], each["topics"], each["queues"], _sum_text(each), printer.time(each["waiting_since"]))
+                (
+                    each["group"], *([each["kind"]] if marked else []), each["topics"], each["queues"], _sum_text(each),
+                    printer.time(each["waiting_since"]),
+                )
                 for each in sums
             ],
-        )
+            left=1 + marked,
+        )  # fmt: skip
     if not rows:
         nothing(_no_progress(known, group, topic))
 

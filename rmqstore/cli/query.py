@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -30,14 +31,19 @@ from rmqstore.cli.options import (
     topic_argument,
 )
 from rmqstore.cli.terminal import BEGIN_HELP, END_HELP, END_TIME, TIME, Printer, Progress, escape, note
+from rmqstore.cli.words import in_words
+from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import ChecksumError, CorruptionError, InvalidMessageError, OffsetOutOfRangeError
 from rmqstore.flatfile.metadata import METADATA_FILE
 from rmqstore.index.log_index import DEFAULT_LOG_BYTES
 from rmqstore.message import MessageExt
 from rmqstore.offline.key_search import find_in_all_topics, topics_to_ask
 from rmqstore.store.message_store import MessageStore
+from rmqstore.store.reading import subscription
 from rmqstore.store.results import GetMessageResult
 
+# So many units that lead to no message are looked for at most.
+_UNREADABLE = 1000
 _INDEX_TYPES: dict[str | None, IndexType | None] = {None: None, "key": "K", "unique": "U", "tag": "T"}
 
 
@@ -111,11 +117,11 @@ def query(
             message = _message_at(store, msg_id, phy_offset, topic)
             print_message(printer, message, body, line_format)
             if message.corrupt:
-                nothing("the message does not agree with its CRC")
+                nothing(f"the message is CORRUPT ({in_words(str(message.damage))}); {_next_step(path)}")
             return
         if key_type == "tag":
             note_assumed(store.config, ("index_tags",))
-        absent, several = 0, len(keys) > 1 or keys_from is not None
+        absent, corrupt, several = 0, 0, len(keys) > 1 or keys_from is not None
         uncovered: tuple[tuple[int, int], ...] = ()
         every = topics_to_ask(store) if topic is None else []
         with Progress("searching the log", "bytes") as progress:
@@ -136,6 +142,7 @@ def query(
                     what = f"no message of topic {topic}"
                 for message in messages:
                     print_message(printer, message, body, line_format)
+                    corrupt += message.corrupt
                 if not messages:
                     absent += 1
                     about = "" if topic is None else about_topic(store, topic)
@@ -150,8 +157,27 @@ def query(
             if given.as_json:
                 printer.json_line({"complete": False, "uncovered": [list(stretch) for stretch in uncovered]})
             nothing(uncovered_text(store, uncovered, "give --max-log-bytes, or rmqstore rebuild --what index"))
-        if absent:
+        damage = () if store.index_service is None else store.index_service.log_damage
+        if damage:
+            size, places = sum(end - begin for begin, end in damage), _places_text([begin for begin, _ in damage])
+            note(f"{size} bytes of the log at phy offset {places} cannot be read, and may hold more; {_next_step(path)}")
+        if corrupt:
+            note(f"{_corrupt_text(corrupt)}; {_next_step(path)}")
+        if absent or corrupt or damage:
             click.get_current_context().exit(FOUND_NOTHING)
+
+
+def _next_step(path: str) -> str:
+    return f"next: rmqstore verify {shlex.quote(path)}"
+
+
+def _corrupt_text(number: int) -> str:
+    return "1 message is CORRUPT" if number == 1 else f"{number} messages are CORRUPT"
+
+
+def _places_text(places: list[int]) -> str:
+    rest = f" and {len(places) - 5} more" if len(places) > 5 else ""
+    return ", ".join(map(str, places[:5])) + rest
 
 
 def _topics_text(topics: int | None) -> str:
@@ -229,26 +255,64 @@ def get(
         first = queue_offset
         # Where the first message lies that is newer than all that is asked for.
         stop = None if end is None else store.offset_by_time(topic, queue_id, end + 1)
-        shown = 0
+        shown = corrupt = 0
+        unreadable: list[Unit] = []
         while True:
             # A get ends with its queue file, and one with tags may pass over all that it examines.
             result = store.get_message(topic, queue_id, queue_offset, max_num - shown, tags)
             messages = [each for each in result.messages if stop is None or each.queue_offset < stop]
             for message in messages:
                 print_message(printer, message, body, line_format)
+                corrupt += message.corrupt
             shown += len(messages)
+            if len(unreadable) <= _UNREADABLE:
+                reached = result.next_queue_offset if stop is None else min(result.next_queue_offset, stop)
+                unreadable += _unreadable(store, topic, queue_id, queue_offset, reached, tags)
             high = result.max_queue_offset if stop is None else min(stop, result.max_queue_offset)
             if shown >= max_num or not queue_offset < result.next_queue_offset < high:
                 break
             queue_offset = result.next_queue_offset
         if store.unserved is not None:
             note(f"messages from phy offset {store.unserved[0]} on are in no queue; rmqstore rebuild --what consumequeue")
-        if not shown:
+        if unreadable:
+            rest = " or more" if len(unreadable) > _UNREADABLE else ""
+            lead = "queue offset of {} leads" if len(unreadable) == 1 else "queue offsets of {} lead"
+            note(
+                f"{len(unreadable)}{rest} {lead.format(f'{topic}/{queue_id}')} to no whole message: queue offset "
+                f"{_places_text([unit.queue_offset for unit in unreadable])} (phy offset "
+                f"{_places_text([unit.phy_offset for unit in unreadable])}); {_next_step(path)}"
+            )
+        if corrupt:
+            note(f"{_corrupt_text(corrupt)}; {_next_step(path)}")
+        if not shown and not unreadable:
             if queue_id not in store.queue_ids(topic):
                 nothing(f"there is no queue {topic}/{queue_id}{about_queues(store, topic, [queue_id])}")
             nothing(_nothing_text(f"{topic}/{queue_id}", first, stop, tags, result))
         if result.next_queue_offset < high:
             note(f"there are more: go on with --begin-queue-offset {result.next_queue_offset}")
+        if corrupt or unreadable:
+            click.get_current_context().exit(FOUND_NOTHING)
+
+
+def _unreadable(
+    store: MessageStore, topic: str, queue_id: int, begin: int, end: int, tags: str | None
+) -> Iterator[Unit]:
+    """Units from `begin` to `end` whose record the log should have and has not, which a get passes over without a word."""
+    queue = store.queues.find(topic, queue_id)
+    wanted = subscription(tags)
+    log = store.commit_log
+    at = begin
+    while queue is not None and at < end:
+        following = at
+        for unit in queue.read(at, end - at):
+            following = unit.queue_offset + max(unit.num, 1)
+            if unit.queue_offset >= end:
+                break
+            code = queue.tags_code(unit)
+            passed = wanted is not None and code is not None and code & 0xFFFFFFFF not in wanted
+            if not passed and unit.phy_offset >= log.min_offset and log.look_up(unit.phy_offset, unit.size) is None:
+                yield unit
+        at = following if following > at else max(queue.next_file_offset(at), at + 1)
 
 
 def _nothing_text(queue: str, first: int, stop: int | None, tags: str | None, result: GetMessageResult) -> str:

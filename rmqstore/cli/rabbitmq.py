@@ -336,6 +336,8 @@ def dump(
 
 def _finding_object(finding: Finding) -> dict[str, Any]:
     value = dataclasses.asdict(finding)
+    # Always one.
+    del value["num"]
     return {"type": "finding", **value, "consequence": finding.consequence.value}
 
 

@@ -12,10 +12,12 @@ from rmqstore.arguments import Recovery
 from rmqstore.cli.group import FOUND_NOTHING, error_text, nothing, of_error
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.paths import check_store_path
-from rmqstore.cli.terminal import Printer, Progress, escape, format_size, note
+from rmqstore.cli.terminal import Printer, Progress, escape, format_size, format_time, note
 from rmqstore.cli.words import verdict_words
 from rmqstore.errors import CorruptionError, StoreError
-from rmqstore.offline.rebuild import REBUILD_DIRECTORY, RebuildReport, rebuild
+from rmqstore.files.mapped_file import offset_of_name
+from rmqstore.offline.lost_messages import LostMessages, messages_behind
+from rmqstore.offline.rebuild import REBUILD_DIRECTORY, RebuildReport, check_config, rebuild
 from rmqstore.offline.rebuild_queue_database import rebuild_queue_database
 from rmqstore.rocksdb.places import PLACES, queue_databases
 from rmqstore.store.message_store import MessageStore
@@ -48,6 +50,9 @@ def rebuild_command(
     if rocksdb and kinds != ("consumequeue",):
         raise click.UsageError("--rocksdb is for --what consumequeue alone")
     config = given.config(path)
+    if output is None and not rocksdb:
+        # Who is asked has then nothing left to give.
+        check_config(path, kinds, config)
     agree_to_replace(path, kinds, output, yes)
     try:
         with Progress("rebuilding", "bytes") as progress:
@@ -137,27 +142,43 @@ def recover_command(path: str, mode: Recovery, yes: bool, given: Given) -> None:
     """Do what a start after a crash does, say what it was, and close the store in order.
 
     THIS COMMAND WRITES. The log is judged first; with --mode strict a store with damage in the middle of its log is
-    left exactly as it is. What a crash left torn after the last whole record is cut; queues and index are brought into
-    line with the log. The broker must not run.
+    left exactly as it is, and what --mode truncate would delete is counted. What a crash left torn after the last whole
+    record is cut; queues and index are brought into line with the log. The broker must not run.
     """
     check_store_path(path)
     if not os.path.isdir(os.path.join(path, "commitlog")):
         raise of_error(StoreError("there is no commit log here, which recovery begins with; put commitlog/ back", path))
     config = given.config(path)
-    if mode == "truncate" and not yes:
-        if not sys.stdin.isatty():
-            raise click.UsageError(
-                "this may delete whole records after damage; without a terminal to ask on give --yes"
-            )
-        note(f"If the log of {path} is damaged, everything after the damage will be deleted, whole or not.")
-        if not click.confirm("Go on?", err=True):
-            nothing("nothing was changed")
-    with MessageStore.open(path, config=config, recovery=mode) as store:
-        report = store.recovery_report
+    lost: LostMessages | None = None
+    try:
+        # Where nothing is to be cut or passed over, every mode does the same: only the first refusal says what is at stake.
+        with MessageStore.open(path, config=config, recovery="skip" if mode == "skip" else "strict") as store:
+            report = store.recovery_report
+    except CorruptionError as error:
+        place = _place_of(error)
+        if mode == "skip" or (mode == "strict" and place is None):
+            raise
+        if place is None:
+            # The log lacks what the queues lead to, so that only units go: or opening it says what else is wrong.
+            text = "--mode truncate deletes no message that the log has, and the units that lead to none."
+        else:
+            with Progress("counting what a cut deletes", "bytes") as progress:
+                lost = messages_behind(path, config, place, progress)
+            text = _lost_text(lost)
+        if mode == "strict":
+            told = of_error(error)
+            told.hint = f"{told.hint} {text}".strip()
+            raise told from None
+        note(error_text(error).split("; nothing was changed")[0])
+        note(text)
+        agree_to_cut(yes)
+        with MessageStore.open(path, config=config, recovery=mode) as store:
+            report = store.recovery_report
     assert report is not None
     printer = Printer(given.as_json)
     if given.as_json:
-        printer.json_line({"type": "recovery", "path": path, **report.as_dict()})
+        value = {"type": "recovery", "path": path, **report.as_dict(), "mode": mode}
+        printer.json_line(value | ({} if lost is None else {"lost": lost.as_dict()}))
     else:
         printer.line(f"{'closed in order' if report.clean else 'not closed in order'} before")
         printer.line(f"scanned      {report.records} records, phy offsets {report.began_at} to {report.end}")
@@ -172,3 +193,34 @@ def recover_command(path: str, mode: Recovery, yes: bool, given: Given) -> None:
             printer.line(f"{report.seconds:.2f} s")
     if report.damage:
         click.get_current_context().exit(FOUND_NOTHING)
+
+
+def _place_of(error: CorruptionError) -> int | None:
+    """int or None: the phy offset at which a log was found damaged; None where the error is about something else."""
+    if error.path is None or error.pos is None or os.path.basename(os.path.dirname(error.path)) != "commitlog":
+        return None
+    base = offset_of_name(os.path.basename(error.path))
+    return None if base is None else base + error.pos
+
+
+def _lost_text(lost: LostMessages) -> str:
+    """str: what --mode truncate deletes."""
+    if not lost.messages:
+        return f"--mode truncate deletes no whole message, and {format_size(lost.damaged_size)} that are none."
+    topics = [f"{topic} ({number})" for topic, number in lost.topics.items()]
+    rest = f" and {len(topics) - 8} more" if len(topics) > 8 else ""
+    return (
+        f"--mode truncate deletes {lost.messages} whole messages, {format_size(lost.size)}, stored "
+        f"{format_time(lost.first_store_timestamp)} to {format_time(lost.last_store_timestamp)}, of {', '.join(topics[:8])}"
+        f"{rest}; --mode skip keeps them."
+    )
+
+
+def agree_to_cut(yes: bool) -> None:
+    """Ask whether the log shall be cut, unless that was answered before; a No ends the command."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise click.UsageError("--mode truncate deletes that; without a terminal to ask on give --yes")
+    if not click.confirm("Go on?", err=True):
+        nothing("nothing was changed")

@@ -21,13 +21,25 @@ bytes_option = click.option(
 )
 
 
+_SORTS = ("name", "messages", "bytes", "time")
+_TIMES = ("first_store_timestamp", "last_store_timestamp")
+
+
 @click.command()
 @path_argument
 @optional_topic_argument
 @bytes_option
+@click.option(
+    "--sort",
+    type=click.Choice(_SORTS),
+    default="name",
+    show_default=True,
+    help="Which come first: most messages, most bytes (which adds --bytes), or newest last message.",
+)
 @store_options
-def topics(path: str, topic: str | None, with_bytes: bool, given: Given) -> None:
+def topics(path: str, topic: str | None, with_bytes: bool, sort: str, given: Given) -> None:
     """List the topics: queues, messages, and the store times of the first and the last."""
+    with_bytes |= sort == "bytes"
     printer = Printer(given.as_json)
     with given.open(path) as store:
         rows = _queue_objects(store, topic, with_bytes)
@@ -49,33 +61,52 @@ def topics(path: str, topic: str | None, with_bytes: bool, given: Given) -> None
         value["messages"] += row["messages"]
         if with_bytes:
             value["size"] += row["size"]
-        for name, choose in (("first_store_timestamp", min), ("last_store_timestamp", max)):
+        for name, choose in zip(_TIMES, (min, max), strict=True):
             times = [each for each in (value[name], row[name]) if each is not None]
             value[name] = choose(times) if times else None
     if not merged:
         if topic is not None:
             nothing(f"topic {topic} has no queue here{advice}")
         nothing("the store has no queues, so that no topic is known (rebuild makes them from the commit log)")
+    values = _sorted(list(merged.values()), sort)
     if given.as_json:
-        for value in merged.values():
+        for value in values:
             printer.json_line({"type": "topic", **value})
         return
+    if len(values) > 1:
+        values.append(_total(values))
     printer.table(
         "topics",
         ("topic", "first stored", "last stored", "queues", "messages", *(["bytes"] if with_bytes else [])),
         [
             (
                 value["topic"],
-                printer.time(value["first_store_timestamp"]),
-                printer.time(value["last_store_timestamp"]),
+                # The total has none.
+                *(printer.time(value[name]) if name in value else "" for name in _TIMES),
                 value["queues"],
                 value["messages"],
                 *([format_size(value["size"])] if with_bytes else []),
             )
-            for value in merged.values()
+            for value in values
         ],
         left=3,
     )
+
+
+def _sorted(values: list[dict[str, Any]], sort: str) -> list[dict[str, Any]]:
+    """list of dict: the topics in the order of `sort`; those that are equal in it by name."""
+    values.sort(key=lambda value: str(value["topic"]))
+    if sort != "name":
+        name = {"messages": "messages", "bytes": "size", "time": "last_store_timestamp"}[sort]
+        values.sort(key=lambda value: -1 if value[name] is None else int(value[name]), reverse=True)
+    return values
+
+
+def _total(values: list[dict[str, Any]]) -> dict[str, Any]:
+    total: dict[str, Any] = {"topic": f"total of {len(values)}"}
+    for name in ("queues", "messages", "size"):
+        total[name] = sum(value.get(name, 0) for value in values)
+    return total
 
 
 @click.command()

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import click
 
 from rmqstore.cli.group import FOUND_NOTHING
+from rmqstore.cli.next_steps import NextSteps
 from rmqstore.cli.options import Given, note_assumed, path_argument, store_options, tiered_option
 from rmqstore.cli.terminal import Printer, Progress, escape, note
 from rmqstore.cli.words import in_words
@@ -63,19 +64,26 @@ def verify_command(path: str, given: Given) -> None:
         config = None  # That the geometry cannot be told is a finding.
     printer = Printer(given.as_json)
     kinds: Counter[str] = Counter()
+    following = NextSteps(path, given.options, given.config_file)
     with Progress("verifying", "bytes") as progress:
         for finding in _findings(path, config, given, progress):
-            kinds[finding.kind] += 1
+            kinds[finding.kind] += finding.num
+            following.take(finding)
             if given.as_json:
                 printer.json_line({"type": "finding", **dataclasses.asdict(finding)})
             else:
                 printer.line(f"{escape(finding.path)}:{finding.pos}: {finding.kind}: {escape(in_words(finding.detail))}")
             sys.stdout.flush()
     if given.as_json:
-        printer.json_line({"type": "summary", "findings": kinds.total(), "kinds": dict(sorted(kinds.items()))})
+        summary = {"type": "summary", "findings": kinds.total(), "kinds": dict(sorted(kinds.items()))}
+        printer.json_line(summary | ({"next": dict(following.steps())} if kinds else {}))
     elif not kinds:
         printer.line("nothing is wrong")
     else:
         printer.table(f"{kinds.total()} findings", ("kind", "number"), sorted(kinds.items()))
+        printer.line()
+        printer.line("what to do next")
+        for names, step in following.steps():
+            printer.line(f"  {names}: {escape(step)}")
     if kinds:
         click.get_current_context().exit(FOUND_NOTHING)

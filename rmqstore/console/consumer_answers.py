@@ -11,6 +11,7 @@ from typing import Any
 
 from rmqstore.console.lists import in_order
 from rmqstore.consumequeue.queue_look import QueueLook
+from rmqstore.consumer.system_names import is_system_group, progress_kind
 from rmqstore.errors import StoreError
 from rmqstore.store.message_store import MessageStore
 
@@ -36,6 +37,7 @@ def consumer_rows(store: MessageStore) -> list[dict[str, Any]]:
                     "lag": None,
                     "waiting_since": None,
                     "last_store_timestamp": None,
+                    "kind": progress_kind(group, topic),
                 }
                 key = topic, queue_id
                 if key not in looks:
@@ -80,6 +82,7 @@ def group_rows(rows: list[dict[str, Any]], sort: str = "group") -> list[dict[str
         total = groups.setdefault(
             row["group"], {"group": row["group"], "queues": 0, "lag": 0, "unknown": 0, "waiting_since": None}
         )
+        total["kind"] = "system" if is_system_group(row["group"]) else ""
         total["queues"] += 1
         if row["lag"] is None or row["lag"] < 0:
             total["unknown"] += 1

@@ -159,7 +159,8 @@ def metrics_text(store: MessageStore, run: VerifyRun, with_pending: bool = False
     metrics = importlib.import_module("rmqstore.offline.metrics")
     last = run.last_finished()
     findings = None if last is None else metrics.Findings(last[0], last[1])
-    text: bytes = metrics.text(store, findings=findings, with_pending=with_pending)
+    # `FollowedStore` refreshed it, or opened it, when this request asked for it.
+    text: bytes = metrics.text(store, findings=findings, with_pending=with_pending, refresh=False)
     return text
 
 

@@ -49,6 +49,8 @@ class VerifyRun:
         self._ended: float | None = None
         self._findings: list[Finding] = []
         self._kinds: Counter[str] = Counter()
+        # Findings, of which one may stand for several things in a row.
+        self._told = 0
         self._finished: tuple[dict[str, int], int] | None = None
 
     def start(self) -> bool:
@@ -63,7 +65,7 @@ class VerifyRun:
             self._stop.clear()
             self._state, self._error = "running", None
             self._done = self._total = 0
-            self._findings, self._kinds = [], Counter()
+            self._findings, self._kinds, self._told = [], Counter(), 0
             self._started, self._ended = time.time(), None
             self._thread = threading.Thread(target=self._run, name="rmqstore-console-verify", daemon=True)
             self._thread.start()
@@ -92,7 +94,8 @@ class VerifyRun:
                 if self._stop.is_set():
                     raise StoppedError
                 with self._lock:
-                    self._kinds[finding.kind] += 1
+                    self._kinds[finding.kind] += finding.num
+                    self._told += 1
                     if len(self._findings) < _FINDINGS_KEPT:
                         self._findings.append(finding)
         except StoppedError:
@@ -134,4 +137,5 @@ class VerifyRun:
                 "findings": [dataclasses.asdict(finding) for finding in self._findings[first : first + size]],
                 "first": first,
                 "kept": len(self._findings),
+                "told": self._told,
             }

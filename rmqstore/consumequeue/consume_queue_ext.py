@@ -10,6 +10,7 @@ from rmqstore import _numpy as np
 from rmqstore._core import EXT_ADDRESS_BASE
 from rmqstore.config import StoreConfig, is_usual_size
 from rmqstore.consumequeue.queue_folders import queue_directory
+from rmqstore.consumequeue.unit_queue import REPAIR
 from rmqstore.files.mapped_file import MappedFilePool, NotCopied
 from rmqstore.files.mapped_file_queue import MappedFileQueue
 
@@ -30,6 +31,7 @@ class ConsumeQueueExt(NotCopied):
             read_only=read_only,
             staging=root,
             is_usual_size=lambda: is_usual_size(root, "consumequeue_ext", config.mapped_file_size_consume_queue_ext),
+            repair=REPAIR,
         )
 
     def load(self) -> None:

@@ -46,8 +46,8 @@ class PlainQueue(NamedTuple):
         return _dispatch.agreeing_unit_bytes(data, columns, rows, number) == len(rows)
 
 
-def whole_files(directory: str, file_size: int) -> list[int] | None:
-    """list of int: the offsets of a queue's files, ascending; None unless all are whole, in a row, and nothing else is there.
+def files_in_a_row(directory: str, file_size: int, *, whole: bool = False) -> list[int] | None:
+    """list of int: the offsets of a queue's files, ascending; None unless they are in a row, and nothing else is there.
 
     Parameters
     ----------
@@ -55,13 +55,17 @@ def whole_files(directory: str, file_size: int) -> list[int] | None:
         The queue's.
     file_size : int
         Bytes of each file.
+    whole : bool
+        Also look at their lengths: None where one is not whole.
     """
     offsets = []
     try:
         with os.scandir(directory) as entries:
             for entry in entries:
                 offset = offset_of_name(entry.name)
-                if offset is None or not entry.is_file() or entry.stat().st_size != file_size or offset % file_size:
+                if offset is None or offset % file_size or not entry.is_file():
+                    return None
+                if whole and entry.stat().st_size != file_size:
                     return None
                 offsets.append(offset)
     except (FileNotFoundError, NotADirectoryError):
@@ -86,7 +90,7 @@ def plain_queue(directory: str, file_size: int) -> PlainQueue | None:
     file_size : int
         Bytes of each file.
     """
-    offsets = whole_files(directory, file_size)
+    offsets = files_in_a_row(directory, file_size, whole=True)
     if not offsets:
         return None
     newest = offsets[-1]

@@ -11,6 +11,7 @@ end of all that were.  A queue that was opened knows its end from all its units.
 from __future__ import annotations
 
 import os
+import struct
 from typing import NamedTuple
 
 from rmqstore import _core
@@ -18,8 +19,9 @@ from rmqstore import _numpy as np
 from rmqstore._core import PRE_FILL_SIZE
 from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
-from rmqstore.consumequeue.plain_queue import whole_files
+from rmqstore.consumequeue.plain_queue import files_in_a_row
 from rmqstore.consumequeue.unit_queue import Unit
+from rmqstore.errors import GeometryError
 from rmqstore.files.mapped_file import name_of_offset, open_regular
 
 __all__ = ["QueueLook", "look_at_files", "look_at_queue", "unit_in_files"]
@@ -33,6 +35,7 @@ _PARTS, _PART_UNITS = 32, 102
 # Beyond this no log ends; what is added to it does not overflow.
 _FAR = 2**62
 _UNIT = [("phy_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")]
+_FIELDS = struct.Struct(">qiq")
 
 
 class QueueLook(NamedTuple):
@@ -73,36 +76,65 @@ class QueueLook(NamedTuple):
         return self.max_queue_offset - self.min_queue_offset
 
 
+def _read(fd: int, size: int, pos: int) -> bytes:
+    data = os.pread(fd, size, pos)
+    if len(data) < size:
+        raise GeometryError("the file was cut meanwhile")
+    return data
+
+
 class _Files:
-    """The files of one simple queue, read by `pread` and closed at the end of a look."""
+    """The files of one simple queue, read by `pread` and closed at the end of a look; what each begins with is read once."""
 
     def __init__(self, directory: str, file_size: int, offsets: list[int]):
         self.directory, self.file_size, self.offsets = directory, file_size, offsets
         self.units_per_file = file_size // _UNIT_SIZE
-        self._open: dict[int, int] = {}
+        self._open: dict[int, tuple[int, bytes]] = {}
 
-    def read(self, base: int, first: int, count: int) -> bytes:
-        fd = self._open.get(base)
-        if fd is None:
-            fd = self._open[base] = open_regular(f"{self.directory}{os.sep}{name_of_offset(base)}")
+    def _opened(self, base: int) -> tuple[int, bytes]:
+        opened = self._open.get(base)
+        if opened is None:
+            fd = open_regular(f"{self.directory}{os.sep}{name_of_offset(base)}")
+            # Noted at once, so that `close` knows it whatever happens.
+            self._open[base] = fd, b""
+            if os.fstat(fd).st_size != self.file_size:
+                raise GeometryError("the file is not whole", self.directory)
             if hasattr(os, "posix_fadvise"):
                 # What the system reads ahead, of each of many queues, would fill the memory of a container.
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
-        return os.pread(fd, count * _UNIT_SIZE, first * _UNIT_SIZE)
+            opened = self._open[base] = fd, _read(fd, min(_READ_UNITS, self.units_per_file) * _UNIT_SIZE, 0)
+        return opened
+
+    def check_lengths(self) -> None:
+        """Look at the length of every file; that of an open one is known."""
+        for base in self.offsets:
+            if base not in self._open:
+                if os.stat(f"{self.directory}{os.sep}{name_of_offset(base)}").st_size != self.file_size:
+                    raise GeometryError("the file is not whole", self.directory)
+
+    def start(self, base: int) -> bytes:
+        """bytes: the first units of a file, at most two pages."""
+        return self._opened(base)[1]
+
+    def read(self, base: int, first: int, count: int) -> bytes:
+        """bytes: `count` units of a file."""
+        fd, start = self._opened(base)
+        begin, end = first * _UNIT_SIZE, (first + count) * _UNIT_SIZE
+        return start[begin:end] if end <= len(start) else _read(fd, end - begin, begin)
 
     def unit(self, base: int, number: int) -> tuple[int, int]:
-        # (phy offset, size) of a unit of a file; (0, 0) after its end.
-        data = self.read(base, number, 1)
-        return int.from_bytes(data[:8], "big", signed=True), int.from_bytes(data[8:12], "big", signed=True)
+        # (phy offset, size) of a unit of a file.
+        phy_offset, size, _ = _FIELDS.unpack(self.read(base, number, 1))
+        return phy_offset, size
 
     def close(self) -> None:
-        for fd in self._open.values():
+        for fd, _ in self._open.values():
             os.close(fd)
 
 
 def _count(files: _Files, base: int) -> int | None:
     # How many units from the start of a file on are written; None where its start has a gap.
-    data = files.read(base, 0, min(_READ_UNITS, files.units_per_file))
+    data = files.start(base)
     known = len(data) // _UNIT_SIZE
     low, high = 0, known
     while low < high:
@@ -198,7 +230,7 @@ def look_at_files(directory: str, file_size: int, min_phy_offset: int, *, sizes:
     sizes : bool
         Also find `QueueLook.log_bytes`: up to 80 KiB of units are read for it.
     """
-    offsets = whole_files(directory, file_size)
+    offsets = files_in_a_row(directory, file_size)
     if not offsets:
         return None
     files = _Files(directory, file_size, offsets)
@@ -217,18 +249,16 @@ def look_at_files(directory: str, file_size: int, min_phy_offset: int, *, sizes:
         last = None
         if number > offsets[0] // _UNIT_SIZE:
             base = (number - 1) * _UNIT_SIZE // file_size * file_size
-            data = files.read(base, number - 1 - base // _UNIT_SIZE, 1)
-            phy_offset, size, tags_code = (
-                int.from_bytes(data[a:b], "big", signed=True) for a, b in ((0, 8), (8, 12), (12, 20))
-            )
+            phy_offset, size, tags_code = _FIELDS.unpack(files.read(base, number - 1 - base // _UNIT_SIZE, 1))
             if size > 0 and (phy_offset, size) != (0, PRE_FILL_SIZE):
                 last = Unit(number - 1, phy_offset, size, tags_code)
         log_bytes, exact = _log_bytes(files, first, number) if sizes else (-1, True)
+        files.check_lengths()
         return QueueLook(
             ConsumeQueue.cq_type, first, number, len(offsets), len(offsets) * file_size, last, log_bytes, exact
         )
-    except (FileNotFoundError, IsADirectoryError):
-        # A file went meanwhile.
+    except (GeometryError, FileNotFoundError, IsADirectoryError):
+        # A file is not whole, or went meanwhile: whoever opens the queue judges it.
         return None
     finally:
         files.close()
@@ -287,9 +317,9 @@ def unit_in_files(directory: str, file_size: int, queue_offset: int) -> Unit | N
         data = os.pread(fd, _UNIT_SIZE, at - base)
     finally:
         os.close(fd)
-    phy_offset, size, tags_code = (
-        int.from_bytes(data[a:b], "big", signed=True) for a, b in ((0, 8), (8, 12), (12, 20))
-    )
+    if len(data) < _UNIT_SIZE:
+        return None
+    phy_offset, size, tags_code = _FIELDS.unpack(data)
     if size <= 0 or phy_offset < 0 or (phy_offset, size) == (0, PRE_FILL_SIZE):
         return None
     return Unit(queue_offset, phy_offset, size, tags_code)

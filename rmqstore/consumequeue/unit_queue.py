@@ -19,6 +19,10 @@ from rmqstore.files.mapped_file_queue import MappedFileQueue
 UNIT_SIZE = int(_core.UnitLayout.UNIT_SIZE)
 
 
+REPAIR = "rebuild the queues from the log (rmqstore rebuild --what consumequeue), which needs no file of them"
+"""What makes a file of a queue again."""
+
+
 class Unit(NamedTuple):
     """One unit as queried: `queue_offset` is its (first) ordinal, `num` how many messages its record holds."""
 
@@ -61,6 +65,7 @@ class UnitQueue(NotCopied, _core.QueueFields):
             # A look at each of many queues touches a page or two of each, and units are small beside their records: what the
             # system reads ahead around a page, holes too, would fill the memory of a container.
             advice="random" if read_only else "normal",
+            repair=REPAIR,
         )
         self.units_per_file = file_size // self.unit_size
         # When a reader beside a writer looked last (`time.monotonic`).

@@ -8,5 +8,6 @@ files.
 - `consumer_offset`: `ConsumerOffsets`, the progress that a broker keeps; `local_offsets`: that of broadcasting consumers
 - `offsets_file`: what both share: loading with a backup, persisting, replacing a file safely
 - `settings_sources`: topics, groups and offsets in JSON files and RocksDB, and which of these a broker takes
+- `system_names`: which topics and groups are RocketMQ's own
 - `fastjson`: the JSON dialect of these files
 """

@@ -63,6 +63,8 @@ class MappedFileQueue(NotCopied, FileStream):
         length: such a file is damaged then, and the size is wrong otherwise, which nobody can read with.
     advice : str
         As of `MappedFile`.
+    repair : str
+        What makes a file of this kind again that was cut short, where no copy of it is left; by default nothing does.
 
     Attributes
     ----------
@@ -84,6 +86,7 @@ class MappedFileQueue(NotCopied, FileStream):
         staging: str | os.PathLike[str] | None = None,
         is_usual_size: Callable[[], bool] | None = None,
         advice: str = "normal",
+        repair: str = "",
     ):
         self.path = os.fspath(path)
         self.mapped_file_size = mapped_file_size
@@ -94,6 +97,7 @@ class MappedFileQueue(NotCopied, FileStream):
         self._damaged: list[GeometryError] = []
         self._is_usual_size = is_usual_size
         self._advice = advice
+        self._repair = repair
         # Replaced as a whole where files go from its front, so that a reader on another thread never sees it shift.
         self.file_offsets = []
         self._files: dict[int, MappedFile] = {}
@@ -214,10 +218,12 @@ class MappedFileQueue(NotCopied, FileStream):
             )
             return _Listed(GeometryError(detail, path, pos), harmless=False)
         what = "it was cut short, and what it lost reads as zeros" if length < size else "what follows them is not read"
+        repair = self._repair or (
+            f"truncate -s {size} FILE gives it its size, what it lost is then damage that recovery='skip' passes over"
+        )
         detail = (
             f"the file has {length} bytes where the store's files have {size}: {what}. Read-only the rest can be read. To "
-            f"write, restore the file from a copy; without one, truncate -s {size} FILE gives it its size, what it lost is "
-            "then damage that recovery='skip' passes over. A file of a queue needs neither: rebuild writes queues again"
+            f"write, restore the file from a copy; without one, {repair}"
         )
         return _Listed(GeometryError(detail, path, pos), damaged=True)
 

@@ -57,6 +57,7 @@ class OutputFile:
         self._part = self.path + ".part"
         self._file: IO[bytes] | None = None
         self._in_place = False
+        self.dropped = False
         self._check()
 
     def _check(self) -> None:
@@ -65,6 +66,10 @@ class OutputFile:
         self._in_place = os.path.exists(self.path) and not os.path.isfile(self.path)
         if os.path.isfile(self.path) and not self.force:
             raise StoreError("the output exists; give another name, or --force to replace it", self.path)
+
+    def drop(self) -> None:
+        """Make no file after all: what was there stays."""
+        self.dropped = True
 
     def __enter__(self) -> IO[bytes]:
         if self._in_place:
@@ -95,7 +100,7 @@ class OutputFile:
             file.close()
             return
         try:
-            if kind is None:
+            if kind is None and not self.dropped:
                 file.flush()
                 os.fsync(file.fileno())
                 # Somebody else may have made it meanwhile.
@@ -145,11 +150,16 @@ class OutputFolder:
     def __init__(self, path: str | os.PathLike[str]):
         self.path = os.path.realpath(os.fspath(path))
         self.part = ""
+        self.dropped = False
         self._check()
 
     def _check(self) -> None:
         if os.path.lexists(self.path) and not (os.path.isdir(self.path) and not os.listdir(self.path)):
             raise StoreError("the output exists and is not an empty folder; give the name of a new one", self.path)
+
+    def drop(self) -> None:
+        """Make no folder after all."""
+        self.dropped = True
 
     def __enter__(self) -> str:
         # A name of its own: a folder is not to be emptied because of how it is called.
@@ -162,7 +172,7 @@ class OutputFolder:
 
     def __exit__(self, kind: object, *exc_info: object) -> None:
         try:
-            if kind is None:
+            if kind is None and not self.dropped:
                 self._check()
                 os.rename(self.part, self.path)
                 fsync_directory(os.path.dirname(self.path))

@@ -161,6 +161,8 @@ class IndexService(NotCopied, OpenedIndexes):
         # Another number whenever files come or go.
         self.version = 0
         self._log_files: dict[str, IndexFile] = {}
+        # What `log_index` could not read of the log where it went over it: phy offsets, begin and end.
+        self.log_damage: tuple[tuple[int, int], ...] = ()
         # All names in their order, oldest first, those of the files made from the log among them; None until these are known.
         self._order: list[str] | None = None
         self._covers = True

@@ -37,10 +37,11 @@ _PARTS = 64
 
 
 class _Part(NamedTuple):
-    # A stretch of the log that was gone over, and its entries; None where it has none.
+    # A stretch of the log that was gone over, and its entries; None where it has none.  What of it no record could be read of.
     begin: int
     end: int
     entries: IndexFile | None
+    damage: tuple[tuple[int, int], ...] = ()
 
 
 class LogIndex:
@@ -172,6 +173,7 @@ class LogIndex:
         order += [(part.begin, 1, f"log{part.begin:019d}", part.entries) for part in self._parts if part.entries is not None]
         # A file that begins with the last record of a stretch is newer than it.
         order.sort(key=lambda each: (each[0], -each[1]))
+        self.index_service.log_damage = _joined([stretch for part in self._parts for stretch in part.damage])
         return self.index_service.take_log_files(
             [(name, index) for _, _, name, index in order], not self.uncovered, version
         )
@@ -257,7 +259,10 @@ class LogIndex:
         hashes, phy_offsets, times = [np.empty(0, np.int32)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         first = begin
         met = False
+        damage = []
         for stretch, columns in self.commit_log.scans(begin, end, check_crc=False):
+            if stretch.verdict is not None and stretch.verdict < 0:
+                damage.append((stretch.begin, stretch.end))
             if stretch.verdict is Verdict.RECORD:
                 if not met:
                     at_record = begin in self.commit_log.queue.offsets or stretch.begin == begin
@@ -271,10 +276,10 @@ class LogIndex:
                 progress(done + stretch.end - begin, total)
         entries = sum(map(len, hashes))
         if not entries:
-            return _Part(first, end, None)
+            return _Part(first, end, None, tuple(damage))
         index = self._memory_index(f"log{first:019d}", entries)
         index.put_hashes(np.concatenate(hashes), np.concatenate(phy_offsets), np.concatenate(times))
-        return _Part(first, end, index)
+        return _Part(first, end, index, tuple(damage))
 
     def _memory_index(self, name: str, entries: int) -> IndexFile:
         # Some entries are left free: a full file sends readers to look for the next.

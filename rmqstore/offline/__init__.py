@@ -11,6 +11,7 @@ All of them take a path, beside a broker that runs or one that died; only `rebui
   its parts; `verify_queue_database`, `verify_databases`: the same of queues and of the index in RocksDB;
   `verify_waiting`: of timers and transactions, in files and in RocksDB
 - `rebuild`: queues and index again, from the log alone; `rebuild_queue_database`: queues as a RocksDB database
+- `lost_messages`: what a cut of the log would delete, counted before
 - `export`: which messages a selection means, and their files; `export_tiered`: those of tiered storage
 - `importing`: rows of files as tables to put, and where each row stands in its file
 - `pending`: what still waits, and for what; `pending_queues` (delay levels, retries, dead letters), `pending_timers`,

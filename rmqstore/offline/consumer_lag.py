@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from rmqstore.consumer.system_names import is_system_group, progress_kind
 from rmqstore.errors import StoreError
 from rmqstore.store.message_store import MessageStore
 
@@ -31,7 +32,7 @@ def consumer_rows(store: MessageStore, group: str | None = None, topic: str | No
         in other queues of the topic only, and begins at the first message), ``max_queue_offset`` and ``lag``.  Both are
         None where the queue is gone; the lag is None too where the group's offset lies after the end of the queue.
         ``waiting_since`` is when the next message was stored, ms since the epoch; None where none waits, or it is not known
-        because the message is deleted or damaged.
+        because the message is deleted or damaged.  ``kind`` is as of `progress_kind`.
     """
     queue_ids: dict[str, list[int]] = {}
     for name, queue_id in store.queues.keys():
@@ -54,6 +55,7 @@ def consumer_rows(store: MessageStore, group: str | None = None, topic: str | No
                 "group": its_group, "topic": its_topic, "queue_id": queue_id, "queue_offset": queue_offset,
                 "max_queue_offset": newest, "lag": lag,
                 "waiting_since": _stored(store, its_topic, queue_id, max(queue_offset, 0)) if lag else None,
+                "kind": progress_kind(its_group, its_topic),
             }  # fmt: skip
 
 
@@ -67,9 +69,10 @@ def _stored(store: MessageStore, topic: str, queue_id: int, queue_offset: int) -
 
 
 def group_sums(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """list of dict: by group ``group``, ``topics``, ``queues``, ``lag``, ``unknown``, ``waiting_since``.
+    """list of dict: by group ``group``, ``topics``, ``queues``, ``lag``, ``unknown``, ``waiting_since``, ``kind``.
 
-    ``unknown`` are the queues of which the lag is not known; ``waiting_since`` is the oldest one of them all, or None.
+    ``unknown`` are the queues of which the lag is not known; ``waiting_since`` is the oldest one of them all, or None;
+    ``kind`` is "system" for a group of RocketMQ's own, else "".
 
     Parameters
     ----------
@@ -81,6 +84,7 @@ def group_sums(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         name = row["group"]
         none = {"group": name, "topics": 0, "queues": 0, "lag": 0, "unknown": 0, "waiting_since": None}
+        none["kind"] = "system" if is_system_group(name) else ""
         each = sums.setdefault(name, none)
         topics.setdefault(name, set()).add(row["topic"])
         each["queues"] += 1

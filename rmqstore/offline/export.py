@@ -795,7 +795,7 @@ class ExportReport:
     Attributes
     ----------
     output, format : str
-        ``-`` for a file that the caller opened.
+        ``-`` for a file that the caller opened; empty where none was made, as the store has no such topic.
     messages : int
         Rows written.
     corrupt_records : int
@@ -942,6 +942,10 @@ def export(
                 number += 1
         writer.close()
         source.tell(source.end)
+        if not number and is_path and source.selection.topics and not {*source.selection.topics} & {*store.topics()}:
+            # A name that was mistyped leaves no file that looks like an answer, and replaces none.
+            (opened if folder is None else folder).drop()
+            target = ""
     return ExportReport(target, format, number, damage.records, damage.stretches, damage.size, names)
 
 

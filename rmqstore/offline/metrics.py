@@ -19,7 +19,7 @@ from rmqstore.config import StoreConfig
 from rmqstore.errors import MissingDependencyError, StoreError
 from rmqstore.offline.pending import Pending, pending
 from rmqstore.store.message_store import MessageStore
-from rmqstore.store.stats import StoreStats
+from rmqstore.store.stats import ConsumerStats, QueueStats, StoreStats
 
 if TYPE_CHECKING:
     from prometheus_client.core import GaugeMetricFamily
@@ -187,17 +187,19 @@ def _label(value: object) -> str:
     return str(value).encode("utf-8", "backslashreplace").decode()
 
 
+_Pairs = tuple[tuple[str, str], ...]
+
+
 class _Samples:
     """The samples of all families, before they are families: in the order of `_FAMILIES`, and each series once."""
 
     def __init__(self) -> None:
-        self._of: dict[str, dict[tuple[tuple[str, str], ...], float]] = {name: {} for name in _FAMILIES}
+        self._of: dict[str, dict[_Pairs, float]] = {name: {} for name in _FAMILIES}
 
-    def add(self, name: str, value: float, labels: Mapping[str, object]) -> None:
-        """One sample; a label without a value is left out, which is the same to Prometheus."""
-        pairs = tuple((key, _label(each)) for key, each in labels.items() if each != "")
+    def add(self, name: str, value: float, labels: _Pairs) -> None:
+        """One sample, with labels as of `_pairs`."""
         # Names that differ in what cannot be shown would be one series twice, and Prometheus refuses the whole text then.
-        self._of[name].setdefault(pairs, value)
+        self._of[name].setdefault(labels, value)
 
     def families(self) -> Iterator[GaugeMetricFamily]:
         core = _import_prometheus().core
@@ -209,6 +211,11 @@ class _Samples:
                 yield family
 
 
+def _pairs(**labels: object) -> _Pairs:
+    # A label without a value is left out, which is the same to Prometheus.
+    return tuple([(name, _label(value)) for name, value in labels.items() if value != ""])
+
+
 def collect(
     stores: str | os.PathLike[str] | MessageStore | Sequence[str | os.PathLike[str] | MessageStore],
     config: StoreConfig | None = None,
@@ -217,6 +224,7 @@ def collect(
     broker: str = "",
     findings: Findings | Mapping[str, Findings] | None = None,
     with_pending: bool = False,
+    refresh: bool = True,
 ) -> Iterator[GaugeMetricFamily]:
     """The metrics of a store as families of `prometheus_client`, to yield from a collector of a registry.
 
@@ -232,6 +240,8 @@ def collect(
         Of the last `verify`.
     with_pending : bool
         Also what still waits (`rmqstore.pending`), which reads the records that wait, and may walk along the log.
+    refresh : bool
+        Of a read-only `MessageStore`, take in first what another process did; False where it was just opened or refreshed.
 
     Yields
     ------
@@ -248,7 +258,7 @@ def collect(
     _import_prometheus()
     samples = _Samples()
     if isinstance(stores, (str, os.PathLike, MessageStore)):
-        stats = _stats(stores, config)
+        stats = _stats(stores, config, refresh)
         one = {"cluster": cluster, "broker": broker}
         _add(samples, stats[0], stats[1], one, _findings(findings, stats[0].path))
         if with_pending:
@@ -258,12 +268,12 @@ def collect(
             path = store.path if isinstance(store, MessageStore) else os.fspath(store)
             labels = {"cluster": cluster, "broker": broker, "store": path}
             try:
-                stats = _stats(store, config)
+                stats = _stats(store, config, refresh)
                 waiting = pending(store, config=config) if with_pending else None
             except MissingDependencyError:
                 raise
             except (StoreError, OSError):
-                samples.add("rmqstore_up", 0, labels)
+                samples.add("rmqstore_up", 0, _pairs(**labels))
                 continue
             _add(samples, stats[0], stats[1], labels, _findings(findings, path))
             if waiting is not None:
@@ -275,25 +285,30 @@ def _findings(findings: Findings | Mapping[str, Findings] | None, path: str) -> 
     return findings if findings is None or isinstance(findings, Findings) else findings.get(path)
 
 
-def _stats(store: str | os.PathLike[str] | MessageStore, config: StoreConfig | None) -> tuple[StoreStats, str]:
+def _stats(
+    store: str | os.PathLike[str] | MessageStore, config: StoreConfig | None, refresh: bool
+) -> tuple[StoreStats, str]:
     if isinstance(store, MessageStore):
-        return store.stats(), store.config.store_host
+        return store.stats(refresh=refresh), store.config.store_host
     with MessageStore.open(store, config=config, read_only=True) as opened:
-        return opened.stats(), "" if "store_host" in opened.config.assumed else opened.config.store_host
+        # What was just opened knows what is there: listing the queues once more takes as long as opening.
+        return opened.stats(refresh=False), "" if "store_host" in opened.config.assumed else opened.config.store_host
 
 
 def _add(
     samples: _Samples, stats: StoreStats, store_host: str, labels: Mapping[str, str], findings: Findings | None
 ) -> None:
+    common = _pairs(**labels)
+
     def store(name: str, value: float | None, **more: object) -> None:
         if value is not None:
-            samples.add(name, value, {**labels, **more})
+            samples.add(name, value, common + _pairs(**more))
 
     def seconds(name: str, timestamp: int | None, **more: object) -> None:
         # In RocketMQ's files 0 stands for a time that is not known.
         store(name, timestamp / 1000 if timestamp else None, **more)
 
-    runtime = {**{name: value for name, value in labels.items() if name != "broker"}, "brokerIP": store_host}
+    runtime = _pairs(**{**{name: value for name, value in labels.items() if name != "broker"}, "brokerIP": store_host})
 
     def broker(name: str, value: float | None) -> None:
         if value is not None:
@@ -325,8 +340,8 @@ def _add(
             if stats.last_store_timestamp is not None:
                 behind = max(stats.last_store_timestamp - timestamp, 0)
                 store("rmqstore_checkpoint_lag_seconds", behind / 1000, part=part)
-    _add_topics(store, stats)
-    _add_consumers(samples, store, stats, labels)
+    _add_topics(samples, stats, common)
+    _add_consumers(samples, stats, common)
     store("rmqstore_index_files", len(stats.index_files))
     store("rmqstore_index_entries", sum(index.entries for index in stats.index_files))
     if stats.index_files:
@@ -344,63 +359,69 @@ def _add(
 
 def _add_pending(samples: _Samples, waiting: Pending, labels: Mapping[str, str]) -> None:
     for total in waiting.totals:
-        where = {**labels, "kind": total.kind, "topic": total.topic or ""}
+        where = _pairs(**labels, kind=total.kind, topic=total.topic or "")
         samples.add("rmqstore_pending_messages", total.messages, where)
         samples.add("rmqstore_pending_oldest_timestamp_seconds", total.first_born_timestamp / 1000, where)
         if total.first_due is not None:
             samples.add("rmqstore_pending_overdue_messages", total.overdue, where)
             samples.add("rmqstore_pending_first_due_timestamp_seconds", total.first_due / 1000, where)
-    samples.add("rmqstore_pending_problems", len(waiting.problems), labels)
+    samples.add("rmqstore_pending_problems", len(waiting.problems), _pairs(**labels))
 
 
-def _add_topics(store: Any, stats: StoreStats) -> None:
-    topics: dict[str, list[Any]] = {}
+def _add_topics(samples: _Samples, stats: StoreStats, common: _Pairs) -> None:
+    # There may be tens of thousands: the labels of a queue and of a topic are made once for all of their samples.
+    add = samples.add
+    topics: dict[str, list[QueueStats]] = {}
     for queue in stats.queues:
         topics.setdefault(queue.topic, []).append(queue)
-        where = {"topic": queue.topic, "queue_id": queue.queue_id}
-        store("rmqstore_queue_min_offset", queue.min_queue_offset, **where)
-        store("rmqstore_queue_max_offset", queue.max_queue_offset, **where)
     for topic, queues in topics.items():
-        total = sum(queue.max_queue_offset for queue in queues)
+        where = common + _pairs(topic=topic)
+        for queue in queues:
+            of_queue = (*where, ("queue_id", str(queue.queue_id)))
+            add("rmqstore_queue_min_offset", queue.min_queue_offset, of_queue)
+            add("rmqstore_queue_max_offset", queue.max_queue_offset, of_queue)
+        total = sum([queue.max_queue_offset for queue in queues])
         if topic.startswith(_RETRY_PREFIX):
-            store("rocketmq_topic_retry_offset", total, topic=topic)
+            add("rocketmq_topic_retry_offset", total, where)
         elif topic.startswith(_DLQ_PREFIX):
-            store("rocketmq_topic_dlq_offset", total, group=topic.replace(_DLQ_PREFIX, ""))
+            add("rocketmq_topic_dlq_offset", total, common + _pairs(group=topic.replace(_DLQ_PREFIX, "")))
         else:
-            store("rocketmq_producer_offset", total, topic=topic)
-        store("rmqstore_queues", len(queues), topic=topic)
-        store("rmqstore_topic_messages", sum(queue.messages for queue in queues), topic=topic)
+            add("rocketmq_producer_offset", total, where)
+        add("rmqstore_queues", len(queues), where)
+        add("rmqstore_topic_messages", sum([queue.messages for queue in queues]), where)
         times = [queue.last_store_timestamp for queue in queues if queue.last_store_timestamp is not None]
         if times:
-            store("rmqstore_topic_last_store_timestamp_seconds", max(times) / 1000, topic=topic)
+            add("rmqstore_topic_last_store_timestamp_seconds", max(times) / 1000, where)
 
 
-def _add_consumers(samples: _Samples, store: Any, stats: StoreStats, labels: Mapping[str, str]) -> None:
-    groups: dict[tuple[str, str], list[Any]] = {}
+def _add_consumers(samples: _Samples, stats: StoreStats, common: _Pairs) -> None:
+    add = samples.add
+    groups: dict[tuple[str, str], list[ConsumerStats]] = {}
     for consumer in stats.consumers:
         groups.setdefault((consumer.group, consumer.topic), []).append(consumer)
-        where = {"group": consumer.group, "topic": consumer.topic, "queue_id": consumer.queue_id}
-        if consumer.queue_offset >= 0:
-            store("rmqstore_consumer_queue_offset", consumer.queue_offset, **where)
-        # An offset beyond the end says that units were lost, so how much is left is not known.
-        if consumer.lag is not None and consumer.lag >= 0:
-            store("rmqstore_consumer_lag_messages", consumer.lag, **where)
+    only_store = tuple(pair for pair in common if pair[0] == "store")
     for (group, topic), consumers in groups.items():
+        where = _pairs(group=group, topic=topic)
+        for consumer in consumers:
+            of_queue = (*common, *where, ("queue_id", str(consumer.queue_id)))
+            if consumer.queue_offset >= 0:
+                add("rmqstore_consumer_queue_offset", consumer.queue_offset, of_queue)
+            # An offset beyond the end says that units were lost, so how much is left is not known.
+            if consumer.lag is not None and consumer.lag >= 0:
+                add("rmqstore_consumer_lag_messages", consumer.lag, of_queue)
         if topic.startswith(_DLQ_PREFIX):
             continue  # As in the exporter: nobody consumes them.
         diff = "rocketmq_group_retrydiff" if topic.startswith(_RETRY_PREFIX) else "rocketmq_group_diff"
-        only_store = {name: value for name, value in labels.items() if name == "store"}
         lags = [each.lag for each in consumers if each.lag is not None]
         known = len(lags) == len(consumers)
         if known:
-            samples.add(diff, sum(lags), {**only_store, "group": group, "topic": topic})
-        offsets = sum(max(each.queue_offset, 0) for each in consumers)
-        store("rocketmq_consumer_offset", offsets, topic=topic, group=group)
+            add(diff, sum(lags), only_store + where)
+        add("rocketmq_consumer_offset", sum(max(each.queue_offset, 0) for each in consumers), common + where)
         ages = [
             stats.timestamp - each.next_store_timestamp for each in consumers if each.next_store_timestamp is not None
         ]
         if known:
-            store("rocketmq_group_get_latency_by_storetime", max([0, *ages]), topic=topic, group=group)
+            add("rocketmq_group_get_latency_by_storetime", max([0, *ages]), common + where)
 
 
 def text(
@@ -411,18 +432,25 @@ def text(
     broker: str = "",
     findings: Findings | Mapping[str, Findings] | None = None,
     with_pending: bool = False,
+    refresh: bool = True,
 ) -> bytes:
     """bytes: the metrics of a store in Prometheus' text format, to be answered with `content_type`.
 
     Parameters and errors are those of `collect`.
     """
     prometheus = _import_prometheus()
-    found = list(
-        collect(stores, config, cluster=cluster, broker=broker, findings=findings, with_pending=with_pending)
-    )
 
     class Collected:
         def collect(self) -> Iterable[Any]:
-            return found
+            # One family at a time: of many topics each has tens of thousands of samples.
+            return collect(
+                stores,
+                config,
+                cluster=cluster,
+                broker=broker,
+                findings=findings,
+                with_pending=with_pending,
+                refresh=refresh,
+            )
 
     return bytes(prometheus.generate_latest(Collected()))

@@ -24,6 +24,7 @@ from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
+from rmqstore.consumequeue.plain_queue import plain_queue
 from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.errors import CorruptionError, Finding, GeometryError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
@@ -36,7 +37,7 @@ from rmqstore.rocksdb.database import is_database
 from rmqstore.rocksdb.places import PLACES, queue_databases
 from rmqstore.store.dispatcher import CommitLogDispatcher, IndexProgress, QueueKindError, without_unit
 
-__all__ = ["REBUILD_DIRECTORY", "RebuildReport", "rebuild"]
+__all__ = ["REBUILD_DIRECTORY", "RebuildReport", "check_config", "rebuild"]
 
 logger = logging.getLogger(__name__)
 
@@ -231,6 +232,40 @@ def known_config(root: str, config: StoreConfig | None, kinds: tuple[str, ...]) 
     return config
 
 
+def check_config(path: str | os.PathLike[str], what: Iterable[str], config: StoreConfig | None = None) -> None:
+    """Say at once, before anybody is asked or anything is built, which option a rebuild would refuse to work without.
+
+    The names of queues and the first records tell most of it; what only a later record needs, the rebuild itself says.
+
+    Raises
+    ------
+    GeometryError, StoreError
+        As of `rebuild`.
+    """
+    root = check_store_root(path)
+    kinds = kinds_of(what)
+    if os.path.exists(os.path.join(root, REBUILD_DIRECTORY, _COMPLETE)):
+        # Only the swap is left, which needs no option.
+        return
+    config = known_config(root, config, kinds)
+    log = CommitLog(root, config, MappedFilePool(config.max_mapped_files), read_only=True)
+    try:
+        log.load()
+        if "consumequeue" in kinds and "message_delay_level" in config.assumed:
+            for topic, _, directory in queue_directories(root, "consumequeue"):
+                looked = plain_queue(directory, config.consume_queue_file_size) if topic == SCHEDULE_TOPIC else None
+                # Of one whose messages are deleted nothing is written.
+                if looked is not None and looked.last_end > log.min_offset:
+                    raise _needs_delay_levels(root)
+        log.set_end(log.find_end())
+        for stretch, columns in log.scans(log.min_offset, log.max_offset, check_crc=False):
+            if stretch.verdict is Verdict.RECORD:
+                refuse_assumed(columns, config, kinds, root)
+                break
+    finally:
+        log.close()
+
+
 def _build(
     root: str, target: str, kinds: tuple[str, ...], config: StoreConfig, progress: Callable[[int, int], None] | None
 ) -> RebuildReport:
@@ -393,18 +428,22 @@ def refuse_assumed(columns: RecordColumns, config: StoreConfig, kinds: tuple[str
     if "consumequeue" in kinds and "message_delay_level" in config.assumed:
         topics = columns.topics.topics
         if SCHEDULE_TOPIC.encode() in topics:
-            raise GeometryError(
-                "the log holds delayed messages, whose queue units depend on the broker's delay levels; give "
-                "message_delay_level as broker.conf has it; without one there it is config=StoreConfig.infer(path, "
-                f"message_delay_level={StoreConfig().message_delay_level!r})",
-                root,
-            )
+            raise _needs_delay_levels(root)
     if "index" in kinds and "index_tags" in config.assumed and (columns.tags_code[: columns.count] != 0).any():
         raise GeometryError(
             "the log holds tagged messages, and nothing tells whether the broker indexes tags; give "
             "config=StoreConfig.infer(path, index_tags=True) for RocketMQ 5.4.0 and later, False before",
             root,
         )
+
+
+def _needs_delay_levels(root: str) -> GeometryError:
+    return GeometryError(
+        "the log holds delayed messages, whose queue units depend on the broker's delay levels; give "
+        "message_delay_level as broker.conf has it; without one there it is config=StoreConfig.infer(path, "
+        f"message_delay_level={StoreConfig().message_delay_level!r})",
+        root,
+    )
 
 
 def swap(root: str, work: str, kinds: tuple[str, ...]) -> None:

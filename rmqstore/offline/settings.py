@@ -21,23 +21,13 @@ from typing import Any
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.config import system_clock
 from rmqstore.consumer.settings_sources import SettingsKind, settings_sources, take_settings
+from rmqstore.consumer.system_names import is_system_group, is_system_topic
 from rmqstore.errors import CorruptionError, Finding
 from rmqstore.rocksdb.pop_records import PopRecord, has_pop_records, pop_records
 
 __all__ = ["Settings", "SourceDescription", "settings"]
 
 _KINDS: tuple[SettingsKind, ...] = ("topics", "subscription_groups", "consumer_offsets")
-# TopicValidator of 5.5.0, and what a broker makes for its own use.
-_SYSTEM_TOPICS = frozenset(
-    """TBW102 SCHEDULE_TOPIC_XXXX SCHEDULE_TOPIC_XXXX_V2 BenchmarkTest RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRACE_TOPIC
-    RMQ_SYS_TRANS_OP_HALF_TOPIC TRANS_CHECK_MAX_TIME_TOPIC SELF_TEST_TOPIC OFFSET_MOVED_EVENT
-    RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC""".split()
-)
-_SYSTEM_GROUPS = frozenset(
-    """DEFAULT_PRODUCER DEFAULT_CONSUMER TOOLS_CONSUMER SCHEDULE_CONSUMER FILTERSRV_CONSUMER __MONITOR_CONSUMER
-    CLIENT_INNER_PRODUCER SELF_TEST_P_GROUP SELF_TEST_C_GROUP CID_ONS-HTTP-PROXY CID_ONSAPI_PERMISSION CID_ONSAPI_OWNER
-    CID_ONSAPI_PULL""".split()
-)
 # Topics that a broker names after its cluster and after itself, beside those that have the plain names.
 _REPLY_SUFFIX, _SYNC_PREFIX = "_REPLY_TOPIC", "rmq_sys_SYNC_BROKER_MEMBER_"
 
@@ -150,8 +140,7 @@ class Settings:
         topics = {
             name: members
             for name, members in self.topics.items()
-            if name not in _SYSTEM_TOPICS
-            and not name.startswith("rmq_sys_")
+            if not is_system_topic(name)
             and name not in own
             and not name.endswith(_REPLY_SUFFIX)
             and (special_topics or not name.startswith(("%RETRY%", "%DLQ%")))
@@ -159,7 +148,7 @@ class Settings:
         groups = {
             name: members
             for name, members in self.subscription_groups.items()
-            if name not in _SYSTEM_GROUPS and not name.startswith("CID_RMQ_SYS_")
+            if not is_system_group(name)
         }
         return {"topicConfigTable": topics, "subscriptionGroupTable": groups, "exportTime": system_clock()}
 

@@ -179,6 +179,8 @@ def verify_records(
                 findings += entries.records(columns)
             if len(findings) >= 100:
                 break
+        for check in checker.queue_checks.values():
+            findings += check.end_run()
         covered = {key: check.covered for key, check in checker.queue_checks.items()}
         return findings, covered, entries.file_number * per_file + entries.entry - 1
     finally:
@@ -442,6 +444,8 @@ class _Checker:
             if self._is_elsewhere(name, queue_id):
                 continue
             check = self.check_of(name, queue_id)
+            if lists:
+                yield from check.files()
             yield from check.records(columns, order[start:end])
 
     def _is_elsewhere(self, topic: str, queue_id: int) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from rmqstore import _numpy as np
 from rmqstore._dispatch import RecordColumns
@@ -17,6 +18,17 @@ from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.errors import Finding, StoreError, finding_of
 from rmqstore.message import SCHEDULE_TOPIC
+
+
+@dataclass
+class _Run:
+    # Units of one file that are wrong in the same way, from the unit `first` to `last`; `detail` is about the first.
+    path: str
+    pos: int
+    kind: str
+    detail: str
+    first: int
+    last: int
 
 
 class QueueCheck:
@@ -59,6 +71,8 @@ class QueueCheck:
         self.covered = 0
         self.problem: Finding | None = None
         self.missing_reported = 0
+        self._files_told = False
+        self._run: _Run | None = None
         self.topic, self.queue_id = topic, queue_id
         try:
             self.queue = queues.find(topic, queue_id)
@@ -109,17 +123,35 @@ class QueueCheck:
                 differ |= code != tags[part]
             self.covered += count
             for i in np.flatnonzero(differ).tolist():
-                mapped_file = queue.queue.find((first + i) * queue.unit_size)
-                assert mapped_file is not None
-                yield Finding(
-                    mapped_file.path,
-                    (first + i) * queue.unit_size - mapped_file.file_from_offset,
+                yield from self._tell(
+                    queue,
+                    first + i,
                     "bad_unit",
                     f"unit {first + i} is {int(phy[i])}:{int(size[i])}:{int(code[i])}, the record at phy offset "
                     f"{int(phy_offsets[done + i])} needs {int(phy_offsets[done + i])}:{int(sizes[done + i])}:"
                     f"{int(tags[done + i])}",
                 )
             done += count
+
+    def _tell(self, queue: ConsumeQueue, number: int, kind: str, detail: str) -> Iterator[Finding]:
+        # Units of one file that follow each other are one finding, which is told when it is known how many they are.
+        run = self._run
+        if run is not None and run.kind == kind and run.last + 1 == number and number % queue.units_per_file:
+            run.last = number
+            return
+        yield from self.end_run()
+        mapped_file = queue.queue.find(number * queue.unit_size)
+        assert mapped_file is not None
+        pos = number * queue.unit_size - mapped_file.file_from_offset
+        self._run = _Run(mapped_file.path, pos, kind, detail, number, number)
+
+    def end_run(self) -> Iterator[Finding]:
+        """The units that were found wrong last, if they were not told yet; whoever calls no `finish` calls this."""
+        run, self._run = self._run, None
+        if run is not None:
+            num = run.last - run.first + 1
+            detail = run.detail if num == 1 else f"units {run.first} to {run.last}, {num} in a row; {run.detail}"
+            yield Finding(run.path, run.pos, run.kind, detail, num=num)
 
     def _missing(self, queue_offset: int, phy_offset: int, num: int) -> Iterator[Finding]:
         # The first says what is wrong; the rest is counted.
@@ -157,10 +189,10 @@ class QueueCheck:
 
     def finish(self) -> Iterator[Finding]:
         """What no record told: its files, bytes after its end, units that lead nowhere."""
+        yield from self.files()
         if self.problem is not None:
-            yield self.problem
             return
-        yield from self._files()
+        yield from self.end_run()
         if self.missing_reported > 1:
             yield Finding(
                 self.root if self.queue is None else self.queue.queue.path,
@@ -187,16 +219,21 @@ class QueueCheck:
                 or self.topic in message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
             ):
                 continue
-            mapped_file = queue.queue.find(number * queue.unit_size)
-            assert mapped_file is not None
-            yield Finding(
-                mapped_file.path,
-                number * queue.unit_size - mapped_file.file_from_offset,
+            yield from self._tell(
+                queue,
+                number,
                 "dangling_unit",
                 f"unit {number} says {unit.phy_offset}:{unit.size}, where no record of {self.topic}/{self.queue_id} lies",
             )
+        yield from self.end_run()
 
-    def _files(self) -> Iterator[Finding]:
+    def files(self) -> Iterator[Finding]:
+        """What is wrong with its files as a whole, once: it comes before what follows from it."""
+        if self._files_told:
+            return
+        self._files_told = True
+        if self.problem is not None:
+            yield self.problem
         queue = self.queue
         listed = [] if queue is None else [queue.queue]
         if isinstance(queue, ConsumeQueue) and queue.ext is not None:

@@ -35,6 +35,7 @@ from rmqstore.cli.rebuild import agree_to_replace, print_rebuild
 from rmqstore.cli.terminal import BEGIN_HELP, END_HELP, END_TIME, TIME, Printer, escape, format_size, format_time, note
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.errors import MissingDependencyError
+from rmqstore.offline.rebuild import check_config
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -455,6 +456,8 @@ def rebuild_command(
     """
     kinds = what or ("index", "consumequeue")
     config = given.config(path)
+    if output is None:
+        check_config(path, kinds, config)
     agree_to_replace(path, kinds, output, yes)
     with session as spark:
         from rmqstore.spark.rebuild import rebuild

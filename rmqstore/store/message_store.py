@@ -401,12 +401,17 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             found += self.index_service.passed_over.values()
         return found
 
-    def stats(self) -> StoreStats:
+    def stats(self, *, refresh: bool = True) -> StoreStats:
         """Plain numbers of this store: sizes, bounds, queues, index files, consumer progress, how much is not flushed.
 
         They are read from the files when they are asked for; nothing is counted on the way of a message.  The cost grows with
-        the number of queues (the ends of each, and the header of one record, are read), not with that of messages.  A read-only
-        store takes in first what another process did, as by `refresh`.
+        the number of queues (the ends of each, and the header of one record, are read), not with that of messages.
+
+        Parameters
+        ----------
+        refresh : bool
+            A read-only store takes in first what another process did, as by `refresh`.  False saves that right after the store
+            was opened or refreshed: new queues and index files are then not seen, nor records after the known end of the log.
 
         Returns
         -------
@@ -423,7 +428,10 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         from rmqstore.store.stats import take_stats
 
         state = self._state
-        self.refresh()
+        if refresh:
+            self.refresh()
+        else:
+            state.check_open()
 
         def ask() -> StoreStats:
             own = not self.read_only

@@ -546,6 +546,19 @@ def wait_for_run(asker):
     return status
 
 
+def test_units_in_a_row_are_one_row_and_counted_one_by_one(golden_copy):
+    root = golden_copy("broker")
+    file = min((root / "consumequeue" / "Orders" / "1").iterdir())
+    os.truncate(file, 100)
+    asker = Asker(console.app(root))
+    assert asker.ask("POST", "/verify/start", ORIGIN).status_code == 303
+    status = wait_for_run(asker)
+    wanted = list(verify(root))
+    assert status["told"] == status["kept"] == len(status["findings"]) == len(wanted)
+    assert status["number"] == sum(finding.num for finding in wanted) > 200
+    assert "are kept" not in asker.page("/verify")
+
+
 def test_a_verify_run_finds_what_verify_finds(golden_copy):
     root = golden_copy("broker")
     with open(root / "commitlog" / ("0" * 20), "r+b") as file:

@@ -6,6 +6,7 @@ Owns the store of many topics, of which every page is told by counts (queues loo
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 
@@ -105,6 +106,26 @@ def test_metrics_of_many_topics_open_no_queue(many, counts):
     assert len(counts["looks"]) == TOPICS + 1 and counts["opened"] == []
 
 
+def test_the_first_metrics_ask_the_system_once_for_everything(many, monkeypatch):
+    pytest.importorskip("prometheus_client")
+    calls = {"scandir": 0, "open": 0, "pread": 0}
+    for name in calls:
+        real = getattr(os, name)
+
+        def counted(*arguments, _name=name, _real=real, **more):
+            place = arguments[0]
+            if _name == "pread" or (isinstance(place, str) and "Topic-" in place):
+                calls[_name] += 1
+            return _real(*arguments, **more)
+
+        monkeypatch.setattr(os, name, counted)
+    assert Asker(console.app(many)).get("/metrics").status_code == 200
+    # Each topic's folder and each queue's are listed once, though the store is opened, besides the first 512 that tell the
+    # length of files; each file is opened and read once.  What else the store reads of its own files is little.
+    assert 2 * TOPICS <= calls["scandir"] <= 2 * TOPICS + 2 * 512
+    assert calls["open"] == TOPICS and TOPICS <= calls["pread"] <= TOPICS + 50
+
+
 def test_topics_in_every_order_and_page(many):
     asker = Asker(console.app(many))
     rows = {topic["topic"]: topic for topic in asker.json("/api/overview?max_num=1000")["topics"]}
@@ -198,6 +219,17 @@ def test_groups_are_the_sums_of_their_queues(broker):
     assert {name for name, age in ages.items() if age is not None} == {
         row["group"] for row in rows if row["waiting_since"] is not None
     }
+
+
+def test_groups_of_rocketmq_are_marked(broker):
+    asker = Asker(console.app(broker))
+    value = asker.json("/api/consumers")
+    assert {each["group"]: each["kind"] for each in value["groups"]} == {
+        each["group"]: "system" if each["group"].startswith("CID_RMQ_SYS_") else "" for each in value["groups"]
+    }
+    marked = [row for row in value["consumers"] if row["kind"] == "system"]
+    assert marked and all(row["topic"].startswith("RMQ_SYS_") for row in marked)
+    assert asker.page("/consumers").count("<small>system</small>") == 1 + len(marked)
 
 
 # ------------------------------------------------------------------------------------------------------------ charts

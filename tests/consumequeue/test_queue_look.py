@@ -128,6 +128,33 @@ def test_what_is_not_as_a_writer_leaves_it_is_opened(golden_copy):
         compare(root, config)
 
 
+def test_every_file_of_a_queue_has_to_be_whole(tmp_path):
+    # Five files, of which a look reads the ends only.
+    for number in range(5):
+        units = range(100 * number, 100 * number + (100 if number < 4 else 30))
+        data = b"".join(many_topics.UNIT.pack(50 * at, 50, 0) for at in units)
+        (tmp_path / f"{2000 * number:020}").write_bytes(data.ljust(2000, b"\0"))
+    look = look_at_files(str(tmp_path), 2000, 0)
+    assert (look.min_queue_offset, look.max_queue_offset, look.files) == (0, 430, 5)
+    for number in range(5):
+        for length in (1980, 2020):
+            file = tmp_path / f"{2000 * number:020}"
+            data = file.read_bytes()
+            os.truncate(file, length)
+            assert look_at_files(str(tmp_path), 2000, 0) is None, (number, length)
+            file.write_bytes(data)
+    assert look_at_files(str(tmp_path), 2000, 0) == look
+
+
+def test_a_file_that_is_cut_under_a_look_is_opened_instead(tmp_path, monkeypatch):
+    (tmp_path / ("0" * 20)).write_bytes(bytes(6000))
+    real = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, size, pos: real(fd, size, pos)[:-7])
+    assert look_at_files(str(tmp_path), 6000, 0) is None
+    monkeypatch.undo()
+    assert look_at_files(str(tmp_path), 6000, 0).max_queue_offset == 0
+
+
 def test_statistics_open_no_queue(tmp_path, monkeypatch):
     path = many_topics.make(tmp_path / "store", 200)
     opened = []

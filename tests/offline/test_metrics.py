@@ -229,10 +229,15 @@ def test_stats_of_a_store_that_is_written(tmp_path):
         with MessageStore.open(tmp_path / "s", config=config, read_only=True) as reader:
             assert reader.stats().unflushed_size is None
             store.put_message(Message("T", b"y", keys=["K"]))
-            # A reader takes in what the writer did.
+            # A reader takes in what the writer did, unless it is asked not to.
+            store.put_message(Message("U", b"z"))
+            assert [queue.topic for queue in reader.stats(refresh=False).queues] == ["T"]
+            assert b'"U"' not in metrics.text(reader, refresh=False)
             assert reader.stats().queues[0].max_queue_offset == 2
-    with pytest.raises(StoreError):
-        store.stats()
+            assert b'rmqstore_queues{topic="U"}' in metrics.text(reader)
+    for refresh in (True, False):
+        with pytest.raises(StoreError):
+            store.stats(refresh=refresh)
 
 
 def test_what_is_in_no_queue_is_told(golden_copy):

@@ -1,0 +1,107 @@
+"""What to do about what `verify` found: one short line a kind, with the command that comes next.
+
+Owns which command repairs which kind of finding of a RocketMQ store.  It does nothing itself, and judges no finding.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterable
+
+from rmqstore.errors import Finding
+
+__all__ = ["NextSteps"]
+
+_LOG = (
+    "bad_magic", "bad_size", "bad_length", "bad_phy_offset", "bad_body_crc", "bad_prop_crc", "bad_blank", "missing_blank",
+    "stale_tail",
+)  # fmt: skip
+_RECOVER = "take the file from a backup or a slave; without one, {recover} says whether a start stops there"
+_CUT_OR_KEEP = "take the segment from a backup; without one {recover} --mode skip keeps what is there"
+_AS_IT_IS = "nothing repairs it: the message was stored so; rmqstore export takes out the others"
+_QUEUES, _INDEX = "{rebuild} --what consumequeue", "{rebuild} --what index"
+_DATABASE = "keep its folder elsewhere, then {rebuild} --what consumequeue [--rocksdb]"
+_SETTINGS = "rmqstore settings {path}   (shows what is left; take the file from a backup or from mqadmin)"
+_TIERED = "restore the file in tiered storage from a copy; rmqstore export --tiered passes over what is damaged"
+
+# In the order in which they are done: files, the log, what follows from the log.
+_STEPS: dict[str, str] = {
+    "geometry": "give the options that the sentence names as -o NAME=VALUE, or --config broker.conf, to verify again",
+    "file": "",
+    "missing_segment": _CUT_OR_KEEP,
+    **dict.fromkeys(_LOG, _RECOVER),
+    **dict.fromkeys(("missing_prop_crc", "bad_inner_batch", "bad_multi_dispatch", "bad_topic"), _AS_IT_IS),
+    "bad_checkpoint": "move the file away, then {recover}",
+    **dict.fromkeys(("missing_unit", "bad_unit", "dangling_unit", "gap_in_queue", "stale_unit"), _QUEUES),
+    **dict.fromkeys(("missing_index", "bad_index", "missing_entry", "bad_entry"), _INDEX),
+    "queues_behind_log": "start the broker, which completes its queues; or {rebuild} --what consumequeue --rocksdb",
+    "second_database": "move away the database that storeType does not name",
+    "damaged_database": _DATABASE,
+    "missing_index_entry": "rmqstore query finds them in the log; {rebuild} --what index makes index files",
+    "bad_index_entry": "rmqstore query passes over them; {rebuild} --what index makes index files",
+    **dict.fromkeys(("bad_consumer_offset", "bad_settings", "bad_database", "bad_pop_record"), _SETTINGS),
+    **dict.fromkeys(("bad_timer", "bad_transaction"), "rmqstore pending {path}   (lists what waits, with what is wrong)"),
+    "not_checked": "install what the sentence names, then verify again",
+    **dict.fromkeys(
+        ("bad_metadata", "bad_record", "duplicate_record", "gap", "missing_file", "not_indexed", "not_queued", "overlap",
+         "wrong_queue"), _TIERED,
+    ),
+}  # fmt: skip
+_FILES = {
+    "commitlog": "move strays away, take a short segment from a backup; then {recover}",
+    "consumequeue": _QUEUES,
+    "batchconsumequeue": _QUEUES,
+    "consumequeue_ext": _QUEUES,
+    "index": _INDEX,
+    "": "move the file away, then verify again",
+}
+_UNKNOWN = "see the kind in docs/formats.md"
+
+
+class NextSteps:
+    """Collects the kinds of findings, and says what to do about each.
+
+    Parameters
+    ----------
+    path : str
+        The store's root.
+    options : sequence of str
+        What was given as ``-o``; the commands to come need it too.
+    config_file : str, optional
+    """
+
+    def __init__(self, path: str, options: Iterable[str] = (), config_file: str | None = None):
+        self._path = path
+        given = [*(["--config", config_file] if config_file is not None else [])]
+        for option in options:
+            given += ["-o", option]
+        quoted = shlex.quote(path)
+        end = "".join(f" {shlex.quote(each)}" for each in given)
+        self._names = {
+            "path": quoted,
+            "recover": f"rmqstore recover {quoted}{end}",
+            "rebuild": f"rmqstore rebuild {quoted}{end}",
+        }
+        self._steps: dict[str, set[str]] = {}
+
+    def take(self, finding: Finding) -> None:
+        """Note the kind of a finding, and the part of the store that it is about."""
+        step = _STEPS.get(finding.kind, _UNKNOWN)
+        if finding.kind == "file":
+            part = os.path.relpath(finding.path, self._path).split(os.sep)[0]
+            step = _FILES.get(part, _FILES[""])
+        elif finding.kind in _LOG and os.sep + "commitlog" + os.sep not in finding.path:
+            step = _TIERED
+        self._steps.setdefault(step, set()).add(finding.kind)
+
+    def steps(self) -> list[tuple[str, str]]:
+        """list of (str, str): kinds and what to do about them, in the order in which it is done."""
+        order = list(_STEPS)
+        last = len(order)
+
+        def rank(kinds: set[str]) -> int:
+            return min(order.index(kind) if kind in _STEPS else last for kind in kinds)
+
+        rows = sorted(self._steps.items(), key=lambda item: (rank(item[1]), item[0]))
+        return [(", ".join(sorted(kinds)), step.format(**self._names)) for step, kinds in rows]
