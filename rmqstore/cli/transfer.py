@@ -151,6 +151,7 @@ def export_command(
                 shown=shown,
                 progress=progress,
                 tiered=given.tiered,
+                only_known_topics=True,
             )
     except StoreError:
         raise

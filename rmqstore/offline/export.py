@@ -829,6 +829,7 @@ def export(
     shown: bool = False,
     progress: Callable[[int, int], None] | None = None,
     tiered: str | os.PathLike[str] | None = None,
+    only_known_topics: bool = False,
 ) -> ExportReport:
     """Write messages of the store at `path` to a file, in the order of the log; the store is only read.
 
@@ -863,6 +864,9 @@ def export(
     tiered : path, optional
         The broker's tieredStoreFilePath: what the local log no longer has comes from there first, queue by queue; not with a
         range of phy offsets, which are places of the local log.
+    only_known_topics : bool
+        Make no output, and replace none, where the store has none of the selection's topics: a name that was mistyped leaves
+        nothing that looks like an answer.  Otherwise the output is there, without a row.
 
     Returns
     -------
@@ -942,8 +946,8 @@ def export(
                 number += 1
         writer.close()
         source.tell(source.end)
-        if not number and is_path and source.selection.topics and not {*source.selection.topics} & {*store.topics()}:
-            # A name that was mistyped leaves no file that looks like an answer, and replaces none.
+        topics = {*source.selection.topics}
+        if only_known_topics and is_path and not number and topics and topics.isdisjoint(store.topics()):
             (opened if folder is None else folder).drop()
             target = ""
     return ExportReport(target, format, number, damage.records, damage.stretches, damage.size, names)

@@ -29,7 +29,7 @@ from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.errors import CorruptionError, Finding, GeometryError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool, fsync_directory, make_directories, naming_errors, open_regular
-from rmqstore.files.store_lock import StoreLock
+from rmqstore.files.store_lock import StoreLock, is_held
 from rmqstore.index.index_service import IndexService
 from rmqstore.message import SCHEDULE_TOPIC
 from rmqstore.offline.verify import verify_parts
@@ -239,11 +239,15 @@ def check_config(path: str | os.PathLike[str], what: Iterable[str], config: Stor
 
     Raises
     ------
-    GeometryError, StoreError
+    GeometryError, StoreLockedError
         As of `rebuild`.
     """
     root = check_store_root(path)
     kinds = kinds_of(what)
+    if is_held(root):
+        # Says by whom.
+        with StoreLock(root):
+            pass
     if os.path.exists(os.path.join(root, REBUILD_DIRECTORY, _COMPLETE)):
         # Only the swap is left, which needs no option.
         return

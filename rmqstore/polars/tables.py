@@ -35,8 +35,9 @@ def scan_tables(
     ``min_queue_offset``, ``max_queue_offset``, ``messages``, ``files``, ``first_store_timestamp``,
     ``last_store_timestamp``. ``consumers`` has a row for each group and queue: ``group``, ``topic``, ``queue_id``,
     ``queue_offset`` (the next one to consume), ``max_queue_offset``, ``lag``, ``waiting_since`` (when that one was
-    stored). ``index_entries`` has the entries of the index files as they lie on disk: ``file``, ``entry``,
-    ``key_hash``, ``phy_offset``, ``store_timestamp`` (whole seconds after the file's first).
+    stored), ``kind`` ("system", "retry" or "dlq" where it is RocketMQ's own). ``index_entries`` has the entries of the
+    index files as they lie on disk: ``file``, ``entry``, ``key_hash``, ``phy_offset``, ``store_timestamp`` (whole seconds
+    after the file's first).
 
     Parameters
     ----------
@@ -62,7 +63,7 @@ def scan_tables(
     entries = {"file": text, "entry": number, "key_hash": polars.Int32, "phy_offset": number, "store_timestamp": time}
     consumers = {
         "group": text, "topic": text, "queue_id": polars.Int32, "queue_offset": number, "max_queue_offset": number,
-        "lag": number, "waiting_since": time,
+        "lag": number, "waiting_since": time, "kind": text,
     }  # fmt: skip
 
     def of(schema: dict[str, Any], columns_of: Callable[[MessageStore], Iterable[dict[str, Any]]]) -> pl.LazyFrame:

@@ -469,6 +469,8 @@ def test_findings_are_1(golden_copy):
     *findings, summary = json_lines(result)
     assert result.exit_code == 1
     assert [(finding["kind"], finding["pos"]) for finding in findings] == [("bad_body_crc", 894)]
+    (step,) = summary.pop("next").items()
+    assert step[0] == "bad_body_crc" and f"rmqstore recover {copy}" in step[1]
     assert summary == {"type": "summary", "findings": 1, "kinds": {"bad_body_crc": 1}}
     shown = run("query", copy, "--phy-offset", 894)
     assert shown.exit_code == 1 and "CORRUPT" in shown.stdout

@@ -336,7 +336,7 @@ def test_lag_that_nobody_knows_is_no_number(golden_copy):
     first = json_lines(run("get", copy, "Orders", 3, "--begin-queue-offset", 0, "--max-num", 1, "--json"))[0]
     assert rows[-1] == {
         "type": "group", "group": "G-billing", "topics": 2, "queues": 5, "lag": 2501, "unknown": 2,
-        "waiting_since": first["store_timestamp"],
+        "waiting_since": first["store_timestamp"], "kind": "",
     }  # fmt: skip
     text = run("offsets", "show", copy, "--group", "G-billing").stdout
     assert "2501 and unknown" in text and re.search(r"Gone +0 +7 +- +unknown", text)

@@ -698,6 +698,9 @@ def test_what_makes_no_sense_is_wrong_usage(tmp_path):
     # A topic that is not there is said with those that are.
     wanted = ["no message matches", "the store has no topic Nope, it has: T0, T1, T2"]
     assert (result.exit_code, said) == (1, wanted)
+    # The command leaves no file then; the function makes one without a row.
+    assert os.listdir(tmp_path) == ["s"]
+    assert export(tmp_path / "s", tmp_path / "none.parquet", Selection(("Nope",))).messages == 0
     assert pq.read_table(tmp_path / "none.parquet").num_rows == 0
 
 
