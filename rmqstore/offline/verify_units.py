@@ -109,7 +109,7 @@ class QueueCheck:
                 differ |= code != tags[part]
             self.covered += count
             for i in np.flatnonzero(differ).tolist():
-                mapped_file = queue.queue.find((first + i) * queue.unit_size)
+                mapped_file = queue.files.find((first + i) * queue.unit_size)
                 assert mapped_file is not None
                 yield Finding(
                     mapped_file.path,
@@ -129,7 +129,7 @@ class QueueCheck:
             yield Finding(
                 os.path.join(self.root, "consumequeue", self.topic, str(self.queue_id))
                 if queue is None
-                else queue.queue.path,
+                else queue.files.path,
                 0,
                 "missing_unit",
                 f"{self.topic}/{self.queue_id} has no unit {queue_offset} for the record at phy offset {phy_offset}",
@@ -149,7 +149,7 @@ class QueueCheck:
             time, needed = queue.store_timestamp(base), int(columns.store_timestamp[row])
             if tuple(unit) != expected or time != needed:
                 yield Finding(
-                    queue.queue.path,
+                    queue.files.path,
                     0,
                     "bad_unit",
                     f"the unit of batch {base} is {(*unit, time)}, the record needs {(*expected, needed)}",
@@ -163,7 +163,7 @@ class QueueCheck:
         yield from self._files()
         if self.missing_reported > 1:
             yield Finding(
-                self.root if self.queue is None else self.queue.queue.path,
+                self.root if self.queue is None else self.queue.files.path,
                 0,
                 "missing_unit",
                 f"{self.topic}/{self.queue_id} lacks {self.missing_reported} units in all",
@@ -187,7 +187,7 @@ class QueueCheck:
                 or self.topic in message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
             ):
                 continue
-            mapped_file = queue.queue.find(number * queue.unit_size)
+            mapped_file = queue.files.find(number * queue.unit_size)
             assert mapped_file is not None
             yield Finding(
                 mapped_file.path,
@@ -198,17 +198,17 @@ class QueueCheck:
 
     def _files(self) -> Iterator[Finding]:
         queue = self.queue
-        listed = [] if queue is None else [queue.queue]
+        listed = [] if queue is None else [queue.files]
         if isinstance(queue, ConsumeQueue) and queue.ext is not None:
-            listed.append(queue.ext.queue)
+            listed.append(queue.ext.files)
         for files in listed:
             for problem in files.problems:
                 yield finding_of(problem, "file", files.path)
 
     def _tail(self, queue: AnyConsumeQueue) -> Iterator[Finding]:
-        end = queue.queue.wrote_where
-        for base in queue.queue.offsets:
-            mapped_file = queue.queue.file(base)
+        end = queue.files.wrote_where
+        for base in queue.files.offsets:
+            mapped_file = queue.files.file(base)
             pos = max(end - base, 0)
             if pos >= mapped_file.size:
                 continue
