@@ -101,7 +101,7 @@ build/sanitize/address/.stamp build/sanitize/thread/.stamp: build/sanitize/%/.st
 	RMQSTORE_SANITIZE=$(SANITIZERS_$*) $(BIN)/python setup.py --quiet build_ext --build-lib build/sanitize/$*/lib --build-temp build/sanitize/$*/temp
 	@touch $@
 
-# The Python modules are copied anew each time, as for debug-test.
+# The Python modules are copied every time, as for debug-test.
 sanitized-address sanitized-thread: sanitized-%: test-venv build/sanitize/%/.stamp
 	find build/sanitize/$*/lib -name '*.py' -delete
 	RMQSTORE_SANITIZE=$(SANITIZERS_$*) $(BIN)/python setup.py --quiet build_py --build-lib build/sanitize/$*/lib

@@ -178,7 +178,7 @@ cdef class OpenedIndexes:
 
 
 cdef class QueueFields:
-    cdef public object queue, min_for
+    cdef public object files, min_for
     cdef public double refreshed_at
 
 

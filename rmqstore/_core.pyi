@@ -310,7 +310,7 @@ class OpenedIndexes:
     opened_files: Any
 
 class QueueFields:
-    queue: Any
+    files: Any
     min_for: Any
     refreshed_at: float
 

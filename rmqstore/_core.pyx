@@ -2074,7 +2074,7 @@ cdef class QueueFields:
 
     Attributes
     ----------
-    queue : FileStream
+    files : FileStream
         Its files of units.
     min_for : tuple of (int, int), or None
         The log's first phy offset, and the number of the first unit at or after it, as they were found last.

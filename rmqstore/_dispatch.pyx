@@ -564,7 +564,7 @@ def agreeing_entries(IndexRegion index not None, int64_t first, RecordColumns co
     Raises
     ------
     OffsetOutOfRangeError
-        `first` or `begin` is no such number.
+        `first` or `begin` is not such a number.
     """
     # Held, as `grow_keys` may put another array in its place.
     cdef const int32_t[::1] hashes = columns.c_key_hash

@@ -634,7 +634,7 @@ def read_messages(Region region not None, int64_t pos, int64_t limit, int64_t ba
 
 
 cdef struct Pull:
-    # How far a get has come: units that were dealt with, the last that was no pre-fill unit, bytes and number of messages.
+    # How far a get has come: units that were dealt with, the last that was not a pre-fill unit, bytes and number of messages.
     int64_t done, last, size, taken
     bint full, missing
 
@@ -886,9 +886,9 @@ cdef class QueueGets:
         if known == NULL or type(<object>known) is not self.queue_kind:
             return None
         queue = <QueueFields><object>known
-        if type(queue.min_for) is not tuple or not isinstance(queue.queue, FileStream):
+        if type(queue.min_for) is not tuple or not isinstance(queue.files, FileStream):
             return None
-        units = <FileStream>queue.queue
+        units = <FileStream>queue.files
         min_phy, low = <tuple>queue.min_for
         high = units.wrote_where // UNIT_SIZE
         if self.looks_ahead and (wanted > high - first
@@ -968,7 +968,7 @@ def get_first(method not None):
 
 
 cdef object stored_text(str text, object encode):
-    # Of ASCII the text has the record's bytes itself.
+    # An ASCII text has the record's bytes itself.
     cdef bytes encoded
     if PyUnicode_IS_ASCII(text):
         return text

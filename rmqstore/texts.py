@@ -202,7 +202,7 @@ def _day(text: str) -> datetime.date | None:
 
 
 def _first_of_day(day: datetime.date) -> int:
-    # Of two midnights it is the first.
+    # The first of two midnights.
     first = _milliseconds(datetime.datetime(day.year, day.month, day.day))
     if _local_day(first) == day:
         return first

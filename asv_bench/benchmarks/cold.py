@@ -32,8 +32,8 @@ class FirstAppend:
         # The first batch makes the files.
         self.store.put_messages(self.messages)
         if pages == "warm":
-            self.store.commit_log.queue.populate(0, 2 * self.size)
-            self.store.queues.find("Orders", 0).queue.populate(0, 6_000_000)
+            self.store.commit_log.files.populate(0, 2 * self.size)
+            self.store.queues.find("Orders", 0).files.populate(0, 6_000_000)
             self.store.index_service.newest().populate()
 
     def time_put_messages(self, pages, body_size):

@@ -44,7 +44,7 @@ _COMMANDS = {
     "import": (
         "rmqstore.cli.transfer",
         "import_command",
-        "Put the messages of files into a store, behind those that are there; a new store is made.",
+        "Put the messages of files into a store, after those that are there; a new store is made.",
     ),
     "info": ("rmqstore.cli.info", "info", "Describe a store: geometry, log, queues, index, checkpoint, consumers."),
     "metrics": (

@@ -3,7 +3,7 @@
 Owns the steps and their figures.  Works on a store of its own below DIR, which it removes at the end, after Ctrl-C and
 after an error too; it never touches another store.  Invariants:
 
-- Every step checks what it got (counts, bodies, places) and fails where an answer is wrong: a fast wrong answer is no rate.
+- Every step checks what it got (counts, bodies, places) and fails where an answer is wrong: a fast wrong answer is not a rate.
 - A figure counts only the work that its line names; making the messages is not part of it.
 """
 

@@ -1,7 +1,7 @@
 """rmqstore completion: the script for a shell; and what the Tab key completes: paths, topics, groups, options.
 
 Owns the candidates.  They come from the names of directories and one small file, never from an opened store, and a
-candidate that cannot be found is no error: a shell in the middle of a line must not show one.
+candidate that cannot be found is not an error: a shell in the middle of a line must not show one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""rmqstore dump: structures as they lie on disk, of a store or of one file alone."""
+"""rmqstore dump: structures as they lie on disk, of a store or of one file alone.
+
+Owns which lines stand for a record, a unit, an entry or a slot.  It reads only, and compares no file with another, as
+`verify` does.  Invariant: damage in the log is a line with its position, and the dump goes on.
+"""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def epilog_of(command: str) -> str | None:
-    """str or None: the section of `command` (words of the command line behind ``rmqstore``), as click prints it."""
+    """str or None: the section of `command` (words of the command line after ``rmqstore``), as click prints it."""
     lines = EXAMPLES.get(command)
     if lines is None:
         return None

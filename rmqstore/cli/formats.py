@@ -92,7 +92,7 @@ class LineFormat:
             return "%"
         if letter is not None:
             if letter not in LETTERS:
-                what = f"%{letter} is no part of a message" if letter else "it ends with a single %"
+                what = f"%{letter} is not a part of a message" if letter else "it ends with a single %"
                 raise ValueError(f"{what}; the letters are {' '.join('%' + each for each in LETTERS)} and %%")
             return letter, LETTERS[letter][1]
         if escaped.startswith("x"):
@@ -101,7 +101,7 @@ class LineFormat:
 
     @staticmethod
     def _no_escape(text: str) -> str:
-        raise ValueError(rf"\{text} is no escape: write \n, \t, \r, \\ or \x and two hex digits")
+        raise ValueError(rf"\{text} is not an escape: write \n, \t, \r, \\ or \x and two hex digits")
 
     def __call__(self, message: MessageExt, body: str) -> str:
         """str: the message; `body` is "text", "hex" or "none"."""

@@ -1,6 +1,7 @@
 """Groups of commands: exit codes, what an error says at the command line, commands that are loaded when they are used.
 
-Exit codes: 0 fine, 1 findings or nothing found, 2 wrong usage, 3 the store cannot be opened or read.
+Owns the way from an exception to one line on stderr; it answers nothing itself.  Invariants: no traceback reaches a
+user, and the exit code is 0 fine, 1 findings or nothing found, 2 wrong usage, 3 the store cannot be opened or read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""rmqstore info: what a store is, in lines: sizes, offsets, who wrote it, which options its files tell."""
+"""rmqstore info: what a store is, in lines: sizes, offsets, who wrote it, which options its files tell.
+
+Owns the order of the lines and their words; the figures are `rmqstore.offline.describe`'s.  It reads only, and checks
+no record: `verify` does.
+"""
 
 from __future__ import annotations
 

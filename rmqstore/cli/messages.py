@@ -1,4 +1,8 @@
-"""A message as a line, as text and as a JSON object."""
+"""A message as a line, as text and as a JSON object.
+
+Owns how every command shows a message, so that two commands show one message alike.  It opens nothing: the message
+comes from its caller.  Invariant: what a terminal may obey is escaped, and JSON has the bytes.
+"""
 
 from __future__ import annotations
 

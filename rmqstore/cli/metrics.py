@@ -1,4 +1,8 @@
-"""rmqstore metrics: the numbers of stores as text for Prometheus."""
+"""rmqstore metrics: the numbers of stores as text for Prometheus.
+
+Owns labels and where the text goes; the numbers and their names are `rmqstore.offline.metrics`'.  It reads only.
+Invariant: a file that is written for the node exporter is replaced whole, and never lies inside a store.
+"""
 
 from __future__ import annotations
 
@@ -113,6 +117,6 @@ def _findings(path: str) -> Findings:
     kinds = summary.get("kinds") if summary is not None else None
     if not isinstance(kinds, dict) or not all(type(number) is int for number in kinds.values()):
         raise StoreError(
-            "this is no whole output of 'rmqstore verify --json': its last line, the summary, is missing", path
+            "this is not the whole output of 'rmqstore verify --json': its last line, the summary, is missing", path
         )
     return Findings(kinds, round(when * 1000))

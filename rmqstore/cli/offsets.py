@@ -1,4 +1,9 @@
-"""rmqstore offsets: consumer progress, shown and set."""
+"""rmqstore offsets: consumer progress, shown and set.
+
+Owns which places of a queue a user may name (an offset, a time, an end).  `show` reads only; `set` and `reset` write
+consumerOffset.json and nothing else, under the lock of the store, so that no broker runs meanwhile.  Invariant: all
+queues that were asked for are set at once, or none.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The options that every command on a store has, and the config that they give."""
+"""The options that every command on a store has, and the config that they give.
+
+Owns how a name of RocketMQ's becomes a field of `StoreConfig`, in each of its spellings, and which source counts: an
+option, then the file of --config, then what the store's own files tell.  It decides no default.  Invariant:
+`Given.open` opens read-only.
+"""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def check_store_path(path: str) -> None:
     below = _stores_below(path)
     if below:
         raise CannotOpenError(
-            f"this directory is no store, but one lies below it [{path}]",
+            f"this directory is not a store, but one lies below it [{path}]",
             f"Give the store's root: {' or '.join(_shown(each) for each in below)}",
         )
     empty = not any(os.scandir(path))

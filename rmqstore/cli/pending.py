@@ -1,4 +1,8 @@
-"""rmqstore pending: what of a store still waits, and for what."""
+"""rmqstore pending: what of a store still waits, and for what.
+
+Owns the tables and the files that show it; what waits is `rmqstore.offline.pending`'s answer.  It reads only.
+Invariant: an output file is whole or not there, and none is replaced without --force.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""rmqstore query and get: messages by key, by place and by queue."""
+"""rmqstore query and get: messages by key, by place and by queue.
+
+Owns what KEY, a message id and a time on the command line mean.  It reads only.  Invariant: an answer that was cut by
+--max-num, or that no index file covers, says so on stderr.
+"""
 
 from __future__ import annotations
 

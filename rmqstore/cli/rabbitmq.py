@@ -32,7 +32,8 @@ from rmqstore.rabbitmq import (
     repair,
     verify,
 )
-from rmqstore.rabbitmq.transfer import FORMATS, export, import_messages, message_object, object_message
+from rmqstore.rabbitmq.importing import import_messages
+from rmqstore.rabbitmq.transfer import FORMATS, export, message_object, object_message
 
 __all__ = ["main"]
 
@@ -507,7 +508,7 @@ def _objects(file: BinaryIO) -> Iterator[Any]:
     type=click.Choice(["auto", "exact", "dirty"]),
     default="auto",
     show_default=True,
-    help="exact: flags and numbers of all queues stay; needs a clean stop. dirty: the node counts everything anew.",
+    help="exact: flags and numbers of all queues stay; needs a clean stop. dirty: the node counts everything again.",
 )
 @click.option("--level", type=click.IntRange(0, 255), help="The level of a priority queue.")
 @click.option(

@@ -1,4 +1,9 @@
-"""rmqstore rebuild and recover: the commands that repair a store."""
+"""rmqstore rebuild and recover: the commands that repair a store.
+
+Owns the questions before something is replaced or deleted, and the words of what was done; the work is
+`rmqstore.offline.rebuild`'s and the store's own recovery.  Invariant: nothing is replaced or deleted before the user
+has agreed, by an answer or by --yes.
+"""
 
 from __future__ import annotations
 

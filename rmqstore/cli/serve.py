@@ -1,4 +1,8 @@
-"""rmqstore serve: the web console."""
+"""rmqstore serve: the web console.
+
+Owns the socket, the token as it is given, and the process of the server; pages and rights are `rmqstore.console`'s.
+It loads the web only when it runs.  Invariant: an address other than loopback needs a token.
+"""
 
 from __future__ import annotations
 

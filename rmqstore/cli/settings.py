@@ -1,4 +1,8 @@
-"""rmqstore settings: a broker's topics, groups, offsets and pop records, wherever it keeps them."""
+"""rmqstore settings: a broker's topics, groups, offsets and pop records, wherever it keeps them.
+
+Owns the tables and the two forms of JSON; which source counts is `rmqstore.offline.settings`' answer.  It reads only,
+and needs no commit log.  Invariant: what cannot be read is named, and the rest is shown.
+"""
 
 from __future__ import annotations
 

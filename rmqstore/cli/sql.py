@@ -33,7 +33,7 @@ _FORMATS = ("parquet", "csv", "jsonl", "arrow")
 _ROWS_SHOWN, _TEXT_SHOWN = 1000, 200
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
-# The first word of a statement, behind comments and parentheses.
+# The first word of a statement, after comments and parentheses.
 _FIRST_WORD = re.compile(r"(?:\s|\(|--[^\n]*(?:\n|$)|/\*.*?\*/)*(\w*)", re.DOTALL)
 _ASKING = {"select", "with", "from", "values", "show", "explain", "table"}
 # How Polars before 2.0 begins what went wrong in a source.
@@ -60,7 +60,7 @@ def sql(
     polars = import_polars("SQL needs", "sql")
     word = _FIRST_WORD.match(query)
     if word is None or word[1].lower() not in _ASKING:
-        raise click.UsageError("QUERY is no question: a store is only read, begin with SELECT or WITH")
+        raise click.UsageError("QUERY is not a question: a store is only read, begin with SELECT or WITH")
     kind = None if output is None else format_of(output)[0] if format_of(output)[1] is None else None
     if output is not None:
         if kind not in _FORMATS:

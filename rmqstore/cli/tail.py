@@ -246,7 +246,7 @@ def _newest_of_log(store: MessageStore, max_num: int, end: int, wanted: _Wanted)
             begins = max(min([begins, *more]), log.min_offset)
             if not more:
                 # The queues hold no more; what is older, or all where they are lost, is in the log alone.
-                begins = max((base for base in log.queue.offsets if base < begins), default=log.min_offset)
+                begins = max((base for base in log.files.offsets if base < begins), default=log.min_offset)
             progress(end - stop, end - log.min_offset)
             found[:0] = deque(_messages(store, begins, stop, wanted), maxlen=max_num - len(found))
             ahead = min(8 * ahead, sys.maxsize)
@@ -344,7 +344,7 @@ class _Follower:
             try:
                 self._look(wanted, show)
             except StoreChangedError:
-                self._begin_anew()
+                self._begin_again()
                 continue
             except (OffsetOutOfRangeError, FileNotFoundError):
                 # A file was deleted while it was looked at; the next look has the new list of files.
@@ -359,7 +359,7 @@ class _Follower:
     def _look(self, wanted: _Wanted, show: Callable[[MessageExt], None]) -> None:
         log = self.store.commit_log
         log.refresh()
-        if not log.queue.offsets and (self.position or not os.path.isdir(os.path.join(self.path, "commitlog"))):
+        if not log.files.offsets and (self.position or not os.path.isdir(os.path.join(self.path, "commitlog"))):
             self._say_gone()
         end = log.max_offset
         if end <= self.position:
@@ -389,12 +389,12 @@ class _Follower:
     def _look_behind_damage(self) -> None:
         # A writer that leaves a damaged stretch goes on in the next segment, which the end of the log does not reach.
         log = self.store.commit_log
-        newer = [base for base in log.queue.offsets if base > self.position]
+        newer = [base for base in log.files.offsets if base > self.position]
         # The file that was made ready for what comes is empty, and the end is looked for only where one is not.
-        if self.idle >= _PATIENCE and any(any(log.queue.file(base).region.read(0, 8)) for base in newer):
+        if self.idle >= _PATIENCE and any(any(log.files.file(base).region.read(0, 8)) for base in newer):
             log.set_end(max(log.find_end(), log.max_offset))
 
-    def _begin_anew(self) -> None:
+    def _begin_again(self) -> None:
         """Open the store again and go on after the newest record that is still the one that was shown."""
         if not os.path.isdir(os.path.join(self.path, "commitlog")):
             self._say_gone()

@@ -1,4 +1,8 @@
-"""rmqstore topics and queues: what a store holds of each topic and of each of its queues."""
+"""rmqstore topics and queues: what a store holds of each topic and of each of its queues.
+
+Owns the two tables; the counts are the queues' own.  It reads only, and every unit of a queue only where --bytes asks
+for it.
+"""
 
 from __future__ import annotations
 

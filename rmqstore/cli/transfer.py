@@ -1,4 +1,9 @@
-"""rmqstore export and import: messages out of a store into files, and from files into a store."""
+"""rmqstore export and import: messages out of a store into files, and from files into a store.
+
+Owns how a choice of messages and a format are typed, and the words of the reports; the work is
+`rmqstore.offline.export`'s and `rmqstore.offline.importing`'s.  Export reads only.  Invariants: an output file is
+whole or not there, and an import that finds a bad row has put nothing.
+"""
 
 from __future__ import annotations
 
@@ -243,7 +248,7 @@ def import_command(
     keep_timestamps: bool,
     given: Given,
 ) -> None:
-    """Put the messages of files into a store, behind those that are there; a new store is made.
+    """Put the messages of files into a store, after those that are there; a new store is made.
 
     THIS COMMAND WRITES, and no broker may run on the store. FILE is JSON lines, CSV, Arrow or Parquet as export writes them,
     or the folder of single bodies; - is standard input. Everything is read and checked before the first message is put.

@@ -1,4 +1,8 @@
-"""rmqstore verify: everything that is wrong in a store, a finding a line, and how many of each kind."""
+"""rmqstore verify: everything that is wrong in a store, a finding a line, and how many of each kind.
+
+Owns the lines and the summary; the findings are `rmqstore.offline.verify`'s.  It reads only and repairs nothing.
+Invariant: a finding is printed as soon as it is known, so that an interrupted run has shown what it found.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What ``rmqstore`` alone says: the first steps, with the store that lies here if one does."""
+"""What ``rmqstore`` alone says: the first steps, with the store that lies here if one does.
+
+Owns that text.  It looks at names in the current folder and opens nothing.  Invariant: a name that a shell would take
+apart stands in no line that is to be copied.
+"""
 
 from __future__ import annotations
 

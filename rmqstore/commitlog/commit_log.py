@@ -70,7 +70,7 @@ class CommitLog(NotCopied):
     ):
         self.config = config
         self.segment_size = config.mapped_file_size_commit_log
-        self.queue = MappedFileQueue(
+        self.files = MappedFileQueue(
             os.path.join(root, "commitlog"),
             self.segment_size,
             pool,
@@ -81,8 +81,8 @@ class CommitLog(NotCopied):
         self.delays = array("q", config.delay_levels)
         # How CRCs are checked, see `_core.decode_record`.
         self.crc_check = 2 if config.force_verify_prop_crc else 1
-        self._walk = LogWalk(self.queue, config, self.delays, self.crc_check)
-        self._end = LogEnd(self.queue, self.crc_check)
+        self._walk = LogWalk(self.files, config, self.delays, self.crc_check)
+        self._end = LogEnd(self.files, self.crc_check)
 
     def renew_lock(self) -> None:
         """Give up the lock that another thread of a parent process may have held at a fork."""
@@ -90,27 +90,27 @@ class CommitLog(NotCopied):
 
     def load(self) -> None:
         """List the segments.  The end of the log is not known yet: see `find_end` and `set_end`."""
-        self.queue.load()
+        self.files.load()
 
     @property
     def path(self) -> str:
         """str: the directory of the segments."""
-        return self.queue.path
+        return self.files.path
 
     @property
     def min_offset(self) -> int:
         """int: offset of the oldest byte that is there, 0 for an empty log."""
-        low = self.queue.min_offset
+        low = self.files.min_offset
         return low if low > 0 else 0
 
     @property
     def max_offset(self) -> int:
         """int: offset after the last record."""
-        return self.queue.wrote_where
+        return self.files.wrote_where
 
     def set_end(self, offset: int) -> None:
         """Say where the log ends."""
-        self.queue.wrote_where = offset
+        self.files.wrote_where = offset
 
     def find_end(self) -> int:
         """int: offset after the last record that can be reached from the start of the newest segment that holds any.
@@ -193,9 +193,9 @@ class CommitLog(NotCopied):
         placed: list[tuple[int, int]] = []
         done = 0
         while done < len(rows):
-            mapped_file = self.queue.file_for_append()
+            mapped_file = self.files.file_for_append()
             base = mapped_file.file_from_offset
-            at = self.queue.wrote_where
+            at = self.files.wrote_where
             remaining = base + self.segment_size - at
             written: list[int] = []
             if not together or whole + _BLANK_SIZE <= remaining:
@@ -204,13 +204,13 @@ class CommitLog(NotCopied):
             for size in written:
                 placed.append((at, size))
                 at += size
-            self.queue.wrote_where = at
+            self.files.wrote_where = at
             done += len(written)
             if done < len(rows):
                 if self.segment_size - (at - base) >= _BLANK_SIZE:
                     mapped_file.mark_dirty()
                     _core.write_blank(mapped_file.region, at - base)
-                self.queue.wrote_where = base + self.segment_size
+                self.files.wrote_where = base + self.segment_size
         return placed
 
     def append_rows(self, batch: RowBatch) -> int:
@@ -228,8 +228,8 @@ class CommitLog(NotCopied):
         OSError
             A segment could not be made; nothing was written.
         """
-        last = self.queue.last()
-        room = last.file_from_offset + self.segment_size - self.queue.wrote_where if last is not None else 0
+        last = self.files.last()
+        room = last.file_from_offset + self.segment_size - self.files.wrote_where if last is not None else 0
         rolls, largest = batch.room(room, self.segment_size)
         if largest + _BLANK_SIZE > self.segment_size:
             raise InvalidMessageError(
@@ -240,24 +240,24 @@ class CommitLog(NotCopied):
         # Segments are made before the first byte is written, so that a full disk leaves nothing half done.
         if last is not None and room:
             last.reserve()
-        self.queue.prepared.prepare(rolls)
+        self.files.prepared.prepare(rolls)
         done = 0
         while done < batch.count:
-            mapped_file = self.queue.file_for_append()
+            mapped_file = self.files.file_for_append()
             base = mapped_file.file_from_offset
             mapped_file.mark_dirty()
-            done, pos = batch.encode(mapped_file.region, self.queue.wrote_where - base, base, done)
-            self.queue.wrote_where = base + pos
+            done, pos = batch.encode(mapped_file.region, self.files.wrote_where - base, base, done)
+            self.files.wrote_where = base + pos
             if done < batch.count:
                 if self.segment_size - pos >= _BLANK_SIZE:
                     _core.write_blank(mapped_file.region, pos)
-                self.queue.wrote_where = base + self.segment_size
-        return self.queue.wrote_where
+                self.files.wrote_where = base + self.segment_size
+        return self.files.wrote_where
 
     def _make_room(self, sizes: list[int]) -> None:
         # Segments are made before the first byte is written, so that a full disk leaves nothing half done.
-        last = self.queue.last()
-        room = last.file_from_offset + self.segment_size - self.queue.wrote_where if last is not None else 0
+        last = self.files.last()
+        room = last.file_from_offset + self.segment_size - self.files.wrote_where if last is not None else 0
         if last is not None and room:
             last.reserve()
         if sum(sizes) + _BLANK_SIZE <= room:
@@ -268,7 +268,7 @@ class CommitLog(NotCopied):
                 rolls += 1
                 room = self.segment_size
             room -= size
-        self.queue.prepared.prepare(rolls)
+        self.files.prepared.prepare(rolls)
 
     # ------------------------------------------------------------------------------------------------------ reading
 
@@ -280,14 +280,14 @@ class CommitLog(NotCopied):
         OffsetOutOfRangeError
             The offset is negative, before the oldest or after the last record, or in a segment that is missing.
         """
-        if phy_offset >= self.max_offset and self.queue.read_only:
+        if phy_offset >= self.max_offset and self.files.read_only:
             self.refresh()
         if phy_offset < 0 or phy_offset >= self.max_offset or phy_offset < self.min_offset:
             raise OffsetOutOfRangeError(
                 f"phy offset {phy_offset} is outside the log, which holds {self.min_offset} to {self.max_offset}",
                 self.path,
             )
-        mapped_file = self.queue.find(phy_offset)
+        mapped_file = self.files.find(phy_offset)
         if mapped_file is None:
             raise OffsetOutOfRangeError(f"the segment that held phy offset {phy_offset} is missing", self.path)
         return mapped_file
@@ -330,7 +330,7 @@ class CommitLog(NotCopied):
 
     def look_up(self, phy_offset: int, size: int | None = None) -> MessageExt | None:
         """The message at `phy_offset`, marked as corrupt if a CRC fails; None where no record of this size begins."""
-        known = _read.read_recent(self.queue, phy_offset, MessageExt, self.crc_check)
+        known = _read.read_recent(self.files, phy_offset, MessageExt, self.crc_check)
         if known is not None:
             return known if size in (None, known.size) else None
         found = self.region_of(phy_offset)
@@ -350,20 +350,20 @@ class CommitLog(NotCopied):
         (Region, int, int, int)
             The segment, the offset of its first byte, and the bounds of what the log holds, in bytes.
         """
-        queue = self.queue
-        known = queue.recent(phy_offset)
+        files = self.files
+        known = files.recent(phy_offset)
         if known is not None:
             return known
-        offsets = queue.file_offsets
-        low, end = queue.min_offset, queue.wrote_where
+        offsets = files.file_offsets
+        low, end = files.min_offset, files.wrote_where
         try:
             # What lies outside may have been appended since, which `segment` looks for.
-            mapped_file = queue.find(phy_offset) if low <= phy_offset < end else self.segment(phy_offset)
+            mapped_file = files.find(phy_offset) if low <= phy_offset < end else self.segment(phy_offset)
             if mapped_file is None:
                 return None
             region = mapped_file.region
-            queue.remember(region, mapped_file.file_from_offset, offsets)
-            return region, mapped_file.file_from_offset, queue.min_offset, queue.wrote_where
+            files.remember(region, mapped_file.file_from_offset, offsets)
+            return region, mapped_file.file_from_offset, files.min_offset, files.wrote_where
         except OffsetOutOfRangeError:
             return None
 
@@ -377,7 +377,7 @@ class CommitLog(NotCopied):
         """
         if not behind_end and not self.min_offset <= phy_offset < self.max_offset:
             return -1
-        mapped_file = self.queue.find(phy_offset)
+        mapped_file = self.files.find(phy_offset)
         if mapped_file is None:
             return -1
         try:
@@ -406,11 +406,11 @@ class CommitLog(NotCopied):
     @contextlib.contextmanager
     def single_records(self) -> Iterator[None]:
         """Say that records far from each other are looked at in the ``with`` block: the system then reads nothing around them."""
-        self.queue.advise("random")
+        self.files.advise("random")
         try:
             yield
         finally:
-            self.queue.advise("normal")
+            self.files.advise("normal")
 
     def stretches(
         self,
@@ -534,11 +534,11 @@ class CommitLog(NotCopied):
 
     def flush(self) -> None:
         """Force everything written to the disk."""
-        self.queue.flush()
+        self.files.flush()
 
     def close(self) -> None:
         """Close the segments."""
-        self.queue.close()
+        self.files.close()
 
 
 def record_size_of(row: tuple[Any, ...], prop_crc: bool) -> int:

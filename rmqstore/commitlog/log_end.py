@@ -21,11 +21,11 @@ _HEAD_SIZE = 64
 
 
 class LogEnd:
-    """Where the segments in `queue` end; `crc_check` as of `_core.decode_record`."""
+    """Where the segments in `files` end; `crc_check` as of `_core.decode_record`."""
 
-    def __init__(self, queue: MappedFileQueue, crc_check: int):
-        self.queue, self.crc_check = queue, crc_check
-        self.segment_size = queue.mapped_file_size
+    def __init__(self, files: MappedFileQueue, crc_check: int):
+        self.files, self.crc_check = files, crc_check
+        self.segment_size = files.mapped_file_size
         self._refreshing = threading.Lock()
         # The newest record that a reader beside a writer saw: its phy offset and first bytes.
         self._last_seen: tuple[int, bytes] = (-1, b"")
@@ -39,7 +39,7 @@ class LogEnd:
     def _walk_from_start(self, base: int) -> tuple[int, Verdict, int, int]:
         # As `_dispatch.walk` through a whole segment; one that was walked before from its last record on, if that is still there:
         # opening asks several times, and a segment holds millions of records.
-        region = self.queue.file(base).region
+        region = self.files.file(base).region
         walked, num, last, head = self._walked
         if walked == base and last + _HEAD_SIZE <= region.size and region.read(last, _HEAD_SIZE) == head:
             pos, verdict, more, newest = _dispatch.walk(region, last, self.segment_size, base)
@@ -53,25 +53,25 @@ class LogEnd:
 
     def find_end(self) -> int:
         """See `CommitLog.find_end`."""
-        for base in reversed(self.queue.offsets):
+        for base in reversed(self.files.offsets):
             pos, verdict, num, _ = self._walk_from_start(base)
             if verdict == Verdict.BLANK:
                 return base + self.segment_size
-            if num or verdict != Verdict.EMPTY or base == self.queue.min_offset:
+            if num or verdict != Verdict.EMPTY or base == self.files.min_offset:
                 return base + pos
-        return max(self.queue.min_offset, 0)
+        return max(self.files.min_offset, 0)
 
     def last_store_timestamp(self) -> int | None:
         """See `CommitLog.last_store_timestamp`."""
-        for base in reversed(self.queue.offsets):
+        for base in reversed(self.files.offsets):
             _, _, num, last = self._walk_from_start(base)
             if num:
-                return _core.check_record(self.queue.file(base).region, last, base, 0)[2]
+                return _core.check_record(self.files.file(base).region, last, base, 0)[2]
         return None
 
     def find_end_behind_damage(self, reached: int = -1) -> int:
         """See `CommitLog.find_end_behind_damage`."""
-        later = [base for base in self.queue.offsets if base > reached]
+        later = [base for base in self.files.offsets if base > reached]
         if reached >= 0 and all(self._begins_empty(base) for base in later):
             end = reached
         else:
@@ -82,7 +82,7 @@ class LogEnd:
         # Where what follows `end` comes to an end, if whole records that are not older follow there; else `end`.
         search: _core.RecordSearch | None = None
         limit, newest = 0, -1
-        while (mapped_file := self.queue.find(end)) is not None:
+        while (mapped_file := self.files.find(end)) is not None:
             base, region = mapped_file.file_from_offset, mapped_file.region
             if end - base + 1 >= region.size:
                 break
@@ -103,7 +103,7 @@ class LogEnd:
         return end
 
     def _begins_empty(self, base: int) -> bool:
-        return _core.check_record(self.queue.file(base).region, 0, base, 0)[0] is Verdict.EMPTY
+        return _core.check_record(self.files.file(base).region, 0, base, 0)[0] is Verdict.EMPTY
 
     def known_end(self) -> int:
         """See `CommitLog.known_end`."""
@@ -111,8 +111,8 @@ class LogEnd:
 
     def _known_end(self, reached: int) -> int:
         # `reached` is what `find_end` found a moment ago, which walked through the newest segment for it.
-        end, behind = self.queue.wrote_where, self._end_behind(reached)
-        mapped_file = self.queue.find(reached)
+        end, behind = self.files.wrote_where, self._end_behind(reached)
+        mapped_file = self.files.find(reached)
         if behind <= reached or mapped_file is None:
             return end
         base = mapped_file.file_from_offset
@@ -122,7 +122,7 @@ class LogEnd:
 
     def _newest_before(self, end: int) -> int:
         # Store time of the last record in front of `end` in its segment, 0 if there is none.
-        mapped_file = self.queue.find(end)
+        mapped_file = self.files.find(end)
         if mapped_file is None:
             return 0
         base, region = mapped_file.file_from_offset, mapped_file.region
@@ -141,9 +141,9 @@ class LogEnd:
         """See `CommitLog.refresh`."""
         with self._refreshing:
             self._check_last_seen()
-            self.queue.refresh()
-            end = self.queue.wrote_where
-            while (mapped_file := self.queue.find(end)) is not None:
+            self.files.refresh()
+            end = self.files.wrote_where
+            while (mapped_file := self.files.find(end)) is not None:
                 base, region = mapped_file.file_from_offset, mapped_file.region
                 pos, verdict, _, last = _dispatch.walk(region, end - base, self.segment_size, base, self.crc_check)
                 if last >= 0 and _is_unfinished(region, last):
@@ -156,13 +156,13 @@ class LogEnd:
                     if verdict not in (Verdict.EMPTY, Verdict.RECORD):
                         end = self._end_behind(end)
                     break
-            self.queue.wrote_where = end
+            self.files.wrote_where = end
 
     def follow(self) -> None:
         """See `CommitLog.follow`."""
         end = reached = self.find_end()
-        for base in reversed(self.queue.offsets):
-            region = self.queue.file(base).region
+        for base in reversed(self.files.offsets):
+            region = self.files.file(base).region
             _, verdict, num, last = self._walk_from_start(base)
             if num and verdict != Verdict.BLANK:
                 # Nothing follows the newest record yet, so it may still be written.
@@ -173,17 +173,17 @@ class LogEnd:
             if num:
                 self._last_seen = (base + last, region.read(last, _HEAD_SIZE))
                 break
-        self.queue.wrote_where = end
-        self.queue.wrote_where = max(self._known_end(reached), end)
+        self.files.wrote_where = end
+        self.files.wrote_where = max(self._known_end(reached), end)
 
     def _check_last_seen(self) -> None:
         # A writer that recovers cuts what a crash left torn; a reader that saw it must not go on after it.
         phy_offset, head = self._last_seen
-        mapped_file = self.queue.find(phy_offset) if head else None
+        mapped_file = self.files.find(phy_offset) if head else None
         if mapped_file is None:
             return
-        self.queue.forget_replaced_behind(phy_offset)
-        replaced = self.queue.was_replaced()
+        self.files.forget_replaced_behind(phy_offset)
+        replaced = self.files.was_replaced()
         try:
             now = mapped_file.region.read(phy_offset - mapped_file.file_from_offset, _HEAD_SIZE)
         except OffsetOutOfRangeError:

@@ -139,7 +139,7 @@ class _ScanAhead(_Scan):
     def __init__(self, log: LogWalk, end: int, crc_check: int, keys: bool, *, worth_it: bool):
         super().__init__(log, RecordColumns(_PIECE_ROWS), crc_check, keys)
         self._pieces: Pieces[RecordColumns, tuple[int, Verdict]] = Pieces(
-            log.queue,
+            log.files,
             end,
             lambda: RecordColumns(_PIECE_ROWS),
             size=_PIECE,
@@ -172,11 +172,11 @@ class _ScanAhead(_Scan):
 
 
 class LogWalk:
-    """Goes over the records of the segments in `queue`.
+    """Goes over the records of the segments in `files`.
 
     Parameters
     ----------
-    queue : MappedFileQueue
+    files : MappedFileQueue
     config : StoreConfig
     delays : array of int64
         Delay of level 1, 2, …, in ms.
@@ -184,13 +184,13 @@ class LogWalk:
         As of `_core.decode_record`.
     """
 
-    def __init__(self, queue: MappedFileQueue, config: StoreConfig, delays: array[int], crc_check: int):
-        self.queue, self.config, self.delays, self.crc_check = queue, config, delays, crc_check
-        self.segment_size = queue.mapped_file_size
+    def __init__(self, files: MappedFileQueue, config: StoreConfig, delays: array[int], crc_check: int):
+        self.files, self.config, self.delays, self.crc_check = files, config, delays, crc_check
+        self.segment_size = files.mapped_file_size
 
     def _bounds(self, begin: int | None, end: int | None) -> tuple[int, int]:
         # Where a pass begins and stops that was asked for these offsets.
-        low, high = max(self.queue.min_offset, 0), self.queue.wrote_where
+        low, high = max(self.files.min_offset, 0), self.files.wrote_where
         return low if begin is None else max(begin, low), high if end is None else min(end, high)
 
     def stretches(
@@ -222,13 +222,13 @@ class LogWalk:
 
     def _stretches(self, begin: int, end: int, step: _Walk | _Scan, resume: bool) -> Iterator[Stretch]:
         at, search = begin, None
-        passed = ScanProgress(self.queue)
+        passed = ScanProgress(self.files)
         while at < end:
             passed.reach(at)
-            mapped_file = self.queue.find(at)
+            mapped_file = self.files.find(at)
             if mapped_file is None:
                 step.empty()
-                until = min([base for base in self.queue.offsets if base > at], default=end)
+                until = min([base for base in self.files.offsets if base > at], default=end)
                 yield Stretch(at, min(until, end) if resume else at, None)
                 if not resume:
                     return
@@ -277,14 +277,14 @@ class LogWalk:
     def pages(self, begin: int | None = None, end: int | None = None) -> Iterator[list[MessageExt] | Blank | Damage]:
         """See `CommitLog.pages`."""
         at, stop = self._bounds(begin, end)
-        passed = ScanProgress(self.queue)
+        passed = ScanProgress(self.files)
         # Whoever wants the first message only is not to wait for many.
         num, search = 1, None
         while at < stop:
             passed.reach(at)
-            mapped_file = self.queue.find(at)
+            mapped_file = self.files.find(at)
             if mapped_file is None:
-                following = [base for base in self.queue.offsets if base > at]
+                following = [base for base in self.files.offsets if base > at]
                 until = min(following[0], stop) if following else stop
                 yield Damage(at, until - at, Verdict.EMPTY)
                 at = until
@@ -294,7 +294,7 @@ class LogWalk:
                 region = mapped_file.region
             except OffsetOutOfRangeError:
                 # It expired meanwhile, and so did what is older.
-                at = max(base + self.segment_size, self.queue.min_offset)
+                at = max(base + self.segment_size, self.files.min_offset)
                 continue
             messages, pos = _read.read_messages(
                 region, at - base, stop - base, base, MessageExt, num, _READ_AHEAD_SIZE, self.crc_check
@@ -327,13 +327,13 @@ class LogWalk:
     ) -> Iterator[int]:
         """See `CommitLog.fill`."""
         at, stop = self._bounds(begin, end)
-        passed = ScanProgress(self.queue)
+        passed = ScanProgress(self.files)
         search = None
         while at < stop:
             passed.reach(at)
-            mapped_file = self.queue.find(at)
+            mapped_file = self.files.find(at)
             if mapped_file is None:
-                until = min((base for base in self.queue.offsets if base > at), default=stop)
+                until = min((base for base in self.files.offsets if base > at), default=stop)
                 if on_damage is not None:
                     on_damage(at, until, None)
                 at = until
@@ -343,7 +343,7 @@ class LogWalk:
                 region = mapped_file.region
             except OffsetOutOfRangeError:
                 # It expired meanwhile, and so did what is older.
-                until = max(base + self.segment_size, self.queue.min_offset)
+                until = max(base + self.segment_size, self.files.min_offset)
                 if on_damage is not None:
                     on_damage(at, until, None)
                 at = until
@@ -367,11 +367,11 @@ class LogWalk:
     def step_to(self, begin: int, goal: int) -> int:
         """See `CommitLog.step_to`."""
         at = begin
-        mapped_file = self.queue.find(begin)
+        mapped_file = self.files.find(begin)
         if mapped_file is None:
             return max(begin, goal)
         base, region = mapped_file.file_from_offset, mapped_file.region
-        passed = ScanProgress(self.queue)
+        passed = ScanProgress(self.files)
         search = _core.RecordSearch(region, base)
         while at < goal:
             passed.reach(at)

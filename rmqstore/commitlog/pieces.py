@@ -30,10 +30,10 @@ SCAN_WINDOW = 32 * 1024 * 1024
 class ScanProgress:
     """Lets go of the pages that a scan has passed, so that it keeps a constant working set."""
 
-    __slots__ = ("_at", "_queue")
+    __slots__ = ("_at", "_files")
 
-    def __init__(self, queue: MappedFileQueue):
-        self._queue = queue
+    def __init__(self, files: MappedFileQueue):
+        self._files = files
         self._at = -1
 
     def reach(self, offset: int) -> None:
@@ -43,7 +43,7 @@ class ScanProgress:
         if offset - self._at < SCAN_WINDOW:
             return
         while self._at < offset:
-            mapped_file = self._queue.find(self._at)
+            mapped_file = self._files.find(self._at)
             if mapped_file is None:
                 break
             pos = self._at - mapped_file.file_from_offset
@@ -103,7 +103,7 @@ class Pieces(Generic[Job, Result]):
 
     Parameters
     ----------
-    queue : MappedFileQueue
+    files : MappedFileQueue
         The segments.
     end : int
         Where the caller will stop.
@@ -126,7 +126,7 @@ class Pieces(Generic[Job, Result]):
 
     def __init__(
         self,
-        queue: MappedFileQueue,
+        files: MappedFileQueue,
         end: int,
         make: Callable[[], Job],
         *,
@@ -136,7 +136,7 @@ class Pieces(Generic[Job, Result]):
         ahead: int | None = None,
         worth_it: bool = True,
     ):
-        self._queue = queue
+        self._files = files
         self._end = end
         self._make = make
         self._size = size
@@ -144,7 +144,7 @@ class Pieces(Generic[Job, Result]):
         self._behind: _core.RecordSearch | None = None
         self.thread_num = min(usable_cpus(), threads)
         self._ahead = self.thread_num + 1 if ahead is None else ahead
-        self._in_pieces = worth_it and queue.mapped_file_size >= size
+        self._in_pieces = worth_it and files.mapped_file_size >= size
         self._pieces: deque[Piece[Job, Result]] = deque()
         self._spare: list[Job] = []
         # Where the piece after those that are known begins, -1 where that is not known.
@@ -187,7 +187,7 @@ class Pieces(Generic[Job, Result]):
 
     def _piece_end(self, begin: int) -> int:
         # Where the next piece begins, -1 where there is none that can be found in a short time.
-        mapped_file = self._queue.find(begin) if self._in_pieces else None
+        mapped_file = self._files.find(begin) if self._in_pieces else None
         if mapped_file is None:
             return -1
         base = mapped_file.file_from_offset
@@ -214,7 +214,7 @@ class Pieces(Generic[Job, Result]):
         """
         while self.thread_num > 1 and self._next >= 0 and len(self._pieces) < self._ahead:
             begin = self._next
-            mapped_file = self._queue.find(begin)
+            mapped_file = self._files.find(begin)
             if mapped_file is None:
                 return
             base, following = mapped_file.file_from_offset, self._piece_end(begin)

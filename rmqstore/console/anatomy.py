@@ -188,7 +188,7 @@ def _unit(store: MessageStore, message: MessageExt, topic: str, queue_id: int, q
         number, size = queue_offset, int(UnitLayout.UNIT_SIZE)
         if not queue.first_unit <= number < queue.unit_num:
             number = None
-    mapped_file = None if number is None else queue.queue.find(number * size)
+    mapped_file = None if number is None else queue.files.find(number * size)
     if number is None or mapped_file is None:
         return {"state": "missing", "detail": "the queue has no unit of this queue offset"}
     pos = number * size - mapped_file.file_from_offset

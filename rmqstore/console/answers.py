@@ -100,7 +100,7 @@ def message_row(message: MessageExt) -> dict[str, Any]:
 def _queue_row(store: MessageStore, queue: AnyConsumeQueue) -> dict[str, Any]:
     return {
         **QueueDescription.of(queue, store.commit_log.min_offset).as_dict(),
-        "size": queue.disk_files * queue.queue.mapped_file_size,
+        "size": queue.disk_files * queue.files.mapped_file_size,
         "error": None,
     }
 
@@ -191,8 +191,8 @@ class Answers:
                 "from_offset": mapped_file.file_from_offset,
                 "size": mapped_file.size,
             }
-            for mapped_file in queue.files()
-            if not queue.queue.is_memory_only(mapped_file.file_from_offset)
+            for mapped_file in queue.mapped_files()
+            if not queue.files.is_memory_only(mapped_file.file_from_offset)
         ]
         return {
             **row,

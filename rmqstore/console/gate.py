@@ -98,7 +98,7 @@ def _host_name(header: str) -> str | None:
         parts = urllib.parse.urlsplit(f"//{header}")
         if parts.path or parts.query or parts.fragment or parts.username is not None or not parts.hostname:
             return None
-        _ = parts.port  # raises for what is no number
+        _ = parts.port  # raises for what is not a number
         return parts.hostname.rstrip(".")
     except ValueError:
         return None

@@ -27,7 +27,7 @@ __all__ = ["QUEUE_COLUMNS", "TOPIC_COLUMNS", "OverviewAnswers"]
 
 TOPIC_COLUMNS = ("topic", "queues", "messages", "rate", "log_bytes", "last_store_timestamp")
 QUEUE_COLUMNS = ("queue", "messages", "min_queue_offset", "max_queue_offset", "log_bytes", "last_store_timestamp")
-# A picture of the log is drawn anew after so many seconds.
+# A picture of the log is drawn again after so many seconds.
 _TIMELINE_KEPT = 10.0
 _TIMELINES_KEPT = 8
 _TOPICS_DRAWN = 15
@@ -66,7 +66,7 @@ class OverviewAnswers:
             "now": time.time_ns() // 1_000_000,
             "clean": not os.path.exists(os.path.join(store.path, "abort")),
             "commit_log": {
-                "segments": len(log.queue),
+                "segments": len(log.files),
                 "segment_size": log.segment_size,
                 "min_offset": log.min_offset,
                 "max_offset": log.max_offset,

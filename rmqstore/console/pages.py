@@ -247,7 +247,7 @@ class Entrance:
                 if len(body) > _LARGEST_LOGIN:
                     return _error(request.scope, 413, "Too much", "That is more than a token.")
         except ClientDisconnect:
-            # Nobody is there to read this; it is no error of the console.
+            # Nobody is there to read this; it is not an error of the console.
             return _error(request.scope, 400, "That cannot be asked", "The form came in part only.")
         form = dict(urllib.parse.parse_qsl(body.decode("utf-8", "replace")))
         target = form.get("next", "/")

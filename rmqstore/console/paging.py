@@ -258,7 +258,7 @@ def _key_cursor(cursor: str | None) -> tuple[str | None, int, int]:
         return None, -1, -1
     match = re.fullmatch(r"((?:log)?[0-9]{1,19})\.(-1|[0-9]{1,10})\.(-1|[0-9]{1,19})", cursor)
     if match is None:
-        raise BadCursorError(f"{cursor!r} is no cursor; start the search again")
+        raise BadCursorError(f"{cursor!r} is not a cursor; start the search again")
     return match[1], int(match[2]), int(match[3])
 
 
@@ -291,7 +291,7 @@ def time_page(
     behind: int | None = None
     if cursor:
         if not re.fullmatch("[0-9]{1,19}", cursor):
-            raise BadCursorError(f"{cursor!r} is no cursor; start the search again")
+            raise BadCursorError(f"{cursor!r} is not a cursor; start the search again")
         behind = int(cursor)
     parts = []
     for queue_id in store.queue_ids(topic):

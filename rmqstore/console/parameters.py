@@ -25,7 +25,7 @@ def whole_number(request: Request, name: str, default: int | None, low: int = 0,
     Raises
     ------
     BadQueryError
-        It is no whole number, or out of range.
+        It is not a whole number, or out of range.
     """
     text = request.query_params.get(name, "").strip()
     if not text:
@@ -92,5 +92,5 @@ def queue_of(request: Request) -> tuple[str, int]:
 
 
 def name_of(request: Request, before: str) -> str:
-    """str: the last part of the address, behind `before`; it may hold slashes."""
+    """str: the last part of the address, after `before`; it may hold slashes."""
     return _raw_path(request).partition(before)[2]

@@ -79,7 +79,7 @@ class SettingsAnswers:
 
 
 def _comparable(row: Any, name: str) -> Any:
-    # A file may hold anything under a name; what is no number there is compared as text, after all numbers.
+    # A file may hold anything under a name; what is not a number there is compared as text, after all numbers.
     value = row.get(name)
     if value is None:
         return None
@@ -99,7 +99,7 @@ def _groups(found: Settings) -> list[dict[str, Any]]:
 
 
 def _members(value: Any) -> dict[str, Any]:
-    # Their names are RocketMQ's; what is no object has none.
+    # Their names are RocketMQ's; what is not an object has none.
     members = dict(value) if isinstance(value, dict) else {"value": value}
     return {name: each for name, each in members.items() if name not in ("topic", "group")}
 

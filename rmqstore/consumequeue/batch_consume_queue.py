@@ -31,7 +31,7 @@ class BatchConsumeQueue(UnitQueue):
     def _read(self, number: int) -> tuple[int, int, int, int, int, int]:
         mapped_file = self._file_of_unit(number)
         if mapped_file is None:
-            raise CorruptionError(f"the file of unit {number} is missing; rebuild the queue", self.queue.path)
+            raise CorruptionError(f"the file of unit {number} is missing; rebuild the queue", self.files.path)
         return _core.read_batch_unit(mapped_file.region, number * _BATCH_UNIT_SIZE - mapped_file.file_from_offset)
 
     def _unit_of(self, number: int) -> Unit:
@@ -144,10 +144,10 @@ class BatchConsumeQueue(UnitQueue):
     ) -> bool:
         """Write the unit of the record at `phy_offset`, if it has one, again if that says something else."""
         number = self.first_unit
-        for base in self.queue.offsets:
+        for base in self.files.offsets:
             first = base // _BATCH_UNIT_SIZE
             high = min(self.units_per_file, self.unit_num - first)
-            at = _core.unit_at_or_after(self.queue.file(base).region, 0, max(high, 0), phy_offset, _BATCH_UNIT_SIZE)
+            at = _core.unit_at_or_after(self.files.file(base).region, 0, max(high, 0), phy_offset, _BATCH_UNIT_SIZE)
             number = first + at
             if at < high:
                 break
@@ -172,11 +172,11 @@ class BatchConsumeQueue(UnitQueue):
         last = self.last_record()
         if last is not None and phy_offset <= last.phy_offset:
             return False
-        mapped_file = self.queue.file_for_append()
-        pos = self.queue.wrote_where - mapped_file.file_from_offset
+        mapped_file = self.files.file_for_append()
+        pos = self.files.wrote_where - mapped_file.file_from_offset
         mapped_file.mark_dirty(pos + _BATCH_UNIT_SIZE)
         _core.write_batch_unit(mapped_file.region, pos, phy_offset, size, tags_code, store_timestamp, queue_offset, num)
-        self.queue.wrote_where += _BATCH_UNIT_SIZE
+        self.files.wrote_where += _BATCH_UNIT_SIZE
         return True
 
     def offset_by_time(

@@ -26,7 +26,7 @@ from rmqstore.files.mapped_file import MappedFile, MappedFilePool
 
 
 @shows(
-    "bounds", "config", "cq_type", "files", "first_unit", "kind", "last_record", "max_queue_offset",
+    "bounds", "config", "cq_type", "first_unit", "kind", "last_record", "mapped_files", "max_queue_offset",
     "min_queue_offset", "offset_by_time", "queue_id", "read", "read_only", "root", "tags_code", "topic",
     "unit", "unit_num", "unit_size", "units",
 )  # fmt: skip
@@ -73,13 +73,13 @@ class ConsumeQueue(UnitQueue):
     @property
     def in_memory(self) -> bool:
         """bool: as of every queue, the extension included."""
-        return self.queue.in_memory
+        return self.files.in_memory
 
     @in_memory.setter
     def in_memory(self, value: bool) -> None:
-        self.queue.in_memory = value
+        self.files.in_memory = value
         if self.ext is not None:
-            self.ext.queue.in_memory = value
+            self.ext.files.in_memory = value
 
     def tidy(self) -> None:
         """As every queue does; the extension's files too."""
@@ -87,10 +87,10 @@ class ConsumeQueue(UnitQueue):
         if self.ext is None:
             return
         # What no unit points at goes: units are written after what they point at.
-        if not len(self.queue):
-            self.ext.queue.destroy()
+        if not len(self.files):
+            self.ext.files.destroy()
             return
-        for base in reversed(self.queue.offsets):
+        for base in reversed(self.files.offsets):
             tags_codes = self.units(base // UNIT_SIZE, self.units_per_file)[2]
             addresses = np.flatnonzero(tags_codes <= EXT_ADDRESS_MAX)
             if len(addresses):
@@ -101,7 +101,7 @@ class ConsumeQueue(UnitQueue):
         """Drop the units from the first on whose address leads nowhere in the extension; their number."""
         if self.ext is None:
             return 0
-        for base in self.queue.offsets:
+        for base in self.files.offsets:
             number = base // UNIT_SIZE
             tags_codes = self.units(number, self.units_per_file)[2]
             places = np.flatnonzero(tags_codes <= EXT_ADDRESS_MAX)
@@ -206,7 +206,7 @@ class ConsumeQueue(UnitQueue):
     def bounds(self, min_phy_offset: int) -> tuple[int, int]:
         """(int, int): `min_queue_offset`, which is never above the second, and `max_queue_offset`."""
         known = self.min_for
-        high = self.queue.wrote_where // UNIT_SIZE
+        high = self.files.wrote_where // UNIT_SIZE
         if known is not None and known[0] == min_phy_offset:
             low = known[1]
         else:
@@ -218,15 +218,15 @@ class ConsumeQueue(UnitQueue):
 
         None where there is no file.
         """
-        queue = self.queue
+        files = self.files
         # The end first, as of `units`.
-        room = queue.wrote_where // UNIT_SIZE - queue_offset
-        offsets = queue.file_offsets
-        mapped_file = queue.find(queue_offset * UNIT_SIZE)
+        room = files.wrote_where // UNIT_SIZE - queue_offset
+        offsets = files.file_offsets
+        mapped_file = files.find(queue_offset * UNIT_SIZE)
         if mapped_file is None or room <= 0:
             return None
         region, base = mapped_file.region, mapped_file.file_from_offset
-        queue.remember(region, base, offsets)
+        files.remember(region, base, offsets)
         pos = queue_offset * UNIT_SIZE - base
         return region, pos, min(count, room, self.units_per_file - pos // UNIT_SIZE)
 
@@ -241,7 +241,7 @@ class ConsumeQueue(UnitQueue):
 
     def next_file_offset(self, queue_offset: int) -> int:
         """int: queue offset at which the file after the one for `queue_offset` begins, of those that are there."""
-        for base in self.queue.offsets:
+        for base in self.files.offsets:
             if base // UNIT_SIZE > queue_offset:
                 return base // UNIT_SIZE
         return self.unit_num
@@ -288,11 +288,11 @@ class ConsumeQueue(UnitQueue):
         self._reach(queue_offset)
         if extended and self.config.enable_consume_queue_ext and self.ext is not None:
             tags_code = self.ext.put(tags_code, store_timestamp)
-        mapped_file = self.queue.file_for_append(queue_offset * UNIT_SIZE)
+        mapped_file = self.files.file_for_append(queue_offset * UNIT_SIZE)
         pos = queue_offset * UNIT_SIZE - mapped_file.file_from_offset
         mapped_file.mark_dirty(pos + UNIT_SIZE)
         _core.write_unit(mapped_file.region, pos, phy_offset, size, tags_code)
-        self.queue.wrote_where = (queue_offset + 1) * UNIT_SIZE
+        self.files.wrote_where = (queue_offset + 1) * UNIT_SIZE
         return True
 
     def put_units(
@@ -328,7 +328,7 @@ class ConsumeQueue(UnitQueue):
                 np.int64,
             )
         while done < len(phy_offsets):
-            mapped_file = self.queue.file_for_append(number * UNIT_SIZE)
+            mapped_file = self.files.file_for_append(number * UNIT_SIZE)
             pos = number * UNIT_SIZE - mapped_file.file_from_offset
             count = min(len(phy_offsets) - done, (mapped_file.size - pos) // UNIT_SIZE)
             mapped_file.mark_dirty(pos + count * UNIT_SIZE)
@@ -342,15 +342,15 @@ class ConsumeQueue(UnitQueue):
             )
             number += count
             done += count
-            self.queue.wrote_where = number * UNIT_SIZE
+            self.files.wrote_where = number * UNIT_SIZE
         return done - skip
 
     def _reach(self, queue_offset: int) -> None:
         # Fills the place from the end, or from the start of the first file, up to the unit with pre-fill units.
         if not 0 <= queue_offset <= (2**63 - 1) // UNIT_SIZE - self.units_per_file:
-            raise InvalidMessageError(f"queue offset {queue_offset} has no place in a queue", self.queue.path)
-        while queue_offset > self.unit_num or (not len(self.queue) and queue_offset):
-            mapped_file = self.queue.file_for_append(queue_offset * UNIT_SIZE)
+            raise InvalidMessageError(f"queue offset {queue_offset} has no place in a queue", self.files.path)
+        while queue_offset > self.unit_num or (not len(self.files) and queue_offset):
+            mapped_file = self.files.file_for_append(queue_offset * UNIT_SIZE)
             first = mapped_file.file_from_offset // UNIT_SIZE
             start = max(self.unit_num, first)
             end = min(queue_offset, first + self.units_per_file)
@@ -364,7 +364,7 @@ class ConsumeQueue(UnitQueue):
                     np.full(count, PRE_FILL_SIZE, np.int32),
                     np.zeros(count, np.int64),
                 )
-            self.queue.wrote_where = end * UNIT_SIZE
+            self.files.wrote_where = end * UNIT_SIZE
             if end == queue_offset:
                 return
 
@@ -423,14 +423,14 @@ class ConsumeQueue(UnitQueue):
         """As every queue does, in the extension too."""
         super().forget_prepared()
         if self.ext is not None:
-            self.ext.queue.prepared.forget()
+            self.ext.files.prepared.forget()
 
-    def files(self) -> Iterator[MappedFile]:
+    def mapped_files(self) -> Iterator[MappedFile]:
         """The queue's files, then those of the extension."""
-        yield from super().files()
+        yield from super().mapped_files()
         if self.ext is not None:
-            for base in self.ext.queue.offsets:
-                yield self.ext.queue.file(base)
+            for base in self.ext.files.offsets:
+                yield self.ext.files.file(base)
 
     def delete_before(self, min_phy_offset: int) -> int:
         """As every queue does; the extension goes as far as the units that point into it."""
@@ -440,16 +440,16 @@ class ConsumeQueue(UnitQueue):
             tags_codes = self.units(self.first_unit, self.units_per_file)[2]
             addresses = tags_codes[tags_codes <= EXT_ADDRESS_MAX]
             if len(addresses):
-                self.ext.queue.delete_before(int(addresses[0]) - EXT_ADDRESS_BASE)
+                self.ext.files.delete_before(int(addresses[0]) - EXT_ADDRESS_BASE)
         return deleted
 
     def take_dirty(self, least_pages: int = 0) -> list[MappedFile]:
         """As every queue does; the extension's files too."""
         files = super().take_dirty(least_pages)
-        return files if self.ext is None else files + self.ext.queue.take_dirty()
+        return files if self.ext is None else files + self.ext.files.take_dirty()
 
     def close(self) -> None:
         """As every queue does; the extension too."""
         super().close()
         if self.ext is not None:
-            self.ext.queue.close()
+            self.ext.files.close()

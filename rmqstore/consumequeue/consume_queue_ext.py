@@ -24,7 +24,7 @@ class ConsumeQueueExt(NotCopied):
     def __init__(
         self, root: str, topic: str, queue_id: int, config: StoreConfig, pool: MappedFilePool, *, read_only: bool
     ):
-        self.queue = MappedFileQueue(
+        self.files = MappedFileQueue(
             queue_directory(root, "consumequeue_ext", topic, queue_id),
             config.mapped_file_size_consume_queue_ext,
             pool,
@@ -36,20 +36,20 @@ class ConsumeQueueExt(NotCopied):
 
     def load(self) -> None:
         """Find the files and the end of the last one by stepping over its units."""
-        self.queue.load()
-        if not self.queue.offsets:
+        self.files.load()
+        if not self.files.offsets:
             return
-        base = self.queue.offsets[-1]
-        region = self.queue.file(base).region
+        base = self.files.offsets[-1]
+        region = self.files.file(base).region
         pos = 0
         while (unit := _core.read_ext_unit(region, pos)) is not None:
             pos += _core.ExtUnitLayout.EXT_UNIT_MIN_SIZE + len(unit[2])
-        self.queue.wrote_where = base + pos
+        self.files.wrote_where = base + pos
 
     def get(self, address: int) -> tuple[int, int, bytes] | None:
         """(tags code, store timestamp, bitmap) at an address from a tags code, None where there is none."""
         offset = address - EXT_ADDRESS_BASE
-        mapped_file = self.queue.find(offset)
+        mapped_file = self.files.find(offset)
         if mapped_file is None:
             return None
         return _core.read_ext_unit(mapped_file.region, offset - mapped_file.file_from_offset)
@@ -61,7 +61,7 @@ class ConsumeQueueExt(NotCopied):
         done = 0
         while done < len(addresses):
             offset = int(addresses[done]) - EXT_ADDRESS_BASE
-            mapped_file = self.queue.find(offset)
+            mapped_file = self.files.find(offset)
             if mapped_file is None:
                 break
             count = _dispatch.agreeing_ext_units(
@@ -78,7 +78,7 @@ class ConsumeQueueExt(NotCopied):
 
     def repair(self, address: int, tags_code: int, store_timestamp: int) -> bool:
         """Write the whole unit at `address` again if it says something else; True if it did.  Its bitmap stays."""
-        unit, mapped_file = self.get(address), self.queue.find(address - EXT_ADDRESS_BASE)
+        unit, mapped_file = self.get(address), self.files.find(address - EXT_ADDRESS_BASE)
         if unit is None or mapped_file is None or unit[:2] == (tags_code, store_timestamp):
             return False
         mapped_file.mark_dirty()
@@ -90,30 +90,30 @@ class ConsumeQueueExt(NotCopied):
         """Make sure that `count` units without bitmap can be put; errors as of `MappedFileQueue.make_room`."""
         size = int(_core.ExtUnitLayout.EXT_UNIT_MIN_SIZE)
         # A file ends with some bytes that no unit takes.
-        offsets, file_size = self.queue.offsets, self.queue.mapped_file_size
-        room = offsets[-1] + file_size - self.queue.wrote_where - _END_SIZE if offsets else 0
+        offsets, file_size = self.files.offsets, self.files.mapped_file_size
+        room = offsets[-1] + file_size - self.files.wrote_where - _END_SIZE if offsets else 0
         missing = count - max(room, 0) // size
         if missing > 0:
-            self.queue.prepared.prepare(-(-missing // ((file_size - _END_SIZE) // size)))
+            self.files.prepared.prepare(-(-missing // ((file_size - _END_SIZE) // size)))
         elif offsets:
-            self.queue.make_room(0)
+            self.files.make_room(0)
 
     def put(self, tags_code: int, store_timestamp: int) -> int:
         """int: the address of a unit without bitmap that was appended."""
         size = int(_core.ExtUnitLayout.EXT_UNIT_MIN_SIZE)
         while True:
-            mapped_file = self.queue.file_for_append()
-            pos = self.queue.wrote_where - mapped_file.file_from_offset
+            mapped_file = self.files.file_for_append()
+            pos = self.files.wrote_where - mapped_file.file_from_offset
             mapped_file.mark_dirty(pos + size)
             if pos + size + _END_SIZE <= mapped_file.size:
                 _core.write_ext_unit(mapped_file.region, pos, tags_code, store_timestamp)
-                self.queue.wrote_where += size
+                self.files.wrote_where += size
                 return mapped_file.file_from_offset + pos + EXT_ADDRESS_BASE
             mapped_file.region.write(pos, b"\xff\xff")
-            self.queue.wrote_where = mapped_file.file_from_offset + mapped_file.size
+            self.files.wrote_where = mapped_file.file_from_offset + mapped_file.size
 
     def truncate(self, address: int) -> None:
         """Cut after the unit at `address`; the units that pointed further are gone."""
         unit = self.get(address)
         if unit is not None:
-            self.queue.truncate(address - EXT_ADDRESS_BASE + _core.ExtUnitLayout.EXT_UNIT_MIN_SIZE + len(unit[2]))
+            self.files.truncate(address - EXT_ADDRESS_BASE + _core.ExtUnitLayout.EXT_UNIT_MIN_SIZE + len(unit[2]))

@@ -232,7 +232,7 @@ class ConsumeQueueStore(NotCopied, QueueTable):
         """Take a queue without any file out of the list again."""
         with self._lock:
             queue = self._queues.get((topic, queue_id))
-            if queue is not None and not len(queue.queue):
+            if queue is not None and not len(queue.files):
                 del self._queues[topic, queue_id]
                 queue.close()
 
@@ -307,7 +307,7 @@ class ConsumeQueueStore(NotCopied, QueueTable):
             for key, queue in self._queues.items():
                 if queue is None or queue.in_memory:
                     continue
-                if not any(mapped_file in self.pool.dirty for mapped_file in queue.files()):
+                if not any(mapped_file in self.pool.dirty for mapped_file in queue.mapped_files()):
                     self._queues[key] = None
                     queue.close()
 

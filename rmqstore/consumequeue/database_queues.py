@@ -56,16 +56,16 @@ class UnitStream(MappedFileQueue):
         self._taken_in = 0
         self.take_in()
 
-    def take_in(self, *, anew: bool = False) -> None:
-        """Take in the units that were collected since; with `anew` also those before the end."""
+    def take_in(self, *, whole: bool = False) -> None:
+        """Take in the units that were collected since; with `whole` also those before the end."""
         bases, end = self.owner.extent(self)
         known = self.wrote_where
         # What was made of the last stretch has room for what follows, and readers may hold it.  The database is not read under
         # a lock: that may lead to a walk over the log, whose threads take the same one.
-        grown = [] if anew else [base for base in self._files if base <= known < base + _STRETCH_SIZE and end > known]
+        grown = [] if whole else [base for base in self._files if base <= known < base + _STRETCH_SIZE and end > known]
         contents = {base: self.owner.content(self, base, end) for base in grown}
         with self.pool.lock:
-            if anew:
+            if whole:
                 self._files = {}
             for base in [base for base in self._files if base + _STRETCH_SIZE > known]:
                 if base in contents:
@@ -206,19 +206,19 @@ class DatabaseQueues:
         last = None if self.database is None else self.database.last.get(key)
         end = max([each.end for each in self._collected.get(key, ())], default=0)
         end = max(end, 0 if last is None else last.queue_offset + 1)
-        return end > (queue.max_queue_offset if len(queue.queue) else 0)
+        return end > (queue.max_queue_offset if len(queue.files) else 0)
 
-    def queue(self, files: ConsumeQueue | BatchConsumeQueue) -> ConsumeQueue | BatchConsumeQueue:
-        """The queue with all of its units; `files` is what its own files hold."""
-        if isinstance(files, BatchConsumeQueue):
-            return self._batch_queue(files)
-        older = files if len(files.queue) else None
-        queue = ConsumeQueue(self.root, files.topic, files.queue_id, self.config, self.pool, read_only=True)
-        stream = UnitStream(self, files.topic, files.queue_id, older)
+    def queue(self, own: ConsumeQueue | BatchConsumeQueue) -> ConsumeQueue | BatchConsumeQueue:
+        """The queue with all of its units; `own` is what its own files hold."""
+        if isinstance(own, BatchConsumeQueue):
+            return self._batch_queue(own)
+        older = own if len(own.files) else None
+        queue = ConsumeQueue(self.root, own.topic, own.queue_id, self.config, self.pool, read_only=True)
+        stream = UnitStream(self, own.topic, own.queue_id, older)
         queue.ext = None
-        queue.queue, queue.units_per_file = stream, STRETCH_UNITS
+        queue.files, queue.units_per_file = stream, STRETCH_UNITS
         begin_of_log = self.log_bounds()[0]
-        if older is None and not self._collected.get((files.topic, files.queue_id)) and stream.first_phy >= begin_of_log:
+        if older is None and not self._collected.get((own.topic, own.queue_id)) and stream.first_phy >= begin_of_log:
             # Who only asks for the bounds needs no unit.
             queue.min_for = begin_of_log, stream.first_unit
         return queue

@@ -268,8 +268,8 @@ def look_at_queue(queue: ConsumeQueue | BatchConsumeQueue, min_phy_offset: int, 
     """QueueLook: of an open queue; parameters as of `look_at_files`."""
     low, high = queue.bounds(min_phy_offset)
     log_bytes, exact = _log_bytes_of_open(queue, low, high) if sizes else (-1, True)
-    files = queue.queue
-    ext = queue.ext.queue if isinstance(queue, ConsumeQueue) and queue.ext is not None else None
+    files = queue.files
+    ext = queue.ext.files if isinstance(queue, ConsumeQueue) and queue.ext is not None else None
     return QueueLook(
         queue.cq_type,
         low,

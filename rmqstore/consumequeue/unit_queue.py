@@ -40,7 +40,7 @@ class UnitQueue(NotCopied, _core.QueueFields):
     # The queue's type as RocketMQ names it (CQType).
     cq_type: str
     unit_size: int
-    queue: MappedFileQueue
+    files: MappedFileQueue
     min_for: tuple[int, int] | None
 
     def __init__(
@@ -55,7 +55,7 @@ class UnitQueue(NotCopied, _core.QueueFields):
         file_size = (
             config.consume_queue_file_size if self.unit_size == UNIT_SIZE else config.batch_consume_queue_file_size
         )
-        self.queue = MappedFileQueue(
+        self.files = MappedFileQueue(
             queue_directory(root, self.kind, topic, queue_id),
             file_size,
             pool,
@@ -78,75 +78,75 @@ class UnitQueue(NotCopied, _core.QueueFields):
 
         A last file without a unit (RocketMQ 5.5.0 gains a bogus unit from one) counts as absent; `tidy` deletes it.
         """
-        self.queue.load()
-        self.queue.wrote_where = self._end()
+        self.files.load()
+        self.files.wrote_where = self._end()
 
     def _end(self) -> int:
         # After the last unit that was written.
-        offsets = self.queue.offsets
+        offsets = self.files.offsets
         for base in reversed(offsets):
-            count = _core.count_units(self.queue.file(base).region, self.unit_size)
+            count = _core.count_units(self.files.file(base).region, self.unit_size)
             if count or base == offsets[0]:
                 return base + count * self.unit_size
         return 0
 
     def tidy(self) -> None:
         """Make the files say what `load` understood: no bytes after the end and no file without a unit."""
-        self.queue.tidy()
-        end = self.queue.wrote_where
-        if len(self.queue) and end == 0:
-            self.queue.destroy()
+        self.files.tidy()
+        end = self.files.wrote_where
+        if len(self.files) and end == 0:
+            self.files.destroy()
         else:
-            self.queue.truncate(end)
+            self.files.truncate(end)
 
     def refresh(self) -> None:
         """Take in the units that another process appended since (read-only use); units in memory stand until it is closed."""
         if self.in_memory:
             return
         with self.pool.lock:
-            if self.queue.was_replaced():
+            if self.files.was_replaced():
                 # The queue was made again: nothing that was known of it stands.
-                self.queue.forget_files()
+                self.files.forget_files()
                 self.min_for = None
-                self.queue.relist()
-                self.queue.wrote_where = self._end()
+                self.files.relist()
+                self.files.wrote_where = self._end()
                 return
-            self.queue.refresh()
-            while (mapped_file := self.queue.find(self.queue.wrote_where)) is not None:
+            self.files.refresh()
+            while (mapped_file := self.files.find(self.files.wrote_where)) is not None:
                 # Another process only ever appends, so what was counted before still stands.
                 base = mapped_file.file_from_offset
-                known = (self.queue.wrote_where - base) // self.unit_size
+                known = (self.files.wrote_where - base) // self.unit_size
                 end = base + self.unit_size * _core.count_units(mapped_file.region, self.unit_size, known)
-                if end <= self.queue.wrote_where:
+                if end <= self.files.wrote_where:
                     return
-                self.queue.wrote_where = end
+                self.files.wrote_where = end
 
     @property
     def in_memory(self) -> bool:
         """bool: units are put into memory instead of into files (read-only use)."""
-        return self.queue.in_memory
+        return self.files.in_memory
 
     @in_memory.setter
     def in_memory(self, value: bool) -> None:
-        self.queue.in_memory = value
+        self.files.in_memory = value
 
     @property
     def disk_files(self) -> int:
         """int: how many files of units are on disk."""
-        return self.queue.disk_num
+        return self.files.disk_num
 
     @property
     def unit_num(self) -> int:
         """int: number of the unit that is written next; units before the oldest file count."""
-        return self.queue.wrote_where // self.unit_size
+        return self.files.wrote_where // self.unit_size
 
     @property
     def first_unit(self) -> int:
         """int: number of the first unit for which there is a file."""
-        return max(self.queue.min_offset, 0) // self.unit_size
+        return max(self.files.min_offset, 0) // self.unit_size
 
     def _file_of_unit(self, number: int) -> MappedFile | None:
-        return self.queue.find(number * self.unit_size)
+        return self.files.find(number * self.unit_size)
 
     def first_unit_at_or_after(self, min_phy_offset: int) -> int:
         """int: number of the first unit whose record is at or after `min_phy_offset`; pre-fill units do not count."""
@@ -155,8 +155,8 @@ class UnitQueue(NotCopied, _core.QueueFields):
             return known[1]
         # Pre-fill units have phy offset 0 and lie at the start only, so asking for 1 more passes over them.
         number = end = self.unit_num
-        for base in self.queue.offsets:
-            region = self.queue.file(base).region
+        for base in self.files.offsets:
+            region = self.files.file(base).region
             first = base // self.unit_size
             high = min(self.units_per_file, end - first)
             if high <= 0:
@@ -186,11 +186,11 @@ class UnitQueue(NotCopied, _core.QueueFields):
                 break
             dropped += count - keep
             self.min_for = None
-            self.queue.truncate((first + keep) * self.unit_size)
-            self.queue.wrote_where = (first + keep) * self.unit_size
+            self.files.truncate((first + keep) * self.unit_size)
+            self.files.wrote_where = (first + keep) * self.unit_size
             if keep or first == self.first_unit:
                 break
-            self.queue.wrote_where = first * self.unit_size
+            self.files.wrote_where = first * self.unit_size
         if dropped:
             self.tidy()
         return dropped
@@ -202,19 +202,19 @@ class UnitQueue(NotCopied, _core.QueueFields):
         """Drop the units from `number` on; how many there were."""
         dropped = self.unit_num - number
         self.min_for = None
-        self.queue.truncate(number * self.unit_size)
-        self.queue.wrote_where = number * self.unit_size
+        self.files.truncate(number * self.unit_size)
+        self.files.wrote_where = number * self.unit_size
         self.tidy()
         return dropped
 
     def delete_before(self, min_phy_offset: int) -> int:
         """Delete the files whose last unit lies below `min_phy_offset`, oldest first, never the last; their number."""
         deleted = 0
-        while len(self.queue) > 1:
-            region = self.queue.file(self.queue.offsets[0]).region
+        while len(self.files) > 1:
+            region = self.files.file(self.files.offsets[0]).region
             if region.get_i64((self.units_per_file - 1) * self.unit_size) >= min_phy_offset:
                 break
-            self.queue.delete_before(self.queue.offsets[0] + self.queue.mapped_file_size)
+            self.files.delete_before(self.files.offsets[0] + self.files.mapped_file_size)
             self.min_for = None
             deleted += 1
         return deleted
@@ -227,20 +227,20 @@ class UnitQueue(NotCopied, _core.QueueFields):
         OSError
             The disk is full, …; the queue is as it was.
         """
-        self.queue.make_room(count * self.unit_size)
+        self.files.make_room(count * self.unit_size)
 
     def forget_prepared(self) -> None:
         """Leave what was prepared to the parent of this forked process."""
-        self.queue.prepared.forget()
+        self.files.prepared.forget()
 
-    def files(self) -> Iterator[MappedFile]:
+    def mapped_files(self) -> Iterator[MappedFile]:
         """Every file, those of the extension included."""
-        for base in self.queue.offsets:
-            yield self.queue.file(base)
+        for base in self.files.offsets:
+            yield self.files.file(base)
 
     def take_dirty(self, least_pages: int = 0) -> list[MappedFile]:
         """The files that were written since this was last asked, see `MappedFileQueue.take_dirty`."""
-        return self.queue.take_dirty(least_pages)
+        return self.files.take_dirty(least_pages)
 
     def flush(self) -> None:
         """Force everything written to the disk."""
@@ -249,7 +249,7 @@ class UnitQueue(NotCopied, _core.QueueFields):
 
     def close(self) -> None:
         """Close the files."""
-        self.queue.close()
+        self.files.close()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.topic!r}, {self.queue_id})"

@@ -264,7 +264,7 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
                         "%s: %s/%d from %d to %d was deleted before group %s consumed it",
                         self._store.path, self.topic, queue_id, position, got.next_queue_offset, self.group,
                     )  # fmt: skip
-                # What no wanted tag matched, or what is gone, is behind this group.
+                # This group is past what no wanted tag matched, and what is gone.
                 self._positions[queue_id] = got.next_queue_offset
                 self._commit(queue_id, got.next_queue_offset)
                 return True

@@ -1,4 +1,14 @@
-"""A broker's consumerOffset.json: the progress of consumer groups."""
+"""A broker's consumerOffset.json: the progress of consumer groups.
+
+Owns the members of that file: a table of offsets, one of pulls, one of light message queues, and a data version; how a
+file is read and replaced is `offsets_file`'s.  It knows no message and does not check that an offset lies in its
+queue.  Invariants:
+
+- What a broker of another version wrote beside these members is kept.
+- A commit changes memory only; `persist` writes, in the order in which a broker writes.
+- For reading, a group that cannot be read is a finding and the others are there; for writing it is an error and
+  nothing is taken.
+"""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ class DatabaseIndex:
             database = self._open()
             if database is None:
                 return []
-            bases = tuple(self.commit_log.queue.offsets)
+            bases = tuple(self.commit_log.files.offsets)
             if self._covered is None or self._covered[0] != bases:
                 try:
                     self._covered = bases, self._cover(database, bases)

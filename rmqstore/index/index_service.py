@@ -211,7 +211,7 @@ class IndexService(NotCopied, OpenedIndexes):
                 if not (self.read_only and self._is_usual_size()):
                     raise error
                 if entry.name not in self.passed_over and "max_index_num" not in self.config.assumed:
-                    # Of numbers that are only assumed `StoreConfig.infer` has warned.
+                    # `StoreConfig.infer` has warned of numbers that are only assumed.
                     logger.warning("%s: %s", entry.path, error.message)
                 passed_over[entry.name] = error
                 continue

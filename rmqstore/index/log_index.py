@@ -243,7 +243,7 @@ class LogIndex:
 
     def _pieces(self, begin: int, end: int) -> list[tuple[int, int]]:
         # By segment, so that what is newest can be gone over first.
-        offsets, size = self.commit_log.queue.offsets, self.commit_log.segment_size
+        offsets, size = self.commit_log.files.offsets, self.commit_log.segment_size
         cuts = [base for base in offsets if begin < base < end]
         ends = [*cuts, end]
         return [
@@ -265,7 +265,7 @@ class LogIndex:
                 damage.append((stretch.begin, stretch.end))
             if stretch.verdict is Verdict.RECORD:
                 if not met:
-                    at_record = begin in self.commit_log.queue.offsets or stretch.begin == begin
+                    at_record = begin in self.commit_log.files.offsets or stretch.begin == begin
                     first, met = begin if at_record else stretch.begin, True
                 num = int(columns.key_start[columns.count])
                 of, at = columns.key_records(0, num)

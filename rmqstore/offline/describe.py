@@ -245,7 +245,7 @@ def describe(path: str | os.PathLike[str], config: StoreConfig | None = None) ->
             not os.path.exists(os.path.join(store.path, "abort")),
             store.config,
             CommitLogDescription(
-                len(log.queue),
+                len(log.files),
                 log.segment_size,
                 log.min_offset,
                 log.max_offset,

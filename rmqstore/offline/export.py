@@ -227,7 +227,7 @@ class _Damage:
     def stretch(self, begin: int, end: int, verdict: Verdict | None) -> None:
         """A part of the log that holds no record, or another than its queue says; None where no segment holds it."""
         if verdict is None:
-            # Retention may have taken the oldest segments since the export began: that is no damage.
+            # Retention may have taken the oldest segments since the export began: that is not damage.
             self.log.refresh()
             if end <= self.log.min_offset:
                 return
@@ -323,7 +323,7 @@ class _Source:
     def _within_times(self, begin: int, end: int) -> tuple[int, int]:
         # Segments whose neighbours are all too old or too new hold nothing in the range, as times only rise, but for the
         # step that a clock may have gone back by.
-        firsts = [(base, self.log.store_timestamp_at(base)) for base in self.log.queue.offsets]
+        firsts = [(base, self.log.store_timestamp_at(base)) for base in self.log.files.offsets]
         known = [(base, time) for base, time in firsts if time >= 0]
         if self.selection.begin is not None:
             for base, time in known:
@@ -393,7 +393,7 @@ class _Source:
         for first, last in sorted(spans):
             newest = self.log.look_up(last)
             if last < at or newest is None:
-                # Its end is no record, so the file is not believed: the log itself is searched.
+                # Its end is not a record, so the file is not believed: the log itself is searched.
                 continue
             first = max(first, at)
             yield from self._scanned(at, min(first, self.end))

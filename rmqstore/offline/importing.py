@@ -119,7 +119,7 @@ class _Input:
                 path = os.path.join(path, MANIFEST)
                 if not os.path.isfile(path):
                     raise StoreError(
-                        f"the folder has no {MANIFEST}, so it is no export of single bodies; give a file", self.name
+                        f"the folder has no {MANIFEST}, so it is not an export of single bodies; give a file", self.name
                     )
                 self.name = path
             self.file = open(path, "rb")
@@ -345,7 +345,7 @@ def _csv_object(input: _Input, number: int, cells: dict[str, str]) -> dict[str, 
     return row
 
 
-_KNOWN_TEXT = f"known are {', '.join(TABLE_COLUMNS)}, body_encoding, body_stored, and what an export adds"
+_KNOWN_TEXT = f"known columns are {', '.join(TABLE_COLUMNS)}, body_encoding, body_stored, and what an export adds"
 
 
 def _chunks_of_rows(input: _Input, unit: str, rows: Iterator[tuple[int, dict[str, Any]]]) -> Iterator[_Chunk]:
@@ -455,7 +455,7 @@ def _decoded(name: str, value: Any, row: dict[str, Any]) -> bytes | None:
         try:
             return base64.b64decode(value, validate=True)
         except binascii.Error as error:
-            raise ValueError(f"{name} is no base64: {error}") from None
+            raise ValueError(f"{name} is not base64: {error}") from None
     raise ValueError(f"{name}_encoding is {encoding!r}, not utf-8, hex or base64")
 
 
@@ -616,7 +616,7 @@ def import_files(
     progress: Callable[[int, int], None] | None = None,
     on_stop: Callable[[int, str], None] | None = None,
 ) -> ImportReport:
-    """Put the rows of files into the store at `path`, behind what is there; a store that is not there is made.
+    """Put the rows of files into the store at `path`, after what is there; a store that is not there is made.
 
     The columns are those of `MessageStore.put_table`, with ``body_encoding`` beside a body that is text.  What an export wrote
     can be imported as it is.
@@ -771,7 +771,7 @@ class _Import:
         return ImportReport(root, True, self.put, first, end)
 
     def into(self, root: str, config: StoreConfig, on_stop: Callable[[int, str], None] | None) -> ImportReport:
-        """Into a store that is there: first everything is checked, then everything is put."""
+        """Put into a store that is there: everything is checked first, then everything is put."""
         with MessageStore.open(root, config=config.replace(clean_resource_interval=0)) as store:
             last = None
             for chunk in self.chunks(0, 2):

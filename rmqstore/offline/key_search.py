@@ -126,7 +126,7 @@ def _in_log(
     log = store.commit_log
     low, high = log.min_offset, log.max_offset
     # Whole segments, the newest ones: a record is known to begin where a segment does.
-    first = next((base for base in log.queue.offsets if base >= high - max_log_bytes), high)
+    first = next((base for base in log.files.offsets if base >= high - max_log_bytes), high)
     first = min(max(first, low), high)
     found: deque[MessageExt] = deque(maxlen=max_num + 1)
     for number, message in enumerate(store.messages(first) if first < high else ()):

@@ -328,7 +328,7 @@ def _build_once(
         begin = commit_log.min_offset
         if progress is None:
             # Whole records are what they are; where the log ends is asked only when something else comes.
-            commit_log.set_end(max((base + commit_log.segment_size for base in commit_log.queue.offsets), default=0))
+            commit_log.set_end(max((base + commit_log.segment_size for base in commit_log.files.offsets), default=0))
             at, verdict = _dispatch_log(
                 commit_log, dispatcher, report, begin, commit_log.max_offset, None, resume=False
             )

@@ -238,7 +238,7 @@ def identify(path: str | os.PathLike[str]) -> StoreFile:
     Raises
     ------
     StoreError
-        It is no file of a store that is known; the error says which are.
+        It is not a file of a store that is known; the error says which are.
     OSError
         It cannot be read.
     """
@@ -271,8 +271,8 @@ def identify(path: str | os.PathLike[str]) -> StoreFile:
     if found is not None:
         return found
     raise StoreError(
-        "it is no file of a store that is known, by its name or by what it holds; known are segments, files of queues, "
-        "index files, checkpoints, files of the timer and JSON of config/",
+        "it is not a file of a store that is known, by its name or by what it holds; known files are segments, files of "
+        "queues, index files, checkpoints, files of the timer and JSON of config/",
         path,
     )
 

@@ -39,7 +39,7 @@ _EVEN = 64
 _RUN = 32 * 1024
 # So far a place is searched for a record where no queue leads to one.
 _SEARCH = 256 * 1024
-# What lies outside is no time.
+# What lies outside is not a time.
 _TIME_MAX = 2**62
 
 
@@ -213,7 +213,7 @@ class _Look:
         last = self.log.last_store_timestamp()
         places = sorted(found.values())
         if last is not None and 0 <= last < _TIME_MAX and places:
-            # The end is no record, but what lies before it came until then.
+            # The end is not a record, but what lies before it came until then.
             places.append(_Place(high, last, places[-1].records, places[-1].bytes))
         waiting = [_weighed(a, b) for a, b in itertools.pairwise(places)]
         heapq.heapify(waiting)

@@ -274,7 +274,7 @@ class _Checker:
     def run_parts(self, end: int | None = None) -> Iterator[Finding]:
         """The log, queues and index."""
         problems: list[Finding] = []
-        self.commit_log.queue.load(lambda error: problems.append(finding_of(error, "file", self.commit_log.path)))
+        self.commit_log.files.load(lambda error: problems.append(finding_of(error, "file", self.commit_log.path)))
         if self.with_queues:
             try:
                 self.queues.load()
@@ -358,7 +358,7 @@ class _Checker:
 
     def _no_record(self, stretch: Stretch) -> Iterator[Finding]:
         log, at, verdict = self.commit_log, stretch.begin, stretch.verdict
-        mapped_file = log.queue.find(at)
+        mapped_file = log.files.find(at)
         if mapped_file is None or verdict is None:
             yield Finding(log.path, 0, "missing_segment", f"no segment holds phy offsets {at} to {stretch.end}")
             return
@@ -399,10 +399,10 @@ class _Checker:
             )
 
     def _tail(self) -> Iterator[Finding]:
-        for base in self.commit_log.queue.offsets:
+        for base in self.commit_log.files.offsets:
             if base + self.commit_log.segment_size <= self.end:
                 continue
-            mapped_file = self.commit_log.queue.file(base)
+            mapped_file = self.commit_log.files.file(base)
             pos = max(self.end - base, 0)
             last = mapped_file.last_nonzero(pos)
             if last > pos:

@@ -77,7 +77,7 @@ class _Comparison:
     def __init__(self, commit_log: CommitLog, database: IndexDatabase, end: int):
         self.log, self.database = commit_log, database
         self.low, self.end = commit_log.min_offset, end
-        # Of the record at the last offset all entries are there; of later ones some may be.
+        # The record at the last offset has all its entries; later ones may have some.
         self.last = min(database.last_offset, end - 1)
 
     def run(self) -> Iterator[Finding]:

@@ -140,7 +140,7 @@ class QueueCheck:
             run.last = number
             return
         yield from self.end_run()
-        mapped_file = queue.queue.find(number * queue.unit_size)
+        mapped_file = queue.files.find(number * queue.unit_size)
         assert mapped_file is not None
         pos = number * queue.unit_size - mapped_file.file_from_offset
         self._run = _Run(mapped_file.path, pos, kind, detail, number, number)
@@ -161,7 +161,7 @@ class QueueCheck:
             yield Finding(
                 os.path.join(self.root, "consumequeue", self.topic, str(self.queue_id))
                 if queue is None
-                else queue.queue.path,
+                else queue.files.path,
                 0,
                 "missing_unit",
                 f"{self.topic}/{self.queue_id} has no unit {queue_offset} for the record at phy offset {phy_offset}",
@@ -181,7 +181,7 @@ class QueueCheck:
             time, needed = queue.store_timestamp(base), int(columns.store_timestamp[row])
             if tuple(unit) != expected or time != needed:
                 yield Finding(
-                    queue.queue.path,
+                    queue.files.path,
                     0,
                     "bad_unit",
                     f"the unit of batch {base} is {(*unit, time)}, the record needs {(*expected, needed)}",
@@ -195,7 +195,7 @@ class QueueCheck:
         yield from self.end_run()
         if self.missing_reported > 1:
             yield Finding(
-                self.root if self.queue is None else self.queue.queue.path,
+                self.root if self.queue is None else self.queue.files.path,
                 0,
                 "missing_unit",
                 f"{self.topic}/{self.queue_id} lacks {self.missing_reported} units in all",
@@ -235,17 +235,17 @@ class QueueCheck:
         if self.problem is not None:
             yield self.problem
         queue = self.queue
-        listed = [] if queue is None else [queue.queue]
+        listed = [] if queue is None else [queue.files]
         if isinstance(queue, ConsumeQueue) and queue.ext is not None:
-            listed.append(queue.ext.queue)
+            listed.append(queue.ext.files)
         for files in listed:
             for problem in files.problems:
                 yield finding_of(problem, "file", files.path)
 
     def _tail(self, queue: AnyConsumeQueue) -> Iterator[Finding]:
-        end = queue.queue.wrote_where
-        for base in queue.queue.offsets:
-            mapped_file = queue.queue.file(base)
+        end = queue.files.wrote_where
+        for base in queue.files.offsets:
+            mapped_file = queue.files.file(base)
             pos = max(end - base, 0)
             if pos >= mapped_file.size:
                 continue

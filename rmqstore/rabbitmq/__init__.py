@@ -18,11 +18,13 @@ side of the package, and imports nothing else of it.
   `message_file` (one file alone), `merging`, `message_recovery` (opening), `clean_state` (an orderly close)
 - `columns`, `batches`: messages as Arrow arrays and record batches
 - `vhost`: which directory is whose; an index entry and its message together
-- `verify`, `repair`, `transfer`: what is wrong and what a node would do; a directory without it; messages out and in
+- `verify`, `repair`: what is wrong and what a node would do; a directory without it
+- `transfer`, `importing`: messages out, as files and as JSON; messages into a stopped node's queue
 """
 
 from rmqstore.rabbitmq.batches import LostMessage
 from rmqstore.rabbitmq.definitions import QueueDefinition, durable_queues
+from rmqstore.rabbitmq.importing import ImportReport, import_messages, node_process
 from rmqstore.rabbitmq.index_columns import IndexEntry
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore
@@ -30,7 +32,7 @@ from rmqstore.rabbitmq.problem import Problem
 from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
 from rmqstore.rabbitmq.repair import RepairedQueue, RepairReport, repair
-from rmqstore.rabbitmq.transfer import ImportReport, export, import_messages, node_process
+from rmqstore.rabbitmq.transfer import export
 from rmqstore.rabbitmq.verify import Consequence, Finding, verify
 from rmqstore.rabbitmq.vhost import Queue, QueuedMessage, Vhost, find_vhosts
 

@@ -238,7 +238,7 @@ def _is(kind: type, *values: Any) -> bool:
 
 
 def file_summaries(table: EtsTable) -> list[FileSummary]:
-    """The rows of `file_summary.ets`; CorruptionError if an object is no such row."""
+    """The rows of `file_summary.ets`; CorruptionError if an object is not such a row."""
     rows = []
     for one in table.objects:
         if len(one) != 8 or one[0] != "file_summary" or not _is(int, one[1], one[2], one[5], one[7]):
@@ -251,7 +251,7 @@ def file_summaries(table: EtsTable) -> list[FileSummary]:
 
 
 def msg_locations(table: EtsTable) -> list[MsgLocation]:
-    """The rows of `msg_store_index.ets`; CorruptionError if an object is no such row."""
+    """The rows of `msg_store_index.ets`; CorruptionError if an object is not such a row."""
     rows = []
     for one in table.objects:
         whole = len(one) == 6 and one[0] == "msg_location" and _is(bytes, one[1]) and len(one[1]) == 16

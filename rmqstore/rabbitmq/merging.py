@@ -61,7 +61,7 @@ class Merging:
             try:
                 self._merge(*pair)
             except OSError as error:
-                # As long as nothing was replaced, a full disk is no reason to refuse removes and writes.
+                # As long as nothing was replaced, a full disk is not a reason to refuse removes and writes.
                 if files.failure is not None:
                     raise
                 self.suspended = True

@@ -2,7 +2,7 @@
 
 Owns which directories belong to which queue, which state the last stop left (clean, or not), and how an index entry and its
 message come together.  It only reads; what writes is `QueueIndex`, `MessageStore`, and the functions of `repair` and
-`transfer`.  What is damaged is passed over and noted in `problems`, so that everything that is whole can be read.  Rules:
+`importing`.  What is damaged is passed over and noted in `problems`, so that everything that is whole can be read.  Rules:
 RabbitMQ 3.10.8 (docs/rabbitmq.md).
 """
 

@@ -274,7 +274,7 @@ def _note_times(summary: PartitionSummary, times: np.ndarray) -> None:
         summary.first_timestamp = summary.last_timestamp = int(times[0])
     if times[0] < summary.last_timestamp or (times[1:] < times[:-1]).any():
         raise InvalidMessageError(
-            f"store timestamps fall behind row {summary.rows} of partition {summary.partition}; order_by must begin with "
+            f"store timestamps fall after row {summary.rows} of partition {summary.partition}; order_by must begin with "
             "store_timestamp, or leave that column out"
         )
     summary.last_timestamp = int(times[-1])

@@ -125,14 +125,14 @@ class LogPlan:
         try:
             log.load()
             log.follow()
-            return cls(root, config, log.queue.offsets, log.min_offset, known_end(log))
+            return cls(root, config, log.files.offsets, log.min_offset, known_end(log))
         finally:
             log.close()
 
     def open(self) -> CommitLog:
         """CommitLog: the whole log, read-only, to be closed; nothing is listed."""
         log = CommitLog(self.root, self.config, MappedFilePool(64), read_only=True)
-        log.queue.take(self.segments, self.end)
+        log.files.take(self.segments, self.end)
         return log
 
     def pieces(
@@ -187,7 +187,7 @@ def open_log(root: str, config: StoreConfig, piece: Piece) -> CommitLog:
     """CommitLog: the log of a piece, read-only, to be closed; nothing is listed, and only the piece's segment is in it."""
     log = CommitLog(root, config, MappedFilePool(2), read_only=True)
     size = config.mapped_file_size_commit_log
-    log.queue.take([] if piece.missing else [piece.begin - piece.begin % size], piece.end)
+    log.files.take([] if piece.missing else [piece.begin - piece.begin % size], piece.end)
     return log
 
 

@@ -180,8 +180,8 @@ def _make_plan(
     try:
         log.load()
         end = log.find_end_behind_damage()
-        offsets = [base for base in log.queue.offsets if base < end]
-        state = [(base, os.stat(log.queue.file(base).path).st_mtime_ns) for base in offsets]
+        offsets = [base for base in log.files.offsets if base < end]
+        state = [(base, os.stat(log.files.file(base).path).st_mtime_ns) for base in offsets]
     finally:
         log.close()
     size = config.mapped_file_size_commit_log

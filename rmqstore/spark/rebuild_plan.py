@@ -131,7 +131,7 @@ def segments_of(plan: RebuildPlan, offsets: Iterable[int]) -> Iterator[CommitLog
     """CommitLog: a log of only these segments, closed at the end of the block; a task lists no directory."""
     log = CommitLog(plan.root, plan.config, MappedFilePool(4), read_only=True)
     try:
-        log.queue.take(offsets, plan.end)
+        log.files.take(offsets, plan.end)
         yield log
     finally:
         log.close()
@@ -155,7 +155,7 @@ def stretches_of(
         for stretch in log.stretches(at, cut, columns, **options):
             at = stretch.end
             if at >= cut and stretch.verdict not in _WHOLE:
-                mapped_file = log.queue.find(stretch.begin)
+                mapped_file = log.files.find(stretch.begin)
                 assert mapped_file is not None
                 base, region = mapped_file.file_from_offset, mapped_file.region
                 start, limit = stretch.begin - base + 1, min(end - base, region.size)

@@ -98,7 +98,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             try:
                 before = log.max_offset
                 log.refresh()
-                newest = log.queue.offsets[-1] if log.queue.offsets else 0
+                newest = log.files.offsets[-1] if log.files.offsets else 0
                 if log.max_offset > before or newest <= before or not _begins_with_a_record(log, newest):
                     return log
                 # Records follow after something that is none.
@@ -131,7 +131,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # The first place of a scan at or after an offset of the log that somebody else says is one.
         if offset in self._places or not log.min_offset < offset < log.max_offset:
             return max(offset, log.min_offset)
-        place = first_offset(log, Piece(offset, log.max_offset, missing=log.queue.find(offset) is None))
+        place = first_offset(log, Piece(offset, log.max_offset, missing=log.files.find(offset) is None))
         if place != offset:
             self._lost(
                 f"nothing begins at phy offset {offset}, where the stream is: the log was cut or replaced", offset
@@ -158,7 +158,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _place_before(self, log: CommitLog, begin: int, goal: int) -> int:
         # The last place of a scan at or before `goal`, but after `begin`.
         answer = at = max(begin, goal - goal % log.segment_size)
-        mapped_file = log.queue.find(at)
+        mapped_file = log.files.find(at)
         while mapped_file is not None and at < goal:
             first = mapped_file.file_from_offset
             pos, verdict, _, last = _dispatch.walk(mapped_file.region, at - first, goal - first, first)
@@ -176,9 +176,9 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Where `num` records after `begin` end, `goal` if there are fewer.
         at = begin
         while at < goal and num > 0:
-            mapped_file = log.queue.find(at)
+            mapped_file = log.files.find(at)
             if mapped_file is None:
-                at = min((base for base in log.queue.offsets if base > at), default=goal)
+                at = min((base for base in log.files.offsets if base > at), default=goal)
                 continue
             first = mapped_file.file_from_offset
             pos, verdict, passed, _ = _dispatch.walk(mapped_file.region, at - first, goal - first, first, 0, num)
@@ -197,7 +197,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = self.options.begin_phy_offset or 0
         if begin <= log.min_offset:
             return self._at(log.min_offset)
-        missing = begin >= log.max_offset or log.queue.find(begin) is None
+        missing = begin >= log.max_offset or log.files.find(begin) is None
         return self._at(min(first_offset(log, Piece(begin, log.max_offset, missing=missing)), log.max_offset))
 
     def getDefaultReadLimit(self) -> Any:
@@ -269,7 +269,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
             begin = low
         begin = self._place(log, begin)
-        plan = LogPlan(self.root, self.config, log.queue.offsets, low, stop)
+        plan = LogPlan(self.root, self.config, log.files.offsets, low, stop)
         made: list[InputPartition] = []
         for piece in plan.pieces(self.options.partition_bytes, begin, stop):
             if piece.missing:
@@ -290,4 +290,4 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _begins_with_a_record(log: CommitLog, base: int) -> bool:
-    return _core.check_record(log.queue.file(base).region, 0, base, 0)[0] == Verdict.RECORD
+    return _core.check_record(log.files.file(base).region, 0, base, 0)[0] == Verdict.RECORD

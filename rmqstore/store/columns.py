@@ -167,7 +167,7 @@ def _stored_types(names: tuple[str, ...], views: bool) -> tuple[Any, ...]:
 
 
 def _decompress(body: bytes, sys_flag: int) -> bytes | None:
-    # In a column damage is a value; that a library is missing is an error, as it would hide sound bodies.
+    # Damage is a value in a column; a missing library is an error, as it would hide sound bodies.
     try:
         return decompress_body(body, sys_flag)
     except (CorruptionError, UnsupportedFormatError):
@@ -323,7 +323,7 @@ def record_batches(
     # Without columns a batch has no rows that could be counted.
     if more is not None and size >= _PIECE and stop - at >= 2 * size and columns.out.columns:
         pieces: Pieces[Columns, tuple[list[pa.RecordBatch], int]] = Pieces(
-            log.queue, stop, more, size=size, search=_PIECE_SEARCH, threads=_THREADS
+            log.files, stop, more, size=size, search=_PIECE_SEARCH, threads=_THREADS
         )
         if pieces.thread_num > 1:
             batches = _batches_of_pieces(log, pieces, columns, at, stop, size)
@@ -370,7 +370,7 @@ def _batches_of_pieces(
                 # What was filled in before an error is not to be in front of the next piece.
                 made.out.take()
 
-    passed = ScanProgress(log.queue)
+    passed = ScanProgress(log.files)
     # The first batch is made before there is any thread: some want no more than that.
     is_first = True
     try:
@@ -410,7 +410,7 @@ def _batches_of_pieces(
 
 def _check_open(log: CommitLog, at: int) -> None:
     # What was decoded ahead is not given any more when the store was closed; that a segment expired is not an error.
-    mapped_file = log.queue.find(at)
+    mapped_file = log.files.find(at)
     try:
         if mapped_file is not None:
             mapped_file.region  # noqa: B018
@@ -469,7 +469,7 @@ def _segments(log: CommitLog, offsets: list[int]) -> tuple[list[Any], np.ndarray
     regions: list[Any] = []
     bases = []
     for offset in offsets:
-        mapped_file = log.queue.find(offset)
+        mapped_file = log.files.find(offset)
         try:
             region = None if mapped_file is None else mapped_file.region
         except OffsetOutOfRangeError:
@@ -493,7 +493,7 @@ def located(log: CommitLog, phy_offsets: np.ndarray) -> Iterator[tuple[slice, li
     if not len(phy_offsets):
         return
     lowest, highest = int(phy_offsets.min()), int(phy_offsets.max())
-    if log.queue.read_only and highest >= log.max_offset:
+    if log.files.read_only and highest >= log.max_offset:
         log.refresh()
     low, high, size = log.min_offset, log.max_offset, log.segment_size
     if low <= lowest and highest < high and lowest // size == highest // size:

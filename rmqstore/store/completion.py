@@ -155,7 +155,7 @@ class Completion:
 
     def _log_bounds(self) -> tuple[int, int]:
         # The log's end may not be known yet, and what lies after it leads nowhere by itself.
-        offsets = self.commit_log.queue.offsets
+        offsets = self.commit_log.files.offsets
         return self.commit_log.min_offset, offsets[-1] + self.commit_log.segment_size if offsets else 0
 
     def _batch_num(self, phy_offset: int, size: int) -> int:
@@ -172,7 +172,7 @@ class Completion:
             return log.max_offset
         if checkpoint <= log.min_offset:
             return log.min_offset
-        segment = log.queue.find(checkpoint)
+        segment = log.files.find(checkpoint)
         if segment is not None:
             pos = checkpoint - segment.file_from_offset
             if check_record(segment.region, pos, segment.file_from_offset, 0)[0] in (Verdict.RECORD, Verdict.BLANK):
@@ -228,18 +228,18 @@ class Completion:
             for key, units in found.collected().items():
                 if database is None or every_queue or key in database.last:
                     self.source.add(key, units)
-            self._take_in(set(found.collected()), anew=True)
+            self._take_in(set(found.collected()), whole=True)
 
-    def _take_in(self, keys: set[tuple[str, int]], *, anew: bool = False) -> None:
+    def _take_in(self, keys: set[tuple[str, int]], *, whole: bool = False) -> None:
         # Queues that are open go on with what was collected.
         again = set()
         for queue in self.queues.opened():
             if (queue.topic, queue.queue_id) not in keys:
                 continue
-            if isinstance(queue, ConsumeQueue) and isinstance(queue.queue, UnitStream):
-                if anew:
+            if isinstance(queue, ConsumeQueue) and isinstance(queue.files, UnitStream):
+                if whole:
                     queue.min_for = None
-                queue.queue.take_in(anew=anew)
+                queue.files.take_in(whole=whole)
             elif queue.in_memory or self.source.goes_beyond(queue):
                 again.add((queue.topic, queue.queue_id))
         self.queues.look_again(again)
@@ -256,7 +256,7 @@ class Completion:
         log, database = self.commit_log, self.database
         if database is None:
             return [(log.min_offset, self.begin)]
-        starts = [max(base, log.min_offset) for base in log.queue.offsets if base < self.begin]
+        starts = [max(base, log.min_offset) for base in log.files.offsets if base < self.begin]
         ends = [*starts, self.begin][1:]
         first = [self._has_unit(database, self._records_from(start)) for start in starts]
         last = [self._has_unit(database, self._records_before(end)) for end in ends]
@@ -281,7 +281,7 @@ class Completion:
     def _records_before(self, end: int) -> Iterator[MessageExt]:
         # The last records before a place that ends a segment or follows a record, the last one first.
         log = self.commit_log
-        segment = log.queue.find(end - 1)
+        segment = log.files.find(end - 1)
         if segment is None:
             return
         region, base = segment.region, segment.file_from_offset

@@ -351,7 +351,7 @@ class CommitLogDispatcher:
             raise QueueGapError(
                 f"the record at phy offset {phy_offsets[0]} is number {queue_offset} of {queue.topic}/{queue.queue_id}, "
                 f"which has units up to {queue.unit_num}",
-                queue.queue.path,
+                queue.files.path,
             )
         there = min(max(queue.unit_num - queue_offset, 0), len(rows))
         if repair and there:
@@ -407,7 +407,7 @@ class CommitLogDispatcher:
             raise QueueGapError(
                 f"the record at phy offset {phy_offset} is batch {base} of {queue.topic}/{queue.queue_id}, which has "
                 f"messages up to {end}",
-                queue.queue.path,
+                queue.files.path,
             )
         self.counts.units += queue.put(base, phy_offset, size, tags_code, store_timestamp, num)
 

@@ -93,8 +93,7 @@ class Flushing:
     def _check_own_files(self) -> None:
         # A Java broker (5.5.0) recovers before it asks for the lock: when it is then refused, it has deleted the newest index
         # file and made one of its own.
-        queue = self.state.commit_log.queue
-        last = queue.last()
+        last = self.state.commit_log.files.last()
         ours = last is None or not last.mapped or last.is_current()
         if ours and self.state.index_service is not None:
             ours = self.state.index_service.is_whole()
@@ -125,7 +124,7 @@ class Flushing:
 
     def _force_dirty_segments(self) -> None:
         with self.state.lock:
-            files, end = self.state.commit_log.queue.take_dirty(), self.state.commit_log.max_offset
+            files, end = self.state.commit_log.files.take_dirty(), self.state.commit_log.max_offset
         try:
             for mapped_file in files:
                 mapped_file.flush()

@@ -291,7 +291,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         if not self._state.closed:
             log, topics = self.commit_log, self._state.topics()
             rows = [
-                ("log", f"{format_size(log.max_offset - log.min_offset)} in {len(log.queue)} segments"),
+                ("log", f"{format_size(log.max_offset - log.min_offset)} in {len(log.files)} segments"),
                 ("phy offsets", f"{log.min_offset} to {log.max_offset}"),
                 ("topics", f"{len(topics)}: {', '.join(topics[:10])}" if topics else "none"),
                 ("index files", "no index" if self.index_service is None else len(self.index_service.names)),
@@ -395,7 +395,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
 
         Read-only they are read as far as they go, and index files passed over; a store with one does not open for writing.
         """
-        listed = [self.commit_log.queue, *(queue.queue for queue in self.queues.opened())]
+        listed = [self.commit_log.files, *(queue.files for queue in self.queues.opened())]
         found = [problem for files in listed for problem in files.damaged()]
         if self.index_service is not None:
             found += self.index_service.passed_over.values()
@@ -746,7 +746,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         max_num : int
             How many messages are fetched at once.
         consume_from : {"first", "last", "progress"}, int or datetime
-            Where a group begins that has no progress yet: at the oldest message, behind the newest, at a store time in ms
+            Where a group begins that has no progress yet: at the oldest message, after the newest, at a store time in ms
             since epoch or as a `datetime`; or with `offsets` of its own where the store's progress of the group stands
             (`consumer_offsets`), which stays as it is, at the oldest message of a queue where it has none.
         timeout : float, optional
@@ -862,7 +862,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         Raises
         ------
         InvalidMessageError
-            The text is no offset message id, and no message has it as the producer's id.
+            The text is not an offset message id, and no message has it as the producer's id.
         OffsetOutOfRangeError, CorruptionError, ChecksumError
             As of `message_at`, where no message has it as the producer's id.
         """

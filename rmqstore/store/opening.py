@@ -98,11 +98,11 @@ def recover_state(state: StoreState, flushing: Flushing, mode: str) -> RecoveryR
         state.index_service.flush()
     state.checkpoint.flushed_offset = min(state.checkpoint.flushed_offset, state.commit_log.max_offset)
     state.checkpoint.flush()
-    for base in state.commit_log.queue.offsets:
+    for base in state.commit_log.files.offsets:
         if base + state.commit_log.segment_size > report.began_at:
-            state.commit_log.queue.file(base).adopt()
+            state.commit_log.files.file(base).adopt()
     for queue in state.queues:
-        for mapped_file in queue.files():
+        for mapped_file in queue.mapped_files():
             mapped_file.adopt()
     if state.index_service is not None:
         state.index_service.adopt(state.checkpoint.index_msg_timestamp)

@@ -93,7 +93,7 @@ class PopulateAhead:
         queues = self._queues.opened()
         if len(queues) <= _MOST_QUEUES:
             for queue in queues:
-                grew |= self._follow(queue.queue, weight)
+                grew |= self._follow(queue.files, weight)
         # An index file that is closed meanwhile needs no pages.
         with contextlib.suppress(StoreError):
             grew |= self._follow_index(weight)

@@ -64,7 +64,7 @@ class Querying:
                 MessageExt,
                 self.commit_log.crc_check,
                 encode_java_utf8,
-                self.commit_log.queue,
+                self.commit_log.files,
                 time.monotonic,
                 LOOK_INTERVAL if state.read_only else math.inf,
             )
@@ -214,7 +214,7 @@ class Querying:
             return self._with_database(topic, key, text, max_num, low, high, index_type, uncovered)
         found = _read.find_messages(
             index_service.newest_first(), self._region_of, topic, key, _KEY_KINDS[index_type], low, high, max_num,
-            QueryResult, MessageExt, log.crc_check, encode_java_utf8, log.queue,
+            QueryResult, MessageExt, log.crc_check, encode_java_utf8, log.files,
         )  # fmt: skip
         if found is not None:
             found._uncovered = uncovered
@@ -238,7 +238,7 @@ class Querying:
         log = self.commit_log
         return KeySearch(
             topic, key, _KEY_KINDS[index_type], low, high, max_num, result, MessageExt, log.crc_check, encode_java_utf8,
-            log.queue,
+            log.files,
         )  # fmt: skip
 
     def _with_database(

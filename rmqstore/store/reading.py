@@ -45,7 +45,7 @@ class Reading:
         state.queue_gets = QueueGets(
             self.queues,
             ConsumeQueue,
-            self.commit_log.queue,
+            self.commit_log.files,
             MessageExt,
             self.commit_log.crc_check,
             GetMessageResult,

@@ -2,7 +2,7 @@
 
 `recover` reads as the description of it: judge the log and decide where it ends, cut what a crash left behind, bring the
 queues and the index into line with the log by dispatching what they lack.  It owns these decisions and the report on
-them.  Invariants:
+them; what is sound in the index is `index_survey`'s.  Invariants:
 
 - Nothing is changed on disk before the whole scanned part of the log was judged: a store that is refused is untouched.
 - A segment that holds a whole record of this log is never deleted unless `recovery="truncate"` asked for it.
@@ -19,7 +19,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -27,7 +26,6 @@ from typing import Any, get_args
 
 from rmqstore import _core
 from rmqstore._core import Verdict
-from rmqstore._dispatch import RecordColumns
 from rmqstore.arguments import Recovery
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.commitlog.log_walk import Stretch
@@ -37,10 +35,10 @@ from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQu
 from rmqstore.consumequeue.plain_queue import PlainQueue
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.index.index_file import IndexFile
 from rmqstore.index.index_service import IndexService
 from rmqstore.message import SCHEDULE_TOPIC
 from rmqstore.store.dispatcher import Agreement, CommitLogDispatcher, DispatchCounts, IndexProgress, QueueGapError
+from rmqstore.store.index_survey import IndexSurvey
 
 __all__ = ["RECOVERY_MODES", "RecoveryReport", "learn_delays", "look_at_queues", "recover"]
 
@@ -231,18 +229,18 @@ def _look_at_both(
     index_service: IndexService | None,
     checkpoint: Checkpoint,
     clean: bool,
-) -> tuple[tuple[int, dict[tuple[str, int], PlainQueue]], _IndexSurvey | None]:
+) -> tuple[tuple[int, dict[tuple[str, int], PlainQueue]], IndexSurvey | None]:
     """`look_at_queues`, and the survey of the index; both only read.  A large index is looked at in a thread of its own."""
     if index_service is None:
         return look_at_queues(queues), None
     if not _is_large(index_service):
         looked = look_at_queues(queues)
-        return looked, _IndexSurvey(commit_log, index_service, checkpoint, clean)
+        return looked, IndexSurvey(commit_log, index_service, checkpoint, clean)
     # Imported here because most stores that are opened have less.
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(1, "rmqstore-survey") as thread:
-        surveyed = thread.submit(_IndexSurvey, commit_log, index_service, checkpoint, clean)
+        surveyed = thread.submit(IndexSurvey, commit_log, index_service, checkpoint, clean)
         return look_at_queues(queues), surveyed.result()
 
 
@@ -263,14 +261,14 @@ def _is_large(index_service: IndexService) -> bool:
 
 def _where_to_begin(
     commit_log: CommitLog,
-    index: _IndexSurvey | None,
+    index: IndexSurvey | None,
     checkpoint: Checkpoint,
     newest_unit_end: int,
     clean: bool,
 ) -> int:
     # After an orderly exit everything up to the newest unit is as it should be.  After a crash everything stored before
     # the checkpoint's time is on disk.  In both cases all segments are looked at, where RocketMQ 5.5.0 stops after ten.
-    bases = commit_log.queue.offsets
+    bases = commit_log.files.offsets
     if not bases:
         return 0
     if not clean and checkpoint.flushed_offset >= 0:
@@ -280,7 +278,7 @@ def _where_to_begin(
         )
     begin = bases[0]
     for base in reversed(bases):
-        verdict, _, timestamp = _core.check_record(commit_log.queue.file(base).region, 0, base, commit_log.crc_check)
+        verdict, _, timestamp = _core.check_record(commit_log.files.file(base).region, 0, base, commit_log.crc_check)
         if verdict != Verdict.RECORD or timestamp == 0:
             continue
         if base < newest_unit_end if clean else timestamp <= checkpoint.min_timestamp:
@@ -300,7 +298,7 @@ def _where_to_begin(
 
 def _segment_of(commit_log: CommitLog, offset: int) -> int:
     # Where the segment that holds `offset` begins; the oldest one if there is none.
-    bases = commit_log.queue.offsets
+    bases = commit_log.files.offsets
     base = max(offset, bases[0]) // commit_log.segment_size * commit_log.segment_size
     return base if base in bases else bases[-1] if base > bases[-1] else bases[0]
 
@@ -330,7 +328,7 @@ class _Judgement:
 def _judge(
     commit_log: CommitLog,
     agreement: Agreement,
-    index: _IndexSurvey | None,
+    index: IndexSurvey | None,
     begin: int,
     newest_unit_end: int,
     clean: bool,
@@ -347,11 +345,11 @@ def _judge(
         following = _whole_record_behind(commit_log, at, judged, newest_unit_end)
         if following < 0 and not _known_behind(commit_log, at, newest_unit_end, clean):
             break
-        mapped_file = commit_log.queue.find(at)
+        mapped_file = commit_log.files.find(at)
         assert mapped_file is not None  # Something was found there.
         pos = at - mapped_file.file_from_offset
         behind = (
-            f"whole records follow from phy offset {following}, in a log of {len(commit_log.queue)} segments"
+            f"whole records follow from phy offset {following}, in a log of {len(commit_log.files)} segments"
             if following >= 0
             else "queue units or later segments say that the log goes on there"
         )
@@ -390,7 +388,7 @@ def _read_on(
 
     As long as nothing is missing they are also compared with the queues.
     """
-    end = max((base + commit_log.segment_size for base in commit_log.queue.offsets), default=at)
+    end = max((base + commit_log.segment_size for base in commit_log.files.offsets), default=at)
     if judged.agrees:
         for stretch, columns in commit_log.scans(at, end, keys=False, resume=False):
             if stretch.verdict is not Verdict.RECORD:
@@ -421,10 +419,10 @@ def _note(judged: _Judgement, stretch: Stretch) -> None:
 
 def _whole_record_behind(commit_log: CommitLog, at: int, judged: _Judgement, newest_unit_end: int) -> int:
     # The first whole record of this log after the damage, in this segment or a later one; -1 if there is none.
-    for base in commit_log.queue.offsets:
+    for base in commit_log.files.offsets:
         if base + commit_log.segment_size <= at:
             continue
-        mapped_file = commit_log.queue.file(base)
+        mapped_file = commit_log.files.file(base)
         pos = max(at + 1 - base, 0)
         if judged.search is None or judged.search.region is not mapped_file.region:
             judged.search = _core.RecordSearch(mapped_file.region, base, commit_log.crc_check)
@@ -449,20 +447,20 @@ def _known_behind(commit_log: CommitLog, at: int, newest_unit_end: int, clean: b
     # a later segment holds something.
     if clean and newest_unit_end > at:
         return True
-    return any(base > at and commit_log.queue.file(base).last_nonzero() > 0 for base in commit_log.queue.offsets)
+    return any(base > at and commit_log.files.file(base).last_nonzero() > 0 for base in commit_log.files.offsets)
 
 
 def _cut_log(commit_log: CommitLog, end: int) -> tuple[int, int]:
     """Cut the log at `end`; how many bytes lay after it in its segment, and how many segments are deleted."""
-    queue = commit_log.queue
-    queue.tidy()
+    files = commit_log.files
+    files.tidy()
     bytes_cut = 0
-    mapped_file = queue.find(end)
+    mapped_file = files.find(end)
     if mapped_file is not None:
         bytes_cut = mapped_file.last_nonzero(end - mapped_file.file_from_offset) - (end - mapped_file.file_from_offset)
-    queue.wrote_where = max(end, queue.wrote_where)
-    deleted = queue.truncate(end)
-    queue.wrote_where = end
+    files.wrote_where = max(end, files.wrote_where)
+    deleted = files.truncate(end)
+    files.wrote_where = end
     return bytes_cut, deleted
 
 
@@ -505,150 +503,6 @@ def _cut_queues(queues: ConsumeQueueStore, plain: dict[tuple[str, int], PlainQue
             if consistent < queue.unit_num:
                 dropped += queue.truncate(consistent)
     return dropped
-
-
-# --------------------------------------------------------------------------------------------------------- the index
-
-
-class _IndexSurvey:
-    """What is sound in the index files, found without changing them, and the cut that follows from it.
-
-    A file that became full has been flushed, and the checkpoint says so.  All others may lack pages after a crash: the
-    oldest of them that does is where the index ends, as entries follow the order of the log.
-
-    Attributes
-    ----------
-    kept_end : int
-        phy offset of the last entry that will stay, -1 if none does.
-    """
-
-    def __init__(self, commit_log: CommitLog, index_service: IndexService, checkpoint: Checkpoint, clean: bool):
-        self.commit_log = commit_log
-        self.index_service = index_service
-        self.checkpoint = checkpoint
-        self.clean = clean
-        # Counts of the files that may lack pages, up to the one at which the index ends; those to set right as well.
-        self.counts: dict[int, int] = {}
-        self.unlinked: set[int] = set()
-        self.last = len(index_service.names) - 1
-        for number in range(self._first_in_doubt(), len(index_service.names)):
-            count, linked = self._survey(number)
-            self.counts[number], self.last = count, number
-            if not linked:
-                self.unlinked.add(number)
-            if count < self._expected(number) or (number < len(index_service.names) - 1 and count <= 1):
-                break
-        self.kept_end = self._end_of(self.last)
-
-    def _file(self, number: int) -> IndexFile:
-        return self.index_service.file(self.index_service.names[number])
-
-    def _stored(self, number: int) -> int:
-        index = self._file(number)
-        return min(index.index_count, index.index_num)
-
-    def _expected(self, number: int) -> int:
-        # Every file but the newest is full.
-        index = self._file(number)
-        return index.index_count if number == len(self.index_service.names) - 1 else index.index_num
-
-    def _count(self, number: int) -> int:
-        return self.counts[number] if number in self.counts else self._stored(number)
-
-    def _end_of(self, number: int) -> int:
-        while number >= 0:
-            count = self._count(number)
-            if count > 1:
-                return int(self._file(number).read_entry(count - 1)[1])
-            number -= 1
-        return -1
-
-    def _first_in_doubt(self) -> int:
-        newest = len(self.index_service.names) - 1
-        for number in range(newest, -1, -1):
-            index = self._file(number)
-            header, stored = index.header, self._stored(number)
-            whole = (
-                stored == header.index_count
-                and (stored <= 1 or index.read_entry(stored - 1)[1] == header.end_phy_offset)
-                and stored == self._expected(number)
-            )
-            flushed = number < newest and header.end_timestamp <= self.checkpoint.index_msg_timestamp
-            if whole and (self.clean or flushed):
-                return number + 1
-        return 0
-
-    def _survey(self, number: int) -> tuple[int, bool]:
-        index = self._file(number)
-        count, linked = index.survey(_FAR, max(self._end_of(number - 1), 0))
-        if not self.clean and count > 1 and self._is_torn(index, count - 1):
-            return count - 1, False
-        return count, linked
-
-    def _is_torn(self, index: IndexFile, number: int) -> bool:
-        # An entry may begin on a page that was written and end on one that was lost; the next one is all zeros then, so
-        # only the last can be like that.
-        key_hash, phy_offset, time_diff, _ = index.read_entry(number)
-        columns = RecordColumns(1)
-        for _ in self.commit_log.stretches(phy_offset, phy_offset + 1, columns, check_crc=False, resume=False):
-            break
-        if columns.count == 0 or key_hash not in columns.key_hash[: columns.key_start[1]]:
-            return True
-        if number == 1:
-            return False
-        begin = self.commit_log.store_timestamp_at(index.read_entry(1)[1], behind_end=True)
-        expected = min(max((int(columns.store_timestamp[0]) - begin) // 1000, 0), 2**31 - 1)
-        return begin > 0 and time_diff != expected
-
-    def cut(self, end: int) -> tuple[int, int]:
-        """Drop the entries after the last sound one and those of records from `end` on; how many, and how many files."""
-        names = self.index_service.names
-        self._limit(end)
-        dropped = sum(max(self._stored(number) - 1, 0) for number in range(self.last + 1, len(names)))
-        for name in reversed(names[self.last + 1 :]):
-            self.index_service.remove(name)
-        for number, count in sorted(self.counts.items(), reverse=True):
-            index = self._file(number)
-            index.mapped_file.reserve()
-            stored = self._stored(number)
-            dropped += stored - count
-            if number in self.unlinked or count != stored:
-                index.relink(count, erase=False)
-            index.mapped_file.zero_from(index.entry_pos(count))
-            self._mend_header(index, number, count)
-        if self.last > 0 and self.counts.get(self.last, 2) <= 1:
-            self.index_service.remove(names[self.last])
-        return dropped, len(names) - len(self.index_service.names)
-
-    def _limit(self, end: int) -> None:
-        # Go back to the last entry whose record lies before the end of the log.
-        while self.last >= 0:
-            index, count = self._file(self.last), self._count(self.last)
-            if count > 1 and index.read_entry(count - 1)[1] >= end:
-                if self.last in self.counts:
-                    count = bisect_left(range(1, count), end, key=lambda entry: index.read_entry(entry)[1]) + 1
-                else:
-                    count = index.survey(end, max(self._end_of(self.last - 1), 0))[0]
-                self.counts[self.last] = count
-                self.unlinked.add(self.last)
-            if count > 1 or self.last == 0 or self.last not in self.counts:
-                return
-            del self.counts[self.last]
-            self.last -= 1
-
-    def _mend_header(self, index: IndexFile, number: int, count: int) -> None:
-        begin, end_time, begin_phy, end_phy, slots, stored = index.read_header()
-        if count > 1:
-            begin_phy, end_phy = index.read_entry(1)[1], index.read_entry(count - 1)[1]
-            first = self.commit_log.store_timestamp_at(begin_phy, behind_end=True)
-            last = self.commit_log.store_timestamp_at(end_phy, behind_end=True)
-            begin = first if first >= 0 else begin
-            end_time = last if last >= 0 else end_time
-        elif number == 0:
-            begin = end_time = begin_phy = end_phy = 0
-        repaired = (begin, end_time, begin_phy, end_phy, slots, stored)
-        if repaired != index.read_header():
-            index.write_header(*repaired)
 
 
 # ------------------------------------------------------------------------------------------------------- dispatching

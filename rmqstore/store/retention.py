@@ -147,18 +147,18 @@ def _delete_segments(
     deleted = 0
     while deleted < config.delete_file_batch_max:
         with lock:
-            if len(commit_log.queue) < 2:
+            if len(commit_log.files) < 2:
                 break
-            first = commit_log.queue.file(commit_log.queue.offsets[0])
+            first = commit_log.files.file(commit_log.files.offsets[0])
             try:
                 age = now - int(os.stat(first.path).st_mtime * 1000)
             except FileNotFoundError:
                 logger.warning("%s was deleted by somebody else", first.path)
-                commit_log.queue.drop_first().mark_deleted()
+                commit_log.files.drop_first().mark_deleted()
                 continue
             if not force and age < config.file_reserved_time * _HOUR:
                 break
-            commit_log.queue.drop_first()
+            commit_log.files.drop_first()
         # Outside the lock: deleting a gigabyte may take long.
         first.destroy()
         deleted += 1

@@ -245,7 +245,7 @@ def take_stats(
         disk_full=disk_full,
         min_phy_offset=low,
         max_phy_offset=high,
-        segments=len(commit_log.queue),
+        segments=len(commit_log.files),
         segment_size=commit_log.segment_size,
         first_store_timestamp=first if first >= 0 else None,
         last_store_timestamp=newest,
@@ -257,12 +257,12 @@ def take_stats(
         consumers=tuple(_consumers(commit_log, queue_stats, queues, consumer_offsets)),
         disk=_disk(path),
         files={
-            "commitlog": len(commit_log.queue),
+            "commitlog": len(commit_log.files),
             "consumequeue": sum(each.files for each in queue_stats),
             "index": len(index_files),
         },
         sizes={
-            "commitlog": len(commit_log.queue) * commit_log.segment_size,
+            "commitlog": len(commit_log.files) * commit_log.segment_size,
             "consumequeue": sum(each.size for each in queue_stats),
             "index": sum(each.size for each in index_files),
         },

@@ -132,7 +132,7 @@ class StoreState(StateFields):
         self.appender = None
         self.renew_locks()
         self.progress.forget()
-        self.commit_log.queue.prepared.forget()
+        self.commit_log.files.prepared.forget()
         for queue in self.queues.opened():
             queue.forget_prepared()
         if self.index_service is not None:
@@ -206,7 +206,7 @@ class StoreState(StateFields):
         """Take in what another process did since, see `MessageStore.refresh`."""
         self.check_open()
         if self.read_only:
-            if self.log_index is not None and self.commit_log.queue.was_replaced():
+            if self.log_index is not None and self.commit_log.files.was_replaced():
                 self.log_index.forget()
             self.commit_log.refresh()
             self.queues.refresh()

@@ -79,7 +79,7 @@ class Upkeep:
 
         if config.populate_ahead_size and config.mapped_file_size_commit_log >= _PREPARE_FROM_SIZE:
             self._populate_ahead = PopulateAhead(
-                self.state.commit_log.queue, self.state.queues, self.state.index_service, config.populate_ahead_size
+                self.state.commit_log.files, self.state.queues, self.state.index_service, config.populate_ahead_size
             )
             self._populating = Housekeeping(
                 self,
@@ -124,7 +124,7 @@ class Upkeep:
         """Allocate the next segment and index file where the current ones are half full."""
         # The next segment and index file are allocated before they are needed: a put never waits for that, and a full
         # disk is known while there is still room.
-        log, index_service = self.state.commit_log.queue, self.state.index_service
+        log, index_service = self.state.commit_log.files, self.state.index_service
         try:
             if self.state.commit_log.segment_size >= _PREPARE_FROM_SIZE and log.offsets and not log.prepared:
                 used = self.state.commit_log.max_offset - log.offsets[-1]

@@ -231,7 +231,7 @@ class Writing:
         with self.state.lock:
             queue = self.queues.find(message.topic, queue_id)
             ends = []
-            for stream in [self.commit_log.queue, *([queue.queue] if isinstance(queue, ConsumeQueue) else [])]:
+            for stream in [self.commit_log.files, *([queue.files] if isinstance(queue, ConsumeQueue) else [])]:
                 last = stream.last()
                 if last is not None:
                     last.reserve()

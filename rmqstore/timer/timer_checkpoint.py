@@ -60,7 +60,7 @@ class TimerCheckpoint:
         CorruptionError
             It is too short, or holds what no broker writes.
         OSError
-            It cannot be read, or is no regular file.
+            It cannot be read, or is not a regular file.
         """
         path = os.fspath(path)
         try:

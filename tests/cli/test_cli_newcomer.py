@@ -81,7 +81,7 @@ def test_every_command_says_what_a_wrong_path_is(command, golden_copy, vhost, tm
         (segment, "a file of a store", "root: store\n"),
         (queue, "a part of a store", "root: store\n"),
         ("store/index", "a part of a store", "root: store\n"),
-        (".", "no store, but one lies below", "./store"),
+        (".", "not a store, but one lies below", "./store"),
         ("empty", "is empty", "commitlog/"),
         ("other", "no RocketMQ store", "storePathRootDir"),
         ("other/notes.txt", "a file and no directory", "commitlog/"),
@@ -93,7 +93,7 @@ def test_every_command_says_what_a_wrong_path_is(command, golden_copy, vhost, tm
             # It takes one file alone too.
             continue
         if command == ["dump"] and path == "other/notes.txt":
-            sentence, advice = "no file of a store that is known", "known are segments"
+            sentence, advice = "not a file of a store that is known", "known files are segments"
         result = run(*words, path, *options)
         assert (result.exit_code, result.stdout) == (3, ""), (path, result.output)
         assert sentence in result.stderr and advice in result.stderr, (path, result.stderr)

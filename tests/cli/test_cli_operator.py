@@ -270,7 +270,7 @@ def test_a_format_gives_a_line_for_each_message(broker):
         assert run(*command, "--format", r"%t/%p %o\n").stdout.splitlines() == lines
         assert len(run(*command, "--format", r"%t\n%o").stdout.splitlines()) == 6
     assert run("query", broker, "--phy-offset", 0, "--format", r"100%% \x41\\").stdout == "100% A\\\n"
-    for wrong, sentence in (("%t %y", "%y is no part"), ("%", "single %"), (r"\q", "no escape"), (r"\x4", "no escape")):
+    for wrong, sentence in (("%t %y", "%y is not a part"), ("%", "single %"), (r"\q", "not an escape"), (r"\x4", "not an escape")):
         result = run("query", broker, "--phy-offset", 0, "--format", wrong)
         assert (result.exit_code, result.stdout) == (2, "") and sentence in result.stderr, result.stderr
 

@@ -276,7 +276,7 @@ def test_damage_in_front_of_a_newer_segment_is_passed_over(tmp_path):
     root = tmp_path / "store"
     with MessageStore.open(root, config=GEOMETRY) as store:
         put(store, range(300))
-        second = store.commit_log.queue.offsets[1]
+        second = store.commit_log.files.offsets[1]
         damaged = next(message for message in store.messages(second))
     source = tmp_path / "whole"
     root.rename(source)

@@ -252,7 +252,7 @@ def test_the_short_look_says_what_the_queue_says(tmp_path, name):
     queue = ConsumeQueue(str(tmp_path), "T", 0, CONFIG, MappedFilePool(4))
     queue.load()
     last = queue.last_record()
-    assert found.newest == queue.queue.offsets[-1]
+    assert found.newest == queue.files.offsets[-1]
     assert found.last_end == (-1 if last is None else last.phy_offset + last.size)
     queue.tidy()
     if found.furthest_end >= 0:

@@ -189,7 +189,7 @@ def test_a_view_that_others_read_ends_the_process(root):
     # Nobody could tell them: zeros would be an answer that is wrong.
     program = """
         store = MessageStore.open(root, config=config, read_only=True)
-        view = store.commit_log.queue.file(0).hold()
+        view = store.commit_log.files.file(0).hold()
         assert view[-1] == 0
         os.truncate(segment, PAGE)
         print(view[0], flush=True)
@@ -202,7 +202,7 @@ def test_views_do_not_take_the_error_from_an_operation(root):
     run(
         """
         store = MessageStore.open(root, config=config, read_only=True)
-        view = store.commit_log.queue.file(0).hold()
+        view = store.commit_log.files.file(0).hold()
         last = store.get_message("Orders", 0, 100).messages[0].phy_offset
         os.truncate(segment, PAGE)
         refused(lambda: store.message_at(last))

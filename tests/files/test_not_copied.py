@@ -32,9 +32,9 @@ def test_no_part_of_a_store_is_copied(tmp_path, way, read_only):
     with MessageStore.open(tmp_path / "store", config=CONFIG, read_only=read_only) as store:
         index = store.index_service.file(store.index_service.names[0])
         queue = next(iter(store.queues))
-        segment = store.commit_log.queue.last()
+        segment = store.commit_log.files.last()
         for owner in (
-            store, store.commit_log, store.commit_log.queue, store.queues, queue, queue.queue, store.index_service, index,
+            store, store.commit_log, store.commit_log.files, store.queues, queue, queue.files, store.index_service, index,
             segment, store._state.pool, store.consumer_offsets, *([] if read_only else [store._store_lock]),
         ):  # fmt: skip
             refused(owner, way)

@@ -89,7 +89,7 @@ def test_records_far_from_each_other_are_read_by_themselves(store):
         log = files_of(store, "commitlog")
         places = [queue.last_record().phy_offset for queue in opened.queues]
         evict(log)
-        opened.commit_log.queue.forget_files()
+        opened.commit_log.files.forget_files()
         evict(log)
         if sum(map(resident, log)):
             pytest.skip("this file system keeps all of its pages in memory")

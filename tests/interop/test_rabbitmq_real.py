@@ -117,7 +117,7 @@ def golden_vhosts(rabbitmq_home) -> dict[str, Path]:
 
 
 def write_by_model(path: Path) -> None:
-    """Write the queues fresh and small of a vhost anew: embedded and stored messages, acks, a flush, as after a crash."""
+    """Write the queues fresh and small of a vhost again: embedded and stored messages, acks, a flush, as after a crash."""
     name = (path / ".vhost").read_bytes()
     records = []
     for queue, number, acked in ((b"fresh", 20, (0, 3)), (b"small", 200, range(70))):

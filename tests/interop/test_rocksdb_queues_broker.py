@@ -96,7 +96,7 @@ def test_a_killed_broker_with_queues_in_rocksdb(java_broker, tmp_path, place):
     with pytest.raises(UnsupportedFormatError, match="RocksDB"):
         MessageStore.open(root, config=config)
 
-    # The broker with queues in RocksDB on the database that rmqstore makes anew.
+    # The broker with queues in RocksDB on the database that rmqstore rebuilds.
     again = copy_store(root, tmp_path / "again")
     rebuild_queue_database(again, config)
     with java_broker(again, config, extra=extra) as broker:

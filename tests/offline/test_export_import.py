@@ -254,7 +254,7 @@ WRONG = {
         ('{"topic":"A","properties":{"a":"\\u0001"}}\n', "line 1: property"),
         ('{"topic":"A","tags":"\\ud800"}\n', "line 1: tags is .*, which UTF-8 cannot hold"),
         ('{"topic":"A","body":"zz","body_encoding":"hex"}\n', "line 1: non-hexadecimal"),
-        ('{"topic":"A","body":"!","body_encoding":"base64"}\n', "line 1: body is no base64"),
+        ('{"topic":"A","body":"!","body_encoding":"base64"}\n', "line 1: body is not base64"),
         ('{"topic":"A","body":"x","body_encoding":"rot13"}\n', "line 1: body_encoding is 'rot13'"),
         ('{"topic":"A","body":null,"body_encoding":null}\n', "line 1: its body could not be decompressed"),
         ('{"topic":"A","corrupt":true}\n', "line 1: is marked as corrupt"),
@@ -342,7 +342,7 @@ def test_what_is_no_such_file(tmp_path, small):
                 # An empty file of packed lines has no row.
                 assert (name, damaged, report.messages) == ("a.jsonl.gz", b"", 0)
                 subprocess.run(["rm", "-r", tmp_path / "new"], check=True)
-    # A name of a column that is no text.
+    # A name of a column that is not a text.
     data = bytearray((tmp_path / "a.arrow").read_bytes())
     while (place := data.find(b"born_host")) >= 0:
         data[place] = 0xF5

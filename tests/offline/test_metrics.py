@@ -144,7 +144,7 @@ def test_a_brokers_numbers(broker):
     assert value(found, "rmqstore_checkpoint_lag_seconds", part="commitlog") == pytest.approx(
         (max(times) - point.physic_msg_timestamp) / 1000
     )
-    # A field of the checkpoint that nobody wrote is no time.
+    # A field of the checkpoint that nobody wrote is not a time.
     assert ("rmqstore_checkpoint_timestamp_seconds", (("part", "consumequeue"),)) not in found
     status = os.statvfs(broker)
     total = value(found, "rocketmq_brokeruntime_commitlogdir_capacity_total", brokerIP="127.0.0.1:20876")

@@ -141,9 +141,9 @@ def test_what_is_no_file_of_a_store_is_said(tmp_path):
         path = tmp_path / name
         path.write_bytes(content)
         result = run("dump", path)
-        assert (result.exit_code, result.stdout) == (3, "") and "no file of a store" in result.stderr, name
+        assert (result.exit_code, result.stdout) == (3, "") and "not a file of a store" in result.stderr, name
         assert_harmless(result.stderr)
-        with pytest.raises(StoreError, match="no file of a store"):
+        with pytest.raises(StoreError, match="not a file of a store"):
             identify(path)
     # An empty one whose name says what it should be holds nothing.
     segment = tmp_path / "commitlog" / ("0" * 20)

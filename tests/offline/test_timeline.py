@@ -111,7 +111,7 @@ def test_times_that_lie_are_passed_over(tmp_path, monkeypatch):
         places = [message.phy_offset for message in store.messages()]
     # A time of the far past, and one of the far future, at places that are looked at: the starts of segments.
     with MessageStore.open(path, read_only=True) as store:
-        starts = list(store.commit_log.queue.offsets)
+        starts = list(store.commit_log.files.offsets)
     assert len(starts) > 2 and set(starts) <= set(places)
     for base, time in ((starts[1], 5), (starts[2], 2**61)):
         with open(path / "commitlog" / f"{base:020d}", "r+b") as file:

@@ -145,7 +145,7 @@ def test_internals_are_there_and_not_shown(held):
     store = held["rmqstore.MessageStore"]
     assert not {"pool"} & set(dir(store)) and not hasattr(store, "pool")
     for thing, hidden in (
-        (store.commit_log, ("queue", "delays", "append_rows", "renew_lock")),
+        (store.commit_log, ("files", "delays", "append_rows", "renew_lock")),
         (store.queues, ("pool", "lock", "renew_lock", "take_dirty")),
         (store.index_service, ("prepared", "renew_locks", "flush_on_roll")),
         (held["rmqstore.IndexFile"], ("region", "mapped_file", "attach")),

@@ -220,7 +220,7 @@ def test_stores_that_are_made_without_the_store_are_sound(tmp_path, make, number
     with MessageStore.open(path, config=config, read_only=True) as store:
         assert len(list(store.messages())) == number
         assert len(store.queues.keys()) == (number if make == "make_queues" else 1)
-        assert len(store.commit_log.queue) == (number if make == "make_segments" else 1)
+        assert len(store.commit_log.files) == (number if make == "make_segments" else 1)
 
 
 def test_the_loop_in_c_writes_what_the_store_writes(tmp_path):

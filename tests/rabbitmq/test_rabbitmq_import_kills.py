@@ -21,8 +21,7 @@ import golden
 import pytest
 from scratch import SCRATCH
 
-from rmqstore.rabbitmq import Consequence, Message, Vhost, import_messages, repair, verify
-from rmqstore.rabbitmq import transfer as transfer_module
+from rmqstore.rabbitmq import Consequence, Message, Vhost, import_messages, importing, repair, verify
 
 PERSISTENT = {"delivery_mode": 2}
 SMALL = [Message(b"small %d" % i, properties=PERSISTENT, routing_keys=["k"]) for i in range(5)]
@@ -204,10 +203,10 @@ def test_an_import_after_a_death_goes_on(case, made, golden_vhost_copy, tmp_path
 
 def test_an_import_of_many_flushes_on_its_way(golden_vhost_copy, tmp_path, monkeypatch):
     # Small batches, so that there are several, and an index that flushes by itself.
-    monkeypatch.setattr(transfer_module, "BATCH_ROWS", 3)
-    opened = transfer_module.QueueIndex.open
+    monkeypatch.setattr(importing, "BATCH_ROWS", 3)
+    opened = importing.QueueIndex.open
     monkeypatch.setattr(
-        transfer_module.QueueIndex, "open", lambda *args, **kwargs: opened(*args, **kwargs, max_journal_entries=4)
+        importing.QueueIndex, "open", lambda *args, **kwargs: opened(*args, **kwargs, max_journal_entries=4)
     )
     path = golden_vhost_copy("12-clean-msgstore")
     before = oracle.read_vhost(path)
@@ -277,4 +276,4 @@ def test_who_lists_a_folder_is_no_node(tmp_path):
         program = f"import os, sys\nos.open({os.fspath(tmp_path / what)!r}, os.O_RDONLY)\nprint(flush=True)\nsys.stdin.read()"
         with subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1) as other:
             assert other.stdout.readline()
-            assert transfer_module.node_process(tmp_path) == (other.pid if seen else None)
+            assert importing.node_process(tmp_path) == (other.pid if seen else None)

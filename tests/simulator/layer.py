@@ -1,6 +1,6 @@
 """The library of tests/faults under this very process.
 
-Owns building it and starting the process anew with it preloaded, with one seed for Python's hashes.  Children that are forked
+Owns building it and starting the process again with it preloaded, with one seed for Python's hashes.  Children that are forked
 arm it for themselves; the parent never does.
 """
 

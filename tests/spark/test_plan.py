@@ -564,7 +564,7 @@ def test_memory_of_a_task_follows_its_piece_and_not_the_store(tmp_path):
         path = tmp_path / str(segments)
         with MessageStore.open(path, config=small_config(mapped_file_size_commit_log=4 << 20)) as store:
             batch = [Message("Orders", b"x" * 2000, keys=[f"K{i}"]) for i in range(100)]
-            while len(store.commit_log.queue) < segments:
+            while len(store.commit_log.files) < segments:
                 store.put_messages(batch)
         command = [sys.executable, "-c", READ_A_PIECE, str(path), str(2 << 20)]
         said = subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -145,7 +145,7 @@ def test_retention_does_not_wait_for_views(tmp_path):
 
 def test_a_close_between_filling_and_taking(store):
     out = _columns.ArrowColumns(["body"], views=True)
-    region = store.commit_log.queue.find(0).region
+    region = store.commit_log.files.find(0).region
     out.fill(region, 0, 4096, 0)
     assert out.count
     store.close()
@@ -156,7 +156,7 @@ def test_a_close_between_filling_and_taking(store):
 
 def test_rows_of_one_batch_from_many_calls(store):
     # A batch may be filled in several passes, back and forth; a place before an earlier one is another stretch.
-    region = store.commit_log.queue.find(0).region
+    region = store.commit_log.files.find(0).region
     offsets = [message.phy_offset for message in store.messages() if message.phy_offset < SEGMENT // 2]
     made = columns.Columns(["body"], 8192, 1, views=True)
     places = [5, 3, 9, 0, 7]

@@ -529,7 +529,7 @@ def odd(tmp_path_factory):
     config = StoreConfig(**GEOMETRY, clock=clock, clean_resource_interval=0)
     with MessageStore.open(tmp_path_factory.mktemp("odd") / "store", config=config) as store:
         put_odd_messages(store)
-        assert len(store.commit_log.queue.offsets) > 3
+        assert len(store.commit_log.files.offsets) > 3
         yield store
 
 
@@ -830,7 +830,7 @@ def test_retention_takes_segments_from_under_a_scan(tmp_path):
         with MessageStore.open(tmp_path / "store", config=config, read_only=True) as reader:
             batches = reader.scan(("phy_offset",), batch_size=5)
             next(batches)
-            for base in reader.commit_log.queue.offsets[1:3]:
+            for base in reader.commit_log.files.offsets[1:3]:
                 (tmp_path / "store" / "commitlog" / f"{base:020d}").unlink()
             rows = plain(batches, ("phy_offset",))
             assert rows and not any(65536 <= row["phy_offset"] < 3 * 65536 for row in rows)
@@ -911,7 +911,7 @@ def test_a_queue_over_many_segments(tmp_path):
     config = StoreConfig(**GEOMETRY | {"mapped_file_size_commit_log": 4096, "max_mapped_files": 8})
     with MessageStore.open(tmp_path / "store", config=config) as store:
         store.put_messages([Message("T", b"x" * 900, keys=[f"k{i % 7}"]) for i in range(800)])
-        assert len(store.commit_log.queue.offsets) > 150
+        assert len(store.commit_log.files.offsets) > 150
         rows = table_rows(store.get_table("T", columns=ALL))
         assert rows == [row_of(message) for message in store.messages()]
         # A batch of views leads into 64 segments at most.
@@ -1008,7 +1008,7 @@ def crowded(tmp_path_factory):
             )
             store.put_message(message)
         assert len(list(store.index_service.files())) > 10
-        assert len(store.commit_log.queue.offsets) > 3
+        assert len(store.commit_log.files.offsets) > 3
         yield store, texts
 
 

@@ -337,7 +337,7 @@ def test_a_reader_follows_a_writer_in_another_process(root):
     assert number > 500
 
 
-def test_readers_that_open_anew_see_a_prefix(root):
+def test_readers_that_open_again_see_a_prefix(root):
     MessageStore.open(root, config=CONFIG).close()
     writer = child(WRITER, root, "1.5")
     seen = 0

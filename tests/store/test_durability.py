@@ -243,7 +243,7 @@ def test_a_sync_put_returns_after_its_bytes_were_forced(tmp_path, disk, way):
                 puts = getattr(store, way)([small(each) for each in range(10)])
             assert all(disk.has_record(store, put) for put in puts)
         if way == "rolling":
-            assert len(store.commit_log.queue) > 20
+            assert len(store.commit_log.files) > 20
 
 
 def test_a_reopened_store_forces_as_before(tmp_path, disk):
@@ -257,7 +257,7 @@ def test_a_reopened_store_forces_as_before(tmp_path, disk):
         store.flush()
         assert disk.has_record(store, put)
         for queue in store.queues:
-            newest = queue.queue.last()
+            newest = queue.files.last()
             assert disk.has(newest.path, 0, newest.size)
         newest = store.index_service.file(store.index_service.names[-1])
         assert disk.has(newest.path, 0, store.config.index_file_size)
@@ -294,7 +294,7 @@ def test_an_async_put_waits_for_nothing(tmp_path, disk):
 def test_one_flush_serves_all_who_wait(tmp_path, disk, threads):
     with MessageStore.open(tmp_path / "store", config=SYNC.replace(sync_flush_timeout=60_000)) as store:
         store.put_message(small())
-        segment = store.commit_log.queue.last().path
+        segment = store.commit_log.files.last().path
         before = disk.times(segment)
         gate = disk.hold("commitlog/")
         outcomes = [threads.start(store.put_message, small())]
@@ -371,7 +371,7 @@ def test_a_put_that_is_not_on_disk_in_time(tmp_path, disk, threads):
         put = store.put_message(small(3))
         assert put.queue_offset == 3
         assert all(disk.has_record(store, each) for each in (put, slow["result"]))
-        segment = store.commit_log.queue.last()
+        segment = store.commit_log.files.last()
         assert disk.has(segment.path, 0, store.commit_log.max_offset)
 
 
@@ -433,8 +433,8 @@ def test_a_flush_takes_no_note_of_later_writes(tmp_path, disk, threads):
             assert disk.times(part) == before + 1
             assert disk.has_record(store, put)
             for path in (
-                store.commit_log.queue.last().path,
-                store.queues.find("Orders", 0).queue.last().path,
+                store.commit_log.files.last().path,
+                store.queues.find("Orders", 0).files.last().path,
                 store.index_service.file(store.index_service.names[-1]).path,
             ):
                 assert disk.has(path, 0, os.stat(path).st_size)
@@ -451,8 +451,8 @@ def test_a_file_that_the_pool_let_go_is_forced_all_the_same(system, tmp_path, di
         store.flush()
         assert all(disk.has_record(store, put) for put in puts)
         for queue in store.queues:
-            for base in queue.queue.offsets:
-                assert disk.has(queue.queue.file(base).path, 0, queue.queue.mapped_file_size)
+            for base in queue.files.offsets:
+                assert disk.has(queue.files.file(base).path, 0, queue.files.mapped_file_size)
 
 
 # ---------------------------------------------------------------------------------------------------- failed flushes
@@ -579,7 +579,7 @@ def check_what_it_says(disk: Disk, store: MessageStore, checkpoint: Checkpoint) 
             or message.store_timestamp <= checkpoint.logics_msg_timestamp
             or message.phy_offset < checkpoint.logics_physical_offset
         ):
-            file = store.queues.find(message.topic, message.queue_id).queue.find(message.queue_offset * 20)
+            file = store.queues.find(message.topic, message.queue_id).files.find(message.queue_offset * 20)
             pos = message.queue_offset * 20 - file.file_from_offset
             assert disk.has(file.path, pos, 20), f"the unit of the record at {message.phy_offset}"
     for name in store.index_service.names:
@@ -674,7 +674,7 @@ def test_a_flush_of_some_pages_does_not_speak_for_the_queues(tmp_path, disk):
         assert not disk.times("consumequeue/Orders/0/0")
         put = store.commit_log.message_at(0)
         assert store.checkpoint.physic_msg_timestamp >= put.store_timestamp
-        assert disk.has(store.commit_log.queue.last().path, 0, store.commit_log.max_offset)
+        assert disk.has(store.commit_log.files.last().path, 0, store.commit_log.max_offset)
         store.flush()
         assert store.checkpoint.flushed_offset == store.commit_log.max_offset
         assert disk.times("consumequeue/Orders/0/0") == 1
@@ -709,8 +709,8 @@ def test_the_names_of_new_files_are_forced(tmp_path, disk, disk_type):
         for number in range(60):
             store.put_message(Message(f"Topic{number % 3}", b"x" * 400, keys=["k"]), number % 2)
             if disk_type == "SYNC_FLUSH":
-                for offset in store.commit_log.queue.offsets:
-                    assert not disk.unsure_names(store.commit_log.queue.file(offset).path, base)
+                for offset in store.commit_log.files.offsets:
+                    assert not disk.unsure_names(store.commit_log.files.file(offset).path, base)
         store.flush()
         store.consumer_offsets.commit("group", "Topic0", 0, 1)
         store.flush()
@@ -993,7 +993,7 @@ def test_the_thread_flushes(tmp_path, disk):
         for number in range(3):
             put = store.put_message(small(number))
             wait_until(lambda put=put: disk.has_record(store, put), "the log is forced")
-            queue, names = store.queues.find("Orders", 0).queue.last(), store.index_service.names
+            queue, names = store.queues.find("Orders", 0).files.last(), store.index_service.names
             wait_until(lambda queue=queue: disk.has(queue.path, 0, queue.size), "the queue is forced")
             path = store.index_service.file(names[-1]).path
             wait_until(lambda path=path: disk.has(path, 0, config.index_file_size), "the index is forced")
@@ -1032,18 +1032,18 @@ def test_the_thread_prepares_the_next_segment_and_index_file(system, tmp_path, p
     root = tmp_path / "store"
     with MessageStore.open(root, config=PREPARING) as store:
         store.put_message(small())
-        first = store.commit_log.queue.last().path
+        first = store.commit_log.files.last().path
         assert not staged(root)
         store.put_message(Message("Orders", bytes(40_000)))
-        wait_until(lambda: store.commit_log.queue.prepared, "a segment is prepared")
+        wait_until(lambda: store.commit_log.files.prepared, "a segment is prepared")
         [name] = staged(root)
         status = os.stat(root / name)
         assert status.st_size == 1 << 16 and allocated(root / name)
         # A roll only gives it its name.
         store.put_message(Message("Orders", bytes(40_000)))
-        second = store.commit_log.queue.last().path
+        second = store.commit_log.files.last().path
         assert second != first and os.stat(second).st_ino == status.st_ino
-        wait_until(lambda: store.commit_log.queue.prepared, "the next one is prepared")
+        wait_until(lambda: store.commit_log.files.prepared, "the next one is prepared")
         for number in range(60):
             store.put_message(Message("Orders", b"", keys=[f"k{number}"]))
         wait_until(lambda: store.index_service.prepared, "an index file is prepared")
@@ -1097,7 +1097,7 @@ def test_what_a_killed_process_prepared_is_deleted(tmp_path, prepare_small_files
     root = tmp_path / "store"
     with MessageStore.open(root, config=PREPARING) as store:
         store.put_message(Message("Orders", bytes(40_000)))
-        wait_until(lambda: store.commit_log.queue.prepared, "a segment is prepared")
+        wait_until(lambda: store.commit_log.files.prepared, "a segment is prepared")
         shutil.copytree(root, tmp_path / "killed")
     assert staged(tmp_path / "killed")
     MessageStore.open(tmp_path / "killed", config=PREPARING, read_only=True).close()
@@ -1132,7 +1132,7 @@ def test_a_full_disk_while_preparing_is_only_logged(tmp_path, prepare_small_file
         with pytest.raises(OSError, match="No space left"):
             store.put_message(Message("Orders", bytes(40_000)))
         monkeypatch.setattr(mapped_file, "_allocate", real)
-        wait_until(lambda: store.commit_log.queue.prepared, "a segment is prepared as soon as there is space")
+        wait_until(lambda: store.commit_log.files.prepared, "a segment is prepared as soon as there is space")
         assert store.put_message(Message("Orders", bytes(40_000))).queue_offset == 3
 
 

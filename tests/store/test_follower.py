@@ -232,8 +232,8 @@ def test_what_was_put_is_seen_at_once_without_refresh(root):
             assert numbers(reader.query_message(topic, f"k{number}")) == [number]
             assert reader.query_offsets(topic, f"k{number}") == [put.phy_offset]
             assert reader.max_queue_offset(topic, queue_id) == put.queue_offset + 1
-        assert len(writer.commit_log.queue) > 5 and len(writer.index_service.names) == 6
-        assert len(writer.queues.find("Topic1", 0).queue) == 2
+        assert len(writer.commit_log.files) > 5 and len(writer.index_service.names) == 6
+        assert len(writer.queues.find("Topic1", 0).files) == 2
         reader.refresh()
         assert numbers(reader.messages()) == list(range(300))
         assert reader.topics() == writer.topics() and reader.queue_ids("Topic2") == [0, 1, 2]
@@ -406,7 +406,7 @@ def test_no_end_is_shown_that_is_none(root, monkeypatch):
 
     def shown() -> list[MappedFileQueue]:
         # Those that another thread can get hold of; a queue is loaded before it is shown.
-        return [reader.commit_log.queue, *(each.queue for each in reader.queues._queues.values() if each is not None)]
+        return [reader.commit_log.files, *(each.files for each in reader.queues._queues.values() if each is not None)]
 
     following = False
     monkeypatch.setattr(MappedFileQueue, "wrote_where", property(kept.__get__, set_end), raising=False)
@@ -517,7 +517,7 @@ def test_a_file_that_has_no_length_yet(root, tmp_path):
     with MessageStore.open(root, config=QUIET) as store:
         fill(store, 40, queues=1)
         names = {
-            "commitlog": f"{len(store.commit_log.queue) * 8192:020d}",
+            "commitlog": f"{len(store.commit_log.files) * 8192:020d}",
             "consumequeue/Orders/0": f"{800:020d}",
             "index": "29991231235959999",
         }
@@ -751,7 +751,7 @@ def test_records_that_were_seen_and_cut(root, looked, more):
     """The user lets the damaged log be cut, and whole records with it; a reader that saw them says so."""
     with MessageStore.open(root, config=QUIET) as store:
         fill(store, 60, size=300)
-        assert len(store.commit_log.queue) == 4
+        assert len(store.commit_log.files) == 4
     with MessageStore.open(root, config=QUIET, read_only=True) as reader:
         if looked == "after refresh":
             reader.refresh()
@@ -805,7 +805,7 @@ def test_a_next_segment_that_is_made_once_more(root, again):
     make_it()
     with MessageStore.open(root, config=QUIET, read_only=True) as reader:
         reader.refresh()
-        assert reader.commit_log.queue.file(base).mapped
+        assert reader.commit_log.files.file(base).mapped
         path.unlink()
         if again:
             make_it()
@@ -1113,7 +1113,7 @@ FORK = """
             code = fork(turn)
         else:
             # A segment is prepared, and another thread holds every lock there is.
-            while not store.commit_log.queue.prepared:
+            while not store.commit_log.files.prepared:
                 store.put_message(Message("Orders", b"%d:" % next(numbers) + bytes(300)))
                 store._upkeep.prepare_next_files()
             holding, may_go = threading.Event(), threading.Event()

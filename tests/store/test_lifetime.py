@@ -147,7 +147,7 @@ def test_everything_after_close_is_refused(root, name, read_only):
 
 def test_parts_after_close_are_refused(root):
     store = filled(root)
-    segment = store.commit_log.queue.file(0)
+    segment = store.commit_log.files.file(0)
     index = next(store.index_service.files())
     queue = store.queues.find("Orders", 0)
     region = segment.region
@@ -343,8 +343,8 @@ def test_views_outlive_the_store(root, read_only):
     with open(os.path.join(root, "commitlog", "0" * 20), "rb") as file:
         expected = file.read()
     store = MessageStore.open(root, config=CONFIG, read_only=read_only)
-    view = store.commit_log.queue.file(0).hold()
-    part = store.commit_log.queue.file(0).hold(8, 100)
+    view = store.commit_log.files.file(0).hold()
+    part = store.commit_log.files.file(0).hold(8, 100)
     assert view.readonly
     store.close()
     del store
@@ -361,15 +361,15 @@ def test_views_outlive_the_store(root, read_only):
 
 def test_views_outlive_the_file(root):
     with filled(root) as store:
-        expected = bytes(store.commit_log.queue.file(0).hold())
-        view = store.commit_log.queue.file(0).hold()
+        expected = bytes(store.commit_log.files.file(0).hold())
+        view = store.commit_log.files.file(0).hold()
     shutil.rmtree(root)
     assert bytes(view) == expected
 
 
 def test_a_slice_of_a_view_keeps_the_map(root):
     store = filled(root)
-    part = store.commit_log.queue.file(0).hold()[4:8]
+    part = store.commit_log.files.file(0).hold()[4:8]
     store.close()
     del store
     gc.collect()
@@ -401,7 +401,7 @@ def test_a_region_that_is_worked_with_is_not_evicted(root):
     config = CONFIG.replace(max_mapped_files=1)
     with MessageStore.open(root, config=config) as store:
         store.put_messages([Message("Orders", b"%d" % n * 30) for n in range(200)])
-        region = store.commit_log.queue.file(0).region
+        region = store.commit_log.files.file(0).region
         first = region.get_i64(0)
         list(store.messages())
         assert region.get_i64(0) == first

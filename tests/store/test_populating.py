@@ -264,12 +264,12 @@ def test_index_file(tmp_path):
 def quiet_store(tmp_path, **options) -> tuple[MessageStore, PopulateAhead]:
     store = MessageStore.open(tmp_path / "store", config=CONFIG.replace(populate_ahead_size=0, **options))
     assert not threads("rmqstore-populating store")
-    return store, PopulateAhead(store.commit_log.queue, store.queues, store.index_service, 8 * MIB)
+    return store, PopulateAhead(store.commit_log.files, store.queues, store.index_service, 8 * MIB)
 
 
 def segment(store: MessageStore, number: int = -1) -> str:
-    queue = store.commit_log.queue
-    return queue.file(queue.offsets[number]).path
+    files = store.commit_log.files
+    return files.file(files.offsets[number]).path
 
 
 @populates
@@ -304,18 +304,18 @@ def test_queue_and_index_have_pages_ahead_where_they_grow(tmp_path):
     with store:
         store.put_messages(messages(8), 0)
         ahead.look()
-        queue = store.queues.find("Orders", 0).queue
+        files = store.queues.find("Orders", 0).files
         index = store.index_service.newest()
         assert ahead._slots_ready is False
         store.put_messages(messages(5000, 10), 0)
         ahead.look()
         assert ahead._slots_ready is True
-        assert resident(queue.file(0).path) >= 5 * 100_000 - PAGE
+        assert resident(files.file(0).path) >= 5 * 100_000 - PAGE
         assert resident(index.path) >= 400_000 + 5 * 100_000 - 2 * PAGE
-        assert resident(queue.file(0).path) <= 2 * MIB
+        assert resident(files.file(0).path) <= 2 * MIB
         store.put_message(Message("Orders", b""), 1)
         ahead.look()
-        idle = store.queues.find("Orders", 1).queue.file(0).path
+        idle = store.queues.find("Orders", 1).files.file(0).path
         assert resident(idle) <= 256 << 10
 
 
@@ -323,7 +323,7 @@ def test_queue_and_index_have_pages_ahead_where_they_grow(tmp_path):
 def test_the_file_that_follows_is_ready_and_the_windows_go_on_there(tmp_path):
     store, ahead = quiet_store(tmp_path)
     with store:
-        log = store.commit_log.queue
+        log = store.commit_log.files
         while store.commit_log.max_offset < 30 * MIB:
             store.put_messages(messages(1000))
             ahead.look()
@@ -348,7 +348,7 @@ def test_the_file_that_follows_is_ready_and_the_windows_go_on_there(tmp_path):
 def test_what_went_meanwhile_is_left_alone(tmp_path):
     store, ahead = quiet_store(tmp_path)
     with store:
-        log = store.commit_log.queue
+        log = store.commit_log.files
         while store.commit_log.max_offset < 31 * MIB:
             store.put_messages(messages(1000))
         log.prepared.prepare()
@@ -403,7 +403,7 @@ def test_many_queues_are_left_alone(tmp_path, monkeypatch):
             PopulateAhead, "_follow", lambda self, files, least: (followed.append(files), follow(self, files, least))[1]
         )
         ahead.look()
-        assert followed == [store.commit_log.queue]
+        assert followed == [store.commit_log.files]
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -433,7 +433,7 @@ def test_a_store_that_was_opened_again_is_populated_after_its_first_put_only(tmp
         store.put_messages(messages(10))
     store, ahead = quiet_store(tmp_path)
     with store:
-        log = store.commit_log.queue
+        log = store.commit_log.files
         # It may have holes, as nobody has asked for its space yet.
         assert log.populate(0, MIB) is False
         ahead.look()
@@ -480,7 +480,7 @@ def test_a_forked_child_closes_without_the_thread(tmp_path):
 
 def test_a_failed_store_is_left_alone(tmp_path, monkeypatch):
     with MessageStore.open(tmp_path / "store", config=CONFIG.replace(populate_ahead_size=0)) as store:
-        store._upkeep._populate_ahead = PopulateAhead(store.commit_log.queue, store.queues, None, MIB)
+        store._upkeep._populate_ahead = PopulateAhead(store.commit_log.files, store.queues, None, MIB)
         looked: list[int] = []
         monkeypatch.setattr(PopulateAhead, "look", lambda self: looked.append(1) or 10)
         assert store._upkeep.populate() == 10

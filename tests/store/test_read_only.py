@@ -363,7 +363,7 @@ def writing_calls(store: MessageStore) -> dict:
         "commit_log.append": lambda: store.commit_log.append([row]),
         "queue.put": lambda: queue.put(queue.max_queue_offset, 0, 100, 0, 0),
         "new queue": lambda: store.queues.find_or_create("New", 0).put(0, 0, 100, 0, 0),
-        "queue.truncate": lambda: queue.queue.truncate(0),
+        "queue.truncate": lambda: queue.files.truncate(0),
         "index.put_key": lambda: index.put_key("T#k", 1, 1),
         "index.put_keys": lambda: index.put_keys(["T#k"], [1], [1]),
         "index.write_header": lambda: index.write_header(1, 1, 1, 1, 1, 1),

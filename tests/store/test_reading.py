@@ -120,7 +120,7 @@ def lengths(tmp_path_factory):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_messages_of_every_length_and_kind(lengths, kind):
-    region = lengths.commit_log.queue.file(0).region
+    region = lengths.commit_log.files.file(0).region
     records, pos = [], 0
     while isinstance(record := _core.decode_record(region, pos), tuple):
         records.append(record)
@@ -144,7 +144,7 @@ def test_messages_of_every_length_and_kind(lengths, kind):
 
 def test_messages_and_their_types_are_freed(lengths):
     # A reference too few ends the process at some time, one too many shows in the counts.
-    region = lengths.commit_log.queue.file(0).region
+    region = lengths.commit_log.files.file(0).region
     counts = []
     for _ in range(4):
         for kind in KINDS:
@@ -161,7 +161,7 @@ def test_messages_and_their_types_are_freed(lengths):
 
 @pytest.mark.parametrize("kind", [MessageExt, OwnMessage, SlimMessage])
 def test_a_message_that_leads_back_to_itself_is_collected(lengths, kind):
-    region = lengths.commit_log.queue.file(0).region
+    region = lengths.commit_log.files.file(0).region
     collected = []
 
     class Note:
@@ -178,7 +178,7 @@ def test_a_message_that_leads_back_to_itself_is_collected(lengths, kind):
 
 
 def test_the_collector_looks_into_a_message_only_where_it_must(lengths):
-    message = _read.read_message(lengths.commit_log.queue.file(0).region, 0, 0, MessageExt)
+    message = _read.read_message(lengths.commit_log.files.file(0).region, 0, 0, MessageExt)
     message.topic, message.body, message.tags, message.properties_stored, hash(message), repr(message)
     assert not gc.is_tracked(message)
     assert message.properties and gc.is_tracked(message)
@@ -204,7 +204,7 @@ def slow_entries(store: MessageStore) -> list:
     """The log by way of `decode_record`."""
     log, found = store.commit_log, []
     for entry in log.entries():
-        mapped_file = log.queue.find(entry.phy_offset)
+        mapped_file = log.files.find(entry.phy_offset)
         base = mapped_file.file_from_offset
         record = _core.decode_record(mapped_file.region, entry.phy_offset - base, -1, log.crc_check)
         if isinstance(entry, MessageExt):
@@ -326,7 +326,7 @@ def test_the_same_with_changed_bytes(golden_copy, name, part):
 
 
 def test_records_one_behind_the_other(stores):
-    region = stores("base").commit_log.queue.file(0).region
+    region = stores("base").commit_log.files.file(0).region
     one_by_one, pos = [], 0
     while isinstance(message := _read.read_message(region, pos, 0, MessageExt), MessageExt):
         one_by_one.append(message)
@@ -349,7 +349,7 @@ def test_records_one_behind_the_other(stores):
 
 def test_what_is_no_record_gives_the_verdict(golden_store, stores):
     store = stores("base")
-    region = store.commit_log.queue.file(0).region
+    region = store.commit_log.files.file(0).region
     size = len(region)
     for pos in range(0, size, 7):
         record = _core.decode_record(region, pos)
@@ -398,7 +398,7 @@ def test_a_search_that_the_caller_leads_astray(stores):
             message.topic, message.keys[0], 0, 0, 2**63 - 1, 64, found, MessageExt, 1, encode_java_utf8
         )
 
-    region = store.commit_log.queue.file(0).region
+    region = store.commit_log.files.file(0).region
     for wrong in (lambda _: (region, 0, 0), lambda _: 5, lambda _: (5, 0, 0, 0), lambda _: 1 / 0):
         with pytest.raises((TypeError, ValueError, ZeroDivisionError)):
             search().walk(index, -1, wrong)
@@ -423,7 +423,7 @@ def test_the_short_way_of_a_query_finds_what_the_long_one_does(stores, monkeypat
     files.opened_files = tuple(store.index_service.newest_first())
     assert files.opened_files
     query = _read.KeyQuery(
-        files, store.commit_log.region_of, QueryResult, MessageExt, 1, encode_java_utf8, store.commit_log.queue, len, math.inf
+        files, store.commit_log.region_of, QueryResult, MessageExt, 1, encode_java_utf8, store.commit_log.files, len, math.inf
     )
     monkeypatch.setattr(store._state, "key_query", None)
     asked = {("T", "k"), ("no such topic", "k"), ("", "")}
@@ -465,7 +465,7 @@ def test_what_the_short_way_of_a_query_leaves_to_the_long_one(tmp_path):
             assert len(reader.query_message("T", "k2")) == 1
             timed = _read.KeyQuery(
                 reader.index_service, reader.commit_log.region_of, QueryResult, MessageExt, 1, encode_java_utf8,
-                reader.commit_log.queue, lambda: next(times), 1.0,
+                reader.commit_log.files, lambda: next(times), 1.0,
             )  # fmt: skip
             timed.looked_at = 99.5
             assert len(timed.find("T", "k2", 64)) == 1
@@ -477,11 +477,11 @@ def test_what_the_short_way_of_a_query_leaves_to_the_long_one(tmp_path):
             assert len(reader.query_message("T", "n1")) == 1
         with pytest.raises(TypeError):
             _read.KeyQuery(
-                store.index_service, len, list, Message, 1, encode_java_utf8, store.commit_log.queue, len, 1.0
+                store.index_service, len, list, Message, 1, encode_java_utf8, store.commit_log.files, len, 1.0
             )
         with pytest.raises(TypeError):
             _read.KeyQuery(
-                store.index_service, len, tuple, MessageExt, 1, encode_java_utf8, store.commit_log.queue, len, 1.0
+                store.index_service, len, tuple, MessageExt, 1, encode_java_utf8, store.commit_log.files, len, 1.0
             )
     assert query.find("T", "k1", 64) is None
     with pytest.raises(StoreClosedError, match="the store is closed"):

@@ -678,7 +678,7 @@ def test_store_times_behind_the_end_are_told_on_request(root):
     log.close()
 
 
-def test_the_end_is_found_anew_however_the_log_changed(tmp_path):
+def test_the_end_is_found_again_however_the_log_changed(tmp_path):
     """A log that was looked at is walked on from its last record only as long as that is there."""
     folder = tmp_path / "commitlog"
     folder.mkdir()

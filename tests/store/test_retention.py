@@ -371,10 +371,10 @@ def test_queue_and_index_files_follow_the_log(store, root):
         low = store.commit_log.min_offset
         for queue in store.queues:
             # A file stays while its last unit leads to something, and the newest one always.
-            for base in queue.queue.offsets[:-1]:
+            for base in queue.files.offsets[:-1]:
                 assert queue.unit(base // 20 + 29).phy_offset >= low
             directory = root / "consumequeue" / "Orders" / str(queue.queue_id)
-            assert sorted(os.listdir(directory)) == [f"{base:020d}" for base in queue.queue.offsets]
+            assert sorted(os.listdir(directory)) == [f"{base:020d}" for base in queue.files.offsets]
         for name in store.index_service.names[:-1]:
             assert store.index_service.file(name).header.end_phy_offset >= low
         assert sorted(os.listdir(root / "index")) == list(store.index_service.names)
@@ -502,9 +502,9 @@ def test_batch_queues_and_extensions_follow_too(root, clock):
         assert report.segments > 5 and report.queue_files > 3
         low = store.commit_log.min_offset
         for queue in store.queues:
-            for base in queue.queue.offsets[:-1]:
+            for base in queue.files.offsets[:-1]:
                 last = base // queue.unit_size + queue.units_per_file - 1
-                assert queue.queue.file(base).region.get_i64((last * queue.unit_size) - base) >= low
+                assert queue.files.file(base).region.get_i64((last * queue.unit_size) - base) >= low
         # An extension's file that no unit leads to any more is of no use.
         assert len(os.listdir(root / "consumequeue_ext" / "Orders" / "0")) < 5
         left = list(store.messages())
@@ -530,7 +530,7 @@ needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="n
 
 @needs_proc
 def test_a_view_stays_readable_and_then_lets_the_space_go(store, root):
-    first = store.commit_log.queue.file(0)
+    first = store.commit_log.files.file(0)
     view = first.hold(0, 300)
     before = bytes(view)
     iterator = store.messages()
@@ -569,19 +569,19 @@ def test_a_reader_between_the_list_and_the_file(store, root, monkeypatch):
     age(root, 100, segments(root)[:1])
     real_file, real_destroy = MappedFileQueue.file, MappedFile.destroy
     strikes = [True]
-    first = store.commit_log.queue.file(0)
+    first = store.commit_log.files.file(0)
 
     def destroy(each: MappedFile) -> None:
         # The reader comes again before the name is gone, and maps the file.
         if each is first:
             with contextlib.suppress(OffsetOutOfRangeError):
-                real_file(store.commit_log.queue, 0).region.read(0, 8)
+                real_file(store.commit_log.files, 0).region.read(0, 8)
         real_destroy(each)
 
-    def find_then_delete(queue: MappedFileQueue, offset: int) -> MappedFile:
-        if queue is store.commit_log.queue and offset == 0 and strikes.pop() if strikes else False:
+    def find_then_delete(files: MappedFileQueue, offset: int) -> MappedFile:
+        if files is store.commit_log.files and offset == 0 and strikes.pop() if strikes else False:
             store.delete_expired_files()
-        return real_file(queue, offset)
+        return real_file(files, offset)
 
     monkeypatch.setattr(MappedFile, "destroy", destroy)
     with monkeypatch.context() as patched:
@@ -624,11 +624,11 @@ MEETINGS = [
 def test_deletion_just_before_a_file_is_mapped(store, root, monkeypatch, call, part):
     """For a reader every file may go between being found and being mapped; only a look at one place says so."""
     gone = store.message_at(0)
-    for queue in (store.commit_log.queue, *(each.queue for each in store.queues)):
-        for base in queue.offsets:
-            queue.file(base).let_go()
+    for files in (store.commit_log.files, *(each.files for each in store.queues)):
+        for base in files.offsets:
+            files.file(base).let_go()
         # Another list of the same files: the stream forgets the file that it was asked for last.
-        queue.file_offsets = list(queue.file_offsets)
+        files.file_offsets = list(files.file_offsets)
     store.index_service._open.clear()
     age(root, 100)
     real = MappedFile._map

@@ -154,7 +154,7 @@ def made():
 @pytest.fixture
 def odd(made, tmp_path):
     with store_of(tmp_path / "odd", made[0]) as store:
-        assert len(store.commit_log.queue.offsets) > 4
+        assert len(store.commit_log.files.offsets) > 4
         yield store
 
 
@@ -280,8 +280,8 @@ def test_a_writer_that_deletes_what_expired(tmp_path, monkeypatch):
         store.put_messages([Message("T", b"x" * 300) for _ in range(400)])
         scan = store.scan(["phy_offset"], batch_size=5)
         found = [row["phy_offset"] for _ in range(4) for row in next(scan).to_pylist()]
-        last = store.commit_log.queue.offsets[-1]
-        assert store.commit_log.queue.delete_before(3 * SEGMENT) == 3
+        last = store.commit_log.files.offsets[-1]
+        assert store.commit_log.files.delete_before(3 * SEGMENT) == 3
         found += [row["phy_offset"] for batch in scan for row in batch.to_pylist()]
         assert found == sorted(set(found)) and found[-1] > last
 

@@ -304,7 +304,7 @@ def many_config(**options) -> StoreConfig:
 
 def test_ten_thousand_files_are_opened_with_few_mapped(many_files):
     with MessageStore.open(many_files, config=many_config(max_mapped_files=16), read_only=True) as store:
-        assert len(store.commit_log.queue) == FILES
+        assert len(store.commit_log.files) == FILES
         assert len(store._state.pool) <= 2
         assert len(maps_of(many_files)) <= 2
         most = 0

@@ -26,16 +26,16 @@ def test_files_below_the_log_expire(tmp_path):
     store, puts = filled(tmp_path / "s")
     with store:
         queue = store.queues.find("Orders", 0)
-        names, files = store.index_service.names, len(queue.queue)
-        keep_from = store.commit_log.queue.offsets[3]
-        assert store.commit_log.queue.delete_before(keep_from) == 3
+        names, files = store.index_service.names, len(queue.files)
+        keep_from = store.commit_log.files.offsets[3]
+        assert store.commit_log.files.delete_before(keep_from) == 3
         assert store.commit_log.min_offset == keep_from
         first = next(i for i, put in enumerate(puts) if put.phy_offset >= keep_from)
         deleted_units = queue.delete_before(keep_from)
         deleted_index = store.index_service.delete_expired(keep_from)
         # Every file whose last record is gone went, and no other.
         assert deleted_units == first // 10
-        assert len(queue.queue) == files - deleted_units
+        assert len(queue.files) == files - deleted_units
         assert 0 < deleted_index < len(names)
         assert store.index_service.names == names[deleted_index:]
         assert store.index_service.file(names[deleted_index]).header.end_phy_offset >= keep_from
@@ -59,8 +59,8 @@ def test_the_newest_files_stay_whatever_expires(tmp_path):
         beyond = store.commit_log.max_offset + 1
         queue.delete_before(beyond)
         store.index_service.delete_expired(beyond)
-        store.commit_log.queue.delete_before(beyond)
-        assert (len(queue.queue), len(store.index_service.names), len(store.commit_log.queue)) == (1, 1, 1)
+        store.commit_log.files.delete_before(beyond)
+        assert (len(queue.files), len(store.index_service.names), len(store.commit_log.files)) == (1, 1, 1)
         assert store.put_message(Message("Orders", b"", keys=["next"]), 0).queue_offset == len(puts)
 
 

@@ -151,12 +151,12 @@ def test_t9_units(vectors, base_store, golden_store):
         queue = base_store.queues.find(row["topic"], row["queue_id"])
         unit = queue.unit(row["queue_offset"])
         assert unit == (row["queue_offset"], row["phy_offset"], row["size"], row["tags_code"], 1)
-        assert bytes(queue.queue.file(0).hold(20 * row["queue_offset"], 20)).hex() == row["hex"]
+        assert bytes(queue.files.file(0).hold(20 * row["queue_offset"], 20)).hex() == row["hex"]
     batch = t9["batch_unit"]
     queue = base_store.queues.find("BatchTopic", 0)
     wanted = (batch["base_queue_offset"], batch["phy_offset"], batch["size"], batch["tags_code"], batch["batch_num"])
     assert queue.unit(1) == wanted
-    assert bytes(queue.queue.file(0).hold(0, 46)).hex() == batch["hex"]
+    assert bytes(queue.files.file(0).hold(0, 46)).hex() == batch["hex"]
     with MessageStore.open(golden_store("ext"), read_only=True) as store:
         queue = store.queues.find("TopicTest", 0)
         for number, (row, ext) in enumerate(zip(t9["ext_addressing_units"], t9["ext_units"], strict=True)):
@@ -165,8 +165,8 @@ def test_t9_units(vectors, base_store, golden_store):
             assert unit.tags_code == -(2**63) + row["ext_pos"]
             assert queue.ext.get(unit.tags_code) == (ext["tags_code"], ext["store_timestamp"], b"")
             assert queue.tags_code(unit) == ext["tags_code"]
-            assert bytes(queue.queue.file(0).hold(20 * number, 20)).hex() == row["hex"]
-            assert bytes(queue.ext.queue.file(0).hold(ext["pos"], 20)).hex() == ext["hex"]
+            assert bytes(queue.files.file(0).hold(20 * number, 20)).hex() == row["hex"]
+            assert bytes(queue.ext.files.file(0).hold(ext["pos"], 20)).hex() == ext["hex"]
 
 
 def test_t9_units_as_we_write_them(vectors, tmp_path):
@@ -176,13 +176,13 @@ def test_t9_units_as_we_write_them(vectors, tmp_path):
     rows = [row for row in t9["units"] if row["topic"] == "TopicTest"]
     for row in rows:
         assert queue.put(row["queue_offset"], row["phy_offset"], row["size"], row["tags_code"], 0)
-    assert bytes(queue.queue.file(0).hold(0, 80)).hex() == "".join(row["hex"] for row in rows)
+    assert bytes(queue.files.file(0).hold(0, 80)).hex() == "".join(row["hex"] for row in rows)
     queue.close()
     # A queue that begins late is filled up from its file's start with units that readers pass over.
     late = ConsumeQueue(str(tmp_path), "Late", 0, config, MappedFilePool())
     assert late.put(13, 4096, 300, 5, 0)
-    assert late.queue.offsets == (200,)
-    assert bytes(late.queue.file(200).hold(0, 60)).hex() == t9["pre_fill"] * 3
+    assert late.files.offsets == (200,)
+    assert bytes(late.files.file(200).hold(0, 60)).hex() == t9["pre_fill"] * 3
     assert late.min_queue_offset(0) == 13
     assert late.max_queue_offset == 14
     assert late.unit(12) is None

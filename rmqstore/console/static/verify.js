@@ -8,7 +8,7 @@
   }
   const kept = "rmqstore-verify-focus";
   if (window.sessionStorage.getItem(kept)) {
-    // Who stood on the button before the page was loaded anew stands there again.
+    // Keep the focus on the button when the page is loaded again.
     window.sessionStorage.removeItem(kept);
     run.querySelector("button")?.focus();
   }

@@ -1,0 +1,428 @@
+"""Messages into a stopped node's queue.
+
+Owns the order of steps of an import, and what it refuses: what the node would not know, or what would be lost.  It never
+works on the directory of a node that runs.  Invariant: a kill at any of its steps leaves a directory that the node boots on
+with all that was there before.  Rules: RabbitMQ 3.10.8 (docs/rabbitmq.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import struct
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rmqstore.errors import CorruptionError, InvalidMessageError, StoreError, StoreLockedError
+from rmqstore.rabbitmq import layout
+from rmqstore.rabbitmq.batches import BATCH_ROWS
+from rmqstore.rabbitmq.message import Message
+from rmqstore.rabbitmq.message_store import MessageStore
+from rmqstore.rabbitmq.queue_index import QueueIndex
+from rmqstore.rabbitmq.transfer import checked_expiry
+from rmqstore.rabbitmq.vhost import Vhost, write_recovery_terms
+
+__all__ = ["ImportReport", "import_messages", "node_process"]
+
+_BATCH_BYTES = 16 << 20
+# What an import holds in memory before it goes on in a temporary file.
+_SPOOL_BYTES = 64 << 20
+_SPOOLED = struct.Struct("<qq")
+
+
+@dataclass(frozen=True)
+class ImportReport:
+    """What `import_messages` did.
+
+    Attributes
+    ----------
+    queue : str
+    directory : str
+        The queue's, or its level's.
+    messages : int
+    first_seq_id : int
+        Sequence id of the first of them.
+    embedded, stored : int
+        How many lie in the index, and how many in the message store.
+    state : str
+        ``"exact"``: the node keeps flags and numbers; ``"dirty"``: it marks every message of the vhost as redelivered.
+    """
+
+    queue: str
+    directory: str
+    messages: int
+    first_seq_id: int
+    embedded: int
+    stored: int
+    state: str
+
+
+def node_process(path: str | os.PathLike[str]) -> int | None:
+    """int or None: a process that has files below `path` open, as a running node has; None also where /proc does not tell."""
+    root = os.path.realpath(os.fspath(path)) + os.sep
+    try:
+        processes = [name for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]
+    except OSError:
+        return None
+    for process in processes:
+        folder = f"/proc/{process}/fd"
+        try:
+            names = os.listdir(folder)
+        except OSError:
+            continue
+        for name in names:
+            with contextlib.suppress(OSError):
+                opened = os.readlink(os.path.join(folder, name))
+                # Whoever only lists folders, such as du, is not a node.
+                if opened.startswith(root) and not os.path.isdir(opened):
+                    return int(process)
+    return None
+
+
+def import_messages(
+    path: str | os.PathLike[str],
+    queue: str,
+    messages: Iterable[Message | tuple[Message, int | None]],
+    *,
+    state: str = "auto",
+    level: int | None = None,
+    declared: bool = False,
+    embed_below: int = 4096,
+    segment_entry_count: int | None = None,
+) -> ImportReport:
+    """Put messages after those of a queue of a stopped node.
+
+    Parameters
+    ----------
+    path : path
+        The vhost's directory.
+    queue : str
+        The node must know it: that is looked up in its Mnesia tables.
+    messages : iterable of Message, or of (Message, expiry in ms since epoch or None)
+        They become persistent; a transient one would not outlive the node's start.  All are taken before anything is changed;
+        many wait in a temporary file.  One whose ``msg_id`` another of them or another message of the vhost has gets a new one,
+        but for a stored message that the message store has already, with the same bytes: it is shared.
+    state : {"auto", "exact", "dirty"}
+        ``"exact"`` keeps numbers and redelivered flags of all queues, and needs that the node was stopped cleanly; ``"dirty"``
+        lets it recover as after a crash, which marks all messages as redelivered.  By default exact where that is possible.
+    level : int, optional
+        The level of a priority queue; needed for one.
+    declared : bool
+        The node knows the queue although no Mnesia table is beside `path` (a copy of a vhost); else the node would delete its
+        directory.
+    embed_below : int
+        The node's ``queue_index_embed_msgs_below``, in bytes.
+    segment_entry_count : int, optional
+        As of `Vhost.open`.
+
+    Returns
+    -------
+    ImportReport
+
+    Raises
+    ------
+    StoreError
+        The node does not know the queue or would not boot, the queue is of version 2, or `state` cannot be had; nothing was
+        changed.
+    InvalidMessageError
+        One of the messages is none; nothing was changed.
+    StoreLockedError
+        The node runs, or another process writes; nothing was changed.
+    OSError, KeyboardInterrupt
+        The system failed, or someone broke off while it was written.  What was there before is there, as after an unclean stop,
+        and perhaps the first of the messages.
+    """
+    if state not in ("auto", "exact", "dirty"):
+        raise ValueError(f"state is {state!r}, not auto, exact or dirty")
+    _check_stopped(path)
+    with Vhost.open(path, segment_entry_count=segment_entry_count) as vhost:
+        name = vhost.name
+        _directory_to_import(vhost, queue, level, declared)
+    with _Spool(name) as spool:
+        spool.take(messages)
+        # The source may have taken its time.
+        _check_stopped(path)
+        with Vhost.open(path, segment_entry_count=segment_entry_count) as vhost:
+            directory = _directory_to_import(vhost, queue, level, declared)
+            terms = vhost.terms.get(directory)
+            exact = terms is not None and _usable(vhost, directory, terms)
+            if state == "exact" and not exact:
+                raise StoreError(
+                    "the queue has no recovery terms that could be used: the node was not stopped cleanly, or never ran this "
+                    "queue; use state='dirty'",
+                    vhost.path,
+                )
+            exact = exact and state != "dirty"
+            first = 0
+            for each in vhost.directories:
+                if each.name == directory:
+                    for index in each.indexes:
+                        if isinstance(index, QueueIndex):
+                            index._directory.refuse_damage()  # as it does when it is opened for writing
+                        first = index.next_seq_id
+            if not spool.count:
+                return ImportReport(queue, directory, 0, first, 0, 0, "exact" if exact else "dirty")
+            return _Import(vhost, queue, level, directory, exact, embed_below).run(spool)
+
+
+def _usable(vhost: Vhost, directory: str, terms: Mapping[str, Any]) -> bool:
+    """bool: a queue's recovery terms are what they should be."""
+    for each in vhost.directories:
+        if each.name == directory:
+            return each.clean
+    # Nothing persistent ever went into it.
+    return not terms.get("segments", True) and all(
+        type(terms.get(name)) is int and 0 <= terms[name] < 1 << 62 for name in ("next_seq_id", "next_deliver_seq_id")
+    )
+
+
+def _check_stopped(path: str | os.PathLike[str]) -> None:
+    pid = node_process(path)
+    if pid is not None:
+        raise StoreLockedError(f"process {pid} has files of this directory open; stop the node first", os.fspath(path))
+
+
+def _directory_to_import(vhost: Vhost, queue: str, level: int | None, declared: bool) -> str:
+    """str: the name of the directory to write into, after everything that would make the node refuse or delete it."""
+    if vhost.is_pre_3_7:
+        raise StoreError(
+            "this is the layout of before 3.7, which is only read; import into a later node's vhost", vhost.path
+        )
+    if not vhost.name:
+        raise StoreError(
+            "nothing tells the vhost's name, of which the names of directories are made; write it into .vhost",
+            vhost.path,
+        )
+    definitions = vhost.definitions
+    definition = None if definitions is None else definitions.get((vhost.name, queue))
+    if definitions is not None and definition is None:
+        raise StoreError(
+            f"the node knows no durable queue {queue!r} in vhost {vhost.name!r}: at its next start it would delete the "
+            "directory; declare the queue on the running node first",
+            vhost.path,
+        )
+    if definitions is None and not declared:
+        raise StoreError(
+            f"whether the node knows queue {queue!r} cannot be told here, and it would delete the directory of one that it does "
+            "not know; give the vhost inside the node's data directory, or say declared=True (--declared)",
+            vhost.path,
+        )
+    if definition is not None and definition.type not in ("", "rabbit_classic_queue"):
+        raise StoreError(f"queue {queue!r} is a {definition.type}, not a classic queue", vhost.path)
+    if definition is not None and level not in definition.levels:
+        levels = definition.levels
+        wanted = f"give a level from 0 to {levels[-1]}" if levels != (None,) else "give no level"
+        raise StoreError(
+            f"queue {queue!r} has {'no priorities' if levels == (None,) else 'priorities'}; {wanted}", vhost.path
+        )
+    name = layout.queue_directory(vhost.name, queue, level)
+    for each in vhost.directories:
+        stub = each.queue_name
+        if stub is not None and stub.queue == queue and (stub.priority is None) != (level is None):
+            wanted = "give no level" if level is not None else "give its level"
+            raise StoreError(f"queue {queue!r} has {'no ' if level is not None else ''}priorities; {wanted}", each.path)
+        if stub is not None and (stub.queue, stub.priority) == (queue, level) and each.name != name:
+            raise StoreError(
+                f"this directory says that it is queue {queue!r}, but in vhost {vhost.name!r} the queue's is {name}; is .vhost "
+                "right?",
+                each.path,
+            )
+        if each.name == name and each.index_version != 1:
+            raise StoreError(
+                "the queue's index is of version 2, which is only read; use version 1, or publish instead", each.path
+            )
+    return name
+
+
+class _Import:
+    """One import, in an order in which a kill at any step leaves what was there before, as after an unclean stop at worst."""
+
+    def __init__(self, vhost: Vhost, queue: str, level: int | None, directory: str, exact: bool, embed_below: int):
+        self.vhost = vhost
+        self.queue = queue
+        self.level = level
+        self.directory = directory
+        self.exact = exact
+        self.embed_below = embed_below
+        self.terms = {name: dict(terms) for name, terms in vhost.terms.items()}
+        self.path = os.path.join(vhost.path, "queues", directory)
+
+    def run(self, spool: _Spool) -> ImportReport:
+        vhost = self.vhost
+        references = vhost.references()
+        refs = vhost.client_refs()
+        terms = self.terms.pop(self.directory) if self.exact else None
+        if not self.exact:
+            self.terms.clear()
+        vhost.close()
+        persistent = os.path.join(vhost.path, "msg_store_persistent")
+        made = not os.path.isdir(self.path)
+        store = MessageStore.open(persistent, references=references, client_refs=refs if self.exact else None)
+        try:
+            # From here on a node finds this queue, or all, as after an unclean stop, and nothing is lost by it.
+            self._write_terms()
+            index = QueueIndex.open(
+                self.path,
+                segment_entry_count=vhost.segment_entry_count,
+                create=True,
+                terms=terms,
+                store_clean=store.clean,
+                is_stored=store.contains,
+            )
+            try:
+                self._write_stub()
+                first = index.next_seq_id
+                embedded = self._put(index, store, spool)
+                # What the index leads to is on the disk before the index leads there.
+                store.sync()
+                index.flush()
+                new_terms = index.close()
+            finally:
+                index.abandon()
+            if self.exact and new_terms is not None:
+                self.terms[self.directory] = new_terms
+                self._write_terms()
+                # With a clean state no node looks for what other queues lead to; what is lost would crash them.
+                store.close(refs if not len(store.missing) else None)
+            else:
+                store.close()
+        except BaseException:
+            store.abandon()
+            if made:
+                self._remove_empty()
+            raise
+        state = "exact" if self.exact else "dirty"
+        return ImportReport(self.queue, self.directory, spool.count, first, embedded, spool.count - embedded, state)
+
+    def _put(self, index: QueueIndex, store: MessageStore, spool: _Spool) -> int:
+        """int: how many of the messages were embedded."""
+        missing = {row.tobytes() for row in store.missing}
+        embedded = 0
+        held: list[tuple[bool, Message, int | None]] = []
+        weight = 0
+        for message, expiry in spool:
+            inside = message.embedded(self.embed_below)
+            if not inside and not _may_store(store, message, missing):
+                message = _with_new_id(message)
+            embedded += inside
+            held.append((inside, message, expiry))
+            weight += len(message.term)
+            if len(held) >= BATCH_ROWS or weight >= _BATCH_BYTES:
+                self._put_batch(index, store, held)
+                held, weight = [], 0
+        self._put_batch(index, store, held)
+        return embedded
+
+    def _put_batch(self, index: QueueIndex, store: MessageStore, held: list[tuple[bool, Message, int | None]]) -> None:
+        stored = [message for inside, message, _ in held if not inside]
+        if stored:
+            store.write_many([message.msg_id or b"" for message in stored], stored)
+            # The index may flush by itself.
+            store.sync()
+        for inside, group in itertools.groupby(held, lambda each: each[0]):
+            rows = list(group)
+            messages = [message for _, message, _ in rows]
+            index.publish_many(
+                messages if inside else None,
+                msg_ids=[message.msg_id or b"" for message in messages],
+                sizes=[message.body_size for message in messages],
+                expiries=[expiry for _, _, expiry in rows],
+                persistent=True,
+                deliver=True,
+            )
+
+    def _write_terms(self) -> None:
+        write_recovery_terms(os.path.join(self.vhost.path, "recovery.dets"), self.terms)
+
+    def _write_stub(self) -> None:
+        path = os.path.join(self.path, ".queue_name")
+        # A death may have left the directory without one, or an empty one.
+        if os.path.lexists(path) and (not os.path.isfile(path) or os.path.getsize(path)):
+            return
+        with open(path + ".unfinished", "wb") as file:
+            file.write(layout.format_queue_name(self.vhost.name, self.queue, self.level))
+        os.replace(path + ".unfinished", path)
+
+    def _remove_empty(self) -> None:
+        # The directory that was made, if nothing went into it.
+        with contextlib.suppress(OSError):
+            journal = os.path.join(self.path, "journal.jif")
+            if set(os.listdir(self.path)) <= {"journal.jif", ".queue_name", ".queue_name.unfinished"} and (
+                not os.path.exists(journal) or not os.path.getsize(journal)
+            ):
+                for name in os.listdir(self.path):
+                    os.unlink(os.path.join(self.path, name))
+                os.rmdir(self.path)
+
+
+class _Spool:
+    """The messages of an import between their source and the directory: a source that fails must not have changed it."""
+
+    def __init__(self, vhost: str):
+        self.vhost = vhost
+        self.count = 0
+        self._file = tempfile.SpooledTemporaryFile(_SPOOL_BYTES)
+
+    def __enter__(self) -> _Spool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def take(self, messages: Iterable[Message | tuple[Message, int | None]]) -> None:
+        seen: set[bytes] = set()
+        for each in messages:
+            message, expiry = each if isinstance(each, tuple) else (each, None)
+            if not isinstance(message, Message):
+                raise InvalidMessageError(f"message {self.count} is a {type(message).__name__}, not a Message")
+            if not message.readable:
+                raise InvalidMessageError(f"message {self.count} is of a protocol that is not AMQP 0-9-1")
+            expiry = checked_expiry(expiry)
+            if message.msg_id is None or message.msg_id in seen:
+                message = _with_new_id(message, self.vhost)
+            elif not message.persistent or message.vhost != self.vhost:
+                message = _of_queue(message, self.vhost, message.msg_id)
+            seen.add(message.msg_id or b"")
+            self._file.write(_SPOOLED.pack(len(message.term), expiry or 0))
+            self._file.write(message.term)
+            self.count += 1
+
+    def __iter__(self) -> Iterator[tuple[Message, int | None]]:
+        self._file.seek(0)
+        for _ in range(self.count):
+            size, expiry = _SPOOLED.unpack(self._file.read(_SPOOLED.size))
+            yield Message.from_term(self._file.read(size)), expiry or None
+
+
+def _of_queue(message: Message, vhost: str, msg_id: bytes | None) -> Message:
+    # The body and all that came with it stay; what the node goes by is of this queue.
+    return Message(
+        message.body,
+        properties=message.properties if message.raw_properties is None else message.raw_properties,
+        exchange=message.exchange,
+        routing_keys=message.routing_keys,
+        vhost=vhost,
+        persistent=True,
+        msg_id=msg_id,
+    )
+
+
+def _with_new_id(message: Message, vhost: str | None = None) -> Message:
+    return _of_queue(message, vhost if vhost is not None else message.vhost or "/", None)
+
+
+def _may_store(store: MessageStore, message: Message, missing: set[bytes]) -> bool:
+    """bool: the message can be written by its id: nothing has it, or the same message, which is shared."""
+    msg_id = message.msg_id or b""
+    if msg_id in missing:
+        # Another queue leads there, and nothing tells to what.
+        return False
+    try:
+        return store.read_term(msg_id) == message.term
+    except KeyError:
+        return True
+    except CorruptionError:
+        return False
