@@ -366,7 +366,9 @@ cdef class Region:
         cdef int64_t extent = (pos + size) // PAGE_SIZE * PAGE_SIZE - start
         try:
             if extent > 0:
-                madvise(p + (start - pos), <size_t>extent, MADV_DONTNEED)
+                # Other threads of a scan go on meanwhile.
+                with nogil:
+                    madvise(p + (start - pos), <size_t>extent, MADV_DONTNEED)
         finally:
             self.unpin()
 
