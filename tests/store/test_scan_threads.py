@@ -368,7 +368,7 @@ def test_large_bodies_are_not_copied_to_put_batches_together(odd, monkeypatch):
 )  # fmt: skip
 def test_pieces_are_longer_for_large_batches(monkeypatch, batch_size, segment, size):
     class Log:
-        min_offset, max_offset, segment_size, queue = 0, 1 << 33, segment, None
+        min_offset, max_offset, segment_size, files = 0, 1 << 33, segment, None
 
     asked = []
 
