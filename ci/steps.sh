@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The steps of continuous integration: demo, tests, checks, fuzzing, simulated lives, debug tests, tests that sanitizers watch,
-# the other environments (a build without Linux's own, another Python, aarch64), instruction counts, benchmarks once.
+# The steps of continuous integration: demo, tests, checks, fuzzing, simulated lives, a debug build or one that sanitizers
+# watch, the other environments (a build without Linux's own, another Python, aarch64), instruction counts, benchmarks once.
 #
 # ci/run.sh starts this as a stranger.  After a failed demo or set-up nothing else runs; any other step that fails lets the
 # following ones run, so that one run says everything that is wrong.  The last lines are the time of each step, pytest's closing
@@ -64,12 +64,10 @@ step outages env RMQSTORE_MOUNTS=required unshare --user --map-root-user --mount
     -k "full_disk or read_only_file_system or end_the_process" || true
 step checks bash ci/checks.sh || true
 # The same seed every time: whether a change passes is not to hang on luck; `make fuzz` searches on.
-step fuzz bash ci/fuzz.sh 6 -seed=1 || true
+step fuzz bash ci/fuzz.sh 4 -seed=1 || true
 # The same seeds every time; prints steps and steps per second.  `make simulate` takes more, `make simulate-long` others.
 step simulate make simulate SIMULATE_STEPS=20000 || true
-step debug-test make debug-test PYTEST_ARGS="--color=no -q" || true
-step sanitize make sanitize PYTEST_ARGS="--color=no -q" || true
-step threads make sanitize-threads PYTEST_ARGS="--color=no -q" || true
+step watched bash ci/watched.sh || true
 step portable make test-portable PYTEST_ARGS="--color=no -q" || true
 step python env PYTEST_ARGS="-q" bash ci/pythons.sh --turn || true
 step arm64 env PYTEST_ARGS="-q" bash ci/arm64.sh --short || true

@@ -153,7 +153,7 @@ def test_every_command_on_a_damaged_store_ends_in_order(tmp_path, name):
     assert whole, "the export of a healthy store"
     dice = random.Random(name)
     roots = [made.root, *([Path(made.options[1])] if made.options[:1] == ("--tiered",) else [])]
-    for _ in range(6):
+    for _ in range(3):
         root = dice.choice(roots)
         # A kind of file as often as another, however many there are of each.
         folder = dice.choice(sorted({path.relative_to(root).parts[0] for path in files_below(root)}))
@@ -175,7 +175,7 @@ def test_every_command_on_a_damaged_vhost_ends_in_order(tmp_path, name):
     check(root, commands, output, None, "healthy")
     whole = bodies(output)
     dice = random.Random(name)
-    for _ in range(10):
+    for _ in range(6):
         path = dice.choice(files_below(root))
         content = path.read_bytes()
         how = f"{name}, {path.relative_to(root)}: {damage(path, dice)}"

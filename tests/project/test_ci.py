@@ -142,7 +142,9 @@ def test_every_environment_is_a_step_and_what_it_needs_of_root_comes_before():
     steps = {line.split()[1]: line.split(None, 2)[2] for line in words_of("steps.sh", "step ")}
     assert "make test-portable" in steps["portable"] and "ci/arm64.sh --short" in steps["arm64"]
     assert "ci/pythons.sh --turn" in steps["python"]
-    assert "make sanitize " in steps["sanitize"] and "make sanitize-threads" in steps["threads"]
+    assert "ci/watched.sh" in steps["watched"]
+    watched = [line.split()[1] for line in words_of("watched.sh", "    make ")]
+    assert watched == ["debug-test", "sanitize", "sanitize-threads"]
     # Where a mount fails these tests fail instead of being skipped.
     assert "RMQSTORE_MOUNTS=required unshare" in steps["outages"]
     assert "RMQSTORE_MAY_SKIP" not in (ROOT / "ci" / "steps.sh").read_text(encoding="utf-8")
