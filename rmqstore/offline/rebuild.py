@@ -235,7 +235,8 @@ def known_config(root: str, config: StoreConfig | None, kinds: tuple[str, ...]) 
 def check_config(path: str | os.PathLike[str], what: Iterable[str], config: StoreConfig | None = None) -> None:
     """Say at once, before anybody is asked or anything is built, which option a rebuild would refuse to work without.
 
-    The names of queues and the first records tell most of it; what only a later record needs, the rebuild itself says.
+    The names of queues and the first records tell most of it.  What only a later record needs, the rebuild itself says;
+    so it does of delayed messages where the system does not tell the holes of a file (macOS).
 
     Raises
     ------
