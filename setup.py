@@ -76,7 +76,8 @@ elif SANITIZERS:
     LINK_ARGS = [f"-fsanitize={SANITIZERS}"]
     MACROS = []
 elif DEBUG:
-    COMPILE_ARGS = ["-O1", "-g", "-UNDEBUG", "-Wall"]
+    # What gcc 14 and clang 16 refuse is refused by older ones too.
+    COMPILE_ARGS = ["-O1", "-g", "-UNDEBUG", "-Wall", "-Werror=incompatible-pointer-types", "-Werror=int-conversion"]
     MACROS = []
 else:
     # Warnings are for the debug build: here they are about what Cython generates, two hundred lines in a user's first minute.

@@ -2125,7 +2125,9 @@ cdef class StoreParts:
 cdef extern from *:
     """
     #include <stddef.h>
-    static void rmq_take_vectorcalls(PyTypeObject *kind, Py_ssize_t at) {
+    static void rmq_take_vectorcalls(PyObject *object, Py_ssize_t at) {
+        /* Newer compilers refuse the one kind of pointer for the other. */
+        PyTypeObject *kind = (PyTypeObject *)object;
         kind->tp_vectorcall_offset = at;
         kind->tp_call = PyVectorcall_Call;
         kind->tp_flags |= Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR;
