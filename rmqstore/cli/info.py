@@ -202,16 +202,15 @@ def _print_info(printer: Printer, description: StoreDescription) -> None:
     )  # fmt: skip
     rows = _progress_rows(description)
     if rows:
-        kinds = [progress_kind(row[0], row[1]) for row in rows]
-        marked = any(kinds)
         printer.table(
             "consumer progress",
-            ("group", "topic", *(["kind"] if marked else []), "queue", "offset", "lag"),
+            ("group", "topic", "kind", "queue", "offset", "lag"),
             [
-                (row[0], row[1], *([kind] if marked else []), str(row[2]), str(row[3]), _lag_text(row[4]))
-                for row, kind in zip(rows, kinds, strict=True)
+                (row[0], row[1], progress_kind(row[0], row[1]), str(row[2]), str(row[3]), _lag_text(row[4]))
+                for row in rows
             ],
-            left=2 + marked,
+            left=3,
+            optional="kind",
         )
 
 

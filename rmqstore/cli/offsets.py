@@ -71,33 +71,33 @@ def offsets_show(path: str, group: str | None, topic: str | None, given: Given) 
             printer.json_line({"type": "group", **each})
     elif rows:
         # Of RocketMQ's own groups and topics nobody waits for the lag.
-        marked = any(row["kind"] for row in rows)
         printer.table(
             "consumer progress",
-            ("group", "topic", *(["kind"] if marked else []), "queue", "offset", "max offset", "lag"),
+            ("group", "topic", "kind", "queue", "offset", "max offset", "lag"),
             [
                 (
-                    row["group"], row["topic"], *([row["kind"]] if marked else []), str(row["queue_id"]),
+                    row["group"], row["topic"], row["kind"], str(row["queue_id"]),
                     "-" if row["queue_offset"] < 0 else str(row["queue_offset"]),
                     "-" if row["max_queue_offset"] is None else str(row["max_queue_offset"]),
                     "unknown" if row["lag"] is None else row["lag"],
                 )
                 for row in rows
             ],
-            left=2 + marked,
+            left=3,
+            optional="kind",
         )  # fmt: skip
-        marked = any(each["kind"] for each in sums)
         printer.table(
             "sums",
-            ("group", *(["kind"] if marked else []), "topics", "queues", "lag", "waiting since"),
+            ("group", "kind", "topics", "queues", "lag", "waiting since"),
             [
                 (
-                    each["group"], *([each["kind"]] if marked else []), each["topics"], each["queues"], _sum_text(each),
+                    each["group"], each["kind"], each["topics"], each["queues"], _sum_text(each),
                     printer.time(each["waiting_since"]),
                 )
                 for each in sums
             ],
-            left=1 + marked,
+            left=2,
+            optional="kind",
         )  # fmt: skip
     if not rows:
         nothing(_no_progress(known, group, topic))

@@ -269,7 +269,9 @@ def get(
                 print_message(printer, message, body, line_format)
                 corrupt += message.corrupt
             shown += len(messages)
-            if len(unreadable) <= _UNREADABLE:
+            passed_over = len(result.messages) < result.next_queue_offset - queue_offset
+            # Where each place had a sound message, none of them is to be looked at again.
+            if len(unreadable) <= _UNREADABLE and (passed_over or any(each.corrupt for each in result.messages)):
                 reached = result.next_queue_offset if stop is None else min(result.next_queue_offset, stop)
                 unreadable += _unreadable(store, topic, queue_id, queue_offset, reached, tags)
             high = result.max_queue_offset if stop is None else min(stop, result.max_queue_offset)

@@ -100,14 +100,28 @@ class Printer:
         return format_number(number) if self.terminal else str(number)
 
     def table(
-        self, title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], left: int | Container[int] = 1
+        self,
+        title: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        left: int | Container[int] = 1,
+        *,
+        optional: str | None = None,
     ) -> None:
         """A table; all columns but the first `left`, or those of these numbers, hold numbers.
+
+        The column `optional`, one of the first `left`, is left out where every row has "" in it.
 
         Plain columns, but on a terminal fitted to its width: names that are too long are broken between their words,
         and where that is not enough each row becomes a block of lines.  Cells that are an int are counts, whose digits are
         grouped there; places that go into commands (offsets) come as text.
         """
+        if optional is not None:
+            number = columns.index(optional)
+            if not any(row[number] for row in rows):
+                columns = [*columns[:number], *columns[number + 1 :]]
+                rows = [[*row[:number], *row[number + 1 :]] for row in rows]
+                left = left - 1 if isinstance(left, int) else left
         if isinstance(left, int):
             left = range(left)
         if self.terminal:

@@ -11,7 +11,7 @@ from typing import Any
 
 from rmqstore.console.lists import in_order
 from rmqstore.consumequeue.queue_look import QueueLook
-from rmqstore.consumer.system_names import is_system_group, progress_kind
+from rmqstore.consumer.system_names import group_kind, progress_kind
 from rmqstore.errors import StoreError
 from rmqstore.store.message_store import MessageStore
 
@@ -79,10 +79,12 @@ def group_rows(rows: list[dict[str, Any]], sort: str = "group") -> list[dict[str
     now = time.time_ns() // 1_000_000
     groups: dict[str, dict[str, Any]] = {}
     for row in rows:
-        total = groups.setdefault(
-            row["group"], {"group": row["group"], "queues": 0, "lag": 0, "unknown": 0, "waiting_since": None}
-        )
-        total["kind"] = "system" if is_system_group(row["group"]) else ""
+        name = row["group"]
+        if name not in groups:
+            groups[name] = {
+                "group": name, "queues": 0, "lag": 0, "unknown": 0, "waiting_since": None, "kind": group_kind(name),
+            }  # fmt: skip
+        total = groups[name]
         total["queues"] += 1
         if row["lag"] is None or row["lag"] < 0:
             total["unknown"] += 1

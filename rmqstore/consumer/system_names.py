@@ -6,7 +6,9 @@ RocketMQ 5.5.0; the two topics of transactions in RocksDB a broker of that versi
 
 from __future__ import annotations
 
-__all__ = ["SYSTEM_GROUPS", "SYSTEM_TOPICS", "is_system_group", "is_system_topic", "progress_kind"]
+from rmqstore.message import DLQ_PREFIX, RETRY_PREFIX
+
+__all__ = ["SYSTEM_GROUPS", "SYSTEM_TOPICS", "group_kind", "is_system_group", "is_system_topic", "progress_kind"]
 
 SYSTEM_TOPICS = frozenset(
     """TBW102 SCHEDULE_TOPIC_XXXX SCHEDULE_TOPIC_XXXX_V2 BenchmarkTest RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRACE_TOPIC
@@ -31,10 +33,15 @@ def is_system_group(group: str) -> bool:
     return group in SYSTEM_GROUPS or group.startswith(_GROUP_PREFIX)
 
 
+def group_kind(group: str) -> str:
+    """str: "system" for a group of RocketMQ's own, else ""."""
+    return "system" if is_system_group(group) else ""
+
+
 def progress_kind(group: str, topic: str) -> str:
     """str: what progress of a group in a topic is about: "system" for RocketMQ's own, "retry", "dlq" (dead letters), or ""."""
     if is_system_group(group) or is_system_topic(topic):
         return "system"
-    if topic.startswith("%RETRY%"):
+    if topic.startswith(RETRY_PREFIX):
         return "retry"
-    return "dlq" if topic.startswith("%DLQ%") else ""
+    return "dlq" if topic.startswith(DLQ_PREFIX) else ""

@@ -32,9 +32,11 @@ from rmqstore.message.java_text import (
     encode_java_utf8,
 )
 from rmqstore.message.message import (
+    DLQ_PREFIX,
     MAX_RETRY_TOPIC_LENGTH,
     MAX_TOPIC_LENGTH,
     OTHER_MESSAGE,
+    RETRY_PREFIX,
     SCHEDULE_TOPIC,
     Message,
     MessageExt,
@@ -51,6 +53,7 @@ from rmqstore.message.properties import (
 )
 
 __all__ = [
+    "DLQ_PREFIX",
     "MAX_BODY_SIZE",
     "MAX_PROPERTIES_SIZE",
     "MAX_RETRY_TOPIC_LENGTH",
@@ -58,6 +61,7 @@ __all__ = [
     "NAME_VALUE_SEPARATOR",
     "OTHER_MESSAGE",
     "PROPERTY_SEPARATOR",
+    "RETRY_PREFIX",
     "SCHEDULE_TOPIC",
     "CompressionType",
     "Message",

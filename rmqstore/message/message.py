@@ -53,9 +53,11 @@ OTHER_MESSAGE = "its topic, queue or queue offset is not that of its queue unit"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 """Where a broker keeps messages that are to be delivered later (RocketMQ's TopicValidator.RMQ_SYS_SCHEDULE_TOPIC)."""
 
+RETRY_PREFIX, DLQ_PREFIX = "%RETRY%", "%DLQ%"
+"""What the topics begin with that hold a group's messages to consume again, and those that it gave up (MixAll of RocketMQ)."""
+
 MAX_TOPIC_LENGTH = 127
 MAX_RETRY_TOPIC_LENGTH = 255
-_RETRY_PREFIXES = ("%RETRY%", "%DLQ%")
 _TOPIC_CHARACTERS = re.compile(r"[%|a-zA-Z0-9_-]+")
 
 _INT32_RANGE = (-(2**31), 2**31 - 1)
@@ -91,7 +93,7 @@ def check_topic(topic: str) -> None:
             f"topic {topic!r} has characters that a broker refuses ({' '.join(map(repr, odd))}): "
             "use letters, digits and % | _ -"
         )
-    limit = MAX_RETRY_TOPIC_LENGTH if topic.startswith(_RETRY_PREFIXES) else MAX_TOPIC_LENGTH
+    limit = MAX_RETRY_TOPIC_LENGTH if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) else MAX_TOPIC_LENGTH
     if len(topic) > limit:
         raise InvalidMessageError(
             f"topic {topic[:40]!r}... has {len(topic)} characters, at most {limit} are allowed: shorten it"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from rmqstore.consumer.system_names import is_system_group, progress_kind
+from rmqstore.consumer.system_names import group_kind, progress_kind
 from rmqstore.errors import StoreError
 from rmqstore.store.message_store import MessageStore
 
@@ -83,9 +83,12 @@ def group_sums(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     topics: dict[str, set[str]] = {}
     for row in rows:
         name = row["group"]
-        none = {"group": name, "topics": 0, "queues": 0, "lag": 0, "unknown": 0, "waiting_since": None}
-        none["kind"] = "system" if is_system_group(name) else ""
-        each = sums.setdefault(name, none)
+        if name not in sums:
+            sums[name] = {
+                "group": name, "topics": 0, "queues": 0, "lag": 0, "unknown": 0, "waiting_since": None,
+                "kind": group_kind(name),
+            }  # fmt: skip
+        each = sums[name]
         topics.setdefault(name, set()).add(row["topic"])
         each["queues"] += 1
         each["lag"] += row["lag"] or 0

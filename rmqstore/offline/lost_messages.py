@@ -16,6 +16,7 @@ from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
 from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.message import decode_java_utf8
 
 __all__ = ["LostMessages", "messages_behind"]
 
@@ -98,7 +99,7 @@ def messages_behind(
             if found.last_store_timestamp is None or last > found.last_store_timestamp:
                 found.last_store_timestamp = last
             for number, count in zip(*np.unique(columns.topic[:rows], return_counts=True), strict=True):
-                topics[columns.topics.topics[int(number)].decode("utf-8", "rmqstore.java")] += int(count)
+                topics[decode_java_utf8(columns.topics.topics[int(number)])] += int(count)
     finally:
         log.close()
     found.topics = dict(topics.most_common())

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmqstore.config import StoreConfig
 from rmqstore.errors import MissingDependencyError, StoreError
+from rmqstore.message import DLQ_PREFIX, RETRY_PREFIX
 from rmqstore.offline.pending import Pending, pending
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.stats import ConsumerStats, QueueStats, StoreStats
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Findings", "collect", "content_type", "names", "text"]
 
-_RETRY_PREFIX, _DLQ_PREFIX = "%RETRY%", "%DLQ%"
 _STORE_LABELS = ("cluster", "broker")
 _RUNTIME_LABELS = ("cluster", "brokerIP")
 
@@ -381,10 +381,10 @@ def _add_topics(samples: _Samples, stats: StoreStats, common: _Pairs) -> None:
             add("rmqstore_queue_min_offset", queue.min_queue_offset, of_queue)
             add("rmqstore_queue_max_offset", queue.max_queue_offset, of_queue)
         total = sum([queue.max_queue_offset for queue in queues])
-        if topic.startswith(_RETRY_PREFIX):
+        if topic.startswith(RETRY_PREFIX):
             add("rocketmq_topic_retry_offset", total, where)
-        elif topic.startswith(_DLQ_PREFIX):
-            add("rocketmq_topic_dlq_offset", total, common + _pairs(group=topic.replace(_DLQ_PREFIX, "")))
+        elif topic.startswith(DLQ_PREFIX):
+            add("rocketmq_topic_dlq_offset", total, common + _pairs(group=topic.replace(DLQ_PREFIX, "")))
         else:
             add("rocketmq_producer_offset", total, where)
         add("rmqstore_queues", len(queues), where)
@@ -409,9 +409,9 @@ def _add_consumers(samples: _Samples, stats: StoreStats, common: _Pairs) -> None
             # An offset beyond the end says that units were lost, so how much is left is not known.
             if consumer.lag is not None and consumer.lag >= 0:
                 add("rmqstore_consumer_lag_messages", consumer.lag, of_queue)
-        if topic.startswith(_DLQ_PREFIX):
+        if topic.startswith(DLQ_PREFIX):
             continue  # As in the exporter: nobody consumes them.
-        diff = "rocketmq_group_retrydiff" if topic.startswith(_RETRY_PREFIX) else "rocketmq_group_diff"
+        diff = "rocketmq_group_retrydiff" if topic.startswith(RETRY_PREFIX) else "rocketmq_group_diff"
         lags = [each.lag for each in consumers if each.lag is not None]
         known = len(lags) == len(consumers)
         if known:

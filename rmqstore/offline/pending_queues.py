@@ -14,14 +14,12 @@ import numpy as np
 from rmqstore._core import EXT_ADDRESS_MAX
 from rmqstore.consumer.offsets_file import load_with_backup, whole_number
 from rmqstore.errors import CorruptionError
-from rmqstore.message import SCHEDULE_TOPIC
+from rmqstore.message import DLQ_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC
 from rmqstore.offline.pending_rows import Records, int32_property, rows
 from rmqstore.offline.pending_search import Problem, Search, taken_down
 from rmqstore.store.columns import import_pyarrow
 
 __all__ = ["search_delayed", "search_dlq", "search_retry"]
-
-_RETRY_PREFIX, _DLQ_PREFIX = "%RETRY%", "%DLQ%"
 
 
 def search_delayed(search: Search) -> None:
@@ -111,23 +109,23 @@ def _delay_offsets(document: Any, path: str) -> tuple[dict[int, int], list[Corru
 
 def search_retry(search: Search) -> None:
     """Find what groups have not consumed of their retry topics."""
-    for topic in sorted(name for name in search.topics if name.startswith(_RETRY_PREFIX)):
+    for topic in sorted(name for name in search.topics if name.startswith(RETRY_PREFIX)):
         begins, group = _progress(search, topic)
         known = "the group's progress"
         if not begins:
             known = "the first message of each queue"
             search.notes.append(f"no progress in {topic} was found: all its messages are taken to wait")
         # Queues of pop consumers have the topic after the group.
-        name = group or topic[len(_RETRY_PREFIX) :].partition("+")[0]
+        name = group or topic[len(RETRY_PREFIX) :].partition("+")[0]
         _whole_queues(search, "retry", topic, begins, name, known)
 
 
 def search_dlq(search: Search) -> None:
     """Find the dead letters of groups."""
-    for topic in sorted(name for name in search.topics if name.startswith(_DLQ_PREFIX)):
+    for topic in sorted(name for name in search.topics if name.startswith(DLQ_PREFIX)):
         begins, _ = _progress(search, topic)
         known = "the progress of those who consume it" if begins else "the first message of each queue"
-        _whole_queues(search, "dlq", topic, begins, topic[len(_DLQ_PREFIX) :], known)
+        _whole_queues(search, "dlq", topic, begins, topic[len(DLQ_PREFIX) :], known)
 
 
 def _progress(search: Search, topic: str) -> tuple[dict[int, int], str | None]:

@@ -24,8 +24,8 @@ from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
-from rmqstore.consumequeue.plain_queue import plain_queue
 from rmqstore.consumequeue.queue_folders import queue_directories
+from rmqstore.consumequeue.queue_look import look_at_files
 from rmqstore.errors import CorruptionError, Finding, GeometryError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool, fsync_directory, make_directories, naming_errors, open_regular
@@ -235,8 +235,7 @@ def known_config(root: str, config: StoreConfig | None, kinds: tuple[str, ...]) 
 def check_config(path: str | os.PathLike[str], what: Iterable[str], config: StoreConfig | None = None) -> None:
     """Say at once, before anybody is asked or anything is built, which option a rebuild would refuse to work without.
 
-    The names of queues and the first records tell most of it.  What only a later record needs, the rebuild itself says;
-    so it does of delayed messages where the system does not tell the holes of a file (macOS).
+    The names of queues and the first records tell most of it.  What only a later record needs, the rebuild itself says.
 
     Raises
     ------
@@ -258,9 +257,11 @@ def check_config(path: str | os.PathLike[str], what: Iterable[str], config: Stor
         log.load()
         if "consumequeue" in kinds and "message_delay_level" in config.assumed:
             for topic, _, directory in queue_directories(root, "consumequeue"):
-                looked = plain_queue(directory, config.consume_queue_file_size) if topic == SCHEDULE_TOPIC else None
+                if topic != SCHEDULE_TOPIC:
+                    continue
+                look = look_at_files(directory, config.consume_queue_file_size, log.min_offset)
                 # Of one whose messages are deleted nothing is written.
-                if looked is not None and looked.last_end > log.min_offset:
+                if look is not None and look.messages:
                     raise _needs_delay_levels(root)
         log.set_end(log.find_end())
         for stretch, columns in log.scans(log.min_offset, log.max_offset, check_crc=False):

@@ -23,6 +23,7 @@ from rmqstore.config import system_clock
 from rmqstore.consumer.settings_sources import SettingsKind, settings_sources, take_settings
 from rmqstore.consumer.system_names import is_system_group, is_system_topic
 from rmqstore.errors import CorruptionError, Finding
+from rmqstore.message import DLQ_PREFIX, RETRY_PREFIX
 from rmqstore.rocksdb.pop_records import PopRecord, has_pop_records, pop_records
 
 __all__ = ["Settings", "SourceDescription", "settings"]
@@ -143,7 +144,7 @@ class Settings:
             if not is_system_topic(name)
             and name not in own
             and not name.endswith(_REPLY_SUFFIX)
-            and (special_topics or not name.startswith(("%RETRY%", "%DLQ%")))
+            and (special_topics or not name.startswith((RETRY_PREFIX, DLQ_PREFIX)))
         }
         groups = {
             name: members

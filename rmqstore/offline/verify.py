@@ -33,7 +33,7 @@ from rmqstore.errors import (
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.index.index_service import IndexService
-from rmqstore.message import MessageExt, SysFlag, is_queued
+from rmqstore.message import MessageExt, SysFlag, decode_java_utf8, is_queued
 from rmqstore.offline.verify_databases import has_index_database, verify_index_database
 from rmqstore.offline.verify_entries import IndexCheck
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
@@ -438,7 +438,7 @@ class _Checker:
         groups, order = columns.by_queue(queued)
         for number, start, end in groups:
             topic, queue_id = columns.topics.queues[number]
-            name = columns.topics.topics[topic].decode("utf-8", "rmqstore.java")
+            name = decode_java_utf8(columns.topics.topics[topic])
             if not lists:
                 self.queues.find_or_create(name, queue_id)
             if self._is_elsewhere(name, queue_id):

@@ -17,7 +17,7 @@ from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError, Finding, finding_of
-from rmqstore.message import SCHEDULE_TOPIC
+from rmqstore.message import SCHEDULE_TOPIC, decode_java_utf8
 from rmqstore.rocksdb.places import queue_databases
 from rmqstore.rocksdb.queues import QueueDatabase, Units
 from rmqstore.store.dispatcher import multi_dispatch_places
@@ -114,7 +114,7 @@ class QueueDatabaseCheck:
         groups, order = columns.by_queue(queued)
         for number, start, end in groups:
             topic, queue_id = columns.topics.queues[number]
-            name = columns.topics.topics[topic].decode("utf-8", "rmqstore.java")
+            name = decode_java_utf8(columns.topics.topics[topic])
             yield from self._compare(name, queue_id, columns, order[start:end])
         for row in np.flatnonzero((queued != 0) & (columns.multi_dispatch[:n] != 0)).tolist():
             message = self.commit_log.look_up(int(columns.phy_offset[row]))

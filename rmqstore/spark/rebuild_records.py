@@ -20,7 +20,7 @@ from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.queue_folders import can_name_queue, queue_directory
 from rmqstore.files.mapped_file import MappedFilePool, name_of_offset, read_small_file
-from rmqstore.message import SysFlag
+from rmqstore.message import SysFlag, decode_java_utf8
 from rmqstore.offline.rebuild import delete_tree, refuse_assumed
 from rmqstore.spark.plan import Piece, first_offset
 from rmqstore.spark.rebuild_files import write_at, write_named
@@ -152,7 +152,7 @@ class _PieceScan:
         n = columns.count
         queued, inner = queued_rows(columns)
         for topic in columns.topics.topics[len(self._topics) :]:
-            self._topics.append(topic.decode("utf-8", "rmqstore.java"))
+            self._topics.append(decode_java_utf8(topic))
         if (inner & queued).any():
             summary.batch_topics |= {self._topics[number] for number in set(columns.topic[:n][inner & queued].tolist())}
         # What the dispatcher has something to tell of is left to it.

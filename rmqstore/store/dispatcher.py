@@ -24,7 +24,7 @@ from rmqstore.consumequeue.plain_queue import PlainQueue
 from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError
 from rmqstore.index.index_service import IndexService
-from rmqstore.message import SCHEDULE_TOPIC, MessageExt, SysFlag
+from rmqstore.message import RETRY_PREFIX, SCHEDULE_TOPIC, MessageExt, SysFlag, decode_java_utf8
 
 __all__ = [
     "Agreement",
@@ -115,7 +115,7 @@ class Agreement:
         groups, order = columns.by_queue(chosen)
         for number, start, end in groups:
             topic, queue_id = columns.topics.queues[number]
-            key = columns.topics.topics[topic].decode("utf-8", "rmqstore.java"), queue_id
+            key = decode_java_utf8(columns.topics.topics[topic]), queue_id
             rows = order[start:end]
             first = int(columns.queue_offset[rows[0]])
             if self.ends.get(key, first) != first or not self._agrees(key, columns, rows):
@@ -286,7 +286,7 @@ class CommitLogDispatcher:
         # The text of every topic in the table; it grows from scan to scan.
         topics = self._topics.setdefault(columns.topics, [])
         for topic in columns.topics.topics[len(topics) :]:
-            topics.append(topic.decode("utf-8", "rmqstore.java"))
+            topics.append(decode_java_utf8(topic))
         return topics
 
     def _put_rows(
@@ -505,4 +505,4 @@ def _is_place(name: str, number: str) -> bool:
 
 def multi_dispatch_allowed(topic: str) -> bool:
     """bool: records of `topic` may name further queues (RocketMQ 5.5.0 MultiDispatch)."""
-    return not topic.startswith(("%RETRY%", "rmq_sys_")) and topic != SCHEDULE_TOPIC
+    return not topic.startswith((RETRY_PREFIX, "rmq_sys_")) and topic != SCHEDULE_TOPIC

@@ -19,6 +19,7 @@ from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.errors import InvalidMessageError
 from rmqstore.message import (
     MAX_PROPERTIES_SIZE,
+    RETRY_PREFIX,
     SCHEDULE_TOPIC,
     Message,
     MessageExt,
@@ -76,7 +77,7 @@ class LongWay:
         for message in batch:
             if message.delay_level > 0:
                 raise InvalidMessageError("a delayed message cannot be part of a batch; use put_messages")
-            if message.topic.startswith("%RETRY%"):
+            if message.topic.startswith(RETRY_PREFIX):
                 raise InvalidMessageError("retry topics take no batches; use put_messages")
             if message.sys_flag & SysFlag.TRANSACTION_MASK.value:
                 raise InvalidMessageError("a transactional message cannot be part of a batch; use put_messages")

@@ -407,14 +407,10 @@ def test_rebuild_says_what_it_needs_before_it_asks(golden_copy, monkeypatch):
         raise AssertionError("somebody was asked")
 
     monkeypatch.setattr(rebuild_module, "agree_to_replace", asked)
-    # Queues of delayed messages need the delay levels, an index that is gone its geometry, and its tags.  Whether such a
-    # queue has units is told at once where a system tells the holes of a file.
-    delayed: list[tuple[str | None, list[str], str]] = [
+    # Queues of delayed messages need the delay levels, an index that is gone its geometry, and its tags.
+    for broken, options, needed in (
         (None, [], "message_delay_level"),
         (None, ["--what", "consumequeue"], "message_delay_level"),
-    ]
-    for broken, options, needed in (
-        *(delayed if hasattr(os, "SEEK_HOLE") else []),
         ("index", ["--what", "index"], "max_hash_slot_num"),
         ("index", ["--what", "index", "-omaxHashSlotNum=100", "-omaxIndexNum=400"], "index_tags"),
     ):
