@@ -70,46 +70,46 @@ def plain_json(data: bytes) -> Any:
     return found
 
 
-def _is_number(text: Any, among: range) -> bool:
-    return isinstance(text, str) and bool(re.fullmatch("0|-?[1-9][0-9]{0,18}", text)) and int(text) in among
+def _where_plain(tell: Callable[[Any], Any]) -> Callable[[bytes], Any]:
+    """A reader of bytes that gives what `tell` makes of their JSON, and None where that is not without any doubt."""
 
-
-def _offsets_of(data: bytes) -> dict[str, dict[int, int]] | None:
-    """The offset table where it is one without any doubt, else None."""
-    try:
-        document = plain_json(data)
-        table = document["offsetTable"]
-        others = [document.get(name) for name in ("pullOffsetTable", "lmqOffsetTable", "dataVersion")]
-        if any(others) or not all(
-            _is_number(level, range(-(2**31), 2**31)) and type(offset) is int and offset in I64
-            for queues in table.values()
-            for level, offset in queues.items()
-        ):
+    def told(data: bytes) -> Any:
+        try:
+            return tell(plain_json(data))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
-        return {key: {int(level): offset for level, offset in queues.items()} for key, queues in table.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+
+    return told
 
 
-def _levels_of(data: bytes) -> dict[int, int] | None:
-    try:
-        table = plain_json(data)["offsetTable"]
-        if not all(
-            _is_number(level, range(1, 1 << 20)) and type(offset) is int and offset in range(2**63)
-            for level, offset in table.items()
-        ):
-            return None
-        return {int(level): offset for level, offset in table.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+def _numbers(table: Any, names: range, values: range) -> dict[int, int]:
+    for name, value in table.items():
+        if not re.fullmatch("0|-?[1-9][0-9]{0,18}", name) or int(name) not in names:
+            raise NotPlainError(name)
+        if type(value) is not int or value not in values:
+            raise NotPlainError(value)
+    return {int(name): value for name, value in table.items()}
 
 
-def _topics_of(data: bytes) -> dict[str, Any] | None:
-    try:
-        table = plain_json(data)["topicConfigTable"]
-        return table if all(type(members) is dict for members in table.values()) else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
+@_where_plain
+def _offsets_of(document: Any) -> dict[str, dict[int, int]]:
+    """The offset table."""
+    if any(document.get(name) for name in ("pullOffsetTable", "lmqOffsetTable", "dataVersion")):
+        raise NotPlainError("other tables")
+    return {key: _numbers(queues, range(-(2**31), 2**31), I64) for key, queues in document["offsetTable"].items()}
+
+
+@_where_plain
+def _levels_of(document: Any) -> dict[int, int]:
+    return _numbers(document["offsetTable"], range(1, 1 << 20), range(2**63))
+
+
+@_where_plain
+def _topics_of(document: Any) -> dict[str, Any]:
+    table = document["topicConfigTable"]
+    if not all(type(members) is dict for members in table.values()):
+        raise NotPlainError("a topic without members")
+    return dict(table)
 
 
 class Texts:
@@ -119,14 +119,20 @@ class Texts:
         self.folder = folder
         self.kinds = {
             "consumer_offset": kind(
-                self.read_consumer_offset, self.check_consumer_offset, self.consumer_offsets, words=WORDS
+                self.offsets_reader("consumerOffset.json", lambda path: ConsumerOffsets.load(path).offset_table),
+                self.check_consumer_offset, self.consumer_offsets, words=WORDS,
             ),
-            "delay_offset": kind(self.read_delay_offset, self.check_delay_offset, self.delay_offsets, words=WORDS),
+            "delay_offset": kind(
+                self.offsets_reader(
+                    "delayOffset.json", lambda path: load_with_backup(path, True, pending_queues._delay_offsets)[0]
+                ),
+                self.check_delay_offset, self.delay_offsets, words=WORDS,
+            ),
             "topics": kind(self.read_topics, self.check_topics, self.topics, words=WORDS),
             "import_jsonl": kind(self.reader("jsonl"), self.check_jsonl, self.jsonl, words=WORDS),
             "import_csv": kind(self.reader("csv"), self.check_csv, self.csv, words=WORDS),
             "import_arrow": kind(self.reader("arrow"), self.check_arrow, self.arrow),
-        }
+        }  # fmt: skip
 
     def file(self, name: str, data: bytes) -> str:
         """Write a file, in folders of its own; its path."""
@@ -138,14 +144,18 @@ class Texts:
 
     # ------------------------------------------------------------------------------------------------------- settings
 
-    def read_consumer_offset(self, data: bytes) -> Any:
-        """The table, or the error."""
-        path = self.file("config/consumerOffset.json", data)
-        try:
-            return ConsumerOffsets.load(path).offset_table
-        except CorruptionError as error:
-            assert error.path is not None and error.path.startswith(path)
-            return error
+    def offsets_reader(self, name: str, load: Callable[[str], Any]) -> Callable[[bytes], Any]:
+        """A function that gives what `load` reads of a file of ``config``, or its error, which names the file."""
+
+        def read(data: bytes) -> Any:
+            path = self.file(f"config/{name}", data)
+            try:
+                return load(path)
+            except CorruptionError as error:
+                assert error.path is not None and error.path.startswith(path)
+                return error
+
+        return read
 
     @staticmethod
     def check_consumer_offset(data: bytes, found: Any) -> None:
@@ -157,15 +167,6 @@ class Texts:
         table = {f"Orders-{number}@group": {"0": number, "1": 2**40 + number} for number in range(3)}
         whole = json.dumps({"offsetTable": table, "dataVersion": {}}).encode()
         return [whole, re.sub(rb'"([0-9]+)":', rb"\1:", whole), b'{"offsetTable":{}}']
-
-    def read_delay_offset(self, data: bytes) -> Any:
-        """Offsets by level and what is none, or the error."""
-        path = self.file("config/delayOffset.json", data)
-        try:
-            return load_with_backup(path, True, pending_queues._delay_offsets)[0]
-        except CorruptionError as error:
-            assert error.path is not None and error.path.startswith(path)
-            return error
 
     @staticmethod
     def check_delay_offset(data: bytes, found: Any) -> None:

@@ -19,7 +19,7 @@ from rmqstore import MessageStore, StoreConfig
 
 from . import data
 from .jvm import Java
-from .loops import compile_loop, crc_of
+from .loops import compiled
 from .rebuild import loop_over
 from .rounds import Outcome, Work
 from .setting import Setting, remove, timed
@@ -137,8 +137,8 @@ def into_fresh_stores(setting: Setting, folder: str, appends: Appends) -> Iterat
     contenders = {way: lambda way=way: of_ours(way) for way in appends.ways}
     contenders |= setting.of_java("Java putMessage", of_java)
     skipped = dict(appends.skipped)
-    why_not = compile_loop(folder, "rebuild")
-    limit = f"plain C loop, CRC by {crc_of(folder, 'rebuild')}" if not why_not else "plain C loop"
+    by, why_not = compiled(folder, "rebuild")
+    limit = f"plain C loop{by}"
     if why_not:
         skipped[limit] = why_not
     else:

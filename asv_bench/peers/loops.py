@@ -46,6 +46,12 @@ def crc_of(folder: str, name: str) -> str:
     return said.stdout.strip()
 
 
+def compiled(folder: str, name: str) -> tuple[str, str]:
+    """Compile the loop `name`: what its title in tables ends with, the kind of its CRC, and why it cannot run, else nothing."""
+    why_not = compile_loop(folder, name)
+    return "" if why_not else f", CRC by {crc_of(folder, name)}", why_not
+
+
 def run_loop(folder: str, name: str, *arguments: object) -> list[int]:
     """Run a compiled loop; the numbers that it prints, nanoseconds first."""
     command = [os.path.join(folder, name), *map(str, arguments)]

@@ -22,7 +22,7 @@ from rmqstore import MessageStore, StoreConfig
 from . import data
 from .constant import CONSTANT, constant_of
 from .jvm import Java
-from .loops import compile_loop, crc_of, run_loop
+from .loops import compiled, run_loop
 from .rounds import Outcome, Work
 from .setting import Setting, copy_sparse, remove, timed
 
@@ -269,7 +269,7 @@ def scan(setting: Setting, store: MessageStore, n: int, folder: str, segment: st
             contenders[with_threads[name]] = lambda chosen=chosen, views=views: columns(chosen, True, views)
         else:
             skipped[with_threads[name]] = "this rmqstore scans on one thread"
-    why_not = compile_loop(folder, "scan")
+    by, why_not = compiled(folder, "scan")
     loops = {}
     for name, chosen in {
         "no columns": "walk",
@@ -277,8 +277,7 @@ def scan(setting: Setting, store: MessageStore, n: int, folder: str, segment: st
         "5 columns": "handful",
         "these and body": "body",
     }.items():
-        loop = f"plain C loop, {name}" + ("" if why_not else f", CRC by {crc_of(folder, 'scan')}")
-        loops[loop] = lambda chosen=chosen: in_c(chosen)
+        loops[f"plain C loop, {name}{by}"] = lambda chosen=chosen: in_c(chosen)
     # What the same loop makes of two threads, and of views while it gives back the pages that it is past.
     for name, chosen in {
         "no columns, two threads": "walk two",

@@ -17,7 +17,7 @@ from rmqstore import IndexFile, MessageStore, StoreConfig
 
 from . import data
 from .jvm import Java
-from .loops import compile_loop, crc_of, run_loop
+from .loops import compiled, run_loop
 from .rounds import Outcome, Work
 from .setting import Setting, copy_sparse, remove, timed
 
@@ -85,8 +85,7 @@ def works(setting: Setting) -> Iterator[Work]:
             skipped=setting.without_java("Java load, all lost"),
             warm_up=setting.warm_up(3),
         )
-        why_not = compile_loop(folder, "rebuild")
-        by = "" if why_not else f", CRC by {crc_of(folder, 'rebuild')}"
+        by, why_not = compiled(folder, "rebuild")
         plain, forced = f"plain C loop{by}", f"plain C loop, forced to disk{by}"
 
         def loop(*force: str) -> Outcome:
