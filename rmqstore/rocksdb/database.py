@@ -40,6 +40,9 @@ class Database:
     It shows what the broker had flushed when it was opened, with what is whole of the write-ahead log.  Keys and values are
     bytes, keys ascend as unsigned bytes.
 
+    A forked child may read it too, and has to end by ``os._exit``, as those of multiprocessing do: at an ordinary exit RocksDB
+    waits for its threads, which the child does not have (with glibc 2.43 for ever).
+
     Parameters
     ----------
     path : str or os.PathLike

@@ -217,8 +217,12 @@ from rmqstore.rocksdb.database import Database
 database = Database(sys.argv[1])
 pid = os.fork()
 if not pid:
-    assert len(list(database.items())) == 1403
-    sys.exit(0)
+    code = 1
+    try:
+        code = int(len(list(database.items())) != 1403)
+        database.close()
+    finally:
+        os._exit(code)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 links = database._rdict.path()
 assert os.path.isdir(links) and len(list(database.items())) == 1403
