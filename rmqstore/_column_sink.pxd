@@ -82,8 +82,8 @@ cdef enum:
     ID_SIZE = 32             # digits of the message id of a record with an IPv4 host
     MAX_REGIONS = 64
     # What is kept of the memory of batches before: so many rooms and bytes at most, and none that malloc has at hand.
-    POOL_ROOMS = 64
-    POOL_BYTES = 8 * 1024 * 1024
+    POOL_ROOMS = 256
+    POOL_BYTES = 16 * 1024 * 1024
     SMALL_ROOM = 4096
     # Inner answers of stage_row and write_rows beside the verdicts.
     NEED_ROOM = 110

@@ -11,7 +11,8 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from rmqstore import _core
@@ -78,15 +79,34 @@ class Piece(Generic[Job, Result]):
         Offset in bytes.
     job : object
         What the work is done with.
+    work : callable
+        Does it, in whichever thread it is called.
     """
 
     begin: int
     job: Job
+    work: Callable[[], Result]
     _done: Future[Result]
+
+    @property
+    def is_done(self) -> bool:
+        """bool: the work is done, or failed."""
+        return self._done.done()
 
     def result(self) -> Result | None:
         """object or None: what the work gave, waited for; None if it raised, as it will again in the caller, or will not."""
         return None if self._done.exception() is not None else self._done.result()
+
+    def worked_at_here(self) -> Piece[Job, Result] | None:
+        """Piece or None: this one with the work done in the thread of the caller; None if another has begun."""
+        if not self._done.cancel():
+            return None
+        done: Future[Result] = type(self._done)()
+        try:
+            done.set_result(self.work())
+        except Exception as error:
+            done.set_exception(error)
+        return replace(self, _done=done)
 
     def abandon(self) -> None:
         """See that nobody works at it any more; who does is waited for."""
@@ -113,6 +133,8 @@ class Pieces(Generic[Job, Result]):
         About how long a piece is, and how far after that the next record is looked for, in bytes.
     threads : int
         How many threads work at most, on as many usable processors.
+    caller_works : bool
+        The caller is one of them: it waits by `result_of`.
     ahead : int, optional
         How many pieces are worked at or wait for the caller; one more than there are threads by default.
     worth_it : bool
@@ -133,6 +155,7 @@ class Pieces(Generic[Job, Result]):
         size: int,
         search: int,
         threads: int,
+        caller_works: bool = False,
         ahead: int | None = None,
         worth_it: bool = True,
     ):
@@ -143,6 +166,7 @@ class Pieces(Generic[Job, Result]):
         self._search = search
         self._behind: _core.RecordSearch | None = None
         self.thread_num = min(usable_cpus(), threads)
+        self._caller_works = caller_works
         self._ahead = self.thread_num + 1 if ahead is None else ahead
         self._in_pieces = worth_it and files.mapped_file_size >= size
         self._pieces: deque[Piece[Job, Result]] = deque()
@@ -167,6 +191,21 @@ class Pieces(Generic[Job, Result]):
         if not self._pieces and self._next <= at:
             self._next = self._piece_end(at)
         return self._pieces[0].begin if self._pieces else self._next
+
+    def result_of(self, piece: Piece[Job, Result]) -> Result | None:
+        """object or None: `Piece.result` of a piece that `come_to` gave; while another thread works at it, so does the
+        caller at a later one.
+        """
+        here = piece.worked_at_here()
+        if here is not None:
+            return here.result()
+        for place, later in enumerate(self._pieces):
+            if piece.is_done:
+                break
+            worked_at = later.worked_at_here()
+            if worked_at is not None:
+                self._pieces[place] = worked_at
+        return piece.result()
 
     def put_back(self, job: Job) -> None:
         """Give a job for a later piece."""
@@ -227,14 +266,15 @@ class Pieces(Generic[Job, Result]):
             except OffsetOutOfRangeError:
                 return
             job = self._spare.pop() if self._spare else self._make()
+            here = partial(work, job, region, begin - base, limit - base, base)
             try:
-                done = self._executor().submit(work, job, region, begin - base, limit - base, base)
+                done = self._executor().submit(here)
             except RuntimeError:
                 # The interpreter is about to end, or the system gives no thread: the caller does it all.
                 self.thread_num = 1
                 return
             self._next = following
-            self._pieces.append(Piece(begin, job, done))
+            self._pieces.append(Piece(begin, job, here, done))
 
     def _executor(self) -> ThreadPoolExecutor:
         if self._threads is None:
@@ -244,7 +284,7 @@ class Pieces(Generic[Job, Result]):
             members = self._members
             self._process = os.getpid()
             self._threads = ThreadPoolExecutor(
-                self.thread_num, "rmqstore-scan", initializer=lambda: members.add(threading.get_ident())
+                self.thread_num - self._caller_works, "rmqstore-scan", initializer=lambda: members.add(threading.get_ident())
             )
             # While the interpreter takes its modules apart it is too late for what a scan that nobody closed would do.
             atexit.register(self.close)

@@ -323,7 +323,7 @@ def record_batches(
     # Without columns a batch has no rows that could be counted.
     if more is not None and size >= _PIECE and stop - at >= 2 * size and columns.out.columns:
         pieces: Pieces[Columns, tuple[list[pa.RecordBatch], int]] = Pieces(
-            log.files, stop, more, size=size, search=_PIECE_SEARCH, threads=_THREADS
+            log.files, stop, more, size=size, search=_PIECE_SEARCH, threads=_THREADS, caller_works=True
         )
         if pieces.thread_num > 1:
             batches = _batches_of_pieces(log, pieces, columns, at, stop, size)
@@ -381,7 +381,7 @@ def _batches_of_pieces(
             until = pieces.end_behind(at)
             if not is_first:
                 pieces.launch(decode)
-            result = None if piece is None else piece.result()
+            result = None if piece is None else pieces.result_of(piece)
             if piece is not None and result is not None:
                 pieces.put_back(piece.job)
                 batches, reached = result

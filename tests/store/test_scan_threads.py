@@ -453,6 +453,34 @@ def test_no_more_is_decoded_ahead_than_a_few_pieces(odd, monkeypatch):
     assert max(launched) == 3
 
 
+def test_who_waits_for_a_piece_works_at_a_later_one(odd):
+    log = odd.commit_log
+    ahead = pieces.Pieces(log.files, log.max_offset, object, size=700, search=2000, threads=2, caller_works=True)
+    ahead.thread_num = 2
+    begun, helped = threading.Event(), threading.Event()
+    caller = threading.current_thread()
+
+    def work(job, region, begin, limit, base):
+        if threading.current_thread() is caller:
+            helped.set()
+            return "here"
+        begun.set()
+        return "there" if helped.wait(60) else "nobody came"
+
+    try:
+        begin = ahead.end_behind(0)
+        ahead.launch(work)
+        assert begun.wait(60)
+        piece = ahead.come_to(begin)
+        assert ahead.result_of(piece) == "there" and helped.is_set()
+        piece = ahead.come_to(ahead.end_behind(begin))
+        assert piece.is_done and ahead.result_of(piece) == "here"
+        assert len(scan_threads()) == 1
+    finally:
+        helped.set()
+        ahead.close()
+
+
 def test_a_thread_that_cannot_be_started(odd, monkeypatch, seen):
     set_pieces(monkeypatch, 700)
     started = []
