@@ -3,9 +3,10 @@ MessageDecoder.
 
 Both sides read the same bytes: Java opens a copy of the store that we wrote.  The limit of a scan is a plain loop in C
 (c/scan.c), which lays out the same columns, as copies or as views; with "pages let go" it gives back what it is past, as
-a scan does.  Beside `query_message` stands the same loop over an extension in C that does nothing.  Everyone checks the
-body's CRC of every message, reads its body, keys, topic and queue offset, and lets go of it before the next one, or the
-next table, is read.  Java's decoded messages are what its client gets, without the network between.
+a scan does.  Beside queries stand the same loop over an extension in C that does nothing, and a loop in C that looks
+the keys up and reads their records (c/query.c).  Everyone checks the body's CRC of every message, reads its body, keys,
+topic and queue offset, and lets go of it before the next one, or the next table, is read.  Java's decoded messages are
+what its client gets, without the network between.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -48,7 +50,7 @@ def works(setting: Setting) -> Iterator[Work]:
             setting.java.ask("open", path=copy_sparse(path, copy))
         with MessageStore.open(path, config=StoreConfig(), read_only=True) as store:
             yield get(setting, store, n, copy)
-            yield from query(setting, store, keys, folder, copy)
+            yield from query(setting, store, keys, folder, path, copy)
             yield scan(setting, store, n, folder, os.path.join(path, "commitlog", f"{0:020d}"), end)
     finally:
         if setting.java is not None and os.path.isdir(copy):
@@ -119,9 +121,14 @@ def get(setting: Setting, store: MessageStore, n: int, copy: str) -> Work:
     )
 
 
-def query(setting: Setting, store: MessageStore, there: list[str], folder: str, copy: str) -> Iterator[Work]:
-    """Keys in random order, one call each and in batches, beside queryMessage."""
+def query(
+    setting: Setting, store: MessageStore, there: list[str], folder: str, path: str, copy: str
+) -> Iterator[Work]:
+    """Keys in random order, one call each and in batches, beside queryMessage and a loop in C (c/query.c)."""
     n = setting.size(100_000, 2000)
+    by, why_not = compiled(folder, "query")
+    (index,) = sorted(Path(path, "index").iterdir())
+    files = [Path(path, "commitlog", f"{0:020d}"), index, StoreConfig().max_hash_slot_num, data.TOPIC]
     chosen = np.random.default_rng(4).permutation(len(there))[:n]
     for kind, keys in (("there", [there[i] for i in chosen]), ("not there", data.keys(n, seed=8))):
         described = data.write_keys(os.path.join(folder, "asked"), keys)
@@ -160,6 +167,10 @@ def query(setting: Setting, store: MessageStore, there: list[str], folder: str, 
         def of_java(java: Java, described: dict[str, Any] = described) -> Outcome:
             return java.timed("query", path=copy, topic=data.TOPIC, **described)
 
+        def in_c(described: dict[str, Any] = described) -> Outcome:
+            nanoseconds, messages, total = run_loop(folder, "query", *files, *described.values())
+            return Outcome(nanoseconds / 1e9, {"messages": messages, "sum": total})
+
         does_nothing = constant_of(folder, [])
 
         def of_constant(one_by_one: Callable[..., Outcome] = one_by_one, does_nothing: Any = does_nothing) -> Outcome:
@@ -171,6 +182,11 @@ def query(setting: Setting, store: MessageStore, there: list[str], folder: str, 
             contenders["query_table, 10 000 keys a call"] = batches
         else:
             skipped["query_table, 10 000 keys a call"] = "this rmqstore has no query_table"
+        loop = f"plain C loop, bodies alone{by}"
+        if why_not:
+            skipped[loop] = why_not
+        else:
+            contenders[loop] = in_c
         yield Work(
             "query",
             f"keys {kind}",
@@ -178,7 +194,7 @@ def query(setting: Setting, store: MessageStore, there: list[str], folder: str, 
             n,
             contenders | setting.of_java("Java queryMessage + decode", of_java),
             base="Java queryMessage + decode",
-            others=[CONSTANT],
+            others=[CONSTANT, loop],
             # A key that is not there takes no verifying and no decoding, which the higher goals are about.
             goals={"query_message, one call": 2, "query_table, 10 000 keys a call": 8}
             if kind == "there"
