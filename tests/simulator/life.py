@@ -200,6 +200,7 @@ class Life:
         model = self.model
         half: Operation | None = operations[reached] if reached < len(operations) else None
         segments = 0
+        consumed = iter(self.notes.consumed())
         for operation, deed in zip(operations[:reached], deeds):
             kind, number = operation
             if deed == FAILED_HALF:
@@ -208,7 +209,9 @@ class Life:
             elif kind == "retain":
                 segments += 1 + number % 3
             elif kind == "consume" and deed == DONE:
-                self._consumed(number)
+                if (progress := next(consumed)) is not None:
+                    topic, queue_id, behind = progress
+                    model.progress["loop", topic, queue_id] = behind
             elif deed != DONE:
                 if kind == "flush":
                     model.may_have_flushed()
@@ -235,11 +238,6 @@ class Life:
                 model.may_have_flushed()
         if segments:
             self._learn_retention(segments)
-
-    def _consumed(self, number: int) -> None:
-        meant = self.model.consume_of(number)
-        if meant is not None and meant[2] >= 0:
-            self.model.progress[("loop", *meant[0])] = meant[2]
 
     def _commit_half(self, operation: Operation) -> None:
         # A put in which the process died, or that failed half: of its records a beginning may be there, byte for byte.

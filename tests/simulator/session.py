@@ -56,14 +56,15 @@ class SimulatedFailure(AssertionError):
 class Notes:
     """What a child tells its parent, in memory that both have."""
 
-    DEEDS, ANSWER, ERROR, END = 0, 8192, 8192 + 131072, 8192 + 131072 + 65536
+    DEEDS, ANSWER, ERROR, CONSUMED = 0, 8192, 8192 + 131072, 8192 + 131072 + 65536
+    END = CONSUMED + 131072
 
     def __init__(self) -> None:
         self.memory = mmap.mmap(-1, self.END)
 
     def clear(self) -> None:
         self.memory[: self.DEEDS + 8192] = bytes(8192)
-        for place in (self.ANSWER, self.ERROR):
+        for place in (self.ANSWER, self.ERROR, self.CONSUMED):
             self.memory[place : place + 4] = bytes(4)
 
     def note(self, number: int, deed: int) -> None:
@@ -86,6 +87,14 @@ class Notes:
     def told(self) -> dict | None:
         data = self._get(self.ANSWER)
         return pickle.loads(data) if data else None
+
+    def tell_consumed(self, progress: list[tuple[str, int, int] | None]) -> None:
+        self._put(self.CONSUMED, pickle.dumps(progress))
+
+    def consumed(self) -> list[tuple[str, int, int] | None]:
+        """Topic, queue and progress of every ("consume", number); only who saw what retention left can say them."""
+        data = self._get(self.CONSUMED)
+        return pickle.loads(data) if data else []
 
     def fail(self, text: str) -> None:
         self._put(self.ERROR, text.encode("utf-8", "backslashreplace")[:60000])
@@ -165,6 +174,7 @@ class Session:
         #: Something may be there that the model does not know: a put failed half.
         self.loose = False
         self.adopted: dict = {"kept": None, "next": None}
+        self.consumed: list[tuple[str, int, int] | None] = []
         self.fullness = 0.5
         os.statvfs = self._statvfs  # How full the machine's disk is, is no part of a plan.
 
@@ -320,11 +330,10 @@ class Session:
             if not self.layer.hits:
                 raise
             return
-        self.notes.note(8190, 1)
-        check(
-            self.layer.hits or not os.path.exists(os.path.join(self.root, "abort")) or self.opening.read_only,
-            "closed in order, but abort is there",
-        )
+        marked = os.path.exists(os.path.join(self.root, "abort"))
+        check(self.layer.hits or not marked or self.opening.read_only, "closed in order, but abort is there")
+        # After a write that failed a close forces nothing and leaves the mark, so that the next opening recovers.
+        self.notes.note(8190, not marked)
 
     # --------------------------------------------------------------------------------------------------- operations
 
@@ -496,6 +505,7 @@ class Session:
     def _consume(self, number: int) -> None:
         meant = self.model.consume_of(number)
         if meant is None:
+            self._tell_consumed(None)
             return
         (topic, queue_id), wanted, behind = meant
         got = [one.phy_offset for one in self.store.consume(topic, "loop", queue_ids=[queue_id], timeout=0)]
@@ -504,6 +514,12 @@ class Session:
         check(reached == behind, "the consumer's progress is", reached, "and not", behind)
         if behind >= 0:
             self.model.progress["loop", topic, queue_id] = behind
+        self._tell_consumed((topic, queue_id, behind) if behind >= 0 else None)
+
+    def _tell_consumed(self, progress: tuple[str, int, int] | None) -> None:
+        # Only of what came to its end.
+        self.consumed.append(progress)
+        self.notes.tell_consumed(self.consumed)
 
     def _clock(self, number: int) -> None:
         self.model.tick(number)
