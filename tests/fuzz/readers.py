@@ -2,7 +2,7 @@
 
 Owns a target for each kind of file (`KINDS`), seeds from the golden stores, a mutator that knows lengths, magics,
 places and check sums, and a budget that grows with the input and no faster.  Run as a script it needs the package
-atheris and takes a kind, then libFuzzer's arguments: ``python tests/fuzz_readers.py journal -max_total_time=20``;
+atheris and takes a kind, then libFuzzer's arguments: ``python tests/fuzz/readers.py journal -max_total_time=20``;
 ``ci/fuzz.sh`` makes the build that libFuzzer sees.  It never reads a file of a user and writes below a temporary folder
 of its own.
 """
@@ -20,7 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "rabbitmq")]
+_TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(_TESTS), str(_TESTS / "rabbitmq")]
 
 import classic_queue_oracle  # noqa: E402
 import golden  # noqa: E402
@@ -44,7 +45,7 @@ if __name__ == "__main__":
         import rmqstore.offline.single_file
         import rmqstore.rabbitmq.queue_index_v2  # noqa: F401
 
-import fuzz_texts  # noqa: E402
+from fuzz import texts  # noqa: E402
 
 from rmqstore.commitlog.log_walk import Blank, Damage  # noqa: E402
 from rmqstore.config import StoreConfig  # noqa: E402
@@ -377,7 +378,7 @@ KINDS: dict[str, Kind] = {
     "qi": Kind(lambda data: read_segment_v2(data, 0), _check_qi, _vhost("19-clean-v2", "queues/*/*.qi")),
     "qs": Kind(read_store_v2, _check_qs, _vhost("19-clean-v2", "queues/*/*.qs"), _repair_qs),
     "index": Kind(_read_index, _check_index, _index_files),
-    **fuzz_texts.Texts(_FOLDER.name, Kind).kinds,
+    **texts.Texts(_FOLDER.name, Kind).kinds,
 }
 
 

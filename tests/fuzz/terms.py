@@ -1,7 +1,7 @@
 """Fuzzing of terms, tables, messages and tables of a stopped store: any bytes are read or refused, never anything else.
 
 Owns the target that judges bytes in every way that the package can; the tests give it what hypothesis makes.  Run as a
-script it needs the package atheris, and takes libFuzzer's arguments: ``python tests/rabbitmq/fuzz_terms.py
+script it needs the package atheris, and takes libFuzzer's arguments: ``python tests/fuzz/terms.py
 -max_total_time=20``.  It reads no file of a store and writes nothing.
 """
 
@@ -11,14 +11,18 @@ import itertools
 import struct
 import sys
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import term_oracle
 
-from rmqstore.errors import CorruptionError, UnsupportedFormatError
-from rmqstore.rabbitmq import _term, amqp, dets, ets, term
-from rmqstore.rabbitmq.message import Message
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "rabbitmq")]
+
+import term_oracle  # noqa: E402
+
+from rmqstore.errors import CorruptionError, UnsupportedFormatError  # noqa: E402
+from rmqstore.rabbitmq import _term, amqp, dets, ets, term  # noqa: E402
+from rmqstore.rabbitmq.message import Message  # noqa: E402
 
 
 def _message(data: bytes) -> tuple[Any, ...] | None:
