@@ -36,16 +36,18 @@ if __name__ == "__main__":
     with atheris.instrument_imports(
         include=[
             "rmqstore.offline.single_file", "rmqstore.offline.importing", "rmqstore.rabbitmq.queue_index_v2",
-            "rmqstore.files.checkpoint", "rmqstore.consumer",
+            "rmqstore.files.checkpoint", "rmqstore.consumer", "rmqstore.rabbitmq.dets", "rmqstore.rabbitmq.ets",
         ]
     ):  # fmt: skip
         import rmqstore.consumer.settings_sources
         import rmqstore.files.checkpoint
         import rmqstore.offline.importing
         import rmqstore.offline.single_file
+        import rmqstore.rabbitmq.dets
+        import rmqstore.rabbitmq.ets
         import rmqstore.rabbitmq.queue_index_v2  # noqa: F401
 
-from fuzz import texts  # noqa: E402
+from fuzz import tables, texts  # noqa: E402
 
 from rmqstore.commitlog.log_walk import Blank, Damage  # noqa: E402
 from rmqstore.config import StoreConfig  # noqa: E402
@@ -378,6 +380,7 @@ KINDS: dict[str, Kind] = {
     "qi": Kind(lambda data: read_segment_v2(data, 0), _check_qi, _vhost("19-clean-v2", "queues/*/*.qi")),
     "qs": Kind(read_store_v2, _check_qs, _vhost("19-clean-v2", "queues/*/*.qs"), _repair_qs),
     "index": Kind(_read_index, _check_index, _index_files),
+    **tables.kinds(Kind, _vhost),
     **texts.Texts(_FOLDER.name, Kind).kinds,
 }
 

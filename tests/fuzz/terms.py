@@ -55,7 +55,7 @@ def _columns(data: bytes) -> tuple[Any, ...] | None:
     return exchange, names, msg_id[0].tobytes() if valid[0] else None, bool(columns["persistent"][0]), body
 
 
-def _neutral(value: Any) -> tuple[str, Any]:
+def neutral(value: Any) -> tuple[str, Any]:
     """A value as the oracle gives it."""
     if isinstance(value, term.Atom):
         return "atom", str(value)
@@ -70,13 +70,13 @@ def _neutral(value: Any) -> tuple[str, Any]:
     if isinstance(value, term.Opaque):
         return "identity", value.data
     if isinstance(value, term.ImproperList):
-        return "improper list", ([_neutral(each) for each in value], _neutral(value.tail))
+        return "improper list", ([neutral(each) for each in value], neutral(value.tail))
     if isinstance(value, list):
-        return "list", [_neutral(each) for each in value]
+        return "list", [neutral(each) for each in value]
     if isinstance(value, (dict, term.MapPairs)):
         pairs = value.items() if isinstance(value, dict) else value
-        return "map", [(_neutral(key), _neutral(each)) for key, each in pairs]
-    return "tuple", [_neutral(each) for each in value]
+        return "map", [(neutral(key), neutral(each)) for key, each in pairs]
+    return "tuple", [neutral(each) for each in value]
 
 
 def judge_term(data: bytes) -> None:
@@ -91,7 +91,7 @@ def judge_term(data: bytes) -> None:
         # Depth and number of values are bounded here and not there.
         assert "limit" in error.message or "deep" in error.message, error
     else:
-        assert (_neutral(value), end) == term_oracle.decode_at(data)
+        assert (neutral(value), end) == term_oracle.decode_at(data)
 
 
 def judge(data: bytes) -> None:
