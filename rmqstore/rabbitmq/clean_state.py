@@ -62,16 +62,14 @@ def read_clean_state(message_files: MessageFiles, present: list[int], client_ref
         data = file.read()
     files: dict[int, list[int]] = {}
     for row in _summaries(data, summary_path):
-        number, valid, size = row.file, row.valid_total_size, row.file_size
-        path = message_files.path_of(number) if 0 <= number <= MAX_FILE else summary_path
-        if number not in present:
-            raise CorruptionError(f"{number}.rdq is known to the clean state and is not there", path, 0)
+        path = message_files.path_of(row.file) if 0 <= row.file <= MAX_FILE else summary_path
+        if row.file not in present:
+            raise CorruptionError(f"{row.file}.rdq is known to the clean state and is not there", path, 0)
         actual = os.stat(path).st_size
-        if not 0 <= valid <= size <= actual:
-            raise CorruptionError(
-                f"the clean state says {size} bytes, {valid} of them in use; the file has {actual}", path, 0
-            )
-        files[number] = [valid, size]
+        if not 0 <= row.valid_total_size <= row.file_size <= actual:
+            said = f"{row.file_size} bytes, {row.valid_total_size} of them in use"
+            raise CorruptionError(f"the clean state says {said}; the file has {actual}", path, 0)
+        files[row.file] = [row.valid_total_size, row.file_size]
     extra = sorted(set(present) - set(files))
     if extra and extra[-1] > max(files, default=-1):
         raise CorruptionError("the clean state does not know the file", message_files.path_of(extra[-1]), 0)

@@ -12,7 +12,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from rmqstore.errors import CorruptionError
 from rmqstore.files.mapped_file import open_regular
@@ -122,11 +122,11 @@ def parse(data: bytes, *, path: str | None = None) -> EtsTable:
     return EtsTable(header, objects, end)
 
 
-def _is_tuple(value: Any) -> bool:
+def _is_tuple(value: Any) -> TypeGuard[tuple[Any, ...]]:
     return isinstance(value, tuple) and not isinstance(value, MapPairs)
 
 
-def _is_list(value: Any) -> bool:
+def _is_list(value: Any) -> TypeGuard[list[Any]]:
     return isinstance(value, list) and not isinstance(value, ImproperList)
 
 
@@ -143,7 +143,7 @@ def header_of(item: Any, path: str | None) -> list[tuple[str, Any]]:
 
 def is_counted(end: Any, number: int) -> bool:
     """bool: what stands at the end of an image counts so many objects, and says nothing else."""
-    only = end[0] if _is_list(end) and len(end) == 1 else None
+    only = end[0] if _is_list(end) and len(end) == 1 else ()
     return _is_tuple(only) and only[:1] == ("count",) and _says(only[1:], number)
 
 
