@@ -39,10 +39,10 @@ preload=$("$python" -c 'import atheris; print(atheris.path())')/ubsan_with_fuzze
 found=$root/build/fuzz/found
 mkdir -p "$found"
 targets=(
-    rabbitmq/fuzz_terms fuzz_broker_files fuzz_readers:log fuzz_readers:queue fuzz_readers:batch_queue fuzz_readers:queue_extension
-    fuzz_readers:index fuzz_readers:checkpoint fuzz_readers:journal fuzz_readers:segment fuzz_readers:message_file
-    fuzz_readers:qi fuzz_readers:qs fuzz_readers:consumer_offset fuzz_readers:delay_offset fuzz_readers:topics
-    fuzz_readers:import_jsonl fuzz_readers:import_csv fuzz_readers:import_arrow
+    terms broker_files readers:log readers:queue readers:batch_queue readers:queue_extension
+    readers:index readers:checkpoint readers:journal readers:segment readers:message_file
+    readers:qi readers:qs readers:dets readers:ets readers:consumer_offset readers:delay_offset readers:topics
+    readers:import_jsonl readers:import_csv readers:import_arrow
 )
 cd "$(mktemp -d)"
 while :; do
@@ -53,12 +53,12 @@ while :; do
         kind=${kind#:}
         corpus=()
         if [ -n "$long" ]; then
-            corpus=("$root/build/fuzz/corpus/${kind:-$(basename "$name")}")
+            corpus=("$root/build/fuzz/corpus/${kind:-$name}")
             mkdir -p "${corpus[@]}"
         fi
         echo "=== fuzz: $target" >&2
-        env LD_PRELOAD="$preload" PYTHONPATH="$lib${PYTHONPATH:+:$PYTHONPATH}" "$python" "$root/tests/$name.py" ${kind:+"$kind"} \
-            "-artifact_prefix=$found/${kind:-$(basename "$name")}-" "-max_total_time=$seconds" "${@:2}" ${corpus[@]+"${corpus[@]}"}
+        env LD_PRELOAD="$preload" PYTHONPATH="$lib${PYTHONPATH:+:$PYTHONPATH}" "$python" "$root/tests/fuzz/$name.py" ${kind:+"$kind"} \
+            "-artifact_prefix=$found/${kind:-$name}-" "-max_total_time=$seconds" "${@:2}" ${corpus[@]+"${corpus[@]}"}
     done
     [ -n "$long" ] || break
 done

@@ -326,7 +326,8 @@ class Batches:
             np.array([entry.seq_id for entry in entries], np.int64),
             np.array([entry.size for entry in entries], np.int64),
             np.zeros(len(entries), np.uint8),
-            np.array([entry.expiry_us for entry in entries], np.int64),
+            # As the compiled reader has them: all 64 bits, which `_finish` takes for what they are.
+            np.array([entry.expiry_us for entry in entries], np.uint64).view(np.int64),
             np.frombuffer(b"".join(entry.msg_id for entry in entries), np.uint8).reshape(-1, 16),
             np.zeros(len(entries), np.int64),
             np.zeros(len(entries), np.int64),

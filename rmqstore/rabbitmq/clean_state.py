@@ -1,8 +1,8 @@
 """The clean state of a message store: what an orderly close leaves, so that the next opening scans nothing.
 
 Owns `clean.dot`, `file_summary.ets` and `msg_store_index.ets`: their reading, with every check against the message
-files, their writing and their deletion.  It never changes a message file, nor what `MessageFiles` knows.  The tables
-are read and written apart from `ets`, because the compiled module takes and gives the index's objects as bytes.
+files, their writing and their deletion.  It never changes a message file, nor what `MessageFiles` knows.  The table
+of the index is read and written apart from `ets`, because the compiled module takes and gives its objects as bytes.
 
 Invariants: `clean.dot` is written last, and without it the others mean nothing; a state that does not fit is refused.
 """
@@ -19,10 +19,10 @@ import numpy as np
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.mapped_file import fsync_directory, naming_errors, open_regular
 from rmqstore.rabbitmq import _messages
-from rmqstore.rabbitmq.ets import clean_dot
+from rmqstore.rabbitmq.ets import FileSummary, clean_dot, file_summaries, header_of, is_counted, parse, parse_clean_dot
 from rmqstore.rabbitmq.message_files import MAX_FILE, MessageFiles
 from rmqstore.rabbitmq.problem import Problem
-from rmqstore.rabbitmq.term import Atom, consult, decode, encode
+from rmqstore.rabbitmq.term import Atom, decode, encode
 
 __all__ = ["CLEAN_FILES", "CleanState", "forget_clean_state", "read_clean_state", "write_clean_state"]
 
@@ -54,33 +54,22 @@ def read_clean_state(message_files: MessageFiles, present: list[int], client_ref
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     with open(open_regular(clean_path), "rb") as file:
         text = file.read()
-    try:
-        said = {str(pair[0]): pair[1] for pair in consult(text)}
-        refs = [bytes(ref) for ref in said["client_refs"]]
-        module = said["index_module"]
-    except (StoreError, KeyError, TypeError, IndexError, ValueError) as error:
-        raise CorruptionError("the file is not what an orderly stop leaves", clean_path, 0) from error
-    if str(module) != "rabbit_msg_store_ets_index":
-        raise CorruptionError(f"the index was of the kind {module}, which is none of ours", clean_path, 0)
+    refs = parse_clean_dot(text, path=clean_path)
     if client_refs is not None and sorted(refs) != client_refs:
         raise CorruptionError("the state was made for other queues than those with recovery terms", clean_path, 0)
 
     with open(open_regular(summary_path), "rb") as file:
         data = file.read()
     files: dict[int, list[int]] = {}
-    for row in _ets_rows(data, summary_path):
-        if not isinstance(row, tuple) or len(row) != 8 or not all(type(row[i]) is int for i in (1, 2, 5)):
-            raise CorruptionError(f"{row!r} is not a summary of a file", summary_path, 0)
-        number, valid, size = row[1], row[2], row[5]
-        path = message_files.path_of(number) if 0 <= number <= MAX_FILE else summary_path
-        if number not in present:
-            raise CorruptionError(f"{number}.rdq is known to the clean state and is not there", path, 0)
+    for row in _summaries(data, summary_path):
+        path = message_files.path_of(row.file) if 0 <= row.file <= MAX_FILE else summary_path
+        if row.file not in present:
+            raise CorruptionError(f"{row.file}.rdq is known to the clean state and is not there", path, 0)
         actual = os.stat(path).st_size
-        if not 0 <= valid <= size <= actual:
-            raise CorruptionError(
-                f"the clean state says {size} bytes, {valid} of them in use; the file has {actual}", path, 0
-            )
-        files[number] = [valid, size]
+        if not 0 <= row.valid_total_size <= row.file_size <= actual:
+            said = f"{row.file_size} bytes, {row.valid_total_size} of them in use"
+            raise CorruptionError(f"the clean state says {said}; the file has {actual}", path, 0)
+        files[row.file] = [row.valid_total_size, row.file_size]
     extra = sorted(set(present) - set(files))
     if extra and extra[-1] > max(files, default=-1):
         raise CorruptionError("the clean state does not know the file", message_files.path_of(extra[-1]), 0)
@@ -194,35 +183,28 @@ def _ets_header(data: bytes, path: str) -> tuple[dict[str, Any], int]:
     if data[:8] != _ETS_HEAD or data[12:16] != b"bWLA" or not 0 < size <= len(data) - 16:
         raise CorruptionError("the file is not a table that was closed", path, 0)
     try:
-        pairs = decode(data[16 : 16 + size])
-        return {str(key): value for key, value in pairs}, 16 + size
-    except (StoreError, TypeError, ValueError) as error:
+        item = decode(data[16 : 16 + size], max_size=0)
+    except StoreError as error:
         raise CorruptionError("the table's header cannot be understood", path, 16) from error
+    return dict(header_of(item, path)), 16 + size
 
 
-def _ets_rows(data: bytes, path: str) -> list[Any]:
-    # The objects of a small table.
-    _, at = _ets_header(data, path)
-    rows: list[Any] = []
-    while True:
-        size = int.from_bytes(data[at : at + 4], "big")
-        if data[at + 4 : at + 8] != b"bWLA" or size > len(data) - at - 8:
-            raise CorruptionError("the table is cut short", path, at)
-        try:
-            row = decode(data[at + 8 : at + 8 + size])
-        except (StoreError, ValueError) as error:
-            raise CorruptionError("an object of the table cannot be understood", path, at) from error
-        if isinstance(row, list):
-            _check_ets_end(data, at, len(rows), path)
-            return rows
-        rows.append(row)
-        at += 8 + size
+def _summaries(data: bytes, path: str) -> list[FileSummary]:
+    # The rows of a small table; that of places has as many as there are messages.
+    table = parse(data, path=path)
+    if not is_counted(table.end, len(table.objects)):
+        raise CorruptionError("the table does not end as one that is whole", path, len(data))
+    try:
+        return file_summaries(table)
+    except CorruptionError as error:
+        raise CorruptionError(error.message, path, 0) from None
 
 
 def _check_ets_end(data: bytes, at: int, count: int, path: str) -> None:
     size = int.from_bytes(data[at : at + 4], "big")
-    with contextlib.suppress(StoreError, TypeError, ValueError, IndexError):
-        end = decode(data[at + 8 : at + 8 + size])
-        if at + 8 + size == len(data) and str(end[0]) == "$end_of_table" and end[1][0][1] == count:
+    with contextlib.suppress(StoreError):
+        end = decode(data[at + 8 : at + 8 + size], max_size=0)
+        whole = type(end) is list and len(end) == 2 and end[0] == "$end_of_table"
+        if data[at + 4 : at + 8] == b"bWLA" and at + 8 + size == len(data) and whole and is_counted(end[1], count):
             return
     raise CorruptionError("the table does not end as one that is whole", path, at)

@@ -343,6 +343,14 @@ class DetsTable:
         return f"<DetsTable {len(self.objects)} objects, {len(self.problems)} problems>"
 
 
+def _is_tuple(value: Any) -> bool:
+    return isinstance(value, tuple) and not isinstance(value, MapPairs)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and not isinstance(value, ImproperList)
+
+
 def _collection(data: bytes, at: int) -> tuple[list[Any], int] | None:
     """(objects, end) of the collection at `at`; None if none is there."""
     if at < 0 or at + 8 > len(data):
@@ -360,10 +368,11 @@ def _collection(data: bytes, at: int) -> tuple[list[Any], int] | None:
         if not 6 <= taken <= end - at:
             return None
         try:
-            value = _term.decode(data[at + 4 : at + taken])
+            # A node compresses no term here, and one that is could fill memory.
+            value = _term.decode(data[at + 4 : at + taken], max_size=0)
         except CorruptionError:
             return None
-        if not isinstance(value, tuple) or isinstance(value, MapPairs) or not value:
+        if not _is_tuple(value) or not value:
             return None
         found.append(value)
         at += taken
@@ -452,6 +461,10 @@ def parse(data: bytes) -> DetsTable:
         problem(DetsProblem("bad_type", 12, f"type {header.type}, not 1 (set)"))
     if header.hash_method != 1:
         problem(DetsProblem("bad_hash_method", 48, f"hash method {header.hash_method}, not 1 (phash2)"))
+    if header.keypos != 1:
+        problem(DetsProblem("bad_keypos", 28, f"element {header.keypos} is the key, not the first"))
+    if header.m == 0:
+        problem(DetsProblem("bad_slot_count", 20, "the table has no slots"))
     md5 = data[168:184]
     if any(md5) and md5 != hashlib.md5(data[12:168], usedforsecurity=False).digest():
         problem(DetsProblem("bad_header_md5", 168, "the header's checksum does not agree with the header"))
@@ -462,6 +475,7 @@ def parse(data: bytes) -> DetsTable:
         problem(DetsProblem("bad_trailer", len(data) - 4, f"the file's end says {trailer + header.base} bytes"))
     sound = not table.problems
     used = astray = 0
+    keys = set()
     for at, size, slot in _slots(data, table):
         taken = _collection(data, at) if at >= used and at >= FIRST and (at - FIRST) % 16 == 0 else None
         if taken is None or taken[1] - at != size:
@@ -475,13 +489,16 @@ def parse(data: bytes) -> DetsTable:
                 problem(DetsProblem("wrong_slot", at, f"the object {one[0]!r} does not belong to slot {slot}"))
                 astray += 1
                 continue
+            key = _term.encode(one[0])
+            if key in keys:
+                problem(DetsProblem("double_key", at, f"a second object has the key {one[0]!r}"))
+            keys.add(key)
             table.objects.append(one)
             table.positions.append(at)
     sound = sound and len(table.problems) == astray
-    if sound and len(table.objects) + astray != header.objects:
-        problem(
-            DetsProblem("bad_count", 32, f"the header counts {header.objects} objects, there are {len(table.objects)}")
-        )
+    if sound and not len(table.objects) + astray == header.objects == header.keys:
+        counted = f"{header.objects} objects with {header.keys} keys"
+        problem(DetsProblem("bad_count", 32, f"the header counts {counted}, there are {len(table.objects)}"))
         sound = False
     if not sound:
         _scan(data, table)
@@ -523,17 +540,29 @@ def recovery_terms(table: DetsTable) -> dict[str, dict[str, Any]]:
         Version 1: ``segments`` (list of (number, count) tuples), ``next_seq_id``, ``next_deliver_seq_id``, ``persistent_ref``
         (bytes), ``persistent_count``, ``persistent_bytes``; version 2 has ``v2_index_state`` instead of ``segments``.
     """
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for at, one in zip(table.positions, table.objects):
         try:
-            key, terms = one
-            name = bytes(key).decode("utf-8", "surrogateescape")
-            if not isinstance(terms, list) or isinstance(terms, ImproperList):
-                raise ValueError
-            found[name] = {str(item): value for item, value in terms}
-        except (TypeError, ValueError, OverflowError):
+            name, terms = _queue_terms(one)
+            if name in found:
+                raise ValueError("a second object of one queue")
+        except (TypeError, ValueError):
             table.problems.append(DetsProblem("bad_object", at, "an object that is not a queue's terms"))
+        else:
+            found[name] = terms
     return found
+
+
+def _queue_terms(one: tuple[Any, ...]) -> tuple[str, dict[str, Any]]:
+    key, terms = one
+    # bytes() of a number would be as many zeros.
+    if not (_is_list(key) or isinstance(key, bytes)) or not _is_list(terms):
+        raise ValueError("no directory, or no list")
+    pairs = [term for term in terms if _is_tuple(term) and len(term) == 2 and isinstance(term[0], Atom)]
+    found = {str(term[0]): term[1] for term in pairs}
+    if len(found) != len(terms):
+        raise ValueError("something else than names and values, or a name that comes twice")
+    return bytes(key).decode("utf-8", "surrogateescape"), found
 
 
 def recovery_object(directory: str, terms: Mapping[str, Any]) -> tuple[list[int], list[tuple[Atom, Any]]]:

@@ -12,12 +12,12 @@ import hashlib
 import os
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from rmqstore.errors import CorruptionError
 from rmqstore.files.mapped_file import open_regular
 from rmqstore.rabbitmq import _term
-from rmqstore.rabbitmq._term import Atom, ImproperList
+from rmqstore.rabbitmq._term import Atom, ImproperList, MapPairs
 from rmqstore.rabbitmq.term import consult, format_term
 
 __all__ = [
@@ -99,29 +99,52 @@ def parse(data: bytes, *, path: str | None = None) -> EtsTable:
         if size > len(data) - begin:
             raise CorruptionError(f"an item of {size} bytes goes beyond the file", path, at)
         try:
-            items.append(_term.decode(data[begin : begin + size]))
+            # A node compresses no term here, and one that is could fill memory.
+            items.append(_term.decode(data[begin : begin + size], max_size=0))
         except CorruptionError as error:
             raise CorruptionError(error.message, path, begin + (error.pos or 0)) from None
         at = begin + size
     if not items:
         raise CorruptionError("the image has no header", path, 8)
-    header = items[0]
-    if not isinstance(header, tuple) or not all(isinstance(one, tuple) and len(one) == 2 for one in header):
-        raise CorruptionError("the header of the image is not a list of names and values", path, 8)
+    header = header_of(items[0], path)
     objects, end = items[1:], None
     last = objects[-1] if objects else None
-    if isinstance(last, list) and not isinstance(last, ImproperList) and last and last[0] == "$end_of_table":
+    if _is_list(last) and last and last[0] == "$end_of_table":
         if len(last) != 2:
             raise CorruptionError("the end of the image is not as Erlang writes it", path, at)
         end = last[1]
         objects.pop()
-    if not all(isinstance(one, tuple) for one in objects):
+    if not all(_is_tuple(one) for one in objects):
         raise CorruptionError("an object of the image is not a tuple", path, 8)
-    table = EtsTable([(str(name), value) for name, value in header], objects, end)
-    counts = [one[1] for one in end if isinstance(one, tuple) and one[0] == "count"] if isinstance(end, list) else []
-    if counts and counts[0] != len(objects):
+    counts = [one[1:] for one in end if _is_tuple(one) and one and one[0] == "count"] if _is_list(end) else []
+    if counts and not _says(counts[0], len(objects)):
         raise CorruptionError(f"the image says {counts[0]} objects and holds {len(objects)}", path, at)
-    return table
+    return EtsTable(header, objects, end)
+
+
+def _is_tuple(value: Any) -> TypeGuard[tuple[Any, ...]]:
+    return isinstance(value, tuple) and not isinstance(value, MapPairs)
+
+
+def _is_list(value: Any) -> TypeGuard[list[Any]]:
+    return isinstance(value, list) and not isinstance(value, ImproperList)
+
+
+def _says(values: tuple[Any, ...], number: int) -> bool:
+    return len(values) == 1 and type(values[0]) is int and values[0] == number
+
+
+def header_of(item: Any, path: str | None) -> list[tuple[str, Any]]:
+    """The names and values of an image's first item; CorruptionError if it has something else."""
+    if not _is_tuple(item) or not all(_is_tuple(one) and len(one) == 2 and isinstance(one[0], Atom) for one in item):
+        raise CorruptionError("the header of the image is not a list of names and values", path, 8)
+    return [(str(name), value) for name, value in item]
+
+
+def is_counted(end: Any, number: int) -> bool:
+    """bool: what stands at the end of an image counts so many objects, and says nothing else."""
+    only = end[0] if _is_list(end) and len(end) == 1 else ()
+    return _is_tuple(only) and only[:1] == ("count",) and _says(only[1:], number)
 
 
 def read(path: str | os.PathLike[str]) -> EtsTable:

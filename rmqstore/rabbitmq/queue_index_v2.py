@@ -198,7 +198,7 @@ class StoreV2(NamedTuple):
     verdict : numpy.ndarray
         (n,) uint8 of `QueueStoreVerdict`.
     terms : list of bytes
-        The terms without such zeros; of a record whose check sum does not agree, as it is.
+        The terms without such zeros.  What else stands behind a term stays, so that it is seen not to be one.
     problems : list of Problem
     """
 
@@ -447,9 +447,9 @@ class QueueIndexV2(NotCopied):
 
 
 def _unpadded(term: bytes) -> bytes:
-    # 4.x reserves the estimated size of a term and fills the rest with zeros.
+    # 4.x reserves the estimated size of a term and fills the rest with zeros; anything else is not padding.
     size = _term.extent(term)
-    return term[:size] if size > 0 else term
+    return term[:size] if size > 0 and not any(term[size:]) else term
 
 
 def both(version_1: Iterable[IndexEntry], version_2: Iterable[IndexEntry]) -> Iterator[IndexEntry]:

@@ -922,6 +922,11 @@ def parse_qi(data: bytes) -> tuple[int, int, list[EntryV2]]:
     magic, version, first, end = struct.unpack_from(">IBQQ", data)
     if magic != 0x52435149 or version != 2:
         raise TermError("no index of version 2")
+    return first, end, qi_entries(data, first)
+
+
+def qi_entries(data: bytes, first: int) -> list[EntryV2]:
+    """The live entries behind a head, whatever that says."""
     entries = []
     for rel in range((len(data) - 64) // 32):
         status, flags, _, place, location, size, expiry = struct.unpack_from(">BBBB16sIQ", data, 64 + 32 * rel)
@@ -929,7 +934,7 @@ def parse_qi(data: bytes) -> tuple[int, int, list[EntryV2]]:
             continue
         offset, term_size, _ = struct.unpack(">QII", location)
         entries.append(EntryV2(first + rel, bool(flags & 1), place, location, offset, term_size, size, expiry))
-    return first, end, entries
+    return entries
 
 
 def encode_qi(first: int, end: int, entries: Iterable[EntryV2], size: int) -> bytes:
@@ -957,6 +962,18 @@ def parse_qs(data: bytes) -> tuple[int, int, list[tuple[int, bytes, int | None]]
         found.append((at, term, crc if flags & 1 else None))
         at = after
     return first, end, found
+
+
+def qs_records(data: bytes) -> tuple[list[tuple[int, bytes, int | None]], int]:
+    """As of `parse_qs`, whatever the head says, up to a record that is none or goes beyond the file; and where that is."""
+    found, at = [], 64
+    while at + 8 < len(data):
+        size, flags, crc, _ = struct.unpack_from(">IBHB", data, at)
+        if not size or at + 8 + size > len(data):
+            break
+        found.append((at, data[at + 8 : at + 8 + size], crc if flags & 1 else None))
+        at += 8 + size
+    return found, at
 
 
 def encode_qs(first: int, end: int, terms: Iterable[bytes]) -> bytes:

@@ -357,6 +357,11 @@ def test_a_clean_state_that_does_not_fit_is_not_taken(tmp_path):
     damages = {
         "clean.dot": lambda files: files.update({"clean.dot": files["clean.dot"][:20]}),
         "module": lambda files: files.update({"clean.dot": files["clean.dot"].replace(b"_ets_", b"_map_")}),
+        # Made to bytes, a number would be as many zeros.
+        "numbers for references": lambda files: files.update(
+            {"clean.dot": b"{client_refs,[1%s]}.\n{index_module,rabbit_msg_store_ets_index}.\n" % (b"0" * 30)}
+        ),
+        "summary of another kind": lambda files: files.update({"file_summary.ets": files["msg_store_index.ets"]}),
         "summary cut": lambda files: files.update({"file_summary.ets": files["file_summary.ets"][:-5]}),
         "index cut": lambda files: files.update({"msg_store_index.ets": files["msg_store_index.ets"][:-5]}),
         "index in the middle": lambda files: files.update(

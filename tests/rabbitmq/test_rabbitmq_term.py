@@ -10,9 +10,9 @@ import tracemalloc
 import zlib
 
 import classic_queue_oracle as oracle
-import fuzz_terms
 import golden_rabbitmq
 import pytest
+from fuzz import terms as fuzz_terms
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

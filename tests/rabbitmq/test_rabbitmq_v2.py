@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from rmqstore.rabbitmq import _messages
+from rmqstore.rabbitmq.batches import Batches
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore
 from rmqstore.rabbitmq.queue_index import IndexEntry
@@ -243,6 +244,17 @@ def test_both_versions_in_one_directory(tmp_path):
     entries = list(both(old, version_2))
     assert [entry.seq_id for entry in entries] == [*live, 20, 21]
     assert entries[:-2] == version_2 and entries[-2:] == old[-2:]
+
+
+def test_an_expiry_of_64_bits_in_a_batch_of_both_versions():
+    # Version 1 keeps all bits of the file, version 2 those of a positive int64.
+    term = Message(b"body").term
+    entries = [
+        IndexEntry(seq, message_id(seq), None, 4, True, True, term, "0.idx", 0, expiry_us)
+        for seq, expiry_us in enumerate((2**64 - 1, 2**63 - 1, 0))
+    ]
+    (batch,) = Batches("", [], entries, None, vhost="/", queue="q", level=None, columns=["expiry"])
+    assert batch["expiry"].cast("int64").to_pylist() == [(2**64 - 1) // 1000, (2**63 - 1) // 1000, None]
 
 
 def test_a_store_by_itself(golden_vhost, tmp_path):

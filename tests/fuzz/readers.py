@@ -2,7 +2,7 @@
 
 Owns a target for each kind of file (`KINDS`), seeds from the golden stores, a mutator that knows lengths, magics,
 places and check sums, and a budget that grows with the input and no faster.  Run as a script it needs the package
-atheris and takes a kind, then libFuzzer's arguments: ``python tests/fuzz_readers.py journal -max_total_time=20``;
+atheris and takes a kind, then libFuzzer's arguments: ``python tests/fuzz/readers.py journal -max_total_time=20``;
 ``ci/fuzz.sh`` makes the build that libFuzzer sees.  It never reads a file of a user and writes below a temporary folder
 of its own.
 """
@@ -20,7 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "rabbitmq")]
+_TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(_TESTS), str(_TESTS / "rabbitmq")]
 
 import classic_queue_oracle  # noqa: E402
 import golden  # noqa: E402
@@ -35,16 +36,18 @@ if __name__ == "__main__":
     with atheris.instrument_imports(
         include=[
             "rmqstore.offline.single_file", "rmqstore.offline.importing", "rmqstore.rabbitmq.queue_index_v2",
-            "rmqstore.files.checkpoint", "rmqstore.consumer",
+            "rmqstore.files.checkpoint", "rmqstore.consumer", "rmqstore.rabbitmq.dets", "rmqstore.rabbitmq.ets",
         ]
     ):  # fmt: skip
         import rmqstore.consumer.settings_sources
         import rmqstore.files.checkpoint
         import rmqstore.offline.importing
         import rmqstore.offline.single_file
+        import rmqstore.rabbitmq.dets
+        import rmqstore.rabbitmq.ets
         import rmqstore.rabbitmq.queue_index_v2  # noqa: F401
 
-import fuzz_texts  # noqa: E402
+from fuzz import tables, texts  # noqa: E402
 
 from rmqstore.commitlog.log_walk import Blank, Damage  # noqa: E402
 from rmqstore.config import StoreConfig  # noqa: E402
@@ -265,26 +268,44 @@ def _check_journal(data: bytes, found: Any) -> None:
 def _check_segment(data: bytes, found: Any) -> None:
     columns, problems = found
     parsed = classic_queue_oracle.parse_segment(data, 0, ENTRY_COUNT)
-    if problems:
-        return
-    assert parsed.why == "end", parsed.why
-    marks = {each.seq: 0 for each in parsed.records}
-    for each in parsed.records:
-        marks[each.seq] += each.pub is None
-    wanted = sorted(
-        (each.seq, each.pub.size, each.pub.msg_id, each.begin, len(each.pub.term), each.pub.persistent, marks[each.seq])
-        for each in parsed.records
-        if each.pub is not None
-    )
     flags = columns.flags.tolist()
-    assert wanted == sorted(
-        (seq, size, msg_id.tobytes(), pos, term_size, bool(flag & _core.ENTRY_PERSISTENT),
-         bool(flag & _core.ENTRY_DELIVER) + bool(flag & _core.ENTRY_ACK))
-        for seq, size, msg_id, pos, term_size, flag in zip(
-            columns.seq_id.tolist(), columns.size.tolist(), columns.msg_id, columns.pos.tolist(),
-            columns.term_size.tolist(), flags, strict=True,
+    rows = {
+        seq: (pos, msg_id.tobytes(), expiry % 2**64, size, term_size, bool(flag & _core.ENTRY_PERSISTENT))
+        for seq, pos, msg_id, expiry, size, term_size, flag in zip(
+            columns.seq_id.tolist(), columns.pos.tolist(), columns.msg_id, columns.expiry_us.tolist(),
+            columns.size.tolist(), columns.term_size.tolist(), flags, strict=True,
         )
-    )  # fmt: skip
+    }  # fmt: skip
+    marks = {
+        seq: bool(flag & _core.ENTRY_DELIVER) + bool(flag & _core.ENTRY_ACK)
+        for seq, flag in zip(columns.seq_id.tolist(), flags, strict=True)
+    }
+    assert len(rows) == len(flags), "a sequence id has one row"
+    # Before the first place where something is wrong, everything is read, and nothing but what stands there.
+    wrong = {problem.pos for problem in problems}
+    first = min(wrong, default=len(data))
+    before = [each for each in parsed.records if each.begin < first]
+    wanted = {each.seq: _published(each.pub, each.begin) for each in before if each.pub is not None}
+    assert {seq: row for seq, row in rows.items() if row[0] < first} == wanted
+    for seq in wanted:
+        number = sum(each.seq == seq and each.pub is None for each in before)
+        assert number <= marks[seq] and (problems or number == marks[seq])
+    if parsed.why != "end":
+        # What the oracle does not get over is said, unless the reader met a term that is none before that.
+        assert first == parsed.used or first < parsed.used and _TERM_PROBLEMS & {problem.kind for problem in problems}
+    # Behind it, what is salvaged is a record that lies there, with marks of its own.
+    for seq, row in rows.items():
+        record = classic_queue_oracle.parse_segment(data[row[0] :], 0, ENTRY_COUNT).records[0]
+        assert record.pub is not None and (record.seq, _published(record.pub, row[0])) == (seq, row)
+        assert marks[seq] <= data.count(classic_queue_oracle.segment_mark(seq, ENTRY_COUNT))
+
+
+#: What the reader says of the term in a record, which the oracle does not look into.
+_TERM_PROBLEMS = {"bad_term", "msg_id_mismatch"}
+
+
+def _published(pub: classic_queue_oracle.Publish, begin: int) -> tuple[Any, ...]:
+    return begin, pub.msg_id, pub.expiry, pub.size, len(pub.term), pub.persistent
 
 
 def _read_message_file(data: bytes) -> Any:
@@ -313,24 +334,50 @@ def _check_message_file(data: bytes, found: Any) -> None:
     assert (stop == _messages.MessageStop.STOP_END) == (parsed.why == "end") or parsed.why == "size below 16"
 
 
+def _wrong_head(data: bytes, magic: int) -> bool:
+    if len(data) < 64:
+        return True
+    found, version, first, end = struct.unpack_from(">IBQQ", data)
+    return (found, version) != (magic, 2) or not first < end < 2**62
+
+
 def _check_qi(data: bytes, found: Any) -> None:
-    if found.problems:
-        return
-    first, end, entries = classic_queue_oracle.parse_qi(data)
-    assert (found.first, found.end) == (first, end)
-    columns = found.seq_id, found.persistent, found.location, found.size
+    kinds = [(problem.kind, problem.pos) for problem in found.problems]
+    wrong = _wrong_head(data, 0x52435149)
+    first, end = (0, 4096) if wrong else struct.unpack_from(">QQ", data, 5)
+    assert (found.first, found.end) == (first, end) and (("bad_head", 0) in kinds) == wrong
+    # Damage takes nothing away: what a head or a file leaves room for is read all the same.
+    room = min(max(len(data) - 64, 0) // 32, end - first)
+    entries = classic_queue_oracle.qi_entries(data[: 64 + 32 * room], first)
+    columns = found.seq_id, found.persistent, found.location, found.size, found.expiry_us
     assert list(zip(*(column.tolist() for column in columns), strict=True)) == [
-        (each.seq, each.persistent, each.place, each.size) for each in entries
+        (each.seq, each.persistent, each.place, each.size, min(each.expiry, 2**63 - 1)) for each in entries
     ]
     assert [msg_id.tobytes() for msg_id in found.msg_id] == [each.msg_id for each in entries]
+    assert list(zip(found.pos.tolist(), found.term_size.tolist(), strict=True)) == [
+        (min(each.offset, 2**63 - 1), each.term_size) if each.place == 2 else (0, 0) for each in entries
+    ]
+    wanted = {("bad_status", at) for at in range(64, 64 + 32 * room, 32) if data[at] > 1}
+    wanted |= {("bad_location", 64 + 32 * (each.seq - first)) for each in entries if each.place > 2}
+    if wrong:
+        wanted.add(("bad_head", 0))
+    over = len(data) - 64 - 32 * room
+    if over > 0:
+        wanted.add(("torn_entry" if over < 32 else "beyond_range", 64 + 32 * room))
+    assert set(kinds) == wanted and len(kinds) == len(wanted)
 
 
 def _check_qs(data: bytes, found: Any) -> None:
-    if found.problems:
-        return
-    _, _, records = classic_queue_oracle.parse_qs(data)
+    records, used = classic_queue_oracle.qs_records(data)
     assert list(zip(found.pos.tolist(), found.term_size.tolist(), strict=True)) == [(at, len(t)) for at, t, _ in records]
-    assert all(crc is None or crc == zlib.crc32(term) & 0xFFFF for _, term, crc in records)
+    broken = [crc is not None and crc != zlib.crc32(term) & 0xFFFF for _, term, crc in records]
+    assert (found.verdict != 0).tolist() == broken
+    wanted = {("bad_crc", at) for (at, _, _), wrong in zip(records, broken, strict=True) if wrong}
+    if _wrong_head(data, 0x52435153):
+        wanted.add(("bad_head", 0))
+    if used < len(data):
+        wanted.add(("torn_record", used))
+    assert {(problem.kind, problem.pos) for problem in found.problems} == wanted
     # 4.x may put zeros behind a term; they go.
     assert all(term.startswith(own) and not any(term[len(own) :]) for own, (_, term, _) in zip(found.terms, records, strict=True))
 
@@ -377,7 +424,8 @@ KINDS: dict[str, Kind] = {
     "qi": Kind(lambda data: read_segment_v2(data, 0), _check_qi, _vhost("19-clean-v2", "queues/*/*.qi")),
     "qs": Kind(read_store_v2, _check_qs, _vhost("19-clean-v2", "queues/*/*.qs"), _repair_qs),
     "index": Kind(_read_index, _check_index, _index_files),
-    **fuzz_texts.Texts(_FOLDER.name, Kind).kinds,
+    **tables.kinds(Kind, _vhost),
+    **texts.Texts(_FOLDER.name, Kind).kinds,
 }
 
 

@@ -1,4 +1,4 @@
-"""Kinds of `fuzz_readers` whose files are texts or Arrow: a broker's settings, and files to import.
+"""Kinds of `fuzz.readers` whose files are texts or Arrow: a broker's settings, and files to import.
 
 Owns the targets of consumerOffset.json, delayOffset.json and topics.json beside Python's own JSON, and of imports from
 JSON lines, CSV and Arrow beside a reader of single rows.  A file is read, with the answer of the other reader, or it is
@@ -113,7 +113,7 @@ def _topics_of(document: Any) -> dict[str, Any]:
 
 
 class Texts:
-    """What reads and judges the texts; `folder` holds their files, `Kind` is that of `fuzz_readers`."""
+    """What reads and judges the texts; `folder` holds their files, `Kind` is that of `fuzz.readers`."""
 
     def __init__(self, folder: str, kind: Callable[..., Any]):
         self.folder = folder

@@ -2,7 +2,7 @@
 
 Owns the target that judges bytes as entries of its RocksDB databases, as files of the time wheel, and as metadata and index
 files of tiered storage; the tests give it what hypothesis makes.  The first byte chooses what they are.  Run as a script it
-needs the package atheris, and takes libFuzzer's arguments: ``python tests/fuzz_broker_files.py -max_total_time=20``.  It reads
+needs the package atheris, and takes libFuzzer's arguments: ``python tests/fuzz/broker_files.py -max_total_time=20``.  It reads
 no file of a store, and writes below a temporary folder of its own.
 """
 

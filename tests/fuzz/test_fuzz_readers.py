@@ -7,9 +7,9 @@ import struct
 import sys
 from pathlib import Path
 
-import fuzz_readers
 import pytest
-from fuzz_readers import KINDS, Kind, OverBudgetError, judge, judge_cost, mutate
+from fuzz import readers
+from fuzz.readers import KINDS, Kind, OverBudgetError, judge, judge_cost, mutate
 
 FOUND = Path(__file__).resolve().parents[1] / "data" / "fuzz"
 
@@ -71,7 +71,8 @@ def test_a_quadratic_walk_is_over_the_budget(calls):
 #: Where a seed has a byte whose lowest bit changes the answer: a position, or bytes that the seed has.
 OTHER = {
     "log": 12, "queue": 11, "journal": 7, "segment": 33, "message_file": 8, "qi": 12, "qs": 67, "checkpoint": 3,
-    "index": 40 + 4 * fuzz_readers.SLOTS + 20 + 11, "consumer_offset": b"2, ", "delay_offset": b"4,", "topics": b"4,",
+    "dets": b"next_seq_id", "ets": b"msg_location",
+    "index": 40 + 4 * readers.SLOTS + 20 + 11, "consumer_offset": b"2, ", "delay_offset": b"4,", "topics": b"4,",
     "import_jsonl": b"3,", "import_csv": b"1,ORDER", "import_arrow": b"two",
 }  # fmt: skip
 
@@ -86,4 +87,4 @@ def test_a_reader_that_answers_something_else_is_caught(name):
     other[at if isinstance(at, int) else seed.index(at)] ^= 1
     with pytest.raises((AssertionError, ValueError, struct.error)):
         kind.check(bytes(other), kind.read(seed))
-    assert fuzz_readers.judge(kind, seed) is None
+    assert readers.judge(kind, seed) is None

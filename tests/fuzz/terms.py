@@ -1,7 +1,7 @@
 """Fuzzing of terms, tables, messages and tables of a stopped store: any bytes are read or refused, never anything else.
 
 Owns the target that judges bytes in every way that the package can; the tests give it what hypothesis makes.  Run as a
-script it needs the package atheris, and takes libFuzzer's arguments: ``python tests/rabbitmq/fuzz_terms.py
+script it needs the package atheris, and takes libFuzzer's arguments: ``python tests/fuzz/terms.py
 -max_total_time=20``.  It reads no file of a store and writes nothing.
 """
 
@@ -11,14 +11,18 @@ import itertools
 import struct
 import sys
 import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import term_oracle
 
-from rmqstore.errors import CorruptionError, UnsupportedFormatError
-from rmqstore.rabbitmq import _term, amqp, dets, ets, term
-from rmqstore.rabbitmq.message import Message
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "rabbitmq")]
+
+import term_oracle  # noqa: E402
+
+from rmqstore.errors import CorruptionError, UnsupportedFormatError  # noqa: E402
+from rmqstore.rabbitmq import _term, amqp, dets, ets, term  # noqa: E402
+from rmqstore.rabbitmq.message import Message  # noqa: E402
 
 
 def _message(data: bytes) -> tuple[Any, ...] | None:
@@ -51,7 +55,7 @@ def _columns(data: bytes) -> tuple[Any, ...] | None:
     return exchange, names, msg_id[0].tobytes() if valid[0] else None, bool(columns["persistent"][0]), body
 
 
-def _neutral(value: Any) -> tuple[str, Any]:
+def neutral(value: Any) -> tuple[str, Any]:
     """A value as the oracle gives it."""
     if isinstance(value, term.Atom):
         return "atom", str(value)
@@ -66,13 +70,13 @@ def _neutral(value: Any) -> tuple[str, Any]:
     if isinstance(value, term.Opaque):
         return "identity", value.data
     if isinstance(value, term.ImproperList):
-        return "improper list", ([_neutral(each) for each in value], _neutral(value.tail))
+        return "improper list", ([neutral(each) for each in value], neutral(value.tail))
     if isinstance(value, list):
-        return "list", [_neutral(each) for each in value]
+        return "list", [neutral(each) for each in value]
     if isinstance(value, (dict, term.MapPairs)):
         pairs = value.items() if isinstance(value, dict) else value
-        return "map", [(_neutral(key), _neutral(each)) for key, each in pairs]
-    return "tuple", [_neutral(each) for each in value]
+        return "map", [(neutral(key), neutral(each)) for key, each in pairs]
+    return "tuple", [neutral(each) for each in value]
 
 
 def judge_term(data: bytes) -> None:
@@ -87,7 +91,7 @@ def judge_term(data: bytes) -> None:
         # Depth and number of values are bounded here and not there.
         assert "limit" in error.message or "deep" in error.message, error
     else:
-        assert (_neutral(value), end) == term_oracle.decode_at(data)
+        assert (neutral(value), end) == term_oracle.decode_at(data)
 
 
 def judge(data: bytes) -> None:
