@@ -395,8 +395,11 @@ class Session:
         return DONE
 
     def _at(self, number: int) -> None:
-        each = self.model.some(number)
+        each, doubt = self.model.some(number), self.model.doubt
         if each is None:
+            return
+        if doubt is not None and each.phy_offset >= doubt.prefix_end and each.phy_offset not in doubt.sure:
+            # A reader adopts nothing: nobody knows yet whether it is there.
             return
         same(self.store.message_at(each.phy_offset), each)
         if number & 0x20000 and not self.loose:
