@@ -185,9 +185,9 @@ def _ets_tables() -> list[bytes]:
 def kinds(kind: Callable[..., Any], vhost: Callable[[str, str], Callable[[], list[bytes]]]) -> dict[str, Any]:
     """The two kinds, made by `kind`; `vhost` gives the first bytes of files of a golden vhost."""
     return {
-        "dets": kind(_read_dets, _check_dets, _dets_tables, table_oracle.repair_dets, WORDS),
+        "dets": kind(_read_dets, _check_dets, _dets_tables, table_oracle.repair_dets, WORDS, head=5432),
         "ets": kind(
             _read_ets, _check_ets, lambda: [*_ets_tables(), *vhost("12-clean-msgstore", "msg_store_*/*.ets")()],
-            table_oracle.repair_ets, WORDS,
+            table_oracle.repair_ets, WORDS, head=8,
         ),
     }  # fmt: skip

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import struct
+import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fuzz import readers
-from fuzz.readers import KINDS, Kind, OverBudgetError, judge, judge_cost, mutate
+from fuzz.budget import OverBudgetError, judge_memory, judge_time, memory, stretched
+from fuzz.readers import KINDS, judge, mutate
 
 FOUND = Path(__file__).resolve().parents[1] / "data" / "fuzz"
 
@@ -54,7 +58,7 @@ AT_ALL, A_BYTE = 1000, 2
 @pytest.mark.parametrize("name", KINDS)
 def test_reading_costs_what_the_bytes_do(name, calls):
     for seed in KINDS[name].seeds()[:1]:
-        judge_cost(KINDS[name], seed, calls, AT_ALL, A_BYTE, tries=1)
+        judge_time(KINDS[name].read, stretched(seed, KINDS[name].head), calls, AT_ALL, A_BYTE, tries=1)
 
 
 def test_a_quadratic_walk_is_over_the_budget(calls):
@@ -65,7 +69,61 @@ def test_a_quadratic_walk_is_over_the_budget(calls):
                 data.startswith(b"\1", before)
 
     with pytest.raises(OverBudgetError, match="262144 bytes take"):
-        judge_cost(Kind(walk, lambda data, found: None, list), bytes(64), calls, AT_ALL, A_BYTE, tries=1)
+        judge_time(walk, stretched(bytes(64)), calls, AT_ALL, A_BYTE, tries=1)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_reading_takes_the_memory_that_the_bytes_need(name):
+    for seed in KINDS[name].seeds()[:2]:
+        judge_memory(KINDS[name].read, seed)
+        judge_memory(KINDS[name].read, stretched(seed, KINDS[name].head))
+
+
+def by_python(size):
+    return bytes(size)
+
+
+def by_numpy(size):
+    return np.empty(size, np.uint8)
+
+
+def by_compiled_code(size):
+    # What tracemalloc does not see: a place is taken and written to.
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    place = libc.malloc(size)
+    ctypes.memset(place, 1, size)
+    libc.free(place)
+
+
+@pytest.mark.parametrize("take", [by_python, by_numpy, by_compiled_code])
+def test_a_reader_that_believes_a_length_is_over_the_budget(take):
+    if take is by_compiled_code and not Path("/proc/self/clear_refs").exists():
+        pytest.skip("the kernel does not tell the peak")
+
+    def read(data):
+        take(int.from_bytes(data[:4], "big"))
+
+    judge_memory(read, (1000).to_bytes(4, "big"))
+    with pytest.raises(OverBudgetError, match="bytes of memory"):
+        judge_memory(read, (200 << 20).to_bytes(4, "big"))
+
+
+def test_memory_that_grows_faster_than_the_input_is_over_the_budget():
+    judge_memory(lambda data: [data] * len(data), bytes(1 << 18))
+    with pytest.raises(OverBudgetError):
+        judge_memory(lambda data: [bytes(len(data)) for _ in range(0, len(data), 512)], bytes(1 << 18))
+    assert memory(len, b"") < 1 << 20
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux limits addresses")
+def test_what_nobody_touches_is_refused():
+    tests = str(Path(__file__).resolve().parents[1])
+    code = f"import sys; sys.path.append({tests!r})\nfrom fuzz.budget import *\nlimit_addresses()\nbytes(1 << 31)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0 and "MemoryError" in done.stderr
 
 
 #: Where a seed has a byte whose lowest bit changes the answer: a position, or bytes that the seed has.
