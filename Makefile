@@ -32,7 +32,7 @@ ASV_MACHINE := $(BIN)/asv machine --yes --config asv_bench/asv.conf.json >/dev/n
 ASV_RUN := cd asv_bench && ../$(BIN)/asv run --python=same
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build test-venv demo docs test test-rest test-all soak debug-test sanitize sanitize-rest sanitize-threads sanitized-address sanitized-thread test-portable test-pythons test-arm64 check lint typecheck fuzz fuzz-long simulate simulate-long instructions bench bench-full bench-peers bench-growth clean distclean
+.PHONY: help venv build test-venv demo docs test test-rest test-all soak debug-test sanitize sanitize-rest sanitize-threads sanitized-address sanitized-thread test-portable test-pythons test-arm64 check lint typecheck fuzz fuzz-address fuzz-long simulate simulate-long instructions bench bench-full bench-peers bench-growth clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -179,6 +179,9 @@ bench-growth: venv $(VENV)/.stamp-bench ## how cost grows with keys, chains, que
 
 fuzz: venv ## hostile bytes for the readers of files, guided by what they reach in compiled code: make fuzz FUZZ_SECONDS=600
 	bash ci/fuzz.sh $(FUZZ_SECONDS)
+
+fuzz-address: venv ## the same, and AddressSanitizer watches
+	SANITIZE=address bash ci/fuzz.sh $(FUZZ_SECONDS)
 
 fuzz-long: venv ## the same until it is stopped; what it learns stays in build/fuzz/corpus
 	bash ci/fuzz.sh long

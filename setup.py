@@ -5,7 +5,7 @@ and initialisation checks, Cython's and C's asserts on, and compiler warnings sh
 apart for the two kinds of build, so that one never takes the other's.  RMQSTORE_SANITIZE=address,undefined or =thread makes
 a build that sanitizers watch (`make sanitize`): asserts on, but none of the debug build's checks, which would come first.
 RMQSTORE_SANITIZE=fuzzer makes one whose branches and comparisons libFuzzer sees (`make fuzz`, ci/fuzz/coverage.c); it takes
-gcc and x86-64, and an interpreter that has loaded libFuzzer.
+gcc and x86-64, and an interpreter that has loaded libFuzzer.  With =fuzzer,address AddressSanitizer watches it, too.
 RMQSTORE_PORTABLE=1 leaves out what belongs to one system or one processor: Linux's MADV_POPULATE_WRITE, and the
 instructions for CRC and hash (`make test-portable`).  No -march: a wheel runs on every machine of its architecture, and
 code for newer instructions is chosen at run time.
@@ -61,9 +61,12 @@ DIRECTIVES = {
 # extra_compile_args come last on the command line: they win over what the interpreter was built with (often -DNDEBUG).
 LINK_ARGS = []
 MORE_SOURCES = []
-if SANITIZERS == "fuzzer":
+if SANITIZERS in ("fuzzer", "fuzzer,address"):
     # -O1: with more, gcc folds branches into arithmetic that nobody sees.
     COMPILE_ARGS = ["-fsanitize-coverage=trace-pc,trace-cmp", "-O1", "-g0", "-UNDEBUG", "-w"]
+    if SANITIZERS == "fuzzer,address":
+        # Only compiled so: atheris brings libFuzzer and the sanitizer's runtime in one library, and gcc's would be a second.
+        COMPILE_ARGS += ["-fsanitize=address", "-fno-omit-frame-pointer", "-U_FORTIFY_SOURCE", "-g1"]
     MACROS = []
     MORE_SOURCES = ["ci/fuzz/coverage.c"]
 elif SANITIZERS:
