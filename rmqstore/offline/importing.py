@@ -515,19 +515,44 @@ def _arrow_chunks(input: _Input) -> Iterator[_Chunk]:
         raise StoreError(f"this cannot be read as a file of {input.format}: {what}", input.name) from None
 
 
+class _Bounded:
+    """A file that gives no more than it has: a plain one takes memory for all that is asked, and Arrow asks unseen numbers."""
+
+    def __init__(self, input: _Input):
+        self._file, self._size = input.file, input.size
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(self._size - self._file.tell(), 0)
+        return self._file.read(min(size, left) if size >= 0 else left)
+
+    def seek(self, pos: int, whence: int = os.SEEK_SET) -> int:
+        return self._file.seek(pos, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def close(self) -> None:
+        """Nothing: the input closes its file itself."""
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+
 def _arrow_batches(pa: Any, input: _Input) -> Iterator[pa.RecordBatch]:
     input.file.seek(0)
+    file = pa.PythonFile(_Bounded(input), mode="r")
     if input.format == "parquet":
         import pyarrow.parquet
 
-        yield from pyarrow.parquet.ParquetFile(input.file).iter_batches(_ROWS)
+        yield from pyarrow.parquet.ParquetFile(file).iter_batches(_ROWS)
         return
     if input._head().startswith(b"ARROW1"):
-        reader = pa.ipc.open_file(input.file)
+        reader = pa.ipc.open_file(file)
         for number in range(reader.num_record_batches):
             yield reader.get_batch(number)
     else:
-        yield from pa.ipc.open_stream(input.file)
+        yield from pa.ipc.open_stream(file)
 
 
 def _with_bodies(pa: Any, batch: pa.RecordBatch, input: _Input, first: int) -> pa.RecordBatch:

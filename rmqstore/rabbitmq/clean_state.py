@@ -63,6 +63,8 @@ def read_clean_state(message_files: MessageFiles, present: list[int], client_ref
     files: dict[int, list[int]] = {}
     for row in _summaries(data, summary_path):
         path = message_files.path_of(row.file) if 0 <= row.file <= MAX_FILE else summary_path
+        if row.file in files:
+            raise CorruptionError(f"the clean state has two rows of {row.file}.rdq", summary_path, 0)
         if row.file not in present:
             raise CorruptionError(f"{row.file}.rdq is known to the clean state and is not there", path, 0)
         actual = os.stat(path).st_size

@@ -155,6 +155,7 @@ SEEDS = [
 def main() -> None:
     """Fuzz with atheris until it is stopped."""
     import atheris
+    from budget import limit_addresses
 
     with tempfile.TemporaryDirectory() as corpus:
         for number, seed in enumerate(SEEDS):
@@ -166,6 +167,7 @@ def main() -> None:
                 if callable(value) and getattr(value, "__module__", None) == module.__name__ and not isinstance(value, type):
                     setattr(module, name, atheris.instrument_func(value))
         atheris.Setup([*sys.argv, corpus], judge)
+        limit_addresses()
         atheris.Fuzz()
 
 

@@ -164,6 +164,7 @@ def main() -> None:
     import tempfile
 
     import atheris
+    from budget import limit_addresses
 
     with tempfile.TemporaryDirectory() as corpus:
         for number, seed in enumerate(SEEDS):
@@ -174,6 +175,7 @@ def main() -> None:
             for module in (term, dets, ets):
                 importlib.reload(module)
         atheris.Setup([*sys.argv, corpus], atheris.instrument_func(judge))
+        limit_addresses()
         atheris.Fuzz()
 
 

@@ -28,6 +28,8 @@ def test_seeds_findings_and_their_changes_are_judged(name):
     dice = random.Random(name)
     for data in [b"", *seeds, *found]:
         judge(kind, data)
+    for data in found:
+        judge_memory(kind.read, data)
     for _ in range(150):
         judge(kind, mutate(kind, dice.choice(seeds), dice, 8192))
 

@@ -351,6 +351,12 @@ def test_clean_state_goes_with_the_first_opening_for_writing(tmp_path):
         assert not store.clean and len(store) == 5
 
 
+def with_a_row_twice(data):
+    header, *rows, _ = oracle.parse_ets(data)
+    rows.append(rows[0])
+    return oracle.encode_ets([header, *rows, [oracle.Atom("$end_of_table"), [(oracle.Atom("count"), len(rows))]]])
+
+
 def test_a_clean_state_that_does_not_fit_is_not_taken(tmp_path):
     filled(tmp_path / "good", 12, limit=600).close([])
     good = read_all(tmp_path / "good")
@@ -362,6 +368,7 @@ def test_a_clean_state_that_does_not_fit_is_not_taken(tmp_path):
             {"clean.dot": b"{client_refs,[1%s]}.\n{index_module,rabbit_msg_store_ets_index}.\n" % (b"0" * 30)}
         ),
         "summary of another kind": lambda files: files.update({"file_summary.ets": files["msg_store_index.ets"]}),
+        "row twice": lambda files: files.update({"file_summary.ets": with_a_row_twice(files["file_summary.ets"])}),
         "summary cut": lambda files: files.update({"file_summary.ets": files["file_summary.ets"][:-5]}),
         "index cut": lambda files: files.update({"msg_store_index.ets": files["msg_store_index.ets"][:-5]}),
         "index in the middle": lambda files: files.update(
