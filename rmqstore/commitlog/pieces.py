@@ -101,7 +101,10 @@ class Piece(Generic[Job, Result]):
         """Piece or None: this one with the work done in the thread of the caller; None if another has begun."""
         if not self._done.cancel():
             return None
-        done: Future[Result] = type(self._done)()
+        # Imported here for the same reason as in `Pieces._executor`.
+        from concurrent.futures import Future
+
+        done: Future[Result] = Future()
         try:
             done.set_result(self.work())
         except Exception as error:

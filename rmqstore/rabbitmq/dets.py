@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from rmqstore.errors import CorruptionError
 from rmqstore.files.mapped_file import open_regular
 from rmqstore.rabbitmq import _term
-from rmqstore.rabbitmq._term import Atom, ImproperList, MapPairs
+from rmqstore.rabbitmq._term import Atom, ImproperList
+from rmqstore.rabbitmq.term import is_list, is_tuple
 
 __all__ = [
     "DetsHeader",
@@ -129,7 +130,7 @@ def _phash2(value: Any, number: int) -> int:
     if isinstance(value, bytes):
         start = 13 * _GOLDEN + number & _M32
         return _block(value, start) if value else start
-    if isinstance(value, tuple) and not isinstance(value, MapPairs):
+    if is_tuple(value):
         number = _pair(len(value), 0, 9, number)
         for item in value:
             number = _phash2(item, number)
@@ -343,14 +344,6 @@ class DetsTable:
         return f"<DetsTable {len(self.objects)} objects, {len(self.problems)} problems>"
 
 
-def _is_tuple(value: Any) -> bool:
-    return isinstance(value, tuple) and not isinstance(value, MapPairs)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list) and not isinstance(value, ImproperList)
-
-
 def _collection(data: bytes, at: int) -> tuple[list[Any], int] | None:
     """(objects, end) of the collection at `at`; None if none is there."""
     if at < 0 or at + 8 > len(data):
@@ -372,7 +365,7 @@ def _collection(data: bytes, at: int) -> tuple[list[Any], int] | None:
             value = _term.decode(data[at + 4 : at + taken], max_size=0)
         except CorruptionError:
             return None
-        if not _is_tuple(value) or not value:
+        if not is_tuple(value) or not value:
             return None
         found.append(value)
         at += taken
@@ -556,9 +549,9 @@ def recovery_terms(table: DetsTable) -> dict[str, dict[str, Any]]:
 def _queue_terms(one: tuple[Any, ...]) -> tuple[str, dict[str, Any]]:
     key, terms = one
     # bytes() of a number would be as many zeros.
-    if not (_is_list(key) or isinstance(key, bytes)) or not _is_list(terms):
+    if not (is_list(key) or isinstance(key, bytes)) or not is_list(terms):
         raise ValueError("no directory, or no list")
-    pairs = [term for term in terms if _is_tuple(term) and len(term) == 2 and isinstance(term[0], Atom)]
+    pairs = [term for term in terms if is_tuple(term) and len(term) == 2 and isinstance(term[0], Atom)]
     found = {str(term[0]): term[1] for term in pairs}
     if len(found) != len(terms):
         raise ValueError("something else than names and values, or a name that comes twice")

@@ -12,13 +12,13 @@ import hashlib
 import os
 import struct
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 from rmqstore.errors import CorruptionError
 from rmqstore.files.mapped_file import open_regular
 from rmqstore.rabbitmq import _term
-from rmqstore.rabbitmq._term import Atom, ImproperList, MapPairs
-from rmqstore.rabbitmq.term import consult, format_term
+from rmqstore.rabbitmq._term import Atom
+from rmqstore.rabbitmq.term import consult, format_term, is_list, is_tuple
 
 __all__ = [
     "EtsTable",
@@ -109,25 +109,17 @@ def parse(data: bytes, *, path: str | None = None) -> EtsTable:
     header = header_of(items[0], path)
     objects, end = items[1:], None
     last = objects[-1] if objects else None
-    if _is_list(last) and last and last[0] == "$end_of_table":
+    if is_list(last) and last and last[0] == "$end_of_table":
         if len(last) != 2:
             raise CorruptionError("the end of the image is not as Erlang writes it", path, at)
         end = last[1]
         objects.pop()
-    if not all(_is_tuple(one) for one in objects):
+    if not all(is_tuple(one) for one in objects):
         raise CorruptionError("an object of the image is not a tuple", path, 8)
-    counts = [one[1:] for one in end if _is_tuple(one) and one and one[0] == "count"] if _is_list(end) else []
+    counts = [one[1:] for one in end if is_tuple(one) and one and one[0] == "count"] if is_list(end) else []
     if counts and not _says(counts[0], len(objects)):
         raise CorruptionError(f"the image says {counts[0]} objects and holds {len(objects)}", path, at)
     return EtsTable(header, objects, end)
-
-
-def _is_tuple(value: Any) -> TypeGuard[tuple[Any, ...]]:
-    return isinstance(value, tuple) and not isinstance(value, MapPairs)
-
-
-def _is_list(value: Any) -> TypeGuard[list[Any]]:
-    return isinstance(value, list) and not isinstance(value, ImproperList)
 
 
 def _says(values: tuple[Any, ...], number: int) -> bool:
@@ -136,15 +128,15 @@ def _says(values: tuple[Any, ...], number: int) -> bool:
 
 def header_of(item: Any, path: str | None) -> list[tuple[str, Any]]:
     """The names and values of an image's first item; CorruptionError if it has something else."""
-    if not _is_tuple(item) or not all(_is_tuple(one) and len(one) == 2 and isinstance(one[0], Atom) for one in item):
+    if not is_tuple(item) or not all(is_tuple(one) and len(one) == 2 and isinstance(one[0], Atom) for one in item):
         raise CorruptionError("the header of the image is not a list of names and values", path, 8)
     return [(str(name), value) for name, value in item]
 
 
 def is_counted(end: Any, number: int) -> bool:
     """bool: what stands at the end of an image counts so many objects, and says nothing else."""
-    only = end[0] if _is_list(end) and len(end) == 1 else ()
-    return _is_tuple(only) and only[:1] == ("count",) and _says(only[1:], number)
+    only = end[0] if is_list(end) and len(end) == 1 else ()
+    return is_tuple(only) and only[:1] == ("count",) and _says(only[1:], number)
 
 
 def read(path: str | os.PathLike[str]) -> EtsTable:

@@ -8,7 +8,7 @@ position.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, TypeGuard
 
 from rmqstore.errors import CorruptionError
 from rmqstore.rabbitmq._term import (
@@ -41,6 +41,8 @@ __all__ = [
     "decode_at",
     "encode",
     "format_term",
+    "is_list",
+    "is_tuple",
 ]
 
 # Deeper text is refused, as deeper terms are.
@@ -266,6 +268,16 @@ class _Terms:
                 break
         self.expect(">>")
         return BitString(parts, last_bits) if last_bits != 8 else bytes(parts)
+
+
+def is_tuple(value: Any) -> TypeGuard[tuple[Any, ...]]:
+    """bool: a tuple of Erlang's, and not the pairs of a map."""
+    return isinstance(value, tuple) and not isinstance(value, MapPairs)
+
+
+def is_list(value: Any) -> TypeGuard[list[Any]]:
+    """bool: a list of Erlang's that ends as one."""
+    return isinstance(value, list) and not isinstance(value, ImproperList)
 
 
 def consult(text: str | bytes, *, path: str | None = None) -> list[Any]:

@@ -68,6 +68,10 @@ class Doubt:
     behind: bool
     sure: frozenset[int] = frozenset()
 
+    def lets_stand(self, phy_offset: int) -> bool:
+        """What lies there is whole, and a reader gives it out."""
+        return phy_offset < self.prefix_end or phy_offset in self.sure
+
 
 class Model:
     """What must be there."""

@@ -288,7 +288,7 @@ class Session:
     def _check_doubt_of_reader(self) -> None:
         doubt = self.model.doubt
         given = {each.phy_offset for each in self._whole_messages()}
-        wanted = {each.phy_offset for each in self.model.live() if each.phy_offset < doubt.prefix_end} | doubt.sure
+        wanted = {each.phy_offset for each in self.model.live() if doubt.lets_stand(each.phy_offset)}
         check(wanted <= given, "a reader does not give out", sorted(wanted - given))
         self.loose = True
 
@@ -398,7 +398,7 @@ class Session:
         each, doubt = self.model.some(number), self.model.doubt
         if each is None:
             return
-        if doubt is not None and each.phy_offset >= doubt.prefix_end and each.phy_offset not in doubt.sure:
+        if doubt is not None and not doubt.lets_stand(each.phy_offset):
             # A reader adopts nothing: nobody knows yet whether it is there.
             return
         same(self.store.message_at(each.phy_offset), each)
