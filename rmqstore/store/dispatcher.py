@@ -150,8 +150,9 @@ def queued_rows(columns: RecordColumns) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(slots=True)
 class DispatchCounts:
-    """What dispatching did; `misplaced` are the records that say what cannot be: phy offset, size, what it is.
+    """What dispatching did; `first` is the lowest phy offset of a record that got a unit, None before there is one.
 
+    `misplaced` are the records that say what cannot be: phy offset, size, what it is.
     "BAD_QUEUE_OFFSET", "BAD_TOPIC": its queue offset or its topic, so it has no unit.  "BAD_INNER_NUM": the number of messages
     of an inner batch, so it counts as one.  "BAD_MULTI_DISPATCH": one of the further queues that it names, or its queue
     offset there, so it has no unit there.
@@ -161,7 +162,14 @@ class DispatchCounts:
     units: int = 0
     units_mended: int = 0
     index_entries: int = 0
+    first: int | None = None
     misplaced: list[tuple[int, int, str]] = field(default_factory=list)
+
+    def put(self, units: int, phy_offset: int) -> None:
+        """Count so many units of records from `phy_offset` on."""
+        self.units += units
+        if units and (self.first is None or phy_offset < self.first):
+            self.first = phy_offset
 
 
 class CommitLogDispatcher:
@@ -357,7 +365,8 @@ class CommitLogDispatcher:
         if repair and there:
             self._mend(queue, queue_offset, columns, rows[:there])
         if there < len(rows):
-            self.counts.units += queue.put_units(queue_offset, phy_offsets, sizes, tags_codes, store_timestamps)
+            units = queue.put_units(queue_offset, phy_offsets, sizes, tags_codes, store_timestamps)
+            self.counts.put(units, int(phy_offsets[there]))
 
     def _mend(self, queue: ConsumeQueue, queue_offset: int, columns: RecordColumns, rows: np.ndarray) -> None:
         done = 0
@@ -409,7 +418,7 @@ class CommitLogDispatcher:
                 f"messages up to {end}",
                 queue.files.path,
             )
-        self.counts.units += queue.put(base, phy_offset, size, tags_code, store_timestamp, num)
+        self.counts.put(queue.put(base, phy_offset, size, tags_code, store_timestamp, num), phy_offset)
 
     def _dispatch_multi(self, columns: RecordColumns, row: int) -> None:
         message = self.commit_log.look_up(int(columns.phy_offset[row]))
@@ -431,9 +440,8 @@ class CommitLogDispatcher:
                 # As of a record's own queue: what is higher than the log has room for is damaged.
                 problem = f"says queue offset {number} of {name}/0, which cannot be"
             else:
-                self.counts.units += queue.put(
-                    number, message.phy_offset, size, tags_code, message.store_timestamp, extended=False
-                )
+                units = queue.put(number, phy_offset, size, tags_code, message.store_timestamp, extended=False)
+                self.counts.put(units, phy_offset)
         if problem is not None:
             logger.warning("the record at phy offset %d %s; it gets no unit there", phy_offset, problem)
             self.counts.misplaced.append((phy_offset, size, "BAD_MULTI_DISPATCH"))

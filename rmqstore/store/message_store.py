@@ -367,11 +367,13 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
 
     @property
     def undispatched(self) -> tuple[int, int] | None:
-        """tuple of (int, int) or None: begin and end of what no queue on disk leads to; None where there is nothing.
+        """tuple of (int, int) or None: begin and end of the part of the log that queues on disk do not lead to, or not wholly.
 
-        A broker that died may not have dispatched its newest records, and queues may be gone.  A store that was opened
-        read-only then serves them all the same, by units that it makes in memory.  It goes over 1 GiB of the log for that;
-        what lies further is `unserved`.  A database of queues in RocksDB lags also while its broker runs; all of that is served.
+        None where there is nothing.  A broker that died may not have dispatched its newest records, or to some queues only,
+        and queues may be gone.  A store that was opened read-only then serves them all the same, by units that it makes in
+        memory.  It goes over the log for that from where everything surely was on disk, but no more than 1 GiB before the
+        newest unit and 1 GiB after it; what lies further is `unserved`.  A database of queues in RocksDB lags also while its
+        broker runs; all of that is served.
         """
         undispatched = self._state.undispatched
         served, left_out = undispatched.served, undispatched.left_out

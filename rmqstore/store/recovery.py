@@ -40,7 +40,7 @@ from rmqstore.message import SCHEDULE_TOPIC
 from rmqstore.store.dispatcher import Agreement, CommitLogDispatcher, DispatchCounts, IndexProgress, QueueGapError
 from rmqstore.store.index_survey import IndexSurvey
 
-__all__ = ["RECOVERY_MODES", "RecoveryReport", "learn_delays", "look_at_queues", "recover"]
+__all__ = ["RECOVERY_MODES", "RecoveryReport", "dispatched_before_crash", "learn_delays", "look_at_queues", "recover"]
 
 logger = logging.getLogger(__name__)
 
@@ -294,6 +294,13 @@ def _where_to_begin(
         # What the index lacks is dispatched again from the log, however far back that is.
         begin = min(begin, _segment_of(commit_log, index.kept_end))
     return begin
+
+
+def dispatched_before_crash(commit_log: CommitLog, checkpoint: Checkpoint) -> int:
+    """Phy offset up to which every queue surely has its units on disk, though the store was not closed in order."""
+    if checkpoint.flushed_offset >= 0:
+        return min(checkpoint.flushed_offset, commit_log.max_offset)
+    return _where_to_begin(commit_log, None, checkpoint, -1, clean=False)
 
 
 def _segment_of(commit_log: CommitLog, offset: int) -> int:

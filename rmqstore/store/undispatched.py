@@ -12,15 +12,19 @@ import math
 import os
 import threading
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
+from rmqstore.consumequeue.plain_queue import PlainQueue
+from rmqstore.errors import GeometryError
+from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.store_lock import is_held
 from rmqstore.rocksdb.places import queue_databases
-from rmqstore.store.dispatcher import CommitLogDispatcher, IndexProgress
-from rmqstore.store.recovery import look_at_queues
+from rmqstore.store.dispatcher import Agreement, CommitLogDispatcher, IndexProgress
+from rmqstore.store.recovery import dispatched_before_crash, look_at_queues
 
 if TYPE_CHECKING:
     from rmqstore.store.completion import Completion
@@ -29,7 +33,8 @@ __all__ = ["MAX_UNDISPATCHED", "Undispatched"]
 
 logger = logging.getLogger(__name__)
 
-# So many bytes of the log are gone over for it; more than a broker leaves, unless its queues are gone.
+# So many bytes of the log are gone over for it, on either side of where the newest unit of any queue leads: more than a broker
+# leaves, unless its queues are gone.
 MAX_UNDISPATCHED = 1 << 30
 # A reader beside a writer looks so often (seconds) whether that one is gone and left anything.
 _LOOK_INTERVAL = 1.0
@@ -50,7 +55,8 @@ class Undispatched:
     Attributes
     ----------
     served : tuple of (int, int) or None
-        Phy offsets, begin and end, of what is in no queue on disk and is served from memory; None = nothing.
+        Phy offsets: where the first record lies that a queue on disk lacks and that is served from memory, and where this ends;
+        None = nothing.
     left_out : tuple of (int, int) or None
         Of what is in no queue at all, because there is more than `MAX_UNDISPATCHED`.
     completion : Completion or None
@@ -135,18 +141,21 @@ class Undispatched:
         return status.st_ino, status.st_mtime_ns
 
     def _serve(self, end: int) -> None:
-        newest = look_at_queues(self.queues)[0]
-        self.queues.set_aside(self.queues.config.max_mapped_files)
-        begin = max(newest, self.commit_log.min_offset)
-        if begin >= end:
-            return
+        newest, plain = look_at_queues(self.queues)
+        begin = min(max(newest, self.commit_log.min_offset), end)
         until = min(end, begin + MAX_UNDISPATCHED)
+        begin = self._first_missing(begin, plain)
+        self.queues.set_aside(self.queues.config.max_mapped_files)
         dispatcher = CommitLogDispatcher(self.commit_log, self.queues, None)
         with self.queues.in_memory():
             for stretch, columns in self.commit_log.scans(begin, until, keys=False):
                 if stretch.verdict is Verdict.RECORD:
                     dispatcher.dispatch_columns(columns, IndexProgress(), allow_gaps=True)
-        if dispatcher.counts.units:
+        if dispatcher.counts.first is None:
+            # They were asked for and lack nothing: as they are on disk they are seen to grow.
+            self.queues.forget_memory()
+        else:
+            begin = dispatcher.counts.first
             self.served = begin, until
         if until < end:
             self.left_out = until, end
@@ -155,3 +164,18 @@ class Undispatched:
                 "phy offset %d on are in no queue here. Rebuild the queues (rmqstore rebuild --what consumequeue), or read the log",
                 self.root, end - begin, begin, until - begin, until,
             )  # fmt: skip
+
+    def _first_missing(self, newest: int, plain: Mapping[tuple[str, int], PlainQueue]) -> int:
+        # Where a queue may lack something that is older than the newest unit of another: many messages that are put together
+        # are dispatched queue by queue, and a system that loses power has forced one queue's file and not yet the other's.
+        try:
+            checkpoint = Checkpoint.load(os.path.join(self.root, "checkpoint"), read_only=True)
+        except GeometryError:
+            checkpoint = Checkpoint(self.root, read_only=True)
+        begin = max(dispatched_before_crash(self.commit_log, checkpoint), newest - MAX_UNDISPATCHED)
+        begin = max(begin, self.commit_log.min_offset)
+        agreement = Agreement(self.queues, plain)
+        for stretch, columns in self.commit_log.scans(begin, newest, check_crc=False, keys=False):
+            if stretch.verdict is Verdict.RECORD and not agreement.holds(columns):
+                return stretch.begin
+        return newest

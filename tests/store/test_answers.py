@@ -861,6 +861,74 @@ def test_what_was_not_dispatched_is_served(tmp_path, more, loss):
         assert answers_of(store) == wanted and store.undispatched is None
 
 
+@pytest.mark.parametrize("mark", ["flushed", "lost", "damaged"])
+@pytest.mark.parametrize("more", [{}, {"enable_consume_queue_ext": True}], ids=["plain", "ext"])
+def test_one_queue_was_dispatched_and_another_not(tmp_path, more, mark):
+    # Many messages that are put together are dispatched queue by queue, and queues are forced one after the other.
+    config = StoreConfig(**{**SMALL, **more})
+    for number, ahead in enumerate([["A/0"], ["A/1", "B/0"], ["C"], ["B"], ["A", "B", "C/1"], ["A", "B"]]):
+        path = tmp_path / str(number) / "s"
+        path.parent.mkdir()
+        whole = undispatched_store(path, **more)
+        for kind in ("consumequeue", "consumequeue_ext") if more else ("consumequeue",):
+            for queue in ahead:
+                shutil.rmtree(path / kind / queue, ignore_errors=True)
+                shutil.copytree(whole / kind / queue, path / kind / queue)
+        if mark == "lost":
+            (path / "checkpoint").unlink()
+        elif mark == "damaged":
+            (path / "checkpoint").write_bytes(b"1234567")
+        with MessageStore.open(whole, config=config, read_only=True) as store:
+            wanted, end = answers_of(store), store.commit_log.max_offset
+        before = tree(path)
+        with MessageStore.open(path, config=config, read_only=True) as store:
+            assert answers_of(store) == wanted, ahead
+            begin, until = store.undispatched
+            assert until == end
+            # It begins at the first message that a queue lacks.
+            first = min(place for key, answer in wanted.items() for place, _, body in answer[2] if body.startswith(b"late")
+                        and not any(f"{key[0]}/{key[1]}".startswith(each) for each in ahead))  # fmt: skip
+            assert begin == first == store.stats().dispatched_phy_offset
+            store.refresh()
+            assert answers_of(store) == wanted
+        assert tree(path) == before
+
+
+def test_a_reader_that_found_nothing_missing_sees_queues_grow(tmp_path):
+    # It compares batch queues by dispatching them, and must not keep them for that.
+    path, config = tmp_path / "s", StoreConfig(**SMALL)
+    put_some(path)
+    with MessageStore.open(path, config=config) as store:
+        store.put_message(Message("Inner", b"inner", sys_flag=0xC0, properties={"INNER_NUM": "2"}))
+        store.put_message(Message("A", b"first"), queue_id=0)
+    (path / "abort").write_bytes(b"1")
+    with MessageStore.open(path, config=config, read_only=True) as reader:
+        assert reader.undispatched is None
+        with MessageStore.open(path, config=config) as store:
+            store.put_message(Message("A", b"second"), queue_id=0)
+        reader.refresh()
+        assert content(reader.get_message("A", 0, 0, 100))[-1][2] == b"second"
+
+
+def test_how_far_before_the_newest_unit_is_looked(tmp_path, monkeypatch):
+    path, config = tmp_path / "s", StoreConfig(**SMALL)
+    whole = undispatched_store(path, second=60)
+    shutil.rmtree(path / "consumequeue" / "C", ignore_errors=True)
+    for topic in "AB":
+        shutil.rmtree(path / "consumequeue" / topic)
+        shutil.copytree(whole / "consumequeue" / topic, path / "consumequeue" / topic)
+    with MessageStore.open(whole, config=config, read_only=True) as store:
+        places = [place for key, answer in answers_of(store).items() if key[0] == "C" for place, *_ in answer[2]]
+        end = store.commit_log.max_offset
+    with MessageStore.open(path, config=config, read_only=True) as store:
+        assert store.undispatched == (min(places), end) and store.unserved is None
+    # What lies in front of it may be there or not; nothing after it is missing.
+    monkeypatch.setattr("rmqstore.store.undispatched.MAX_UNDISPATCHED", 4000)
+    with MessageStore.open(path, config=config, read_only=True) as store:
+        found = [place for key, answer in answers_of(store).items() if key[0] == "C" for place, *_ in answer[2]]
+        assert 0 < len(found) < len(places) and set(found) >= {place for place in places if place >= end - 4000 + 500}
+
+
 def test_the_front_ends_serve_what_was_not_dispatched(tmp_path):
     testclient = pytest.importorskip("starlette.testclient")
     from rmqstore import console
