@@ -94,6 +94,20 @@ class Checkpoint:
             setattr(self, name, 0)
 
     @classmethod
+    def load_or_zeros(cls, path: str | os.PathLike[str]) -> Checkpoint:
+        """As `load`, read-only; zeros where the file has a size that cannot be, for whoever trusts it less then.
+
+        Raises
+        ------
+        OSError
+            The file cannot be read.
+        """
+        try:
+            return cls.load(path, read_only=True)
+        except GeometryError:
+            return cls(path, read_only=True)
+
+    @classmethod
     def load(cls, path: str | os.PathLike[str], *, read_only: bool = False) -> Checkpoint:
         """Read the checkpoint file at `path`.
 

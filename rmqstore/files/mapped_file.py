@@ -518,6 +518,11 @@ class MappedFile(NotCopied):
         """bool: the file is mapped now."""
         return self._region is not None
 
+    @property
+    def was_mapped(self) -> bool:
+        """bool: the file is mapped, or was before the pool let it go, so that `is_current` knows which it was."""
+        return self._region is not None or self._inode != (0, 0)
+
     def advise(self, how: str) -> None:
         """Set `advice`, for the mapping that is there as well."""
         region, self.advice = self._region, how

@@ -446,16 +446,25 @@ class MappedFileQueue(NotCopied, FileStream):
             self._files = {}
 
     def was_replaced(self) -> bool:
-        """bool: the newest file that is mapped is not the one that bears its name now, or its name is gone (read-only use)."""
+        """bool: the newest file that was mapped is not the one that bears its name now, or its name is gone (read-only use)."""
         with self.pool.lock:
             for offset in reversed(self.file_offsets):
                 mapped_file = self._files.get(offset)
-                if mapped_file is not None and mapped_file.mapped:
+                if mapped_file is not None and mapped_file.was_mapped:
                     if os.path.exists(mapped_file.path):
                         return not mapped_file.is_current()
-                    # Retention deletes from the front, so that what goes while older files stay was cut.
-                    return any(os.path.exists(self._path_of(older)) for older in self.file_offsets if older < offset)
+                    # Retention deletes from the front, so that what goes while older files are there was cut or made again.
+                    return self._has_older(offset)
         return False
+
+    def _has_older(self, offset: int) -> bool:
+        # Whether a file lies before this place now, known or not: a rebuild numbers the units of batches from 0 again.
+        try:
+            names = os.listdir(self.path)
+        except FileNotFoundError:
+            return False
+        offsets = map(offset_of_name, names)
+        return any(older is not None and older < offset for older in offsets)
 
     def forget_replaced_behind(self, offset: int) -> None:
         """Let go of files after the one that holds `offset` which another process deleted or made again (read-only use).

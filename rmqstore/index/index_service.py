@@ -262,6 +262,11 @@ class IndexService(NotCopied, OpenedIndexes):
                 self._open.pop(name).let_go()
                 self.distrusted.discard(name)
 
+    def ask_anew(self) -> None:
+        """Have the next exact question ask what the files leave out of the log, as after a change of their list."""
+        with self._open_lock:
+            self._list_changed()
+
     def _list_changed(self) -> None:
         self._recent = self.opened_files = self._order = None
         self.version += 1

@@ -20,6 +20,7 @@ from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
 from rmqstore.errors import GeometryError, OffsetOutOfRangeError
+from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MemoryFile
 from rmqstore.files.store_lock import is_held
 from rmqstore.index.database_index import DatabaseIndex
@@ -76,12 +77,28 @@ class LogIndex:
         # What the index in RocksDB covered then.
         self._of_database: list[tuple[int, int]] = []
         self._tail: tuple[int, int] | None = None
+        # Who had the store for writing when it was looked at last: when `abort` was written, and whether he was there.
+        self._writer: tuple[tuple[int, int] | None, bool] = None, False
         self._complained: set[str] = set()
         self._lock = threading.Lock()
 
     def forget(self) -> None:
         """Forget what the log says: it was replaced."""
         self._parts, self._bytes, self._known = [], 0, None
+
+    def look_again(self) -> None:
+        """Have the next question look anew where a writer came or went since: a dead one leaves what nobody indexes."""
+        with self._lock:
+            if self._known is not None and self._writer_now() != self._writer:
+                self._known = None
+                self.index_service.ask_anew()
+
+    def _writer_now(self) -> tuple[tuple[int, int] | None, bool]:
+        try:
+            status = os.stat(os.path.join(self.root, "abort"))
+        except FileNotFoundError:
+            return None, is_held(self.root)
+        return (status.st_ino, status.st_mtime_ns), is_held(self.root)
 
     def stretches(self) -> list[tuple[int, int]]:
         """list of (int, int): phy offsets, begin and end, of what the index does not cover; `cover` goes over these."""
@@ -135,7 +152,7 @@ class LogIndex:
         # False where the list of index files changed meanwhile.
         if self.is_current() and (not self.uncovered or (self._known is not None and limit <= self._known[1])):
             return True
-        version, tail = self.index_service.version, self._tail_now()
+        version, tail, self._writer = self.index_service.version, self._tail_now(), self._writer_now()
         self._of_database = [] if self.database is None else self.database.covered()
         stretches, has_tail = self._stretches()
         wanted = [piece for stretch in stretches for piece in self._pieces(*stretch)]
@@ -161,10 +178,11 @@ class LogIndex:
         self._parts.sort(key=lambda part: part.begin)
         self.uncovered = _joined(uncovered[::-1])
         self._known, self._tail = (version, limit), tail if has_tail else None
-        return self._hand_over(version)
+        return self._hand_over(version, stretches[-1][0] if has_tail else None)
 
-    def _hand_over(self, version: int) -> bool:
-        # Entries from the log stand where they would stand in the index: by the offset of the first.
+    def _hand_over(self, version: int, tail: int | None) -> bool:
+        # Entries from the log stand where they would stand in the index: by the offset of the first.  Those of the log's end, from
+        # `tail` on, are newer than any file: they hold whatever a file has of it too.
         names = self.index_service.names
         begins = [self._span(name, quiet=True)[0] for name in names]
         order: list[tuple[int, int, str, IndexFile | None]] = [
@@ -172,7 +190,7 @@ class LogIndex:
         ]
         order += [(part.begin, 1, f"log{part.begin:019d}", part.entries) for part in self._parts if part.entries is not None]
         # A file that begins with the last record of a stretch is newer than it.
-        order.sort(key=lambda each: (each[0], -each[1]))
+        order.sort(key=lambda each: (tail is not None and each[1] == 1 and each[0] >= tail, each[0], -each[1]))
         self.index_service.log_damage = _joined([stretch for part in self._parts for stretch in part.damage])
         return self.index_service.take_log_files(
             [(name, index) for _, _, name, index in order], not self.uncovered, version
@@ -232,9 +250,24 @@ class LogIndex:
                 found.append((last, min(first_of + (1 if message is None else message.size), high)))
             if end_of >= at:
                 at, last = end_of, last_of
-        if at >= high or not self._is_ours(last if at > low else -1):
+        if not self._is_ours(last if at > low else -1):
             return found, False
-        return [*found, (last, high)], True
+        unsure = self._unsure(last)
+        if at >= high and unsure >= high:
+            return found, False
+        begin = max(min(last, unsure), low)
+        # Up to there the stretches before it are part of it.
+        found = [(first, min(end, begin)) for first, end in found if first < begin]
+        return [*found, (begin, high)], True
+
+    def _unsure(self, last: int) -> int:
+        # From which record on the index may lack entries though its newest file has one of the record at `last`.  Whoever closed
+        # the store in order put all; one that died between two entries left out some of its last record, and lost power takes
+        # what was not on disk yet, of which only this package's own mark in the checkpoint tells.
+        if not os.path.exists(os.path.join(self.root, "abort")):
+            return self.commit_log.max_offset
+        flushed = Checkpoint.load_or_zeros(os.path.join(self.root, "checkpoint")).flushed_offset
+        return last if flushed < 0 else min(flushed, last)
 
     def _is_ours(self, last: int) -> bool:
         # Whether the end of the log is to be gone over: a living writer indexes it itself, if it has an index.

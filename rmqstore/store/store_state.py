@@ -215,6 +215,8 @@ class StoreState(StateFields):
             self.undispatched.look()
             if self.index_service is not None:
                 self.index_service.load()
+            if self.log_index is not None:
+                self.log_index.look_again()
             self.database_index.look_again()
             if self.tiered is not None:
                 self.tiered.refresh()

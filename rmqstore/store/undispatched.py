@@ -19,7 +19,6 @@ from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.plain_queue import PlainQueue
-from rmqstore.errors import GeometryError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.store_lock import is_held
 from rmqstore.rocksdb.places import queue_databases
@@ -168,10 +167,7 @@ class Undispatched:
     def _first_missing(self, newest: int, plain: Mapping[tuple[str, int], PlainQueue]) -> int:
         # Where a queue may lack something that is older than the newest unit of another: many messages that are put together
         # are dispatched queue by queue, and a system that loses power has forced one queue's file and not yet the other's.
-        try:
-            checkpoint = Checkpoint.load(os.path.join(self.root, "checkpoint"), read_only=True)
-        except GeometryError:
-            checkpoint = Checkpoint(self.root, read_only=True)
+        checkpoint = Checkpoint.load_or_zeros(os.path.join(self.root, "checkpoint"))
         begin = max(dispatched_before_crash(self.commit_log, checkpoint), newest - MAX_UNDISPATCHED)
         begin = max(begin, self.commit_log.min_offset)
         agreement = Agreement(self.queues, plain)

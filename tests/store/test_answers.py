@@ -6,6 +6,7 @@ lost anything, or from what a real broker's own code read.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -26,6 +27,7 @@ from rmqstore.cli import main
 from rmqstore.errors import CorruptionError, InvalidMessageError, OffsetOutOfRangeError
 from rmqstore.index.index_service import IndexService
 from rmqstore.offline.export import Selection, export
+from rmqstore.offline.rebuild import rebuild
 from rmqstore.store.columns import Columns, rows_at
 
 pyarrow = importlib.util.find_spec("pyarrow")
@@ -910,6 +912,34 @@ def test_a_reader_that_found_nothing_missing_sees_queues_grow(tmp_path):
         assert content(reader.get_message("A", 0, 0, 100))[-1][2] == b"second"
 
 
+@pytest.mark.parametrize("max_mapped_files", [2, 100])
+def test_a_queue_that_is_rebuilt_under_other_names_is_read_anew(tmp_path, max_mapped_files):
+    # After retention the units of batches are numbered from 0 again, so that no name of before is left; and the pool has let
+    # go of the mapping that would tell.
+    config = StoreConfig(**{**SMALL, "mapper_file_size_batch_consume_queue": 46 * 2, "max_mapped_files": max_mapped_files})
+    path = tmp_path / "s"
+    with MessageStore.open(path, config=config) as store:
+        for i in range(60):
+            store.put_message(Message("Inner", b"%050d" % i, sys_flag=0xC0, properties={"INNER_NUM": "2"}))
+            store.put_message(Message("A", b"%0200d" % i))
+        store.flush()
+    for name in sorted(os.listdir(path / "commitlog"))[:2]:
+        os.utime(path / "commitlog" / name, (1, 1))
+    with MessageStore.open(path, config=config) as store:
+        assert store.delete_expired_files().segments == 2
+    with MessageStore.open(path, config=config, read_only=True) as reader:
+        wanted = answers_of(reader)
+        reader.get_message("A", 0, wanted["A", 0][0])
+        rebuild(path, ("consumequeue",), config)
+        reader.refresh()
+        assert answers_of(reader) == wanted
+        with MessageStore.open(path, config=config) as store:
+            store.put_message(Message("Inner", b"new", sys_flag=0xC0, properties={"INNER_NUM": "2"}))
+            number = store.max_queue_offset("Inner", 0) - 2
+        reader.refresh()
+        assert reader.get_message("Inner", 0, number).messages[0].body == b"new"
+
+
 def test_how_far_before_the_newest_unit_is_looked(tmp_path, monkeypatch):
     path, config = tmp_path / "s", StoreConfig(**SMALL)
     whole = undispatched_store(path, second=60)
@@ -1015,6 +1045,85 @@ def test_units_on_disk_win_when_a_writer_comes(tmp_path):
             # Beside a live writer nothing is made in memory: it dispatches by itself.
             with MessageStore.open(path, config=config, read_only=True) as other:
                 assert other.undispatched is None and answers_of(other) == answers_of(writer)
+
+
+def take_back_entries(path, num):
+    """Make the newest index file as it was before its last `num` entries were put."""
+    newest = sorted((path / "index").iterdir())[-1]
+    data = bytearray(newest.read_bytes())
+    for _ in range(num):
+        *ends, slots, count = struct.unpack(">qqqqii", data[:40])
+        entry = 40 + 4 * SMALL["max_hash_slot_num"] + 20 * (count - 1)
+        key_hash, _, _, before = struct.unpack(">iqii", data[entry : entry + 20])
+        slot = 40 + 4 * (key_hash % SMALL["max_hash_slot_num"])
+        data[slot : slot + 4] = struct.pack(">i", before)
+        data[entry : entry + 20] = bytes(20)
+        last = struct.unpack(">q", data[entry - 16 : entry - 8])[0] if count > 2 else 0
+        data[:40] = struct.pack(">qqqqii", ends[0], ends[1], ends[2], last, slots - (before == 0), count - 1)
+    with newest.open("r+b") as file:
+        file.write(data)
+
+
+def test_a_broker_that_died_between_two_entries(tmp_path):
+    path, config = tmp_path / "s", StoreConfig(**SMALL)
+    with MessageStore.open(path, config=config) as store:
+        store.put_message(Message("A", b"0", keys=["same"]))
+        place = store.put_message(Message("A", b"1", keys=["k1", "k2", "same"])).phy_offset
+    for lost in range(4):
+        if lost:
+            take_back_entries(path, 1)
+        (path / "abort").write_bytes(b"1")
+        before = tree(path)
+        with MessageStore.open(path, config=config, read_only=True) as store:
+            for key in ("k1", "k2", "same"):
+                for max_num in (1, 64):
+                    found = store.query_message("A", key, max_num)
+                    assert content(found)[0] == (place, "A", b"1") and found.complete
+            assert len(store.query_message("A", "same")) == 2 and store.query_message("A", "same", 1).truncated
+            assert store.query_table(["k1", "k2", "same"], topic="A", columns=["phy_offset"]).num_rows == 4
+        assert tree(path) == before
+
+
+def test_entries_that_lost_power_took_from_the_middle(tmp_path):
+    path, config = tmp_path / "s", StoreConfig(**SMALL)
+    with MessageStore.open(path, config=config) as store:
+        store.put_message(Message("A", b"first", keys=["first"]))
+        store.flush()
+        for i in range(6):
+            store.put_message(Message("A", b"%d" % i, keys=[f"k{i}"]))
+        shutil.copytree(path, tmp_path / "crashed")
+    newest = sorted((tmp_path / "crashed" / "index").iterdir())[-1]
+    for i in range(5):
+        data = bytearray(newest.read_bytes())
+        entry = 40 + 4 * SMALL["max_hash_slot_num"] + 20 * (2 + i)
+        data[entry : entry + 20] = bytes(20)
+        newest.write_bytes(data)
+        with MessageStore.open(tmp_path / "crashed", config=config, read_only=True) as store:
+            for n in range(6):
+                found = store.query_message("A", f"k{n}")
+                assert [body for *_, body in content(found)] == [b"%d" % n] and found.complete
+
+
+def test_a_writer_that_dies_beside_a_reader_before_it_indexes(tmp_path):
+    path, config = tmp_path / "s", StoreConfig(**SMALL)
+    with MessageStore.open(path, config=config) as store:
+        store.put_message(Message("A", b"0", keys=["same"]))
+    with MessageStore.open(path, config=config, read_only=True) as reader:
+        assert len(reader.query_message("A", "same")) == 1
+        for died in (1, 2):
+            child = os.fork()
+            if not child:
+                with contextlib.suppress(BaseException):
+                    writer = MessageStore.open(path, config=config)
+                    writer.put_message(Message("A", b"%d" % died, keys=["same"]))
+                    take_back_entries(path, 1)
+                os._exit(0)
+            os.waitpid(child, 0)
+            reader.refresh()
+            for max_num in (1, 64):
+                found = reader.query_message("A", "same", max_num)
+                assert content(found)[0][2] == b"%d" % died
+            assert len(found) == died + 1 and found.complete
 
 
 def test_a_writer_that_cannot_be_seen(tmp_path, monkeypatch):
