@@ -81,6 +81,12 @@ class ConsumeQueue(UnitQueue):
         if self.ext is not None:
             self.ext.files.in_memory = value
 
+    def let_go(self) -> None:
+        """As every queue does, the extension included."""
+        self.files.let_go()
+        if self.ext is not None:
+            self.ext.files.let_go()
+
     def tidy(self) -> None:
         """As every queue does; the extension's files too."""
         super().tidy()

@@ -212,7 +212,13 @@ class ConsumeQueueStore(NotCopied, QueueTable):
     def forget_memory(self) -> None:
         """Forget the units that are in memory; the queues are what is on disk again."""
         with self._lock:
-            kept = {key: queue for key, queue in self._queues.items() if queue is None or not queue.in_memory}
+            kept = {}
+            for key, queue in self._queues.items():
+                if queue is None or not queue.in_memory:
+                    kept[key] = queue
+                else:
+                    # Who asks it at this moment goes on asking it.
+                    queue.let_go()
             self._queues = kept
             self.load()
 

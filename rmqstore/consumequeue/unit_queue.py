@@ -130,6 +130,10 @@ class UnitQueue(NotCopied, _core.QueueFields):
     def in_memory(self, value: bool) -> None:
         self.files.in_memory = value
 
+    def let_go(self) -> None:
+        """Let every mapping go, the extension's too; what is asked for again is mapped again."""
+        self.files.let_go()
+
     @property
     def disk_files(self) -> int:
         """int: how many files of units are on disk."""

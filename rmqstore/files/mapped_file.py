@@ -315,6 +315,13 @@ class MappedFilePool(NotCopied):
             except ValueError:
                 pass
 
+    def let_go(self) -> None:
+        """Let every mapping go, those of files that no list has any more too: the store is closed."""
+        with self.lock:
+            for mapped_file in self._mapped:
+                mapped_file.let_go()
+            self._mapped.clear()
+
 
 class MappedFile(NotCopied):
     """One file of fixed size.

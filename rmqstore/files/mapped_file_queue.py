@@ -437,12 +437,17 @@ class MappedFileQueue(NotCopied, FileStream):
             self.wrote_where = max(end, self.min_offset, 0)
             return len(self.file_offsets) > before
 
-    def forget_files(self) -> None:
-        """Let every mapping go, for files that another process replaced; `load` finds the new ones."""
+    def let_go(self) -> None:
+        """Let every mapping go; those that are asked for again are made again, and files in memory stay."""
         with self.pool.lock:
             for mapped_file in self._files.values():
                 self.pool.forget(mapped_file)
                 mapped_file.let_go()
+
+    def forget_files(self) -> None:
+        """Let every mapping go, for files that another process replaced; `load` finds the new ones."""
+        with self.pool.lock:
+            self.let_go()
             self._files = {}
 
     def was_replaced(self) -> bool:

@@ -163,6 +163,7 @@ class StoreState(StateFields):
         self.database_index.close()
         self.commit_log.close()
         self.queues.close()
+        self.pool.let_go()
         if self.index_service is not None:
             self.index_service.close()
 
