@@ -79,27 +79,29 @@ class LogEnd:
         return self._end_behind(end)
 
     def _end_behind(self, end: int) -> int:
-        # Where what follows `end` comes to an end, if whole records that are not older follow there; else `end`.
-        search: _core.RecordSearch | None = None
-        limit, newest = 0, -1
-        while (mapped_file := self.files.find(end)) is not None:
-            base, region = mapped_file.file_from_offset, mapped_file.region
-            if end - base + 1 >= region.size:
-                break
-            if search is None or search.region is not region:
-                search = _core.RecordSearch(region, base)
-                limit, newest = mapped_file.last_nonzero(end - base + 1), -1
-            found = search.find(end - base + 1, limit)
-            if found < 0:
-                break
-            if newest < 0:
-                newest = self._newest_before(end)
-            if _core.check_record(region, found, base, 0)[2] < newest:
-                break
-            pos, verdict, num, last = _dispatch.walk(region, found, region.size, base)
-            if num:
-                newest = _core.check_record(region, last, base, 0)[2]
-            end = base + (region.size if verdict == Verdict.BLANK else pos)
+        # Where what follows `end` comes to an end, if whole records that are not older follow there or in a later segment, which
+        # may begin with damage too; else `end`.
+        newest, after = -1, end + 1
+        for base in self.files.offsets:
+            if base + self.segment_size <= end:
+                continue
+            mapped_file = self.files.file(base)
+            region, search, limit = mapped_file.region, None, 0
+            while (start := max(after - base, 0)) < region.size:
+                if search is None:
+                    search, limit = _core.RecordSearch(region, base), mapped_file.last_nonzero(start)
+                found = search.find(start, limit)
+                if found < 0:
+                    break
+                if newest < 0:
+                    newest = self._newest_before(end)
+                if _core.check_record(region, found, base, 0)[2] < newest:
+                    return end
+                pos, verdict, num, last = _dispatch.walk(region, found, region.size, base)
+                if num:
+                    newest = _core.check_record(region, last, base, 0)[2]
+                end = base + (region.size if verdict == Verdict.BLANK else pos)
+                after = end + (verdict != Verdict.BLANK)
         return end
 
     def _begins_empty(self, base: int) -> bool:

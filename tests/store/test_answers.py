@@ -1051,6 +1051,54 @@ def test_units_on_disk_win_when_a_writer_comes(tmp_path):
         assert not left
 
 
+@pytest.mark.parametrize("mark", [True, False], ids=["killed", "closed"])
+@pytest.mark.parametrize("filler", [b"\0", b"\xff"], ids=["zeros", "noise"])
+@pytest.mark.parametrize("num", [1, 2])
+@pytest.mark.parametrize("end_too", [False, True], ids=["start", "end and start"])
+def test_a_segment_that_lost_its_start_is_read(tmp_path, mark, filler, num, end_too):
+    # Lost power takes the first page of the newest segments, which then look as if nobody had written to them yet.
+    path, config = tmp_path / "s", StoreConfig(**SMALL)
+    put_some(path, 150)
+    with MessageStore.open(path, config=config, read_only=True) as store:
+        whole = list(store.messages())
+    segments = sorted((path / "commitlog").iterdir())
+    bases = [int(each.name) for each in segments]
+    newest = [base for base in bases if any(base <= m.phy_offset for m in whole)][-num:]
+    lost = set()
+    for base in newest:
+        cut = [(base, 1000)]
+        if end_too:
+            last = [m for m in whole if m.phy_offset < base][-1].phy_offset
+            cut.append((last, base - last))
+        for begin, size in cut:
+            with segments[bases.index(begin // 8192 * 8192)].open("r+b") as file:
+                file.seek(begin % 8192)
+                file.write(filler * size)
+            lost |= {m.phy_offset for m in whole if begin - m.size < m.phy_offset < begin + size}
+    if mark:
+        (path / "abort").write_bytes(b"1")
+    left = [(m.phy_offset, m.body) for m in whole if m.phy_offset not in lost]
+    assert len(left) < len(whole) and left[-1][0] > newest[-1]
+    before = tree(path)
+    with MessageStore.open(path, config=config, read_only=True) as store:
+        assert store.commit_log.max_offset == left[-1][0] + whole[-1].size
+        assert [(m.phy_offset, m.body) for m in store.messages() if not m.corrupt] == left
+        by_queue = [m.phy_offset for t in "AB" for q in (0, 1) for m in pages(store, t, q) if not m.corrupt]
+        assert sorted(by_queue) == [place for place, _ in left]
+        assert store.query_message("AB"[149 % 2], "k149")[0].phy_offset == left[-1][0]
+    assert tree(path) == before
+
+
+def pages(store, topic, queue_id):
+    """Every message of a queue."""
+    at, high = store.min_queue_offset(topic, queue_id), store.max_queue_offset(topic, queue_id)
+    while at < high:
+        page = store.get_message(topic, queue_id, at)
+        yield from page.messages
+        assert page.next_queue_offset > at
+        at = page.next_queue_offset
+
+
 def take_back_entries(path, num):
     """Make the newest index file as it was before its last `num` entries were put."""
     newest = sorted((path / "index").iterdir())[-1]
