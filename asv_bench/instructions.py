@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURES = Path(__file__).with_name("instructions.json")
+CONSTANT_SOURCE = Path(__file__).with_name("constant.c")
 LIMIT = 0.10
 # What the kernels' instructions come from.
 SOURCES = ("rmqstore", "setup.py", "pyproject.toml")
@@ -138,14 +139,13 @@ def compiler() -> str:
     return f"{'clang' if 'clang' in text else 'gcc'} {number.strip().split('.')[0]}"
 
 
-def build_constant(folder: Path) -> None:
-    """Compile `constant.c` into a module below `folder`."""
+def build_extension(source: Path, folder: Path) -> None:
+    """Compile a module for this Python into `folder`."""
     include = sysconfig.get_path("include")
     command = [*os.environ.get("CC", "cc").split(), "-O2", "-shared", "-fPIC", f"-I{include}"]
     if sys.platform == "darwin":
         command += ["-undefined", "dynamic_lookup"]
-    source = Path(__file__).with_name("constant.c")
-    subprocess.run([*command, "-o", str(folder / "constant.so"), str(source)], check=True)
+    subprocess.run([*command, "-o", str(folder / f"{source.stem}.so"), str(source)], check=True)
 
 
 def count(tree: Path, scratch: Path) -> Counted:
@@ -156,7 +156,7 @@ def count(tree: Path, scratch: Path) -> Counted:
     subprocess.run(
         [*os.environ.get("CC", "cc").split(), "-O1", "-shared", "-fPIC", "-o", str(library), str(source)], check=True
     )
-    build_constant(folder)
+    build_extension(CONSTANT_SOURCE, folder)
     log = folder / "valgrind.log"
     done = subprocess.run(
         [

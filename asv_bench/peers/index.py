@@ -20,7 +20,7 @@ from rmqstore import IndexFile, StoreConfig
 from rmqstore._core import java_string_hash
 
 from . import data
-from .constant import CONSTANT, constant_of
+from .extensions import CONSTANT, constant_of
 from .jvm import Java
 from .rounds import Outcome, Work
 from .setting import Setting, remove, timed

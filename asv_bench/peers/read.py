@@ -3,8 +3,9 @@ MessageDecoder.
 
 Both sides read the same bytes: Java opens a copy of the store that we wrote.  The limit of a scan is a plain loop in C
 (c/scan.c), which lays out the same columns, as copies or as views; with "pages let go" it gives back what it is past, as
-a scan does.  Beside queries stand the same loop over an extension in C that does nothing, and a loop in C that looks
-the keys up and reads their records (c/query.c).  Everyone checks the body's CRC of every message, reads its body, keys,
+a scan does.  Beside calls that give messages stand the same loop over an extension in C that only finds the records and
+makes the objects (c/messages.c), and over one that does nothing; beside queries a loop in C that looks the keys up and reads
+their records (c/query.c), too.  Everyone checks the body's CRC of every message, reads its body, keys,
 topic and queue offset, and lets go of it before the next one, or the next table, is read.  Java's decoded messages are
 what its client gets, without the network between.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +24,7 @@ import numpy as np
 from rmqstore import MessageStore, StoreConfig
 
 from . import data
-from .constant import CONSTANT, constant_of
+from .extensions import CONSTANT, OBJECTS, constant_of, messages_of
 from .jvm import Java
 from .loops import compiled, run_loop
 from .rounds import Outcome, Work
@@ -49,8 +51,9 @@ def works(setting: Setting) -> Iterator[Work]:
         if setting.java is not None:
             setting.java.ask("open", path=copy_sparse(path, copy))
         with MessageStore.open(path, config=StoreConfig(), read_only=True) as store:
-            yield get(setting, store, n, copy)
-            yield from query(setting, store, keys, folder, path, copy)
+            objects = only_objects(folder, path)
+            yield get(setting, store, n, copy, objects)
+            yield from query(setting, store, keys, folder, path, copy, objects)
             yield scan(setting, store, n, folder, os.path.join(path, "commitlog", f"{0:020d}"), end)
     finally:
         if setting.java is not None and os.path.isdir(copy):
@@ -58,15 +61,28 @@ def works(setting: Setting) -> Iterator[Work]:
         remove(folder)
 
 
-def get(setting: Setting, store: MessageStore, n: int, copy: str) -> Work:
-    """All messages of all queues, 32 a call."""
+def only_objects(folder: str, path: str) -> tuple[Any, str]:
+    """The extension that makes messages of the store at `path`, and its name in tables; None where it cannot be compiled."""
+    (index,) = sorted(Path(path, "index").iterdir())
+    segment = os.path.join(path, "commitlog", f"{0:020d}")
+    queues = [os.path.join(path, "consumequeue", data.TOPIC, str(i), f"{0:020d}") for i in range(data.QUEUES)]
+    try:
+        extension, crc = messages_of(folder, segment, str(index), StoreConfig().max_hash_slot_num, data.TOPIC, *queues)
+    except (OSError, subprocess.CalledProcessError):
+        return None, OBJECTS
+    return extension, f"{OBJECTS}, CRC by {crc}"
 
-    def all_of_them() -> tuple[int, int]:
+
+def get(setting: Setting, store: MessageStore, n: int, copy: str, objects: tuple[Any, str]) -> Work:
+    """All messages of all queues, 32 a call, beside getMessage and an extension that makes the objects alone."""
+    extension, limit = objects
+
+    def all_of_them(asked: Any) -> tuple[int, int]:
         messages = total = 0
         for queue_id in range(data.QUEUES):
             at = 0
             while True:
-                result = store.get_message(data.TOPIC, queue_id, at, max_num=EACH)
+                result = asked.get_message(data.TOPIC, queue_id, at, max_num=EACH)
                 if not result.messages:
                     break
                 for message in result.messages:
@@ -76,8 +92,8 @@ def get(setting: Setting, store: MessageStore, n: int, copy: str) -> Work:
                 at = result.next_queue_offset
         return messages, total
 
-    def of_ours() -> Outcome:
-        seconds, (messages, total) = timed(all_of_them)
+    def messages_of_all(asked: Any = store) -> Outcome:
+        seconds, (messages, total) = timed(lambda: all_of_them(asked))
         return Outcome(seconds, {"messages": messages, "sum": total})
 
     def of_java(java: Java) -> Outcome:
@@ -102,8 +118,12 @@ def get(setting: Setting, store: MessageStore, n: int, copy: str) -> Work:
         seconds, (messages, total) = timed(all_of_them)
         return Outcome(seconds, {"messages": messages, "sum": total + messages * (data.KEY_WIDTH + len(data.TOPIC))})
 
-    contenders: dict[str, Callable[[], Outcome]] = {f"get_message, {EACH} a call": of_ours}
+    contenders: dict[str, Callable[[], Outcome]] = {f"get_message, {EACH} a call": messages_of_all}
     skipped = setting.without_java(f"Java getMessage {EACH} + decode")
+    if extension is None:
+        skipped[limit] = "it cannot be compiled here"
+    else:
+        contenders[limit] = lambda: messages_of_all(extension)
     if hasattr(store, "get_table"):
         contenders["get_table, 10 000 rows a call"] = tables
     else:
@@ -115,6 +135,7 @@ def get(setting: Setting, store: MessageStore, n: int, copy: str) -> Work:
         n,
         contenders | setting.of_java(f"Java getMessage {EACH} + decode", of_java),
         base=f"Java getMessage {EACH} + decode",
+        others=[limit],
         goals={f"get_message, {EACH} a call": 1.5},
         skipped=skipped,
         warm_up=setting.warm_up(2),
@@ -122,9 +143,10 @@ def get(setting: Setting, store: MessageStore, n: int, copy: str) -> Work:
 
 
 def query(
-    setting: Setting, store: MessageStore, there: list[str], folder: str, path: str, copy: str
+    setting: Setting, store: MessageStore, there: list[str], folder: str, path: str, copy: str, objects: tuple[Any, str]
 ) -> Iterator[Work]:
-    """Keys in random order, one call each and in batches, beside queryMessage and a loop in C (c/query.c)."""
+    """Keys in random order, one call each and in batches, beside queryMessage, an extension and a loop in C (c/query.c)."""
+    extension, limit = objects
     n = setting.size(100_000, 2000)
     by, why_not = compiled(folder, "query")
     (index,) = sorted(Path(path, "index").iterdir())
@@ -176,8 +198,15 @@ def query(
         def of_constant(one_by_one: Callable[..., Outcome] = one_by_one, does_nothing: Any = does_nothing) -> Outcome:
             return Outcome(one_by_one(asked=does_nothing).seconds)
 
+        def of_objects(one_by_one: Callable[..., Outcome] = one_by_one) -> Outcome:
+            return one_by_one(asked=extension)
+
         contenders: dict[str, Callable[[], Outcome]] = {"query_message, one call": one_by_one, CONSTANT: of_constant}
         skipped = setting.without_java("Java queryMessage + decode")
+        if extension is None:
+            skipped[limit] = "it cannot be compiled here"
+        else:
+            contenders[limit] = of_objects
         if hasattr(store, "query_table"):
             contenders["query_table, 10 000 keys a call"] = batches
         else:
@@ -194,7 +223,7 @@ def query(
             n,
             contenders | setting.of_java("Java queryMessage + decode", of_java),
             base="Java queryMessage + decode",
-            others=[CONSTANT, loop],
+            others=[CONSTANT, limit, loop],
             # A key that is not there takes no verifying and no decoding, which the higher goals are about.
             goals={"query_message, one call": 2, "query_table, 10 000 keys a call": 8}
             if kind == "there"

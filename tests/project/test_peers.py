@@ -6,6 +6,7 @@ Owns no measurement: nothing here depends on how long anything takes.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree
@@ -253,6 +254,41 @@ def test_the_loop_in_c_writes_what_the_store_writes(tmp_path):
     # The loop numbers them as they come; each file is sized for all units.
     size = max(len(one.rstrip(b"\0")) for one in queues)
     assert sorted(one[:size] for one in found) == sorted(one[:size] for one in queues)
+
+
+def test_the_extension_that_makes_the_objects_alone_finds_what_the_store_finds(tmp_path):
+    # In a process of its own, as it ends where a record is not what it must be.
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler cc")
+    script = """
+import sys
+from pathlib import Path
+from asv_bench.peers import data, read
+from rmqstore import MessageStore
+path, n = sys.argv[1] + "/store", 40_000
+keys = data.keys(n)
+with MessageStore.open(path) as store:
+    data.fill(store, keys, data.bodies(n, 100), 100)
+    extension, name = read.only_objects(sys.argv[1], path)
+    def all_of(messages):
+        return [(m.topic, m.body, m.keys, m.queue_offset) for m in messages]
+    num = 0
+    for queue_id in range(data.QUEUES):
+        at = 0
+        while True:
+            ours, theirs = (asked.get_message(data.TOPIC, queue_id, at, max_num=32) for asked in (store, extension))
+            assert all_of(ours.messages) == all_of(theirs.messages)
+            assert not ours.messages or ours.next_queue_offset == theirs.next_queue_offset
+            if not ours.messages:
+                break
+            num, at = num + len(ours.messages), ours.next_queue_offset
+    assert num == n
+    for key in [*keys[::7], "nobody's"]:
+        assert all_of(store.query_message(data.TOPIC, key)) == all_of(extension.query_message(data.TOPIC, key)), key
+print(name)
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("an extension in C that makes"), done.stderr
 
 
 def test_the_loop_in_c_reads_what_a_scan_reads(tmp_path):

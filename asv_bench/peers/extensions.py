@@ -1,0 +1,41 @@
+"""What a call costs in Python at least: an extension in C that does nothing, and one that only makes the messages.
+
+Owns their compiling and loading (`asv_bench/constant.c`, `c/messages.c`).  They have the store's calls by their names, so that
+the same loop runs over both.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..instructions import CONSTANT_SOURCE, build_extension
+from .loops import SOURCES
+
+CONSTANT = "an extension in C that does nothing, one call"
+OBJECTS = "an extension in C that makes the objects alone"
+
+
+def constant_of(folder: str, answer: object) -> Any:
+    """An object whose calls give `answer` and do nothing, compiled below `folder`."""
+    return _extension(folder, CONSTANT_SOURCE).Constant(answer)
+
+
+def messages_of(folder: str, *store: object) -> tuple[Any, str]:
+    """The calls that make messages of a store, and how they compute a CRC on this machine; `store` as its `take` says."""
+    extension = _extension(folder, SOURCES / "messages.c")
+    return extension, extension.take(*store)
+
+
+def _extension(folder: str, source: Path) -> ModuleType:
+    path = os.path.join(folder, f"{source.stem}.so")
+    if not os.path.exists(path):
+        build_extension(source, Path(folder))
+    spec = importlib.util.spec_from_file_location(source.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
