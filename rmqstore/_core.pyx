@@ -2309,23 +2309,34 @@ def count_units(Region region not None, int64_t unit_size=UNIT_SIZE, int64_t fir
         region.unpin()
 
 
+cdef inline bint is_pre_fill(const unsigned char* unit) noexcept nogil:
+    return get_i64(unit) == 0 and get_i32(unit + UNIT_RECORD_SIZE) == PRE_FILL
+
+
 def unit_at_or_after(Region region not None, int64_t low, int64_t high, int64_t phy_offset, int64_t unit_size=UNIT_SIZE):
-    """int: number of the first unit in [low, high) whose phy offset is not below `phy_offset`, or `high`."""
+    """int: number of the first unit in [low, high) whose phy offset is not below `phy_offset`, or `high`.
+
+    Pre-fill units, which may stand for lost messages anywhere in a simple queue, are passed over.
+    """
     if unit_size != UNIT_SIZE and unit_size != BATCH_UNIT_SIZE:
         raise ValueError(f"unit_size {unit_size}; a unit has {UNIT_SIZE} or {BATCH_UNIT_SIZE} bytes")
     if low < 0 or high < low or high > INT64_MAX // unit_size:
         raise OffsetOutOfRangeError(f"units {low} to {high}")
     cdef unsigned char* p = region.pin(0, unit_size * high)
-    cdef int64_t middle
+    cdef int64_t middle, at, found = high
     try:
         with nogil:
             while low < high:
-                middle = low + (high - low) // 2
-                if get_i64(p + unit_size * middle) < phy_offset:
-                    low = middle + 1
-                else:
-                    high = middle
-        return low
+                at = middle = low + (high - low) // 2
+                while at < high and unit_size == UNIT_SIZE and is_pre_fill(p + unit_size * at):
+                    at += 1
+                if at < high and get_i64(p + unit_size * at) < phy_offset:
+                    low = at + 1
+                    continue
+                if at < high:
+                    found = at
+                high = middle
+        return found
     finally:
         region.unpin()
 

@@ -1,7 +1,7 @@
-"""What a call costs in Python at least: an extension in C that does nothing, and one that only makes the messages.
+"""What a call costs in Python at least: an extension in C that does nothing, and ones that do what must be done and no more.
 
-Owns their compiling and loading (`asv_bench/constant.c`, `c/messages.c`).  They have the store's calls by their names, so that
-the same loop runs over both.
+Owns their compiling and loading (`asv_bench/constant.c`, `c/messages.c`, `c/one_key.c`).  They have the store's calls by
+their names, so that the same loop runs over both.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from .loops import SOURCES
 
 CONSTANT = "an extension in C that does nothing, one call"
 OBJECTS = "an extension in C that makes the objects alone"
+ONE_KEY = "an extension in C that checks nothing, one call"
 
 
 def constant_of(folder: str, answer: object) -> Any:
@@ -28,6 +29,11 @@ def messages_of(folder: str, *store: object) -> tuple[Any, str]:
     """The calls that make messages of a store, and how they compute a CRC on this machine; `store` as its `take` says."""
     extension = _extension(folder, SOURCES / "messages.c")
     return extension, extension.take(*store)
+
+
+def one_key(folder: str) -> Any:
+    """The calls with one key on an index file; its `open` says which."""
+    return _extension(folder, SOURCES / "one_key.c")
 
 
 def _extension(folder: str, source: Path) -> ModuleType:

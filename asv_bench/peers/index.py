@@ -5,7 +5,7 @@ short chains are those of 2 000 000 keys in 5 000 000 slots (1.2 entries looked 
 a full file (20 000 000 entries, 5 looked at), which both sides read.
 
 Beside the calls with one key stands the same loop over an extension in C that does nothing (`asv_bench/constant.c`): what a
-call costs in Python at least.
+call costs in Python at least; and over one that writes and reads the same entries and checks nothing (c/one_key.c).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rmqstore import IndexFile, StoreConfig
 from rmqstore._core import java_string_hash
 
 from . import data
-from .extensions import CONSTANT, constant_of
+from .extensions import CONSTANT, ONE_KEY, constant_of, one_key
 from .jvm import Java
 from .rounds import Outcome, Work
 from .setting import Setting, remove, timed
@@ -43,6 +43,7 @@ class Files:
         self.number = 0
         self.ours: IndexFile | None = None
         self.theirs = ""
+        self.unchecked = ""
 
     def path(self) -> str:
         """The name of a file that is not there yet; RocketMQ takes only numbers."""
@@ -75,6 +76,23 @@ class Files:
             java.ask("index-destroy", path=self.theirs)
             self.theirs = ""
 
+    def open_unchecked(self, extension: Any) -> None:
+        """A new file of the extension's instead of the one before."""
+        self.close_unchecked()
+        self.unchecked = self.path()
+        IndexFile.create(self.unchecked, self.config).close()
+        self.reopen_unchecked(extension, self.unchecked)
+
+    def reopen_unchecked(self, extension: Any, path: str) -> None:
+        """Let the extension take up what lies at `path`."""
+        extension.open(path, self.config.max_hash_slot_num, self.config.max_index_num)
+
+    def close_unchecked(self) -> None:
+        """Delete the extension's file."""
+        if self.unchecked:
+            os.unlink(self.unchecked)
+            self.unchecked = ""
+
     def empty(self, path: str) -> None:
         """Zero header and slots; the entries keep their pages."""
         with open(path, "r+b", buffering=0) as file:
@@ -83,6 +101,7 @@ class Files:
     def close(self) -> None:
         """Delete everything."""
         self.close_ours()
+        self.close_unchecked()
         if self.setting.java is not None:
             self.close_theirs(self.setting.java)
         remove(self.folder)
@@ -131,6 +150,7 @@ def puts(setting: Setting, files: Files, keys: list[str], described: dict[str, A
     def of_constant() -> Outcome:
         return Outcome(timed(lambda: put_key(does_nothing))[0])
 
+    unchecked = one_key(files.folder)
     skipped = setting.without_java("Java")
     try:
         import pyarrow as pa
@@ -143,8 +163,19 @@ def puts(setting: Setting, files: Files, keys: list[str], described: dict[str, A
         if state == "warm":
             ours = files.open_ours()
             ours.put_keys(keys, offsets, times)
+            files.open_unchecked(unchecked)
             if setting.java is not None:
                 files.open_theirs(setting.java)
+
+        def of_unchecked(fresh: bool = state == "fresh") -> Outcome:
+            if fresh:
+                files.open_unchecked(unchecked)
+                setting.settle()
+            else:
+                files.empty(files.unchecked)
+                files.reopen_unchecked(unchecked, files.unchecked)
+            seconds, taken = timed(lambda: put_key(unchecked))
+            return Outcome(seconds, {"taken": taken})
 
         def of_ours(way: Callable[[IndexFile], int], fresh: bool = state == "fresh") -> Outcome:
             if fresh:
@@ -172,9 +203,9 @@ def puts(setting: Setting, files: Files, keys: list[str], described: dict[str, A
             "keys",
             n,
             {name: lambda way=way: of_ours(way) for name, way in ways.items()}
-            | {CONSTANT: of_constant}
+            | {CONSTANT: of_constant, ONE_KEY: of_unchecked}
             | setting.of_java("Java", of_java),
-            others=[CONSTANT],
+            others=[CONSTANT, ONE_KEY],
             goals=PUT_GOALS,
             skipped=skipped,
             warm_up=setting.warm_up(3),
@@ -203,6 +234,8 @@ def selects(setting: Setting, files: Files, there: list[str], chains: str) -> It
     order = np.random.default_rng(3).permutation(len(there))[:n]
     if setting.java is not None:
         files.open_theirs(setting.java, index.path)
+    unchecked = one_key(files.folder)
+    files.reopen_unchecked(unchecked, index.path)
     for kind, keys in (("there", [there[i] for i in order]), ("not there", data.whole_keys(n, seed=9))):
         described = data.write_keys(os.path.join(files.folder, "asked"), keys)
 
@@ -222,12 +255,15 @@ def selects(setting: Setting, files: Files, there: list[str], chains: str) -> It
                 return found
 
             seconds, found = timed(all_of_them)
-            return Outcome(seconds, {"found": found} if asked is index else {})
+            return Outcome(seconds, {"found": found})
 
         does_nothing = constant_of(files.folder, [0] if kind == "there" else [])
 
         def of_constant(single: Callable[..., Outcome] = single, does_nothing: Any = does_nothing) -> Outcome:
-            return single(asked=does_nothing)
+            return Outcome(single(asked=does_nothing).seconds)
+
+        def of_unchecked(single: Callable[..., Outcome] = single) -> Outcome:
+            return single(asked=unchecked)
 
         def of_java(java: Java, described: dict[str, Any] = described) -> Outcome:
             return java.timed("index-select", path=files.theirs, **described)
@@ -237,9 +273,14 @@ def selects(setting: Setting, files: Files, there: list[str], chains: str) -> It
             f"select, {chains}, keys {kind}",
             "keys",
             n,
-            {"select_phy_offsets, list of str": batch, "select_phy_offset, one call": single, CONSTANT: of_constant}
+            {
+                "select_phy_offsets, list of str": batch,
+                "select_phy_offset, one call": single,
+                CONSTANT: of_constant,
+                ONE_KEY: of_unchecked,
+            }
             | setting.of_java("Java", of_java),
-            others=[CONSTANT],
+            others=[CONSTANT, ONE_KEY],
             goals=SELECT_GOALS,
             skipped=setting.without_java("Java"),
             warm_up=setting.warm_up(3),

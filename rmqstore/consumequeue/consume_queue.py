@@ -404,20 +404,27 @@ class ConsumeQueue(UnitQueue):
             "lower": the first message stored at or after `timestamp`, the max offset if there is none; "upper": the last
             one stored at or before it, the min offset if there is none (RocketMQ 5.1.1 and later).
         store_timestamp_at : callable
-            Store time by phy offset, -1 if unknown; unknown times count as earlier.
+            Store time by phy offset, -1 if unknown; messages without one are passed over, as units that are missing are.
         """
         check_boundary(boundary)
         low = start = self.min_queue_offset(min_phy_offset)
         high = self.max_queue_offset
+        found, last = high, start
         while low < high:
             middle = (low + high) // 2
-            unit = self.unit(middle)
-            time = -1 if unit is None else store_timestamp_at(unit.phy_offset)
-            if (unit is None or time == -1) or (time < timestamp if boundary == "lower" else time <= timestamp):
-                low = middle + 1
-            else:
-                high = middle
-        return low if boundary == "lower" else max(low - 1, start)
+            # A gap, of messages that were lost, says nothing of either side.
+            for at in range(middle, high):
+                unit = self.unit(at)
+                time = -1 if unit is None else store_timestamp_at(unit.phy_offset)
+                if time != -1:
+                    break
+            if time != -1 and (time < timestamp if boundary == "lower" else time <= timestamp):
+                low, last = at + 1, at
+                continue
+            if time != -1:
+                found = at
+            high = middle
+        return found if boundary == "lower" else last
 
     def make_room(self, count: int) -> None:
         """As every queue does, in the extension too."""

@@ -160,7 +160,7 @@ def _count(files: _Files, base: int) -> int | None:
 
 
 def _first_at_or_after(files: _Files, end: int, min_phy_offset: int) -> int | None:
-    # Number of the first unit whose record is at or after this, `end` if there is none; None where pre-fill units are first.
+    # Number of the first unit whose record is at or after this, `end` if there is none; None where pre-fill units are in the way.
     for base in files.offsets:
         first = base // _UNIT_SIZE
         count = min(files.units_per_file, end - first)
@@ -176,7 +176,10 @@ def _first_at_or_after(files: _Files, end: int, min_phy_offset: int) -> int | No
         low, high = 0, count - 1
         while low < high:
             middle = (low + high) // 2
-            if files.unit(base, middle)[0] < min_phy_offset:
+            phy_offset, size = files.unit(base, middle)
+            if (phy_offset, size) == (0, PRE_FILL_SIZE):
+                return None
+            if phy_offset < min_phy_offset:
                 low = middle + 1
             else:
                 high = middle

@@ -2,9 +2,11 @@
 
 Owns the store (keys that are known by their number), the writer process and the askers, which are threads with a connection
 each that all ask at the same time and compare every answer.  As a program it makes the store with 20 000 000 index entries,
-asks from 200 connections and prints one line of JSON::
+asks from 200 connections, and for the metrics once a second, and prints one line of JSON::
 
     python tests/console/console_load.py --entries 20000000 --askers 200 --seconds 20
+
+A writer at full speed (`--pause 0`) takes tens of gigabytes an hour.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _BATCH = 100_000
 _WRITER = """
 import sys, time
 from rmqstore import Message, MessageStore
-path, first = sys.argv[1], int(sys.argv[2])
+path, first, pause = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 with MessageStore.open(path) as store:
     number = first
     while not sys.stdin.closed:
@@ -48,7 +50,8 @@ with MessageStore.open(path) as store:
         store.put_messages(batch, [n % 4 for n in range(number, number + 20)])
         number += 20
         print(number, flush=True)
-        time.sleep(0.01)
+        if pause:
+            time.sleep(pause)
 """
 
 
@@ -77,13 +80,13 @@ def make_store(path: Path, messages: int, config: StoreConfig | None = None) -> 
 
 
 class Writer:
-    """A process that goes on putting messages, numbered from `first` on, until it is stopped."""
+    """A process that goes on putting 20 messages and a pause (s), numbered from `first` on, until it is stopped."""
 
-    def __init__(self, path: Path, first: int):
+    def __init__(self, path: Path, first: int, pause: float = 0.01):
         self.first = first
         self.next = first
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _WRITER, str(path), str(first)],
+            [sys.executable, "-c", _WRITER, str(path), str(first), str(pause)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -177,7 +180,7 @@ def run_load(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(600)
+        thread.join(600 + (seconds or 0))
         assert not thread.is_alive(), "an asker hangs"
     report.took = time.monotonic() - begin
     return report
@@ -236,6 +239,39 @@ class MemoryWatch:
         self.samples.append(self.server.anonymous_memory())
 
 
+class MetricsWatch:
+    """Asks for the metrics once a second: seconds of each answer, and what was wrong."""
+
+    def __init__(self, server: ConsoleServer):
+        self.server = server
+        self.report = LoadReport()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def _watch(self) -> None:
+        newest = -1
+        while not self._done.wait(1):
+            before = time.monotonic()
+            answer = self.server.get("/metrics")
+            self.report.seconds.append(time.monotonic() - before)
+            ends = [line for line in answer.text.splitlines() if line.startswith("rocketmq_brokeruntime_commitlog_maxoffset{")]
+            if answer.status != 200 or len(ends) != 1:
+                self.report.wrong.append(f"/metrics: {answer.status} {answer.body[:200]!r}")
+                continue
+            end = int(float(ends[0].split()[-1]))
+            if end < newest:
+                self.report.wrong.append(f"/metrics: the log goes to {end}, and went to {newest} before")
+            newest = end
+
+    def __enter__(self) -> MetricsWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._done.set()
+        self._thread.join(120)
+
+
 def newest_is_found(server: ConsoleServer, writer: Writer, limit: float = 10) -> list[str]:
     """Say what is wrong if a message that the writer has put is not found by its key soon after."""
     number = writer.next - 1
@@ -249,16 +285,16 @@ def newest_is_found(server: ConsoleServer, writer: Writer, limit: float = 10) ->
         time.sleep(0.1)
 
 
-def measure(path: Path, messages: int, askers: int, seconds: float) -> dict[str, Any]:
+def measure(path: Path, messages: int, askers: int, seconds: float, pause: float = 0.01) -> dict[str, Any]:
     """Run the load on a store that `make_store` made, beside a writer; figures, and what was wrong."""
-    writer = Writer(path, messages)
+    writer = Writer(path, messages, pause)
     try:
         writer.wait_until(messages + 100)
         with ConsoleServer(path) as server:
             questions = key_questions(messages)
             warm = run_load(server, askers, questions, each=5)
             before = server.anonymous_memory()
-            with MemoryWatch(server) as memory:
+            with MemoryWatch(server) as memory, MetricsWatch(server) as metrics:
                 report = run_load(server, askers, questions, seconds=seconds)
             written = writer.next - messages
             found_last = newest_is_found(server, writer)
@@ -270,9 +306,12 @@ def measure(path: Path, messages: int, askers: int, seconds: float) -> dict[str,
         "answers": report.answers, "answers_per_second": round(report.answers / report.took),
         "median_ms": round(report.percentile(0.5) * 1000, 1), "p99_ms": round(report.percentile(0.99) * 1000, 1),
         "max_ms": round(max(report.seconds, default=math.nan) * 1000, 1),
+        "metrics": len(metrics.report.seconds), "metrics_p99_ms": round(metrics.report.percentile(0.99) * 1000, 1),
+        # Flat is what does not grow from tenth to tenth.
+        "memory_by_tenth_mib": [sample >> 20 for sample in memory.samples[:: max(len(memory.samples) // 10, 1)]],
         "memory_before_mib": before >> 20, "memory_peak_mib": max(memory.samples) >> 20,
         "memory_after_mib": memory.samples[-1] >> 20, "written_meanwhile": written,
-        "wrong": (warm.wrong + report.wrong + found_last + log)[:20],
+        "wrong": (warm.wrong + report.wrong + metrics.report.wrong + found_last + log)[:20],
     }  # fmt: skip
 
 
@@ -281,6 +320,7 @@ def main() -> None:
     parser.add_argument("--entries", type=int, default=20_000_000)
     parser.add_argument("--askers", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--pause", type=float, default=0.01, help="of the writer after 20 messages, s")
     parser.add_argument("--store", type=Path, help="where the store is kept (and found again); else a temporary one")
     options = parser.parse_args()
     messages = options.entries // ENTRIES_PER_MESSAGE
@@ -290,7 +330,7 @@ def main() -> None:
         if not done.exists():
             make_store(path, messages)
             done.touch()
-        report = measure(path, messages, options.askers, options.seconds)
+        report = measure(path, messages, options.askers, options.seconds, options.pause)
     print(json.dumps(report))
     sys.exit(1 if report["wrong"] else 0)
 

@@ -1166,6 +1166,16 @@ def test_unit_at_or_after_is_a_lower_bound(offsets, wanted, data):
     assert _core.unit_at_or_after(batch, low, high, wanted, 46) == expected
 
 
+@given(st.lists(st.tuples(st.integers(1, 60), st.booleans()), max_size=40), st.integers(-5, 70), st.data())
+def test_unit_at_or_after_passes_over_pre_fill_units(units, wanted, data):
+    units = sorted(units)
+    low = data.draw(st.integers(0, len(units)))
+    high = data.draw(st.integers(low, len(units)))
+    content = [oracle.PRE_FILL_UNIT if filled else oracle.Unit(offset, 1, 0).encode() for offset, filled in units]
+    expected = next((i for i in range(low, high) if not units[i][1] and units[i][0] >= wanted), high)
+    assert _core.unit_at_or_after(mapped(b"".join(content) + bytes(20)), low, high, wanted) == expected
+
+
 def test_unit_at_or_after_bounds():
     region = sparse(200)
     for low, high in ((-1, 5), (5, 4), (0, 11), (0, 2**40), (11, 11)):

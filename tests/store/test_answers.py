@@ -18,6 +18,7 @@ from collections import namedtuple
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import oracle
 import pytest
 from click.testing import CliRunner
 
@@ -938,6 +939,38 @@ def test_a_queue_that_is_rebuilt_under_other_names_is_read_anew(tmp_path, max_ma
             number = store.max_queue_offset("Inner", 0) - 2
         reader.refresh()
         assert reader.get_message("Inner", 0, number).messages[0].body == b"new"
+
+
+@pytest.mark.parametrize("gap", [(3, 1), (5, 1), (1, 4), (7, 9), (16, 2), (9, 11)])
+@pytest.mark.parametrize("size", [400, 4000])
+def test_a_gap_in_a_queue_hides_nothing_before_it(tmp_path, gap, size):
+    # A recovery that goes on after damage leaves pre-fill units for the messages that it lost.
+    path, config = tmp_path / "s", StoreConfig(**{**SMALL, "mapped_file_size_consume_queue": size})
+    times = iter(range(1_700_000_000_000, 1_700_000_009_000, 10))
+    with MessageStore.open(path, config=config.replace(clock=lambda: next(times))) as store:
+        for i in range(120):
+            store.put_message(Message("A", b"%0100d" % i))
+        expired = store.commit_log.files.offsets[1]
+    (path / "commitlog" / f"{0:020d}").unlink()
+    with MessageStore.open(path, config=config, read_only=True) as store:
+        kept = {m.queue_offset: m.store_timestamp for m in store.messages()}
+        low, high = min(kept), max(kept) + 1
+        assert store.commit_log.min_offset == expired and store.min_queue_offset("A", 0) == low > 0
+    lost = range(low + gap[0], low + gap[0] + gap[1])
+    for number in lost:
+        with (path / "consumequeue/A/0" / f"{number * 20 // size * size:020d}").open("r+b") as file:
+            file.seek(number * 20 % size)
+            file.write(oracle.PRE_FILL_UNIT)
+        del kept[number]
+    with MessageStore.open(path, config=config, read_only=True) as store:
+        assert (store.min_queue_offset("A", 0), store.max_queue_offset("A", 0)) == (low, high)
+        assert [m.queue_offset for m in pages(store, "A", 0)] == list(kept)
+        assert [each.min_queue_offset for each in store.stats().queues] == [low]
+        for time in range(min(kept.values()) - 15, max(kept.values()) + 20, 5):
+            later = [number for number, stored in kept.items() if stored >= time]
+            earlier = [number for number, stored in kept.items() if stored <= time]
+            assert store.offset_by_time("A", 0, time) == (later[0] if later else high)
+            assert store.offset_by_time("A", 0, time, "upper") == (earlier[-1] if earlier else low)
 
 
 def test_how_far_before_the_newest_unit_is_looked(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ enum { HEADER = 40, SLOT = 4, ENTRY = 20 };
 static const uint8_t *segment, *idx;
 static uint32_t slot_num;
 
-static const uint8_t *map_whole(const char *path) {
+static inline const uint8_t *map_whole(const char *path) {
     struct stat status;
     int fd = open(path, O_RDONLY);
     if (fd < 0 || fstat(fd, &status)) fail(path);
@@ -22,7 +22,7 @@ static const uint8_t *map_whole(const char *path) {
 }
 
 /* Whether one of the keys of the record, which spaces separate, is this one. */
-static int has_key(const record *r, const uint8_t *key, uint32_t width) {
+static inline int has_key(const record *r, const uint8_t *key, uint32_t width) {
     property each;
     for (const uint8_t *name = r->properties; take_property(name, r->end, &each); name = each.next + 1) {
         if (!is_named(&each, "KEYS")) continue;
@@ -39,7 +39,7 @@ static int has_key(const record *r, const uint8_t *key, uint32_t width) {
 typedef struct { const char *topic; const uint8_t *key; uint32_t topic_size, width, hash, number; } chain;
 
 /* Java's hash of a topic and '#'; what the hash of each of its keys goes on from. */
-static uint32_t prefix_of(const char *topic, uint32_t topic_size) {
+static inline uint32_t prefix_of(const char *topic, uint32_t topic_size) {
     uint32_t prefix = 0;
     for (uint32_t i = 0; i < topic_size; i++) prefix = prefix * 31 + (uint8_t)topic[i];
     return prefix * 31 + '#';
