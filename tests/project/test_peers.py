@@ -262,9 +262,9 @@ def test_the_extension_that_makes_the_objects_alone_finds_what_the_store_finds(t
         pytest.skip("there is no C compiler cc")
     script = """
 import sys
-from pathlib import Path
-from asv_bench.peers import data, read
+sys.path.append(sys.argv[2])
 from rmqstore import MessageStore
+from asv_bench.peers import data, read
 path, n = sys.argv[1] + "/store", 40_000
 keys = data.keys(n)
 with MessageStore.open(path) as store:
@@ -287,7 +287,8 @@ with MessageStore.open(path) as store:
         assert all_of(store.query_message(data.TOPIC, key)) == all_of(extension.query_message(data.TOPIC, key)), key
 print(name)
 """
-    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "-c", script, str(tmp_path), str(ROOT)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.startswith("an extension in C that makes"), done.stderr
 
 
