@@ -2,7 +2,8 @@
 
 Owns the ``lock`` file: an exclusive POSIX record lock on byte 0, which excludes a Java broker as well (``flock`` would
 not), and the list of stores that this process holds, because a POSIX lock vanishes as soon as any descriptor of the
-file is closed in the process.  Readers never touch it.  A forked child holds nothing: the lock stays with the parent.
+file is closed in the process; and what the ``abort`` file says of the last writer.  Readers never touch either.  A
+forked child holds nothing: the lock stays with the parent.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import threading
 from rmqstore.errors import StoreLockedError
 from rmqstore.files.mapped_file import NotCopied, naming_errors, open_regular
 
-__all__ = ["StoreLock", "is_held"]
+__all__ = ["StoreLock", "abort_mark", "is_held"]
 
 # By the store's real path, so that two names of one directory meet.
 _held: set[str] = set()
@@ -57,6 +58,18 @@ def _holder(fd: int) -> str:
         # A broker's command line is kilobytes of class path; its beginning and its main class tell enough.
         return f"process {process} ({command if len(command) <= 120 else f'{command[:80]} ... {words[-1][:80]}'})"
     return f"process {process}"
+
+
+def abort_mark(root: str) -> tuple[int, int] | None:
+    """(int, int) or None: which `abort` file lies in the store at `root`, and when it was written (ns since epoch).
+
+    Whoever opens the store for writing makes or rewrites it, and takes it away when he closes the store in order.
+    """
+    try:
+        status = os.stat(os.path.join(root, "abort"))
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns
 
 
 def is_held(root: str) -> bool:

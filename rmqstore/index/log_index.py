@@ -22,7 +22,7 @@ from rmqstore.config import StoreConfig
 from rmqstore.errors import GeometryError, OffsetOutOfRangeError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MemoryFile
-from rmqstore.files.store_lock import is_held
+from rmqstore.files.store_lock import abort_mark, is_held
 from rmqstore.index.database_index import DatabaseIndex
 from rmqstore.index.index_file import IndexFile
 from rmqstore.index.index_service import IndexService
@@ -94,11 +94,7 @@ class LogIndex:
                 self.index_service.ask_anew()
 
     def _writer_now(self) -> tuple[tuple[int, int] | None, bool]:
-        try:
-            status = os.stat(os.path.join(self.root, "abort"))
-        except FileNotFoundError:
-            return None, is_held(self.root)
-        return (status.st_ino, status.st_mtime_ns), is_held(self.root)
+        return abort_mark(self.root), is_held(self.root)
 
     def stretches(self) -> list[tuple[int, int]]:
         """list of (int, int): phy offsets, begin and end, of what the index does not cover; `cover` goes over these."""
@@ -264,7 +260,7 @@ class LogIndex:
         # From which record on the index may lack entries though its newest file has one of the record at `last`.  Whoever closed
         # the store in order put all; one that died between two entries left out some of its last record, and lost power takes
         # what was not on disk yet, of which only this package's own mark in the checkpoint tells.
-        if not os.path.exists(os.path.join(self.root, "abort")):
+        if abort_mark(self.root) is None:
             return self.commit_log.max_offset
         flushed = Checkpoint.load_or_zeros(os.path.join(self.root, "checkpoint")).flushed_offset
         return last if flushed < 0 else min(flushed, last)

@@ -20,7 +20,7 @@ from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.plain_queue import PlainQueue
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.store_lock import is_held
+from rmqstore.files.store_lock import abort_mark, is_held
 from rmqstore.rocksdb.places import queue_databases
 from rmqstore.store.dispatcher import Agreement, CommitLogDispatcher, IndexProgress
 from rmqstore.store.recovery import dispatched_before_crash, look_at_queues
@@ -99,7 +99,7 @@ class Undispatched:
                 self.completion.catch_up(self.commit_log.max_offset)
                 self.served = self.completion.served
             else:
-                self._look(self._abort(), self.commit_log.max_offset, time.monotonic())
+                self._look(abort_mark(self.root), self.commit_log.max_offset, time.monotonic())
 
     def renew_lock(self) -> None:
         """Give up the lock that another thread of a parent process may have held at a fork."""
@@ -129,15 +129,7 @@ class Undispatched:
 
     def is_current(self) -> bool:
         """bool: nobody opened the store for writing since `look`; always so where nothing is served."""
-        return self.served is None or self.completion is not None or self._abort() == self._mark
-
-    def _abort(self) -> tuple[int, int] | None:
-        # Whoever opens the store for writing makes or rewrites this file.
-        try:
-            status = os.stat(os.path.join(self.root, "abort"))
-        except FileNotFoundError:
-            return None
-        return status.st_ino, status.st_mtime_ns
+        return self.served is None or self.completion is not None or abort_mark(self.root) == self._mark
 
     def _serve(self, end: int) -> None:
         newest, plain = look_at_queues(self.queues)

@@ -32,6 +32,7 @@ from .session import (
     Session,
     check,
     config_of,
+    places,
     run_child,
     same,
 )
@@ -327,8 +328,7 @@ class Life:
                 same(got.messages[0], each)
             if each.indexed and each.keys:
                 key = next(iter(each.keys))
-                answer = self._watcher.query_message(each.spec.topic, key, 2000)
-                hits = [hit.phy_offset for hit in answer if not (model.has_holes and hit.corrupt)]
+                hits = places(self._watcher.query_message(each.spec.topic, key, 2000), model)
                 wanted = model.hits(model.keys[each.spec.topic, key])
                 hits, wanted = ([hit for hit in found if hit not in self._half] for found in (hits, wanted))
                 check(hits == wanted, "the watcher finds", hits, "for", each.spec.topic, key, "put", wanted)

@@ -135,6 +135,11 @@ def message_of(spec: Spec) -> Message:
     )
 
 
+def places(found, model: Model) -> list[int]:
+    """Phy offsets of what a query found; a damaged message whose key can be read is found too, and marked."""
+    return [message.phy_offset for message in found if not (model.has_holes and message.corrupt)]
+
+
 def check(condition: object, what: str, *values: object) -> None:
     if not condition:
         raise SimulatedFailure(" ".join([what, *map(repr, values)]))
@@ -461,8 +466,7 @@ class Session:
         hits = model.hits(found.get((topic, key)), *times.values())
         max_num = (1, 64, 2000)[number // 5 % 3]
         got = store.query_message(topic, key, max_num, index_type=index_type, **times)
-        # A damaged message whose key can be read is found, and marked.
-        offsets = [message.phy_offset for message in got if not (model.has_holes and message.corrupt)]
+        offsets = places(got, model)
         if store is not self.store:
             # What retention could not delete is there for a reader of the files.
             offsets = [offset for offset in offsets if offset >= model.min_offset]
@@ -672,8 +676,7 @@ class Session:
             if not each.indexed:
                 continue
             for key in each.keys:
-                found = store.query_message(each.spec.topic, key, 2000)
-                hits = [hit.phy_offset for hit in found if not (model.has_holes and hit.corrupt)]
+                hits = places(store.query_message(each.spec.topic, key, 2000), model)
                 wanted = model.hits(model.keys[each.spec.topic, key])
                 check(hits == wanted, "key", each.spec.topic, key, "finds", hits, "put", wanted)
 

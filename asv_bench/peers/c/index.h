@@ -38,17 +38,22 @@ static inline int has_key(const record *r, const uint8_t *key, uint32_t width) {
 
 typedef struct { const char *topic; const uint8_t *key; uint32_t topic_size, width, hash, number; } chain;
 
-/* Java's hash of a topic and '#'; what the hash of each of its keys goes on from. */
+/* Java's hash of a text, going on from that of what stands before it. */
+static inline uint32_t java_hash(uint32_t hash, const uint8_t *text, size_t size) {
+    for (size_t i = 0; i < size; i++) hash = hash * 31 + text[i];
+    return hash;
+}
+
+/* What the index keeps of a hash: its amount, and 0 for the one number that has none. */
+static inline uint32_t without_sign(uint32_t hash) { return hash >> 31 ? (hash == 0x80000000u ? 0 : -hash) : hash; }
+
+/* The hash of a topic and '#'; what the hash of each of its keys goes on from. */
 static inline uint32_t prefix_of(const char *topic, uint32_t topic_size) {
-    uint32_t prefix = 0;
-    for (uint32_t i = 0; i < topic_size; i++) prefix = prefix * 31 + (uint8_t)topic[i];
-    return prefix * 31 + '#';
+    return java_hash(0, (const uint8_t *)topic, topic_size) * 31 + '#';
 }
 
 static inline chain chain_of(const char *topic, uint32_t topic_size, uint32_t prefix, const uint8_t *key, uint32_t width) {
-    for (uint32_t at = 0; at < width; at++) prefix = prefix * 31 + key[at];
-    int32_t h = (int32_t)prefix;
-    uint32_t positive = h < 0 ? (h == INT32_MIN ? 0 : (uint32_t)-h) : (uint32_t)h;
+    uint32_t positive = without_sign(java_hash(prefix, key, width));
     return (chain){topic, key, topic_size, width, positive, get32(idx + HEADER + (size_t)SLOT * (positive % slot_num))};
 }
 

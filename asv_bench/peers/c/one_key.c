@@ -36,9 +36,7 @@ static PyObject *open_file(PyObject *self, PyObject *args) {
 static uint32_t hash_of(PyObject *text) {
     Py_ssize_t size;
     const char *key = PyUnicode_AsUTF8AndSize(text, &size);
-    uint32_t h = 0;
-    for (Py_ssize_t i = 0; i < size; i++) h = h * 31 + (uint8_t)key[i];
-    return (int32_t)h < 0 ? (h == 0x80000000u ? 0 : -h) : h;
+    return without_sign(java_hash(0, (const uint8_t *)key, (size_t)size));
 }
 
 /* put_key(key, phy_offset, store_timestamp) */
