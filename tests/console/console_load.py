@@ -6,7 +6,8 @@ asks from 200 connections, and for the metrics once a second, and prints one lin
 
     python tests/console/console_load.py --entries 20000000 --askers 200 --seconds 20
 
-A writer at full speed (`--pause 0`) takes tens of gigabytes an hour.
+A writer at full speed (`--pause 0`) takes tens of gigabytes an hour.  With `--disk-used 50` it deletes its oldest segments,
+by RocketMQ's rule, where more than 50 % of the disk is used, and the questions follow what is written.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,17 +41,25 @@ GROUP = 10
 TAGS = 997
 _BATCH = 100_000
 
+#: Seconds after which the console must know what was put; it looks at the store once a second.
+SEEN_AFTER = 10
+#: So many of the newest messages are asked for where older ones are deleted.
+RECENT = 2_000_000
+
 _WRITER = """
 import sys, time
-from rmqstore import Message, MessageStore
-path, first, pause = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-with MessageStore.open(path) as store:
-    number = first
+from rmqstore import Message, MessageStore, StoreConfig
+path, number, pause, disk_used = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+config = StoreConfig(disk_space_clean_forcibly_ratio=disk_used) if disk_used else None
+told = 0
+with MessageStore.open(path, config=config) as store:
     while not sys.stdin.closed:
         batch = [Message("Orders", b"live %d" % n, keys=[f"K{n}", f"G{n // 10}"], tags="live") for n in range(number, number + 20)]
         store.put_messages(batch, [n % 4 for n in range(number, number + 20)])
         number += 20
-        print(number, flush=True)
+        if time.monotonic() - told > 0.01:
+            told = time.monotonic()
+            print(number, flush=True)
         if pause:
             time.sleep(pause)
 """
@@ -80,13 +90,18 @@ def make_store(path: Path, messages: int, config: StoreConfig | None = None) -> 
 
 
 class Writer:
-    """A process that goes on putting 20 messages and a pause (s), numbered from `first` on, until it is stopped."""
+    """A process that goes on putting 20 messages and a pause (s), numbered from `first` on, until it is stopped.
 
-    def __init__(self, path: Path, first: int, pause: float = 0.01):
+    With `disk_used` (percent) it deletes its oldest segments where more of the disk is used.
+    """
+
+    def __init__(self, path: Path, first: int, pause: float = 0.01, disk_used: int = 0):
         self.first = first
         self.next = first
+        #: Second by second, which number was next.
+        self._history = deque([(time.monotonic(), first)], maxlen=2 * SEEN_AFTER)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _WRITER, str(path), str(first), str(pause)],
+            [sys.executable, "-c", _WRITER, str(path), str(first), str(pause), str(disk_used)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -98,6 +113,14 @@ class Writer:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.next = int(line)
+            if time.monotonic() - self._history[-1][0] >= 1:
+                self._history.append((time.monotonic(), self.next))
+
+    def recent(self) -> range:
+        """Numbers of the newest messages that the console must know by now."""
+        before = time.monotonic() - SEEN_AFTER
+        end = max((number for when, number in list(self._history) if when <= before), default=self.first)
+        return range(max(end - RECENT, 0), end)
 
     def wait_until(self, number: int, limit: float = 60) -> None:
         """Wait until message `number` was put."""
@@ -186,23 +209,24 @@ def run_load(
     return report
 
 
-def key_questions(messages: int) -> Callable[[random.Random], tuple[str, Callable[[Answer], str | None]]]:
-    """Questions for keys among the first `messages`: a message's own, a group's, one that is not there; JSON and pages."""
+def key_questions(numbers: Callable[[], range]) -> Callable[[random.Random], tuple[str, Callable[[Answer], str | None]]]:
+    """Questions for keys of the messages with `numbers()`: a message's own, a group's, one that is not there; JSON and pages."""
 
     def question(choice: random.Random) -> tuple[str, Callable[[Answer], str | None]]:
-        number = choice.randrange(messages)
+        number = choice.choice(numbers())
         kind = choice.randrange(8)
         if kind == 0:
             return message_query(f"absent{number}"), lambda answer: _differs(answer, [])
         if kind == 1:
+            # Groups are whole: messages are put in multiples of twenty.
             first = number - number % GROUP
-            members = range(first, min(first + GROUP, messages))
-            return message_query(f"G{number // GROUP}"), lambda answer: _differs(answer, list(members)[::-1])
+            members = list(range(first, first + GROUP))[::-1]
+            return message_query(f"G{number // GROUP}"), lambda answer: _differs(answer, members)
         if kind == 2:
-            expected = f"body {number}"
+            bodies = (f"body {number}", f"live {number}")
             return (
                 message_query(f"K{number}", page=True),
-                lambda answer: None if expected in answer.text else f"the page lacks {expected}",
+                lambda answer: None if any(body in answer.text for body in bodies) else f"the page lacks {bodies}",
             )
         return message_query(f"K{number}"), lambda answer: _differs(answer, [number])
 
@@ -272,7 +296,7 @@ class MetricsWatch:
         self._thread.join(120)
 
 
-def newest_is_found(server: ConsoleServer, writer: Writer, limit: float = 10) -> list[str]:
+def newest_is_found(server: ConsoleServer, writer: Writer, limit: float = SEEN_AFTER) -> list[str]:
     """Say what is wrong if a message that the writer has put is not found by its key soon after."""
     number = writer.next - 1
     end = time.monotonic() + limit
@@ -285,13 +309,13 @@ def newest_is_found(server: ConsoleServer, writer: Writer, limit: float = 10) ->
         time.sleep(0.1)
 
 
-def measure(path: Path, messages: int, askers: int, seconds: float, pause: float = 0.01) -> dict[str, Any]:
+def measure(path: Path, messages: int, askers: int, seconds: float, pause: float = 0.01, disk_used: int = 0) -> dict[str, Any]:
     """Run the load on a store that `make_store` made, beside a writer; figures, and what was wrong."""
-    writer = Writer(path, messages, pause)
+    writer = Writer(path, messages, pause, disk_used)
     try:
         writer.wait_until(messages + 100)
         with ConsoleServer(path) as server:
-            questions = key_questions(messages)
+            questions = key_questions(writer.recent if disk_used else lambda: range(messages))
             warm = run_load(server, askers, questions, each=5)
             before = server.anonymous_memory()
             with MemoryWatch(server) as memory, MetricsWatch(server) as metrics:
@@ -311,6 +335,7 @@ def measure(path: Path, messages: int, askers: int, seconds: float, pause: float
         "memory_by_tenth_mib": [sample >> 20 for sample in memory.samples[:: max(len(memory.samples) // 10, 1)]],
         "memory_before_mib": before >> 20, "memory_peak_mib": max(memory.samples) >> 20,
         "memory_after_mib": memory.samples[-1] >> 20, "written_meanwhile": written,
+        "first_segment": min(entry.name for entry in (path / "commitlog").iterdir()),
         "wrong": (warm.wrong + report.wrong + metrics.report.wrong + found_last + log)[:20],
     }  # fmt: skip
 
@@ -321,6 +346,7 @@ def main() -> None:
     parser.add_argument("--askers", type=int, default=200)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--pause", type=float, default=0.01, help="of the writer after 20 messages, s")
+    parser.add_argument("--disk-used", type=int, default=0, help="percent of the disk, above which the writer deletes")
     parser.add_argument("--store", type=Path, help="where the store is kept (and found again); else a temporary one")
     options = parser.parse_args()
     messages = options.entries // ENTRIES_PER_MESSAGE
@@ -330,7 +356,7 @@ def main() -> None:
         if not done.exists():
             make_store(path, messages)
             done.touch()
-        report = measure(path, messages, options.askers, options.seconds, options.pause)
+        report = measure(path, messages, options.askers, options.seconds, options.pause, options.disk_used)
     print(json.dumps(report))
     sys.exit(1 if report["wrong"] else 0)
 

@@ -50,7 +50,7 @@ def test_two_hundred_ask_while_one_writes(small, tmp_path):
     try:
         writer.wait_until(MESSAGES + 100)
         with ConsoleServer(path) as server:
-            questions = key_questions(MESSAGES)
+            questions = key_questions(lambda: range(MESSAGES))
             warm = run_load(server, ASKERS, questions, each=5)
             assert not warm.wrong, warm.wrong[:5]
             before = server.anonymous_memory()
@@ -92,7 +92,7 @@ def test_pages_of_all_kinds_at_once(small, start_console):
     threads = [threading.Thread(target=look, args=(number,)) for number in range(24)]
     for thread in threads:
         thread.start()
-    report = run_load(server, 20, key_questions(MESSAGES), each=10)
+    report = run_load(server, 20, key_questions(lambda: range(MESSAGES)), each=10)
     for thread in threads:
         thread.join(120)
         assert not thread.is_alive(), "a page hangs"

@@ -38,6 +38,8 @@ SMALL = {
     "mapped_file_size_consume_queue": 400,
     "max_hash_slot_num": 10,
     "max_index_num": 40,
+    # Copied folders hold every byte of a file, also of one that lies with holes on the disk.
+    "mapped_file_size_consume_queue_ext": 4096,
     "clean_resource_interval": 0,
 }
 
