@@ -2256,6 +2256,11 @@ def read_units(Region region not None, int64_t pos, int64_t count):
         region.unpin()
 
 
+def nonzero_size(const uint8_t[::1] data not None):
+    """int: bytes up to and including the last that is not zero."""
+    return nonzero_extent(&data[0], data.shape[0]) if data.shape[0] else 0
+
+
 def unit_ends(const uint8_t[::1] units not None, int64_t far):
     """Where the records end that units point at.
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from rmqstore import _core
 from rmqstore.errors import OffsetOutOfRangeError
+from rmqstore.files.mapped_file import read_ahead
 from rmqstore.files.mapped_file_queue import MappedFileQueue
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ __all__ = ["SCAN_WINDOW", "Piece", "Pieces", "ScanProgress", "search_in"]
 
 SCAN_WINDOW = 32 * 1024 * 1024
 """A scan keeps at most so many bytes in memory of the log that it has passed."""
+
+# The system is asked for so many bytes of the log ahead of the first piece, in steps of so many.
+_READ_AHEAD, _READ_AHEAD_STEP = 64 * 1024 * 1024, 16 * 1024 * 1024
 
 
 class ScanProgress:
@@ -176,6 +180,8 @@ class Pieces(Generic[Job, Result]):
         self._spare: list[Job] = []
         # Where the piece after those that are known begins, -1 where that is not known.
         self._next = -1
+        # Up to where the system was asked to read.
+        self._asked = 0
         self._threads: ThreadPoolExecutor | None = None
         # The threads themselves, and the process that has them.
         self._members: set[int] = set()
@@ -254,6 +260,7 @@ class Pieces(Generic[Job, Result]):
             Called with a job, the region of a segment, the bounds of a piece as positions in it, and the offset of the
             region's first byte.
         """
+        self._read_ahead()
         while self.thread_num > 1 and self._next >= 0 and len(self._pieces) < self._ahead:
             begin = self._next
             mapped_file = self._files.find(begin)
@@ -278,6 +285,22 @@ class Pieces(Generic[Job, Result]):
                 return
             self._next = following
             self._pieces.append(Piece(begin, job, here, done))
+
+    def _read_ahead(self) -> None:
+        # The system takes threads that read one file in several places for somebody who reads here and there, and reads
+        # little ahead of each.
+        at = self._pieces[0].begin if self._pieces else self._next
+        if self.thread_num <= 1 or at < 0:
+            return
+        self._asked = max(self._asked, at)
+        while self._asked < self._end and self._asked + _READ_AHEAD_STEP <= at + _READ_AHEAD:
+            mapped_file = self._files.find(self._asked)
+            if mapped_file is None:
+                return
+            pos = self._asked - mapped_file.file_from_offset
+            size = min(_READ_AHEAD_STEP, mapped_file.size - pos, self._end - self._asked)
+            read_ahead(mapped_file.path, pos, size)
+            self._asked += size
 
     def _executor(self) -> ThreadPoolExecutor:
         if self._threads is None:

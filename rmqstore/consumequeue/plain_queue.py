@@ -94,12 +94,12 @@ def plain_queue(directory: str, file_size: int) -> PlainQueue | None:
     if not offsets:
         return None
     newest = offsets[-1]
-    data = _written_start(f"{directory}{os.sep}{name_of_offset(newest)}", file_size).rstrip(b"\0")
-    count = -(-len(data) // _UNIT_SIZE)
-    if not count:
+    data = _written_start(f"{directory}{os.sep}{name_of_offset(newest)}", file_size)
+    size = -(-_core.nonzero_size(data) // _UNIT_SIZE) * _UNIT_SIZE
+    if not size:
         return None
-    # The zeros at the end of the last unit went with those after it.
-    ends = _core.unit_ends(data.ljust(count * _UNIT_SIZE, b"\0"), _FAR)
+    # A hole may begin within the last unit, whose tags code ends in zeros.
+    ends = _core.unit_ends(memoryview(data.ljust(size, b"\0"))[:size], _FAR)
     return None if ends is None else PlainQueue(*ends, newest)
 
 

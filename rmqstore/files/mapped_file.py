@@ -22,7 +22,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import IO, NoReturn, SupportsIndex
 
-from rmqstore._core import Region
+from rmqstore._core import Region, nonzero_size
 from rmqstore.errors import (
     GeometryError,
     OffsetOutOfRangeError,
@@ -111,6 +111,31 @@ def read_small_file(path: str) -> bytes | None:
         return None
 
 
+def read_ahead(path: str, pos: int = 0, size: int | None = None) -> None:
+    """Let the system begin to read a stretch of a file that is going to be read whole, by default up to its end.
+
+    Where the last byte is in memory all of it counts as that.  Where the system cannot, nothing is lost: whoever reads the
+    file meets the reason.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        fd = open_regular(path)
+        try:
+            if size is None:
+                size = max(os.fstat(fd).st_size - pos, 0)
+            if size > 0 and not _is_in_memory(fd, pos + size - 1):
+                os.posix_fadvise(fd, pos, size, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(fd)
+
+
+def _is_in_memory(fd: int, pos: int) -> bool:
+    # Of a stretch that is in memory the system would look for each page.
+    try:
+        return bool(os.preadv(fd, [bytearray(1)], pos, os.RWF_NOWAIT))
+    except (OSError, AttributeError):
+        return False
+
+
 def written_extents(fd: int, begin: int, end: int) -> list[tuple[int, int]] | None:
     """Where from `begin` to `end` the file system says that something was written; None where it does not tell."""
     extents: list[tuple[int, int]] = []
@@ -133,12 +158,11 @@ def written_extents(fd: int, begin: int, end: int) -> list[tuple[int, int]] | No
 def last_nonzero(fd: int, begin: int, end: int) -> int:
     """int: the position after the last byte from `begin` to `end` that is not zero, read by `pread`; `begin` if none is."""
     piece = 1 << 20
-    zeros = bytes(piece)
     for at in range(begin + (end - 1 - begin) // piece * piece, begin - 1, -piece):
         # Shorter than asked for where the file is; zeros stand for what it lacks.
-        data = os.pread(fd, min(piece, end - at), at)
-        if data != zeros[: len(data)]:
-            return at + len(data.rstrip(b"\0"))
+        size = nonzero_size(os.pread(fd, min(piece, end - at), at))
+        if size:
+            return at + size
     return begin
 
 

@@ -103,7 +103,7 @@ def _settle(directory: IndexDirectory, dirty: bool, is_stored: Callable[[bytes],
             continue
         embedded = (columns.flags & ENTRY_EMBEDDED) != 0
         present = (columns.flags & ENTRY_PERSISTENT) != 0
-        _look_into_terms(directory, columns, embedded, present)
+        _look_into_terms(directory, numbers, columns, embedded, present)
         if is_stored is not None:
             for i in np.flatnonzero(~embedded).tolist():
                 present[i] = bool(is_stored(columns.msg_id[i].tobytes()))
@@ -117,15 +117,19 @@ def _settle(directory: IndexDirectory, dirty: bool, is_stored: Callable[[bytes],
 
 
 def _look_into_terms(
-    directory: IndexDirectory, columns: IndexColumns, embedded: np.ndarray, present: np.ndarray
+    directory: IndexDirectory, numbers: list[int], columns: IndexColumns, embedded: np.ndarray, present: np.ndarray
 ) -> None:
     # A node asks the embedded message itself whether it is persistent.
-    for number in np.unique(columns.segment[embedded]).tolist():
+    term_pos = columns.term_pos
+    for number in (-1, *numbers):
+        within = embedded & (columns.segment == number)
+        if not within.any():
+            continue
         source: Any = directory.journal.image_view() if number < 0 else map_present(directory.path_of(number))
         try:
             for flag in (True, False):
-                rows = np.flatnonzero(embedded & (columns.segment == number) & (present == flag))
+                rows = np.flatnonzero(within & (present == flag))
                 if source is not None and len(rows):
-                    present[rows] = says_persistent(source, columns.term_pos[rows], columns.term_size[rows], flag)
+                    present[rows] = says_persistent(source, term_pos[rows], columns.term_size[rows], flag)
         finally:
             release(source)

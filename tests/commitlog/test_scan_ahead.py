@@ -220,6 +220,30 @@ def test_what_goes_wrong_in_another_thread_is_done_again(copy, monkeypatch):
     log.close()
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_system_is_asked_for_the_log_ahead_of_the_pieces(copy, monkeypatch, threads):
+    end = records_of(copy)[-1].end
+    log = log_of(copy)
+    set_pieces(monkeypatch, 700, 2000, 1000, 3, threads)
+    monkeypatch.setattr(pieces, "_READ_AHEAD", 4000)
+    monkeypatch.setattr(pieces, "_READ_AHEAD_STEP", 1000)
+    asked, reached = [], 0
+
+    def recorded(path, pos, size):
+        begin = int(os.path.basename(path)) + pos
+        assert size > 0 and pos + size <= SEGMENT and begin + size - reached <= 4000 + 4 * 2700
+        asked.append((begin, begin + size))
+
+    monkeypatch.setattr(pieces, "read_ahead", recorded)
+    for stretch, _ in log.scans(0, end):
+        reached = stretch.end
+    log.close()
+    assert reached == end and (threads > 1) == bool(asked)
+    # All of it once, in order, but for the piece that the caller begins with.
+    assert not asked or (asked[0][0] < 4000 and asked[-1][1] == end)
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(asked))
+
+
 def test_no_thread_stays_behind(copy, monkeypatch):
     end = records_of(copy)[-1].end
     log = log_of(copy)

@@ -1854,6 +1854,12 @@ def test_agreeing_entries_sees_every_difference():
     assert index.region.pins == 0
 
 
+@given(st.binary(max_size=40), st.integers(0, 40))
+def test_size_without_the_zeros_at_the_end(data, zeros):
+    for kind in (bytes, bytearray, memoryview):
+        assert _core.nonzero_size(kind(data + bytes(zeros))) == len(data.rstrip(b"\0"))
+
+
 def test_ends_of_units():
     def units(*places: tuple[int, int]) -> bytes:
         return b"".join(struct.pack(">qiq", phy_offset, size, 7) for phy_offset, size in places)
@@ -2655,7 +2661,7 @@ def test_every_region_function_is_tried_closed():
     methods = {name for name, value in vars(IndexRegion).items() if callable(value) and name[0] != "_"}
     without_region = {"java_string_hash", "java_string_hash_bytes", "index_key_hash", "crc32", "record_size"}
     without_region |= {"adopt", "append_first", "get_first", "query_first"}
-    without_region |= {"crc32_implementations", "crc32_with", "agreeing_unit_bytes", "unit_ends"}
+    without_region |= {"crc32_implementations", "crc32_with", "agreeing_unit_bytes", "nonzero_size", "unit_ends"}
     # These look themselves whether the region of a stream is open, and answer None.
     without_region |= {"entries_by_key", "text_arrays", "read_recent"}
     of_other_classes = {name for name in named if "." in name}

@@ -29,7 +29,7 @@ from rmqstore.errors import (
     StoreLockedError,
     StorePoisonedError,
 )
-from rmqstore.rabbitmq import queue_index
+from rmqstore.rabbitmq import index_directory, queue_index
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.queue_index import (
     ENTRY_ACK,
@@ -244,6 +244,26 @@ def test_replay_with_deleted_segments(tmp_path):
     assert files_of(ours) == model.files()
     assert 0 not in index.segments and index.depth == 36000 - acked
     index.abandon()
+
+
+def test_segments_are_asked_for_before_they_are_read(tmp_path, monkeypatch):
+    index = QueueIndex.open(tmp_path, segment_entry_count=8)
+    index.publish_many(msg_ids=[publish_of(seq, stored=True).msg_id for seq in range(80)], sizes=[4] * 80)
+    index.flush()
+    index.abandon()
+    asked, mapped = [], []
+    map_present = index_directory.map_present
+
+    def watched(path):
+        name = os.path.basename(path)
+        mapped.append(name)
+        assert asked == [f"{number}.idx" for number in range(min(len(mapped) + 4, 10))]
+        return map_present(path)
+
+    monkeypatch.setattr(index_directory, "read_ahead", lambda path: asked.append(os.path.basename(path)))
+    monkeypatch.setattr(index_directory, "map_present", watched)
+    QueueIndex.open(tmp_path, segment_entry_count=8, read_only=True).close()
+    assert mapped == [f"{number}.idx" for number in range(10)]
 
 
 @pytest.mark.parametrize("case", ["11-clean-small", "12-clean-msgstore", "15-clean-ttl", "32-kill9-gc-merged-files"])
