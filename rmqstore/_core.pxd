@@ -155,7 +155,6 @@ cdef class IndexRegion:
 
     cdef bint put_one(self, int32_t key_hash, int64_t phy_offset, int64_t store_timestamp) except -1
     cdef list select_one(self, int32_t key_hash, int64_t max_num, int64_t begin, int64_t end)
-    cdef bint full(self) except -1
 
 
 cdef class MessageFields:

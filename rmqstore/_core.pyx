@@ -1126,9 +1126,6 @@ cdef class IndexRegion:
     @property
     def is_full(self):
         """bool: no further entry fits."""
-        return self.full()
-
-    cdef bint full(self) except -1:
         cdef Region region = self.region
         cdef unsigned char* p = region.pin(0, INDEX_HEADER_SIZE)
         cdef int32_t count = load_i32(p + INDEX_COUNT)

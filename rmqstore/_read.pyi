@@ -114,7 +114,6 @@ class QueueGets(Generic[_R]):
         status: object,
         num: int,
         max_bytes: int,
-        clock: Callable[[], float],
         interval: float,
         looks_ahead: bool,
     ) -> None: ...
@@ -148,7 +147,6 @@ class KeyQuery(Generic[_L, _M]):
         check_crc: int,
         encode: Callable[[str], bytes],
         log: FileStream,
-        clock: Callable[[], float],
         interval: float,
     ) -> None: ...
     looked_at: float

@@ -10,6 +10,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.dict cimport PyDict_GetItemWithError
 from cpython.list cimport PyList_Append, PyList_GET_SIZE
 from cpython.object cimport PyObject, PyTypeObject
+from cpython.time cimport monotonic
 from cpython.tuple cimport PyTuple_GET_SIZE
 from libc.math cimport INFINITY
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint32_t
@@ -17,9 +18,10 @@ from libc.string cimport memchr, memcmp, memcpy
 
 from rmqstore._bytes cimport acquire_i32_at, difference_of, get_i32, get_i64, same_bytes_at, sum_of
 from rmqstore._core cimport (
-    ANY_KEY, C_MAGIC_V1, entry_before, ENTRY_KEY_HASH, ENTRY_PHY_OFFSET, ENTRY_SIZE, FileStream, index_head,
-    INDEX_HEADER_SIZE, IndexRegion, MAX_EXT_ADDRESS, MessageFields, OpenedIndexes, QueueFields, QueueTable, RECORD,
-    RECORD_BORN_HOST, Region, short_way_first, SLOT_SIZE, StateFields, TAG, UNIT_RECORD_SIZE, UNIT_SIZE, UNIT_TAGS_CODE,
+    ANY_KEY, C_MAGIC_V1, entry_before, ENTRY_KEY_HASH, ENTRY_PHY_OFFSET, ENTRY_SIZE, FileStream, index_count_of,
+    index_head, INDEX_HEADER_SIZE, IndexRegion, MAX_EXT_ADDRESS, MessageFields, OpenedIndexes, QueueFields, QueueTable,
+    RECORD, RECORD_BORN_HOST, Region, short_way_first, SLOT_SIZE, StateFields, TAG, UNIT_RECORD_SIZE, UNIT_SIZE,
+    UNIT_TAGS_CODE,
 )
 from rmqstore._crc32 cimport crc32_start
 from rmqstore._java_text cimport hash_str, index_hash
@@ -49,6 +51,10 @@ cdef enum:
     # for the GIL than it runs.
     LONG_BODY = 131072
     WALK_STEPS = 1024
+    # What of an index file `KeyQuery` gathered: all that it has, not all, or nothing, as another file may follow a full one.
+    IS_WHOLE = 0
+    IS_LONG = 1
+    IS_FULL = 2
     HOST_SIZE = 20        # the longer of the two forms
     SHORT_PROPERTIES = 128
     # Properties that the index takes.
@@ -818,11 +824,9 @@ cdef class QueueGets:
         Of a result that has a message.
     num, max_bytes : int
         At most so many units are looked at, unless more messages are asked for, and bytes of records.
-    clock : callable
-        Gives seconds.
     interval : float
-        So many seconds after its `refreshed_at` a queue is looked at again before it is read: another process may have
-        gone on.  Not asked for unless `looks_ahead`.
+        So many seconds after its `refreshed_at`, by `time.monotonic`, a queue is looked at again before it is read:
+        another process may have gone on.  Not asked for unless `looks_ahead`.
     looks_ahead : bool
         Another process may have gone on: what lies after the known end is not for this.
 
@@ -837,7 +841,7 @@ cdef class QueueGets:
     cdef QueueTable queues
     cdef type queue_kind, kind, result_kind
     cdef FileStream log
-    cdef object status, clock
+    cdef object status
     cdef int64_t num, max_bytes
     cdef double interval
     cdef int check_crc
@@ -846,14 +850,14 @@ cdef class QueueGets:
 
     def __cinit__(self, QueueTable queues not None, type queue_kind not None, FileStream log not None,
                   type kind not None, int check_crc, type result_kind not None, status, int64_t num, int64_t max_bytes,
-                  clock not None, double interval, bint looks_ahead):
+                  double interval, bint looks_ahead):
         if (<PyTypeObject*>result_kind).tp_new == NULL:
             raise TypeError(f"{result_kind!r} has no instances")
         if not issubclass(queue_kind, QueueFields):
             raise TypeError(f"{queue_kind!r} is not a kind of queue")
         self.queues, self.queue_kind, self.log, self.kind = queues, queue_kind, log, message_type(kind)
         self.result_kind, self.status, self.check_crc = result_kind, status, check_crc
-        self.num, self.max_bytes, self.clock, self.interval = num, max_bytes, clock, interval
+        self.num, self.max_bytes, self.interval = num, max_bytes, interval
         self.looks_ahead = looks_ahead
         for i, name in enumerate(RESULT_FIELDS):
             self.places[i] = place_of_slot(result_kind.__dict__.get(name))
@@ -892,7 +896,7 @@ cdef class QueueGets:
         min_phy, low = <tuple>queue.min_for
         high = units.wrote_where // UNIT_SIZE
         if self.looks_ahead and (wanted > high - first
-                                 or (self.interval < INFINITY and self.clock() - queue.refreshed_at >= self.interval)):
+                                 or (self.interval < INFINITY and monotonic() - queue.refreshed_at >= self.interval)):
             return None
         # The queue's first unit is known as long as the log begins where it did.
         if max(<int64_t>self.log.file_offsets[0], 0) != min_phy or not low <= first < high:
@@ -1215,8 +1219,6 @@ cdef class KeyQuery:
     indexes : OpenedIndexes
     region_of, result_kind, kind, check_crc, encode, log
         As of `find_messages`.
-    clock : callable
-        Gives seconds.
     interval : float
         So many seconds after `looked_at`, and where the newest index file is full, a query goes the long way: another process
         may have begun a new one.  Infinite where this process is the one that would, which also knows when a file is full.
@@ -1224,7 +1226,7 @@ cdef class KeyQuery:
     Attributes
     ----------
     looked_at : float
-        When somebody last looked whether the files are those that are there, by `clock`.
+        When somebody last looked whether the files are those that are there, by `time.monotonic`.
     closed : bool
         Answer nothing more.
     """
@@ -1232,7 +1234,7 @@ cdef class KeyQuery:
     cdef public double looked_at
     cdef public bint closed
     cdef OpenedIndexes indexes
-    cdef object region_of, encode, clock
+    cdef object region_of, encode
     cdef Py_ssize_t truncated_at
     cdef object last_topic  # and the hash of what precedes a key of it
     cdef uint32_t last_hash
@@ -1242,8 +1244,8 @@ cdef class KeyQuery:
     cdef double interval
 
     def __cinit__(self, OpenedIndexes indexes not None, region_of not None, type result_kind not None,
-                  type kind not None, int check_crc, encode, FileStream log not None, clock not None, double interval):
-        self.indexes, self.region_of, self.encode, self.clock, self.interval = indexes, region_of, encode, clock, interval
+                  type kind not None, int check_crc, encode, FileStream log not None, double interval):
+        self.indexes, self.region_of, self.encode, self.interval = indexes, region_of, encode, interval
         self.result_kind, self.kind, self.check_crc, self.log = list_type(result_kind), message_type(kind), check_crc, log
         self.looked_at = -1.0
         self.truncated_at = place_of_slot(result_kind.__dict__.get("truncated"))
@@ -1257,13 +1259,14 @@ cdef class KeyQuery:
         cdef int32_t key_hash
         cdef int64_t lowest = INT64_MAX
         cdef Py_ssize_t i, n
+        cdef int gathered
         if (self.closed or not PyUnicode_CheckExact(topic) or not PyUnicode_CheckExact(key)
                 or not PyUnicode_IS_COMPACT_ASCII(topic) or not PyUnicode_IS_COMPACT_ASCII(key) or num < 0):
             return None
         indexes = self.indexes.opened_files
         if type(indexes) is not tuple or PyTuple_GET_SIZE(indexes) == 0:
             return None
-        if self.interval < INFINITY and ((<IndexRegion?>indexes[0]).full() or self.clock() - self.looked_at >= self.interval):
+        if self.interval < INFINITY and monotonic() - self.looked_at >= self.interval:
             return None
         if topic != <PyObject*>self.last_topic:
             self.last_topic, self.last_hash = <object>topic, hash_str(0, <object>topic) * 31u + 35u
@@ -1271,8 +1274,11 @@ cdef class KeyQuery:
         found = (<PyTypeObject*>self.result_kind).tp_new(self.result_kind, <PyObject*>NO_ARGUMENTS, NULL)
         n = PyTuple_GET_SIZE(indexes)
         for i in range(n):
-            if not self.gather(<IndexRegion?><object>PyTuple_GET_ITEM(indexes, i), key_hash, topic, key, num, found,
-                               &lowest):
+            gathered = self.gather(<IndexRegion?><object>PyTuple_GET_ITEM(indexes, i), key_hash, topic, key, num, found,
+                                   &lowest, i == 0 and self.interval < INFINITY)
+            if gathered == IS_FULL:
+                return None
+            if gathered == IS_LONG:
                 return messages_with_key(indexes, self.region_of, <str>topic, <str>key, ANY_KEY, INT64_MIN, INT64_MAX,
                                          num, self.result_kind, self.kind, self.check_crc, self.encode, self.log)
         if self.truncated_at > 0:
@@ -1281,34 +1287,36 @@ cdef class KeyQuery:
             found.truncated = False
         return found
 
-    cdef bint gather(self, IndexRegion index, int32_t key_hash, PyObject* topic, PyObject* key, int64_t num,
-                     object found, int64_t* lowest) except -1:
-        # Add the messages of one index file.  False where that takes more than chain and segment at hand: a `KeySearch`
-        # then begins again, and it knows what to make of whatever is odd.
+    cdef int gather(self, IndexRegion index, int32_t key_hash, PyObject* topic, PyObject* key, int64_t num,
+                    object found, int64_t* lowest, bint may_be_followed) except -1:
+        # Add the messages of one index file.  IS_LONG where that takes more than chain and segment at hand: a `KeySearch`
+        # then begins again, and it knows what to make of whatever is odd.  IS_FULL where another file may follow.
         cdef Region region = index.region
         cdef unsigned char* entries
         cdef const unsigned char* entry
         cdef int64_t at, phy, steps = 0
         cdef bint damaged = False
         if index.damaged and not index.is_distrusted:
-            return False
+            return IS_LONG
         entries = region.pin(0, region.size)
         try:
+            if may_be_followed and index_count_of(entries) >= index.index_num:
+                return IS_FULL
             at = index_head(entries, index.magic, index.slot_num, index.index_num, key_hash)
             if at < 0:
-                return False
+                return IS_LONG
             while at > 0:
                 entry = entries + INDEX_HEADER_SIZE + SLOT_SIZE * index.slot_num + ENTRY_SIZE * at
                 if get_i32(entry + ENTRY_KEY_HASH) == key_hash:
                     phy = get_i64(entry + ENTRY_PHY_OFFSET)
                     if phy >= lowest[0] or PyList_GET_SIZE(found) >= num or not self.add(phy, topic, key, found):
-                        return False
+                        return IS_LONG
                     lowest[0] = phy
                 at = entry_before(entry, at, key_hash, index.magic, index.slot_num, &damaged)
                 steps += 1
                 if damaged or steps >= WALK_STEPS:
-                    return False
-            return True
+                    return IS_LONG
+            return IS_WHOLE
         finally:
             region.unpin()
 

@@ -65,7 +65,6 @@ class Querying:
                 self.commit_log.crc_check,
                 encode_java_utf8,
                 self.commit_log.files,
-                time.monotonic,
                 LOOK_INTERVAL if state.read_only else math.inf,
             )
 

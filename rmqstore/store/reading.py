@@ -52,7 +52,6 @@ class Reading:
             GetMessageStatus.FOUND,
             _EXAMINED,
             MAX_PULL_BYTES,
-            time.monotonic,
             LOOK_INTERVAL,
             state.read_only,
         )

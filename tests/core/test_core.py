@@ -2470,12 +2470,12 @@ def key_search():
     return _read.KeySearch("T", "k", 0, 0, 1, 1, [], _read.StoredMessage, 1, str.encode)
 
 
-def key_query(indexes, clock=lambda: 0.0, interval=math.inf, kind=_read.StoredMessage, result_kind=QueryResult):
+def key_query(indexes, interval=math.inf, kind=_read.StoredMessage, result_kind=QueryResult):
     files = _core.OpenedIndexes()
     files.opened_files = tuple(indexes)
     log = _core.FileStream()
     log.file_offsets, log.wrote_where = [], 0
-    return _read.KeyQuery(files, lambda phy_offset: None, result_kind, kind, 1, str.encode, log, clock, interval)
+    return _read.KeyQuery(files, lambda phy_offset: None, result_kind, kind, 1, str.encode, log, interval)
 
 
 def key_texts():

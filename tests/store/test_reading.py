@@ -16,6 +16,7 @@ import random
 import shutil
 import sys
 import threading
+import time
 
 import golden
 import pytest
@@ -423,7 +424,7 @@ def test_the_short_way_of_a_query_finds_what_the_long_one_does(stores, monkeypat
     files.opened_files = tuple(store.index_service.newest_first())
     assert files.opened_files
     query = _read.KeyQuery(
-        files, store.commit_log.region_of, QueryResult, MessageExt, 1, encode_java_utf8, store.commit_log.files, len, math.inf
+        files, store.commit_log.region_of, QueryResult, MessageExt, 1, encode_java_utf8, store.commit_log.files, math.inf
     )
     monkeypatch.setattr(store._state, "key_query", None)
     asked = {("T", "k"), ("no such topic", "k"), ("", "")}
@@ -446,7 +447,6 @@ def test_what_the_short_way_of_a_query_leaves_to_the_long_one(tmp_path):
         pass
 
     config = StoreConfig(mapped_file_size_commit_log=1 << 16, max_hash_slot_num=10, max_index_num=5)
-    times = iter([100.0, 100.0, 101.0, 101.0])
     with MessageStore.open(tmp_path / "store", config=config) as store:
         puts = [store.put_message(Message("T", b"x", keys=f"k{i}")) for i in range(3)]
         query = store._state.key_query
@@ -465,23 +465,23 @@ def test_what_the_short_way_of_a_query_leaves_to_the_long_one(tmp_path):
             assert len(reader.query_message("T", "k2")) == 1
             timed = _read.KeyQuery(
                 reader.index_service, reader.commit_log.region_of, QueryResult, MessageExt, 1, encode_java_utf8,
-                reader.commit_log.files, lambda: next(times), 1.0,
+                reader.commit_log.files, 3600,
             )  # fmt: skip
-            timed.looked_at = 99.5
+            timed.looked_at = time.monotonic()
             assert len(timed.find("T", "k2", 64)) == 1
-            timed.looked_at = 99.0
+            timed.looked_at = time.monotonic() - 3600
             assert timed.find("T", "k2", 64) is None
             store.put_messages([Message("T", b"x", keys=f"n{i}") for i in range(2)])
-            timed.looked_at = 101.0
-            assert timed.find("T", "k2", 64) is None and len(list(times)) == 2
+            timed.looked_at = time.monotonic()
+            assert timed.find("T", "k2", 64) is None
             assert len(reader.query_message("T", "n1")) == 1
         with pytest.raises(TypeError):
             _read.KeyQuery(
-                store.index_service, len, list, Message, 1, encode_java_utf8, store.commit_log.files, len, 1.0
+                store.index_service, len, list, Message, 1, encode_java_utf8, store.commit_log.files, 1.0
             )
         with pytest.raises(TypeError):
             _read.KeyQuery(
-                store.index_service, len, tuple, MessageExt, 1, encode_java_utf8, store.commit_log.files, len, 1.0
+                store.index_service, len, tuple, MessageExt, 1, encode_java_utf8, store.commit_log.files, 1.0
             )
     assert query.find("T", "k1", 64) is None
     with pytest.raises(StoreClosedError, match="the store is closed"):
