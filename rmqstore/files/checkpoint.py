@@ -22,7 +22,7 @@ from rmqstore._core import CheckpointLayout
 from rmqstore.errors import GeometryError, ReadOnlyError
 from rmqstore.files.mapped_file import force_data, fsync_directory, naming_errors, open_regular
 
-__all__ = ["CHECKPOINT_SIZE", "Checkpoint"]
+__all__ = ["CHECKPOINT_SIZE", "SAFETY_MARGIN", "Checkpoint"]
 
 CHECKPOINT_SIZE = int(CheckpointLayout.CHECKPOINT_SIZE)
 
@@ -40,7 +40,8 @@ _NAMES = (
     "logics_physical_offset",
 )
 # The store may have flushed a record a little after its timestamp, so that a start goes back by this much.
-_SAFETY_MARGIN = 3000
+SAFETY_MARGIN = 3000
+"""An unclean start begins to look so many milliseconds before the times of the checkpoint."""
 
 
 def _mark_crc(fields: bytes, flushed_offset: int, process_id: int) -> int:
@@ -57,7 +58,7 @@ class Checkpoint:
     logics_msg_timestamp : int
         The same for the consume queues.
     index_msg_timestamp : int
-        End timestamp (ms) of the newest full index file that is on disk.
+        The latest end timestamp (ms) of a full index file that is on disk.
     master_flushed_offset : int
         For replication (5.0.0).
     confirm_phy_offset : int
@@ -177,7 +178,14 @@ class Checkpoint:
     @property
     def min_timestamp(self) -> int:
         """Where an unclean start begins to look, in ms: max(0, min(physic, logics) - 3000)."""
-        return max(0, min(self.physic_msg_timestamp, self.logics_msg_timestamp) - _SAFETY_MARGIN)
+        return max(0, min(self.physic_msg_timestamp, self.logics_msg_timestamp) - SAFETY_MARGIN)
+
+    def has_index(self, store_timestamp: int, phy_offset: int) -> bool:
+        """bool: a full index file whose last entry is of a record with these is on disk.
+
+        The time alone does not say it: clocks are set back, offsets are not.
+        """
+        return store_timestamp <= self.index_msg_timestamp and not 0 < self.logics_physical_offset < phy_offset
 
     def flush(self) -> None:
         """Write the fields to the file, made if it is missing, and wait until they are on disk; nothing if none changed.

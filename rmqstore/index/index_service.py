@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from rmqstore import _numpy as np
@@ -429,10 +429,16 @@ class IndexService(NotCopied, OpenedIndexes):
                 there = set()
             return names == there and all(index.mapped_file.is_current() for index in self._open.values())
 
-    def adopt(self, flushed_timestamp: int) -> None:
-        """Let the next flush force what a process that died may have left unforced: the files that end after that time."""
+    def adopt(self, is_on_disk: Callable[[int, int], bool]) -> None:
+        """Let the next flush force what a process that died may have left unforced.
+
+        Parameters
+        ----------
+        is_on_disk : callable
+            Tells it by the end timestamp and the end phy offset of a file, as `Checkpoint.has_index`.
+        """
         for index in self.files():
-            if index.header.end_timestamp <= flushed_timestamp:
+            if is_on_disk(index.header.end_timestamp, index.header.end_phy_offset):
                 break
             index.adopt()
 

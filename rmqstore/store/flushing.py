@@ -14,6 +14,7 @@ import threading
 import time
 
 from rmqstore.errors import FlushDiskTimeoutError, StoreChangedError
+from rmqstore.files.checkpoint import SAFETY_MARGIN
 from rmqstore.index.index_file import IndexFile
 from rmqstore.store.store_state import StoreState
 
@@ -36,6 +37,10 @@ class Flushing:
     def __init__(self, state: StoreState):
         self.state = state
         self.flushed_where = self.all_flushed_where = 0
+        # When older index files end, by name, and when segments begin, by offset: what does not change any more, so that
+        # a flush opens no old file again.
+        self._index_ends: dict[str, int] = {}
+        self._begun: dict[int, int] = {}
         self._log_flush_time = self._queue_flush_time = time.monotonic()
         self.renew_locks()
 
@@ -56,7 +61,7 @@ class Flushing:
             if self.state.index_service is not None and not queue_pages:
                 index_files = self.state.index_service.take_dirty()
             end, timestamp = self.state.commit_log.max_offset, self.state.last_store_timestamp
-            index_end, index_timestamp = self._index_for_java(end, timestamp, closing)
+            for_java = (0, 0, 0) if queue_pages else self._index_for_java(end, timestamp, closing)
         checkpoint = self.state.checkpoint
         self.flush_log()
         try:
@@ -67,9 +72,8 @@ class Flushing:
             checkpoint.physic_msg_timestamp = max(checkpoint.physic_msg_timestamp, timestamp)
             if not queue_pages:
                 checkpoint.flushed_offset = -1 if closing else end
-                checkpoint.logics_physical_offset = index_end
-                checkpoint.logics_msg_timestamp = min(timestamp, index_timestamp)
-                checkpoint.index_msg_timestamp = index_timestamp
+                checkpoint.logics_physical_offset, reached_time, checkpoint.index_msg_timestamp = for_java
+                checkpoint.logics_msg_timestamp = min(timestamp, reached_time)
                 self.all_flushed_where = end
                 self._queue_flush_time = time.monotonic()
             checkpoint.flush()
@@ -77,18 +81,38 @@ class Flushing:
             self.state.fail(error)
             raise
 
-    def _index_for_java(self, end: int, timestamp: int, closing: bool) -> tuple[int, int]:
-        # What the checkpoint may say of queues and index: phy offset and time.  A Java store (5.5.0) that finds `abort` deletes
-        # every index file that ends after this time and dispatches from this offset on, so that while the store is open
-        # they must not go beyond the newest full index file: all keys after it are then indexed again.
-        if self.state.index_service is None:
-            return end, timestamp
-        for index in self.state.index_service.files():
-            if closing and index.index_count > 1:
-                return end, index.header.end_timestamp
-            if index.is_full:
-                return min(end, index.header.end_phy_offset), index.header.end_timestamp
-        return (end, timestamp) if closing else (0, 0)
+    def _index_for_java(self, end: int, timestamp: int, closing: bool) -> tuple[int, int, int]:
+        # What the checkpoint may say of queues and index: a phy offset with its time, and up to when index files end.  A
+        # Java store (5.5.0) that finds `abort` deletes every index file that ends after the second time, so that while
+        # the store is open the offset must not go beyond the newest full index file: all keys after it are then indexed
+        # again.  An older file may end later, where the clock was set back since.
+        index_service = self.state.index_service
+        if index_service is None:
+            return end, timestamp, timestamp
+        names = index_service.names
+        for number in reversed(range(len(names))):
+            index = index_service.file(names[number])
+            if index.is_full or (closing and index.index_count > 1):
+                header = index.header
+                self._index_ends = {
+                    name: self._index_ends.get(name) or index_service.file(name).header.end_timestamp
+                    for name in names[:number]
+                }
+                reached = end if closing else min(end, header.end_phy_offset)
+                latest = max([header.end_timestamp, *self._index_ends.values()])
+                return reached, min([header.end_timestamp, *self._times_to_begin_before(reached)]), latest
+        return (end, timestamp, timestamp) if closing else (0, 0, 0)
+
+    def _times_to_begin_before(self, offset: int) -> list[int]:
+        # A Java store dispatches from the newest segment that begins no later than the checkpoint's time, which after a
+        # clock was set back may lie after what it lacks.  Of each segment after `offset`: the latest time before it.
+        log = self.state.commit_log
+        begun = {
+            base: self._begun.get(base) or log.store_timestamp_at(base) for base in log.files.offsets if base > offset
+        }
+        # A segment without a record yet has no time.
+        self._begun = {base: timestamp for base, timestamp in begun.items() if timestamp >= 0}
+        return [timestamp + SAFETY_MARGIN - 1 for timestamp in self._begun.values()]
 
     def _check_own_files(self) -> None:
         # A Java broker (5.5.0) recovers before it asks for the lock: when it is then refused, it has deleted the newest index

@@ -82,7 +82,7 @@ class IndexSurvey:
                 and (stored <= 1 or index.read_entry(stored - 1)[1] == header.end_phy_offset)
                 and stored == self._expected(number)
             )
-            flushed = number < newest and header.end_timestamp <= self.checkpoint.index_msg_timestamp
+            flushed = number < newest and self.checkpoint.has_index(header.end_timestamp, header.end_phy_offset)
             if whole and (self.clean or flushed):
                 return number + 1
         return 0

@@ -105,7 +105,7 @@ def recover_state(state: StoreState, flushing: Flushing, mode: str) -> RecoveryR
         for mapped_file in queue.mapped_files():
             mapped_file.adopt()
     if state.index_service is not None:
-        state.index_service.adopt(state.checkpoint.index_msg_timestamp)
+        state.index_service.adopt(state.checkpoint.has_index)
     flushing.flushed_where = flushing.all_flushed_where = -1
     return report
 

@@ -177,7 +177,7 @@ def recover(
     report.damage += counts.misplaced
     checkpoint.confirm_phy_offset = max(judged.last_record, 0)
     if report.bytes_cut:
-        _believe_no_more_than(commit_log, judged.last_record, checkpoint)
+        _believe_no_more_than(commit_log, judged.last_record, checkpoint, index_service)
     if clean:
         # Otherwise all of them are going to be flushed.
         queues.set_aside(queues.config.max_mapped_files)
@@ -187,12 +187,17 @@ def recover(
     return report
 
 
-def _believe_no_more_than(commit_log: CommitLog, last_record: int, checkpoint: Checkpoint) -> None:
+def _believe_no_more_than(
+    commit_log: CommitLog, last_record: int, checkpoint: Checkpoint, index_service: IndexService | None
+) -> None:
     # A time of the checkpoint that is later than the newest record's speaks for records that were cut: a recovery that
     # trusts it would begin too late.  An earlier one only makes it look at more.
-    newest = commit_log.store_timestamp_at(last_record, behind_end=True) if last_record >= 0 else 0
-    for name in ("physic_msg_timestamp", "logics_msg_timestamp", "index_msg_timestamp"):
-        setattr(checkpoint, name, min(getattr(checkpoint, name), max(newest, 0)))
+    newest = max(commit_log.store_timestamp_at(last_record, behind_end=True), 0) if last_record >= 0 else 0
+    checkpoint.physic_msg_timestamp = min(checkpoint.physic_msg_timestamp, newest)
+    checkpoint.logics_msg_timestamp = min(checkpoint.logics_msg_timestamp, newest)
+    # Of the index it speaks for files, which end later where the clock was set back.
+    ends = (index.header.end_timestamp for index in index_service.files()) if index_service is not None else ()
+    checkpoint.index_msg_timestamp = min(checkpoint.index_msg_timestamp, max(ends, default=newest))
 
 
 def learn_delays(commit_log: CommitLog, queues: ConsumeQueueStore) -> None:

@@ -100,3 +100,19 @@ def test_min_timestamp_is_never_negative(tmp_path):
     assert checkpoint.min_timestamp == 0
     checkpoint.logics_msg_timestamp = 4000
     assert checkpoint.min_timestamp == 1000
+
+
+@pytest.mark.parametrize(
+    ("index_time", "queues_end", "end_time", "end", "has"),
+    [
+        (5000, 700, 5000, 700, True), (5000, 700, 4000, 700, True), (5000, 700, 5001, 700, False),
+        # A clock that was set back: the file ends later in the log than what is on disk.
+        (5000, 700, 4000, 701, False),
+        # Before 5.4.0 there is no such offset.
+        (5000, 0, 4000, 701, True), (0, 0, 1, 1, False), (0, 0, 0, 0, True),
+    ],
+)  # fmt: skip
+def test_an_index_file_counts_by_its_time_and_its_offset(tmp_path, index_time, queues_end, end_time, end, has):
+    checkpoint = Checkpoint(tmp_path / "checkpoint")
+    checkpoint.index_msg_timestamp, checkpoint.logics_physical_offset = index_time, queues_end
+    assert checkpoint.has_index(end_time, end) is has

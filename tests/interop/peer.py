@@ -407,13 +407,14 @@ class JavaStore:
         messages: Iterable[Mapping[str, Any]],
         *,
         kill: bool = False,
+        batch_topics: Sequence[str] = (),
         extra: Mapping[str, Any] | None = None,
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]], list[dict[str, Any]]]:
         """Open the store at `path` itself, dump it, put messages, dump it again, and close it: all in one process.
 
         Parameters
         ----------
-        path, config, messages, kill, extra
+        path, config, messages, kill, batch_topics, extra
             As for `write`; at least one message.
 
         Returns
@@ -426,7 +427,7 @@ class JavaStore:
             raise ValueError("a turn needs a message: it parts what was before from what is after")
         dump = {"op": "dump"}
         script = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in [dump, *lines, dump])
-        options = _store_options(config, (), extra)
+        options = _store_options(config, batch_topics, extra)
         said = self._run(["write", str(path), *options, *(["--kill"] if kill else []), "-"], script)
         puts = [number for number, line in enumerate(said) if line["type"] == "put"]
         if len(puts) != len(lines) or puts[-1] - puts[0] != len(lines) - 1:

@@ -129,6 +129,13 @@ class Ledger:
         assert len(twice) <= doubled
 
 
+def put_all(process: RmqstoreProcess, ledger: Ledger, lines: list[dict]) -> None:
+    """Put lines of a script through rmqstore, and note what it acknowledged."""
+    places = process.put([as_put(line) for line in lines])
+    for line, (queue_offset, phy_offset) in zip(lines, places, strict=True):
+        ledger.add(line, queue_offset, phy_offset)
+
+
 def assert_alike(ours: list[dict], theirs: list[dict]) -> None:
     """Two dumps differ at most in that a record comes twice under a key."""
     for mine, his in differences(ours, theirs):
@@ -244,10 +251,7 @@ def test_default_geometry(java_store, tmp_path):
 
     with RmqstoreProcess(root, {}) as process:
         assert not process.clean
-        ours_script = script(120, 60)
-        places = process.put([as_put(line) for line in ours_script])
-        for line, (queue_offset, phy_offset) in zip(ours_script, places, strict=True):
-            ledger.add(line, queue_offset, phy_offset)
+        put_all(process, ledger, script(120, 60))
         ours = process.dump()
         ledger.assert_in(ours, 0)
         assert process.written() < 64 << 20
@@ -279,15 +283,10 @@ def test_a_segment_prepared_beforehand(java_store, tmp_path, kill_java):
     for line in lines:
         line["body"] = line["body"] * 400
 
-    def put(process: RmqstoreProcess, lines: list[dict]) -> None:
-        places = process.put([as_put(line) for line in lines])
-        for line, (queue_offset, phy_offset) in zip(lines, places, strict=True):
-            ledger.add(line, queue_offset, phy_offset)
-
     with RmqstoreProcess(root, settings) as process:
         # Message by message up to three quarters of the first segment.
         while not ledger.places or ledger.places[-1][3] < size * 3 // 4:
-            put(process, [lines.pop(0)])
+            put_all(process, ledger, [lines.pop(0)])
         deadline = time.monotonic() + 60
         while [path.stat().st_size for path in root.rglob("*") if path.is_file()].count(size) < 2:
             assert time.monotonic() < deadline, "no segment was prepared"
@@ -304,7 +303,7 @@ def test_a_segment_prepared_beforehand(java_store, tmp_path, kill_java):
         assert process.clean is not kill_java
         ours = process.dump()
         assert_alike(ours, theirs)
-        put(process, more)
+        put_all(process, ledger, more)
         ledger.assert_in(process.dump(), 1)
         process.kill()
     with MessageStore.open(root, config=StoreConfig(**settings)) as store:
@@ -314,3 +313,55 @@ def test_a_segment_prepared_beforehand(java_store, tmp_path, kill_java):
         ["abort.bak", "checkpoint", "lock"],
         ["checkpoint", "lock"],
     )
+
+
+@pytest.mark.parametrize("opened_first", [False, True], ids=["Java at once", "rmqstore first"])
+def test_a_kill_with_more_than_ten_segments_since_the_last_full_index_file(java_store, tmp_path, opened_first):
+    """Java (5.5.0) deletes the newest index file and looks at ten segments; where we opened it before, it has all keys."""
+    settings = {**SMALL, "mapped_file_size_commit_log": 4096, "max_index_num": 20_000}
+    root = tmp_path / "store"
+    ledger = Ledger()
+    lines = script(0, 500)
+    with RmqstoreProcess(root, settings) as process:
+        put_all(process, ledger, lines)
+        process.kill()
+    segments = sorted(int(path.name) for path in (root / "commitlog").iterdir())
+    assert len(segments) > 12
+    if opened_first:
+        MessageStore.open(root, config=StoreConfig(**settings)).close()
+    copy = copy_store(root, tmp_path / "copy")
+    found, _, _ = java_store.turn(copy, settings, script(500, 1))
+    assert_whole(found, ledger.places)
+    by_key = {offset for line in lines_of(found, "query") for offset in line["offsets"]}
+    with_key = {offset for offsets in ledger.keys.values() for offset in offsets}
+    if opened_first:
+        assert by_key == with_key
+    else:
+        # The newest of the segments that are there may have no record yet.
+        assert {offset for offset in with_key if offset >= segments[-9]} <= by_key
+        assert min(by_key) >= segments[-12] and by_key < with_key
+    with MessageStore.open(root, config=StoreConfig(**settings), read_only=True) as store:
+        ledger.assert_in(dump(store), 0)
+
+
+@pytest.mark.parametrize("hours", [(0, -1), (0, -1, 2), (0, -1, -2), (0, -1, 0)], ids=str)
+def test_a_kill_after_the_clock_was_set_back(java_store, tmp_path, hours):
+    """Java deletes index files by their time, and begins by that of segments: our checkpoint allows for it."""
+    settings = {**SMALL, "mapped_file_size_commit_log": 32768}
+    root = tmp_path / "store"
+    ledger = Ledger()
+    lines = script(0, 400)
+    for number, line in enumerate(lines):
+        # After the first change two index files become full, after the others none.
+        change = 0 if number < 150 else 1 if number < 380 else 2
+        line["storeTimestamp"] += 3_600_000 * hours[min(change, len(hours) - 1)]
+    with RmqstoreProcess(root, settings) as process:
+        for part in (lines[:200], lines[200:]):
+            put_all(process, ledger, part)
+            process.flush()
+        process.kill()
+    found, _, _ = java_store.turn(root, settings, script(400, 1))
+    assert_whole(found, ledger.places)
+    assert {offset for line in lines_of(found, "query") for offset in line["offsets"]} == {
+        offset for offsets in ledger.keys.values() for offset in offsets
+    }

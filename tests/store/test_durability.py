@@ -663,6 +663,49 @@ def test_after_a_crash_the_checkpoint_waits_for_what_the_dead_process_wrote(tmp_
     assert checked[-1] == 151
 
 
+@pytest.mark.parametrize("closed", [False, True])
+def test_what_the_checkpoint_says_of_times_after_a_clock_was_set_back(tmp_path, closed):
+    # Java deletes index files that end after its time, and begins at the newest segment that is three seconds older.
+    clock = [1_700_000_000_000]
+    store = MessageStore.open(tmp_path / "store", config=QUIET.replace(clock=lambda: clock[0]))
+    looked_at = 0
+    for hours in (0, -1, -2, 3):
+        clock[0] += hours * 3_600_000
+        for number in range(150):
+            clock[0] += 1
+            store.put_message(small(number))
+        store.flush()
+        full = [index.header for index in store.index_service.files() if index.is_full]
+        checkpoint = store.checkpoint
+        assert checkpoint.index_msg_timestamp == max(header.end_timestamp for header in full)
+        assert checkpoint.logics_physical_offset == full[0].end_phy_offset
+        begun = {base: store.commit_log.store_timestamp_at(base) for base in store.commit_log.files.offsets}
+        after = [timestamp for base, timestamp in begun.items() if base > full[0].end_phy_offset]
+        assert not after or checkpoint.min_timestamp < min(after)
+        looked_at += len(after)
+    assert looked_at
+    if closed:
+        ends = [index.header.end_timestamp for index in store.index_service.files()]
+        store.close()
+        assert Checkpoint.load(tmp_path / "store" / "checkpoint").index_msg_timestamp == max(ends)
+    else:
+        store.close()
+
+
+def test_a_flush_opens_no_old_index_file_again(tmp_path, monkeypatch):
+    with MessageStore.open(tmp_path / "store", config=QUIET.replace(max_index_num=20)) as store:
+        for number in range(100):
+            store.put_message(small(number))
+        store.flush()
+        names, asked = store.index_service.names, []
+        file = store.index_service.file
+        monkeypatch.setattr(type(store.index_service), "file", lambda _, name: asked.append(name) or file(name))
+        store.put_message(small())
+        store.flush()
+        assert len(names) > 4 and asked and set(asked) <= set(names[-2:]) | {store.index_service.names[-1]}
+        monkeypatch.undo()
+
+
 def test_a_flush_of_some_pages_does_not_speak_for_the_queues(tmp_path, disk):
     with MessageStore.open(tmp_path / "store", config=QUIET) as store:
         for number in range(30):
