@@ -114,16 +114,15 @@ class IndexCheck:
             done += count
             row = int(np.searchsorted(columns.key_start[: columns.count], done - 1, side="right")) - 1
             first, phy_offset = int(columns.key_start[row]), int(columns.phy_offset[row])
-            self._passed(count, phy_offset, columns.key_hash[first:done], first, total)
+            self._passed(count, phy_offset, columns.key_hash[first:done])
         return done
 
-    def _passed(self, count: int, phy_offset: int, hashes: np.ndarray, first: int, total: int) -> None:
-        # `count` entries were right; the last is of the record at `phy_offset`, whose hashes begin at `first` of `total`.
+    def _passed(self, count: int, phy_offset: int, hashes: np.ndarray) -> None:
+        # `count` entries were right; the last is of the record at `phy_offset`, whose keys up to it have `hashes`.
         self.started = True
         self.entry += count
         self.previous = phy_offset
-        if first or not self.previous_hashes or len(hashes) == total:
-            self.previous_hashes = hashes.tolist()
+        self.previous_hashes = hashes.tolist()
 
     def records(self, columns: RecordColumns) -> Iterator[Finding]:
         """What is wrong with the entries of the records in `columns`, those that follow in the log."""
@@ -162,7 +161,7 @@ class IndexCheck:
                 done += good
                 phy_offset = int(phy_offsets[done - 1])
                 first = int(np.searchsorted(phy_offsets, phy_offset, side="left"))
-                self._passed(good, phy_offset, hashes[first:done], first, total)
+                self._passed(good, phy_offset, hashes[first:done])
                 continue
             following = self._entry_after()
             if self._is_odd(int(got_phy[0]), following):
@@ -226,10 +225,12 @@ class IndexCheck:
         index = self.index
         assert index is not None
         pos = index.entry_pos(self.entry)
+        if got_phy == self.previous and got_hash in self.previous_hashes:
+            # RocketMQ indexes the boundary record again after an unclean exit, also one that was indexed in part.
+            return
         if got_phy < want_phy:
-            # RocketMQ indexes the boundary record again after an unclean exit, and entries of expired records stay.
-            again = got_phy == self.previous and got_hash in self.previous_hashes
-            if not again and got_phy >= self.commit_log.min_offset:
+            # Entries of expired records stay.
+            if got_phy >= self.commit_log.min_offset:
                 yield Finding(
                     index.path, pos, "bad_entry", f"entry {self.entry} says phy offset {got_phy}, {want_phy} comes next"
                 )

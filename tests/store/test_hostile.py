@@ -27,6 +27,7 @@ from scratch import SCRATCH
 
 from rmqstore import Message, MessageExt, MessageStore, StoreConfig, _core, _dispatch, rebuild, verify
 from rmqstore.errors import CorruptionError
+from rmqstore.index.index_service import IndexService
 from rmqstore.store.results import GetMessageStatus
 
 NOW = 1_700_000_000_000
@@ -616,6 +617,36 @@ def indexed(tmp_path):
     assert len(paths) >= 3
     assert not kinds(tmp_path / "store", given_config)
     return tmp_path / "store", given_config, paths
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["in one file", "a file became full"])
+@pytest.mark.parametrize("record", [0, 1, 7, 19])
+@pytest.mark.parametrize("done", [1, 2, 3])
+def test_a_record_whose_keys_java_indexed_again_is_no_fault(tmp_path, record, done, full):
+    # As 5.5.0 leaves the record where an index file ends that it keeps after a kill, maybe before all of its keys.
+    root, entries = tmp_path / "store", 3 * record + done
+    with MessageStore.open(root, config=CONFIG) as store:
+        for number in range(20):
+            message = Message("T", b"x", keys=[f"a{number}", f"b{number}"], properties={"UNIQ_KEY": f"u{number}"})
+            store.put_message(message)
+        hashes, offsets, _ = next(store.index_service.files()).read_entries(1, 60)
+        order = [
+            (int(key_hash), int(offset), store.commit_log.store_timestamp_at(int(offset)))
+            for key_hash, offset in zip(hashes, offsets, strict=True)
+        ]
+    shutil.rmtree(root / "index")
+    given_config = CONFIG.replace(max_index_num=entries + 1 if full else 400)
+    index_service = IndexService(root, given_config)
+    index_service.load()
+    for key_hash, offset, timestamp in [*order[:entries], *order[3 * record :]]:
+        index_service.current().put_hash(key_hash, offset, timestamp)
+    index_service.flush()
+    assert len(index_service.names) > 1 or not full
+    assert kinds(root, given_config) == []
+    # Again, but not the record that is there last.
+    index_service.current().put_hash(*order[0 if record != 19 else 3])
+    index_service.close()
+    assert "bad_entry" in kinds(root, given_config)
 
 
 @pytest.mark.parametrize("offset", [-1, 2**62, 2**63 - 1, 600_000, "above"])
