@@ -187,9 +187,11 @@ fuzz-long: venv ## the same until it is stopped; what it learns stays in build/f
 	bash ci/fuzz.sh long
 
 simulate: test-venv ## lives of stores from fixed seeds, with kills, lost power, errors and damage: make simulate SIMULATE_STEPS=100000
+	bash ci/java.sh
 	$(BIN)/python -m tests.simulator --jobs $(JOBS) --steps $(SIMULATE_STEPS) $(SIMULATE_ARGS)
 
 simulate-long: test-venv ## the same from seeds that nobody tried yet, for a day: make simulate-long SIMULATE_MINUTES=60
+	bash ci/java.sh
 	$(BIN)/python -m tests.simulator --jobs $(JOBS) --seed $$(date +%s) --minutes $(SIMULATE_MINUTES) $(SIMULATE_ARGS)
 
 clean: ## remove builds and caches (the environment stays)

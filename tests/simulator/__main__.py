@@ -13,7 +13,7 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TESTS = os.path.dirname(HERE)
-sys.path[:0] = [TESTS, os.path.join(TESTS, "store")]
+sys.path[:0] = [TESTS, os.path.join(TESTS, "store"), os.path.join(TESTS, "interop")]
 
 from . import layer as layer_of  # noqa: E402
 from .plan import make_plan  # noqa: E402

@@ -12,6 +12,7 @@ import random
 import shutil
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import faults
 import oracle
@@ -20,6 +21,7 @@ from faults.power import Disk
 from rmqstore import MessageStore, StoreChangedError, verify
 from rmqstore.config import system_clock
 
+from . import java
 from .layer import Layer
 from .model import Doubt, Model, Stored
 from .plan import Opening, Operation, opening_of, setting_of
@@ -41,6 +43,10 @@ from .session import (
 ROTS = ("zeros", "blank", "blank", "noise", "body", "body")
 
 
+#: After a kill 5.5.0 deletes the newest index file, and indexes so many segments again (`commitLogRecoverMaxNum`).
+SEGMENTS_SEEN_AGAIN = 10
+
+
 class LifeFailed(Exception):
     """A life went wrong; `step` is the number of the operation in the plan, as far as that is known."""
 
@@ -50,13 +56,15 @@ class LifeFailed(Exception):
 
 
 def sessions_of(plan: list[Operation]) -> Iterator[tuple[int, Operation, list[Operation]]]:
-    """The sessions of a plan: where it begins, its header, and what is done in it."""
+    """The sessions of a plan, and Java's turns: where it begins, its header, and what is done in it."""
     begin, header, done = 0, None, []
     for number, operation in enumerate(plan):
-        if operation[0] in ("session", "store", "rot"):
+        if operation[0] in ("session", "java", "store", "rot"):
             if header is not None:
                 yield begin, header, done
             begin, header, done = number, operation if operation[0] == "session" else None, []
+            if operation[0] == "java":
+                yield number, operation, []
         elif header is None:
             # Its header was left out: a plain one.
             begin, header, done = number - 1, ("session", 0), [operation]
@@ -102,7 +110,10 @@ class Life:
         try:
             for begin, header, operations in sessions_of(self.plan):
                 step = begin
-                self._session(header, operations)
+                if header[0] == "java":
+                    self._java_turn(header)
+                else:
+                    self._session(header, operations)
             step = len(self.plan) - 1
             self._last_session()
             for kind, number in self.plan:
@@ -289,6 +300,93 @@ class Life:
                     segments[base] = file.read()
             at = each.phy_offset - base
             check(segments[base][at : at + each.size] == each.raw, "the log does not hold what was put:", each)
+
+    # ------------------------------------------------------------------------------------------------------- Java's turn
+
+    def _java_turn(self, operation: Operation) -> None:
+        """RocketMQ's own store on the files that a session left, closed in order or not."""
+        model, number = self.model, operation[1]
+        if (
+            java.unavailable_reason() is not None
+            or model.doubt is not None
+            or model.has_holes
+            # 5.5.0 always indexes tags.
+            or not model.setting.geometry["index_tags"]
+            or not os.path.isdir(os.path.join(self.root, "commitlog"))
+        ):
+            return
+        put = ("put_many", "put_many", "put_batch", "put_inner", "put_delayed")[number // 4 % 5], number
+        puts = model.predict(put)
+        if puts is None:
+            return
+        after_kill = os.path.exists(os.path.join(self.root, "abort"))
+        if after_kill and len(os.listdir(os.path.join(self.root, "commitlog"))) > SEGMENTS_SEEN_AGAIN:
+            return
+        # Where the newest record has no unit, Java does not know that it was dispatched, and puts its entries again.
+        self._log_gives_all &= not model.records or model.records[-1].queued
+        # After a kill it also indexes the record again where an index file ends that it keeps.
+        self._log_gives_all &= not after_kill
+        kill = number % 4 == 0
+        before, answers = java.turn(self.root, model, puts, kill)
+        self._check_found(before)
+        (end,) = (line["maxPhy"] for line in before if line["type"] == "store")
+        if end != model.end:
+            # The process died between the blank at a segment's end and the record after it.
+            following = -(-model.end // model.segment) * model.segment
+            check(after_kill and end == following, "Java's log ends at", end, "not", model.end)
+            model.end = end
+            puts = model.predict(put)
+        self._half.clear()
+        # A batch has one answer, for its first message.
+        for each, answer in zip(puts[: 1 if puts[0].in_batch else None], answers, strict=True):
+            check(answer["status"] == "PUT_OK", "Java put", each, "and said", answer)
+            place = answer["offset"], answer["queueOffset"] if each.queued else each.queue_offset
+            check(place == (each.phy_offset, each.queue_offset), "Java put", each, "and said", answer)
+        model.commit(puts)
+        # Closed or not, it forced everything.
+        model.durable_end = model.end
+        if self._disk is not None:
+            self._disk = Disk(self.root)
+        self.steps += 1
+        self._count(f"Java{' after a kill' if after_kill else ''}, {'killed' if kill else 'closed'}")
+        self._check_files()
+        if opening_of(number, faults.CHANGING).watched:
+            self._watch(number)
+
+    def _check_found(self, lines: list[dict[str, Any]]) -> None:
+        """What Java found when it opened the store is what the model has."""
+        model = self.model
+        live = model.live()
+        found = [line["offset"] for line in lines if line["type"] == "msg"]
+        check(found == [each.phy_offset for each in live], "Java finds", found, "of", live)
+        # Where all units of a queue's first file lead before the log's start, Java lets the queue begin at 0, with nulls.
+        units = {
+            (line["topic"], line["queueId"]): [
+                tuple(map(int, unit.split(":")[:3])) for unit in line["units"] if not unit.endswith(":null")
+            ]
+            for line in lines
+            if line["type"] == "queue"
+        }
+        for queue, messages in model.queues.items():
+            wanted = [(each.queue_offset, each.phy_offset, each.size) for each in messages if model.is_live(each)]
+            # A unit of a batch queue comes for each of its messages.
+            got = [unit for unit in dict.fromkeys(units.get(queue, [])) if unit[1] >= model.min_offset]
+            check(got == wanted, "Java finds in", queue, got, "of", wanted)
+        # Java's answer is what has the hash: it leaves looking at the keys themselves to clients.
+        by_hash: dict[int, list[int]] = {}
+        for each in reversed(live):
+            if each.indexed:
+                names = [*each.keys, *([f"T#{each.tags}"] if each.tags else [])]
+                for number in {oracle.index_hash(f"{each.spec.topic}#{name}") for name in names}:
+                    by_hash.setdefault(number, []).append(each.phy_offset)
+        for line in lines:
+            if line["type"] == "query":
+                name = f"T#{line['key']}" if line.get("indexType") == "T" else line["key"]
+                wanted = by_hash.get(oracle.index_hash(f"{line['topic']}#{name}"), [])
+                # A message comes once for each of its keys that has the hash; of all it gives 64.
+                got = list(dict.fromkeys(offset for offset in line["offsets"] if offset >= model.min_offset))
+                all_of_them = len(line["offsets"]) < 64
+                check(got == (wanted if all_of_them else wanted[: len(got)]), "Java finds by", line, "of", wanted)
 
     # ------------------------------------------------------------------------------------------------------- the watcher
 

@@ -25,6 +25,9 @@ KEYS = ("Aa", "BB", "k1", "k2", "订单-1", "😀", "T#TagA", "*")
 TAGS = ("TagA", "Aa", "BB", "标签", "😀")
 STEPS_OF_CLOCK = (0, 1, 499, 500, 999, 1000, 7_000, 61_000, 3_600_000, -1, -1500, -30_000, -3_600_000)
 
+#: How many of the lives have turns of Java, which take a hundred times as long as others.
+LIVES_WITH_JAVA = 0.08
+
 #: How often each kind comes within a session, of the sum of all.
 WEIGHTS = {
     "put": 300,
@@ -81,7 +84,10 @@ SPACE = ("create", "write", "pwrite", "fallocate", "link", "mkdir")
 
 
 def make_plan(seed: int, steps: int) -> list[Operation]:
-    """A plan of about `steps` operations: ("store", n), then sessions, each a ("session", n) and what is done in it."""
+    """A plan of about `steps` operations: ("store", n), then sessions, each a ("session", n) and what is done in it.
+
+    Between two sessions Java may have a turn, ("java", n).
+    """
     dice = random.Random(seed)
     plan: list[Operation] = [("store", dice.getrandbits(32))]
     while len(plan) < steps:
@@ -91,6 +97,13 @@ def make_plan(seed: int, steps: int) -> list[Operation]:
             plan.append((kind, dice.getrandbits(32)))
     if dice.random() < 0.6:
         plan.append(("rot", dice.getrandbits(32)))
+    # Dice of its own, so that lives without Java are what they were before it had a turn.
+    dice = random.Random(f"Java in {seed}")
+    if dice.random() < LIVES_WITH_JAVA:
+        # From behind, as each one that is put in moves what follows it.
+        for at in reversed([at for at, (kind, _) in enumerate(plan) if kind == "session" and at > 1]):
+            if dice.random() < 0.3:
+                plan.insert(at, ("java", dice.getrandbits(32)))
     return plan
 
 
