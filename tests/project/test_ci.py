@@ -145,6 +145,7 @@ def test_every_environment_is_a_step_and_what_it_needs_of_root_comes_before():
     assert "ci/watched.sh" in steps["watched"]
     watched = [line.split()[1] for line in words_of("watched.sh", "    make ")]
     assert watched == ["debug-test", "sanitize", "sanitize-threads"]
+    assert words_of("watched.sh", "    SANITIZE=address bash ci/fuzz.sh ")
     # Where a mount fails these tests fail instead of being skipped.
     assert "RMQSTORE_MOUNTS=required unshare" in steps["outages"]
     assert "RMQSTORE_MAY_SKIP" not in (ROOT / "ci" / "steps.sh").read_text(encoding="utf-8")
