@@ -107,7 +107,8 @@ def key_stores(result: Mapping[str, Any]) -> str:
     lines = [
         "| | put, median (lowest – highest) | get, median (lowest – highest) |",
         "|---|---|---|",
-        *(f"| {who} | {' | '.join(both)} |" for who, both in rates.items()),
+        # A loop in C does one of the two, and is no store.
+        *(f"| {who} | {' | '.join(both)} |" for who, both in rates.items() if len(both) == 2),
         "",
         f"On {run['date']}, {machine['processor']}, {machine['cores']} cores. How it was measured, and the rest:",
         "[benchmarks](benchmarks.md#beside-the-peers-in-one-run).",

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rmqstore import StoreConfig
+
 from ..instructions import CONSTANT_SOURCE, build_extension
+from . import data
 from .loops import SOURCES
 
 CONSTANT = "an extension in C that does nothing, one call"
@@ -25,10 +29,21 @@ def constant_of(folder: str, answer: object) -> Any:
     return _extension(folder, CONSTANT_SOURCE).Constant(answer)
 
 
-def messages_of(folder: str, *store: object) -> tuple[Any, str]:
-    """The calls that make messages of a store, and how they compute a CRC on this machine; `store` as its `take` says."""
-    extension = _extension(folder, SOURCES / "messages.c")
-    return extension, extension.take(*store)
+def messages_of(folder: str, path: str) -> tuple[Any, str]:
+    """The calls that make messages of the store at `path`, and their name in tables; None where they cannot be compiled.
+
+    The store has one segment, one index file and of `data.TOPIC` a file for each queue.
+    """
+    (index,) = Path(path, "index").iterdir()
+    queues = sorted(Path(path, "consumequeue", data.TOPIC).iterdir(), key=lambda queue: int(queue.name))
+    names = [str(queue / f"{0:020d}") for queue in queues]
+    segment = os.path.join(path, "commitlog", f"{0:020d}")
+    try:
+        extension = _extension(folder, SOURCES / "messages.c")
+        crc = extension.take(segment, str(index), StoreConfig().max_hash_slot_num, data.TOPIC, *names)
+    except (OSError, subprocess.CalledProcessError):
+        return None, OBJECTS
+    return extension, f"{OBJECTS}, CRC by {crc}"
 
 
 def one_key(folder: str) -> Any:

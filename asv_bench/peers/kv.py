@@ -3,6 +3,9 @@
 Random keys of 16 characters, payloads of 256 bytes, 10 000 a batch, each store in its best batch interface.  Nobody forces a
 batch to the disk: all of them keep what was put when the process dies, and none promises it when the machine does.  The reads
 follow the puts, with the pages in memory; all keys are asked for, in another order.
+
+The limit of what a store of messages can do are plain loops in C (c/rebuild.c, c/query.c), which lay out the same records,
+units and index entries and find them again, and an extension in C that makes the message objects and checks nothing else.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import importlib.util
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +23,9 @@ import numpy as np
 from rmqstore import Message, MessageStore, StoreConfig
 
 from . import data
+from .extensions import messages_of
+from .loops import compiled, run_loop
+from .rebuild import loop_over
 from .rounds import Outcome, Work
 from .setting import Setting, remove, timed
 
@@ -105,21 +112,28 @@ class OfRmqstore(Contender):
         self.prepared = None
 
     def get(self) -> int:
-        total, asked = 0, self.rows.asked
+        asked = self.rows.asked
         if self.columns:
             import pyarrow.compute as pc
 
+            total = 0
             for part in self.rows.batches():
                 table = self.store.query_table(asked[part], topic=data.TOPIC, columns=["body"])
                 total += pc.sum(pc.binary_length(table["body"])).as_py()
             return total
-        for key in asked:
-            for message in self.store.query_message(data.TOPIC, key):
-                total += len(message.body)
-        return total
+        return body_bytes(self.store, asked)
 
     def close(self) -> None:
         self.store.close()
+
+
+def body_bytes(asked: Any, keys: list[str]) -> int:
+    """The bytes of the bodies that `asked` finds, a call for each key."""
+    total = 0
+    for key in keys:
+        for message in asked.query_message(data.TOPIC, key):
+            total += len(message.body)
+    return total
 
 
 class OfLmdb(Contender):
@@ -255,6 +269,7 @@ def works(setting: Setting) -> Iterator[Work]:
         seconds, total = timed(there[name].get)
         return Outcome(seconds, {"bytes": total})
 
+    limits, why_not = in_c(setting, folder, rows)
     runs: tuple[tuple[str, Callable[[str], Outcome], float], ...] = (("put", put, 10), ("get", get, 3))
     try:
         for what, way, goal in runs:
@@ -263,10 +278,11 @@ def works(setting: Setting) -> Iterator[Work]:
                 f"{what}, {BATCH // 1000} 000 a batch",
                 "keys",
                 rows.n,
-                {name: lambda name=name, way=way: way(name) for name in there},
+                {name: lambda name=name, way=way: way(name) for name in there} | limits[what],
                 base=tuple(PEERS),
+                others=list(limits[what]),
                 goals={name: goal for name in ours},
-                skipped=skipped,
+                skipped=skipped | why_not,
                 warm_up=setting.warm_up(1),
             )
     finally:
@@ -274,3 +290,55 @@ def works(setting: Setting) -> Iterator[Work]:
             with contextlib.suppress(Exception):
                 contender.close()
         remove(folder)
+
+
+def in_c(
+    setting: Setting, folder: str, rows: Rows
+) -> tuple[dict[str, dict[str, Callable[[], Outcome]]], dict[str, str]]:
+    """What C alone makes of the same store, for puts and for gets, and what cannot run and why."""
+    source = os.path.join(folder, "source")
+    store = OfRmqstore(rows, source, True)
+    store.create()
+    store.put()
+    end = store.store.commit_log.max_offset
+    store.close()
+    segment, config = os.path.join(source, "commitlog", f"{0:020d}"), StoreConfig()
+    (index,) = Path(source, "index").iterdir()
+    asked = data.write_keys(os.path.join(folder, "asked"), rows.asked)
+    limits: dict[str, dict[str, Callable[[], Outcome]]] = {"put": {}, "get": {}}
+    skipped = {}
+
+    def put() -> Outcome:
+        target = os.path.join(folder, "loop")
+        os.mkdir(target)
+        setting.settle()
+        outcome = loop_over(folder, segment, end, target, config, 20 * rows.n, "append")
+        remove(target)
+        return Outcome(outcome.seconds)
+
+    def get() -> Outcome:
+        slots = config.max_hash_slot_num
+        nanoseconds, _, total = run_loop(folder, "query", segment, index, slots, data.TOPIC, *asked.values())
+        # It adds the queue offsets, which are 0, 1, and so on.
+        return Outcome(nanoseconds / 1e9, {"bytes": total - rows.n * (rows.n - 1) // 2})
+
+    for what, loop, title, way in (
+        ("put", "rebuild", "plain C loop", put),
+        ("get", "query", "plain C loop, bodies alone", get),
+    ):
+        by, why_not = compiled(folder, loop)
+        if why_not:
+            skipped[f"{title}{by}"] = why_not
+        else:
+            limits[what][f"{title}{by}"] = way
+    extension, title = messages_of(folder, source)
+
+    def objects() -> Outcome:
+        seconds, total = timed(lambda: body_bytes(extension, rows.asked))
+        return Outcome(seconds, {"bytes": total})
+
+    if extension is None:
+        skipped[title] = "it cannot be compiled here"
+    else:
+        limits["get"][title] = objects
+    return limits, skipped

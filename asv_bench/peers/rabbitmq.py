@@ -6,7 +6,8 @@ is measured of it is the time from its start until it takes connections, minus t
 is booted right before.  Ours is the whole of opening the queue's index for writing, which recovers it, and the walk over all
 entries for what the message store must have; its process is started before the clock.
 
-"Cold": the pages of the queue's files were dropped from the page cache before.  "Warm": all were read before.
+"Cold": the pages of the queue's files were dropped from the page cache before; the limit is a program that does nothing but
+read them in order.  "Warm": all were read before.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from .jvm import ROOT
-from .recovery import fresh_copy
+from .recovery import fresh_copy, read_files
 from .rounds import Outcome, Work
 from .setting import Setting, remove
 
 PART = "rabbitmq"
-NODE, OURS = "RabbitMQ", "QueueIndex.open"
+NODE, OURS, DISK = "RabbitMQ", "QueueIndex.open", "reading the files' bytes"
 VHOST, QUEUE = "bench", "bench"
 SEGMENT_ENTRY_COUNT = 16384
 # With which a full size is 202 MB in 62 segments.
@@ -38,9 +39,10 @@ import numpy as np
 from rmqstore.rabbitmq.queue_index import QueueIndex
 begin = time.perf_counter_ns()
 index = QueueIndex.open(sys.argv[1], segment_entry_count=int(sys.argv[2]))
-columns = index.columns()
-depth, bodies = index.depth, int(np.asarray(columns.size).sum())
+depth = index.depth
 ready = time.perf_counter_ns() - begin
+# What a node does not do before somebody consumes: it shows that the entries are those of the queue.
+bodies = int(np.asarray(index.columns().size).sum())
 print("opened", ready, depth, bodies)
 sys.stdout.flush()
 import os
@@ -68,13 +70,21 @@ def works(setting: Setting) -> Iterator[Work]:
                 def theirs(warm: bool = state == "warm") -> Outcome:
                     return booted(setting, node, source, Path(folder) / "empty", warm)
 
+                def disk() -> Outcome:
+                    target = fresh_copy(setting, source, os.path.join(folder, "disk"), (), False)
+                    return read_files(os.path.join(target, "queues", directory), folder)
+
+                contenders = {OURS: ours, **({NODE: theirs} if node is not None else {})}
+                if state == "cold":
+                    contenders[DISK] = disk
                 yield Work(
                     PART,
                     f"{name}, {state}",
                     "messages",
                     n,
-                    {OURS: ours, **({NODE: theirs} if node is not None else {})},
+                    contenders,
                     base=NODE,
+                    others=[DISK] if state == "cold" else [],
                     goals={OURS: 20},
                     skipped={} if node is not None else {NODE: why_not},
                     warm_up=0,

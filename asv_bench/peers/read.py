@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ import numpy as np
 from rmqstore import MessageStore, StoreConfig
 
 from . import data
-from .extensions import CONSTANT, OBJECTS, constant_of, messages_of
+from .extensions import CONSTANT, constant_of, messages_of
 from .jvm import Java
 from .loops import compiled, run_loop
 from .rounds import Outcome, Work
@@ -51,7 +50,7 @@ def works(setting: Setting) -> Iterator[Work]:
         if setting.java is not None:
             setting.java.ask("open", path=copy_sparse(path, copy))
         with MessageStore.open(path, config=StoreConfig(), read_only=True) as store:
-            objects = only_objects(folder, path)
+            objects = messages_of(folder, path)
             yield get(setting, store, n, copy, objects)
             yield from query(setting, store, keys, folder, path, copy, objects)
             yield scan(setting, store, n, folder, os.path.join(path, "commitlog", f"{0:020d}"), end)
@@ -59,18 +58,6 @@ def works(setting: Setting) -> Iterator[Work]:
         if setting.java is not None and os.path.isdir(copy):
             setting.java.ask("close", path=copy)
         remove(folder)
-
-
-def only_objects(folder: str, path: str) -> tuple[Any, str]:
-    """The extension that makes messages of the store at `path`, and its name in tables; None where it cannot be compiled."""
-    (index,) = sorted(Path(path, "index").iterdir())
-    segment = os.path.join(path, "commitlog", f"{0:020d}")
-    queues = [os.path.join(path, "consumequeue", data.TOPIC, str(i), f"{0:020d}") for i in range(data.QUEUES)]
-    try:
-        extension, crc = messages_of(folder, segment, str(index), StoreConfig().max_hash_slot_num, data.TOPIC, *queues)
-    except (OSError, subprocess.CalledProcessError):
-        return None, OBJECTS
-    return extension, f"{OBJECTS}, CRC by {crc}"
 
 
 def get(setting: Setting, store: MessageStore, n: int, copy: str, objects: tuple[Any, str]) -> Work:

@@ -264,12 +264,12 @@ def test_the_extension_that_makes_the_objects_alone_finds_what_the_store_finds(t
 import sys
 sys.path.append(sys.argv[2])
 from rmqstore import MessageStore
-from asv_bench.peers import data, read
+from asv_bench.peers import data, extensions
 path, n = sys.argv[1] + "/store", 40_000
 keys = data.keys(n)
 with MessageStore.open(path) as store:
     data.fill(store, keys, data.bodies(n, 100), 100)
-    extension, name = read.only_objects(sys.argv[1], path)
+    extension, name = extensions.messages_of(sys.argv[1], path)
     def all_of(messages):
         return [(m.topic, m.body, m.keys, m.queue_offset) for m in messages]
     num = 0

@@ -1,7 +1,7 @@
 /* The limit of a rebuild, and of appending: queues and index from one segment of the log, in one plain loop over
  * mapped memory.
  *
- *   rebuild LOG END FOLDER SLOTS ENTRIES QUEUE_BYTES [force|append]
+ *   rebuild LOG END FOLDER SLOTS ENTRIES QUEUE_BYTES [force|append|append-more]
  *   rebuild --crc
  *
  * Steps over the records, checks the CRC of every body, looks for the keys and the tag in the properties, and writes
@@ -9,7 +9,9 @@
  * prefetching, no check of anything that would not crash it. --crc says how the CRC is computed. "force" writes
  * everything to the disk before the clock stops. "append" also copies every record into a new, allocated segment of
  * FOLDER, as a put does once the record stands in memory; it goes through the log before the clock starts, whose
- * records stand for those that a caller has made. Prints nanoseconds, units, index entries.
+ * records stand for those that a caller has made. "append-more" does so after a gigabyte: before the clock starts
+ * that was written to a segment before, the next one was allocated, and the slots of the index were touched. Prints
+ * nanoseconds, units, index entries.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -95,8 +97,9 @@ int main(int argc, char **argv) {
         puts(crc_name);
         return 0;
     }
-    if (argc < 7) { fprintf(stderr, "rebuild LOG END FOLDER SLOTS ENTRIES QUEUE_BYTES [force|append]\n"); return 2; }
-    int forces = argc > 7 && !strcmp(argv[7], "force"), appends = argc > 7 && !strcmp(argv[7], "append");
+    if (argc < 7) { fprintf(stderr, "rebuild LOG END FOLDER SLOTS ENTRIES QUEUE_BYTES [force|append|append-more]\n"); return 2; }
+    int forces = argc > 7 && !strcmp(argv[7], "force"), more = argc > 7 && !strcmp(argv[7], "append-more");
+    int appends = more || (argc > 7 && !strcmp(argv[7], "append"));
     if (argc > 7 && !forces && !appends) { fprintf(stderr, "rebuild knows no %s\n", argv[7]); return 2; }
     size_t end = strtoull(argv[2], NULL, 10);
     folder = argv[3];
@@ -111,13 +114,21 @@ int main(int argc, char **argv) {
     if (fd < 0) fail(argv[1]);
     const uint8_t *log = mmap(NULL, end, PROT_READ, MAP_SHARED, fd, 0);
     if (log == MAP_FAILED) fail(argv[1]);
+    size_t index_size = HEADER + (size_t)SLOT * slot_num + (size_t)ENTRY * entries;
+    uint8_t *segment = NULL;
+    if (more) {
+        uint8_t *full = map_file(folder, "full", SEGMENT, 1);
+        for (size_t at = 0; at < SEGMENT; at += end) memcpy(full + at, log, SEGMENT - at < end ? SEGMENT - at : end);
+        segment = map_file(folder, "segment", SEGMENT, 1);
+        idx = map_new(folder, "index", index_size);
+        memset(idx, 0, HEADER + (size_t)SLOT * slot_num);
+    }
     if (appends) {
         for (size_t pos = 0; pos < end;) pos += take_apart(log + pos, pos).size;
         clock_gettime(CLOCK_MONOTONIC, &from);
     }
-    uint8_t *segment = appends ? map_file(folder, "segment", SEGMENT, 1) : NULL;
-    size_t index_size = HEADER + (size_t)SLOT * slot_num + (size_t)ENTRY * entries;
-    idx = map_new(folder, "index", index_size);
+    if (appends && !segment) segment = map_file(folder, "segment", SEGMENT, 1);
+    if (!idx) idx = map_new(folder, "index", index_size);
 
     long units = 0;
     uint64_t last_offset = 0, last_time = 0;
