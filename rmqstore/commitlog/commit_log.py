@@ -126,7 +126,8 @@ class CommitLog(NotCopied):
     def find_end_behind_damage(self, reached: int = -1) -> int:
         """int: as `find_end`, but after damage in the newest segment if whole records follow it there.
 
-        Old records that a truncation of RocketMQ left after the end do not count: they are older than the record before.
+        Old records that a truncation of RocketMQ left after the end do not count: they are older than the record before, and
+        the checkpoint does not say that the log went so far.
 
         Parameters
         ----------

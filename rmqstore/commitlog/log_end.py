@@ -6,11 +6,13 @@ saw.  It changes nothing on disk.
 
 from __future__ import annotations
 
+import os
 import threading
 
 from rmqstore import _core, _dispatch
 from rmqstore._core import Verdict
 from rmqstore.errors import OffsetOutOfRangeError, StoreChangedError
+from rmqstore.files.checkpoint import marked_end
 from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.message import MessageExt
 
@@ -95,7 +97,7 @@ class LogEnd:
                     break
                 if newest < 0:
                     newest = self._newest_before(end)
-                if _core.check_record(region, found, base, 0)[2] < newest:
+                if _core.check_record(region, found, base, 0)[2] < newest and base + found >= self._marked_end():
                     return end
                 pos, verdict, num, last = _dispatch.walk(region, found, region.size, base)
                 if num:
@@ -103,6 +105,11 @@ class LogEnd:
                 end = base + (region.size if verdict == Verdict.BLANK else pos)
                 after = end + (verdict != Verdict.BLANK)
         return end
+
+    def _marked_end(self) -> int:
+        # What a truncation of RocketMQ left is older than what comes before it.  So is what follows where the clock was set back:
+        # that tells a writer which leaves nothing behind an end.
+        return marked_end(os.path.dirname(self.files.path))
 
     def _begins_empty(self, base: int) -> bool:
         return _core.check_record(self.files.file(base).region, 0, base, 0)[0] is Verdict.EMPTY

@@ -374,6 +374,41 @@ class ConsumeQueue(UnitQueue):
             if end == queue_offset:
                 return
 
+    def fill_holes(self, phy_offset: int) -> int:
+        """Give every place that lost its message a pre-fill unit, from about `phy_offset` of the log on, as of `put_units`.
+
+        Holes at the end, and pre-fill units there, are cut off instead.  Who opens the queue again finds the same end then:
+        it takes a place that nobody wrote to for the end of the newest file.
+
+        Returns
+        -------
+        int
+            How many units were written.
+        """
+        filled, is_end = 0, True
+        for base in reversed(self.files.offsets):
+            first = base // UNIT_SIZE
+            count = min(self.units_per_file, self.unit_num - first)
+            if count <= 0:
+                continue
+            mapped_file = self.files.file(base)
+            phy_offsets, sizes, _ = _core.read_units(mapped_file.region, 0, count)
+            real = np.flatnonzero((sizes > 0) & ~((phy_offsets == 0) & (sizes == PRE_FILL_SIZE)))
+            if is_end:
+                count = int(real[-1]) + 1 if len(real) else 0
+                if first + count < self.unit_num:
+                    self.truncate(first + count)
+            is_end = is_end and not len(real)
+            holes = np.flatnonzero(sizes[:count] <= 0)
+            if len(holes):
+                mapped_file.mark_dirty()
+                for number in holes.tolist():
+                    _core.write_unit(mapped_file.region, number * UNIT_SIZE, 0, PRE_FILL_SIZE, 0)
+                filled += len(holes)
+            if len(real) and phy_offsets[real[0]] < phy_offset:
+                break
+        return filled
+
     def repair(self, queue_offset: int, phy_offset: int, size: int, tags_code: int, store_timestamp: int) -> bool:
         """Write the unit at `queue_offset`, which lies before the end, again if it says something else; True if it did."""
         mapped_file = self._file_of_unit(queue_offset)

@@ -215,13 +215,21 @@ class UnitQueue(NotCopied, _core.QueueFields):
         """Delete the files whose last unit lies below `min_phy_offset`, oldest first, never the last; their number."""
         deleted = 0
         while len(self.files) > 1:
-            region = self.files.file(self.files.offsets[0]).region
-            if region.get_i64((self.units_per_file - 1) * self.unit_size) >= min_phy_offset:
+            if self._last_phy_offset(self.files.file(self.files.offsets[0]).region) >= min_phy_offset:
                 break
             self.files.delete_before(self.files.offsets[0] + self.files.mapped_file_size)
             self.min_for = None
             deleted += 1
         return deleted
+
+    def _last_phy_offset(self, region: _core.Region) -> int:
+        # Of the last unit in a full file that leads to a record; -1 for none.  A lost message left a hole, or a pre-fill unit,
+        # whose phy offset is 0.
+        for pos in range((self.units_per_file - 1) * self.unit_size, -1, -self.unit_size):
+            phy_offset, size, _ = _core.read_unit(region, pos)
+            if size > 0 and (phy_offset, size) != (0, PRE_FILL_SIZE):
+                return phy_offset
+        return -1
 
     def make_room(self, count: int) -> None:
         """Make sure that `count` units can be put: every file that this takes is allocated.

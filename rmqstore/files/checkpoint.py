@@ -4,7 +4,7 @@ Owns the six fields of the `checkpoint` file and their place in its 4096 bytes. 
 reads and writes and never maps it.  Invariants:
 
 - A flush writes the whole 4096 bytes at their place in the file and returns after they are on disk.
-- Bytes after the known fields are kept as they were read, but for the last 24: they hold a mark of this package while a
+- Bytes after the known fields are kept as they were read, but for the last 32: they hold a mark of this package while a
   store is open for writing, and zeros after an orderly close.  The mark is void when anybody changed the fields.
 - A checkpoint that was loaded read-only never writes; a missing file reads as zeros and is not created by loading.
 
@@ -21,16 +21,19 @@ import zlib
 from rmqstore._core import CheckpointLayout
 from rmqstore.errors import GeometryError, ReadOnlyError
 from rmqstore.files.mapped_file import force_data, fsync_directory, naming_errors, open_regular
+from rmqstore.files.store_lock import abort_mark, abort_process
 
-__all__ = ["CHECKPOINT_SIZE", "SAFETY_MARGIN", "Checkpoint"]
+__all__ = ["CHECKPOINT_SIZE", "SAFETY_MARGIN", "Checkpoint", "marked_end"]
 
 CHECKPOINT_SIZE = int(CheckpointLayout.CHECKPOINT_SIZE)
 
 _FIELDS = struct.Struct(">qqqqqq")
-# Magic, phy offset up to which everything is on disk, process id of the writer, CRC-32 of all fields and these.
-_MARK = struct.Struct(">4sqqI")
+# Magic, phy offset up to which everything is on disk (-1: not known), the one to which the log went, process id of the writer,
+# CRC-32 of all fields and these.
+_MARK = struct.Struct(">4sqqqI")
 _MARK_MAGIC = b"RMQS"
 _MARK_POS = CHECKPOINT_SIZE - _MARK.size
+_CRC_SIZE = 4
 _NAMES = (
     "physic_msg_timestamp",
     "logics_msg_timestamp",
@@ -42,10 +45,6 @@ _NAMES = (
 # The store may have flushed a record a little after its timestamp, so that a start goes back by this much.
 SAFETY_MARGIN = 3000
 """An unclean start begins to look so many milliseconds before the times of the checkpoint."""
-
-
-def _mark_crc(fields: bytes, flushed_offset: int, process_id: int) -> int:
-    return zlib.crc32(fields + struct.pack(">qq", flushed_offset, process_id))
 
 
 class Checkpoint:
@@ -68,13 +67,15 @@ class Checkpoint:
     flushed_offset : int
         This package's own mark while a store is open: everything below this phy offset is on disk, in the log, the queues
         and the index; -1 if unknown.  RocketMQ's fields must say less, see `MessageStore`.
+    log_end : int
+        This package's own mark while a store is open: the phy offset to which its writer had the log; -1 if unknown.
     process_id : int
         Of the process that wrote the mark.
     path : str
     read_only : bool
     """
 
-    __slots__ = (*_NAMES, "_rest", "_written", "flushed_offset", "path", "process_id", "read_only")
+    __slots__ = (*_NAMES, "_rest", "_written", "flushed_offset", "log_end", "path", "process_id", "read_only")
 
     physic_msg_timestamp: int
     logics_msg_timestamp: int
@@ -89,7 +90,7 @@ class Checkpoint:
         self._rest = bytes(CHECKPOINT_SIZE - _FIELDS.size)
         # What is surely on disk; the same is not written twice.
         self._written = b""
-        self.flushed_offset = -1
+        self.flushed_offset = self.log_end = -1
         self.process_id = 0
         for name in _NAMES:
             setattr(self, name, 0)
@@ -148,12 +149,12 @@ class Checkpoint:
     def _decode(self, data: bytes) -> None:
         for name, value in zip(_NAMES, _FIELDS.unpack_from(data), strict=True):
             setattr(self, name, value)
-        magic, flushed_offset, process_id, crc = _MARK.unpack_from(data, _MARK_POS)
+        magic, flushed_offset, log_end, process_id, crc = _MARK.unpack_from(data, _MARK_POS)
         rest_end = CHECKPOINT_SIZE
         if magic == _MARK_MAGIC:
             rest_end = _MARK_POS
-            if crc == _mark_crc(data[: _FIELDS.size], flushed_offset, process_id):
-                self.flushed_offset, self.process_id = flushed_offset, process_id
+            if crc == zlib.crc32(data[_MARK_POS : -_CRC_SIZE], zlib.crc32(data[: _FIELDS.size])):
+                self.flushed_offset, self.log_end, self.process_id = flushed_offset, log_end, process_id
         self._rest = data[_FIELDS.size : rest_end].ljust(CHECKPOINT_SIZE - _FIELDS.size, b"\0")
 
     def to_bytes(self) -> bytes:
@@ -167,11 +168,11 @@ class Checkpoint:
         values = [getattr(self, name) for name in _NAMES]
         try:
             fields = _FIELDS.pack(*values)
-            if self.flushed_offset < 0:
+            if self.flushed_offset < 0 and self.log_end < 0:
                 return fields + self._rest
-            crc = _mark_crc(fields, self.flushed_offset, self.process_id)
-            mark = _MARK.pack(_MARK_MAGIC, self.flushed_offset, self.process_id, crc)
-            return fields + self._rest[: -_MARK.size] + mark
+            mark = _MARK.pack(_MARK_MAGIC, self.flushed_offset, self.log_end, self.process_id, 0)[:-_CRC_SIZE]
+            crc = zlib.crc32(mark, zlib.crc32(fields)).to_bytes(_CRC_SIZE, "big")
+            return fields + self._rest[: -_MARK.size] + mark + crc
         except struct.error:
             raise ValueError(f"a checkpoint field is not a 64-bit int: {dict(zip(_NAMES, values, strict=True))}") from None
 
@@ -233,3 +234,18 @@ class Checkpoint:
 
     def __repr__(self) -> str:
         return f"Checkpoint({', '.join(f'{name}={getattr(self, name)}' for name in _NAMES)})"
+
+
+def marked_end(root: str) -> int:
+    """int: the phy offset to which the log of the store at `root` surely went when it was last written, or -1.
+
+    Of a store that is open, or was not closed in order, this package's mark says it.  Of others it is the last record that
+    whoever opened the store found last, this package or RocketMQ since 5.1.1: what they find later is not older.
+    """
+    try:
+        checkpoint = Checkpoint.load_or_zeros(os.path.join(root, "checkpoint"))
+        if abort_mark(root) is None:
+            return checkpoint.confirm_phy_offset + 1 if checkpoint.confirm_phy_offset > 0 else -1
+        return checkpoint.log_end if abort_process(root) == checkpoint.process_id else -1
+    except OSError:
+        return -1

@@ -538,7 +538,12 @@ class MappedFileQueue(NotCopied, FileStream):
         """Delete the files that end at or below `offset`, oldest first, never the last; their number."""
         deleted = 0
         while len(self.file_offsets) > 1 and self.file_offsets[0] + self.mapped_file_size <= offset:
-            self.drop_first().destroy()
+            first = self.drop_first()
+            try:
+                first.destroy()
+            except BaseException:
+                self.take_back(first)
+                raise
             deleted += 1
         if deleted:
             fsync_directory(self.path)
@@ -551,6 +556,11 @@ class MappedFileQueue(NotCopied, FileStream):
             self.file_offsets = self.file_offsets[1:]
             self._files.pop(first.file_from_offset, None)
         return first
+
+    def take_back(self, first: MappedFile) -> None:
+        """Put the file that `drop_first` took out back in its place: the system did not delete it."""
+        with self.pool.lock:
+            self.file_offsets = [first.file_from_offset, *self.file_offsets]
 
     def take_dirty(self, least_pages: int = 0) -> list[MappedFile]:
         """The files that were written since this was last asked, for `MappedFile.flush`; ask while nobody writes.

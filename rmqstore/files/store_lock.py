@@ -19,7 +19,7 @@ import threading
 from rmqstore.errors import StoreLockedError
 from rmqstore.files.mapped_file import NotCopied, naming_errors, open_regular
 
-__all__ = ["StoreLock", "abort_mark", "is_held"]
+__all__ = ["StoreLock", "abort_mark", "abort_process", "is_held"]
 
 # By the store's real path, so that two names of one directory meet.
 _held: set[str] = set()
@@ -70,6 +70,16 @@ def abort_mark(root: str) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return status.st_ino, status.st_mtime_ns
+
+
+def abort_process(root: str) -> int:
+    """int: the process that the `abort` file of the store at `root` names; -1 for none, as of RocketMQ before 5.0.0."""
+    try:
+        with open(open_regular(os.path.join(root, "abort")), "rb") as file:
+            text = file.read(32)
+    except OSError:
+        return -1
+    return int(text) if text.isdigit() else -1
 
 
 def is_held(root: str) -> bool:

@@ -12,6 +12,7 @@ import os
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.errors import StoreChangedError, StoreError, UnsupportedFormatError
 from rmqstore.files.mapped_file import STAGING_PREFIX, fsync_directory, fsync_tree, naming_errors, open_regular
+from rmqstore.files.store_lock import abort_process
 from rmqstore.rocksdb.places import queue_databases
 from rmqstore.store.flushing import Flushing
 from rmqstore.store.recovery import RecoveryReport, recover
@@ -52,9 +53,11 @@ def recover_state(state: StoreState, flushing: Flushing, mode: str) -> RecoveryR
     """Recover the loaded files of a store and set the abort mark; `mode` as of `MessageStore.open`."""
     abort = os.path.join(state.path, "abort")
     clean = not os.path.exists(abort)
-    if clean or state.checkpoint.process_id != _process_id_in(abort):
-        # Somebody else had the store after the one who wrote the mark.
+    if clean:
         state.checkpoint.flushed_offset = -1
+    elif state.checkpoint.process_id != abort_process(state.path):
+        # Somebody else had the store after the one who wrote the mark.
+        state.checkpoint.flushed_offset = state.checkpoint.log_end = -1
 
     def before_writing() -> None:
         # From the first change on an interrupted opening counts as an unclean exit.
@@ -86,6 +89,7 @@ def recover_state(state: StoreState, flushing: Flushing, mode: str) -> RecoveryR
     if state.commit_log.max_offset > state.commit_log.min_offset:
         state.last_store_timestamp = max(state.commit_log.store_timestamp_at(last), 0)
     state.checkpoint.process_id = os.getpid()
+    state.checkpoint.log_end = state.commit_log.max_offset
     if clean:
         with flushing.lock:
             flushing.flush_all()
@@ -124,13 +128,3 @@ def close_in_order(state: StoreState, flushing: Flushing) -> None:
         if os.path.exists(abort):
             os.unlink(abort)
             fsync_directory(state.path)
-
-
-def _process_id_in(path: str) -> int:
-    # RocketMQ before 5.0.0 leaves the file empty.
-    try:
-        with open(open_regular(path), "rb") as file:
-            text = file.read(32)
-    except OSError:
-        return -1
-    return int(text) if text.isdigit() else -1

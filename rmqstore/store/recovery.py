@@ -152,7 +152,9 @@ def recover(
         learn_delays(commit_log, queues)
     (newest_unit_end, plain), index = _look_at_both(commit_log, queues, index_service, checkpoint, clean)
     begin = _where_to_begin(commit_log, index, checkpoint, newest_unit_end, clean)
-    judged = _judge(commit_log, Agreement(queues, plain), index, begin, newest_unit_end, clean, mode)
+    judged = _judge(
+        commit_log, Agreement(queues, plain), index, begin, newest_unit_end, checkpoint.log_end, clean, mode
+    )
     before_writing()
 
     report.began_at, report.end, report.damage = judged.begin, judged.end, judged.damage
@@ -175,6 +177,8 @@ def recover(
     report.units_written, report.units_mended = counts.units, counts.units_mended
     report.index_entries_written = counts.index_entries
     report.damage += counts.misplaced
+    if judged.damage:
+        _fill_holes(queues, judged.damage[0][0])
     checkpoint.confirm_phy_offset = max(judged.last_record, 0)
     if report.bytes_cut:
         _believe_no_more_than(commit_log, judged.last_record, checkpoint, index_service)
@@ -343,6 +347,7 @@ def _judge(
     index: IndexSurvey | None,
     begin: int,
     newest_unit_end: int,
+    marked_end: int,
     clean: bool,
     mode: str,
 ) -> _Judgement:
@@ -354,7 +359,7 @@ def _judge(
         at = ended
         if verdict is None:
             break
-        following = _whole_record_behind(commit_log, at, judged, newest_unit_end)
+        following = _whole_record_behind(commit_log, at, judged, max(newest_unit_end, marked_end))
         if following < 0 and not _known_behind(commit_log, at, newest_unit_end, clean):
             break
         mapped_file = commit_log.files.find(at)
@@ -429,7 +434,7 @@ def _note(judged: _Judgement, stretch: Stretch) -> None:
     judged.last_record = stretch.last_record
 
 
-def _whole_record_behind(commit_log: CommitLog, at: int, judged: _Judgement, newest_unit_end: int) -> int:
+def _whole_record_behind(commit_log: CommitLog, at: int, judged: _Judgement, known_end: int) -> int:
     # The first whole record of this log after the damage, in this segment or a later one; -1 if there is none.
     for base in commit_log.files.offsets:
         if base + commit_log.segment_size <= at:
@@ -441,14 +446,14 @@ def _whole_record_behind(commit_log: CommitLog, at: int, judged: _Judgement, new
             judged.search_limit = mapped_file.last_nonzero(pos)
         found = judged.search.find(pos, judged.search_limit)
         if found >= 0:
-            return base + found if _belongs(commit_log, base + found, judged, newest_unit_end) else -1
+            return base + found if _belongs(commit_log, base + found, judged, known_end) else -1
     return -1
 
 
-def _belongs(commit_log: CommitLog, offset: int, judged: _Judgement, newest_unit_end: int) -> bool:
+def _belongs(commit_log: CommitLog, offset: int, judged: _Judgement, known_end: int) -> bool:
     # RocketMQ's truncation leaves old records after the end (its issue 10666).  They are older than the last record of
-    # the log and no unit points at them; whatever else is found there is part of this log.
-    if newest_unit_end > offset or judged.last_record < 0:
+    # the log and neither units nor the checkpoint's mark lead to them; whatever else is found there is part of this log.
+    if known_end > offset or judged.last_record < 0:
         return True
     last = commit_log.store_timestamp_at(judged.last_record, behind_end=True)
     return commit_log.store_timestamp_at(offset, behind_end=True) >= last
@@ -515,6 +520,15 @@ def _cut_queues(queues: ConsumeQueueStore, plain: dict[tuple[str, int], PlainQue
             if consistent < queue.unit_num:
                 dropped += queue.truncate(consistent)
     return dropped
+
+
+def _fill_holes(queues: ConsumeQueueStore, phy_offset: int) -> None:
+    """Let no queue have a hole where a message was lost that lay after `phy_offset`."""
+    for topic, queue_id in queues.keys():
+        queue = queues.find(topic, queue_id)
+        if isinstance(queue, ConsumeQueue):
+            queue.fill_holes(phy_offset)
+    queues.set_aside(queues.config.max_mapped_files)
 
 
 # ------------------------------------------------------------------------------------------------------- dispatching

@@ -160,7 +160,13 @@ def _delete_segments(
                 break
             commit_log.files.drop_first()
         # Outside the lock: deleting a gigabyte may take long.
-        first.destroy()
+        try:
+            first.destroy()
+        except BaseException:
+            # It is part of the log again, so that nothing that leads into it goes.
+            with lock:
+                commit_log.files.take_back(first)
+            raise
         deleted += 1
         logger.info(
             "deleted %s, which was last written %.1f h ago%s",

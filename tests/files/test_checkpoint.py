@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import struct
+import zlib
 
 import golden
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from rmqstore._core import CheckpointLayout
 from rmqstore.errors import GeometryError, ReadOnlyError
-from rmqstore.files.checkpoint import CHECKPOINT_SIZE, Checkpoint
+from rmqstore.files.checkpoint import CHECKPOINT_SIZE, Checkpoint, marked_end
 
 FIELDS = ("physic_msg_timestamp", "logics_msg_timestamp", "index_msg_timestamp", "master_flushed_offset",
           "confirm_phy_offset", "logics_physical_offset")  # fmt: skip
@@ -92,6 +94,55 @@ def test_values_outside_64_bits(tmp_path):
     with pytest.raises(ValueError, match="64-bit"):
         checkpoint.flush()
     assert not (tmp_path / "checkpoint").exists()
+
+
+@pytest.mark.parametrize("flushed_offset", [-1, 0, 700])
+def test_the_mark_holds_until_somebody_changes_a_byte(tmp_path, flushed_offset):
+    path = tmp_path / "checkpoint"
+    checkpoint = Checkpoint(path)
+    checkpoint.physic_msg_timestamp = 5
+    checkpoint.flushed_offset, checkpoint.log_end, checkpoint.process_id = flushed_offset, 900, 77
+    checkpoint.flush()
+    data = path.read_bytes()
+    # Apart from the six fields, nothing lies before the last 32 bytes.
+    assert data[8:-32] == bytes(4096 - 8 - 32)
+    places = struct.pack(">qqq", flushed_offset, 900, 77)
+    assert data[-32:-4] == b"RMQS" + places and data[-4:] == zlib.crc32(data[:48] + data[-32:-4]).to_bytes(4, "big")
+    loaded = Checkpoint.load(path)
+    assert (loaded.flushed_offset, loaded.log_end, loaded.process_id) == (flushed_offset, 900, 77)
+    assert loaded.to_bytes() == data
+    for bit in [*range(48 * 8), *range((4096 - 32) * 8, 4096 * 8)]:
+        changed = bytearray(data)
+        changed[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(changed)
+        loaded = Checkpoint.load(path)
+        assert (loaded.flushed_offset, loaded.log_end, loaded.process_id) == (-1, -1, 0)
+
+
+def test_what_tells_to_where_our_writer_had_the_log(tmp_path):
+    root = str(tmp_path)
+    assert marked_end(root) == -1
+    checkpoint = Checkpoint(tmp_path / "checkpoint")
+    checkpoint.flush()
+    assert marked_end(root) == -1
+    # Of a store that was closed in order, the record that its last opening found last.
+    checkpoint.confirm_phy_offset, checkpoint.log_end = 300, 900
+    checkpoint.flush()
+    assert marked_end(root) == 301
+    (tmp_path / "abort").write_bytes(b"77")
+    assert marked_end(root) == -1
+    checkpoint.process_id = 77
+    checkpoint.flush()
+    assert marked_end(root) == 900
+    # RocketMQ before 5.0.0 leaves the file empty.
+    (tmp_path / "abort").write_bytes(b"")
+    assert marked_end(root) == -1
+    for size in (0, 5000):
+        (tmp_path / "checkpoint").write_bytes(bytes(size))
+        assert marked_end(root) == -1
+    (tmp_path / "checkpoint").unlink()
+    (tmp_path / "checkpoint").mkdir()
+    assert marked_end(root) == -1
 
 
 def test_min_timestamp_is_never_negative(tmp_path):

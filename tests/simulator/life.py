@@ -552,13 +552,6 @@ class Life:
             shutil.rmtree(self.root)
         self.root = pristine
 
-    def _looks_stale(self, victim: Stored) -> bool:
-        # What follows damage and is older may be of an earlier use of the file: no reader takes it for messages.
-        segment = self.model.segment
-        near = [each for each in self.model.live() if each.phy_offset // segment == victim.phy_offset // segment]
-        newest = max((each.timestamp for each in near if each.phy_offset < victim.phy_offset), default=0)
-        return any(each.timestamp < newest for each in near if each.phy_offset > victim.phy_offset)
-
     def _open_rotten(self, victim: Stored, kind: str, recovery: str, read_only: bool) -> None:
         from rmqstore import CorruptionError
 
@@ -583,7 +576,7 @@ class Life:
                     check(message.phy_offset in known, what, "a message that nobody put at", message.phy_offset)
                     same(message, known[message.phy_offset])
             # A record with a damaged body keeps its place.
-            if recovery == "truncate" or (kind != "body" and self._looks_stale(victim)):
+            if recovery == "truncate":
                 check(given in (before, others), what, "left", given, "of", others)
             else:
                 check(given == others, what, "gives", given, "of", others)

@@ -845,6 +845,50 @@ def test_a_stale_tail_that_java_left_is_the_end(scratch, recovery):
     assert not any(oracle.read_files(root)[f"commitlog/{oracle.file_name(0)}"][puts[2].phy_offset + len(new) :])
 
 
+@pytest.mark.parametrize("state", ["closed", "killed", "killed, and no unit is left", "a broker had it since"])
+def test_older_records_behind_damage_are_messages_where_our_writer_had_them(scratch, state):
+    # The clock was set back within what is damaged now, so that all that follows looks like what Java leaves behind a cut.
+    geo = {**geometry("plain"), "mapped_file_size_commit_log": 16384}
+    root = os.path.join(scratch, "store")
+    clock = [NOW]
+    ours = state != "a broker had it since"
+    store = MessageStore.open(root, config=config_of(geo, lambda: clock[0]))
+    for n in range(9):
+        clock[0] = NOW if n < 4 else NOW - 5000
+        store.put_message(Message("Orders", b"number %d" % n, keys=[f"k{n}"]))
+    store.flush()
+    killed = os.path.join(scratch, "killed")
+    shutil.copytree(root, killed)
+    store.close()
+    # Of a store that is closed the checkpoint says which record its last opening found last.
+    MessageStore.open(root, config=config_of(geo)).close()
+    if state != "closed":
+        root = killed
+    records = oracle.records_of(oracle.segments(oracle.read_files(root)))
+    overwrite(root, f"commitlog/{oracle.file_name(0)}", records[4].phy_offset, b"#" * 40)
+    if not ours:
+        # As after a broker's flush.
+        overwrite(root, "checkpoint", 0, (NOW + 60_000).to_bytes(8, "big"))
+    if "no unit" in state:
+        shutil.rmtree(os.path.join(root, "consumequeue"))
+    wanted = [f"number {n}".encode() for n in range(9) if n != 4][: None if ours else 4]
+    with MessageStore.open(root, config=config_of(geo), read_only=True) as store:
+        assert [message.body for message in store.messages() if not message.corrupt] == wanted
+        assert store.commit_log.max_offset == (records[-1].end if ours else records[3].end)
+        if ours:
+            assert [each.body for each in store.get_message("Orders", 0, 5, 3).messages] == wanted[4:7]
+        else:
+            assert not store.get_message("Orders", 0, 5, 3).messages
+    assert ("stale_tail" in {finding.kind for finding in rmqstore.verify(root, config_of(geo))}) is not ours
+    if ours:
+        with pytest.raises(CorruptionError, match="whole records follow"):
+            MessageStore.open(root, config=config_of(geo))
+        with MessageStore.open(root, config=config_of(geo), recovery="skip") as store:
+            assert [message.body for message in store.messages() if not message.corrupt] == wanted
+            with MessageStore.open(root, config=config_of(geo), read_only=True) as reader:
+                assert [each.body for each in reader.get_message("Orders", 0, 5, 3).messages] == wanted[4:7]
+
+
 @pytest.mark.parametrize("clean", [True, False], ids=["clean", "unclean"])
 def test_an_empty_last_queue_file_is_no_unit(scratch, clean):
     # 11.12: Java gains a unit (0, 0, 0) from it, or does not start.

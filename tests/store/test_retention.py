@@ -794,6 +794,39 @@ def test_a_crash_at_any_step_of_a_round(store, root, tmp_path, monkeypatch, cloc
         assert not [finding for finding in verify(copy) if finding.severity == "error"]
 
 
+@pytest.mark.parametrize("what", ["commitlog", "consumequeue"])
+def test_a_file_that_the_system_does_not_delete_stays_with_all_that_leads_to_it(store, root, monkeypatch, clock, what):
+    age(root, 100, segments(root)[:9])
+    real = os.unlink
+
+    def unlink(path, *args, **options) -> None:
+        if f"{os.sep}{what}{os.sep}" in os.fspath(path) and len(gone) > 2:
+            raise OSError(5, "Input/output error", path)
+        gone.append(path)
+        real(path, *args, **options)
+
+    gone: list[object] = []
+    monkeypatch.setattr(os, "unlink", unlink)
+    for _ in range(2):
+        with pytest.raises(OSError, match="Input/output error"):
+            store.delete_expired_files()
+        assert store.commit_log.min_offset == int(segments(root)[0])
+    left = numbers(store.messages())
+    # A round that finds nothing to delete in the log goes over what is left of an earlier one.
+    age(root, 0, segments(root))
+    monkeypatch.undo()
+    store.delete_expired_files()
+    assert numbers(store.messages()) == left
+    copy = shutil.copytree(root, root.parent / "copy")
+    with MessageStore.open(copy, config=SMALL.replace(clock=clock)) as reopened:
+        assert numbers(reopened.messages()) == left
+        for queue_id in range(2):
+            assert numbers(read(reopened, queue_id)) == [number for number in left if number % 2 == queue_id]
+    assert not [finding for finding in verify(copy) if finding.severity == "error"]
+    age(root, 100, segments(root)[:1])
+    assert store.delete_expired_files().segments == 1
+
+
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_store_goes_on_after_retention_and_reopening(root, clock, in_order):
     config = SMALL.replace(clock=clock)

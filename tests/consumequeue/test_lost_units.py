@@ -1,0 +1,101 @@
+"""Places of a queue whose message was lost: holes and pre-fill units, between units that lead to messages."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from rmqstore import StoreConfig
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
+from rmqstore.files.mapped_file import MappedFilePool
+
+CONFIG = StoreConfig(mapped_file_size_consume_queue=80)
+HOLE = bytes(20)
+PRE_FILL = struct.pack(">qiq", 0, 0x7FFFFFFF, 0)
+
+
+def unit(number: int) -> bytes:
+    return struct.pack(">qiq", 100 * number, 100, 7)
+
+
+def places(text: str) -> list[bytes]:
+    """Of each character the unit at its place: `u` one that leads to a message, `.` a hole, `p` a pre-fill unit."""
+    return [{"u": unit(number), ".": HOLE, "p": PRE_FILL}[each] for number, each in enumerate(text)]
+
+
+def queue_of(root: Path, text: str) -> ConsumeQueue:
+    """A queue of four units a file, as a writer has it open that counts them all."""
+    folder = root / "consumequeue" / "T" / "0"
+    folder.mkdir(parents=True)
+    units = places(text)
+    for first in range(0, len(units), 4):
+        (folder / f"{first * 20:020d}").write_bytes(b"".join(units[first : first + 4]).ljust(80, b"\0"))
+    queue = ConsumeQueue(str(root), "T", 0, CONFIG, MappedFilePool(4))
+    queue.load()
+    queue.files.wrote_where = len(units) * 20
+    return queue
+
+
+def read(root: Path) -> tuple[list[bytes], int]:
+    """The units on the disk, and how many a second reader takes for written: those before the first hole of the last file."""
+    files = sorted((root / "consumequeue" / "T" / "0").glob("*"))
+    data = b"".join(path.read_bytes() for path in files)
+    units = [data[at : at + 20] for at in range(0, len(data), 20)]
+    last = units[-4:]
+    count = last.index(HOLE) if HOLE in last else 4
+    return units, int(files[0].name) // 20 + len(units) - 4 + count if files else 0
+
+
+@pytest.mark.parametrize(
+    ("before", "phy_offset", "after"),
+    [
+        ("u.u", 0, "upu"),
+        ("u..u.u.u", 0, "uppupupu"),
+        ("uu.uu...u", 0, "uupuupppu"),
+        # At the end nothing is left: neither holes, nor pre-fill units, by which RocketMQ takes 2 GiB for dispatched.
+        ("uu.u..", 0, "uupu"),
+        ("uu.p", 0, "uu"),
+        ("u.u.........", 0, "upu"),
+        ("uuup....", 0, "uuu"),
+        ("....", 0, ""),
+        ("pp..p", 0, ""),
+        # Nothing was lost in files that lie before.
+        ("u.uuuuuuu..u", 500, "u.uuuuuuuppu"),
+        ("uuuu", 0, "uuuu"),
+    ],
+)
+def test_holes_get_pre_fill_units_and_none_are_left_at_the_end(tmp_path, before, phy_offset, after):
+    queue = queue_of(tmp_path, before)
+    filled = queue.fill_holes(phy_offset)
+    assert filled == before[: len(after)].count(".") - after.count(".")
+    assert queue.unit_num == len(after)
+    queue.flush()
+    queue.close()
+    if after:
+        units, written = read(tmp_path)
+        assert units[: len(after)] == places(after) and not any(map(any, units[len(after) :]))
+        assert written == len(after)
+    else:
+        assert not list((tmp_path / "consumequeue").rglob("0*0"))
+    again = ConsumeQueue(str(tmp_path), "T", 0, CONFIG, MappedFilePool(4))
+    again.load()
+    assert again.unit_num == len(after)
+    assert [again.unit(number) is not None for number in range(len(after))] == [each == "u" for each in after]
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "min_phy_offset", "deleted"),
+    [
+        # The last place that leads to a message decides: of a hole and of a pre-fill unit the phy offset is 0.
+        ("uuu.uuuu", 200, 0), ("uuupuuuu", 200, 0), ("uuu.uuuu", 201, 1), ("u...uuuu", 0, 0), ("u...uuuu", 1, 1),
+        ("uppp....uuuu", 1, 2), ("ppppuuuu", 1, 1), ("uuuuuuuu", 301, 1), ("uuuuuuuu", 300, 0), ("uuuu", 9999, 0),
+    ],
+)  # fmt: skip
+def test_retention_deletes_no_file_that_leads_to_a_message(tmp_path, text, min_phy_offset, deleted):
+    queue = queue_of(tmp_path, text)
+    assert queue.delete_before(min_phy_offset) == deleted
+    assert queue.first_unit == 4 * deleted
+    queue.close()
