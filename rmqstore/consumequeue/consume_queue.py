@@ -97,11 +97,17 @@ class ConsumeQueue(UnitQueue):
             self.ext.files.destroy()
             return
         for base in reversed(self.files.offsets):
-            tags_codes = self.units(base // UNIT_SIZE, self.units_per_file)[2]
-            addresses = np.flatnonzero(tags_codes <= EXT_ADDRESS_MAX)
-            if len(addresses):
-                self.ext.truncate(int(tags_codes[addresses[-1]]))
+            if self._cut_extension(self.units(base // UNIT_SIZE, self.units_per_file)[2]):
                 break
+
+    def _cut_extension(self, tags_codes: np.ndarray) -> bool:
+        # Cuts the extension after what these point at; whether any of them does.  Addresses ascend, but for one of which lost
+        # power took a part: what the others point at stays.
+        addresses = tags_codes[tags_codes <= EXT_ADDRESS_MAX]
+        if self.ext is None or not len(addresses):
+            return False
+        self.ext.truncate(int(addresses.max()))
+        return True
 
     def cut_unresolved(self) -> int:
         """Drop the units from the first on whose address leads nowhere in the extension; their number."""
@@ -264,8 +270,8 @@ class ConsumeQueue(UnitQueue):
         # A unit without a size was never written, or its page was lost.
         bad = (phy_offsets + sizes > end_phy_offset) & ~((phy_offsets == 0) & (sizes == PRE_FILL_SIZE)) | (sizes <= 0)
         keep = int(np.argmax(bad)) if bad.any() else count
-        if keep < count and self.ext is not None and keep and tags_codes[keep - 1] <= EXT_ADDRESS_MAX:
-            self.ext.truncate(int(tags_codes[keep - 1]))
+        if keep < count:
+            self._cut_extension(tags_codes[:keep])
         return keep
 
     def last_record(self) -> Unit | None:

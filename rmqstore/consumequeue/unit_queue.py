@@ -90,6 +90,18 @@ class UnitQueue(NotCopied, _core.QueueFields):
                 return base + count * self.unit_size
         return 0
 
+    def lowest_behind_end(self) -> int:
+        """int: the lowest phy offset of units that lie behind the end, after one that was lost; -1 where there is none."""
+        end = self.files.wrote_where
+        mapped_file = self.files.find(end)
+        if mapped_file is None:
+            return -1
+        first = end - mapped_file.file_from_offset
+        last = mapped_file.last_nonzero(first)
+        places = range(first, min(last, mapped_file.size - self.unit_size + 1), self.unit_size)
+        found = (_place_of_record(mapped_file.region, pos) for pos in places)
+        return min((phy_offset for phy_offset in found if phy_offset >= 0), default=-1)
+
     def tidy(self) -> None:
         """Make the files say what `load` understood: no bytes after the end and no file without a unit."""
         self.files.tidy()
@@ -225,11 +237,9 @@ class UnitQueue(NotCopied, _core.QueueFields):
     def _last_phy_offset(self, region: _core.Region) -> int:
         # Of the last unit in a full file that leads to a record; -1 for none.  A lost message left a hole, or a pre-fill unit,
         # whose phy offset is 0.
-        for pos in range((self.units_per_file - 1) * self.unit_size, -1, -self.unit_size):
-            phy_offset, size, _ = _core.read_unit(region, pos)
-            if size > 0 and (phy_offset, size) != (0, PRE_FILL_SIZE):
-                return phy_offset
-        return -1
+        places = range((self.units_per_file - 1) * self.unit_size, -1, -self.unit_size)
+        found = (_place_of_record(region, pos) for pos in places)
+        return next((phy_offset for phy_offset in found if phy_offset >= 0), -1)
 
     def make_room(self, count: int) -> None:
         """Make sure that `count` units can be put: every file that this takes is allocated.
@@ -265,3 +275,9 @@ class UnitQueue(NotCopied, _core.QueueFields):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.topic!r}, {self.queue_id})"
+
+
+def _place_of_record(region: _core.Region, pos: int) -> int:
+    # The phy offset that the unit at `pos` says, simple or batch; -1 of one that leads to no record.
+    phy_offset, size, _ = _core.read_unit(region, pos)
+    return -1 if size <= 0 or (phy_offset, size) == (0, PRE_FILL_SIZE) else phy_offset

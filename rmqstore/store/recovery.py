@@ -164,7 +164,7 @@ def recover(
     )
     report.records = judged.records
     report.bytes_cut, report.segments_deleted = _cut_log(commit_log, judged.end)
-    report.units_cut = _cut_queues(queues, plain, judged.end, clean)
+    report.units_cut, lacks_older = _cut_queues(queues, plain, judged, clean)
     if judged.agreement.was_cut():
         # What was compared is gone: there was something wrong further in front.
         judged.dispatch_from = judged.begin
@@ -173,7 +173,7 @@ def recover(
         report.index_files_kept = len(index.index_service.names)
 
     report.dispatched_from = min(judged.dispatch_from, judged.end)
-    counts = _dispatch(commit_log, queues, index_service, judged, repair=not clean)
+    counts = _dispatch(commit_log, queues, index_service, judged, repair=not clean, whole=lacks_older)
     report.units_written, report.units_mended = counts.units, counts.units_mended
     report.index_entries_written = counts.index_entries
     report.damage += counts.misplaced
@@ -500,18 +500,25 @@ def look_at_queues(queues: ConsumeQueueStore) -> tuple[int, dict[tuple[str, int]
     return newest, found
 
 
-def _cut_queues(queues: ConsumeQueueStore, plain: dict[tuple[str, int], PlainQueue], end: int, clean: bool) -> int:
-    """Drop the units that point after `end`, and after a crash those that cannot be trusted; their number."""
-    dropped = 0
+def _cut_queues(
+    queues: ConsumeQueueStore, plain: dict[tuple[str, int], PlainQueue], judged: _Judgement, clean: bool
+) -> tuple[int, bool]:
+    """Drop the units that point after the end of the log, and after a crash those that cannot be trusted.
+
+    Their number, and whether records that lie in front of the judged part lost theirs: those that followed a damaged unit.
+    """
+    dropped, lacks_older = 0, False
     for topic, queue_id in queues.keys():
         found = plain.get((topic, queue_id))
-        if found is not None and found.furthest_end <= end:
+        if found is not None and found.furthest_end <= judged.end:
             continue
         queue = queues.find(topic, queue_id)
         if queue is None:
             continue
+        older = queue.first_unit_at_or_after(judged.begin)
+        lacks_older |= 0 <= queue.lowest_behind_end() < judged.begin
         queue.tidy()
-        dropped += queue.cut(end)
+        dropped += queue.cut(judged.end)
         if not clean and isinstance(queue, ConsumeQueue):
             dropped += queue.cut_unresolved()
         if not clean and isinstance(queue, BatchConsumeQueue):
@@ -519,7 +526,8 @@ def _cut_queues(queues: ConsumeQueueStore, plain: dict[tuple[str, int], PlainQue
             consistent = queue.consistent_num()
             if consistent < queue.unit_num:
                 dropped += queue.truncate(consistent)
-    return dropped
+        lacks_older |= queue.unit_num < older
+    return dropped, lacks_older
 
 
 def _fill_holes(queues: ConsumeQueueStore, phy_offset: int) -> None:
@@ -541,10 +549,15 @@ def _dispatch(
     judged: _Judgement,
     *,
     repair: bool,
+    whole: bool,
 ) -> DispatchCounts:
     dispatcher = CommitLogDispatcher(commit_log, queues, index_service)
-    whole = judged.begin <= commit_log.min_offset
-    ranges = [(max(begin, judged.dispatch_from), end) for begin, end in judged.ranges if end > judged.dispatch_from]
+    if whole:
+        logger.warning("queues of %s lack units of older records; dispatching the whole log again", commit_log.path)
+        ranges = _whole_log(commit_log, judged)
+    else:
+        whole = judged.begin <= commit_log.min_offset
+        ranges = [(max(begin, judged.dispatch_from), end) for begin, end in judged.ranges if end > judged.dispatch_from]
     while True:
         # Entries are put once: what a first pass put is below the progress of a second.
         progress = IndexProgress() if index_service is None else IndexProgress.of(index_service)
@@ -556,7 +569,11 @@ def _dispatch(
             return dispatcher.counts
         except QueueGapError as gap:
             logger.warning("%s; dispatching the whole log again", gap)
-            # From the oldest record to the judged part, as far as it can be read, then the judged part.
-            older = commit_log.stretches(commit_log.min_offset, judged.begin)
-            ranges = [(each.begin, each.end) for each in older if each.verdict is Verdict.RECORD] + judged.ranges
+            ranges = _whole_log(commit_log, judged)
             whole = True
+
+
+def _whole_log(commit_log: CommitLog, judged: _Judgement) -> list[tuple[int, int]]:
+    # From the oldest record to the judged part, as far as it can be read, then the judged part.
+    older = commit_log.stretches(commit_log.min_offset, judged.begin)
+    return [(each.begin, each.end) for each in older if each.verdict is Verdict.RECORD] + judged.ranges

@@ -184,6 +184,51 @@ def test_a_crash_looks_only_at_what_was_not_flushed(root):
     assert report.end == end
 
 
+@pytest.mark.parametrize(
+    "damage", ["address of the last unit", "extension", "extension, nothing newer", "unit", "unit, nothing newer", "nothing"]
+)
+def test_what_older_records_left_in_a_queue_is_there_after_a_crash(root, damage):
+    # The log is judged from its newest segment on, as all was flushed; what a damaged unit takes along lies in front of that.
+    geo = {**geometry("propcrc-ext"), "mapped_file_size_consume_queue": 800, "mapped_file_size_consume_queue_ext": 4000}
+    written = os.path.join(os.path.dirname(root), "written")
+    with MessageStore.open(written, config=config_of(geo)) as store:
+        for n in range(20):
+            store.put_message(Message("Orders", b"%d" % n, keys=[f"k{n}"], tags="t"))
+        for n in range(60):
+            store.put_message(Message("Other", b"%d" % n, keys=[f"o{n}"]))
+        if "newer" not in damage:
+            store.put_message(Message("Orders", b"the last", keys=["last"]))
+        store.flush()
+        shutil.copytree(written, root)
+    records = [each for each in records_of(root) if each.topic == "Orders"]
+    last = records[-1]
+    queue, extension = (f"{folder}/Orders/0/{oracle.file_name(0)}" for folder in ("consumequeue", "consumequeue_ext"))
+    wanted = len(records)
+    if damage == "address of the last unit":
+        # Its record is lost, and so are four bytes of the unit.
+        segment = last.phy_offset // SEGMENT * SEGMENT
+        overwrite(root, f"commitlog/{oracle.file_name(segment)}", last.phy_offset - segment, bytes(64))
+        overwrite(root, queue, 20 * 20 + 16, bytes(4))
+        wanted -= 1
+    elif damage.startswith("extension"):
+        overwrite(root, extension, 20 * 3, bytes(20))
+    elif damage.startswith("unit"):
+        overwrite(root, queue, 20 * 3, bytes(20))
+    with MessageStore.open(root, config=config_of(geo)) as store:
+        report = store.recovery_report
+        assert not report.clean and report.began_at > records[-2].phy_offset
+        assert store.max_queue_offset("Orders") == wanted
+        got = store.get_message("Orders", 0, 0, 32).messages
+        assert [each.phy_offset for each in got] == [each.phy_offset for each in records[:wanted]]
+        assert [each.phy_offset for each in store.get_message("Orders", 0, 0, 32, "t").messages] == [
+            each.phy_offset for each in records[:20]
+        ]
+    assert report.units_cut == {
+        "address of the last unit": 1, "extension": 18, "extension, nothing newer": 17,
+    }.get(damage, 0)  # fmt: skip
+    check_bytes(root, geo)
+
+
 @pytest.mark.parametrize("flushed", [0, 1, 4, 7])
 def test_a_clock_that_stepped_back_hides_nothing_that_was_not_flushed(root, flushed):
     # By their times alone all segments after the step look older than the flush before it.
