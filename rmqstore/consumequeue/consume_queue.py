@@ -109,18 +109,34 @@ class ConsumeQueue(UnitQueue):
         self.ext.truncate(int(addresses.max()))
         return True
 
-    def cut_unresolved(self) -> int:
-        """Drop the units from the first on whose address leads nowhere in the extension; their number."""
-        if self.ext is None:
-            return 0
+    def first_torn(self, min_phy_offset: int) -> int:
+        """int: number of the first unit that lost power left only in part; `unit_num` for none.
+
+        Its phy offset is not above those before it, in its file, or its address leads nowhere in the extension.  The address
+        says nothing of a message before `min_phy_offset`, which is gone: it keeps its place.
+        """
         for base in self.files.offsets:
             number = base // UNIT_SIZE
-            tags_codes = self.units(number, self.units_per_file)[2]
-            places = np.flatnonzero(tags_codes <= EXT_ADDRESS_MAX)
-            count = self.ext.agreeing(tags_codes[places])
-            if count < len(places):
-                return self.truncate(number + int(places[count]))
-        return 0
+            phy_offsets, sizes, tags_codes = self.units(number, self.units_per_file)
+            first = len(phy_offsets)
+            torn = np.flatnonzero(_are_torn(phy_offsets, sizes))
+            if len(torn):
+                first = int(torn[0])
+            if self.ext is not None:
+                places = np.flatnonzero((tags_codes <= EXT_ADDRESS_MAX) & (phy_offsets >= min_phy_offset))
+                count = self.ext.agreeing(tags_codes[places])
+                if count < len(places):
+                    first = min(first, int(places[count]))
+            if first < len(phy_offsets):
+                return number + first
+        return self.unit_num
+
+    def leads_before(self, number: int, phy_offset: int) -> bool:
+        """bool: as of every queue; a unit of which only a part is left does not count."""
+        first = number - number % self.units_per_file
+        phy_offsets, sizes, _ = self.units(first, self.units_per_file)
+        older = _are_real(phy_offsets, sizes) & ~_are_torn(phy_offsets, sizes) & (phy_offsets < phy_offset)
+        return bool(older[number - first :].any())
 
     @property
     def max_queue_offset(self) -> int:
@@ -399,13 +415,14 @@ class ConsumeQueue(UnitQueue):
                 continue
             mapped_file = self.files.file(base)
             phy_offsets, sizes, _ = _core.read_units(mapped_file.region, 0, count)
-            real = np.flatnonzero((sizes > 0) & ~((phy_offsets == 0) & (sizes == PRE_FILL_SIZE)))
+            torn = _are_torn(phy_offsets, sizes)
+            real = np.flatnonzero(_are_real(phy_offsets, sizes) & ~torn)
             if is_end:
                 count = int(real[-1]) + 1 if len(real) else 0
                 if first + count < self.unit_num:
                     self.truncate(first + count)
             is_end = is_end and not len(real)
-            holes = np.flatnonzero(sizes[:count] <= 0)
+            holes = np.flatnonzero((sizes[:count] <= 0) | torn[:count])
             if len(holes):
                 mapped_file.mark_dirty()
                 for number in holes.tolist():
@@ -507,3 +524,21 @@ class ConsumeQueue(UnitQueue):
         super().close()
         if self.ext is not None:
             self.ext.files.close()
+
+
+def _are_real(phy_offsets: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    # Which units lead to a record.
+    real: np.ndarray = (sizes > 0) & ~((phy_offsets == 0) & (sizes == PRE_FILL_SIZE))
+    return real
+
+
+def _are_torn(phy_offsets: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    # Which of the units of a file do not lead further into the log than those before them, as if a part of their phy offset
+    # was never written.
+    if not len(phy_offsets):
+        return np.zeros(0, bool)
+    real = _are_real(phy_offsets, sizes)
+    furthest = np.maximum.accumulate(np.where(real, phy_offsets, -1))
+    torn = np.zeros(len(phy_offsets), bool)
+    torn[1:] = real[1:] & (phy_offsets[1:] <= furthest[:-1])
+    return torn

@@ -6,7 +6,7 @@ Owns the files of one queue and where its units end.  What a unit says, and at w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from rmqstore import _core
@@ -31,6 +31,10 @@ class Unit(NamedTuple):
     size: int
     tags_code: int
     num: int = 1
+
+
+def _ignored(queue: UnitQueue, number: int) -> None:
+    pass
 
 
 class UnitQueue(NotCopied, _core.QueueFields):
@@ -101,6 +105,15 @@ class UnitQueue(NotCopied, _core.QueueFields):
         places = range(first, min(last, mapped_file.size - self.unit_size + 1), self.unit_size)
         found = (_place_of_record(mapped_file.region, pos) for pos in places)
         return min((phy_offset for phy_offset in found if phy_offset >= 0), default=-1)
+
+    def leads_before(self, number: int, phy_offset: int) -> bool:
+        """bool: a unit from `number` on, in its file, leads to a record before `phy_offset`."""
+        mapped_file = self._file_of_unit(number)
+        if mapped_file is None:
+            return False
+        end = min(self.files.wrote_where - mapped_file.file_from_offset, mapped_file.size - self.unit_size + 1)
+        places = range(number * self.unit_size - mapped_file.file_from_offset, end, self.unit_size)
+        return any(0 <= _place_of_record(mapped_file.region, pos) < phy_offset for pos in places)
 
     def tidy(self) -> None:
         """Make the files say what `load` understood: no bytes after the end and no file without a unit."""
@@ -188,8 +201,14 @@ class UnitQueue(NotCopied, _core.QueueFields):
             self.min_for = (min_phy_offset, number)
         return number
 
-    def cut(self, end_phy_offset: int) -> int:
-        """Drop the units from the first on whose record does not end at or before `end_phy_offset`; their number."""
+    def cut(self, end_phy_offset: int, before: Callable[[UnitQueue, int], None] = _ignored) -> int:
+        """Drop the units from the first on whose record does not end at or before `end_phy_offset`; their number.
+
+        Parameters
+        ----------
+        before : callable
+            Told the queue and the number of the first unit that goes, before anything is changed.
+        """
         dropped = 0
         while self.unit_num > self.first_unit:
             mapped_file = self._file_of_unit(self.unit_num - 1)
@@ -200,6 +219,7 @@ class UnitQueue(NotCopied, _core.QueueFields):
             keep = self._whole_units(mapped_file, count, end_phy_offset)
             if keep == count:
                 break
+            before(self, first + keep)
             dropped += count - keep
             self.min_for = None
             self.files.truncate((first + keep) * self.unit_size)

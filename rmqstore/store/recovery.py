@@ -33,6 +33,7 @@ from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.consumequeue.plain_queue import PlainQueue
+from rmqstore.consumequeue.unit_queue import UnitQueue
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.index.index_service import IndexService
@@ -164,7 +165,9 @@ def recover(
     )
     report.records = judged.records
     report.bytes_cut, report.segments_deleted = _cut_log(commit_log, judged.end)
-    report.units_cut, lacks_older = _cut_queues(queues, plain, judged, clean)
+    report.units_cut, lacks_older = _cut_queues(
+        queues, plain, judged, clean, checkpoint, commit_log.min_offset
+    )
     if judged.agreement.was_cut():
         # What was compared is gone: there was something wrong further in front.
         judged.dispatch_from = judged.begin
@@ -501,33 +504,55 @@ def look_at_queues(queues: ConsumeQueueStore) -> tuple[int, dict[tuple[str, int]
 
 
 def _cut_queues(
-    queues: ConsumeQueueStore, plain: dict[tuple[str, int], PlainQueue], judged: _Judgement, clean: bool
+    queues: ConsumeQueueStore,
+    plain: dict[tuple[str, int], PlainQueue],
+    judged: _Judgement,
+    clean: bool,
+    checkpoint: Checkpoint,
+    min_offset: int,
 ) -> tuple[int, bool]:
     """Drop the units that point after the end of the log, and after a crash those that cannot be trusted.
 
     Their number, and whether records that lie in front of the judged part lost theirs: those that followed a damaged unit.
     """
     dropped, lacks_older = 0, False
+
+    def note(lacks: bool) -> None:
+        nonlocal lacks_older
+        if lacks and not lacks_older:
+            lacks_older = True
+            # Should this opening come to no end, the next one has to know: the queue is not going to show it.
+            checkpoint.flushed_offset, checkpoint.logics_msg_timestamp = -1, 0
+            checkpoint.flush()
+
+    def before_cut(queue: UnitQueue, number: int) -> None:
+        note(queue.leads_before(number, judged.begin))
+
     for topic, queue_id in queues.keys():
         found = plain.get((topic, queue_id))
-        if found is not None and found.furthest_end <= judged.end:
+        # Where the last unit is not the one that leads furthest, only a part of it may be there.
+        if found is not None and found.furthest_end <= judged.end and (clean or found.last_end == found.furthest_end):
             continue
         queue = queues.find(topic, queue_id)
         if queue is None:
             continue
-        older = queue.first_unit_at_or_after(judged.begin)
-        lacks_older |= 0 <= queue.lowest_behind_end() < judged.begin
+        note(0 <= queue.lowest_behind_end() < judged.begin)
         queue.tidy()
-        dropped += queue.cut(judged.end)
+        dropped += queue.cut(judged.end, before_cut)
         if not clean and isinstance(queue, ConsumeQueue):
-            dropped += queue.cut_unresolved()
+            dropped += _truncate(queue, queue.first_torn(min_offset), before_cut)
         if not clean and isinstance(queue, BatchConsumeQueue):
             # Batch units are found by what stands in them, so they are of use only up to the first odd one.
-            consistent = queue.consistent_num()
-            if consistent < queue.unit_num:
-                dropped += queue.truncate(consistent)
-        lacks_older |= queue.unit_num < older
+            dropped += _truncate(queue, queue.consistent_num(), before_cut)
     return dropped, lacks_older
+
+
+def _truncate(queue: AnyConsumeQueue, number: int, before: Callable[[UnitQueue, int], None]) -> int:
+    # Drops the units from `number` on; how many there were.
+    if number >= queue.unit_num:
+        return 0
+    before(queue, number)
+    return queue.truncate(number)
 
 
 def _fill_holes(queues: ConsumeQueueStore, phy_offset: int) -> None:

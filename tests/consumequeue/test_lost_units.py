@@ -13,6 +13,7 @@ from rmqstore.files.mapped_file import MappedFilePool
 
 CONFIG = StoreConfig(mapped_file_size_consume_queue=80)
 HOLE = bytes(20)
+TORN = struct.pack(">qiq", 0, 100, 7)
 PRE_FILL = struct.pack(">qiq", 0, 0x7FFFFFFF, 0)
 
 
@@ -21,8 +22,11 @@ def unit(number: int) -> bytes:
 
 
 def places(text: str) -> list[bytes]:
-    """Of each character the unit at its place: `u` one that leads to a message, `.` a hole, `p` a pre-fill unit."""
-    return [{"u": unit(number), ".": HOLE, "p": PRE_FILL}[each] for number, each in enumerate(text)]
+    """Of each character the unit at its place.
+
+    `u` is one that leads to a message, `.` a hole, `p` a pre-fill unit, `t` one whose phy offset was never written.
+    """
+    return [{"u": unit(number), ".": HOLE, "p": PRE_FILL, "t": TORN}[each] for number, each in enumerate(text)]
 
 
 def queue_of(root: Path, text: str) -> ConsumeQueue:
@@ -56,6 +60,7 @@ def read(root: Path) -> tuple[list[bytes], int]:
         ("uu.uu...u", 0, "uupuupppu"),
         # At the end nothing is left: neither holes, nor pre-fill units, by which RocketMQ takes 2 GiB for dispatched.
         ("uu.u..", 0, "uupu"),
+        ("uutu.uut", 0, "uupupuu"),
         ("uu.p", 0, "uu"),
         ("u.u.........", 0, "upu"),
         ("uuup....", 0, "uuu"),
@@ -69,7 +74,7 @@ def read(root: Path) -> tuple[list[bytes], int]:
 def test_holes_get_pre_fill_units_and_none_are_left_at_the_end(tmp_path, before, phy_offset, after):
     queue = queue_of(tmp_path, before)
     filled = queue.fill_holes(phy_offset)
-    assert filled == before[: len(after)].count(".") - after.count(".")
+    assert filled == sum(before[: len(after)].count(each) - after.count(each) for each in ".t")
     assert queue.unit_num == len(after)
     queue.flush()
     queue.close()
@@ -84,6 +89,20 @@ def test_holes_get_pre_fill_units_and_none_are_left_at_the_end(tmp_path, before,
     assert again.unit_num == len(after)
     assert [again.unit(number) is not None for number in range(len(after))] == [each == "u" for each in after]
     again.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "first"), [("uuut", 3), ("uuuuutu", 5), ("uuuu", 4), ("pput", 3), ("u.ut", 3), ("uuuuu", 5), ("", 0)]
+)
+def test_a_unit_of_which_only_a_part_is_left_is_known(tmp_path, text, first):
+    queue = queue_of(tmp_path, text)
+    assert queue.first_torn(0) == first
+    assert queue.leads_before(0, 100) == text.startswith("u")
+    for number in range(len(text)):
+        part = text[number : number - number % 4 + 4]
+        assert queue.leads_before(number, 100 * (number + 1)) == (part[0] == "u")
+        assert queue.leads_before(number, 10_000) == ("u" in part)
+    queue.close()
 
 
 @pytest.mark.parametrize(

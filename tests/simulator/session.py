@@ -307,18 +307,19 @@ class Session:
         else:
             missing = doubt.sure - {each.phy_offset for each in kept}
             check(not missing, f"{recovery} lost what is whole", sorted(missing))
-        following = {}
         old = dict(model.next_offsets)
         expired = [each for each in model.records if not model.is_live(each)]
         holes = kept != prefix
+        model.adopt(kept, None)
+        behind_kept = model.next_offsets
         model.adopt([*expired, *kept], None)
-        if holes:
-            for queue, high in old.items():
-                following[queue] = self.store.max_queue_offset(*queue)
-                low = model.next_offsets.get(queue, 0)
-                check(low <= following[queue] <= high, "queue", queue, "goes on at", following[queue], (low, high))
-            model.next_offsets = dict(following)
-            model.has_holes = True
+        for queue, high in old.items() if holes else list(model.next_offsets.items()):
+            goes_on = self.store.max_queue_offset(*queue)
+            # Where the log has nothing of a queue's end any more, the units that lost power took come back from nowhere.
+            low = behind_kept.get(queue, 0)
+            check(low <= goes_on <= high, "queue", queue, "goes on at", goes_on, (low, high))
+            model.next_offsets[queue] = goes_on
+        model.has_holes |= holes
         model.doubt = None
         return kept, dict(model.next_offsets)
 

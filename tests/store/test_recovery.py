@@ -7,7 +7,9 @@ what RocketMQ 5.5.0 does wrong; the tests state what is to happen instead.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import json
 import os
 import shutil
@@ -185,9 +187,14 @@ def test_a_crash_looks_only_at_what_was_not_flushed(root):
 
 
 @pytest.mark.parametrize(
-    "damage", ["address of the last unit", "extension", "extension, nothing newer", "unit", "unit, nothing newer", "nothing"]
-)
-def test_what_older_records_left_in_a_queue_is_there_after_a_crash(root, damage):
+    "damage",
+    [
+        "address of the last unit", "place of the last unit", "extension", "extension, nothing newer", "unit",
+        "unit, nothing newer", "nothing",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("fails", [False, True], ids=["one opening", "the first opening fails"])
+def test_what_older_records_left_in_a_queue_is_there_after_a_crash(root, monkeypatch, damage, fails):
     # The log is judged from its newest segment on, as all was flushed; what a damaged unit takes along lies in front of that.
     geo = {**geometry("propcrc-ext"), "mapped_file_size_consume_queue": 800, "mapped_file_size_consume_queue_ext": 4000}
     written = os.path.join(os.path.dirname(root), "written")
@@ -204,27 +211,36 @@ def test_what_older_records_left_in_a_queue_is_there_after_a_crash(root, damage)
     last = records[-1]
     queue, extension = (f"{folder}/Orders/0/{oracle.file_name(0)}" for folder in ("consumequeue", "consumequeue_ext"))
     wanted = len(records)
-    if damage == "address of the last unit":
-        # Its record is lost, and so are four bytes of the unit.
+    if damage.endswith("of the last unit"):
+        # Its record is lost, and so is a part of the unit.
         segment = last.phy_offset // SEGMENT * SEGMENT
         overwrite(root, f"commitlog/{oracle.file_name(segment)}", last.phy_offset - segment, bytes(64))
-        overwrite(root, queue, 20 * 20 + 16, bytes(4))
+        overwrite(root, queue, 20 * 20 + (16 if damage.startswith("address") else 0), bytes(4 if "address" in damage else 8))
         wanted -= 1
     elif damage.startswith("extension"):
         overwrite(root, extension, 20 * 3, bytes(20))
     elif damage.startswith("unit"):
         overwrite(root, queue, 20 * 3, bytes(20))
+    if fails:
+        # The disk is full when the units are to be written again.
+        def full(*_, **__) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(CommitLogDispatcher, "dispatch_columns", full)
+        with contextlib.suppress(OSError):
+            MessageStore.open(root, config=config_of(geo))
+        monkeypatch.undo()
     with MessageStore.open(root, config=config_of(geo)) as store:
         report = store.recovery_report
-        assert not report.clean and report.began_at > records[-2].phy_offset
+        assert not report.clean and (fails or report.began_at > records[-2].phy_offset)
         assert store.max_queue_offset("Orders") == wanted
         got = store.get_message("Orders", 0, 0, 32).messages
         assert [each.phy_offset for each in got] == [each.phy_offset for each in records[:wanted]]
         assert [each.phy_offset for each in store.get_message("Orders", 0, 0, 32, "t").messages] == [
             each.phy_offset for each in records[:20]
         ]
-    assert report.units_cut == {
-        "address of the last unit": 1, "extension": 18, "extension, nothing newer": 17,
+    assert fails or report.units_cut == {
+        "address of the last unit": 1, "place of the last unit": 1, "extension": 18, "extension, nothing newer": 17,
     }.get(damage, 0)  # fmt: skip
     check_bytes(root, geo)
 
