@@ -180,6 +180,19 @@ static inline void rmq_copy(unsigned char *to, const unsigned char *from, int64_
     memcpy(to, from, (size_t)n);
 }
 
+/* Copies n bytes, and no other is read or written.  Of a short text two words that overlap cover it without a call. */
+static inline void rmq_copy_exactly(unsigned char *to, const unsigned char *from, int64_t n) {
+    uint64_t first, last;
+    if (n < 8 || n > 16) {
+        memcpy(to, from, (size_t)n);
+        return;
+    }
+    memcpy(&first, from, 8);
+    memcpy(&last, from + n - 8, 8);
+    memcpy(to, &first, 8);
+    memcpy(to + n - 8, &last, 8);
+}
+
 /* Whether n bytes are equal.  Keys and topics are short: two words that overlap cover them without a call. */
 static inline int rmq_same(const unsigned char *p, const unsigned char *q, int64_t n) {
     uint64_t a, b, c, d;
@@ -201,9 +214,14 @@ static inline int rmq_same(const unsigned char *p, const unsigned char *q, int64
 
 static inline int rmq_is_ascii(const unsigned char *p, int64_t n) {
     uint64_t word, any = 0;
-    int64_t i = 0;
-    for (; i + 8 <= n; i += 8) { memcpy(&word, p + i, 8); any |= word; }
-    for (; i < n; i++) any |= (uint64_t)p[i] << 56;
+    int64_t i;
+    if (n >= 8) {
+        /* The last word overlaps the one before it. */
+        for (i = 0; i < n - 8; i += 8) { memcpy(&word, p + i, 8); any |= word; }
+        memcpy(&word, p + n - 8, 8);
+        any |= word;
+    } else
+        for (i = 0; i < n; i++) any |= (uint64_t)p[i] << 56;
     return (any & 0x8080808080808080u) == 0;
 }
 

@@ -41,6 +41,7 @@ cdef extern from "_bytes.h":
     uint32_t fastmod "rmq_fastmod"(uint32_t a, uint64_t magic, uint32_t d) noexcept nogil
     int64_t before "rmq_before"(const unsigned char* p, int wanted, int64_t n, int64_t room) noexcept nogil
     void copy_bytes "rmq_copy"(unsigned char* to, const unsigned char* source, int64_t n, int64_t room) noexcept nogil
+    void copy_exactly "rmq_copy_exactly"(unsigned char* to, const unsigned char* source, int64_t n) noexcept nogil
     bint copy_ascii "rmq_copy_ascii"(unsigned char* to, const unsigned char* source, int64_t n, int64_t room) noexcept nogil
     bint same_bytes_at "rmq_same"(const unsigned char* p, const unsigned char* q, int64_t n) noexcept nogil
     bint is_ascii "rmq_is_ascii"(const unsigned char* p, int64_t n) noexcept nogil

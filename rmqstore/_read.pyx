@@ -16,7 +16,9 @@ from libc.math cimport INFINITY
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint32_t
 from libc.string cimport memchr, memcmp, memcpy
 
-from rmqstore._bytes cimport acquire_i32_at, difference_of, get_i32, get_i64, same_bytes_at, sum_of
+from rmqstore._bytes cimport (
+    acquire_i32_at, before, copy_bytes, difference_of, get_i32, get_i64, same_bytes_at, sum_of,
+)
 from rmqstore._core cimport (
     ANY_KEY, C_MAGIC_V1, entry_before, ENTRY_KEY_HASH, ENTRY_PHY_OFFSET, ENTRY_SIZE, FileStream, index_count_of,
     index_head, INDEX_HEADER_SIZE, IndexRegion, MAX_EXT_ADDRESS, MessageFields, OpenedIndexes, QueueFields, QueueTable,
@@ -34,7 +36,7 @@ from rmqstore._python cimport (
     PyUnicode_IS_COMPACT_ASCII, small_number,
 )
 from rmqstore._record cimport (
-    body_crc_ok, has_key, has_key_hash, has_prop_crc, judge_record, prefetch_head, prop_crc_ok, RecordView,
+    ascii_of, body_crc_ok, has_key, has_key_hash, has_prop_crc, judge_record, prefetch_head, prop_crc_ok, RecordView,
     TAIL_AHEAD, text_of,
 )
 
@@ -62,6 +64,7 @@ cdef enum:
     THE_TAGS = 1
     THE_UNIQUE_KEY = 2
     TAGS_KEPT = 16
+    TOPIC_KEPT = 128
     LAYOUTS = 16
     LAYOUT_PATIENCE = 16
 
@@ -108,7 +111,7 @@ cdef extern from *:
         int i;
         if (kind->tp_finalize && PyObject_CallFinalizerFromDealloc(made) < 0) return;
         PyObject_GC_UnTrack(made);
-        for (i = 0; i < RMQ_MESSAGE_OBJECTS; i++) Py_XDECREF(((rmq_message *)made)->objects[i]);
+        for (i = 0; i < RMQ_MESSAGE_OBJECTS; i++) Py_DECREF(((rmq_message *)made)->objects[i]);
         if (RMQ_KEEPS_MESSAGES && kind == rmq_kept_kind && !kind->tp_finalize && rmq_kept_num < RMQ_MESSAGES_KEPT)
             rmq_kept_messages[rmq_kept_num++] = made;
         else
@@ -231,6 +234,7 @@ cdef class StoredMessage(MessageFields):
     cdef unsigned char[HOST_SIZE] born_host_bytes
     cdef unsigned char[HOST_SIZE] store_host_bytes
     cdef unsigned char[SHORT_PROPERTIES] short_properties
+    cdef uint32_t fitted        # the state of its layout (`layout_states`) that fits the properties, 0 while that is not known
     cdef bint crc_ok
 
     def __init__(self, tuple record not None):
@@ -248,7 +252,9 @@ cdef class StoredMessage(MessageFields):
         self.record.store_host_len = <int32_t>PyBytes_GET_SIZE(store_host)
         memcpy(self.born_host_bytes, PyBytes_AS_STRING(born_host), self.record.born_host_len)
         memcpy(self.store_host_bytes, PyBytes_AS_STRING(store_host), self.record.store_host_len)
-        take_properties(self, <const unsigned char*>PyBytes_AS_STRING(properties), PyBytes_GET_SIZE(properties), properties)
+        self.long_properties = None
+        take_properties(self, <const unsigned char*>PyBytes_AS_STRING(properties), PyBytes_GET_SIZE(properties),
+                        PyBytes_GET_SIZE(properties), properties)
         (<MessageFields>self).topic, (<MessageFields>self).body = topic, body
         (<MessageFields>self).properties = self.sent_body = None
 
@@ -314,14 +320,16 @@ cdef class StoredMessage(MessageFields):
     @property
     def keys(self):
         """list of str: the pieces of the KEYS property, split at spaces."""
-        cdef object text = property_of(self, THE_KEYS)
-        if text is None:
-            return []
-        if PyUnicode_IS_COMPACT_ASCII(<PyObject*>text):
-            several = memchr(PyUnicode_DATA(<PyObject*>text), 32, PyUnicode_GET_LENGTH(<PyObject*>text)) != NULL
-        else:
-            several = " " in text
-        return [key for key in text.split(" ") if key] if several else [text]
+        cdef const unsigned char* stored
+        cdef int32_t value, n
+        cdef object text
+        if (<MessageFields>self).properties is None:
+            value = find_property(self, THE_KEYS, &stored, &n)
+            # What fits a layout is ASCII.  Most messages have one key: between several stand spaces.
+            if value >= 0 and self.fitted and before(stored + value, 32, n, SHORT_PROPERTIES - value) == n:
+                return [ascii_of(stored + value, n)]
+        text = property_of(self, THE_KEYS)
+        return [] if text is None else [text] if " " not in text else [key for key in text.split(" ") if key]
 
     @property
     def tags(self):
@@ -398,47 +406,70 @@ cdef class StoredMessage(MessageFields):
         return self.record.prepared_transaction_offset
 
 
-cdef void take_properties(StoredMessage m, const unsigned char* text, int64_t n, bytes held):
-    # Short ones, as most are, stand in the message itself.
+cdef inline bint take_properties(StoredMessage m, const unsigned char* text, int64_t n, int64_t room,
+                                 bytes held) except -1:
+    # Short ones, as most are, stand in the message itself.  `room` bytes may be read.
     m.record.properties_len = <int32_t>n
+    m.fitted = 0
     if n <= SHORT_PROPERTIES:
-        memcpy(m.short_properties, text, n)
-        m.long_properties = None
+        copy_bytes(m.short_properties, text, n, room)
     else:
         m.long_properties = PyBytes_FromStringAndSize(<char*>text, n) if held is None else held
+    return True
 
 
 # Texts of messages are mostly taken apart as others of their length were before (`PropertyLayout`): that is soon seen.
 cdef PropertyLayout[LAYOUTS] layouts
 cdef int32_t[LAYOUTS] layout_patience   # so many texts have to differ from it before another is learnt
+cdef uint32_t[LAYOUTS] layout_states    # another number each time that one was learnt, never 0
 
 
 cdef inline int32_t find_property(StoredMessage m, int which, const unsigned char** text, int32_t* value_len) noexcept:
     # Where the value of a property that the index takes begins in the stored text; negative where there is none.
-    if m.long_properties is None:
-        text[0] = m.short_properties
-        return find_value(text[0], m.record.properties_len, SHORT_PROPERTIES, which, value_len)
-    text[0] = <const unsigned char*>PyBytes_AS_STRING(m.long_properties)
-    return find_value(text[0], m.record.properties_len, m.record.properties_len, which, value_len)
+    cdef int32_t place = m.record.properties_len & (LAYOUTS - 1)
+    if not m.fitted or m.fitted != layout_states[place]:
+        return find_first_property(m, which, text, value_len)
+    # It need not be compared with the layout again.
+    text[0] = m.short_properties
+    return value_in(&layouts[place], which, value_len)
+
+
+cdef int32_t find_first_property(StoredMessage m, int which, const unsigned char** text, int32_t* value_len) noexcept:
+    # As that, of a text of which nothing is known yet.
+    cdef int32_t n = m.record.properties_len, place = n & (LAYOUTS - 1)
+    if m.long_properties is not None:
+        text[0] = <const unsigned char*>PyBytes_AS_STRING(m.long_properties)
+        return find_value(text[0], n, n, which, value_len)
+    text[0] = m.short_properties
+    if fits(&layouts[place], text[0], n, SHORT_PROPERTIES):
+        m.fitted = layout_states[place]
+        layout_patience[place] = LAYOUT_PATIENCE
+        return value_in(&layouts[place], which, value_len)
+    return find_value(text[0], n, SHORT_PROPERTIES, which, value_len)
+
+
+cdef inline int32_t value_in(const PropertyLayout* layout, int which, int32_t* value_len) noexcept:
+    # Of a text that has this layout.
+    cdef int32_t number = (layout.known.keys if which == THE_KEYS else layout.known.tags if which == THE_TAGS
+                           else layout.known.unique_key)
+    if number < 0:
+        return -1
+    value_len[0] = layout.spans[number].end - layout.spans[number].split - 1
+    return layout.spans[number].split + 1
 
 
 cdef inline int32_t find_value(const unsigned char* text, int32_t n, int64_t room, int which,
                                int32_t* value_len) noexcept:
     # As `value_of`; `room` bytes may be read.
-    cdef int32_t place = n % LAYOUTS, number
+    cdef int32_t place = n & (LAYOUTS - 1)
     cdef PropertyLayout* layout = &layouts[place]
     if not fits(layout, text, n, room):
         layout_patience[place] -= 1
-        if n > SHORT_PROPERTIES or layout_patience[place] >= 0 or not learn_layout(layout, text, n, room):
+        if n > SHORT_PROPERTIES or layout_patience[place] >= 0 or not learn_layout(place, text, n, room):
             return value_of(text, n, room, <const unsigned char*>PROPERTY_NAMES[which],
                             8 if which == THE_UNIQUE_KEY else 4, value_len)
     layout_patience[place] = LAYOUT_PATIENCE
-    number = (layout.known.keys if which == THE_KEYS else layout.known.tags if which == THE_TAGS
-              else layout.known.unique_key)
-    if number < 0:
-        return -1
-    value_len[0] = layout.spans[number].end - layout.spans[number].split - 1
-    return layout.spans[number].split + 1
+    return value_in(layout, which, value_len)
 
 
 cdef inline bint has_the_key(const unsigned char* p, int64_t room, RecordView* r, PyObject* topic,
@@ -455,7 +486,7 @@ cdef inline bint has_the_key(const unsigned char* p, int64_t room, RecordView* r
     return has_key(p, room, r, <const unsigned char*>PyUnicode_DATA(topic), topic_len, wanted, n, ANY_KEY)
 
 
-cdef bint learn_layout(PropertyLayout* layout, const unsigned char* text, int32_t n, int64_t room) noexcept:
+cdef bint learn_layout(int32_t place, const unsigned char* text, int32_t n, int64_t room) noexcept:
     # Whether the text has a layout now.
     cdef PropertySpan[SHORT_PROPERTIES] spans
     cdef KnownSpans known
@@ -463,8 +494,9 @@ cdef bint learn_layout(PropertyLayout* layout, const unsigned char* text, int32_
     cdef int32_t num = split_properties(text, n, room, spans, &known, &ascii)
     if not ascii:
         return False
-    learn(layout, text, n, spans, num, &known)
-    return fits(layout, text, n, room)
+    learn(&layouts[place], text, n, spans, num, &known)
+    layout_states[place] = layout_states[place] + 1 or 1
+    return fits(&layouts[place], text, n, room)
 
 
 cdef object property_of(StoredMessage m, int which):
@@ -478,37 +510,39 @@ cdef object property_of(StoredMessage m, int which):
 
 
 cdef object tags_of(StoredMessage m):
-    # Many messages share few tags: those that were met last are kept as texts, by their length and last byte.
     cdef const unsigned char* text
     cdef int32_t value, value_len
-    cdef Py_ssize_t place
-    cdef object known
     if (<MessageFields>m).properties is not None:
         return (<MessageFields>m).properties.get("TAGS")
     value = find_property(m, THE_TAGS, &text, &value_len)
-    if value < 0:
-        return None
-    text += value
-    place = (value_len * 3 + text[value_len - 1]) % TAGS_KEPT
+    return kept_tags(text + value, value_len) if value >= 0 else None
+
+
+cdef inline object kept_tags(const unsigned char* text, int32_t value_len):
+    # Many messages share few tags: those that were met last are kept as texts, by their length, first and last byte.
+    cdef uint32_t mixed
+    cdef Py_ssize_t place
+    cdef object known
+    mixed = <uint32_t>value_len * 3 + text[0] + text[value_len - 1]
+    place = <Py_ssize_t>((mixed ^ mixed >> 4) & (TAGS_KEPT - 1))
     known = <object>PyList_GET_ITEM(last_tags, place)
     if (PyUnicode_IS_COMPACT_ASCII(<PyObject*>known) and PyUnicode_GET_LENGTH(<PyObject*>known) == value_len
             and same_bytes_at(<const unsigned char*>PyUnicode_DATA(<PyObject*>known), text, value_len)):
         return known
-    known = text_of(text, value_len)
-    last_tags[place] = known
-    return known
+    return new_tags(text, value_len, place)
+
+
+cdef object new_tags(const unsigned char* text, int32_t value_len, Py_ssize_t place):
+    last_tags[place] = text_of(text, value_len)
+    return last_tags[place]
 
 
 cdef list last_tags = ["" for _ in range(TAGS_KEPT)]
 cdef tuple NO_ARGUMENTS = ()
-# Of the message that was decoded last: the next one mostly has the same.
-cdef bytes last_topic_bytes = b""
+cdef unsigned char[TOPIC_KEPT] last_topic_bytes
+cdef int32_t last_topic_len = 0
 cdef str last_topic = ""
 cdef type adopted = None
-
-
-cdef inline bint same_bytes(bytes known, const unsigned char* p, int64_t n):
-    return PyBytes_GET_SIZE(known) == n and memcmp(PyBytes_AS_STRING(known), p, n) == 0
 
 
 def adopt(type kind not None):
@@ -541,12 +575,9 @@ cdef bint crcs_ok(const unsigned char* p, RecordView* r, int check_crc):
     return ok
 
 
-cdef StoredMessage message_of(type kind, const unsigned char* p, RecordView* r, int check_crc):
-    # The caller holds a pin: allocations may run a finalizer that closes the file.
-    global last_topic_bytes, last_topic
+cdef StoredMessage message_of(type kind, const unsigned char* p, int64_t room, RecordView* r, int check_crc):
+    # The caller holds a pin: allocations may run a finalizer that closes the file.  `room` bytes may be read.
     cdef StoredMessage m
-    cdef bytes topic_bytes
-    cdef str topic
     if kind is adopted:
         m = <StoredMessage>new_message(<PyTypeObject*>kind)
     else:
@@ -558,15 +589,22 @@ cdef StoredMessage message_of(type kind, const unsigned char* p, RecordView* r, 
     memcpy(m.born_host_bytes, p + RECORD_BORN_HOST, HOST_SIZE)
     memcpy(m.store_host_bytes, p + r.store_host_pos, HOST_SIZE)
     (<MessageFields>m).body = PyBytes_FromStringAndSize(<char*>p + r.body_pos, r.body_len)
-    take_properties(m, p + r.properties_pos, r.properties_len, None)
-    if same_bytes(last_topic_bytes, p + r.topic_pos, r.topic_len):
+    take_properties(m, p + r.properties_pos, r.properties_len, room - r.properties_pos, None)
+    if r.topic_len == last_topic_len and same_bytes_at(last_topic_bytes, p + r.topic_pos, r.topic_len):
         (<MessageFields>m).topic = last_topic
     else:
-        topic = text_of(p + r.topic_pos, r.topic_len)
-        topic_bytes = PyBytes_FromStringAndSize(<char*>p + r.topic_pos, r.topic_len)
-        last_topic, last_topic_bytes = topic, topic_bytes
-        (<MessageFields>m).topic = topic
+        (<MessageFields>m).topic = topic_of(p + r.topic_pos, r.topic_len)
     return m
+
+
+cdef str topic_of(const unsigned char* p, int32_t n):
+    # Of the message that was decoded last: the next one mostly has the same.
+    global last_topic, last_topic_len
+    cdef str topic = text_of(p, n)
+    if n <= TOPIC_KEPT:
+        last_topic, last_topic_len = topic, n
+        memcpy(last_topic_bytes, p, n)
+    return topic
 
 
 def read_message(Region region not None, int64_t pos, int64_t base_offset, type kind not None, int check_crc=1):
@@ -594,7 +632,7 @@ def read_message(Region region not None, int64_t pos, int64_t base_offset, type 
         verdict = judge_record(p, region.size - pos, sum_of(base_offset, pos), 0, &r)
         if verdict != RECORD:
             return Verdict(verdict)
-        return message_of(kind, p, &r, check_crc)
+        return message_of(kind, p, region.size - pos, &r, check_crc)
     finally:
         region.unpin()
 
@@ -631,7 +669,7 @@ def read_messages(Region region not None, int64_t pos, int64_t limit, int64_t ba
             if judge_record(base + pos, size - pos, sum_of(base_offset, pos), 0, &r) != RECORD:
                 break
             prefetch_head(base + pos + r.total_size, size - pos - r.total_size)
-            out.append(message_of(kind, base + pos, &r, check_crc))
+            out.append(message_of(kind, base + pos, size - pos, &r, check_crc))
             pos += r.total_size
             max_num -= 1
         return out, pos
@@ -701,7 +739,7 @@ cdef int pull(Pull* at, const unsigned char* units, int64_t num, const unsigned 
                 or r.total_size != unit_size):
             at.missing |= at.taken == 0
         else:
-            message = message_of(kind, record, &r, check_crc)
+            message = message_of(kind, record, segment_size - (phy - base_offset), &r, check_crc)
             if ((<MessageFields>message).topic is not known or r.queue_id != queue_id
                     or r.queue_offset != first + at.done):
                 if not is_of_queue(message, topic, queue_id, first + at.done):
@@ -796,7 +834,7 @@ def read_recent(FileStream stream not None, phy_offset not None, type kind not N
         prefetch_head(p, room)
         if judge_record(p, room, offset, 0, &r) != RECORD:
             return None
-        return message_of(kind, p, &r, check_crc)
+        return message_of(kind, p, room, &r, check_crc)
     finally:
         region.unpin()
 
@@ -1153,7 +1191,7 @@ cdef class KeySearch:
         if PyList_GET_SIZE(self.messages) >= self.max_num:
             self.truncated = True
             return 0
-        PyList_Append(self.messages, message_of(self.kind, p, &r, self.check_crc))
+        PyList_Append(self.messages, message_of(self.kind, p, room, &r, self.check_crc))
         if self.seen is not None:
             self.seen.add(phy)
         if phy < self.lowest:
@@ -1333,7 +1371,7 @@ cdef class KeyQuery:
             prefetch_head(p, room)
             if judge_record(p, room, phy, 0, &r) != RECORD or not has_the_key(p, room, &r, topic, key):
                 return False
-            PyList_Append(found, message_of(self.kind, p, &r, self.check_crc))
+            PyList_Append(found, message_of(self.kind, p, room, &r, self.check_crc))
             return True
         finally:
             segment.unpin()

@@ -7,8 +7,8 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint32_t
 from libc.string cimport memchr, memcmp, memcpy
 
 from rmqstore._bytes cimport (
-    acquire_i32_at, check, get_i16, get_i32, get_i64, is_ascii, load_i32_at, prefetch, publish_i32_at, put_i16, put_i32,
-    put_i64,
+    acquire_i32_at, check, copy_exactly, get_i16, get_i32, get_i64, is_ascii, load_i32_at, prefetch, publish_i32_at,
+    put_i16, put_i32, put_i64,
 )
 from rmqstore._core cimport (
     BAD_BODY_CRC, BAD_LENGTH, BAD_MAGIC, BAD_PHY_OFFSET, BAD_PROP_CRC, BAD_SIZE, BLANK, BLANK_SIZE, C_MAGIC_BLANK,
@@ -171,12 +171,15 @@ cdef inline int64_t unit_code_of(const unsigned char* p, RecordView* r, KnownPro
     return tags_code
 
 
+cdef inline object ascii_of(const unsigned char* p, int32_t n):
+    cdef str text = PyUnicode_New(n, 127)
+    copy_exactly(<unsigned char*>PyUnicode_DATA(<PyObject*>text), p, n)
+    return text
+
+
 cdef inline object text_of(const unsigned char* p, int32_t n):
-    cdef str text
     if is_ascii(p, n):
-        text = PyUnicode_New(n, 127)
-        memcpy(PyUnicode_DATA(<PyObject*>text), p, n)
-        return text
+        return ascii_of(p, n)
     # rmqstore.message.message registers the handler that replaces malformed parts as Java does.
     return PyUnicode_DecodeUTF8(<const char*>p, n, <const char*>b"rmqstore.java")
 
