@@ -9,7 +9,7 @@ cimport cython
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.dict cimport PyDict_GetItemWithError
 from cpython.list cimport PyList_Append, PyList_GET_SIZE
-from cpython.object cimport PyObject, PyTypeObject
+from cpython.object cimport Py_TYPE, PyObject, PyTypeObject
 from cpython.time cimport monotonic
 from cpython.tuple cimport PyTuple_GET_SIZE
 from libc.math cimport INFINITY
@@ -1280,6 +1280,7 @@ cdef class KeyQuery:
     cdef int check_crc
     cdef FileStream log
     cdef double interval
+    cdef type index_kind  # what an opened file was found to be an instance of
 
     def __cinit__(self, OpenedIndexes indexes not None, region_of not None, type result_kind not None,
                   type kind not None, int check_crc, encode, FileStream log not None, double interval):
@@ -1312,7 +1313,9 @@ cdef class KeyQuery:
         found = (<PyTypeObject*>self.result_kind).tp_new(self.result_kind, <PyObject*>NO_ARGUMENTS, NULL)
         n = PyTuple_GET_SIZE(indexes)
         for i in range(n):
-            gathered = self.gather(<IndexRegion?><object>PyTuple_GET_ITEM(indexes, i), key_hash, topic, key, num, found,
+            if Py_TYPE(<object>PyTuple_GET_ITEM(indexes, i)) != <PyTypeObject*>self.index_kind:
+                self.index_kind = type(<IndexRegion?><object>PyTuple_GET_ITEM(indexes, i))
+            gathered = self.gather(<IndexRegion><object>PyTuple_GET_ITEM(indexes, i), key_hash, topic, key, num, found,
                                    &lowest, i == 0 and self.interval < INFINITY)
             if gathered == IS_FULL:
                 return None
