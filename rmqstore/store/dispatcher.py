@@ -500,9 +500,10 @@ def _may_name_queues(message: MessageExt, config: StoreConfig) -> bool:
 
 def _named_places(message: MessageExt, config: StoreConfig) -> list[tuple[str, str]]:
     # As the record says it; nothing where the two lists do not go together.
-    if not _may_name_queues(message, config):
+    text = message.properties.get("INNER_MULTI_DISPATCH")
+    if not text or not _may_name_queues(message, config):
         return []
-    names = message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
+    names = text.split(",")
     numbers = message.properties.get("INNER_MULTI_QUEUE_OFFSET", "").split(",")
     return list(zip(names, numbers, strict=True)) if len(names) == len(numbers) else []
 

@@ -23,13 +23,15 @@ class Stored:
     """A message where it lies in the log."""
 
     __slots__ = (
-        "_raw", "in_batch", "indexed", "keys", "num", "phy_offset", "prop_crc", "properties", "queue_offset", "queued", "size",
-        "spec", "tags", "timestamp",
+        "_raw", "in_batch", "indexed", "keys", "light", "num", "phy_offset", "prop_crc", "properties", "queue_offset",
+        "queued", "size", "spec", "tags", "timestamp",
     )  # fmt: skip
 
     def __init__(self, spec: Spec, prop_crc: bool, in_batch: bool):
         self.spec, self.prop_crc, self.in_batch = spec, prop_crc, in_batch
         self.num = 1
+        #: The light message queues that it is in too, with its queue offset there.
+        self.light: list[tuple[str, int]] = []
         self._raw: bytes | None = None
 
     @property
@@ -54,6 +56,18 @@ class Stored:
 
     def __repr__(self) -> str:
         return f"{self.spec.topic[:20]}/{self.spec.queue_id} {self.queue_offset} at {self.phy_offset}, {self.size} bytes"
+
+
+class Light:
+    """A message where it lies in a light message queue."""
+
+    __slots__ = ("num", "phy_offset", "queue_offset", "size")
+
+    def __init__(self, stored: Stored, queue_offset: int):
+        self.phy_offset, self.size, self.queue_offset, self.num = stored.phy_offset, stored.size, queue_offset, 1
+
+    def __repr__(self) -> str:
+        return f"light {self.queue_offset} at {self.phy_offset}, {self.size} bytes"
 
 
 @dataclasses.dataclass
@@ -89,7 +103,7 @@ class Model:
         self.durable_end = 0
         self.end = 0
         self.records: list[Stored] = []
-        self.queues: dict[tuple[str, int], list[Stored]] = {}
+        self.queues: dict[tuple[str, int], list[Stored | Light]] = {}
         self.next_offsets: dict[tuple[str, int], int] = {}
         self.keys: dict[tuple[str, str], list[Stored]] = {}
         self.tags: dict[tuple[str, str], list[Stored]] = {}
@@ -125,6 +139,12 @@ class Model:
                 each.num = int(dict(pairs)["INNER_NUM"])
             if each.queued:
                 following[queue] = each.queue_offset + each.num
+            if names := dict(pairs).get("INNER_MULTI_DISPATCH"):
+                for name in names.split(","):
+                    number = following.get((name, 0), self.next_offsets.get((name, 0), 0))
+                    each.light.append((name, number))
+                    following[name, 0] = number + 1
+                pairs = [*pairs, ("INNER_MULTI_QUEUE_OFFSET", ",".join(str(number) for _, number in each.light))]
             named = dict(pairs)
             each.properties = oracle.encode_properties(pairs)
             each.keys = dict.fromkeys(
@@ -158,6 +178,9 @@ class Model:
             if each.queued:
                 self.queues.setdefault((topic, queue_id), []).append(each)
                 self.next_offsets[topic, queue_id] = each.queue_offset + each.num
+            for name, number in each.light:
+                self.queues.setdefault((name, 0), []).append(Light(each, number))
+                self.next_offsets[name, 0] = number + 1
             if each.indexed:
                 for key in each.keys:
                     self.keys.setdefault((topic, key), []).append(each)
@@ -217,7 +240,7 @@ class Model:
         """Every message that was not deleted by retention."""
         return self.records[bisect_left(self.records, self.min_offset, key=lambda each: each.phy_offset) :]
 
-    def is_live(self, each: Stored) -> bool:
+    def is_live(self, each: Stored | Light) -> bool:
         return each.phy_offset >= self.min_offset
 
     def bounds(self, queue: tuple[str, int]) -> tuple[int, int]:

@@ -19,6 +19,7 @@ NOW = 1_700_000_000_000
 TOPICS = ("Orders", "Pay", "AaTopic", "BBTopic", "%RETRY%billing", "x" * 127)
 INNER_TOPIC = "Inner"
 BATCH_TOPICS = ("Orders", "Pay", "AaTopic")
+LIGHT_QUEUES = ("%LMQ%a", "%LMQ%b", "%LMQ%订单")
 GROUPS = ("billing", "g@broadcast", "组😀")
 #: Keys that come again and again, some with one hash in Java ("Aa" and "BB"), some beyond 16 bits.
 KEYS = ("Aa", "BB", "k1", "k2", "订单-1", "😀", "T#TagA", "*")
@@ -27,6 +28,9 @@ STEPS_OF_CLOCK = (0, 1, 499, 500, 999, 1000, 7_000, 61_000, 3_600_000, -1, -1500
 
 #: How many of the lives have turns of Java, which take a hundred times as long as others.
 LIVES_WITH_JAVA = 0.08
+
+#: How many have light message queues (LMQ), and which part of the puts of a message then goes into some of them too.
+LIVES_WITH_LIGHT_QUEUES, LIGHT_PUTS = 0.15, 0.3
 
 #: How often each kind comes within a session, of the sum of all.
 WEIGHTS = {
@@ -57,7 +61,7 @@ WEIGHTS = {
     "check": 1,
 }
 WRITING = frozenset(kind for kind in WEIGHTS if kind.startswith("put")) | {
-    "flush", "commit", "consume", "second", "fork", "retain", "fullness", "progress", "scan", "check",
+    "put_light", "flush", "commit", "consume", "second", "fork", "retain", "fullness", "progress", "scan", "check",
 }  # fmt: skip
 _KINDS, _CUMULATIVE = list(WEIGHTS), []
 for _weight in WEIGHTS.values():
@@ -97,7 +101,13 @@ def make_plan(seed: int, steps: int) -> list[Operation]:
             plan.append((kind, dice.getrandbits(32)))
     if dice.random() < 0.6:
         plan.append(("rot", dice.getrandbits(32)))
-    # Dice of its own, so that lives without Java are what they were before it had a turn.
+    # Dice of their own, so that lives without them are what they were before there were any.
+    if setting_of(plan[0][1]).geometry["enable_lmq"]:
+        dice = random.Random(f"light queues in {seed}")
+        plan = [
+            ("put_light", number) if kind == "put" and dice.random() < LIGHT_PUTS else (kind, number)
+            for kind, number in plan
+        ]
     dice = random.Random(f"Java in {seed}")
     if dice.random() < LIVES_WITH_JAVA:
         # From behind, as each one that is put in moves what follows it.
@@ -126,6 +136,7 @@ def setting_of(number: int) -> Setting:
     # Without the CRC of properties the format cannot tell that a page with nothing else is gone; what may be lost then is
     # the matter of test_power_loss.
     prop_crc = power or dice.random() < 0.4
+    light = random.Random(f"light queues with {number}").random() < LIVES_WITH_LIGHT_QUEUES
     geometry = oracle.geometry(
         mapped_file_size_commit_log=dice.choice((1024, 2048, 4096, 4096, 8192, 16384, *((16384, 16384) if power else ()))),
         mapped_file_size_consume_queue=20 * dice.choice((3, 5, 8, 20)),
@@ -136,6 +147,8 @@ def setting_of(number: int) -> Setting:
         enabled_append_prop_crc=prop_crc,
         enable_consume_queue_ext=dice.random() < 0.3,
         index_tags=dice.random() < 0.8,
+        enable_lmq=light,
+        enable_multi_dispatch=light,
     )
     options = {
         "force_verify_prop_crc": prop_crc,
@@ -292,6 +305,12 @@ def specs_of(operation: Operation) -> list[Spec]:
         spec = _plain(dice, number)
         spec.topic, spec.sys_flag = INNER_TOPIC, oracle.INNER_BATCH | oracle.NEED_UNWRAP
         spec.pairs = [("INNER_BASE", "7"), *spec.pairs, ("INNER_NUM", str(dice.randrange(1, 4)))]
+        return [spec]
+    if kind == "put_light":
+        spec = _plain(dice, number)
+        # Topics of retries have none.
+        spec.topic = dice.choice(BATCH_TOPICS)
+        spec.pairs.append(("INNER_MULTI_DISPATCH", ",".join(dice.sample(LIGHT_QUEUES, dice.randrange(1, 4)))))
         return [spec]
     if kind == "put_delayed":
         spec = _plain(dice, number)

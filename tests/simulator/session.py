@@ -36,7 +36,7 @@ from rmqstore import rebuild as rebuild_store
 
 from .layer import Layer
 from .model import Doubt, Model, Stored
-from .plan import KEYS, TAGS, WRITING, Opening, Operation, Spec, setting_of, specs_of
+from .plan import KEYS, LIGHT_QUEUES, TAGS, WRITING, Opening, Operation, Spec, setting_of, specs_of
 
 logging.getLogger("rmqstore").setLevel(logging.CRITICAL)
 
@@ -160,6 +160,8 @@ def same(message, stored: Stored) -> None:
         raise SimulatedFailure(f"read {got}\nput  {wanted}")
     properties = {name: value for name, value in message.properties.items() if name != oracle.PROP_CRC}
     pairs = dict(spec.pairs)
+    if stored.light:
+        pairs["INNER_MULTI_QUEUE_OFFSET"] = ",".join(str(number) for _, number in stored.light)
     if "INNER_BASE" in pairs:
         pairs["INNER_BASE"] = str(stored.queue_offset)
     # What RocketMQ's rules of reading properties drop: a value of no length.
@@ -686,11 +688,17 @@ class Session:
         low, high = model.bounds(queue)
         got = store.max_queue_offset(*queue)
         check(got == high, "the end of queue", queue, got, high)
-        wanted = [(each.queue_offset, each.phy_offset) for each in stored if model.is_live(each)]
+        # A message in a light queue says the queue offset of its own.
+        is_light = queue[0] in LIGHT_QUEUES
+        wanted = [(0 if is_light else each.queue_offset, each.phy_offset) for each in stored if model.is_live(each)]
         found, at = [], low
         while at < high:
             answer = store.get_message(*queue, at, 64)
-            found += [(message.queue_offset, message.phy_offset) for message in answer.messages if not message.corrupt]
+            found += [
+                (0 if is_light else message.queue_offset, message.phy_offset)
+                for message in answer.messages
+                if not message.corrupt
+            ]
             check(answer.next_queue_offset > at, "no way on in", queue, at, answer)
             at = answer.next_queue_offset
         check(found == wanted, "queue", queue, "has", found, "put", wanted)

@@ -240,6 +240,17 @@ def multi(names: str, numbers: str, **more: object) -> dict:
     return {"properties": text.encode(), **more}
 
 
+def test_an_inner_batch_that_names_no_further_queues_is_no_finding(tmp_path):
+    given_config = config(enable_lmq=True, enable_multi_dispatch=True)
+    with MessageStore.open(tmp_path / "store", config=given_config) as store:
+        inner = oracle.INNER_BATCH | oracle.NEED_UNWRAP
+        for further in ({}, {"INNER_MULTI_DISPATCH": "%LMQ%x"}):
+            store.put_message(Message("Inner", b"x", properties={"INNER_NUM": "2", **further}, sys_flag=inner))
+            store.put_message(Message("Orders", b"x", properties=further))
+        assert store.max_queue_offset("%LMQ%x") == 2
+    assert not list(verify(tmp_path / "store", given_config))
+
+
 @pytest.mark.parametrize(
     ("names", "numbers"),
     [
