@@ -107,8 +107,8 @@ class LogEnd:
         return end
 
     def _marked_end(self) -> int:
-        # What a truncation of RocketMQ left is older than what comes before it.  So is what follows where the clock was set back:
-        # that tells a writer which leaves nothing behind an end.
+        # What RocketMQ left behind a cut is older than what comes before it.  So is what was put after the clock was set back:
+        # that is told by whoever had the log so far, and leaves nothing behind a cut.
         return marked_end(os.path.dirname(self.files.path))
 
     def _begins_empty(self, base: int) -> bool:

@@ -109,26 +109,37 @@ class ConsumeQueue(UnitQueue):
         self.ext.truncate(int(addresses.max()))
         return True
 
-    def first_torn(self, min_phy_offset: int) -> int:
+    def first_torn(self, phy_offset: int) -> int:
         """int: number of the first unit that lost power left only in part; `unit_num` for none.
 
-        Its phy offset is not above those before it, in its file, or its address leads nowhere in the extension.  The address
-        says nothing of a message before `min_phy_offset`, which is gone: it keeps its place.
+        Its own phy offset is not above those before it, in its file.  Files that lead to nothing but what lies before
+        `phy_offset` in the log are on the disk, and not looked at.
         """
-        for base in self.files.offsets:
-            number = base // UNIT_SIZE
-            phy_offsets, sizes, tags_codes = self.units(number, self.units_per_file)
-            first = len(phy_offsets)
+        first = self.unit_num
+        for base in reversed(self.files.offsets):
+            phy_offsets, sizes, _ = self.units(base // UNIT_SIZE, self.units_per_file)
             torn = np.flatnonzero(_are_torn(phy_offsets, sizes))
             if len(torn):
-                first = int(torn[0])
-            if self.ext is not None:
-                places = np.flatnonzero((tags_codes <= EXT_ADDRESS_MAX) & (phy_offsets >= min_phy_offset))
-                count = self.ext.agreeing(tags_codes[places])
-                if count < len(places):
-                    first = min(first, int(places[count]))
-            if first < len(phy_offsets):
-                return number + first
+                first = base // UNIT_SIZE + int(torn[0])
+            real = np.flatnonzero(_are_real(phy_offsets, sizes))
+            if len(real) and phy_offsets[real[0]] < phy_offset:
+                break
+        return first
+
+    def first_unresolved(self, min_phy_offset: int) -> int:
+        """int: number of the first unit whose address leads nowhere in the extension; `unit_num` for none.
+
+        The address says nothing of a message before `min_phy_offset`, which is gone: it keeps its place.
+        """
+        if self.ext is None:
+            return self.unit_num
+        for base in self.files.offsets:
+            number = base // UNIT_SIZE
+            phy_offsets, _, tags_codes = self.units(number, self.units_per_file)
+            places = np.flatnonzero((tags_codes <= EXT_ADDRESS_MAX) & (phy_offsets >= min_phy_offset))
+            count = self.ext.agreeing(tags_codes[places])
+            if count < len(places):
+                return number + int(places[count])
         return self.unit_num
 
     def leads_before(self, number: int, phy_offset: int) -> bool:

@@ -97,6 +97,7 @@ def test_holes_get_pre_fill_units_and_none_are_left_at_the_end(tmp_path, before,
 def test_a_unit_of_which_only_a_part_is_left_is_known(tmp_path, text, first):
     queue = queue_of(tmp_path, text)
     assert queue.first_torn(0) == first
+    assert queue.first_torn(10_000) == (first if first >= (len(text) - 1) // 4 * 4 else len(text))
     assert queue.leads_before(0, 100) == text.startswith("u")
     for number in range(len(text)):
         part = text[number : number - number % 4 + 4]
