@@ -112,7 +112,7 @@ class ConsumeQueue(UnitQueue):
     def first_torn(self, phy_offset: int) -> int:
         """int: number of the first unit that lost power left only in part; `unit_num` for none.
 
-        Its own phy offset is not above those before it, in its file.  Files that lead to nothing but what lies before
+        Its own phy offset is below those before it, in its file.  Files that lead to nothing but what lies before
         `phy_offset` in the log are on the disk, and not looked at.
         """
         first = self.unit_num
@@ -544,12 +544,12 @@ def _are_real(phy_offsets: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def _are_torn(phy_offsets: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    # Which of the units of a file do not lead further into the log than those before them, as if a part of their phy offset
-    # was never written.
+    # Which of the units of a file lead less far into the log than those before them, as if a part of their phy offset was
+    # never written.  A record that names a light message queue twice has two units there.
     if not len(phy_offsets):
         return np.zeros(0, bool)
     real = _are_real(phy_offsets, sizes)
     furthest = np.maximum.accumulate(np.where(real, phy_offsets, -1))
     torn = np.zeros(len(phy_offsets), bool)
-    torn[1:] = real[1:] & (phy_offsets[1:] <= furthest[:-1])
+    torn[1:] = real[1:] & (phy_offsets[1:] < furthest[:-1])
     return torn
