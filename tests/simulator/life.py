@@ -20,6 +20,7 @@ from faults.power import Disk
 
 from rmqstore import MessageStore, StoreChangedError, verify
 from rmqstore.config import system_clock
+from rmqstore.files.checkpoint import marked_end
 
 from . import java
 from .layer import Layer
@@ -321,6 +322,9 @@ class Life:
             return
         after_kill = os.path.exists(os.path.join(self.root, "abort"))
         if after_kill and len(os.listdir(os.path.join(self.root, "commitlog"))) > SEGMENTS_SEEN_AGAIN:
+            return
+        if after_kill and marked_end(self.root) < 0:
+            # Ours died before it wrote a checkpoint: by its own one Java deletes index files after a clock was set back.
             return
         # Where the newest record has no unit, Java does not know that it was dispatched, and puts its entries again.
         self._log_gives_all &= not model.records or model.records[-1].queued
