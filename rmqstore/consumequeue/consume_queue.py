@@ -109,22 +109,18 @@ class ConsumeQueue(UnitQueue):
         self.ext.truncate(int(addresses.max()))
         return True
 
-    def first_torn(self, phy_offset: int) -> int:
-        """int: number of the first unit that lost power left only in part; `unit_num` for none.
+    def whole_end(self) -> int:
+        """int: `unit_num` without the units at the end that lost power left only in part.
 
-        Its own phy offset is below those before it, in its file.  Files that lead to nothing but what lies before
-        `phy_offset` in the log are on the disk, and not looked at.
+        Their own phy offset is below those before them, in their file.  What lies between whole units is not for this: it is
+        compared with the log.
         """
-        first = self.unit_num
-        for base in reversed(self.files.offsets):
-            phy_offsets, sizes, _ = self.units(base // UNIT_SIZE, self.units_per_file)
-            torn = np.flatnonzero(_are_torn(phy_offsets, sizes))
-            if len(torn):
-                first = base // UNIT_SIZE + int(torn[0])
-            real = np.flatnonzero(_are_real(phy_offsets, sizes))
-            if len(real) and phy_offsets[real[0]] < phy_offset:
-                break
-        return first
+        first = max(self.unit_num - 1, 0) // self.units_per_file * self.units_per_file
+        phy_offsets, sizes, _ = self.units(first, self.units_per_file)
+        torn = _are_torn(phy_offsets, sizes)
+        whole = np.flatnonzero(_are_real(phy_offsets, sizes) & ~torn)
+        end = int(whole[-1]) + 1 if len(whole) else 0
+        return first + end if torn[end:].any() else self.unit_num
 
     def first_unresolved(self, min_phy_offset: int) -> int:
         """int: number of the first unit whose address leads nowhere in the extension; `unit_num` for none.

@@ -103,6 +103,20 @@ class Flushing:
                 return reached, min([header.end_timestamp, *self._times_to_begin_before(reached)]), latest
         return (end, timestamp, timestamp) if closing else (0, 0, 0)
 
+    def allow_for_clock(self) -> None:
+        """Let the checkpoint say no earlier time than that of a full index file which by its offset is on the disk.
+
+        A Java store says the time of the newest one, also where an older one ends later as the clock was set back since; should
+        this process be killed before its first flush, a Java store would delete those.
+        """
+        checkpoint, index_service = self.state.checkpoint, self.state.index_service
+        if index_service is None or checkpoint.logics_physical_offset <= 0 or not checkpoint.index_msg_timestamp:
+            return
+        for index in index_service.files():
+            header = index.header
+            if index.is_full and header.end_phy_offset <= checkpoint.logics_physical_offset:
+                checkpoint.index_msg_timestamp = max(checkpoint.index_msg_timestamp, header.end_timestamp)
+
     def _times_to_begin_before(self, offset: int) -> list[int]:
         # A Java store dispatches from the newest segment that begins no later than the checkpoint's time, which after a
         # clock was set back may lie after what it lacks.  Of each segment after `offset`: the latest time before it.

@@ -101,6 +101,7 @@ def recover_state(state: StoreState, flushing: Flushing, mode: str) -> RecoveryR
     if state.index_service is not None:
         state.index_service.flush()
     state.checkpoint.flushed_offset = min(state.checkpoint.flushed_offset, state.commit_log.max_offset)
+    flushing.allow_for_clock()
     state.checkpoint.flush()
     for base in state.commit_log.files.offsets:
         if base + state.commit_log.segment_size > report.began_at:

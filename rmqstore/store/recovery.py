@@ -540,7 +540,7 @@ def _cut_queues(
         queue.tidy()
         dropped += queue.cut(judged.end, before_cut)
         if not clean and isinstance(queue, ConsumeQueue):
-            dropped += _truncate(queue, queue.first_torn(judged.begin), before_cut)
+            dropped += _truncate(queue, queue.whole_end(), before_cut)
             dropped += _truncate(queue, queue.first_unresolved(min_offset), before_cut)
         if not clean and isinstance(queue, BatchConsumeQueue):
             # Batch units are found by what stands in them, so they are of use only up to the first odd one.

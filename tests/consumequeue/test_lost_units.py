@@ -94,12 +94,15 @@ def test_holes_get_pre_fill_units_and_none_are_left_at_the_end(tmp_path, before,
 
 
 @pytest.mark.parametrize(
-    ("text", "first"), [("uuut", 3), ("uuuuutu", 5), ("uuuu", 4), ("pput", 3), ("u.ut", 3), ("uuuuu", 5), ("uusu", 4), ("", 0)]
-)
-def test_a_unit_of_which_only_a_part_is_left_is_known(tmp_path, text, first):
+    ("text", "end"),
+    [
+        ("uuut", 3), ("uuuuutu", 7), ("uuuu", 4), ("pput", 3), ("u.ut", 3), ("uuuuu", 5), ("uusu", 4), ("uutt", 2), ("", 0),
+        ("uuuuuutt", 6), ("uuup", 4),
+    ],
+)  # fmt: skip
+def test_a_unit_at_the_end_of_which_only_a_part_is_left_is_known(tmp_path, text, end):
     queue = queue_of(tmp_path, text)
-    assert queue.first_torn(0) == first
-    assert queue.first_torn(10_000) == (first if first >= (len(text) - 1) // 4 * 4 else len(text))
+    assert queue.whole_end() == end
     assert queue.leads_before(0, 100) == text.startswith("u")
     for number in range(len(text)):
         part = text[number : number - number % 4 + 4]
