@@ -104,18 +104,19 @@ class Flushing:
         return (end, timestamp, timestamp) if closing else (0, 0, 0)
 
     def allow_for_clock(self) -> None:
-        """Let the checkpoint say no earlier time than that of a full index file which by its offset is on the disk.
+        """Let the checkpoint say no earlier time than that of a full index file that is on the disk.
 
-        A Java store says the time of the newest one, also where an older one ends later as the clock was set back since; should
-        this process be killed before its first flush, a Java store would delete those.
+        A Java store says the time of the newest one, which it forced after all others.  Where the clock was set back an older one
+        ends later; should this process be killed before its first flush, a Java store would delete that.
         """
         checkpoint, index_service = self.state.checkpoint, self.state.index_service
-        if index_service is None or checkpoint.logics_physical_offset <= 0 or not checkpoint.index_msg_timestamp:
+        if index_service is None or not checkpoint.index_msg_timestamp:
             return
-        for index in index_service.files():
-            header = index.header
-            if index.is_full and header.end_phy_offset <= checkpoint.logics_physical_offset:
-                checkpoint.index_msg_timestamp = max(checkpoint.index_msg_timestamp, header.end_timestamp)
+        full = [index.header for index in index_service.files() if index.is_full]
+        on_disk = [each.end_phy_offset for each in full if each.end_timestamp == checkpoint.index_msg_timestamp]
+        reached = max([checkpoint.logics_physical_offset, *on_disk[:1]])
+        times = [each.end_timestamp for each in full if each.end_phy_offset <= reached]
+        checkpoint.index_msg_timestamp = max([checkpoint.index_msg_timestamp, *times])
 
     def _times_to_begin_before(self, offset: int) -> list[int]:
         # A Java store dispatches from the newest segment that begins no later than the checkpoint's time, which after a

@@ -365,3 +365,27 @@ def test_a_kill_after_the_clock_was_set_back(java_store, tmp_path, hours):
     assert {offset for line in lines_of(found, "query") for offset in line["offsets"]} == {
         offset for offsets in ledger.keys.values() for offset in offsets
     }
+
+
+def test_a_kill_right_after_opening_what_a_killed_broker_left_after_a_clock_was_set_back(java_store, tmp_path):
+    """Java's own checkpoint names the time of the newest full index file: ours allows for those that end later."""
+    settings = {**SMALL, "mapped_file_size_commit_log": 32768}
+    root = tmp_path / "store"
+    ledger = Ledger()
+    lines = script(0, 300)
+    for number, line in enumerate(lines):
+        line["storeTimestamp"] -= 3_600_000 * (number >= 150)
+    with RmqstoreProcess(root, settings) as process:
+        put_all(process, ledger, lines[:200])
+    found, puts, _ = java_store.turn(root, settings, lines[200:], kill=True)
+    assert_whole(found, ledger.places)
+    for line, put in zip(lines[200:], puts, strict=True):
+        ledger.add(line, put["queueOffset"], put["offset"])
+    with RmqstoreProcess(root, settings) as process:
+        assert not process.clean
+        process.kill()
+    found, _, _ = java_store.turn(root, settings, script(400, 1))
+    assert_whole(found, ledger.places)
+    assert {offset for line in lines_of(found, "query") for offset in line["offsets"]} == {
+        offset for offsets in ledger.keys.values() for offset in offsets
+    }
