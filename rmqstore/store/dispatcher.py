@@ -286,7 +286,7 @@ class CommitLogDispatcher:
         else:
             simple = queued
         for row in np.flatnonzero(queued & (columns.multi_dispatch[:n] != 0)).tolist():
-            self._dispatch_multi(columns, row)
+            self._dispatch_multi(columns, row, repair)
         as_bytes: np.ndarray = simple.view(np.uint8)
         return as_bytes
 
@@ -420,13 +420,13 @@ class CommitLogDispatcher:
             )
         self.counts.put(queue.put(base, phy_offset, size, tags_code, store_timestamp, num), phy_offset)
 
-    def _dispatch_multi(self, columns: RecordColumns, row: int) -> None:
+    def _dispatch_multi(self, columns: RecordColumns, row: int, repair: bool) -> None:
         message = self.commit_log.look_up(int(columns.phy_offset[row]))
         if message is not None:
-            self.dispatch_multi(message, int(columns.size[row]), int(columns.tags_code[row]))
+            self.dispatch_multi(message, int(columns.size[row]), int(columns.tags_code[row]), repair=repair)
 
-    def dispatch_multi(self, message: MessageExt, size: int, tags_code: int) -> None:
-        """Write the units of a record in the further queues that it names (RocketMQ's LMQ)."""
+    def dispatch_multi(self, message: MessageExt, size: int, tags_code: int, *, repair: bool = False) -> None:
+        """Write the units of a record in the further queues that it names (RocketMQ's LMQ); `repair` as of `dispatch_columns`."""
         assert self.queues is not None
         phy_offset = message.phy_offset
         problem = multi_dispatch_problem(message, self.queues.config)
@@ -439,6 +439,8 @@ class CommitLogDispatcher:
             if number > queue.unit_num + max((phy_offset - before) // _SMALLEST_RECORD + 1, 0):
                 # As of a record's own queue: what is higher than the log has room for is damaged.
                 problem = f"says queue offset {number} of {name}/0, which cannot be"
+            elif repair and number < queue.unit_num:
+                self.counts.units_mended += queue.repair(number, phy_offset, size, tags_code, message.store_timestamp)
             else:
                 units = queue.put(number, phy_offset, size, tags_code, message.store_timestamp, extended=False)
                 self.counts.put(units, phy_offset)

@@ -20,6 +20,7 @@ from faults.power import Disk
 
 from rmqstore import MessageStore, StoreChangedError, verify
 from rmqstore.config import system_clock
+from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.files.checkpoint import marked_end
 
 from . import java
@@ -315,6 +316,9 @@ class Life:
             or not model.setting.geometry["index_tags"]
             or not os.path.isdir(os.path.join(self.root, "commitlog"))
         ):
+            return
+        if any(not os.listdir(folder) for _, _, folder in queue_directories(self.root, "batchconsumequeue")):
+            # 5.5.0 ends with a NullPointerException where somebody asks a batch queue without a file (getMinMsgOffset).
             return
         put = ("put_many", "put_many", "put_batch", "put_inner", "put_delayed")[number // 4 % 5], number
         puts = model.predict(put)

@@ -59,9 +59,11 @@ def test_a_failing_seed_says_how_to_see_it_again_and_becomes_short(tmp_path):
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
-@pytest.mark.parametrize("seed", ["1341", "1403", "1520", "2164", "3265"])
+@pytest.mark.parametrize(
+    "seed", ["1341", "1403", "1520", "2164", "3265", "12 --light", "866 --light", "897 --light"]
+)
 def test_a_seed_beyond_those_of_every_run_that_once_failed(seed):
-    ran = simulate("--seed", seed, "--shrink", "0")
+    ran = simulate("--shrink", "0", "--seed", *seed.split())
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 

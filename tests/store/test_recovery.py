@@ -245,6 +245,22 @@ def test_what_older_records_left_in_a_queue_is_there_after_a_crash(root, monkeyp
     check_bytes(root, geo)
 
 
+@pytest.mark.parametrize("lost", [0, 2, 5, 9])
+def test_a_unit_that_a_light_message_queue_lost_is_written_again(root, lost):
+    geo = {**geometry("plain"), "enable_lmq": True, "enable_multi_dispatch": True}
+    with MessageStore.open(root, config=config_of(geo)) as store:
+        for n in range(10):
+            properties = {"INNER_MULTI_DISPATCH": "%LMQ%a,%LMQ%b" if n % 2 else "%LMQ%a"}
+            store.put_message(Message("Orders", b"%d" % n, keys=[f"k{n}"], properties=properties))
+    files = shutdown_files(root)
+    make_unclean(root)
+    overwrite(root, f"consumequeue/%LMQ%a/0/{oracle.file_name(lost // 4 * 80)}", lost % 4 * 20, bytes(20))
+    with MessageStore.open(root, config=config_of(geo)) as store:
+        got = [each for n in range(0, 10, 4) for each in store.get_message("%LMQ%a", 0, n, 4).messages]
+        assert [int(each.body) for each in got] == [*range(10)]
+    assert shutdown_files(root) == files
+
+
 @pytest.mark.parametrize("flushed", [0, 1, 4, 7])
 def test_a_clock_that_stepped_back_hides_nothing_that_was_not_flushed(root, flushed):
     # By their times alone all segments after the step look older than the flush before it.
