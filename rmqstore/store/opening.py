@@ -53,9 +53,10 @@ def recover_state(state: StoreState, flushing: Flushing, mode: str) -> RecoveryR
     """Recover the loaded files of a store and set the abort mark; `mode` as of `MessageStore.open`."""
     abort = os.path.join(state.path, "abort")
     clean = not os.path.exists(abort)
+    is_ours = not clean and state.checkpoint.process_id == abort_process(state.path)
     if clean:
         state.checkpoint.flushed_offset = -1
-    elif state.checkpoint.process_id != abort_process(state.path):
+    elif not is_ours:
         # Somebody else had the store after the one who wrote the mark.
         state.checkpoint.flushed_offset = state.checkpoint.log_end = -1
 
@@ -101,7 +102,9 @@ def recover_state(state: StoreState, flushing: Flushing, mode: str) -> RecoveryR
     if state.index_service is not None:
         state.index_service.flush()
     state.checkpoint.flushed_offset = min(state.checkpoint.flushed_offset, state.commit_log.max_offset)
-    flushing.allow_for_clock()
+    if not is_ours:
+        # Ours says so already, and old index files need not be opened for it.
+        flushing.allow_for_clock()
     state.checkpoint.flush()
     for base in state.commit_log.files.offsets:
         if base + state.commit_log.segment_size > report.began_at:
