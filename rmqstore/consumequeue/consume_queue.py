@@ -291,7 +291,7 @@ class ConsumeQueue(UnitQueue):
     def _whole_units(self, mapped_file: MappedFile, count: int, end_phy_offset: int) -> int:
         phy_offsets, sizes, tags_codes = _core.read_units(mapped_file.region, 0, count)
         # A unit without a size was never written, or its page was lost.
-        bad = (phy_offsets + sizes > end_phy_offset) & ~((phy_offsets == 0) & (sizes == PRE_FILL_SIZE)) | (sizes <= 0)
+        bad = _are_real(phy_offsets, sizes) & (phy_offsets + sizes > end_phy_offset) | (sizes <= 0)
         keep = int(np.argmax(bad)) if bad.any() else count
         if keep < count:
             self._cut_extension(tags_codes[:keep])
