@@ -192,7 +192,7 @@ simulate: test-venv ## lives of stores from fixed seeds, with kills, lost power,
 
 simulate-long: test-venv ## the same from seeds that nobody tried yet, for a day: make simulate-long SIMULATE_MINUTES=60
 	bash ci/java.sh
-	$(BIN)/python -m tests.simulator --jobs $(JOBS) --light --seed $$(date +%s) --minutes $(SIMULATE_MINUTES) $(SIMULATE_ARGS)
+	$(BIN)/python -m tests.simulator --jobs $(JOBS) --seed $$(date +%s) --minutes $(SIMULATE_MINUTES) $(SIMULATE_ARGS)
 
 clean: ## remove builds and caches (the environment stays)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis asv_bench/env asv_bench/html

@@ -242,6 +242,20 @@ class ConsumeQueueStore(NotCopied, QueueTable):
                 del self._queues[topic, queue_id]
                 queue.close()
 
+    def forget_empty_batch_queues(self) -> None:
+        """Take the batch queues that have no file any more out of the list, and their folders away.
+
+        RocketMQ 5.5.0 ends with a NullPointerException where somebody asks a batch queue whose folder is empty for its
+        first message (``BatchConsumeQueue.getMinMsgOffset``), and is content where there is no folder.
+        """
+        with self._lock:
+            for (topic, queue_id), queue in list(self._queues.items()):
+                if isinstance(queue, BatchConsumeQueue) and not len(queue.files):
+                    self.forget(topic, queue_id)
+                    # A folder that stays is no reason to refuse the store.
+                    with contextlib.suppress(OSError):
+                        os.rmdir(queue.files.path)
+
     def plain(self, topic: str, queue_id: int) -> PlainQueue | None:
         """What `plain_queue` says of a queue that is there and was not asked for yet; None also for one that was."""
         if self._extended or topic in self._batch_topics or self._queues.get((topic, queue_id)) is not None:

@@ -182,6 +182,7 @@ def recover(
     report.damage += counts.misplaced
     if judged.damage:
         _fill_holes(queues, judged.damage[0][0])
+    queues.forget_empty_batch_queues()
     checkpoint.confirm_phy_offset = max(judged.last_record, 0)
     if report.bytes_cut:
         _believe_no_more_than(commit_log, judged.last_record, checkpoint, index_service)

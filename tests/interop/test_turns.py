@@ -389,3 +389,33 @@ def test_a_kill_right_after_opening_what_a_killed_broker_left_after_a_clock_was_
     assert {offset for line in lines_of(found, "query") for offset in line["offsets"]} == {
         offset for offsets in ledger.keys.values() for offset in offsets
     }
+
+
+def test_a_batch_queue_whose_units_were_all_cut(java_store, tmp_path):
+    """Java ends with a NullPointerException where it asks a batch queue whose folder is empty: we leave none."""
+    settings = {**SMALL, "store_host": "10.0.0.1:10911"}
+    root = tmp_path / "store"
+    ledger = Ledger()
+    lines = script(0, 3)
+    inner = {"sysFlag": 0xC0, "properties": {"INNER_NUM": "2"}}
+    with RmqstoreProcess(root, settings) as process:
+        put_all(process, ledger, lines)
+        process.flush()
+        end = (root / "commitlog" / f"{0:020}").read_bytes().rindex(b"message 2")
+        message = Message("Inner", b"inner", sys_flag=inner["sysFlag"], properties=inner["properties"])
+        (place,) = process.put([(T0 + 3 * STEP, message, 0)])
+        assert place[1] > end and any((root / "batchconsumequeue" / "Inner" / "0").iterdir())
+        process.kill()
+    # As a loss of power leaves it: the unit is there, its record is not.
+    with open(root / "commitlog" / f"{0:020}", "r+b") as file:
+        file.seek(place[1])
+        file.write(bytes(512))
+    with RmqstoreProcess(root, settings) as process:
+        assert not process.clean
+        process.kill()
+    assert not (root / "batchconsumequeue" / "Inner" / "0").exists()
+    line = {**lines[0], **inner, "topic": "Inner"}
+    found, answers, after = java_store.turn(root, settings, [line], batch_topics=["Inner"])
+    assert_whole(found, ledger.places)
+    assert [(answer["status"], answer["queueOffset"]) for answer in answers] == [("PUT_OK", 0)]
+    assert [unit["queueId"] for unit in lines_of(after, "queue") if unit["topic"] == "Inner"] == [0]

@@ -16,7 +16,6 @@ TESTS = os.path.dirname(HERE)
 sys.path[:0] = [TESTS, os.path.join(TESTS, "store"), os.path.join(TESTS, "interop")]
 
 from . import layer as layer_of  # noqa: E402
-from . import plan as plan_of_lives  # noqa: E402
 from .plan import make_plan  # noqa: E402
 
 
@@ -56,14 +55,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, help="go on for so long")
     parser.add_argument("--length", type=int, default=1000, help="operations of a life (default 1000)")
     parser.add_argument("--jobs", type=int, default=1, help="processes that take every n-th seed (default 1)")
-    parser.add_argument("--light", action="store_true", help="one life in seven has light message queues")
     parser.add_argument("--replay", metavar="FILE", help="a plan that was written, once")
     parser.add_argument("--plant", metavar="NAME", help="with a planted fault")
     parser.add_argument("--shrink", type=float, default=60, metavar="SECONDS", help="how long to look for a shorter plan")
     parser.add_argument("--show", action="store_true", help="print the plan")
     given = parser.parse_args(arguments)
     layer_of.start_under_it(arguments)
-    plan_of_lives.light_queues = given.light
 
     from .planted import PLANTED
 
@@ -163,7 +160,7 @@ def _kind_of(error) -> str:
 
 
 def _report(given: argparse.Namespace, seed: int, plan: list, error, scratch: str, layer, notes) -> None:
-    planted = f"{' --light' if given.light else ''}{f' --plant {given.plant}' if given.plant else ''}"
+    planted = f" --plant {given.plant}" if given.plant else ""
     length = f" --length {given.length}" if given.length != 1000 else ""
     print(f"again: python -m tests.simulator --seed {seed}{length}{planted}", flush=True)
     if given.shrink <= 0:

@@ -20,7 +20,6 @@ from faults.power import Disk
 
 from rmqstore import MessageStore, StoreChangedError, verify
 from rmqstore.config import system_clock
-from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.files.checkpoint import marked_end
 
 from . import java
@@ -140,7 +139,7 @@ class Life:
             return
         done = self._run_child(opening, operations)
         self.steps += 1 + done
-        if self._disk is not None and opening.loss is not None and not self.model.has_holes:
+        if self._disk is not None and opening.loss is not None:
             self._lose_power(header[1], opening.loss)
         elif opening.watched and self.model.doubt is None:
             self._watch(header[1])
@@ -317,9 +316,6 @@ class Life:
             or not os.path.isdir(os.path.join(self.root, "commitlog"))
         ):
             return
-        if any(not os.listdir(folder) for _, _, folder in queue_directories(self.root, "batchconsumequeue")):
-            # 5.5.0 ends with a NullPointerException where somebody asks a batch queue without a file (getMinMsgOffset).
-            return
         put = ("put_many", "put_many", "put_batch", "put_inner", "put_delayed")[number // 4 % 5], number
         puts = model.predict(put)
         if puts is None:
@@ -444,7 +440,7 @@ class Life:
     def _lose_power(self, number: int, loss: dict) -> None:
         dice = random.Random(number)
         self._dismiss_watcher()
-        self._count("power lost")
+        self._count("power lost with damage passed over" if self.model.has_holes else "power lost")
         self.steps += 1
         before = self.root
         self.root = self._new_root()
@@ -458,12 +454,12 @@ class Life:
             with open(lock, "wb") as file:
                 file.write(b"lock")
         self._disk = Disk(self.root)
-        self._judge_loss(sure_after=False)
+        self._judge_loss()
 
     def _has_open_retention(self) -> bool:
         return any(not change.sure and change.gives is None for change in self._disk.changes)
 
-    def _judge_loss(self, sure_after: bool) -> None:
+    def _judge_loss(self) -> None:
         """What the log holds now, said by the oracle: its whole beginning, and whether something lies after that."""
         model = self.model
         log = oracle.segments(oracle.read_files(self.root))
@@ -481,20 +477,18 @@ class Life:
             each = known.get(item.phy_offset)
             check(each is not None and each.raw == item.raw, "a whole record that nobody put at", item.phy_offset)
             end = following = item.end
-        missing = [each for each in model.live() if each.end <= model.durable_end and each.phy_offset >= end]
+        # Where damage was passed over the log goes on behind it, and what was forced there stays.
+        forced = [each for each in model.live() if each.end <= model.durable_end and each.phy_offset >= end]
+        missing = [each for each in forced if not model.has_holes or self._bytes_at(each) != each.raw]
         check(not missing, f"{len(missing)} messages that were on the disk up to {model.durable_end} are lost:", missing[:3])
-        behind, sure = False, set()
-        for each in model.live():
-            if each.phy_offset >= end and self._bytes_at(each) == each.raw:
-                behind = True
-                if sure_after:
-                    sure.add(each.phy_offset)
+        sure = frozenset(each.phy_offset for each in forced)
+        behind = any(each.phy_offset >= end and self._bytes_at(each) == each.raw for each in model.live())
         # A later segment that holds anything says that the log went on.
         behind |= any(base >= following and base > end and any(data) for base, data in log.items())
         behind |= any(
             base >= end // model.segment * model.segment and any(data[max(following - base, 0) :]) for base, data in log.items()
         ) and any(each.phy_offset >= end for each in model.live())
-        model.doubt = Doubt(end, behind, frozenset(sure))
+        model.doubt = Doubt(end, behind, sure)
         model.durable_end = max(model.durable_end, end)
 
     # ---------------------------------------------------------------------------------------------------- the end of it

@@ -28,10 +28,7 @@ STEPS_OF_CLOCK = (0, 1, 499, 500, 999, 1000, 7_000, 61_000, 3_600_000, -1, -1500
 
 #: How many of the lives have turns of Java, which take a hundred times as long as others.
 LIVES_WITH_JAVA = 0.08
-
-#: Whether lives may have light message queues (LMQ); asked for by --light.
-light_queues = False
-#: How many then have them, and which part of the puts of a message goes into some of them too.
+#: How many of them have light message queues (LMQ), and which part of the puts of a message goes into some of them too.
 LIVES_WITH_LIGHT_QUEUES, LIGHT_PUTS = 0.15, 0.3
 
 #: How often each kind comes within a session, of the sum of all.
@@ -138,7 +135,7 @@ def setting_of(number: int) -> Setting:
     # Without the CRC of properties the format cannot tell that a page with nothing else is gone; what may be lost then is
     # the matter of test_power_loss.
     prop_crc = power or dice.random() < 0.4
-    light = light_queues and random.Random(f"light queues with {number}").random() < LIVES_WITH_LIGHT_QUEUES
+    light = random.Random(f"light queues with {number}").random() < LIVES_WITH_LIGHT_QUEUES
     geometry = oracle.geometry(
         mapped_file_size_commit_log=dice.choice((1024, 2048, 4096, 4096, 8192, 16384, *((16384, 16384) if power else ()))),
         mapped_file_size_consume_queue=20 * dice.choice((3, 5, 8, 20)),

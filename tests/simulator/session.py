@@ -181,6 +181,8 @@ class Session:
         #: Something may be there that the model does not know: a put failed half.
         self.loose = False
         self.adopted: dict = {"kept": None, "next": None}
+        #: Which of the states of consumer progress that could be there was there.
+        self.found_progress: int | None = None
         self.consumed: list[tuple[str, int, int] | None] = []
         self.fullness = 0.5
         os.statvfs = self._statvfs  # How full the machine's disk is, is no part of a plan.
@@ -256,8 +258,11 @@ class Session:
             self.adopted = {"kept": [each.phy_offset for each in kept], "next": following, "holes": model.has_holes}
         self._check_end()
         progress = self._find_progress()
-        self.notes.tell({**self.adopted, "end": model.end, "progress": progress})
         model.state_of_progress(progress)
+        if self.found_progress is None:
+            # Another attempt finds the same; its number counts among what was left of these.
+            self.found_progress = progress
+        self.notes.tell({**self.adopted, "end": model.end, "progress": self.found_progress})
         self.check_everything()
 
     def _check_end(self) -> None:
