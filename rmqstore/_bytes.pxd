@@ -21,6 +21,7 @@ cdef extern from "_bytes.h":
     int32_t acquire_i32 "rmq_acquire_i32"(const unsigned char* p) noexcept nogil
     void publish_i32 "rmq_publish_i32"(unsigned char* p, int32_t x) noexcept nogil
     void publish_i64 "rmq_publish_i64"(unsigned char* p, int64_t x) noexcept nogil
+    void publish_bytes "rmq_publish_bytes"(unsigned char* p, const void* data, int n) noexcept nogil
     int32_t load_i32_at "rmq_load_i32_at"(const unsigned char* p) noexcept nogil
     int16_t acquire_i16_at "rmq_acquire_i16_at"(const unsigned char* p) noexcept nogil
     int32_t acquire_i32_at "rmq_acquire_i32_at"(const unsigned char* p) noexcept nogil

@@ -23,11 +23,11 @@ from cpython.object cimport PyObject
 from cpython.tuple cimport PyTuple_GET_SIZE
 from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport malloc
-from libc.string cimport memchr, memcpy, memset, strcmp
+from libc.string cimport memchr, memcpy, strcmp
 
 from rmqstore._bytes cimport (
     acquire_i16_at, acquire_i32_at, add_pins, atomic_load, atomic_or, atomic_take, before, check, difference_of, fastmod,
-    get_i16, get_i32, get_i64, HAS_GIL, load_i32, load_i64, mod_magic, prefetch, publish_i16_at, publish_i32,
+    get_i16, get_i32, get_i64, HAS_GIL, load_i32, load_i64, mod_magic, prefetch, publish_bytes, publish_i16_at, publish_i32,
     publish_i32_at, publish_i64, put_i16, put_i32, put_i64, store_i32, store_i64, sum_of, WATCHES_ADDRESSES,
     WATCHES_THREADS,
 )
@@ -269,7 +269,7 @@ cdef class Region:
             self.unpin()
 
     def zero(self, int64_t pos, int64_t size):
-        """Set `size` bytes at `pos` to zero, touching only pages that hold something else."""
+        """Set `size` bytes at `pos` to zero, the last ones first, touching only pages that hold something else."""
         cdef unsigned char* p = self.pin_writable(pos, size)
         try:
             with nogil:
@@ -459,14 +459,22 @@ cdef int64_t nonzero_extent(const unsigned char* p, int64_t n) noexcept nogil:
 
 
 cdef void zero_bytes(unsigned char* p, int64_t n) noexcept nogil:
-    # Pages that are zero already stay untouched: a sparse file stays sparse.
-    cdef int64_t step
+    # Pages that are zero already stay untouched: a sparse file stays sparse.  From the end on, word by word and in this
+    # order: a process that is killed in between leaves records and units that are whole, or whose size is gone, and never a
+    # size without what stands before it.
+    cdef unsigned char nothing = 0
+    cdef int64_t first
     while n > 0:
-        step = n if n < 4096 else 4096
-        if nonzero_extent(p, step):
-            memset(p, 0, step)
-        p += step
-        n -= step
+        first = (n - 1) & ~<int64_t>4095
+        if not nonzero_extent(p + first, n - first):
+            n = first
+            continue
+        while n > first and (n - first < 8 or (<size_t>(p + n)) & 7):
+            n -= 1
+            publish_bytes(p + n, &nothing, 1)
+        while n - first >= 8:
+            n -= 8
+            publish_i64(p + n, 0)
 
 
 # ---------------------------------------------------------------------------------------- Java string hash and CRC-32

@@ -315,13 +315,16 @@ class Session:
             missing = doubt.sure - {each.phy_offset for each in kept}
             check(not missing, f"{recovery} lost what is whole", sorted(missing))
         old = dict(model.next_offsets)
+        # Before the model learns anything: where a call fails, another attempt finds it as it was.
+        ends = {queue: self.store.max_queue_offset(*queue) for queue in old}
         expired = [each for each in model.records if not model.is_live(each)]
-        holes = kept != prefix
+        # Where damage was once passed over, what is lost there keeps its place, also when retention has taken the rest.
+        holes = model.has_holes or kept != prefix
         model.adopt(kept, None)
         behind_kept = model.next_offsets
         model.adopt([*expired, *kept], None)
         for queue, high in old.items() if holes else list(model.next_offsets.items()):
-            goes_on = self.store.max_queue_offset(*queue)
+            goes_on = ends[queue]
             # Where the log has nothing of a queue's end any more, the units that lost power took come back from nowhere.
             low = behind_kept.get(queue, 0)
             check(low <= goes_on <= high, "queue", queue, "goes on at", goes_on, (low, high))

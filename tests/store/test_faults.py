@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import random
 import subprocess
 import time
@@ -19,9 +20,20 @@ import pytest
 from faults import fixtures
 from faults.fixtures import emptied
 from faults.power import Disk
-from test_crash import changes, check_readable, check_recovered, config_of, geometry, without_crowded_keys, write_files
+from test_crash import (
+    SEGMENT,
+    changes,
+    check_readable,
+    check_recovered,
+    config_of,
+    geometry,
+    make_unclean,
+    overwrite,
+    without_crowded_keys,
+    write_files,
+)
 
-from rmqstore import MessageStore, StoreError
+from rmqstore import Message, MessageStore, StoreError
 from rmqstore.consumer.consumer_offset import ConsumerOffsets
 from rmqstore.offline.rebuild import REBUILD_DIRECTORY, rebuild
 
@@ -173,6 +185,41 @@ def test_killed_at_every_call_of_recovery_and_rebuild(server, root, thorough, na
                 check_left(root, geo, outcome, earlier)
             except BaseException as error:
                 raise AssertionError(blame(outcome, scenario=scenario, action=action, number=number)) from error
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="single instructions that store are seen on x86-64 only")
+@pytest.mark.parametrize("name", ["plain", "propcrc-ext"])
+def test_killed_at_every_store_of_a_cut(server, root, name):
+    """Half a unit must not pass for one that leads elsewhere, above all where it is the first of its file."""
+    geo = geometry(name)
+    inner = {"sys_flag": 0xC0, "properties": {"INNER_NUM": "2"}}
+    with MessageStore.open(root, config=config_of(geo)) as store:
+        store.put_message(Message("Pay", b"stays", keys=["n1"]))
+        store.put_message(Message("Inner", b"stays", **inner))
+        lost = store.put_message(Message("Orders", b"lost", keys=["n2"])).phy_offset
+        store.put_message(Message("Orders", b"lost", tags="T", keys=["n3"]))
+        store.put_message(Message("Inner", b"lost", **inner))
+        store.put_message(Message("Pay", b"lost", keys=["n4"]))
+        end = store.commit_log.max_offset
+    assert end < SEGMENT
+    make_unclean(root)
+    # What follows the magic is lost, and the rest of the log.
+    overwrite(root, os.path.join("commitlog", oracle.file_name(0)), lost + 8, bytes(end - lost - 8))
+    files = oracle.read_files(root)
+    number = killed = 0
+    while True:
+        number += 1
+        write_files(emptied(root), files)
+        # What the child puts lies behind the cut: only what came before that is asked for.
+        outcome = server.run("recovery", root, geometry=name, names=("store",), action="kill before", number=number)
+        if not outcome.killed or any(line["what"] == "put" for line in outcome.said):
+            break
+        killed += 1
+        try:
+            assert check_recovered(root, geo, []) == "recovered"
+        except BaseException as error:
+            raise AssertionError(blame(outcome, number=number)) from error
+    assert killed > 50
 
 
 def kill_at_random(server, root: str, name: str, flush_disk_type: str, seed: int) -> faults.Outcome:
