@@ -25,7 +25,7 @@ from rmqstore.files.checkpoint import marked_end
 from . import java
 from .layer import Layer
 from .model import Doubt, Model, Stored
-from .plan import Opening, Operation, opening_of, setting_of
+from .plan import ORDINARY, Opening, Operation, mix_of, opening_of, setting_of
 from .session import (
     DONE,
     ENDED,
@@ -60,7 +60,7 @@ def sessions_of(plan: list[Operation]) -> Iterator[tuple[int, Operation, list[Op
     """The sessions of a plan, and Java's turns: where it begins, its header, and what is done in it."""
     begin, header, done = 0, None, []
     for number, operation in enumerate(plan):
-        if operation[0] in ("session", "java", "store", "rot"):
+        if operation[0] in ("session", "java", "store", "mix", "rot"):
             if header is not None:
                 yield begin, header, done
             begin, header, done = number, operation if operation[0] == "session" else None, []
@@ -80,8 +80,9 @@ class Life:
 
     def __init__(self, plan: list[Operation], scratch: str, layer: Layer, notes: Notes):
         self.plan, self.scratch, self.layer, self.notes = plan, scratch, layer, notes
-        number = next((each[1] for each in plan if each[0] == "store"), 0)
-        self.model = Model(setting_of(number))
+        head = dict(each for each in plan if each[0] in ("mix", "store"))
+        self._mix = mix_of(head["mix"]) if "mix" in head else ORDINARY
+        self.model = Model(setting_of(head.get("store", 0), self._mix))
         self.steps = 0
         self.counts: dict[str, int] = {}
         self._roots = 0
@@ -132,7 +133,7 @@ class Life:
     # -------------------------------------------------------------------------------------------------------- sessions
 
     def _session(self, header: Operation, operations: list[Operation]) -> None:
-        opening = opening_of(header[1], faults.CHANGING)
+        opening = opening_of(header[1], faults.CHANGING, self._mix)
         if opening.fault == "kill at store" and not self.layer.sees_stores:
             opening = opening_of(0, faults.CHANGING)
         if opening.read_only and not os.path.isdir(os.path.join(self.root, "commitlog")):

@@ -28,8 +28,10 @@ STEPS_OF_CLOCK = (0, 1, 499, 500, 999, 1000, 7_000, 61_000, 3_600_000, -1, -1500
 
 #: How many of the lives have turns of Java, which take a hundred times as long as others.
 LIVES_WITH_JAVA = 0.08
-#: How many of them have light message queues (LMQ), and which part of the puts of a message goes into some of them too.
-LIVES_WITH_LIGHT_QUEUES, LIGHT_PUTS = 0.15, 0.3
+#: How many have a `Mix` of their own.
+LIVES_WITH_A_MIX = 0.4
+#: Which part of the puts of a message goes into light message queues (LMQ) too, in a life that has them.
+LIGHT_PUTS = 0.3
 
 #: How often each kind comes within a session, of the sum of all.
 WEIGHTS = {
@@ -62,9 +64,9 @@ WEIGHTS = {
 WRITING = frozenset(kind for kind in WEIGHTS if kind.startswith("put")) | {
     "put_light", "flush", "commit", "consume", "second", "fork", "retain", "fullness", "progress", "scan", "check",
 }  # fmt: skip
-_KINDS, _CUMULATIVE = list(WEIGHTS), []
-for _weight in WEIGHTS.values():
-    _CUMULATIVE.append(_weight + (_CUMULATIVE[-1] if _CUMULATIVE else 0))
+FAULTS = ("none", "kill before", "kill after", "kill at store", "fail", "short write")
+RECOVERIES = ("strict", "truncate", "skip")
+ENDS = ("close", "kill", "leave")
 
 #: What calls may fail with.
 ERRORS = {
@@ -86,22 +88,73 @@ ERRORS = {
 SPACE = ("create", "write", "pwrite", "fallocate", "link", "mkdir")
 
 
+@dataclasses.dataclass(frozen=True)
+class Mix:
+    """What a life is made of: how often each kind of operation, each fault, recovery and end comes, and what is likely.
+
+    `length` is the range of a session's operations, as powers of two.
+    """
+
+    weights: dict[str, float]
+    faults: tuple[float, ...] = (52, 9, 8, 14, 15, 2)
+    recoveries: tuple[float, ...] = (70, 15, 15)
+    ends: tuple[float, ...] = (70, 20, 10)
+    length: tuple[float, float] = (2, 8.5)
+    power: float = 0.2
+    loss: float = 0.45
+    rebuild: float = 0.05
+    light: float = 0.15
+
+
+ORDINARY = Mix(WEIGHTS)
+
+
+def mix_of(number: int) -> Mix:
+    """What ("mix", number) stands for.
+
+    Where every life has some of everything, what goes wrong only after much of one thing, or without another, stays hidden
+    ("swarm testing": Groce and others, ISSTA 2012).
+    """
+    dice = random.Random(number)
+
+    def some(weights: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(weight * dice.choice((0.2, 1, 4)) for weight in weights)
+
+    weights = {kind: weight * dice.choice((0, 0.3, 1, 1, 3, 10)) for kind, weight in WEIGHTS.items()}
+    # Without messages there is nothing to lose.
+    weights["put"] = max(weights["put"], 30)
+    return Mix(
+        weights=weights,
+        faults=some(ORDINARY.faults),
+        recoveries=some(ORDINARY.recoveries),
+        ends=some(ORDINARY.ends),
+        length=dice.choice((ORDINARY.length, (0, 4), (1, 5), (5, 9))),
+        power=0.5,
+        loss=dice.choice((0.2, 0.5, 0.9)),
+        rebuild=dice.choice((0, 0.05, 0.3)),
+        light=0.25,
+    )
+
+
 def make_plan(seed: int, steps: int) -> list[Operation]:
     """A plan of about `steps` operations: ("store", n), then sessions, each a ("session", n) and what is done in it.
 
-    Between two sessions Java may have a turn, ("java", n).
+    A life with a mix of its own says so first, ("mix", n); between two sessions Java may have a turn, ("java", n).
     """
+    # Dice of its own, here and below, so that lives without it are what they were before there was any.
+    dice = random.Random(f"{seed} of its own")
+    own = [("mix", dice.getrandbits(32))] if dice.random() < LIVES_WITH_A_MIX else []
+    mix = mix_of(own[0][1]) if own else ORDINARY
     dice = random.Random(seed)
-    plan: list[Operation] = [("store", dice.getrandbits(32))]
+    plan: list[Operation] = [*own, ("store", dice.getrandbits(32))]
     while len(plan) < steps:
         plan.append(("session", dice.getrandbits(32)))
-        length = int(2 ** dice.uniform(2, 8.5))
-        for kind in dice.choices(_KINDS, cum_weights=_CUMULATIVE, k=length):
+        length = int(2 ** dice.uniform(*mix.length))
+        for kind in dice.choices(list(mix.weights), mix.weights.values(), k=length):
             plan.append((kind, dice.getrandbits(32)))
     if dice.random() < 0.6:
         plan.append(("rot", dice.getrandbits(32)))
-    # Dice of their own, so that lives without them are what they were before there were any.
-    if setting_of(plan[0][1]).geometry["enable_lmq"]:
+    if setting_of(plan[len(own)][1], mix).geometry["enable_lmq"]:
         dice = random.Random(f"light queues in {seed}")
         plan = [
             ("put_light", number) if kind == "put" and dice.random() < LIGHT_PUTS else (kind, number)
@@ -110,7 +163,7 @@ def make_plan(seed: int, steps: int) -> list[Operation]:
     dice = random.Random(f"Java in {seed}")
     if dice.random() < LIVES_WITH_JAVA:
         # From behind, as each one that is put in moves what follows it.
-        for at in reversed([at for at, (kind, _) in enumerate(plan) if kind == "session" and at > 1]):
+        for at in reversed([at for at, (kind, _) in enumerate(plan) if kind == "session" and at > len(own) + 1]):
             if dice.random() < 0.3:
                 plan.insert(at, ("java", dice.getrandbits(32)))
     return plan
@@ -128,14 +181,14 @@ class Setting:
     power: bool
 
 
-def setting_of(number: int) -> Setting:
+def setting_of(number: int, mix: Mix = ORDINARY) -> Setting:
     """What ("store", number) stands for."""
     dice = random.Random(number)
-    power = dice.random() < 0.2
+    power = dice.random() < mix.power
     # Without the CRC of properties the format cannot tell that a page with nothing else is gone; what may be lost then is
     # the matter of test_power_loss.
     prop_crc = power or dice.random() < 0.4
-    light = random.Random(f"light queues with {number}").random() < LIVES_WITH_LIGHT_QUEUES
+    light = random.Random(f"light queues with {number}").random() < mix.light
     geometry = oracle.geometry(
         mapped_file_size_commit_log=dice.choice((1024, 2048, 4096, 4096, 8192, 16384, *((16384, 16384) if power else ()))),
         mapped_file_size_consume_queue=20 * dice.choice((3, 5, 8, 20)),
@@ -182,12 +235,10 @@ class Opening:
     watched: bool
 
 
-def opening_of(number: int, changing: tuple[str, ...]) -> Opening:
+def opening_of(number: int, changing: tuple[str, ...], mix: Mix = ORDINARY) -> Opening:
     """What ("session", number) stands for; `changing` are the names of the calls that change or force something."""
     dice = random.Random(number)
-    fault = dice.choices(
-        ("none", "kill before", "kill after", "kill at store", "fail", "short write"), (52, 9, 8, 14, 15, 2)
-    )[0]
+    fault = dice.choices(FAULTS, mix.faults)[0]
     read_only = dice.random() < 0.06
     names, error, lasts = changing, 0, False
     at = int(2 ** dice.uniform(0, 10))
@@ -206,7 +257,7 @@ def opening_of(number: int, changing: tuple[str, ...]) -> Opening:
     elif fault == "short write":
         names, at = ("write", "pwrite"), int(2 ** dice.uniform(0, 4))
     loss = None
-    if dice.random() < 0.45:
+    if dice.random() < mix.loss:
         loss = {
             "loss": dice.choice((0.05, 0.3, 0.7, 1.0)),
             # A torn sector, a page, and what is small enough to tear any record of these stores.
@@ -214,10 +265,10 @@ def opening_of(number: int, changing: tuple[str, ...]) -> Opening:
             "names": dice.choice(("none", "all", "some", "first")),
         }
     return Opening(
-        recovery=dice.choices(("strict", "truncate", "skip"), (70, 15, 15))[0],
+        recovery=dice.choices(RECOVERIES, mix.recoveries)[0],
         read_only=read_only,
-        rebuild=dice.choice((("index",), ("consumequeue",), ("index", "consumequeue"))) if dice.random() < 0.05 else (),
-        end=dice.choices(("close", "kill", "leave"), (70, 20, 10))[0],
+        rebuild=dice.choice((("index",), ("consumequeue",), ("index", "consumequeue"))) if dice.random() < mix.rebuild else (),
+        end=dice.choices(ENDS, mix.ends)[0],
         fault="none" if read_only else fault,
         number=at,
         names=names,

@@ -11,10 +11,11 @@ from collections.abc import Callable
 
 from rmqstore import _core
 from rmqstore.commitlog import commit_log, log_walk
+from rmqstore.consumequeue import unit_queue
 from rmqstore.consumer import offsets_file
-from rmqstore.files import mapped_file, mapped_file_queue, store_lock
+from rmqstore.files import checkpoint, mapped_file, mapped_file_queue, store_lock
 from rmqstore.index import index_service
-from rmqstore.store import dispatcher, recovery, retention, writing
+from rmqstore.store import closing, dispatcher, opening, recovery, retention, writing
 
 PLANTED: dict[str, Callable[[], None]] = {}
 
@@ -162,8 +163,8 @@ def one_record_too_many_cut() -> None:
     """After an unclean exit the log is cut in front of its last record."""
     judge = recovery._judge
 
-    def patched(commit_log, agreement, index, begin, newest_unit_end, clean, mode):
-        judged = judge(commit_log, agreement, index, begin, newest_unit_end, clean, mode)
+    def patched(commit_log, agreement, index, begin, newest_unit_end, marked_end, clean, mode):
+        judged = judge(commit_log, agreement, index, begin, newest_unit_end, marked_end, clean, mode)
         if not clean and judged.last_record > begin:
             judged.end = judged.last_record
             judged.ranges = [(low, min(high, judged.end)) for low, high in judged.ranges if low < judged.end]
@@ -201,3 +202,38 @@ def lock_not_taken() -> None:
 def folder_not_forced() -> None:
     """The name of a new file is not forced."""
     mapped_file.fsync_directory = lambda path: None
+
+
+@planted
+def checkpoint_ahead_of_the_log() -> None:
+    """The checkpoint says that more was forced than was."""
+    flush = checkpoint.Checkpoint.flush
+
+    def patched(self):
+        if self.flushed_offset >= 0:
+            self.flushed_offset += 4096
+        flush(self)
+
+    checkpoint.Checkpoint.flush = patched
+
+
+@planted
+def queue_file_deleted_too_early() -> None:
+    """Retention of a queue goes a page further than that of the log."""
+    delete_before = unit_queue.UnitQueue.delete_before
+    unit_queue.UnitQueue.delete_before = lambda self, min_phy_offset: delete_before(self, min_phy_offset + 4096)
+
+
+@planted
+def closed_before_the_flush() -> None:
+    """A close takes the mark of an open store away before it forces anything."""
+    close_in_order = closing.close_in_order
+
+    def patched(state, flushing):
+        abort = os.path.join(state.path, "abort")
+        if os.path.exists(abort):
+            os.unlink(abort)
+            opening.fsync_directory(state.path)
+        close_in_order(state, flushing)
+
+    closing.close_in_order = patched

@@ -34,7 +34,8 @@ def ddmin(parts: list, fails: Callable[[list], bool], until: float) -> list:
 def shrink(plan: list[Operation], fails: Callable[[list[Operation]], bool], seconds: float) -> list[Operation]:
     """A short plan that still fails, found within about so many seconds."""
     until = time.monotonic() + seconds
-    store, rest = plan[:1], plan[1:]
+    head = [operation for operation in plan[:2] if operation[0] in ("mix", "store")]
+    rest = plan[len(head) :]
     groups: list[list[Operation]] = []
     for operation in rest:
         if operation[0] in ("session", "rot") or not groups:
@@ -42,9 +43,9 @@ def shrink(plan: list[Operation], fails: Callable[[list[Operation]], bool], seco
         groups[-1].append(operation)
 
     def flat(parts: list[list[Operation]]) -> list[Operation]:
-        return store + [operation for part in parts for operation in part]
+        return head + [operation for part in parts for operation in part]
 
     groups = ddmin(groups, lambda parts: fails(flat(parts)), until)
     operations = [operation for part in groups for operation in part]
-    operations = ddmin(operations, lambda parts: fails(store + parts), until)
-    return store + operations
+    operations = ddmin(operations, lambda parts: fails(head + parts), until)
+    return head + operations
