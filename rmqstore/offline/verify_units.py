@@ -18,6 +18,7 @@ from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.errors import Finding, StoreError, finding_of
 from rmqstore.message import SCHEDULE_TOPIC
+from rmqstore.store.dispatcher import belongs_in
 
 
 @dataclass
@@ -214,11 +215,9 @@ class QueueCheck:
             if unit is None:
                 continue
             message = log.look_up(unit.phy_offset, unit.size)
-            if message is not None and (
-                (message.topic, message.queue_id, message.queue_offset) == (self.topic, self.queue_id, number)
-                or self.topic in message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
-            ):
-                continue
+            if message is not None and belongs_in(message, self.topic, self.queue_id):
+                if message.topic != self.topic or message.queue_offset == number:
+                    continue
             yield from self._tell(
                 queue,
                 number,

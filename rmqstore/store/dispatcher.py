@@ -33,6 +33,7 @@ __all__ = [
     "IndexProgress",
     "QueueGapError",
     "QueueKindError",
+    "belongs_in",
     "without_unit",
 ]
 
@@ -475,6 +476,13 @@ class CommitLogDispatcher:
 def without_unit(damage: Iterable[tuple[int, int, str]]) -> frozenset[int]:
     """frozenset of int: phy offsets of those records among `damage`, a report's, that have no unit because they are misplaced."""
     return frozenset(phy_offset for phy_offset, _, kind in damage if kind in ("BAD_QUEUE_OFFSET", "BAD_TOPIC"))
+
+
+def belongs_in(message: MessageExt, topic: str, queue_id: int) -> bool:
+    """bool: a record names this queue, as its own or as a further one."""
+    if (message.topic, message.queue_id) == (topic, queue_id):
+        return True
+    return topic in message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
 
 
 def multi_dispatch_places(message: MessageExt, config: StoreConfig) -> list[tuple[str, int]]:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -38,7 +39,14 @@ from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.index.index_service import IndexService
 from rmqstore.message import SCHEDULE_TOPIC
-from rmqstore.store.dispatcher import Agreement, CommitLogDispatcher, DispatchCounts, IndexProgress, QueueGapError
+from rmqstore.store.dispatcher import (
+    Agreement,
+    CommitLogDispatcher,
+    DispatchCounts,
+    IndexProgress,
+    QueueGapError,
+    belongs_in,
+)
 from rmqstore.store.index_survey import IndexSurvey
 
 __all__ = ["RECOVERY_MODES", "RecoveryReport", "dispatched_before_crash", "learn_delays", "look_at_queues", "recover"]
@@ -166,7 +174,7 @@ def recover(
     report.records = judged.records
     report.bytes_cut, report.segments_deleted = _cut_log(commit_log, judged.end)
     report.units_cut, lacks_older = _cut_queues(
-        queues, plain, judged, clean, checkpoint, commit_log.min_offset
+        queues, plain, judged, clean, checkpoint, commit_log
     )
     if judged.agreement.was_cut():
         # What was compared is gone: there was something wrong further in front.
@@ -510,7 +518,7 @@ def _cut_queues(
     judged: _Judgement,
     clean: bool,
     checkpoint: Checkpoint,
-    min_offset: int,
+    commit_log: CommitLog,
 ) -> tuple[int, bool]:
     """Drop the units that point after the end of the log, and after a crash those that cannot be trusted.
 
@@ -531,9 +539,11 @@ def _cut_queues(
 
     for topic, queue_id in queues.keys():
         found = plain.get((topic, queue_id))
-        # Where the last unit is not the one that leads furthest, only a part of it may be there.
-        if found is not None and found.furthest_end <= judged.end and (clean or found.last_end == found.furthest_end):
-            continue
+        # Where the last unit is not the one that leads furthest, only a part of it may be there; one that leads into the judged
+        # part is held against the log.
+        if found is not None and found.furthest_end <= judged.end:
+            if clean or found.last_end == found.furthest_end <= judged.begin:
+                continue
         queue = queues.find(topic, queue_id)
         if queue is None:
             continue
@@ -542,11 +552,28 @@ def _cut_queues(
         dropped += queue.cut(judged.end, before_cut)
         if not clean and isinstance(queue, ConsumeQueue):
             dropped += _truncate(queue, queue.whole_end(), before_cut)
-            dropped += _truncate(queue, queue.first_unresolved(min_offset), before_cut)
+            dropped += _truncate(queue, queue.first_unresolved(commit_log.min_offset), before_cut)
         if not clean and isinstance(queue, BatchConsumeQueue):
             # Batch units are found by what stands in them, so they are of use only up to the first odd one.
             dropped += _truncate(queue, queue.consistent_num(), before_cut)
+        if not clean and judged.agreement.ends.get((topic, queue_id)) != queue.unit_num:
+            while _leads_to_another(queue, commit_log, judged):
+                dropped += _truncate(queue, queue.unit_num - 1, before_cut)
     return dropped, lacks_older
+
+
+def _leads_to_another(queue: AnyConsumeQueue, commit_log: CommitLog, judged: _Judgement) -> bool:
+    # Whether the last unit leads to where the log is whole, and to no record of this queue.  Such a unit was cut once, or its
+    # message was, and lost power brought it back after the log had gone on with others.  One that leads into damage stays:
+    # its message keeps its place.
+    unit = queue.last_record()
+    if unit is None:
+        return False
+    at = bisect_right(judged.ranges, unit.phy_offset, key=lambda each: each[0]) - 1
+    if at < 0 or unit.phy_offset >= judged.ranges[at][1]:
+        return False
+    message = commit_log.look_up(unit.phy_offset, unit.size)
+    return message is None or not belongs_in(message, queue.topic, queue.queue_id)
 
 
 def _truncate(queue: AnyConsumeQueue, number: int, before: Callable[[UnitQueue, int], None]) -> int:

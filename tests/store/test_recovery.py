@@ -780,3 +780,45 @@ def test_the_end_is_found_again_however_the_log_changed(tmp_path):
             assert log.find_end() == ends[-1]
             assert log.find_end_behind_damage() == ends[-1]
     log.close()
+
+
+@pytest.mark.parametrize("where", ["another size", "the same size", "within a record"])
+@pytest.mark.parametrize("kind", ["Orders", "%LMQ%a"])
+def test_a_last_unit_that_leads_to_a_record_of_another_queue_is_cut(root, where, kind):
+    """Lost power may bring a unit back that was cut, after the log had gone on with other messages."""
+    geo = {**geometry("plain"), "enable_lmq": True, "enable_multi_dispatch": True}
+    config = config_of(geo)
+    with MessageStore.open(root, config=config) as store:
+        store.put_message(Message("Orders", b"first", properties={"INNER_MULTI_DISPATCH": "%LMQ%a"}))
+        other = store.put_message(Message("Pay", b"other"))
+        end = store.commit_log.max_offset
+    make_unclean(root)
+    unit = {
+        "another size": (other.phy_offset, other.size - 7),
+        "the same size": (other.phy_offset, other.size),
+        "within a record": (other.phy_offset + 8, 100),
+    }[where]
+    folder = os.path.join("consumequeue", kind, "0", oracle.file_name(0))
+    overwrite(root, folder, 20, struct.pack(">qiq", *unit, 0))
+    with MessageStore.open(root, config=config) as store:
+        assert store.recovery_report.units_cut == 1 and store.commit_log.max_offset == end
+        for topic, messages in (("Orders", 1), ("%LMQ%a", 1), ("Pay", 1)):
+            assert store.max_queue_offset(topic, 0) == len(store.get_message(topic, 0, 0, 9).messages) == messages
+        again = Message("Orders", b"second", properties={"INNER_MULTI_DISPATCH": "%LMQ%a"})
+        assert store.put_message(again).queue_offset == 1
+        assert store.get_message(kind, 0, 1, 1).messages[0].body == b"second"
+    check_bytes(root, geo)
+
+
+def test_a_last_unit_that_leads_into_damage_stays(root):
+    """Its message is lost, and keeps its place."""
+    geo = geometry("plain")
+    with MessageStore.open(root, config=config_of(geo)) as store:
+        lost = store.put_message(Message("Orders", b"lost"))
+        store.put_message(Message("Pay", b"whole"))
+    make_unclean(root)
+    overwrite(root, os.path.join("commitlog", oracle.file_name(0)), lost.phy_offset + 4, bytes(4))
+    with MessageStore.open(root, config=config_of(geo), recovery="skip") as store:
+        assert store.recovery_report.units_cut == 0
+        assert store.max_queue_offset("Orders", 0) == 1
+        assert store.put_message(Message("Orders", b"next")).queue_offset == 1
