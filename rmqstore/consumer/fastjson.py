@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from rmqstore.errors import CorruptionError
@@ -88,7 +88,11 @@ class _Parser:
             raise self.error(f"a number of {len(text)} characters")
         self.pos = match.end()
         text = text.rstrip("LSBFD")
-        return int(text) if _INTEGER.fullmatch(text) else Decimal(text)
+        try:
+            return int(text) if _INTEGER.fullmatch(text) else Decimal(text)
+        except InvalidOperation:
+            # Java's BigDecimal refuses such an exponent too.
+            raise self.error("a number whose exponent is too large", match.start()) from None
 
     def string(self, quote: str) -> str:
         begin = self.pos

@@ -98,6 +98,8 @@ def test_what_fastjson_accepts(text, value):
         ("{1.5:2}", 2),
         ('{{"a":[]}:1}', 9),
         ("[" + "1" * 65 + "]", 1),
+        ("[1, 1e9999999999999999999]", 4),
+        ("[1e-9999999999999999999]", 1),
     ],
 )
 def test_damaged_text_says_where(text, pos):

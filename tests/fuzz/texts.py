@@ -76,7 +76,7 @@ def _where_plain(tell: Callable[[Any], Any]) -> Callable[[bytes], Any]:
     def told(data: bytes) -> Any:
         try:
             return tell(plain_json(data))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, ArithmeticError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
     return told
