@@ -28,8 +28,8 @@ __all__ = ["CHECKPOINT_SIZE", "SAFETY_MARGIN", "Checkpoint", "marked_end"]
 CHECKPOINT_SIZE = int(CheckpointLayout.CHECKPOINT_SIZE)
 
 _FIELDS = struct.Struct(">qqqqqq")
-# Magic, phy offset up to which everything is on disk (-1: not known), the one to which the log went, process id of the writer,
-# CRC-32 of all fields and these.
+# Magic, phy offset up to which everything is on disk (-1: not known), the one to which the log went, process ids (below: of
+# the writer, above: of the one whose mark it took over, or 0), CRC-32 of all fields and these.
 _MARK = struct.Struct(">4sqqqI")
 _MARK_MAGIC = b"RMQS"
 _MARK_POS = CHECKPOINT_SIZE - _MARK.size
@@ -69,13 +69,16 @@ class Checkpoint:
         and the index; -1 if unknown.  RocketMQ's fields must say less, see `MessageStore`.
     log_end : int
         This package's own mark while a store is open: the phy offset to which its writer had the log; -1 if unknown.
-    process_id : int
-        Of the process that wrote the mark.
+    process_id, previous_process_id : int
+        Of the process that wrote the mark, and of the one whose mark it took over; 0 for none.  The first counts from the
+        moment on at which its `abort` file is there.
     path : str
     read_only : bool
     """
 
-    __slots__ = (*_NAMES, "_rest", "_written", "flushed_offset", "log_end", "path", "process_id", "read_only")
+    __slots__ = (
+        *_NAMES, "_rest", "_written", "flushed_offset", "log_end", "path", "previous_process_id", "process_id", "read_only",
+    )  # fmt: skip
 
     physic_msg_timestamp: int
     logics_msg_timestamp: int
@@ -91,7 +94,7 @@ class Checkpoint:
         # What is surely on disk; the same is not written twice.
         self._written = b""
         self.flushed_offset = self.log_end = -1
-        self.process_id = 0
+        self.process_id = self.previous_process_id = 0
         for name in _NAMES:
             setattr(self, name, 0)
 
@@ -154,7 +157,8 @@ class Checkpoint:
         if magic == _MARK_MAGIC:
             rest_end = _MARK_POS
             if crc == zlib.crc32(data[_MARK_POS : -_CRC_SIZE], zlib.crc32(data[: _FIELDS.size])):
-                self.flushed_offset, self.log_end, self.process_id = flushed_offset, log_end, process_id
+                self.flushed_offset, self.log_end = flushed_offset, log_end
+                self.previous_process_id, self.process_id = divmod(process_id, 1 << 32)
         self._rest = data[_FIELDS.size : rest_end].ljust(CHECKPOINT_SIZE - _FIELDS.size, b"\0")
 
     def to_bytes(self) -> bytes:
@@ -170,7 +174,8 @@ class Checkpoint:
             fields = _FIELDS.pack(*values)
             if self.flushed_offset < 0 and self.log_end < 0:
                 return fields + self._rest
-            mark = _MARK.pack(_MARK_MAGIC, self.flushed_offset, self.log_end, self.process_id, 0)[:-_CRC_SIZE]
+            processes = self.previous_process_id << 32 | self.process_id
+            mark = _MARK.pack(_MARK_MAGIC, self.flushed_offset, self.log_end, processes, 0)[:-_CRC_SIZE]
             crc = zlib.crc32(mark, zlib.crc32(fields)).to_bytes(_CRC_SIZE, "big")
             return fields + self._rest[: -_MARK.size] + mark + crc
         except struct.error:
@@ -187,6 +192,10 @@ class Checkpoint:
         The time alone does not say it: clocks are set back, offsets are not.
         """
         return store_timestamp <= self.index_msg_timestamp and not 0 < self.logics_physical_offset < phy_offset
+
+    def is_of(self, process: int) -> bool:
+        """bool: the mark counts in a store whose `abort` file names this process."""
+        return process > 0 and process in (self.process_id, self.previous_process_id)
 
     def flush(self) -> None:
         """Write the fields to the file, made if it is missing, and wait until they are on disk; nothing if none changed.
@@ -246,6 +255,6 @@ def marked_end(root: str) -> int:
         checkpoint = Checkpoint.load_or_zeros(os.path.join(root, "checkpoint"))
         if abort_mark(root) is None:
             return checkpoint.confirm_phy_offset + 1 if checkpoint.confirm_phy_offset > 0 else -1
-        return checkpoint.log_end if abort_process(root) == checkpoint.process_id else -1
+        return checkpoint.log_end if checkpoint.is_of(abort_process(root)) else -1
     except OSError:
         return -1

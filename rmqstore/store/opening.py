@@ -53,14 +53,20 @@ def recover_state(state: StoreState, flushing: Flushing, mode: str) -> RecoveryR
     """Recover the loaded files of a store and set the abort mark; `mode` as of `MessageStore.open`."""
     abort = os.path.join(state.path, "abort")
     clean = not os.path.exists(abort)
-    is_ours = not clean and state.checkpoint.process_id == abort_process(state.path)
+    checkpoint, process = state.checkpoint, abort_process(state.path)
+    is_ours = not clean and checkpoint.is_of(process)
     if clean:
         state.checkpoint.flushed_offset = -1
     elif not is_ours:
         # Somebody else had the store after the one who wrote the mark.
         state.checkpoint.flushed_offset = state.checkpoint.log_end = -1
 
-    def before_writing() -> None:
+    def before_writing(end: int) -> None:
+        # The mark counts for the one who had the store before until `abort` names this process: should it die in between, or
+        # before its first flush, it is still known how far the log went.
+        checkpoint.log_end = end
+        checkpoint.previous_process_id, checkpoint.process_id = process if is_ours else 0, os.getpid()
+        checkpoint.flush()
         # From the first change on an interrupted opening counts as an unclean exit.
         with (
             naming_errors(abort),
@@ -89,7 +95,7 @@ def recover_state(state: StoreState, flushing: Flushing, mode: str) -> RecoveryR
     last = state.checkpoint.confirm_phy_offset
     if state.commit_log.max_offset > state.commit_log.min_offset:
         state.last_store_timestamp = max(state.commit_log.store_timestamp_at(last), 0)
-    state.checkpoint.process_id = os.getpid()
+    checkpoint.previous_process_id = 0
     state.checkpoint.log_end = state.commit_log.max_offset
     if clean:
         with flushing.lock:

@@ -136,7 +136,7 @@ def recover(
     *,
     clean: bool,
     mode: str = "strict",
-    before_writing: Callable[[], None] = lambda: None,
+    before_writing: Callable[[int], None] = lambda end: None,
 ) -> RecoveryReport:
     """Bring a loaded store into a state in which it may be written.
 
@@ -148,7 +148,7 @@ def recover(
         What to do where the log is damaged in front of whole records: refuse; cut the log there, as RocketMQ does,
         which deletes everything after it; keep everything and go on after it.
     before_writing : callable
-        Called once after the log was judged and before the first change on disk.
+        Called once with the phy offset at which the log ends, after that was judged and before the first change on disk.
 
     Raises
     ------
@@ -164,7 +164,7 @@ def recover(
     judged = _judge(
         commit_log, Agreement(queues, plain), index, begin, newest_unit_end, checkpoint.log_end, clean, mode
     )
-    before_writing()
+    before_writing(judged.end)
 
     report.began_at, report.end, report.damage = judged.begin, judged.end, judged.damage
     report.bytes_scanned = judged.end - judged.begin

@@ -134,6 +134,14 @@ def test_what_tells_to_where_our_writer_had_the_log(tmp_path):
     checkpoint.process_id = 77
     checkpoint.flush()
     assert marked_end(root) == 900
+    # A writer that takes the mark over says so before its abort file is there.
+    checkpoint.previous_process_id, checkpoint.process_id = 77, 78
+    checkpoint.flush()
+    loaded = Checkpoint.load(tmp_path / "checkpoint")
+    assert (loaded.previous_process_id, loaded.process_id) == (77, 78)
+    for process, end in ((b"77", 900), (b"78", 900), (b"79", -1), (b"0", -1)):
+        (tmp_path / "abort").write_bytes(process)
+        assert marked_end(root) == end
     # RocketMQ before 5.0.0 leaves the file empty.
     (tmp_path / "abort").write_bytes(b"")
     assert marked_end(root) == -1

@@ -33,6 +33,7 @@ from rmqstore import CorruptionError, Message, MessageStore, StoreConfig, StoreE
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFile
 from rmqstore.index.index_file import IndexFile
+from rmqstore.store import recovery as store_recovery
 
 NOW = 1_700_000_000_000
 SEGMENT = 1024
@@ -845,7 +846,13 @@ def test_a_stale_tail_that_java_left_is_the_end(scratch, recovery):
     assert not any(oracle.read_files(root)[f"commitlog/{oracle.file_name(0)}"][puts[2].phy_offset + len(new) :])
 
 
-@pytest.mark.parametrize("state", ["closed", "killed", "killed, and no unit is left", "a broker had it since"])
+@pytest.mark.parametrize(
+    "state",
+    [
+        "closed", "killed", "killed, and no unit is left", "a broker had it since", "closed, then an opening was killed",
+        "killed, then an opening was killed",
+    ],
+)  # fmt: skip
 def test_older_records_behind_damage_are_messages_where_our_writer_had_them(scratch, state):
     # The clock was set back within what is damaged now, so that all that follows looks like what Java leaves behind a cut.
     geo = {**geometry("plain"), "mapped_file_size_commit_log": 16384}
@@ -862,7 +869,7 @@ def test_older_records_behind_damage_are_messages_where_our_writer_had_them(scra
     store.close()
     # Of a store that is closed the checkpoint says which record its last opening found last.
     MessageStore.open(root, config=config_of(geo)).close()
-    if state != "closed":
+    if not state.startswith("closed"):
         root = killed
     records = oracle.records_of(oracle.segments(oracle.read_files(root)))
     overwrite(root, f"commitlog/{oracle.file_name(0)}", records[4].phy_offset, b"#" * 40)
@@ -871,6 +878,14 @@ def test_older_records_behind_damage_are_messages_where_our_writer_had_them(scra
         overwrite(root, "checkpoint", 0, (NOW + 60_000).to_bytes(8, "big"))
     if "no unit" in state:
         shutil.rmtree(os.path.join(root, "consumequeue"))
+    if "an opening was killed" in state:
+        # After its abort file is there, before its checkpoint is.
+        child = os.fork()
+        if not child:
+            store_recovery._cut_log = lambda *args: os._exit(7)
+            MessageStore.open(root, config=config_of(geo), recovery="skip")
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     wanted = [f"number {n}".encode() for n in range(9) if n != 4][: None if ours else 4]
     with MessageStore.open(root, config=config_of(geo), read_only=True) as store:
         assert [message.body for message in store.messages() if not message.corrupt] == wanted
