@@ -18,7 +18,7 @@ from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.errors import Finding, StoreError, finding_of
 from rmqstore.message import SCHEDULE_TOPIC
-from rmqstore.store.dispatcher import belongs_in
+from rmqstore.store.dispatcher import names_further_queue
 
 
 @dataclass
@@ -215,9 +215,11 @@ class QueueCheck:
             if unit is None:
                 continue
             message = log.look_up(unit.phy_offset, unit.size)
-            if message is not None and belongs_in(message, self.topic, self.queue_id):
-                if message.topic != self.topic or message.queue_offset == number:
-                    continue
+            if message is not None and (
+                (message.topic, message.queue_id, message.queue_offset) == (self.topic, self.queue_id, number)
+                or names_further_queue(message, self.topic)
+            ):
+                continue
             yield from self._tell(
                 queue,
                 number,

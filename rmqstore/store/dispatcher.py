@@ -33,7 +33,7 @@ __all__ = [
     "IndexProgress",
     "QueueGapError",
     "QueueKindError",
-    "belongs_in",
+    "names_further_queue",
     "without_unit",
 ]
 
@@ -478,11 +478,9 @@ def without_unit(damage: Iterable[tuple[int, int, str]]) -> frozenset[int]:
     return frozenset(phy_offset for phy_offset, _, kind in damage if kind in ("BAD_QUEUE_OFFSET", "BAD_TOPIC"))
 
 
-def belongs_in(message: MessageExt, topic: str, queue_id: int) -> bool:
-    """bool: a record names this queue, as its own or as a further one."""
-    if (message.topic, message.queue_id) == (topic, queue_id):
-        return True
-    return topic in message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
+def names_further_queue(message: MessageExt, name: str) -> bool:
+    """bool: a record names this further queue, whatever the config says and wherever in it; see `multi_dispatch_places`."""
+    return name in message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
 
 
 def multi_dispatch_places(message: MessageExt, config: StoreConfig) -> list[tuple[str, int]]:

@@ -54,12 +54,12 @@ def recover_state(state: StoreState, flushing: Flushing, mode: str) -> RecoveryR
     abort = os.path.join(state.path, "abort")
     clean = not os.path.exists(abort)
     checkpoint, process = state.checkpoint, abort_process(state.path)
-    is_ours = not clean and checkpoint.is_of(process)
+    is_ours = checkpoint.is_of(process)
     if clean:
-        state.checkpoint.flushed_offset = -1
+        checkpoint.flushed_offset = -1
     elif not is_ours:
         # Somebody else had the store after the one who wrote the mark.
-        state.checkpoint.flushed_offset = state.checkpoint.log_end = -1
+        checkpoint.flushed_offset = checkpoint.log_end = -1
 
     def before_writing(end: int) -> None:
         # The mark counts for the one who had the store before until `abort` names this process: should it die in between, or
@@ -87,16 +87,15 @@ def recover_state(state: StoreState, flushing: Flushing, mode: str) -> RecoveryR
         state.commit_log,
         state.queues,
         state.index_service,
-        state.checkpoint,
+        checkpoint,
         clean=clean,
         mode=mode,
         before_writing=before_writing,
     )
-    last = state.checkpoint.confirm_phy_offset
+    last = checkpoint.confirm_phy_offset
     if state.commit_log.max_offset > state.commit_log.min_offset:
         state.last_store_timestamp = max(state.commit_log.store_timestamp_at(last), 0)
     checkpoint.previous_process_id = 0
-    state.checkpoint.log_end = state.commit_log.max_offset
     if clean:
         with flushing.lock:
             flushing.flush_all()
@@ -107,11 +106,11 @@ def recover_state(state: StoreState, flushing: Flushing, mode: str) -> RecoveryR
     state.queues.flush()
     if state.index_service is not None:
         state.index_service.flush()
-    state.checkpoint.flushed_offset = min(state.checkpoint.flushed_offset, state.commit_log.max_offset)
-    if not is_ours:
-        # Ours says so already, and old index files need not be opened for it.
+    checkpoint.flushed_offset = min(checkpoint.flushed_offset, state.commit_log.max_offset)
+    if checkpoint.flushed_offset < 0:
+        # A flush of ours has said so already, and old index files need not be opened for it.
         flushing.allow_for_clock()
-    state.checkpoint.flush()
+    checkpoint.flush()
     for base in state.commit_log.files.offsets:
         if base + state.commit_log.segment_size > report.began_at:
             state.commit_log.files.file(base).adopt()
@@ -119,7 +118,7 @@ def recover_state(state: StoreState, flushing: Flushing, mode: str) -> RecoveryR
         for mapped_file in queue.mapped_files():
             mapped_file.adopt()
     if state.index_service is not None:
-        state.index_service.adopt(state.checkpoint.has_index)
+        state.index_service.adopt(checkpoint.has_index)
     flushing.flushed_where = flushing.all_flushed_where = -1
     return report
 

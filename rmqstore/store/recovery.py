@@ -45,7 +45,7 @@ from rmqstore.store.dispatcher import (
     DispatchCounts,
     IndexProgress,
     QueueGapError,
-    belongs_in,
+    names_further_queue,
 )
 from rmqstore.store.index_survey import IndexSurvey
 
@@ -173,9 +173,7 @@ def recover(
     )
     report.records = judged.records
     report.bytes_cut, report.segments_deleted = _cut_log(commit_log, judged.end)
-    report.units_cut, lacks_older = _cut_queues(
-        queues, plain, judged, clean, checkpoint, commit_log
-    )
+    report.units_cut, lacks_older = _cut_queues(queues, plain, judged, clean, checkpoint, commit_log)
     if judged.agreement.was_cut():
         # What was compared is gone: there was something wrong further in front.
         judged.dispatch_from = judged.begin
@@ -573,7 +571,10 @@ def _leads_to_another(queue: AnyConsumeQueue, commit_log: CommitLog, judged: _Ju
     if at < 0 or unit.phy_offset >= judged.ranges[at][1]:
         return False
     message = commit_log.look_up(unit.phy_offset, unit.size)
-    return message is None or not belongs_in(message, queue.topic, queue.queue_id)
+    if message is None:
+        return True
+    own = (message.topic, message.queue_id) == (queue.topic, queue.queue_id)
+    return not own and not names_further_queue(message, queue.topic)
 
 
 def _truncate(queue: AnyConsumeQueue, number: int, before: Callable[[UnitQueue, int], None]) -> int:

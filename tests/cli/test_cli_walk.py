@@ -160,6 +160,19 @@ def test_units_that_lead_nowhere_are_one_finding(store):
     assert "units 10 to 11, 2 in a row; unit 10 says" in found[1].detail
 
 
+def test_a_unit_of_a_record_that_names_its_own_topic_as_a_further_queue_leads_somewhere(tmp_path):
+    config = StoreConfig(**SMALL, enable_lmq=True, enable_multi_dispatch=True)
+    with MessageStore.open(tmp_path, config=config) as store:
+        store.put_message(Message("Orders", b"alone"), 1)
+        for _ in range(2):
+            store.put_message(Message("Orders", b"twice", properties={"INNER_MULTI_DISPATCH": "Orders"}), 1)
+        other = store.put_message(Message("Pay", b"other"))
+    with open(tmp_path / "consumequeue" / "Orders" / "0" / ("0" * 20), "r+b") as stream:
+        stream.seek(40)
+        stream.write(other.phy_offset.to_bytes(8, "big") + other.size.to_bytes(4, "big") + bytes(8))
+    assert [(each.kind, each.pos, each.num) for each in verify(tmp_path, config)] == [("dangling_unit", 40, 1)]
+
+
 def test_a_file_that_is_not_whole_comes_before_what_follows_from_it(store):
     path, _ = store
     file = path / "consumequeue" / "Orders" / "0" / ("0" * 20)

@@ -6,6 +6,7 @@ acknowledged, and with what the other side said last.  What Java may get wrong a
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections import Counter
@@ -16,6 +17,7 @@ from our_process import RmqstoreProcess
 from peer import copy_store, disk_size
 
 from rmqstore import Message, MessageStore, StoreConfig
+from rmqstore.store import recovery
 
 pytestmark = pytest.mark.java
 
@@ -367,7 +369,10 @@ def test_a_kill_after_the_clock_was_set_back(java_store, tmp_path, hours):
     }
 
 
-def test_a_kill_right_after_opening_what_a_killed_broker_left_after_a_clock_was_set_back(java_store, tmp_path):
+@pytest.mark.parametrize("openings", [1, 2])
+def test_a_kill_right_after_opening_what_a_killed_broker_left_after_a_clock_was_set_back(
+    java_store, tmp_path, openings
+):
     """Java's own checkpoint names the time of the newest full index file: ours allows for those that end later."""
     settings = {**SMALL, "mapped_file_size_commit_log": 32768}
     root = tmp_path / "store"
@@ -381,6 +386,14 @@ def test_a_kill_right_after_opening_what_a_killed_broker_left_after_a_clock_was_
     assert_whole(found, ledger.places)
     for line, put in zip(lines[200:], puts, strict=True):
         ledger.add(line, put["queueOffset"], put["offset"])
+    if openings == 2:
+        # The first is killed when its abort file is there, and has flushed nothing.
+        child = os.fork()
+        if not child:
+            recovery._cut_log = lambda *args: os._exit(7)
+            MessageStore.open(root, config=StoreConfig(**settings))
+            os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
     with RmqstoreProcess(root, settings) as process:
         assert not process.clean
         process.kill()

@@ -329,7 +329,7 @@ class Session:
             low = behind_kept.get(queue, 0)
             check(low <= goes_on <= high, "queue", queue, "goes on at", goes_on, (low, high))
             model.next_offsets[queue] = goes_on
-        model.has_holes |= holes
+        model.has_holes = holes
         model.doubt = None
         return kept, dict(model.next_offsets)
 
