@@ -72,7 +72,8 @@ struct mapping {
     int64_t offset;
     char path[PATH_MAX];
 };
-#define MAPPINGS 1024
+/* A writer and a reader of one process may have 1024 queue files each, besides what has no limit. */
+#define MAPPINGS 8192
 static struct mapping mappings[MAPPINGS];
 static int mapping_num;
 static atomic_flag mapping_lock = ATOMIC_FLAG_INIT;
@@ -316,7 +317,11 @@ static void *map_it(void *address, size_t size, int protection, int flags, int f
     if (mapped != MAP_FAILED && fstat(fd, &about) == 0) {
         call.entry.inode = about.st_ino;
         lock_mappings();
-        if (mapping_num == MAPPINGS) die(); /* A log that misses a mapping would be wrong without a word. */
+        if (mapping_num == MAPPINGS) { /* A log that misses a mapping would be wrong without a word. */
+            static const char text[] = "the fault layer knows no more mappings (MAPPINGS)\n";
+            syscall(SYS_write, STDERR_FILENO, text, sizeof text - 1);
+            die();
+        }
         struct mapping *mapping = &mappings[mapping_num++];
         mapping->begin = mapped;
         mapping->size = size;
