@@ -521,7 +521,12 @@ def _raise_checkpoint(root: str) -> None:
     # A real broker that finds an abort file deletes index files newer than this time (RocketMQ 5.5.0).
     directory = os.path.join(root, "index")
     names = sorted(name for name in os.listdir(directory) if name.isdigit()) if os.path.isdir(directory) else []
-    checkpoint = Checkpoint.load(os.path.join(root, "checkpoint"))
+    try:
+        checkpoint = Checkpoint.load(os.path.join(root, "checkpoint"))
+    except GeometryError as error:
+        # No writer opens the store with it, so that nobody trusts it; what was built is right all the same.
+        logger.warning("%s", error)
+        return
     if names:
         with open(open_regular(os.path.join(directory, names[-1])), "rb") as file:
             file.seek(int(_core.IndexLayout.INDEX_END_TIMESTAMP))

@@ -127,6 +127,25 @@ def test_damage_is_reported_and_passed_over(tmp_path):
                 assert got[0].corrupt == (put is rotten)
 
 
+def test_a_checkpoint_of_an_odd_length_stops_no_rebuild(tmp_path, caplog):
+    root = tmp_path / "s"
+    puts = filled(root)
+    before = built(root)
+    os.truncate(root / "checkpoint", 4)
+    shutil.rmtree(root / "index")
+    rmqstore.rebuild(root, config=SMALL)
+    assert built(root) == before
+    assert (root / "checkpoint").stat().st_size == 4
+    assert not (root / REBUILD_DIRECTORY).exists()
+    assert [str(root / "checkpoint") in message for message in caplog.messages] == [True]
+    # Nobody writes with it, and its advice works.
+    with pytest.raises(GeometryError, match="move it away"):
+        MessageStore.open(root, config=SMALL)
+    (root / "checkpoint").unlink()
+    with MessageStore.open(root, config=SMALL) as store:
+        assert [message.phy_offset for message in store.query_message("T", "k3")] == [puts[3].phy_offset]
+
+
 def test_a_wrong_build_is_never_swapped_in(tmp_path, monkeypatch):
     from rmqstore.store.dispatcher import CommitLogDispatcher
 
