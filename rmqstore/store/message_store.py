@@ -383,7 +383,10 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
 
     @property
     def unserved(self) -> tuple[int, int] | None:
-        """tuple of (int, int) or None: begin and end of what is in no queue and is not served by queue either."""
+        """tuple of (int, int) or None: begin and end of what is in no queue and is not served by queue either.
+
+        Of a store that nobody closed, a queue of which cannot be read: of what may be in no queue.
+        """
         return self._state.undispatched.left_out
 
     @property

@@ -19,6 +19,7 @@ from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.plain_queue import PlainQueue
+from rmqstore.errors import CorruptionError, GeometryError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.store_lock import abort_mark, is_held
 from rmqstore.rocksdb.places import queue_databases
@@ -57,7 +58,7 @@ class Undispatched:
         Phy offsets: where the first record lies that a queue on disk lacks and that is served from memory, and where this ends;
         None = nothing.
     left_out : tuple of (int, int) or None
-        Of what is in no queue at all, because there is more than `MAX_UNDISPATCHED`.
+        Of what may be in no queue at all, because there is more than `MAX_UNDISPATCHED`, or a queue cannot be read.
     completion : Completion or None
         Of a store with queues in RocksDB, once it was looked at.
     """
@@ -125,7 +126,10 @@ class Undispatched:
         if now - self._grew_at < _QUIET or is_held(self.root):
             self._done_to = -1
         else:
-            self._serve(end)
+            try:
+                self._serve(end)
+            except (CorruptionError, GeometryError) as error:
+                self._leave_out(end, error)
 
     def is_current(self) -> bool:
         """bool: nobody opened the store for writing since `look`; always so where nothing is served."""
@@ -155,6 +159,17 @@ class Undispatched:
                 "phy offset %d on are in no queue here. Rebuild the queues (rmqstore rebuild --what consumequeue), or read the log",
                 self.root, end - begin, begin, until - begin, until,
             )  # fmt: skip
+
+    def _leave_out(self, end: int, error: StoreError) -> None:
+        # One damaged queue stops nobody who reads the log or the other queues.
+        self.queues.forget_memory()
+        checkpoint = Checkpoint.load_or_zeros(os.path.join(self.root, "checkpoint"))
+        begin = min(max(dispatched_before_crash(self.commit_log, checkpoint), self.commit_log.min_offset), end)
+        self.left_out = begin, end
+        logger.warning(
+            "%s: whether queues lead to all of the log from phy offset %d on cannot be said, as one cannot be read: %s",
+            self.root, begin, error,
+        )  # fmt: skip
 
     def _first_missing(self, newest: int, plain: Mapping[tuple[str, int], PlainQueue]) -> int:
         # Where a queue may lack something that is older than the newest unit of another: many messages that are put together

@@ -22,7 +22,7 @@ import oracle
 import pytest
 from click.testing import CliRunner
 
-from rmqstore import ConsumerOffsets, Message, MessageStore, StoreConfig, describe
+from rmqstore import ConsumerOffsets, GeometryError, Message, MessageStore, StoreConfig, describe
 from rmqstore._core import index_key_hash
 from rmqstore.cli import main
 from rmqstore.errors import CorruptionError, InvalidMessageError, OffsetOutOfRangeError
@@ -864,6 +864,31 @@ def test_what_was_not_dispatched_is_served(tmp_path, more, loss):
     # Recovery comes to the same.
     with MessageStore.open(path, config=config) as store:
         assert answers_of(store) == wanted and store.undispatched is None
+
+
+def test_one_queue_that_cannot_be_read_hides_no_other_of_an_unclosed_store(tmp_path, caplog):
+    path, config = tmp_path / "s", StoreConfig(**SMALL)
+    undispatched_store(path, mark=True)
+    with MessageStore.open(path, config=config) as store:
+        inner = {"KEYS": "k", "INNER_NUM": "2"}
+        store.put_message(Message("Inner", b"batch", sys_flag=0xC0, properties=inner))
+        wanted = {key: answer for key, answer in answers_of(store).items() if key[0] != "Inner"}
+        end = store.commit_log.max_offset
+    (path / "abort").write_bytes(b"12345")
+    # The only file of its kind: nothing else tells which length is right.
+    file = path / "batchconsumequeue" / "Inner" / "0" / f"{0:020}"
+    os.truncate(file, file.stat().st_size + 20)
+    before = tree(path)
+    with MessageStore.open(path, config=config, read_only=True) as store:
+        assert store.unserved is not None and store.unserved[1] == end
+        assert str(file) in caplog.text
+        with pytest.raises(GeometryError):
+            store.get_message("Inner", 0, 0)
+        shown = [topic for topic in store.topics() if topic != "Inner"]
+        store.topics = lambda: shown
+        assert answers_of(store) == wanted
+        assert len(list(store.messages())) > len(wanted)
+    assert tree(path) == before
 
 
 @pytest.mark.parametrize("mark", ["flushed", "lost", "damaged"])
