@@ -2319,26 +2319,52 @@ def count_units(Region region not None, int64_t unit_size=UNIT_SIZE, int64_t fir
         region.unpin()
 
 
-cdef inline bint is_pre_fill(const unsigned char* unit) noexcept nogil:
-    return get_i64(unit) == 0 and get_i32(unit + UNIT_RECORD_SIZE) == PRE_FILL
+# How many units before the one that a search found are looked at: more than a sector of a disk holds.
+cdef int64_t UNITS_LOOKED_BACK = 32
+
+
+cdef inline bint leads_somewhere(const unsigned char* unit, int64_t unit_size) noexcept nogil:
+    cdef int32_t size = acquire_i32_at(unit + UNIT_RECORD_SIZE)
+    return size > 0 and not (unit_size == UNIT_SIZE and size == PRE_FILL and get_i64(unit) == 0)
+
+
+def written_unit(Region region not None, int64_t first, int64_t stop, int64_t unit_size=UNIT_SIZE):
+    """int: number of the first unit that leads somewhere, from `first` on towards `stop`, which does not count; -1 for none.
+
+    Where `stop` is below `first` it goes backward.
+    """
+    if unit_size != UNIT_SIZE and unit_size != BATCH_UNIT_SIZE:
+        raise ValueError(f"unit_size {unit_size}; a unit has {UNIT_SIZE} or {BATCH_UNIT_SIZE} bytes")
+    if first < 0 or stop < -1 or first >= INT64_MAX // unit_size or stop > INT64_MAX // unit_size:
+        raise OffsetOutOfRangeError(f"units {first} to {stop}")
+    cdef int64_t step = 1 if stop > first else -1, number = first
+    cdef unsigned char* p = region.pin(0, unit_size * (stop if stop > first else first + 1))
+    try:
+        with nogil:
+            while number != stop and not leads_somewhere(p + unit_size * number, unit_size):
+                number += step
+        return number if number != stop else -1
+    finally:
+        region.unpin()
 
 
 def unit_at_or_after(Region region not None, int64_t low, int64_t high, int64_t phy_offset, int64_t unit_size=UNIT_SIZE):
     """int: number of the first unit in [low, high) whose phy offset is not below `phy_offset`, or `high`.
 
-    Pre-fill units, which may stand for lost messages anywhere in a simple queue, are passed over.
+    Pre-fill units, which may stand for lost messages anywhere in a simple queue, are passed over, and so are units that were
+    never written, or were lost.  Others ascend; where a few that are damaged lead less far, those before them are found.
     """
     if unit_size != UNIT_SIZE and unit_size != BATCH_UNIT_SIZE:
         raise ValueError(f"unit_size {unit_size}; a unit has {UNIT_SIZE} or {BATCH_UNIT_SIZE} bytes")
     if low < 0 or high < low or high > INT64_MAX // unit_size:
         raise OffsetOutOfRangeError(f"units {low} to {high}")
     cdef unsigned char* p = region.pin(0, unit_size * high)
-    cdef int64_t middle, at, found = high
+    cdef int64_t first = low, end = high, middle, at, found = high, looks = UNITS_LOOKED_BACK
     try:
         with nogil:
             while low < high:
                 at = middle = low + (high - low) // 2
-                while at < high and unit_size == UNIT_SIZE and is_pre_fill(p + unit_size * at):
+                while at < high and not leads_somewhere(p + unit_size * at, unit_size):
                     at += 1
                 if at < high and get_i64(p + unit_size * at) < phy_offset:
                     low = at + 1
@@ -2346,6 +2372,18 @@ def unit_at_or_after(Region region not None, int64_t low, int64_t high, int64_t 
                 if at < high:
                     found = at
                 high = middle
+            # Damaged units that lead less far than they should hide those before them from such a search.
+            at = low - 2
+            while at >= first and looks:
+                if leads_somewhere(p + unit_size * at, unit_size):
+                    looks -= 1
+                    if get_i64(p + unit_size * at) >= phy_offset:
+                        found = first
+                        while found < end and (not leads_somewhere(p + unit_size * found, unit_size)
+                                               or get_i64(p + unit_size * found) < phy_offset):
+                            found += 1
+                        break
+                at -= 1
         return found
     finally:
         region.unpin()

@@ -6,6 +6,7 @@ log.  A damaged unit is passed over by what its neighbours say, never trusted.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 
 from rmqstore import _core
@@ -16,6 +17,8 @@ from rmqstore.files.mapped_file import MappedFile
 
 _BATCH_UNIT_SIZE = int(_core.BatchUnitLayout.BATCH_UNIT_SIZE)
 _INT64_MAX = 2**63 - 1
+# Phy offset, size, tags code, store timestamp, base queue offset, number of messages.
+_Fields = tuple[int, int, int, int, int, int]
 
 
 class BatchConsumeQueue(UnitQueue):
@@ -28,13 +31,14 @@ class BatchConsumeQueue(UnitQueue):
     cq_type = "BatchCQ"
     unit_size = _BATCH_UNIT_SIZE
 
-    def _read(self, number: int) -> tuple[int, int, int, int, int, int]:
+    def _read(self, number: int) -> _Fields:
         mapped_file = self._file_of_unit(number)
         if mapped_file is None:
             raise CorruptionError(f"the file of unit {number} is missing; rebuild the queue", self.files.path)
         return _core.read_batch_unit(mapped_file.region, number * _BATCH_UNIT_SIZE - mapped_file.file_from_offset)
 
-    def _unit_of(self, number: int) -> Unit:
+    def unit_of(self, number: int) -> Unit:
+        """The unit with this number, as it says."""
         phy_offset, size, tags_code, _, base_offset, num = self._read(number)
         return Unit(base_offset, phy_offset, size, tags_code, num)
 
@@ -43,14 +47,14 @@ class BatchConsumeQueue(UnitQueue):
         """int: queue offset of the next message."""
         if self.unit_num <= self.first_unit:
             return 0
-        unit = self._unit_of(self.unit_num - 1)
+        unit = self.unit_of(self.unit_num - 1)
         # A unit may be damaged, and say what no queue offset is.
         return min(max(unit.queue_offset + max(unit.num, 1), 0), _INT64_MAX)
 
     def min_queue_offset(self, min_phy_offset: int) -> int:
         """int: base queue offset of the first record that the log still holds."""
         number = self.first_unit_at_or_after(min_phy_offset)
-        return max(self._unit_of(number).queue_offset, 0) if number < self.unit_num else self.max_queue_offset
+        return max(self.unit_of(number).queue_offset, 0) if number < self.unit_num else self.max_queue_offset
 
     def bounds(self, min_phy_offset: int) -> tuple[int, int]:
         """(int, int): `min_queue_offset`, which is never above the second, and `max_queue_offset`."""
@@ -60,25 +64,71 @@ class BatchConsumeQueue(UnitQueue):
     def unit(self, queue_offset: int) -> Unit | None:
         """The unit whose record holds the message with this queue offset, None if there is none."""
         number = self._number_of(queue_offset)
-        return None if number is None else self._unit_of(number)
+        return None if number is None else self.unit_of(number)
+
+    def numbers(self, start: int) -> Iterator[int]:
+        """The numbers of its units from `start` on, without places whose unit was lost or whose file is missing."""
+        number = self._written_from(start)
+        while number < self.unit_num:
+            yield number
+            number = self._written_from(number + 1)
+
+    def _written_from(self, number: int) -> int:
+        # Number of the first unit from this one on that was not lost; `unit_num` for none.
+        end, offsets = self.unit_num, self.files.file_offsets
+        for base in offsets[max(bisect_right(offsets, number * _BATCH_UNIT_SIZE) - 1, 0) :]:
+            first = base // _BATCH_UNIT_SIZE
+            start, stop = max(number - first, 0), min(self.units_per_file, end - first)
+            if start < stop:
+                found = _core.written_unit(self.files.file(base).region, start, stop, _BATCH_UNIT_SIZE)
+                if found >= 0:
+                    return first + found
+        return end
+
+    def _written_before(self, number: int) -> int:
+        # Number of the last unit before this one that was not lost; -1 for none.
+        offsets = self.files.file_offsets
+        for base in reversed(offsets[: bisect_left(offsets, number * _BATCH_UNIT_SIZE)]):
+            first = base // _BATCH_UNIT_SIZE
+            start = min(self.units_per_file, number - first) - 1
+            found = _core.written_unit(self.files.file(base).region, start, -1, _BATCH_UNIT_SIZE)
+            if found >= 0:
+                return first + found
+        return -1
+
+    def _first_where(self, is_so: Callable[[_Fields], bool], start: int = 0) -> int:
+        # Number of the first unit from `start` on of which this is so, as it is of all after it; `unit_num` for none.  What was
+        # lost is passed over.
+        end = self.unit_num
+
+        def is_so_from(number: int) -> bool:
+            fields = self._read(number)
+            if fields[1] <= 0:
+                number = self._written_from(number)
+                if number == end:
+                    return True
+                fields = self._read(number)
+            return is_so(fields)
+
+        begins = [base // _BATCH_UNIT_SIZE for base in self.files.file_offsets]
+        begins = [max(begin, start) for begin in begins if begin < end and begin + self.units_per_file > start]
+        at = bisect_left(begins, True, key=is_so_from)
+        if at == 0:
+            return self._written_from(begins[0]) if begins else end
+        first = begins[at - 1]
+        numbers = range(first, min(first - first % self.units_per_file + self.units_per_file, end))
+        return self._written_from(first + bisect_left(numbers, True, 1, key=is_so_from))
 
     def _number_above(self, queue_offset: int) -> int:
         # Of the first unit whose base is above this.
-        low, high = self.first_unit, self.unit_num
-        while low < high:
-            middle = (low + high) // 2
-            if self._unit_of(middle).queue_offset <= queue_offset:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return self._first_where(lambda fields: fields[4] > queue_offset)
 
     def _number_of(self, queue_offset: int) -> int | None:
-        low = self._number_above(queue_offset)
-        if low == self.first_unit:
+        number = self._written_before(self._number_above(queue_offset))
+        if number < 0:
             return None
-        unit = self._unit_of(low - 1)
-        return low - 1 if queue_offset < unit.queue_offset + max(unit.num, 1) else None
+        unit = self.unit_of(number)
+        return number if unit.queue_offset <= queue_offset < unit.queue_offset + max(unit.num, 1) else None
 
     def read(self, queue_offset: int, count: int) -> Iterator[Unit]:
         """Up to `count` units from the one that holds `queue_offset` on, none beyond its file.
@@ -90,10 +140,15 @@ class BatchConsumeQueue(UnitQueue):
         if number is None:
             return
         last = min(self.unit_num, number - number % self.units_per_file + self.units_per_file, number + count)
-        reached = self._unit_of(number).queue_offset
-        for each in range(number, last):
-            unit = self._unit_of(each)
-            following = self._unit_of(each + 1).queue_offset if each + 1 < self.unit_num else _INT64_MAX
+        unit = self.unit_of(number)
+        reached = unit.queue_offset
+        while number < last:
+            number += 1
+            after = self.unit_of(number) if number < last else None
+            if after is None or after.size <= 0:
+                number = self._written_from(number)
+                after = self.unit_of(number) if number < self.unit_num else None
+            following = _INT64_MAX if after is None else after.queue_offset
             base, num = unit.queue_offset, max(unit.num, 1)
             if base < reached or reached <= following < base:
                 base = reached
@@ -101,11 +156,14 @@ class BatchConsumeQueue(UnitQueue):
                 num = following - base
             reached = base + num
             yield unit._replace(queue_offset=base, num=num)
+            if after is None:
+                return
+            unit = after
 
     def next_file_offset(self, queue_offset: int) -> int:
         """int: where the first unit after `queue_offset` begins; the files of a batch queue are searched, not computed."""
         number = self._number_above(queue_offset)
-        return self._unit_of(number).queue_offset if number < self.unit_num else self.max_queue_offset
+        return self.unit_of(number).queue_offset if number < self.unit_num else self.max_queue_offset
 
     def tags_code(self, unit: Unit) -> int | None:
         """int: the hash of the tags."""
@@ -114,13 +172,14 @@ class BatchConsumeQueue(UnitQueue):
     def _whole_units(self, mapped_file: MappedFile, count: int, end_phy_offset: int) -> int:
         for number in range(count):
             phy_offset, size, *_ = _core.read_batch_unit(mapped_file.region, number * _BATCH_UNIT_SIZE)
-            if phy_offset + size > end_phy_offset:
+            # A unit without a size was never written, or its page was lost.
+            if size <= 0 or phy_offset + size > end_phy_offset:
                 return number
         return count
 
     def last_record(self) -> Unit | None:
         """The newest unit, None for an empty queue."""
-        return self._unit_of(self.unit_num - 1) if self.unit_num > self.first_unit else None
+        return self.unit_of(self.unit_num - 1) if self.unit_num > self.first_unit else None
 
     def store_timestamp(self, queue_offset: int) -> int:
         """int: store time (ms since epoch) in the unit that holds `queue_offset`, -1 if there is none."""
@@ -184,15 +243,12 @@ class BatchConsumeQueue(UnitQueue):
     ) -> int:
         """As `ConsumeQueue.offset_by_time`; the times stand in the units."""
         check_boundary(boundary)
-        low = start = self.first_unit_at_or_after(min_phy_offset)
-        high = self.unit_num
-        while low < high:
-            middle = (low + high) // 2
-            time = self._read(middle)[3]
-            if time < timestamp if boundary == "lower" else time <= timestamp:
-                low = middle + 1
-            else:
-                high = middle
+        start = self.first_unit_at_or_after(min_phy_offset)
+
+        def is_later(fields: _Fields) -> bool:
+            return fields[3] >= timestamp if boundary == "lower" else fields[3] > timestamp
+
+        low = self._first_where(is_later, start)
         if boundary == "upper":
-            low = max(low - 1, start)
-        return self._unit_of(low).queue_offset if low < self.unit_num else self.max_queue_offset
+            low = max(self._written_before(low), start)
+        return self.unit_of(low).queue_offset if low < self.unit_num else self.max_queue_offset

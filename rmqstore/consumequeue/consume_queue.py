@@ -24,6 +24,8 @@ from rmqstore.consumequeue.unit_queue import UNIT_SIZE, Unit, UnitQueue
 from rmqstore.errors import InvalidMessageError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool
 
+_EXT_UNIT_MIN_SIZE = int(_core.ExtUnitLayout.EXT_UNIT_MIN_SIZE)
+
 
 @shows(
     "bounds", "config", "cq_type", "first_unit", "kind", "last_record", "mapped_files", "max_queue_offset",
@@ -92,6 +94,7 @@ class ConsumeQueue(UnitQueue):
         super().tidy()
         if self.ext is None:
             return
+        self.ext.files.tidy()
         # What no unit points at goes: units are written after what they point at.
         if not len(self.files):
             self.ext.files.destroy()
@@ -123,19 +126,28 @@ class ConsumeQueue(UnitQueue):
         return first + end if torn[end:].any() else self.unit_num
 
     def first_unresolved(self, min_phy_offset: int) -> int:
-        """int: number of the first unit whose address leads nowhere in the extension; `unit_num` for none.
+        """int: number of the first unit whose address does not lead to an entry of its own; `unit_num` for none.
 
-        The address says nothing of a message before `min_phy_offset`, which is gone: it keeps its place.
+        Entries are only ever appended, so that addresses ascend: one that does not lie behind the entries of the units before it
+        has lost a part.  The address says nothing of a message before `min_phy_offset`, which is gone: it keeps its place.
         """
         if self.ext is None:
             return self.unit_num
+        behind = 0
         for base in self.files.offsets:
             number = base // UNIT_SIZE
             phy_offsets, _, tags_codes = self.units(number, self.units_per_file)
-            places = np.flatnonzero((tags_codes <= EXT_ADDRESS_MAX) & (phy_offsets >= min_phy_offset))
-            count = self.ext.agreeing(tags_codes[places])
-            if count < len(places):
-                return number + int(places[count])
+            places = np.flatnonzero(tags_codes <= EXT_ADDRESS_MAX)
+            offsets = tags_codes[places] - np.int64(EXT_ADDRESS_BASE)
+            ends = np.maximum.accumulate(np.concatenate([[behind], offsets + _EXT_UNIT_MIN_SIZE]))
+            is_needed = phy_offsets[places] >= min_phy_offset
+            torn = np.flatnonzero(is_needed & (offsets < ends[:-1]))
+            needed = np.flatnonzero(is_needed)
+            count = self.ext.agreeing(tags_codes[places[needed]])
+            found = [*torn[:1].tolist(), *needed[count : count + 1].tolist()]
+            if found:
+                return number + int(places[min(found)])
+            behind = int(ends[-1])
         return self.unit_num
 
     def leads_before(self, number: int, phy_offset: int) -> bool:

@@ -178,11 +178,13 @@ class UnitQueue(NotCopied, _core.QueueFields):
         return self.files.find(number * self.unit_size)
 
     def first_unit_at_or_after(self, min_phy_offset: int) -> int:
-        """int: number of the first unit whose record is at or after `min_phy_offset`; pre-fill units do not count."""
+        """int: number of the first unit whose record is at or after `min_phy_offset`.
+
+        Pre-fill units do not count, nor do places whose unit was lost.
+        """
         known = self.min_for
         if known is not None and known[0] == min_phy_offset:
             return known[1]
-        # Pre-fill units have phy offset 0 and lie at the start only, so asking for 1 more passes over them.
         number = end = self.unit_num
         for base in self.files.offsets:
             region = self.files.file(base).region
@@ -191,9 +193,6 @@ class UnitQueue(NotCopied, _core.QueueFields):
             if high <= 0:
                 break
             at = _core.unit_at_or_after(region, 0, high, min_phy_offset, self.unit_size)
-            if min_phy_offset == 0 and self.unit_size == UNIT_SIZE:
-                while at < high and _core.read_unit(region, at * UNIT_SIZE)[:2] == (0, PRE_FILL_SIZE):
-                    at += 1
             if at < high:
                 number = first + at
                 break

@@ -492,13 +492,10 @@ class _Checker:
             if check.problem is not None:
                 continue
             queue = check.queue
-            first = 0 if queue is None else queue.first_unit
-            unit = queue.unit(number) if isinstance(queue, ConsumeQueue) and first <= number < queue.unit_num else None
-            if (
-                number >= first
-                and not isinstance(queue, BatchConsumeQueue)
-                and (unit is None or unit.phy_offset != message.phy_offset)
-            ):
+            if isinstance(queue, BatchConsumeQueue):
+                continue
+            unit = None if queue is None else queue.unit(number)
+            if unit is None or unit.phy_offset != message.phy_offset:
                 yield f"the record says that it is number {number} of {name}/0, which has no such unit"
 
     def _queues(self) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rmqstore import _numpy as np
+from rmqstore._core import EXT_ADDRESS_BASE, EXT_ADDRESS_MAX
 from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
@@ -99,9 +100,7 @@ class QueueCheck:
         # Something is to be told, or cannot be told at once.
         offsets = columns.queue_offset[rows]
         phy_offsets, sizes, tags = columns.phy_offset[rows], columns.size[rows], columns.tags_code[rows]
-        checks_tags = queue.ext is None and not (
-            self.topic == SCHEDULE_TOPIC and "message_delay_level" in self.config.assumed
-        )
+        checks_tags = not (self.topic == SCHEDULE_TOPIC and "message_delay_level" in self.config.assumed)
         # A run of queue offsets that go on by one is compared at once.
         ends = [*(np.flatnonzero(np.diff(offsets) != 1) + 1).tolist(), len(rows)]
         done = 0
@@ -120,21 +119,23 @@ class QueueCheck:
                 continue
             part = slice(done, done + count)
             differ = (phy != phy_offsets[part]) | (size != sizes[part])
-            if checks_tags:
+            if checks_tags and queue.ext is None:
                 differ |= code != tags[part]
+            elif checks_tags:
+                differ[queue.differing_tags(first, columns, rows[part])] = True
             self.covered += count
             for i in np.flatnonzero(differ).tolist():
                 yield from self._tell(
                     queue,
                     first + i,
                     "bad_unit",
-                    f"unit {first + i} is {int(phy[i])}:{int(size[i])}:{int(code[i])}, the record at phy offset "
+                    f"unit {first + i} is {int(phy[i])}:{int(size[i])}:{_said(queue, int(code[i]))}, the record at phy offset "
                     f"{int(phy_offsets[done + i])} needs {int(phy_offsets[done + i])}:{int(sizes[done + i])}:"
-                    f"{int(tags[done + i])}",
+                    f"{_needed(queue, int(tags[done + i]), int(columns.store_timestamp[rows[done + i]]))}",
                 )
             done += count
 
-    def _tell(self, queue: ConsumeQueue, number: int, kind: str, detail: str) -> Iterator[Finding]:
+    def _tell(self, queue: AnyConsumeQueue, number: int, kind: str, detail: str) -> Iterator[Finding]:
         # Units of one file that follow each other are one finding, which is told when it is known how many they are.
         run = self._run
         if run is not None and run.kind == kind and run.last + 1 == number and number % queue.units_per_file:
@@ -207,9 +208,12 @@ class QueueCheck:
         log = self.commit_log
         first = queue.first_unit_at_or_after(log.min_offset)
         yield from self._tail(queue)
-        if queue.unit_num - first <= self.covered or not isinstance(queue, ConsumeQueue):
+        if queue.unit_num - first <= self.covered:
             return
         # More units than records: find the ones that lead nowhere.
+        if isinstance(queue, BatchConsumeQueue):
+            yield from self._odd_batch_units(queue, first)
+            return
         for number in range(first, queue.unit_num):
             unit = queue.unit(number)
             if unit is None:
@@ -217,7 +221,7 @@ class QueueCheck:
             message = log.look_up(unit.phy_offset, unit.size)
             if message is not None and (
                 (message.topic, message.queue_id, message.queue_offset) == (self.topic, self.queue_id, number)
-                or names_further_queue(message, self.topic)
+                or names_further_queue(message, self.topic, number)
             ):
                 continue
             yield from self._tell(
@@ -225,6 +229,26 @@ class QueueCheck:
                 number,
                 "dangling_unit",
                 f"unit {number} says {unit.phy_offset}:{unit.size}, where no record of {self.topic}/{self.queue_id} lies",
+            )
+        yield from self.end_run()
+
+    def _odd_batch_units(self, queue: BatchConsumeQueue, first: int) -> Iterator[Finding]:
+        # What each batch needs was looked for already; here is what no batch needs.
+        reached = -1
+        for number in queue.numbers(first):
+            unit = queue.unit_of(number)
+            message = self.commit_log.look_up(unit.phy_offset, unit.size)
+            own = message is not None and (message.topic, message.queue_id, message.queue_offset) == (
+                self.topic,
+                self.queue_id,
+                unit.queue_offset,
+            )
+            if own and unit.phy_offset > reached:
+                reached = unit.phy_offset
+                continue
+            lies = "that another unit leads to" if own else f"where no record of {self.topic}/{self.queue_id} lies"
+            yield from self._tell(
+                queue, number, "dangling_unit", f"unit {number} says {unit.phy_offset}:{unit.size}, {lies}"
             )
         yield from self.end_run()
 
@@ -258,3 +282,16 @@ class QueueCheck:
                     "gap_in_queue",
                     f"unit {end // queue.unit_size} was never written, but {last - pos} bytes from it on are not zero",
                 )
+
+
+def _said(queue: ConsumeQueue, code: int) -> str:
+    # What stands in a unit as its tags code, with what it leads to in the extension.
+    if queue.ext is None or code > EXT_ADDRESS_MAX:
+        return str(code)
+    entry = queue.ext.get(code)
+    said = "nothing" if entry is None else f"tags code {entry[0]} and store time {entry[1]}"
+    return f"{code} ({said} at {code - EXT_ADDRESS_BASE} of the extension)"
+
+
+def _needed(queue: ConsumeQueue, tags_code: int, store_timestamp: int) -> str:
+    return str(tags_code) if queue.ext is None else f"{tags_code} (tags code {tags_code} and store time {store_timestamp})"

@@ -478,9 +478,19 @@ def without_unit(damage: Iterable[tuple[int, int, str]]) -> frozenset[int]:
     return frozenset(phy_offset for phy_offset, _, kind in damage if kind in ("BAD_QUEUE_OFFSET", "BAD_TOPIC"))
 
 
-def names_further_queue(message: MessageExt, name: str) -> bool:
-    """bool: a record names this further queue, whatever the config says and wherever in it; see `multi_dispatch_places`."""
-    return name in message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
+def names_further_queue(message: MessageExt, name: str, number: int | None = None) -> bool:
+    """bool: a record names this further queue, whatever the config says and wherever in it; see `multi_dispatch_places`.
+
+    With `number`: as its message of this queue offset, as far as the record says one for each queue, and each but once.
+    """
+    names = message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
+    if name not in names or number is None:
+        return name in names
+    numbers = message.properties.get("INNER_MULTI_QUEUE_OFFSET", "").split(",")
+    if len(numbers) != len(names) or names.count(name) > 1:
+        return True
+    stated = numbers[names.index(name)]
+    return _is_place(name, stated) and int(stated) == number
 
 
 def multi_dispatch_places(message: MessageExt, config: StoreConfig) -> list[tuple[str, int]]:

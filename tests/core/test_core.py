@@ -1166,14 +1166,55 @@ def test_unit_at_or_after_is_a_lower_bound(offsets, wanted, data):
     assert _core.unit_at_or_after(batch, low, high, wanted, 46) == expected
 
 
-@given(st.lists(st.tuples(st.integers(1, 60), st.booleans()), max_size=40), st.integers(-5, 70), st.data())
-def test_unit_at_or_after_passes_over_pre_fill_units(units, wanted, data):
+HOLES = {20: (oracle.PRE_FILL_UNIT, bytes(20)), 46: (bytes(46), bytes(8) + b"\x80" + bytes(37))}
+
+
+def units_with_holes(units, unit_size):
+    """Bytes of units, each of which is a phy offset and which kind of hole stands there instead, 0 for none."""
+    kinds = {20: lambda offset: oracle.Unit(offset, 1, 0), 46: lambda offset: oracle.BatchUnit(offset, 1, 0, 0, 0, 1)}
+    return [HOLES[unit_size][hole - 1] if hole else kinds[unit_size](offset).encode() for offset, hole in units]
+
+
+@pytest.mark.parametrize("unit_size", [20, 46])
+@given(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 2)), max_size=40), st.integers(-5, 70), st.data())
+def test_unit_at_or_after_passes_over_pre_fill_units_and_holes(unit_size, units, wanted, data):
     units = sorted(units)
     low = data.draw(st.integers(0, len(units)))
     high = data.draw(st.integers(low, len(units)))
-    content = [oracle.PRE_FILL_UNIT if filled else oracle.Unit(offset, 1, 0).encode() for offset, filled in units]
+    content = units_with_holes(units, unit_size)
     expected = next((i for i in range(low, high) if not units[i][1] and units[i][0] >= wanted), high)
-    assert _core.unit_at_or_after(mapped(b"".join(content) + bytes(20)), low, high, wanted) == expected
+    assert _core.unit_at_or_after(mapped(b"".join(content) + bytes(46)), low, high, wanted, unit_size) == expected
+
+
+@pytest.mark.parametrize("unit_size", [20, 46])
+@given(st.integers(1, 300), st.integers(0, 299), st.integers(1, 25), st.integers(0, 400))
+def test_unit_at_or_after_is_not_led_astray_by_damaged_units(unit_size, num, begin, count, wanted):
+    units = [[number + 50, 0] for number in range(num)]
+    for unit in units[begin : begin + count]:
+        unit[0] = 3
+    expected = next((number for number, (offset, _) in enumerate(units) if offset >= wanted), num)
+    region = mapped(b"".join(units_with_holes(units, unit_size)))
+    assert _core.unit_at_or_after(region, 0, num, wanted, unit_size) == expected
+
+
+@pytest.mark.parametrize("unit_size", [20, 46])
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=40), st.data())
+def test_written_unit_goes_both_ways(unit_size, holes, data):
+    first = data.draw(st.integers(0, len(holes) - 1))
+    stop = data.draw(st.integers(-1, len(holes)))
+    places = range(first, stop) if stop > first else range(first, stop, -1)
+    expected = next((number for number in places if not holes[number]), -1)
+    content = units_with_holes(list(enumerate(holes)), unit_size)
+    assert _core.written_unit(mapped(b"".join(content)), first, stop, unit_size) == expected
+
+
+def test_written_unit_bounds():
+    region = sparse(200)
+    for first, stop in ((-1, 5), (0, -2), (0, 11), (10, 0), (11, 11), (0, 2**60), (2**60, 0), (2**63 - 1, -1)):
+        with pytest.raises(OffsetOutOfRangeError):
+            _core.written_unit(region, first, stop)
+    with pytest.raises(ValueError, match="unit_size 21"):
+        _core.written_unit(region, 0, 1, 21)
 
 
 def test_unit_at_or_after_bounds():
@@ -2319,11 +2360,16 @@ for columns in (_dispatch.RecordColumns.__new__(_dispatch.RecordColumns), Column
 refused(_core.unit_at_or_after, region(), 0, 922337203685477581, 5)
 refused(_core.unit_at_or_after, region(), 0, 2**62, 5, 4)
 refused(_core.unit_at_or_after, region(), 2**62, 2**63 - 1, 5)
+refused(_core.written_unit, region(), 0, 922337203685477581)
+refused(_core.written_unit, region(), 922337203685477580, 0)
+refused(_core.written_unit, region(), 2**63 - 1, -1, 46)
+refused(_core.written_unit, region(), 2**63 - 1, 2**63 - 1)
 """,
     "unit sizes that no file has": """
 for size in (0, 1, 7, -20, 2**62, -2**63):
     refused(_core.count_units, region(), size)
     refused(_core.unit_at_or_after, region(), 0, 4096, 5, size)
+    refused(_core.written_unit, region(), 0, 4096, size)
 """,
     "a first row below zero": """
 refused(_core.encode_records, region(), 0, 0, [row], -1)
@@ -2378,6 +2424,7 @@ for call, arguments in (
     (_dispatch.agreeing_units, (region(), 0, _dispatch.RecordColumns(1), None, 0)),
     (_dispatch.RecordColumns(1).by_queue, (None,)), (_dispatch.RecordColumns(1).run_length, (None,)),
     (_core.read_ext_unit, (None, 0)), (_core.unit_at_or_after, (None, 0, 0, 0)), (region().advise, (None,)),
+    (_core.written_unit, (None, 0, 1)),
 ):
     refused(call, *arguments)
 """,
@@ -2612,6 +2659,7 @@ def reading_calls(region: Region, index: IndexRegion):
         "agreeing_units": lambda: _dispatch.agreeing_units(region, 0, columns, np.zeros(1, np.int64), 0),
         "agreeing_entries": lambda: _dispatch.agreeing_entries(index, 1, columns, 0),
         "unit_at_or_after": lambda: _core.unit_at_or_after(region, 0, 1, 0),
+        "written_unit": lambda: _core.written_unit(region, 0, 1),
         "read_batch_unit": lambda: _core.read_batch_unit(region, 0),
         "read_ext_unit": lambda: _core.read_ext_unit(region, 0),
         "agreeing_ext_units": lambda: _dispatch.agreeing_ext_units(region, 0, np.zeros(1, np.int64)),

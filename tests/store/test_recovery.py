@@ -822,3 +822,22 @@ def test_a_last_unit_that_leads_into_damage_stays(root):
         assert store.recovery_report.units_cut == 0
         assert store.max_queue_offset("Orders", 0) == 1
         assert store.put_message(Message("Orders", b"next")).queue_offset == 1
+
+
+def test_a_cut_goes_on_before_a_file_of_lost_units(root):
+    """Power took all units of a batch queue's file, and the log is cut before what an older file leads to."""
+    geo = {**geometry("plain"), "mapper_file_size_batch_consume_queue": 3 * 46}
+    config = config_of(geo)
+    with MessageStore.open(root, config=config) as store:
+        inner = {"INNER_NUM": "2"}
+        puts = [store.put_message(Message("Inner", b"%d" % n, sys_flag=0xC0, properties=inner)) for n in range(8)]
+    make_unclean(root)
+    overwrite(root, os.path.join("batchconsumequeue", "Inner", "0", oracle.file_name(138)), 0, bytes(138))
+    overwrite(root, os.path.join("commitlog", oracle.file_name(0)), puts[2].phy_offset + 4, bytes(4))
+    with MessageStore.open(root, config=config, recovery="truncate") as store:
+        assert store.commit_log.max_offset == puts[2].phy_offset
+        assert store.max_queue_offset("Inner", 0) == puts[2].queue_offset == 4
+        assert store.put_message(Message("Inner", b"next", sys_flag=0xC0, properties=inner)).queue_offset == 4
+        got = store.get_message("Inner", 0, 0, 32).messages
+        assert [message.body for message in got] == [b"0", b"1", b"next"]
+    check_bytes(root, geo)
