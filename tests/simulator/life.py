@@ -22,10 +22,10 @@ from rmqstore import MessageStore, StoreChangedError, verify
 from rmqstore.config import system_clock
 from rmqstore.files.checkpoint import marked_end
 
-from . import java
+from . import java, rot
 from .layer import Layer
 from .model import Doubt, Model, Stored
-from .plan import ORDINARY, Opening, Operation, mix_of, opening_of, setting_of
+from .plan import ORDINARY, ROT, Opening, Operation, mix_of, opening_of, setting_of
 from .session import (
     DONE,
     ENDED,
@@ -40,12 +40,10 @@ from .session import (
     same,
 )
 
-#: What damages the last message of a life.
-ROTS = ("zeros", "blank", "blank", "noise", "body", "body")
-
-
 #: After a kill 5.5.0 deletes the newest index file, and indexes so many segments again (`commitLogRecoverMaxNum`).
 SEGMENTS_SEEN_AGAIN = 10
+#: Of so many stores that were not closed one is looked at with damage too.
+SESSIONS_WITH_ROT = 4
 
 
 class LifeFailed(Exception):
@@ -60,7 +58,7 @@ def sessions_of(plan: list[Operation]) -> Iterator[tuple[int, Operation, list[Op
     """The sessions of a plan, and Java's turns: where it begins, its header, and what is done in it."""
     begin, header, done = 0, None, []
     for number, operation in enumerate(plan):
-        if operation[0] in ("session", "java", "store", "mix", "rot"):
+        if operation[0] in ("session", "java", "store", "mix", *ROT):
             if header is not None:
                 yield begin, header, done
             begin, header, done = number, operation if operation[0] == "session" else None, []
@@ -86,7 +84,7 @@ class Life:
         self.steps = 0
         self.counts: dict[str, int] = {}
         self._roots = 0
-        self.root = self._new_root()
+        self.root = self.new_root()
         self._disk = Disk(self.root) if self.model.setting.power else None
         self._clock = 0
         #: Of the log that is left at the end, so that two lives can be compared.
@@ -97,13 +95,13 @@ class Life:
         #: Retention and damage make queues and index something that the log alone does not give.
         self._log_gives_all = True
 
-    def _new_root(self) -> str:
+    def new_root(self) -> str:
         self._roots += 1
         root = os.path.join(self.scratch, f"store{self._roots}")
         os.mkdir(root)
         return root
 
-    def _count(self, what: str) -> None:
+    def count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
 
     def run(self) -> None:
@@ -119,8 +117,9 @@ class Life:
             step = len(self.plan) - 1
             self._last_session()
             for kind, number in self.plan:
-                if kind == "rot":
-                    self._rot(number)
+                if kind in rot.KINDS:
+                    self.dismiss_watcher()
+                    rot.KINDS[kind](self, number)
         except LifeFailed as error:
             raise LifeFailed(step + max(error.step, 0), error.text) from None
         except Exception as error:
@@ -128,7 +127,7 @@ class Life:
 
             raise LifeFailed(step, f"{type(error).__name__}: {error}\n{traceback.format_exc()}") from error
         finally:
-            self._dismiss_watcher()
+            self.dismiss_watcher()
 
     # -------------------------------------------------------------------------------------------------------- sessions
 
@@ -144,6 +143,9 @@ class Life:
             self._lose_power(header[1], opening.loss)
         elif opening.watched and self.model.doubt is None:
             self._watch(header[1])
+            if opening.end != "close" and done == len(operations) and header[1] % SESSIONS_WITH_ROT == 0:
+                self.dismiss_watcher()
+                rot.rot_of_derived_files(self, header[1], looks=2)
 
     def _run_child(self, opening: Opening, operations: list[Operation]) -> int:
         notes, model = self.notes, self.model
@@ -165,11 +167,11 @@ class Life:
             if not killed:
                 self.steps += 1 + reached
                 raise LifeFailed(1 + reached, f"the process ended by {name}\n{notes.failure}")
-            self._count("killed")
+            self.count("killed")
         elif os.WEXITSTATUS(status) != ENDED:
             self.steps += 1 + reached
             raise LifeFailed(1 + reached, notes.failure or f"exit code {os.WEXITSTATUS(status)}")
-        self._count(opening.fault)
+        self.count(opening.fault)
         if log is not None:
             calls = faults.read_log(log)
             self._clock = max([self._clock, *(call.end for call in calls)]) + 1
@@ -353,7 +355,7 @@ class Life:
         if self._disk is not None:
             self._disk = Disk(self.root)
         self.steps += 1
-        self._count(f"Java{' after a kill' if after_kill else ''}, {'killed' if kill else 'closed'}")
+        self.count(f"Java{' after a kill' if after_kill else ''}, {'killed' if kill else 'closed'}")
         self._check_files()
         if opening_of(number, faults.CHANGING).watched:
             self._watch(number)
@@ -395,7 +397,7 @@ class Life:
 
     # ------------------------------------------------------------------------------------------------------- the watcher
 
-    def _dismiss_watcher(self) -> None:
+    def dismiss_watcher(self) -> None:
         if self._watcher is not None:
             self._watcher.close()
             self._watcher = None
@@ -415,7 +417,7 @@ class Life:
                 return
             except StoreChangedError:
                 check(attempt == 0, "a reader that was just opened says that the store changed")
-                self._dismiss_watcher()
+                self.dismiss_watcher()
 
     def _look(self, number: int) -> None:
         model, dice = self.model, random.Random(number)
@@ -440,11 +442,11 @@ class Life:
 
     def _lose_power(self, number: int, loss: dict) -> None:
         dice = random.Random(number)
-        self._dismiss_watcher()
-        self._count("power lost with damage passed over" if self.model.has_holes else "power lost")
+        self.dismiss_watcher()
+        self.count("power lost with damage passed over" if self.model.has_holes else "power lost")
         self.steps += 1
         before = self.root
-        self.root = self._new_root()
+        self.root = self.new_root()
         if loss["names"] == "some" and self._has_open_retention():
             # Deletions whose names nothing forced yet come back in their order, as on a file system with a journal.
             loss = {**loss, "names": "first"}
@@ -512,83 +514,13 @@ class Life:
             changed = sorted(name for name in got.keys() | expected.keys() if got.get(name) != expected.get(name))
             check(not changed, "queues and index are not what the log gives:", changed)
 
-    def _rot(self, number: int) -> None:
-        """Damage to one message of a store that was closed in order, which every way of opening meets; the last of a life."""
-        model, dice = self.model, random.Random(number)
-        live = [each for each in model.live() if not model.has_holes]
-        if not live:
-            return
-        self._dismiss_watcher()
-        kind = dice.choice(ROTS)
-        victims = [each for each in live if each.spec.body] if kind == "body" else live
-        if not victims:
-            return
-        victim = dice.choice(victims)
-        base = victim.phy_offset // model.segment * model.segment
-        at = victim.phy_offset - base
-        room = model.segment - at
-        with open(os.path.join(self.root, "commitlog", oracle.file_name(base)), "r+b") as file:
-            if kind == "body":
-                place = at + victim.raw.index(victim.spec.body, 84) + dice.randrange(len(victim.spec.body))
-                file.seek(place)
-                byte = file.read(1)[0]
-                file.seek(place)
-                file.write(bytes([byte ^ 1 << dice.randrange(8)]))
-            else:
-                data = {
-                    "zeros": bytes(min(victim.size, 512)),
-                    # A blank counts only if it fills the rest of its segment.
-                    "blank": (dice.choice((0, 8, victim.size, room - 8))).to_bytes(4, "big")
-                    + oracle.MAGIC_BLANK.to_bytes(4, "big"),
-                    "noise": dice.randbytes(min(victim.size, 32)),
-                }[kind]
-                file.seek(at)
-                file.write(data)
-        self._count(f"rot: {kind}")
-        pristine = self.root
-        for recovery, read_only in (("strict", True), ("strict", False), ("truncate", False), ("skip", False)):
-            self.root = self._new_root()
-            shutil.rmtree(self.root)
-            shutil.copytree(pristine, self.root)
-            self.steps += 1
-            self._open_rotten(victim, kind, recovery, read_only)
-            shutil.rmtree(self.root)
-        self.root = pristine
-
-    def _open_rotten(self, victim: Stored, kind: str, recovery: str, read_only: bool) -> None:
-        from rmqstore import CorruptionError
-
-        model = self.model
-        known = {each.phy_offset: each for each in model.live()}
-        others = [offset for offset in known if offset != victim.phy_offset]
-        before = [offset for offset in others if offset < victim.phy_offset]
-        what = f"damage ({kind}) of the message at {victim.phy_offset}, opened {'read-only' if read_only else recovery}"
-        config = config_of(model)
-        files = oracle.read_files(self.root)
+    def rebuild_and_check(self, parts: tuple[str, ...], what: str) -> None:
+        """Rebuild these parts of the store, open it, and compare everything."""
+        opening = Opening("strict", False, parts, "close", "none", 1, (), 0, False, False, None, False)
+        disk, self._disk = self._disk, None
         try:
-            store = MessageStore.open(self.root, config=config, recovery=recovery, read_only=read_only)
-        except CorruptionError:
-            check(recovery == "strict" and not read_only and (others != before or victim.end <= model.end), what, "refused")
-            after = oracle.read_files(self.root)
-            check({**after, "lock": b""} == {**files, "lock": b""}, what, "refused, but files changed")
-            return
-        with store:
-            given = [message.phy_offset for message in store.messages() if not message.corrupt]
-            for message in store.messages():
-                if not message.corrupt:
-                    check(message.phy_offset in known, what, "a message that nobody put at", message.phy_offset)
-                    same(message, known[message.phy_offset])
-            # A record with a damaged body keeps its place.
-            if recovery == "truncate":
-                check(given in (before, others), what, "left", given, "of", others)
-            else:
-                check(given == others, what, "gives", given, "of", others)
-            for offset in given:
-                each = known[offset]
-                if each.indexed and each.keys and recovery != "truncate":
-                    key = next(iter(each.keys))
-                    hits = {hit.phy_offset for hit in store.query_message(each.spec.topic, key, 2000) if not hit.corrupt}
-                    wanted = {hit for hit in model.hits(model.keys[each.spec.topic, key]) if hit != victim.phy_offset}
-                    check(hits == wanted, what, "key", key, "finds", hits, "of", wanted)
-        if read_only:
-            check(oracle.read_files(self.root) == files, what, "changed files")
+            self._run_child(opening, [("check", 0)])
+        except LifeFailed as error:
+            raise LifeFailed(error.step, f"{what}, rebuilt: {error.text}") from None
+        finally:
+            self._disk = disk

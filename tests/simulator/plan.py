@@ -28,6 +28,8 @@ STEPS_OF_CLOCK = (0, 1, 499, 500, 999, 1000, 7_000, 61_000, 3_600_000, -1, -1500
 
 #: How many of the lives have turns of Java, which take a hundred times as long as others.
 LIVES_WITH_JAVA = 0.08
+#: How many end with damage to queues, index, checkpoint or progress.
+LIVES_WITH_DERIVED_ROT = 0.5
 #: How many have a `Mix` of their own.
 LIVES_WITH_A_MIX = 0.4
 #: Which part of the puts of a message goes into light message queues (LMQ) too, in a life that has them.
@@ -67,6 +69,8 @@ WRITING = frozenset(kind for kind in WEIGHTS if kind.startswith("put")) | {
 FAULTS = ("none", "kill before", "kill after", "kill at store", "fail", "short write")
 RECOVERIES = ("strict", "truncate", "skip")
 ENDS = ("close", "kill", "leave")
+#: What comes at the end of a life: see the module `rot`.
+ROT = ("rot_derived", "rot")
 
 #: What calls may fail with.
 ERRORS = {
@@ -154,6 +158,10 @@ def make_plan(seed: int, steps: int) -> list[Operation]:
             plan.append((kind, dice.getrandbits(32)))
     if dice.random() < 0.6:
         plan.append(("rot", dice.getrandbits(32)))
+    dice = random.Random(f"rot of derived files in {seed}")
+    if dice.random() < LIVES_WITH_DERIVED_ROT:
+        # Before the log itself is damaged.
+        plan.insert(len(plan) - (plan[-1][0] == "rot"), ("rot_derived", dice.getrandbits(32)))
     if setting_of(plan[len(own)][1], mix).geometry["enable_lmq"]:
         dice = random.Random(f"light queues in {seed}")
         plan = [

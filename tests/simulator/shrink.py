@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from .plan import Operation
+from .plan import ROT, Operation
 
 
 def ddmin(parts: list, fails: Callable[[list], bool], until: float) -> list:
@@ -38,7 +38,7 @@ def shrink(plan: list[Operation], fails: Callable[[list[Operation]], bool], seco
     rest = plan[len(head) :]
     groups: list[list[Operation]] = []
     for operation in rest:
-        if operation[0] in ("session", "rot") or not groups:
+        if operation[0] in ("session", *ROT) or not groups:
             groups.append([])
         groups[-1].append(operation)
 
