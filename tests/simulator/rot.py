@@ -308,7 +308,8 @@ def _write_on_rotten(life: Life, what: str) -> None:
         found = [str(finding) for finding in verify(root, config.replace(clock=system_clock))]
         check(found or not differs, what, "after a writer verify finds nothing, but", differs)
         log, after = oracle.segments(files), oracle.segments(oracle.read_files(root))
-        check(log == after, what, "a writer changed the log")
+        # Of a store that was not closed it cuts what is no whole record.
+        check(log == after or "abort" in files, what, "a writer changed the log")
     shutil.rmtree(root)
 
 
