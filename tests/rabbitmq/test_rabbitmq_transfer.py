@@ -162,7 +162,7 @@ def test_objects_of_messages():
         ({"body": 5}, "not a message"),
         ({"body_base64": "?"}, "not a message"),
         ({"body": "x", "msg_id": "zz"}, "not a message"),
-        ({"body": "x", "properties": {"nope": 1}}, ""),
+        ({"body": "x", "properties": {"nope": 1}}, "no property is called 'nope'"),
     ):
         with pytest.raises(InvalidMessageError, match=reason):
             object_message(value)
