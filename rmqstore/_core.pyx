@@ -2329,9 +2329,9 @@ cdef inline bint leads_somewhere(const unsigned char* unit, int64_t unit_size) n
 
 
 def written_unit(Region region not None, int64_t first, int64_t stop, int64_t unit_size=UNIT_SIZE):
-    """int: number of the first unit that leads somewhere, from `first` on towards `stop`, which does not count; -1 for none.
+    """int: number of the first unit that leads somewhere, from `first` on towards `stop`; -1 for none.
 
-    Where `stop` is below `first` it goes backward.
+    `stop` does not count.  Where it is below `first` it goes backward.
     """
     if unit_size != UNIT_SIZE and unit_size != BATCH_UNIT_SIZE:
         raise ValueError(f"unit_size {unit_size}; a unit has {UNIT_SIZE} or {BATCH_UNIT_SIZE} bytes")
@@ -2351,8 +2351,9 @@ def written_unit(Region region not None, int64_t first, int64_t stop, int64_t un
 def unit_at_or_after(Region region not None, int64_t low, int64_t high, int64_t phy_offset, int64_t unit_size=UNIT_SIZE):
     """int: number of the first unit in [low, high) whose phy offset is not below `phy_offset`, or `high`.
 
-    Pre-fill units, which may stand for lost messages anywhere in a simple queue, are passed over, and so are units that were
-    never written, or were lost.  Others ascend; where a few that are damaged lead less far, those before them are found.
+    Pre-fill units, which may stand for lost messages anywhere in a simple queue, are passed over, and so are units that
+    were never written, or were lost.  Others ascend; where a few that are damaged lead less far, those before them are
+    found.
     """
     if unit_size != UNIT_SIZE and unit_size != BATCH_UNIT_SIZE:
         raise ValueError(f"unit_size {unit_size}; a unit has {UNIT_SIZE} or {BATCH_UNIT_SIZE} bytes")

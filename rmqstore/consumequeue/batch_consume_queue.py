@@ -97,8 +97,8 @@ class BatchConsumeQueue(UnitQueue):
         return -1
 
     def _first_where(self, is_so: Callable[[_Fields], bool], start: int = 0) -> int:
-        # Number of the first unit from `start` on of which this is so, as it is of all after it; `unit_num` for none.  What was
-        # lost is passed over.
+        # Number of the first unit from `start` on of which this is so, as it is of all after it; `unit_num` for none.
+        # What was lost is passed over.
         end = self.unit_num
 
         def is_so_from(number: int) -> bool:

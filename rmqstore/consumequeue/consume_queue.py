@@ -128,8 +128,9 @@ class ConsumeQueue(UnitQueue):
     def first_unresolved(self, min_phy_offset: int) -> int:
         """int: number of the first unit whose address does not lead to an entry of its own; `unit_num` for none.
 
-        Entries are only ever appended, so that addresses ascend: one that does not lie behind the entries of the units before it
-        has lost a part.  The address says nothing of a message before `min_phy_offset`, which is gone: it keeps its place.
+        Entries are only ever appended, so that addresses ascend: one that does not lie behind the entries of the units
+        before it has lost a part.  It says nothing of a message before `min_phy_offset`, which is gone and keeps its
+        place.
         """
         if self.ext is None:
             return self.unit_num

@@ -129,8 +129,9 @@ class QueueCheck:
                     queue,
                     first + i,
                     "bad_unit",
-                    f"unit {first + i} is {int(phy[i])}:{int(size[i])}:{_said(queue, int(code[i]))}, the record at phy offset "
-                    f"{int(phy_offsets[done + i])} needs {int(phy_offsets[done + i])}:{int(sizes[done + i])}:"
+                    f"unit {first + i} is {int(phy[i])}:{int(size[i])}:{_said(queue, int(code[i]))}, the record at "
+                    f"phy offset {int(phy_offsets[done + i])} "
+                    f"needs {int(phy_offsets[done + i])}:{int(sizes[done + i])}:"
                     f"{_needed(queue, int(tags[done + i]), int(columns.store_timestamp[rows[done + i]]))}",
                 )
             done += count
@@ -294,4 +295,6 @@ def _said(queue: ConsumeQueue, code: int) -> str:
 
 
 def _needed(queue: ConsumeQueue, tags_code: int, store_timestamp: int) -> str:
-    return str(tags_code) if queue.ext is None else f"{tags_code} (tags code {tags_code} and store time {store_timestamp})"
+    if queue.ext is None:
+        return str(tags_code)
+    return f"{tags_code} (tags code {tags_code} and store time {store_timestamp})"

@@ -479,9 +479,10 @@ def without_unit(damage: Iterable[tuple[int, int, str]]) -> frozenset[int]:
 
 
 def names_further_queue(message: MessageExt, name: str, number: int | None = None) -> bool:
-    """bool: a record names this further queue, whatever the config says and wherever in it; see `multi_dispatch_places`.
+    """bool: a record names this further queue, whatever the config says and wherever in it.
 
-    With `number`: as its message of this queue offset, as far as the record says one for each queue, and each but once.
+    See `multi_dispatch_places`.  With `number`: as its message of this queue offset, as far as the record says one for
+    each queue, and each but once.
     """
     names = message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
     if name not in names or number is None:

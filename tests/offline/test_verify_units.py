@@ -13,8 +13,8 @@ from rmqstore import Message, MessageStore, StoreConfig, verify
 NOW = 1_700_000_000_000
 UNIT, ENTRY = 46, 20
 CONFIG = StoreConfig(
-    mapped_file_size_commit_log=16384, mapped_file_size_consume_queue=400, mapper_file_size_batch_consume_queue=3 * UNIT,
-    max_hash_slot_num=20, max_index_num=200, clock=lambda: NOW,
+    mapped_file_size_commit_log=16384, mapped_file_size_consume_queue=400,
+    mapper_file_size_batch_consume_queue=3 * UNIT, max_hash_slot_num=20, max_index_num=200, clock=lambda: NOW,
 )  # fmt: skip
 EXTENDED = CONFIG.replace(enable_consume_queue_ext=True, mapped_file_size_consume_queue_ext=100)
 BATCHES = 8

@@ -1,12 +1,13 @@
-"""Rot: damage to the files of a store that was closed in order, at the end of its life, and what every way of opening makes of it.
+"""Rot: damage to the files of a store that nobody has open, and what every way of opening makes of it.
 
-Owns which bytes are damaged and what may be said of them.  Of a damaged log nothing else is lost, and nothing invented.  Of
-damaged queues, index, checkpoint or progress no answer is wrong in silence: where one differs from the model's, `verify`
-has a finding, and a rebuild makes it right.  Each look is at a copy of the store.
+Owns which bytes are damaged and what may be said of them.  Of a damaged log nothing else is lost, and nothing invented.
+Of damaged queues, index, checkpoint or progress no answer is wrong in silence: where one differs from the model's,
+`verify` has a finding, and a rebuild makes it right.  Each look is at a copy of the store.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -29,22 +30,28 @@ if TYPE_CHECKING:
 ROTS = ("zeros", "blank", "blank", "noise", "body", "body")
 #: What damages a file that is made from the log.
 DERIVED_ROTS = (
-    "bit", "bit", "bit", "byte", "zeros", "noise", "sector", "again", "again", "copied", "cut", "longer", "empty", "gone",
+    "bit", "bit", "bit", "byte", "zeros", "noise", "sector", "again", "again", "copied", "cut", "longer", "empty",
+    "gone",
 )  # fmt: skip
 #: How many of them a life meets.
 DERIVED_LOOKS = 6
 DERIVED = (
-    "consumequeue/",
-    "batchconsumequeue/",
-    "consumequeue_ext/",
-    "index/",
-    "checkpoint",
-    "config/consumerOffset.json",
-)
+    "consumequeue/", "batchconsumequeue/", "consumequeue_ext/", "index/", "checkpoint", "config/consumerOffset.json",
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def _copy(life: Life) -> Iterator[None]:
+    """Let the life go on in a copy of its store, for so long."""
+    pristine, life.root = life.root, life.new_root()
+    shutil.copytree(pristine, life.root, dirs_exist_ok=True)
+    yield
+    shutil.rmtree(life.root)
+    life.root = pristine
 
 
 def rot_of_a_message(life: Life, number: int) -> None:
-    """Damage to one message of a store that was closed in order, which every way of opening meets; the last of a life."""
+    """Damage to one message of a store that was closed in order, which every way of opening meets."""
     model, dice = life.model, random.Random(number)
     live = [each for each in model.live() if not model.has_holes]
     if not live:
@@ -75,15 +82,10 @@ def rot_of_a_message(life: Life, number: int) -> None:
             file.seek(at)
             file.write(data)
     life.count(f"rot: {kind}")
-    pristine = life.root
     for recovery, read_only in (("strict", True), ("strict", False), ("truncate", False), ("skip", False)):
-        life.root = life.new_root()
-        shutil.rmtree(life.root)
-        shutil.copytree(pristine, life.root)
         life.steps += 1
-        _open_rotten(life, victim, kind, recovery, read_only)
-        shutil.rmtree(life.root)
-    life.root = pristine
+        with _copy(life):
+            _open_rotten(life, victim, kind, recovery, read_only)
 
 
 def _open_rotten(life: Life, victim: Stored, kind: str, recovery: str, read_only: bool) -> None:
@@ -123,7 +125,7 @@ def _open_rotten(life: Life, victim: Stored, kind: str, recovery: str, read_only
         check(oracle.read_files(life.root) == files, what, "changed files")
 
 
-# ------------------------------------------------------------------------------------- queues, index, checkpoint, progress
+# ------------------------------------------------------------------------------ queues, index, checkpoint, progress
 
 
 def rot_of_derived_files(life: Life, number: int, looks: int = DERIVED_LOOKS) -> None:
@@ -131,22 +133,17 @@ def rot_of_derived_files(life: Life, number: int, looks: int = DERIVED_LOOKS) ->
     if life.model.has_holes or not life.model.live():
         return
     dice = random.Random(number)
-    pristine = life.root
-    for _ in range(looks):
-        life.root = life.new_root()
-        shutil.rmtree(life.root)
-        shutil.copytree(pristine, life.root)
-        names = [name for name in sorted(oracle.read_files(life.root)) if name.startswith(DERIVED)]
-        if names:
-            name = dice.choice(names)
-            life.steps += 1
+    names = [name for name in sorted(oracle.read_files(life.root)) if name.startswith(DERIVED)]
+    for _ in range(looks if names else 0):
+        name = dice.choice(names)
+        life.steps += 1
+        life.count(f"rot of {name.split('/')[0]}")
+        with _copy(life):
             what = _damage(life.root, name, dice)
-            life.count(f"rot of {name.split('/')[0]}")
             _look_at_rotten(life, what)
-            _write_on_rotten(life, what)
+            with _copy(life):
+                _write_on_rotten(life, what)
             _rebuild_rotten(life, name, what)
-        shutil.rmtree(life.root)
-    life.root = pristine
 
 
 def _damage(root: str, name: str, dice: random.Random) -> str:
@@ -293,10 +290,7 @@ def _walk(store: MessageStore, queue: tuple[str, int], at: int, what: str, tags:
 def _write_on_rotten(life: Life, what: str) -> None:
     """A writer opens it or refuses; the log stays as it was, and nothing that is wrong is hidden by it."""
     model = life.model
-    config = config_of(model)
-    root = life.new_root()
-    shutil.rmtree(root)
-    shutil.copytree(life.root, root)
+    config, root = config_of(model), life.root
     files = oracle.read_files(root)
     try:
         with MessageStore.open(root, config=config) as store:
@@ -310,7 +304,6 @@ def _write_on_rotten(life: Life, what: str) -> None:
         log, after = oracle.segments(files), oracle.segments(oracle.read_files(root))
         # Of a store that was not closed it cuts what is no whole record.
         check(log == after or "abort" in files, what, "a writer changed the log")
-    shutil.rmtree(root)
 
 
 def _rebuild_rotten(life: Life, name: str, what: str) -> None:
