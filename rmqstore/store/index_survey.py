@@ -106,6 +106,9 @@ class IndexSurvey:
         if number == 1:
             return False
         begin = self.commit_log.store_timestamp_at(index.read_entry(1)[1], behind_end=True)
+        if begin < 0:
+            # Retention deleted that record. The header, which may be lost as well, says its time too.
+            begin = index.header.begin_timestamp
         expected = min(max((int(columns.store_timestamp[0]) - begin) // 1000, 0), 2**31 - 1)
         return begin > 0 and time_diff != expected
 
