@@ -43,7 +43,7 @@ from .session import (
 #: After a kill 5.5.0 deletes the newest index file, and indexes so many segments again (`commitLogRecoverMaxNum`).
 SEGMENTS_SEEN_AGAIN = 10
 #: Of so many stores that were not closed one is looked at with damage too.
-SESSIONS_WITH_ROT = 4
+SESSIONS_WITH_ROT = 8
 
 
 class LifeFailed(Exception):

@@ -29,7 +29,7 @@ STEPS_OF_CLOCK = (0, 1, 499, 500, 999, 1000, 7_000, 61_000, 3_600_000, -1, -1500
 #: How many of the lives have turns of Java, which take a hundred times as long as others.
 LIVES_WITH_JAVA = 0.08
 #: How many end with damage to queues, index, checkpoint or progress.
-LIVES_WITH_DERIVED_ROT = 0.5
+LIVES_WITH_DERIVED_ROT = 0.25
 #: How many have a `Mix` of their own.
 LIVES_WITH_A_MIX = 0.4
 #: Which part of the puts of a message goes into light message queues (LMQ) too, in a life that has them.

@@ -34,7 +34,7 @@ DERIVED_ROTS = (
     "gone",
 )  # fmt: skip
 #: How many of them a life meets.
-DERIVED_LOOKS = 6
+DERIVED_LOOKS = 4
 DERIVED = (
     "consumequeue/", "batchconsumequeue/", "consumequeue_ext/", "index/", "checkpoint", "config/consumerOffset.json",
 )  # fmt: skip
