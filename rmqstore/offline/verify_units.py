@@ -18,7 +18,7 @@ from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.errors import Finding, StoreError, finding_of
-from rmqstore.message import SCHEDULE_TOPIC
+from rmqstore.message import SCHEDULE_TOPIC, MessageExt
 from rmqstore.store.dispatcher import names_further_queue
 
 
@@ -221,8 +221,7 @@ class QueueCheck:
                 continue
             message = log.look_up(unit.phy_offset, unit.size)
             if message is not None and (
-                (message.topic, message.queue_id, message.queue_offset) == (self.topic, self.queue_id, number)
-                or names_further_queue(message, self.topic, number)
+                self._is_own(message, number) or names_further_queue(message, self.topic, number)
             ):
                 continue
             yield from self._tell(
@@ -233,17 +232,17 @@ class QueueCheck:
             )
         yield from self.end_run()
 
+    def _is_own(self, message: MessageExt, queue_offset: int) -> bool:
+        own = self.topic, self.queue_id, queue_offset
+        return (message.topic, message.queue_id, message.queue_offset) == own
+
     def _odd_batch_units(self, queue: BatchConsumeQueue, first: int) -> Iterator[Finding]:
         # What each batch needs was looked for already; here is what no batch needs.
         reached = -1
         for number in queue.numbers(first):
             unit = queue.unit_of(number)
             message = self.commit_log.look_up(unit.phy_offset, unit.size)
-            own = message is not None and (message.topic, message.queue_id, message.queue_offset) == (
-                self.topic,
-                self.queue_id,
-                unit.queue_offset,
-            )
+            own = message is not None and self._is_own(message, unit.queue_offset)
             if own and unit.phy_offset > reached:
                 reached = unit.phy_offset
                 continue

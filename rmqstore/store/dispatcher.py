@@ -484,10 +484,9 @@ def names_further_queue(message: MessageExt, name: str, number: int | None = Non
     See `multi_dispatch_places`.  With `number`: as its message of this queue offset, as far as the record says one for
     each queue, and each but once.
     """
-    names = message.properties.get("INNER_MULTI_DISPATCH", "").split(",")
+    names, numbers = _further_lists(message)
     if name not in names or number is None:
         return name in names
-    numbers = message.properties.get("INNER_MULTI_QUEUE_OFFSET", "").split(",")
     if len(numbers) != len(names) or names.count(name) > 1:
         return True
     stated = numbers[names.index(name)]
@@ -519,12 +518,18 @@ def _may_name_queues(message: MessageExt, config: StoreConfig) -> bool:
 
 def _named_places(message: MessageExt, config: StoreConfig) -> list[tuple[str, str]]:
     # As the record says it; nothing where the two lists do not go together.
-    text = message.properties.get("INNER_MULTI_DISPATCH")
-    if not text or not _may_name_queues(message, config):
+    if not message.properties.get("INNER_MULTI_DISPATCH") or not _may_name_queues(message, config):
         return []
-    names = text.split(",")
-    numbers = message.properties.get("INNER_MULTI_QUEUE_OFFSET", "").split(",")
+    names, numbers = _further_lists(message)
     return list(zip(names, numbers, strict=True)) if len(names) == len(numbers) else []
+
+
+def _further_lists(message: MessageExt) -> tuple[list[str], list[str]]:
+    # The names of further queues and the queue offsets there; one empty text each where the record says none.
+    names, numbers = (
+        message.properties.get(name, "") for name in ("INNER_MULTI_DISPATCH", "INNER_MULTI_QUEUE_OFFSET")
+    )
+    return names.split(","), numbers.split(",")
 
 
 def _is_place(name: str, number: str) -> bool:

@@ -160,11 +160,15 @@ class Undispatched:
                 self.root, end - begin, begin, until - begin, until,
             )  # fmt: skip
 
+    def _surely_dispatched(self) -> int:
+        # Up to here queues had everything before the crash, as far as the log is there.
+        checkpoint = Checkpoint.load_or_zeros(os.path.join(self.root, "checkpoint"))
+        return max(dispatched_before_crash(self.commit_log, checkpoint), self.commit_log.min_offset)
+
     def _leave_out(self, end: int, error: StoreError) -> None:
         # One damaged queue stops nobody who reads the log or the other queues.
         self.queues.forget_memory()
-        checkpoint = Checkpoint.load_or_zeros(os.path.join(self.root, "checkpoint"))
-        begin = min(max(dispatched_before_crash(self.commit_log, checkpoint), self.commit_log.min_offset), end)
+        begin = min(self._surely_dispatched(), end)
         self.left_out = begin, end
         logger.warning(
             "%s: whether queues lead to all of the log from phy offset %d on cannot be said, as one cannot be read: %s",
@@ -174,9 +178,7 @@ class Undispatched:
     def _first_missing(self, newest: int, plain: Mapping[tuple[str, int], PlainQueue]) -> int:
         # Where a queue may lack something that is older than the newest unit of another: many messages that are put together
         # are dispatched queue by queue, and a system that loses power has forced one queue's file and not yet the other's.
-        checkpoint = Checkpoint.load_or_zeros(os.path.join(self.root, "checkpoint"))
-        begin = max(dispatched_before_crash(self.commit_log, checkpoint), newest - MAX_UNDISPATCHED)
-        begin = max(begin, self.commit_log.min_offset)
+        begin = max(self._surely_dispatched(), newest - MAX_UNDISPATCHED)
         agreement = Agreement(self.queues, plain)
         for stretch, columns in self.commit_log.scans(begin, newest, check_crc=False, keys=False):
             if stretch.verdict is Verdict.RECORD and not agreement.holds(columns):

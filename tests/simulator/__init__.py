@@ -12,7 +12,7 @@ by `model`, which is plain Python, and by `oracle`, the second reader.  The modu
     model       what must be in the store after each of them
     session     one process that has the store open: it does the operations and holds each answer against the model
     life        the parent of these processes: kills, lost power, damage, and what is left then
-    rot         damage to the files of a store that was closed in order, and what every way of opening makes of it
+    rot         damage to the files of a store that nobody has open, and what every way of opening makes of it
     java        RocketMQ's own store on the same files, between two of these processes
     shrink      from a long plan that fails to a short one
     planted     faults put into the package on purpose, each of which must be found

@@ -6,6 +6,7 @@ record that was acknowledged is there byte for byte, and of the operation in whi
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 import random
@@ -25,7 +26,7 @@ from rmqstore.files.checkpoint import marked_end
 from . import java, rot
 from .layer import Layer
 from .model import Doubt, Model, Stored
-from .plan import ORDINARY, ROT, Opening, Operation, mix_of, opening_of, setting_of
+from .plan import ORDINARY, PLAIN, ROT, Opening, Operation, mix_of, opening_of, setting_of
 from .session import (
     DONE,
     ENDED,
@@ -498,9 +499,8 @@ class Life:
 
     def _last_session(self) -> None:
         """Open once more without a fault, compare everything, close, and compare the bytes with what the log gives."""
-        opening = Opening("strict", False, (), "close", "none", 1, (), 0, False, False, None, False)
-        self._run_child(opening, [("check", 0), ("put", 1), ("flush", 0)])
-        self._run_child(opening, [])
+        self._run_child(PLAIN, [("check", 0), ("put", 1), ("flush", 0)])
+        self._run_child(PLAIN, [])
         model = self.model
         log = oracle.segments(oracle.read_files(self.root))
         self.digest = hashlib.sha256(repr(sorted(log.items())).encode()).hexdigest()[:16]
@@ -516,10 +516,9 @@ class Life:
 
     def rebuild_and_check(self, parts: tuple[str, ...], what: str) -> None:
         """Rebuild these parts of the store, open it, and compare everything."""
-        opening = Opening("strict", False, parts, "close", "none", 1, (), 0, False, False, None, False)
         disk, self._disk = self._disk, None
         try:
-            self._run_child(opening, [("check", 0)])
+            self._run_child(dataclasses.replace(PLAIN, rebuild=parts), [("check", 0)])
         except LifeFailed as error:
             raise LifeFailed(error.step, f"{what}, rebuilt: {error.text}") from None
         finally:

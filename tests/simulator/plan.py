@@ -243,6 +243,10 @@ class Opening:
     watched: bool
 
 
+#: An opening without a fault, closed in order.
+PLAIN = Opening("strict", False, (), "close", "none", 1, (), 0, False, False, None, False)
+
+
 def opening_of(number: int, changing: tuple[str, ...], mix: Mix = ORDINARY) -> Opening:
     """What ("session", number) stands for; `changing` are the names of the calls that change or force something."""
     dice = random.Random(number)

@@ -21,7 +21,7 @@ from rmqstore.config import system_clock
 
 from .model import Stored
 from .plan import LIGHT_QUEUES
-from .session import EXPECTED, check, config_of, places, same
+from .session import EXPECTED, check, config_of, places, same, walk
 
 if TYPE_CHECKING:
     from .life import Life
@@ -229,20 +229,20 @@ def _differences(life: Life, store: MessageStore, what: str) -> Iterator[str]:
     for queue, stored in model.queues.items():
         units = [(each.queue_offset, each.phy_offset) for each in stored if model.is_live(each)]
         try:
-            got = _walk(store, queue, model.bounds(queue)[0], what)
+            got = walk(store, queue, model.bounds(queue)[0], what)
             bounds = store.min_queue_offset(*queue), store.max_queue_offset(*queue)
         except EXPECTED as error:
             yield f"queue {queue}: {error}"
             continue
-        for _, message in got:
+        for message in got:
             check(message.phy_offset in known, what, "queue", queue, "gives a message that nobody put", message)
             same(message, known[message.phy_offset])
         if queue[0] in LIGHT_QUEUES:
             wanted = [phy_offset for _, phy_offset in units]
-            places_of = [message.phy_offset for _, message in got]
+            places_of = [message.phy_offset for message in got]
         else:
             wanted = units
-            places_of = [(message.queue_offset, message.phy_offset) for _, message in got]
+            places_of = [(message.queue_offset, message.phy_offset) for message in got]
         strange = [each for each in places_of if each not in wanted]
         check(not strange, what, "queue", queue, "gives", strange, "of", wanted)
         if not wanted:
@@ -253,7 +253,7 @@ def _differences(life: Life, store: MessageStore, what: str) -> Iterator[str]:
         tags = sorted({each.tags for each in map(known.get, (phy_offset for _, phy_offset in units)) if each.tags})
         for tag in tags if queue[0] not in (*LIGHT_QUEUES, oracle.SCHEDULE_TOPIC) else ():
             tagged = [known[phy_offset].phy_offset for _, phy_offset in units if known[phy_offset].tags == tag]
-            got = [message.phy_offset for _, message in _walk(store, queue, model.bounds(queue)[0], what, tag)]
+            got = [message.phy_offset for message in walk(store, queue, model.bounds(queue)[0], what, tag)]
             check(set(got) <= set(tagged), what, "queue", queue, "tag", tag, "gives", got, "of", tagged)
             if got != tagged:
                 yield f"queue {queue}, tag {tag}: {got} of {tagged}"
@@ -273,18 +273,6 @@ def _differences(life: Life, store: MessageStore, what: str) -> Iterator[str]:
                     same(message, known[message.phy_offset])
             if hits != wanted and found.complete:
                 yield f"key {each.spec.topic} {key}: {hits} of {wanted}"
-
-
-def _walk(store: MessageStore, queue: tuple[str, int], at: int, what: str, tags: str | None = None) -> list:
-    """The whole messages of a queue, each with the place from which it was asked for."""
-    got = []
-    high = store.max_queue_offset(*queue)
-    while at < high:
-        answer = store.get_message(*queue, at, 64, tags)
-        got += [(at, message) for message in answer.messages if not message.corrupt]
-        check(answer.next_queue_offset > at, what, "no way on in", queue, at, answer)
-        at = answer.next_queue_offset
-    return got
 
 
 def _write_on_rotten(life: Life, what: str) -> None:

@@ -25,6 +25,7 @@ from rmqstore import (
     DiskFullError,
     InvalidMessageError,
     Message,
+    MessageExt,
     MessageStore,
     OffsetOutOfRangeError,
     StoreConfig,
@@ -168,6 +169,19 @@ def same(message, stored: Stored) -> None:
     check(
         properties == {name: value for name, value in pairs.items() if value}, "properties at", stored.phy_offset, properties
     )
+
+
+def walk(
+    store: MessageStore, queue: tuple[str, int], at: int, what: str = "", tags: str | None = None
+) -> list[MessageExt]:
+    """The whole messages of a queue from `at` on; `what` begins the report where it goes no further."""
+    found, high = [], store.max_queue_offset(*queue)
+    while at < high:
+        answer = store.get_message(*queue, at, 64, tags)
+        found += [message for message in answer.messages if not message.corrupt]
+        check(answer.next_queue_offset > at, f"{what} no way on in".lstrip(), queue, at, answer)
+        at = answer.next_queue_offset
+    return found
 
 
 class Session:
@@ -704,16 +718,7 @@ class Session:
         # A message in a light queue says the queue offset of its own.
         is_light = queue[0] in LIGHT_QUEUES
         wanted = [(0 if is_light else each.queue_offset, each.phy_offset) for each in stored if model.is_live(each)]
-        found, at = [], low
-        while at < high:
-            answer = store.get_message(*queue, at, 64)
-            found += [
-                (0 if is_light else message.queue_offset, message.phy_offset)
-                for message in answer.messages
-                if not message.corrupt
-            ]
-            check(answer.next_queue_offset > at, "no way on in", queue, at, answer)
-            at = answer.next_queue_offset
+        found = [(0 if is_light else message.queue_offset, message.phy_offset) for message in walk(store, queue, low)]
         check(found == wanted, "queue", queue, "has", found, "put", wanted)
 
 
