@@ -95,6 +95,8 @@ class Life:
         self._half: set[int] = set()
         #: Retention and damage make queues and index something that the log alone does not give.
         self._log_gives_all = True
+        #: Java was killed, and no opening of ours came to its end since: its checkpoint has Java's fields.
+        self._java_checkpoint = False
 
     def new_root(self) -> str:
         self._roots += 1
@@ -198,6 +200,7 @@ class Life:
         answer, model = self.notes.told(), self.model
         if answer is None:
             return
+        self._java_checkpoint = False
         if answer["kept"] is not None:
             known = {each.phy_offset: each for each in model.records}
             expired = [each for each in model.records if not model.is_live(each)]
@@ -327,7 +330,7 @@ class Life:
         after_kill = os.path.exists(os.path.join(self.root, "abort"))
         if after_kill and len(os.listdir(os.path.join(self.root, "commitlog"))) > SEGMENTS_SEEN_AGAIN:
             return
-        if after_kill and marked_end(self.root) < 0:
+        if after_kill and (self._java_checkpoint or marked_end(self.root) < 0):
             # Ours died before it wrote a checkpoint: by its own one Java deletes index files after a clock was set back.
             return
         # Where the newest record has no unit, Java does not know that it was dispatched, and puts its entries again.
@@ -336,6 +339,7 @@ class Life:
         self._log_gives_all &= not after_kill
         kill = number % 4 == 0
         before, answers = java.turn(self.root, model, puts, kill)
+        self._java_checkpoint = kill
         self._check_found(before)
         (end,) = (line["maxPhy"] for line in before if line["type"] == "store")
         if end != model.end:
