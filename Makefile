@@ -5,11 +5,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
-# How long `make fuzz` goes on.
+# How long `make fuzz` goes on with each target, and `make fuzz-long` in all (until it is stopped).
 FUZZ_SECONDS ?= 20
-# What `make simulate` does at least, and how long `make simulate-long` goes on.
+FUZZ_MINUTES ?=
+# What `make simulate` does at least; how long `make simulate-long` goes on, and from which seed on.
 SIMULATE_STEPS ?= 250000
 SIMULATE_MINUTES ?= 1440
+SIMULATE_SEED ?= $(shell date +%s)
 # Processes that run tests side by side.
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 PARALLEL := -n $(JOBS) --dist loadscope
@@ -183,8 +185,8 @@ fuzz: venv ## hostile bytes for the readers of files, guided by what they reach 
 fuzz-address: venv ## the same, and AddressSanitizer watches
 	SANITIZE=address bash ci/fuzz.sh $(FUZZ_SECONDS)
 
-fuzz-long: venv ## the same until it is stopped; what it learns stays in build/fuzz/corpus
-	bash ci/fuzz.sh long
+fuzz-long: venv ## the same until it is stopped, or FUZZ_MINUTES; what it learns stays in build/fuzz/corpus
+	MINUTES=$(FUZZ_MINUTES) bash ci/fuzz.sh long
 
 simulate: test-venv ## lives of stores from fixed seeds, with kills, lost power, errors and damage: make simulate SIMULATE_STEPS=100000
 	bash ci/java.sh
@@ -192,7 +194,8 @@ simulate: test-venv ## lives of stores from fixed seeds, with kills, lost power,
 
 simulate-long: test-venv ## the same from seeds that nobody tried yet, for a day: make simulate-long SIMULATE_MINUTES=60
 	bash ci/java.sh
-	$(BIN)/python -m tests.simulator --jobs $(JOBS) --seed $$(date +%s) --minutes $(SIMULATE_MINUTES) $(SIMULATE_ARGS)
+	$(BIN)/python -m tests.simulator --jobs $(JOBS) --seed $(SIMULATE_SEED) --minutes $(SIMULATE_MINUTES) \
+		--keep-going $(SIMULATE_ARGS)
 
 clean: ## remove builds and caches (the environment stays)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis asv_bench/env asv_bench/html

@@ -4,7 +4,9 @@
 #     ci/fuzz.sh [SECONDS [LIBFUZZER_ARGUMENT...]]   once over all targets
 #     ci/fuzz.sh long [SECONDS]                      again and again until stopped; what was learned stays in build/fuzz/corpus
 #
-# TARGET is a part of the names of targets, the others are left out.  SANITIZE=address has AddressSanitizer watch as well, in a
+# TARGET is a part of the names of targets, the others are left out; PART=2/4 takes every fourth of the rest, from the
+# second on.  MINUTES ends a long run at the first target after so many.  One that finds something does not stop the
+# others; the exit code is 1 then.  SANITIZE=address has AddressSanitizer watch as well, in a
 # build of its own in build/fuzz-address, at some third of the speed.
 # libFuzzer sees the compiled modules too: it takes a build of its own in build/fuzz (ci/fuzz/coverage.c).  Bytes that a target
 # refuses lie in build/fuzz/found.  Where atheris has no wheel it says so and ends well, except when CI is true.
@@ -63,10 +65,20 @@ targets=(
     readers:qi readers:qs readers:dets readers:ets readers:consumer_offset readers:delay_offset readers:topics
     readers:import_jsonl readers:import_csv readers:import_arrow
 )
+part=${PART:-1/1}
+number=0
+chosen=()
+for target in "${targets[@]}"; do
+    case $target in *"${TARGET:-}"*) ;; *) continue ;; esac
+    [ $((number++ % ${part#*/})) -ne $((${part%/*} - 1)) ] || chosen+=("$target")
+done
+[ ${#chosen[@]} -gt 0 ] || { echo "fuzz.sh: there is no target for TARGET=${TARGET:-} PART=$part" >&2; exit 2; }
+failed=()
+time_is_up() { [ -n "${MINUTES:-}" ] && [ "$SECONDS" -ge $((MINUTES * 60)) ]; }
 cd "$(mktemp -d)"
 while :; do
-    for target in "${targets[@]}"; do
-        case $target in *"${TARGET:-}"*) ;; *) continue ;; esac
+    for target in "${chosen[@]}"; do
+        [ -z "$long" ] || ! time_is_up || break
         name=${target%%:*}
         kind=${target#"$name"}
         kind=${kind#:}
@@ -77,7 +89,9 @@ while :; do
         fi
         echo "=== fuzz: $target" >&2
         env LD_PRELOAD="$preload" PYTHONPATH="$lib${PYTHONPATH:+:$PYTHONPATH}" "$python" "$root/tests/fuzz/$name.py" ${kind:+"$kind"} \
-            "-artifact_prefix=$found/${kind:-$name}-" "-max_total_time=$seconds" "${@:2}" ${corpus[@]+"${corpus[@]}"}
+            "-artifact_prefix=$found/${kind:-$name}-" "-max_total_time=$seconds" "${@:2}" ${corpus[@]+"${corpus[@]}"} \
+            || failed+=("$target")
     done
-    [ -n "$long" ] || break
+    [ -n "$long" ] && ! time_is_up || break
 done
+[ ${#failed[@]} -eq 0 ] || { echo "fuzz.sh: found something with ${failed[*]}; the bytes lie in $found" >&2; exit 1; }

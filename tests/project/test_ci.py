@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+import yaml
 from long_tests import LONG
 from scratch import folder_for_everybody
 
@@ -207,3 +208,73 @@ def test_a_command_in_a_debian_is_of_the_user_who_called_and_leaves_no_mount(str
     assert code == "code 7" and owner == user != "0"
     assert str(folder_of_a_system) not in Path("/proc/self/mounts").read_text()
     assert os.listdir(folder_of_a_system / "tmp") == []
+
+
+# ---------------------------------------------------------------------------------------------------------------
+# What goes on for a day
+
+
+def test_a_night_has_a_day_of_simulation_and_a_day_of_fuzzing():
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "lab.yml").read_text(encoding="utf-8"))["jobs"]
+    fuzz, simulate = jobs["fuzz"], jobs["simulate"]
+    (command,) = (each["run"] for each in simulate["steps"] if each.get("run", "").startswith("make "))
+    assert "simulate-long" in command
+    minutes, processes = (int(re.search(rf"{name}=(\d+)", command)[1]) for name in ("SIMULATE_MINUTES", "JOBS"))
+    assert minutes < simulate["timeout-minutes"] and minutes * processes >= 22 * 60
+    (step,) = (each for each in fuzz["steps"] if each.get("run", "").startswith("make "))
+    parts = fuzz["strategy"]["matrix"]["part"]
+    assert step["env"]["PART"].endswith(f"/{len(parts)}") and parts == list(range(1, len(parts) + 1))
+    minutes = int(re.search(r"make fuzz-long .*FUZZ_MINUTES=(\d+)", step["run"])[1])
+    assert minutes < fuzz["timeout-minutes"] and minutes * len(parts) >= 22 * 60
+
+
+@pytest.fixture
+def fuzz(tmp_path):
+    """A function `fuzz(*arguments, **variables)`: ci/fuzz.sh with an interpreter that only says what it was to fuzz."""
+    (tmp_path / "ci").mkdir()
+    shutil.copy(ROOT / "ci" / "fuzz.sh", tmp_path / "ci")
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/sh\n"
+        'case $1 in */tests/fuzz/*) ;; *) exit 0 ;; esac\n'
+        'name=$(basename "$1" .py)\n'
+        'case $2 in -*) ;; *) name=$name:$2 ;; esac\n'
+        f'echo "$name" >> {tmp_path}/done\n'
+        '[ "$name" != "$FAILING" ]\n',
+        encoding="utf-8",
+    )
+    python.chmod(0o755)
+    (tmp_path / "build" / "fuzz" / "lib").mkdir(parents=True)
+
+    def run(*arguments, **variables):
+        (tmp_path / "done").unlink(missing_ok=True)
+        ran = subprocess.run(
+            ["bash", "ci/fuzz.sh", *arguments], cwd=tmp_path, env={**os.environ, "PYTHON": str(python), **variables},
+            capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        done = tmp_path / "done"
+        return ran, done.read_text(encoding="utf-8").split() if done.exists() else []
+
+    return run
+
+
+def test_the_parts_of_the_fuzzer_are_all_of_it_and_each_is_in_one(fuzz):
+    ran, every = fuzz("1")
+    assert ran.returncode == 0 and len(every) == len(set(every)) > 20
+    parts = [fuzz("1", PART=f"{number}/4")[1] for number in (1, 2, 3, 4)]
+    assert sorted(name for part in parts for name in part) == sorted(every)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
+    assert fuzz("1", TARGET="import", PART="2/2")[1] == [name for name in every if "import" in name][1::2]
+    ran, none = fuzz("1", TARGET="nothing of this name")
+    assert ran.returncode == 2 and none == [] and "there is no target" in ran.stderr
+
+
+def test_a_finding_of_the_fuzzer_stops_no_other_target(fuzz):
+    every = fuzz("1")[1]
+    ran, done = fuzz("1", FAILING=every[3])
+    assert ran.returncode == 1 and done == every and f"found something with {every[3]}" in ran.stderr
+
+
+def test_a_long_run_of_the_fuzzer_ends_when_its_time_is_up(fuzz):
+    ran, done = fuzz("long", "1", MINUTES="0")
+    assert ran.returncode == 0 and done == []

@@ -58,6 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--replay", metavar="FILE", help="a plan that was written, once")
     parser.add_argument("--plant", metavar="NAME", help="with a planted fault")
     parser.add_argument("--shrink", type=float, default=60, metavar="SECONDS", help="how long to look for a shorter plan")
+    parser.add_argument("--keep-going", action="store_true", help="go on after a seed that fails (code 1 at the end)")
     parser.add_argument("--show", action="store_true", help="print the plan")
     given = parser.parse_args(arguments)
     layer_of.start_under_it(arguments)
@@ -106,7 +107,7 @@ def _lives(given: argparse.Namespace, first: int, stride: int, steps: int | None
         from .planted import PLANTED
 
         PLANTED[given.plant]()
-    began, done, lives, counts = time.monotonic(), 0, 0, {}
+    began, done, lives, failed, counts = time.monotonic(), 0, 0, 0, {}
     plan_of_file, digest = None, hashlib.sha256()
     if given.replay:
         with open(given.replay, encoding="utf-8") as file:
@@ -129,7 +130,9 @@ def _lives(given: argparse.Namespace, first: int, stride: int, steps: int | None
                 print(f"seed {seed} failed after {done} steps in {lives} lives, {spent:.1f} s: {error}")
                 if plan_of_file is None:
                     _report(given, seed, plan, error, scratch, layer, notes)
-                return 1
+                if not given.keep_going:
+                    return 1
+                failed += 1
             now = time.monotonic()
             if now - said > 60:
                 said = now
@@ -143,9 +146,11 @@ def _lives(given: argparse.Namespace, first: int, stride: int, steps: int | None
     happened = ", ".join(f"{what} {count}" for what, count in sorted(counts.items()))
     by = f" by {stride}" if stride > 1 else ""
     # Seconds alone say little of a machine that does other things too.
-    print(f"seeds {first} to {seed}{by}: {lives} lives, {done} steps in {spent:.1f} s, {done / spent:.0f} steps/s, ", end="")
+    wrong = f" ({failed} failed)" if failed else ""
+    print(f"seeds {first} to {seed}{by}: {lives} lives{wrong}, {done} steps in {spent:.1f} s, ", end="")
+    print(f"{done / spent:.0f} steps/s, ", end="")
     print(f"{_processor_time():.1f} s of a processor; {happened}; digest {digest.hexdigest()[:16]}", flush=True)
-    return 0
+    return int(failed > 0)
 
 
 def _processor_time() -> float:

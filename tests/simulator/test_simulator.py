@@ -59,6 +59,14 @@ def test_a_failing_seed_says_how_to_see_it_again_and_becomes_short(tmp_path):
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+def test_a_simulator_that_keeps_going_tells_of_each_seed_that_fails():
+    planted = ("--plant", "index-entry-to-the-wrong-offset")
+    ran = simulate("--seed", "1", "--length", "300", "--steps", "3000", "--shrink", "0", "--keep-going", *planted)
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    failed = re.findall(r"^seed (\d+) failed after", ran.stdout, re.M)
+    assert len(failed) > 1 and f" lives ({len(failed)} failed), " in ran.stdout.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     "seed",
     "522 866 897 1341 1372 1403 1520 2164 2376 2638 3234 3265 10331 21618 22362".split(),
