@@ -66,7 +66,7 @@ step checks bash ci/checks.sh || true
 # The same seed every time: whether a change passes is not to hang on luck; `make fuzz` searches on.
 step fuzz bash ci/fuzz.sh 4 -seed=1 || true
 # The same seeds every time, as many of them as the time allows: how many steps were done is printed, and decides nothing.
-step simulate make simulate SIMULATE_STEPS=1000000 SIMULATE_ARGS="--minutes 17" || true
+step simulate make simulate SIMULATE_STEPS=1000000 SIMULATE_ARGS="--minutes 21" || true
 step watched bash ci/watched.sh || true
 step portable make test-portable PYTEST_ARGS="--color=no -q" || true
 step python env PYTEST_ARGS="-q" bash ci/pythons.sh --turn || true
