@@ -120,7 +120,10 @@ class CommitLog(NotCopied):
         return self._end.find_end()
 
     def last_store_timestamp(self) -> int | None:
-        """int or None: store time of the last record in the newest segment that holds any, ms since epoch."""
+        """int or None: store time of the last record in the newest segment that holds any, ms since epoch.
+
+        Up to the end of the log, past what is damaged.
+        """
         return self._end.last_store_timestamp()
 
     def find_end_behind_damage(self, reached: int = -1) -> int:

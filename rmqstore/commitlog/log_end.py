@@ -66,8 +66,14 @@ class LogEnd:
     def last_store_timestamp(self) -> int | None:
         """See `CommitLog.last_store_timestamp`."""
         for base in reversed(self.files.offsets):
-            _, _, num, last = self._walk_from_start(base)
-            if num:
+            pos, verdict, num, last = self._walk_from_start(base)
+            limit = min(self.files.wrote_where - base, self.segment_size)
+            if verdict != Verdict.BLANK and pos < limit:
+                # Damage: the log goes on behind it.
+                newest = self._newest_in(base, limit)
+                if newest:
+                    return newest
+            elif num:
                 return _core.check_record(self.files.file(base).region, last, base, 0)[2]
         return None
 
@@ -134,13 +140,18 @@ class LogEnd:
         mapped_file = self.files.find(end)
         if mapped_file is None:
             return 0
-        base, region = mapped_file.file_from_offset, mapped_file.region
+        base = mapped_file.file_from_offset
+        return self._newest_in(base, end - base)
+
+    def _newest_in(self, base: int, limit: int) -> int:
+        # The same of the first `limit` bytes of a segment.
+        region = self.files.file(base).region
         at, newest, search = 0, 0, _core.RecordSearch(region, base)
-        while at < end - base:
-            pos, _, _, last = _dispatch.walk(region, at, end - base, base)
+        while at < limit:
+            pos, _, _, last = _dispatch.walk(region, at, limit, base)
             if last >= 0:
                 newest = _core.check_record(region, last, base, 0)[2]
-            found = search.find(pos + 1, end - base)
+            found = search.find(pos + 1, limit)
             if found < 0:
                 break
             at = found

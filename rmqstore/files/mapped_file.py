@@ -59,6 +59,8 @@ _staging_numbers = itertools.count()
 # Up to so many folders are forced one by one, a millisecond each on a disk; more take one call for the file system, which may
 # have to wait for what other programs wrote.
 _FEW_FOLDERS = 256
+# More than a broker's JSON with millions of entries has.
+_SMALL = 256 << 20
 
 
 @contextlib.contextmanager
@@ -102,10 +104,14 @@ def read_small_file(path: str) -> bytes | None:
     Raises
     ------
     OSError
-        It cannot be read, or is not a regular file.
+        It cannot be read, is not a regular file, or has more than 256 MiB.
     """
     try:
         with open(open_regular(path), "rb") as file:
+            # A sparse file may say any length, and would take as much memory.
+            size = os.fstat(file.fileno()).st_size
+            if size > _SMALL:
+                raise OSError(errno.EFBIG, f"a file of {size} bytes where at most {_SMALL} are read; move it away", path)
             return file.read() or None
     except FileNotFoundError:
         return None

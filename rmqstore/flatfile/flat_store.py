@@ -12,6 +12,7 @@ tags.  The real query asks only files that were made between begin and end, and 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 
@@ -409,7 +410,8 @@ def _is_topic(name: str) -> bool:
 
 
 def _is_queue_id(name: str) -> bool:
-    return name.isascii() and name.isdigit() and str(int(name)) == name and int(name) < 2**31
+    # Python refuses to make a number of thousands of digits, which metadata may name.
+    return re.fullmatch("0|[1-9][0-9]{0,9}", name) is not None and int(name) < 2**31
 
 
 def _keys_of(message: MessageExt) -> list[str]:

@@ -129,7 +129,8 @@ def _table(value: Any, what: str, path: str) -> dict[Any, Any]:
 
 
 def _as_int(value: Any) -> Any:
-    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+    # Python refuses to make a number of thousands of digits.
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20 else value
 
 
 def _number(value: Any, what: str, path: str, low: int = 0) -> int:

@@ -294,6 +294,7 @@ def _search(store: MessageStore, kinds: Iterable[str], topic: str | None, now: i
             database.close()
     table = pa.Table.from_batches(search.batches, schema=schema())
     table = _without_delivered(search, table, end)
+    search.tell_damage(end)
     if topic is not None:
         import pyarrow.compute as pc
 
@@ -344,10 +345,12 @@ def _without_delivered(search: Search, table: pa.Table, end: int) -> pa.Table:
         if key is not None:
             waiting.setdefault((topic, key, times if kind == "delayed" else None), []).append((phy_offset, when, place))
     keys = pa.array(sorted({key for _, key, _ in waiting}), pa.string())
+    begin = int(pc.min(suspects.column("phy_offset")).as_py())
+    search.walk_from(begin)
     scan = search.store.scan(
         [*columns, "store_timestamp"],
         topic=topics,
-        begin_phy_offset=int(pc.min(suspects.column("phy_offset")).as_py()),
+        begin_phy_offset=begin,
         end_phy_offset=end,
     )
     delivered: set[int] = set()

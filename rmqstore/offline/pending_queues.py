@@ -24,8 +24,6 @@ __all__ = ["search_delayed", "search_dlq", "search_retry"]
 
 def search_delayed(search: Search) -> None:
     """Find what waits in the queues of the delay levels."""
-    if SCHEDULE_TOPIC not in search.topics:
-        return
     path = os.path.join(search.store.path, "config", "delayOffset.json")
     offsets: dict[int, int] = {}
     known = False
@@ -36,11 +34,13 @@ def search_delayed(search: Search) -> None:
     except (CorruptionError, OSError) as error:
         search.problem(error)
     else:
-        if not known:
+        if not known and SCHEDULE_TOPIC in search.topics:
             search.notes.append(
                 "there is no config/delayOffset.json: of each delay level all messages are taken to wait that are not on "
                 "their topic"
             )
+    if SCHEDULE_TOPIC not in search.topics and not offsets:
+        return
     source = search.source(
         "delayed",
         SCHEDULE_TOPIC,
@@ -52,7 +52,9 @@ def search_delayed(search: Search) -> None:
             "when delayed messages without a unit on disk are due follows from message_delay_level, which the store "
             f"does not tell: {store.config.message_delay_level!r} is assumed"
         )
-    for records in search.records_of(SCHEDULE_TOPIC, {level - 1: offset for level, offset in offsets.items()}):
+    begins = {level - 1: offset for level, offset in offsets.items()}
+    # A broker notes a level only after it found its queue.
+    for records in search.records_of(SCHEDULE_TOPIC, begins, zero_is_noted=True):
         levels = records.numbers_of("queue_id") + 1
         batch = rows(
             records,

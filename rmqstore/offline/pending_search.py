@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from rmqstore._core import Verdict
 from rmqstore.errors import CorruptionError, MissingDependencyError, StoreError
 from rmqstore.offline.pending_rows import Records, records_in_log, records_of_queue
 from rmqstore.rocksdb.database import Database, is_database
@@ -101,6 +102,8 @@ class Search:
     sources: list[PendingSource] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    #: The phy offset from which on the log was gone over, for what no queue tells; None: it was not.
+    walked_from: int | None = None
 
     def problem(self, error: Exception, path: str | None = None) -> None:
         """Take an error down; the search goes on."""
@@ -131,6 +134,7 @@ class Search:
         found = set(self.store.topics())
         unserved = self.store.unserved
         if unserved is not None:
+            self.walk_from(unserved[0])
             for batch in self.store.scan(["topic"], begin_phy_offset=unserved[0], read_dictionary=["topic"]):
                 found.update(batch.column(0).dictionary.to_pylist())
         return frozenset(found)
@@ -184,16 +188,28 @@ class Search:
                 self.problem(error)
         return otherwise, False
 
-    def records_of(self, topic: str, begins: Mapping[int, int], *, body: bool = False) -> Iterator[Records]:
-        """The records of a topic: of each queue from its begin on, from the queue's first one where none is given."""
+    def records_of(
+        self, topic: str, begins: Mapping[int, int], *, body: bool = False, zero_is_noted: bool = False
+    ) -> Iterator[Records]:
+        """The records of a topic: of each queue from its begin on, from the queue's first one where none is given.
+
+        A queue that is gone although a begin is noted for it is a problem; with `zero_is_noted` also where that is 0.
+        """
         store = self.store
-        for queue_id in store.queue_ids(topic) if topic in store.topics() else ():
+        there = store.queue_ids(topic) if topic in store.topics() else []
+        if store.unserved is None:
+            for queue_id in sorted(each for each in begins if each not in there and (begins[each] or zero_is_noted)):
+                text = f"there is no queue {queue_id} of {topic}, for which the offset {begins[queue_id]} is noted; what "
+                text += "waits in it is not known: rmqstore verify tells whether the log has it, and rebuild makes the queue"
+                self.problems.append(Problem(store.path, None, text))
+        for queue_id in there:
             try:
                 yield from self._of_queue(topic, queue_id, begins.get(queue_id, 0), body)
             except (StoreError, OSError) as error:
                 self.problem(error)
         if store.unserved is None:
             return
+        self.walk_from(store.unserved[0])
         for records in records_in_log(store, (topic,), store.unserved[0], body=body):
             queue_ids, offsets = records.numbers_of("queue_id"), records.numbers_of("queue_offset")
             keep = np.ones(len(records), bool)
@@ -202,6 +218,25 @@ class Search:
             chosen = chosen_records(records, keep)
             if chosen is not None:
                 yield chosen
+
+    def walk_from(self, phy_offset: int) -> None:
+        """Note that the answer hangs on a walk along the log from here on."""
+        self.walked_from = phy_offset if self.walked_from is None else min(phy_offset, self.walked_from)
+
+    def tell_damage(self, end: int) -> None:
+        """Take down what a walk along the log up to `end` passed over."""
+        if self.walked_from is None:
+            return
+        log = self.store.commit_log
+        stretches = log.stretches(max(self.walked_from, log.min_offset), end, check_crc=False)
+        damage = [each for each in stretches if each.verdict not in (Verdict.RECORD, Verdict.BLANK)]
+        if damage:
+            first, size = damage[0].begin, sum(each.end - each.begin for each in damage)
+            text = f"damaged stretches of the log: {len(damage)}, {size} bytes, the first at phy offset {first}; what waits "
+            text += "may be in them, or what delivered or settled others; rmqstore verify names them"
+            segment = log.files.find(first)
+            path, pos = (log.path, None) if segment is None else (segment.path, first - segment.file_from_offset)
+            self.problems.append(Problem(path, pos, text))
 
     def _of_queue(self, topic: str, queue_id: int, begin: int, body: bool) -> Iterator[Records]:
         queue = self.store.queues.find(topic, queue_id)

@@ -186,7 +186,7 @@ def _taken_in(search: Search, units: WaitingUnits) -> int:
 
 
 def _of_topic(search: Search, found: _Found, begin: int, units: WaitingUnits | None) -> None:
-    if _TOPIC not in search.topics:
+    if _TOPIC not in search.topics and begin == 0:
         return
     source = search.source("timer", _TOPIC, f"queue offset {begin} of queue 0")
     checkpoint = None if units is None else units.checkpoint

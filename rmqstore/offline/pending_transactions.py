@@ -36,10 +36,10 @@ def search_transactions(search: Search) -> None:
 
 
 def _in_files(search: Search) -> None:
-    if _HALF not in search.topics:
-        return
     progress = search.progress.get((_SERVICE, _HALF), {})
     begin = progress.get(0, 0)
+    if _HALF not in search.topics and begin == 0:
+        return
     if not progress:
         search.notes.append(
             f"no progress of {_SERVICE} was found: of each transaction the last half message counts, from the first one "
@@ -147,6 +147,7 @@ def _in_rocksdb(search: Search) -> None:
         )  # fmt: skip
     halves: list[Records] = []
     settled: list[np.ndarray] = []
+    search.walk_from(begin)
     for records in records_in_log(search.store, (_ROCKSDB_HALF, _ROCKSDB_OP), begin):
         is_half = np.asarray(records.texts_of("topic").to_numpy(zero_copy_only=False) == _ROCKSDB_HALF)
         half, op = chosen_records(records, is_half), chosen_records(records, ~is_half)
@@ -236,6 +237,7 @@ def _committed(search: Search, kept: Iterable[Records]) -> np.ndarray:
     wanted = np.concatenate(offsets)
     values = pa.array(np.unique(wanted))
     found = []
+    search.walk_from(int(wanted.min()))
     scan = search.store.scan(
         ["sys_flag", "prepared_transaction_offset"], topic=sorted(topics), begin_phy_offset=int(wanted.min())
     )

@@ -77,11 +77,13 @@ class TimerLog:
                 if not entry.is_file():
                     self._tell("this is not a regular file where one of the timer log is expected", entry.path, 0)
                     continue
-                base = int(entry.name)
                 # A broker deletes the oldest file meanwhile.
                 with contextlib.suppress(FileNotFoundError):
-                    if base < 1 << 63:
-                        self._files.append((base, entry.path, entry.stat().st_size))
+                    base, size = int(entry.name), entry.stat().st_size
+                    if base + size < 1 << 63:
+                        self._files.append((base, entry.path, size))
+                    else:
+                        self._tell("by its name the file goes beyond all positions that there are; move it away", entry.path, 0)
         for (base, path, size), (following, _, _) in zip(self._files, self._files[1:]):
             if base + size != following:
                 self._tell(f"the file ends at {base + size} and the next one begins at {following}", path, size)

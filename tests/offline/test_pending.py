@@ -280,6 +280,43 @@ def test_a_folder_that_cannot_be_read_hides_nothing_else(broker, monkeypatch):
     assert problem.path.endswith("timerlog") and problem.text == "Permission denied"
 
 
+@pytest.mark.parametrize(
+    "gone", ["SCHEDULE_TOPIC_XXXX/2", "SCHEDULE_TOPIC_XXXX/1", "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC"]
+)
+def test_a_lost_queue_for_which_an_offset_is_noted_is_said(broker, tmp_path, gone):
+    root = tmp_path / "store"
+    shutil.copytree(broker, root)
+    shutil.rmtree(root / "consumequeue" / gone)
+    found = pending(root)
+    topic = gone.partition("/")[0]
+    assert any(f"of {topic}, for which the offset" in each.text and "rebuild" in each.text for each in found.problems)
+    assert found.counts["timer"] == 5
+
+
+@pytest.mark.parametrize("what", ["another", "timer", "transaction", "delayed"])
+def test_damage_of_the_log_hides_nothing_else_and_is_said(killed_store, tmp_path, what):
+    """What lies behind damage in the newest segment counts for when the log ends, so that nothing comes back as waiting."""
+    whole = {(each.kind, each.unique_key): each for each in pending(killed_store, now=NOW)}
+    root = tmp_path / "store"
+    shutil.copytree(killed_store, root)
+    behind = [each for (kind, _), each in whole.items() if kind == what and each.phy_offset > 1_680_568]
+    phy_offset, size = (1_249_634, 100) if not behind else max((each.phy_offset, each.size) for each in behind)
+    base = 1 << 20
+    with open(root / "commitlog" / f"{base:020d}", "r+b") as file:
+        file.seek(phy_offset - base)
+        file.write(b"\xa5" * size)
+    found = pending(root, now=NOW)
+    lost = {name for name, each in whole.items() if each.phy_offset == phy_offset}
+    assert {(each.kind, each.unique_key) for each in found} == whole.keys() - lost
+    if what == "another":
+        # In front of all that the walk has to see.
+        assert not lost and found.problems == []
+    else:
+        assert lost and any("damaged stretches of the log: 1" in each.text for each in found.problems)
+        (problem,) = (each for each in found.problems if "damaged stretches" in each.text)
+        assert problem.pos == phy_offset - base and problem.path.endswith(f"{base:020d}")
+
+
 def test_a_damaged_database_is_said_and_the_rest_read(rocksdb_store, tmp_path):
     root = tmp_path / "store"
     shutil.copytree(rocksdb_store, root)

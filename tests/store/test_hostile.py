@@ -476,6 +476,25 @@ def test_every_file_of_a_store_is_opened_as_a_regular_one(tmp_path):
         assert stat.S_ISREG(os.fstat(file.fileno()).st_mode)
 
 
+@pytest.mark.parametrize("name", ["topics.json", "consumerOffset.json", "delayOffset.json"])
+def test_settings_of_a_terabyte_take_no_memory_and_hide_nothing_else(tmp_path, name):
+    root = tmp_path / "store"
+    with MessageStore.open(root, config=CONFIG) as store:
+        store.put_message(Message("T", b"body"))
+    (root / "config").mkdir(exist_ok=True)
+    with open(root / "config" / name, "wb") as file:
+        file.truncate(1 << 40)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    for command, codes in (("info", {0, 1}), ("verify", {0, 1}), ("topics", {0, 1}), ("queues", {0, 1}), ("pending", {0, 1})):
+        ran = subprocess.run(
+            [sys.executable, "-m", "rmqstore", command, root], env=environment, capture_output=True, text=True, timeout=60,
+            check=False,
+        )  # fmt: skip
+        assert ran.returncode in codes and "Traceback" not in ran.stderr, (command, ran.stderr)
+    with MessageStore.open(root, read_only=True) as store:
+        assert store.get_message("T").messages[0].body == b"body"
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Time
 

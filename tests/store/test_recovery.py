@@ -787,6 +787,30 @@ def test_the_end_is_found_again_however_the_log_changed(tmp_path):
     log.close()
 
 
+def test_the_last_store_time_is_found_behind_damage(tmp_path):
+    folder = tmp_path / "commitlog"
+    folder.mkdir()
+    path = folder / f"{0:020d}"
+    data, begins = b"", []
+    for number in range(9):
+        begins.append(len(data))
+        data += oracle.encode_record(
+            topic="T", body=b"x" * 9, phy_offset=len(data), born_host="127.0.0.1:1", store_timestamp=1_700_000_000_000 + number
+        )
+    config = StoreConfig(mapped_file_size_commit_log=4096)
+    for first, last in ((4, 4), (0, 7), (0, 0), (8, 8), (3, 8)):
+        damaged = bytearray(data.ljust(4096, b"\0"))
+        end = begins[last + 1] if last < 8 else len(data)
+        damaged[begins[first] : end] = b"\xa5" * (end - begins[first])
+        path.write_bytes(damaged)
+        log = CommitLog(tmp_path, config, MappedFilePool(), read_only=True)
+        log.load()
+        log.follow()
+        newest = 8 if last < 8 else first - 1
+        assert log.last_store_timestamp() == 1_700_000_000_000 + newest, (first, last)
+        log.close()
+
+
 @pytest.mark.parametrize("where", ["another size", "the same size", "within a record"])
 @pytest.mark.parametrize("kind", ["Orders", "%LMQ%a"])
 def test_a_last_unit_that_leads_to_a_record_of_another_queue_is_cut(root, where, kind):

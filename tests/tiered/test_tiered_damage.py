@@ -463,6 +463,23 @@ def test_a_damaged_first_record_hides_nothing(copy):
         assert len(store.get_table("Orders", 1, columns="corrupt")) == 6 - begin and findings
 
 
+@pytest.mark.parametrize("where", ["queue", "base"])
+def test_a_number_of_thousands_of_digits_in_metadata_ends_nothing(small, copy, where):
+    with open_store(small) as store:
+        rows = rows_of(store)
+    path = copy / "store" / "config" / "tieredStoreMetadata.json"
+    text = path.read_text()
+    if where == "queue":
+        changed = text.replace('"B/Orders/1"', '"B/Orders/' + "9" * 5000 + '"')
+    else:
+        changed = re.sub(r"\b0: ?\{", '"' + "9" * 5000 + '":{', text)
+    assert changed != text
+    path.write_text(changed)
+    with open_store(copy, [].append) as store:
+        assert set(rows) <= set(rows_of(store))
+        list(store.verify())
+
+
 @pytest.mark.parametrize("size", [2**40, 2**62])
 def test_huge_numbers_in_metadata_end(copy, size):
     path = copy / "store" / "config" / "tieredStoreMetadata.json"

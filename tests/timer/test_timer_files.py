@@ -180,6 +180,16 @@ def test_files_with_terabytes_that_were_never_written(small):
     assert any("zeros" in str(each) and str(first) in str(each) for each in waiting_units(small).problems)
 
 
+@pytest.mark.parametrize("base", [2**63 - 1, 2**63 - 52, 10**20 - 1])
+def test_a_file_beyond_all_positions_is_told(small, base):
+    truth = listed(small)
+    path = small / "timerlog" / f"{base:020d}"
+    path.write_bytes(min((small / "timerlog").iterdir()).read_bytes())
+    found = waiting_units(small)
+    assert as_tuples(found.units) == truth
+    assert any("beyond all positions" in str(each) and str(path) in str(each) for each in found.problems)
+
+
 @pytest.mark.parametrize("name", ["config/timercheck", "timerwheel", "timerwheel.99", "timerlog/00000000000000000000", "timerlog"])
 @pytest.mark.parametrize("kind", ["pipe", "folder", "file"])
 def test_what_is_no_file_is_told_and_not_waited_for(small, name, kind):
