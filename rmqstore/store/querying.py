@@ -7,6 +7,7 @@ and what is looked for in the log because no index covers it.  It never says tha
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import time
@@ -190,6 +191,15 @@ class Querying:
         if not up_to_date:
             index_service.load()
 
+    def _follow_log(self) -> None:
+        # Where no index file takes the next entries, what was put since is in the log alone.
+        if not self.read_only or self.index_service is None:
+            return
+        with contextlib.suppress(FileNotFoundError, OffsetOutOfRangeError):
+            if self.index_service.has_room():
+                return
+        self.commit_log.refresh()
+
     def _exactly(
         self,
         topic: str,
@@ -325,6 +335,7 @@ class Querying:
         """Make sure that exact questions are asked of the whole log; the stretches that stay out."""
         assert self.state.log_index is not None
         self._follow_index()
+        self._follow_log()
         self.state.log_index.cover(max_log_bytes, progress)
         if self.database.is_used() and self.state.key_query is not None:
             # It knows the index files alone.

@@ -240,6 +240,37 @@ def test_what_was_put_is_seen_at_once_without_refresh(root):
         assert numbers(reader.query_message("Topic0", "k7")) == [7]
 
 
+def test_times_of_what_was_put_are_seen_at_once_without_refresh(root):
+    """A queue is looked at more often than the log: a unit of what was put since is no lost message."""
+    clock = iter(range(1_700_000_000_000, 1_700_000_000_999))
+    with MessageStore.open(root, config=QUIET.replace(clock=lambda: next(clock))) as writer:
+        writer.put_message(Message("Orders", b"0"))
+        with MessageStore.open(root, config=QUIET, read_only=True) as reader:
+            for number in range(1, 60):
+                assert reader.max_queue_offset("Orders") == number
+                put = writer.put_message(Message("Orders", b"%d" % number))
+                assert reader.offset_by_time("Orders", 0, put.store_timestamp) == number
+                assert reader.offset_by_time("Orders", 0, put.store_timestamp, "upper") == number
+                assert reader.stats().last_store_timestamp == put.store_timestamp
+
+
+@pytest.mark.parametrize("passed_over", ["no entry yet", "garbage"])
+def test_keys_that_no_index_file_takes_are_seen_at_once_without_refresh(root, passed_over):
+    """A small index file without entries does not tell its geometry, a damaged one nothing: the log has the keys."""
+    with MessageStore.open(root, config=QUIET) as writer:
+        writer.put_message(Message("Orders", b"no key"))
+        if passed_over == "garbage":
+            writer.put_message(Message("Orders", b"-1:", keys=["k-1"]))
+            (path,) = (root / "index").iterdir()
+            path.write_bytes(b"\xff" * path.stat().st_size)
+        with MessageStore.open(root, read_only=True) as reader:
+            for number in range(20):
+                writer.put_message(Message("Orders", b"%d:" % number, keys=[f"k{number}"]))
+                found = reader.query_message("Orders", f"k{number}")
+                assert numbers(found) == [number] or not found.complete
+                assert reader.query_table([f"k{number}"], "Orders", ["body"]).num_rows == 1
+
+
 def test_a_batch_that_rolls_is_seen_whole(root):
     with (
         MessageStore.open(root, config=QUIET) as writer,
