@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 import stat
-import struct
 import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
 
 from rmqstore.errors import CorruptionError, MissingDependencyError, StoreClosedError, StoreError
+from rmqstore.rocksdb.log_files import BLOCK, FIRST, HEAD, LAST, wrong_types
 from rmqstore.rocksdb.places import is_database
 
 __all__ = ["Database", "is_database", "load_rocksdict", "unlisted_text"]
@@ -28,10 +28,6 @@ _TRIES = 10
 # How often the MANIFEST is looked at where it is behind, and seconds between.
 _LOOKS = 4
 _PAUSE = 0.02
-# Of RocksDB's logs: a block, the head of a record, and the types of its first part and its last.
-_BLOCK = 1 << 15
-_HEAD = struct.Struct("<IHB")
-_FIRST, _LAST = 2, 4
 
 
 class Database:
@@ -106,6 +102,7 @@ class Database:
         strict, linked, busy = "", frozenset[str](), False
         for attempt in range(_TRIES):
             links = _new_directory()
+            self._wrong_types: list[str] = []
             try:
                 linked = self._link(links)
                 plain = rocksdict.Options(raw_mode=True)
@@ -131,9 +128,12 @@ class Database:
                     if not busy:
                         break
                 continue
+            told = list(self._wrong_types)
             if attempt % 2 == 1 and "No such file" not in strict:
                 # Only the log can be what the strict mode refused.
-                self.log_damage = strict
+                told.append(strict)
+            if told:
+                self.log_damage = "; ".join(told)
             self._handles = {name: self._rdict.get_column_family(name) for name in families}
             self._finalizer = weakref.finalize(self, _remove, links, os.getpid())
             return families
@@ -167,7 +167,7 @@ class Database:
         with os.scandir(self.path) as entries:
             for entry in entries:
                 if _is_read(entry.name) and _is_file(entry.path):
-                    os.symlink(entry.path, os.path.join(links, entry.name))
+                    self._link_one(entry.path, os.path.join(links, entry.name))
         if not os.path.lexists(os.path.join(links, "CURRENT")):
             if os.listdir(links):
                 raise CorruptionError(
@@ -177,6 +177,22 @@ class Database:
                 )
             raise FileNotFoundError(2, "No RocksDB database is here: no file CURRENT", self.path)
         return frozenset(os.listdir(links))
+
+    def _link_one(self, path: str, link: str) -> None:
+        # RocksDB gets a copy of a log in which it would not come past a type: by the CRC it judges what was meant.
+        name = os.path.basename(path)
+        types = wrong_types(path) if name.endswith(".log") or name.startswith("MANIFEST-") else []
+        if not types:
+            os.symlink(path, link)
+            return
+        import shutil
+
+        shutil.copyfile(path, link)
+        with open(link, "r+b") as file:
+            for pos, kind in types:
+                file.seek(pos)
+                file.write(bytes([kind]))
+        self._wrong_types.append(f"{name} has a damaged type of a record at byte {types[0][0]}")
 
     def __contains__(self, family: str) -> bool:
         return family in self.families
@@ -323,25 +339,25 @@ def _torn_manifest(path: str) -> str | None:
             name = os.fsdecode(file.read(256).strip())
         with open(os.path.join(path, os.path.basename(name)), "rb") as file:
             at, begun = 0, None
-            while block := file.read(_BLOCK):
+            while block := file.read(BLOCK):
                 pos = 0
-                while pos + _HEAD.size <= len(block):
-                    _, length, kind = _HEAD.unpack_from(block, pos)
+                while pos + HEAD.size <= len(block):
+                    _, length, kind = HEAD.unpack_from(block, pos)
                     if not kind and not any(block[pos:]):
                         pos = len(block)
                         continue
                     # Types 5 to 8 are the same four in a file that is used again: a number follows.  Others are judged by RocksDB.
-                    again = _LAST < kind <= 2 * _LAST
-                    part = kind - _LAST if again else kind
-                    end = pos + _HEAD.size + length + (4 if again else 0)
+                    again = LAST < kind <= 2 * LAST
+                    part = kind - LAST if again else kind
+                    end = pos + HEAD.size + length + (4 if again else 0)
                     if end > len(block):
                         return _torn(name, at + pos)
-                    if part == _FIRST:
+                    if part == FIRST:
                         begun = at + pos
-                    elif part == _LAST:
+                    elif part == LAST:
                         begun = None
                     pos = end
-                if len(block) < _BLOCK and any(block[pos:]):
+                if len(block) < BLOCK and any(block[pos:]):
                     return _torn(name, at + pos)
                 at += len(block)
             return None if begun is None else _torn(name, begun)

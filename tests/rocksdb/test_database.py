@@ -19,6 +19,7 @@ pytest.importorskip("rocksdict")
 
 from rmqstore.errors import CorruptionError, StoreClosedError, StoreError
 from rmqstore.rocksdb.database import Database, _after, _torn_manifest, is_database
+from rmqstore.rocksdb.log_files import wrong_types
 
 DATA = golden.DATA / "rocketmq-rocksdb"
 
@@ -277,3 +278,77 @@ def test_a_damaged_log_is_told_and_a_torn_end_is_not(below, tmp_path):
         log.write_bytes(data[:at])
         with Database(folder) as database:
             assert database.log_damage is None
+
+
+# Each bit of every type in the logs of a database, and records of any type behind their end; says which case it comes to.
+TYPES = """
+import struct, sys
+from pathlib import Path
+from rmqstore.errors import CorruptionError
+from rmqstore.rocksdb import database as module
+module._PAUSE = 0
+folder = Path(sys.argv[1])
+def contents():
+    with module.Database(folder) as database:
+        return database.log_damage, {family: list(database.items(family=family)) for family in database.families}
+damage, whole = contents()
+assert damage is None
+cases = told = 0
+for path in sorted([*folder.glob("MANIFEST-*"), *folder.glob("*.log")]):
+    data, pos, places = path.read_bytes(), 0, []
+    while pos + 7 <= len(data):
+        _, length, kind = struct.unpack_from("<IHB", data, pos)
+        places.append(pos + 6)
+        pos += 7 + length
+    changed = [data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :] for at in places for bit in range(8)]
+    changed += [data + struct.pack("<IHB", 7, 5, kind) + b"abcde" for kind in range(1, 14)]
+    for each in changed:
+        path.write_bytes(each)
+        cases += 1
+        print(path.name, cases, flush=True)
+        try:
+            damage, found = contents()
+            assert found == whole or damage is not None
+            told += damage is not None
+        except CorruptionError:
+            told += 1
+    path.write_bytes(data)
+assert contents() == (None, whole)
+print("cases", cases, "told", told)
+"""
+
+
+@pytest.mark.parametrize("below", ["config/consumerOffsets", "kvStore"])
+def test_no_type_of_a_record_holds_a_reader_up_or_hides_anything(below, tmp_path):
+    """RocksDB reads a record for ever that says of itself only that its file is used again."""
+    folder = unpack("store.killed", tmp_path) / "store" / below
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(
+        [sys.executable, "-c", TYPES, folder], env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert ran.returncode == 0, (ran.stdout[-100:], ran.stderr)
+    cases, told = map(int, ran.stdout.split()[-3::2])
+    assert cases > 100 and told > cases // 2
+
+
+def test_a_log_that_is_used_again_is_read(tmp_path):
+    from rocksdict import Options, Rdict
+
+    options = Options(raw_mode=True)
+    options.set_recycle_log_file_num(2)
+    options.set_write_buffer_size(64 << 10)
+    writing = Rdict(str(tmp_path / "writing"), options)
+    for number in range(3000):
+        writing[b"%05d" % number] = bytes(100)
+        if number % 500 == 0:
+            writing.flush()
+    # As after a kill.
+    folder = tmp_path / "database"
+    shutil.copytree(tmp_path / "writing", folder)
+    writing.close()
+    logs = [path for path in folder.glob("*.log") if path.stat().st_size]
+    assert logs and any(path.read_bytes()[6] > 4 for path in logs)
+    assert [wrong_types(path) for path in logs] == [[]] * len(logs)
+    with Database(folder) as database:
+        assert database.log_damage is None
+        assert [key for key, _ in database.items()] == [b"%05d" % number for number in range(3000)]
