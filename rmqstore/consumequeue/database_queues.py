@@ -230,10 +230,11 @@ class DatabaseQueues:
         for collected in self._collected.get(key, ()):
             for offset, *unit in zip(*(each.tolist() for each in collected.columns(0, 2**62)), strict=True):
                 units.setdefault(offset, tuple(unit))
-        stored = self._read(key, 0, 2**62)
-        arrays = (stored.queue_offsets, stored.phy_offsets, stored.sizes, stored.tags_codes)
-        for offset, phy_offset, size, tags_code in zip(*(each.tolist() for each in arrays), strict=True):
-            units[offset] = (phy_offset, size, tags_code, max(self.batch_num(phy_offset, size), 1))
+        if self.database is not None:
+            stored = self._read(key, 0, 2**62)
+            arrays = (stored.queue_offsets, stored.phy_offsets, stored.sizes, stored.tags_codes)
+            for offset, phy_offset, size, tags_code in zip(*(each.tolist() for each in arrays), strict=True):
+                units[offset] = (phy_offset, size, tags_code, max(self.batch_num(phy_offset, size), 1))
         queue.in_memory = True
         end = queue.max_queue_offset
         for offset, (phy_offset, size, tags_code, num) in sorted(units.items()):

@@ -190,6 +190,22 @@ def test_inner_batches(stores):
         assert result.next_queue_offset == 6 and (result.min_queue_offset, result.max_queue_offset) == (0, 12)
 
 
+def test_inner_batches_whose_database_cannot_be_opened(stores, tmp_path):
+    with MessageStore.open(stores("batch"), read_only=True) as store:
+        whole = {
+            key: [(each.queue_offset, each.body) for each in store.get_message(*key, 0, 1000)] for key in store._state.keys()
+        }
+    root = tmp_path / "store"
+    shutil.copytree(stores("batch"), root)
+    for table in (root / "consumequeue").glob("*.sst"):
+        table.unlink()
+    with MessageStore.open(root, read_only=True) as store:
+        assert set(store._state.keys()) == whole.keys()
+        for key, messages in whole.items():
+            assert [(each.queue_offset, each.body) for each in store.get_message(*key, 0, 1000)] == messages
+        assert store.stats().queues
+
+
 def test_a_database_that_holds_a_part_of_a_migrated_store(tmp_path, short_stretches):
     """Files of a broker that has gone over to RocksDB since: older units there, later ones here, the rest in the log."""
     root, wanted = plain_store(tmp_path / "s", 120)
