@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 
 from rmqstore import _numpy as np
+from rmqstore._core import Verdict
 from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
@@ -25,6 +26,8 @@ from rmqstore.store.dispatcher import multi_dispatch_places
 __all__ = ["QueueDatabaseCheck"]
 
 _STRAY = "rocksdict-config.json"
+# Units that are read at once.
+_PIECE = 1 << 16
 
 
 class QueueDatabaseCheck:
@@ -60,6 +63,8 @@ class QueueDatabaseCheck:
             path = os.fsdecode(error.filename) if error.filename is not None else self.path
             self._damaged(CorruptionError(f"the database is not checked, it cannot be read: {error.strerror or error}", path))
         self._missing: dict[tuple[str, int], tuple[int, int, int]] = {}
+        # The queue offsets of the units that a record stands behind, in runs: begin and end.
+        self._met: dict[tuple[str, int], list[list[int]]] = {}
         self._behind = 0
         self._behind_from = -1
         self._told: set[str] = set()
@@ -136,9 +141,20 @@ class QueueDatabaseCheck:
         places = np.searchsorted(stored.queue_offsets, offsets)
         there = places < len(stored.queue_offsets)
         there[there] = stored.queue_offsets[places[there]] == offsets[there]
+        self._note_met(topic, queue_id, offsets[there])
         if not damage:
             self._note_missing(topic, queue_id, offsets[~there], columns.phy_offset[rows[~there]])
         yield from self._wrong(topic, queue_id, columns, rows[there], stored, places[there])
+
+    def _note_met(self, topic: str, queue_id: int, offsets: np.ndarray) -> None:
+        # Mostly a queue is one run, as its records come in order.
+        runs = self._met.setdefault((topic, queue_id), [])
+        for run in np.split(offsets, np.flatnonzero(np.diff(offsets) != 1) + 1) if len(offsets) else ():
+            begin, end = int(run[0]), int(run[-1]) + 1
+            if runs and runs[-1][1] == begin:
+                runs[-1][1] = end
+            else:
+                runs.append([begin, end])
 
     def _note_missing(self, topic: str, queue_id: int, offsets: np.ndarray, phy_offsets: np.ndarray) -> None:
         assert self.database is not None
@@ -204,7 +220,57 @@ class QueueDatabaseCheck:
             detail = f"the checkpoint is {database.checkpoint}, the log ends at {end}; what was there is gone"
             yield Finding(self.path, 0, "bad_checkpoint", detail)
         yield from self._stale(database, end)
+        yield from self._not_met(database, end)
         yield from self._taken()
+
+    def _not_met(self, database: QueueDatabase, end: int) -> Iterator[Finding]:
+        # Units that lead into the log, and to none of their queue's records: of a log that was restored from an older
+        # copy and written on, for instance.  A unit that leads into damage is right, for all that is known.
+        damage: np.ndarray | None = None
+        low = self.commit_log.min_offset
+        for (topic, queue_id), last in sorted(database.last.items()):
+            num, first = 0, (0, 0)
+            for begin, stop in _between(self._met.get((topic, queue_id), []), last.queue_offset + 1):
+                for units in self._units_between(database, topic, queue_id, begin, stop):
+                    odd = (units.phy_offsets >= low) & (units.phy_offsets < end)
+                    if not odd.any():
+                        continue
+                    if damage is None:
+                        damage = self._damaged_stretches(low, end)
+                    if len(damage):
+                        places = np.searchsorted(damage[:, 0], units.phy_offsets, "right") - 1
+                        odd &= (places < 0) | (units.phy_offsets >= damage[places, 1])
+                    chosen = np.flatnonzero(odd)
+                    if len(chosen) and not num:
+                        first = int(units.queue_offsets[chosen[0]]), int(units.phy_offsets[chosen[0]])
+                    num += len(chosen)
+            if num:
+                detail = f"{num} units of {topic}/{queue_id} lead to no record of that queue, the first is {first[0]}, "
+                detail += f"to phy offset {first[1]}: the log has something else there; rebuild makes queues that fit it"
+                yield Finding(self.path, 0, "dangling_unit", detail, num=num)
+
+    def _units_between(
+        self, database: QueueDatabase, topic: str, queue_id: int, at: int, stop: int
+    ) -> Iterator[Units]:
+        # A damaged last unit may be 2**60 places away from the one before it.
+        try:
+            while at < stop:
+                following = database.at_or_after(topic, queue_id, at)
+                if following is None or following.queue_offset >= stop:
+                    return
+                at = following.queue_offset
+                yield database.units(topic, queue_id, at, min(at + _PIECE, stop))
+                at += _PIECE
+        except CorruptionError as error:
+            self._damaged(error)
+
+    def _damaged_stretches(self, begin: int, end: int) -> np.ndarray:
+        found = [
+            (each.begin, each.end)
+            for each in self.commit_log.stretches(begin, end, check_crc=False)
+            if each.verdict not in (Verdict.RECORD, Verdict.BLANK)
+        ]
+        return np.array(found, np.int64).reshape(-1, 2)
 
     def _stale(self, database: QueueDatabase, end: int) -> Iterator[Finding]:
         # Units below the log's begin are not findings: a broker leaves them until it compacts the database at night.
@@ -231,3 +297,14 @@ class QueueDatabaseCheck:
                     yield Finding(self.path, 0, "dangling_unit", detail)
         except CorruptionError as error:
             self._damaged(error)
+
+
+def _between(runs: list[list[int]], stop: int) -> Iterator[tuple[int, int]]:
+    """What of the queue offsets from 0 to before `stop` lies in none of the runs."""
+    at = 0
+    for begin, end in sorted(runs):
+        if begin > at:
+            yield at, min(begin, stop)
+        at = max(at, end)
+    if at < stop:
+        yield at, stop

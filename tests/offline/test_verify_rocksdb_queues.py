@@ -155,3 +155,33 @@ def test_without_rocksdict_nothing_is_said_to_be_right(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "rocksdict", None)
     with pytest.raises(MissingDependencyError, match="rocksdb"):
         findings(root)
+
+
+@pytest.mark.parametrize("where", ["another record", "nowhere", "damage"])
+def test_units_that_lead_to_no_record_of_their_queue(tmp_path, where):
+    """As after a log that was restored from an older copy and written on."""
+    whole = rocksdb_stores.unpack("store", tmp_path / "whole")
+    root = tmp_path / "store"
+    shutil.copytree(whole, root)
+    shutil.rmtree(root / "consumequeue")
+    records = [each for queue in rocksdb_stores.queued(whole).values() for each in queue.values()]
+    begin = 1_100_000 if where == "nowhere" else min(each["phy_offset"] for each in records)
+    step = 7 if where == "nowhere" else 0
+
+    def change(units, offsets):
+        for number in range(40):
+            value = struct.pack(">qiqq", begin + step * number, 300, 0, 1_795_423_800_000)
+            units[rocksdb_stores.unit_key("Ghost", 0, number)] = value
+        offsets[rocksdb_stores.max_key("Ghost", 0)] = struct.pack(">qq", begin + step * 39, 39)
+
+    rocksdb_stores.copy_database(whole / "consumequeue", root / "consumequeue", change)
+    if where == "damage":
+        path = root / "commitlog" / f"{begin >> 20 << 20:020d}"
+        with open(path, "r+b") as file:
+            file.seek(begin - int(path.name))
+            file.write(b"\xa5" * 50)
+    found = [each for each in findings(root) if each.kind == "dangling_unit"]
+    if where == "damage":
+        assert found == []
+    else:
+        assert [each.num for each in found] == [40] and "Ghost/0" in found[0].detail
