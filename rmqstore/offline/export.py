@@ -42,7 +42,7 @@ from rmqstore.files.mapped_file import name_of_offset
 from rmqstore.files.output_file import OutputFile, OutputFolder, check_outside, format_of
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.message import OTHER_MESSAGE, MessageExt, encode_java_utf8, tags_code
-from rmqstore.offline.export_tiered import older_batches, older_messages
+from rmqstore.offline.export_tiered import older_batches, older_messages, older_parts
 from rmqstore.store.columns import (
     Columns,
     chosen_columns,
@@ -435,12 +435,15 @@ class _Source:
         if self.chosen.tags is not None:
             codes = np.array(sorted({tags_code(tag) & 0xFFFFFFFF for tag in self.chosen.tags}), np.int64)
         low = max(low, queue.bounds(self.log.min_offset)[0])
+        older = older_parts(self.store, topic, queue_id)
         newest = -1
         for phy_offsets, queue_offsets, sizes, unit_codes in queue_places(queue, low, high):
             kept = (phy_offsets != 0) | (sizes != PRE_FILL_SIZE)
             kept &= (phy_offsets >= self.begin) & (phy_offsets < self.end)
             if codes is not None:
                 kept &= np.isin(unit_codes & 0xFFFFFFFF, codes) | (unit_codes <= EXT_ADDRESS_MAX)
+            for first, last in older:
+                kept &= (queue_offsets < first) | (queue_offsets >= last)
             places = zip(phy_offsets[kept].tolist(), queue_offsets[kept].tolist(), sizes[kept].tolist())
             for phy_offset, queue_offset, size in places:
                 message = self.log.look_up(phy_offset, size)

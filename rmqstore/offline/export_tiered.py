@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Protocol
 from rmqstore import _numpy as np
 from rmqstore.errors import Finding
 from rmqstore.flatfile.flat_queue import FlatQueue
+from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.message import MessageExt
 from rmqstore.store.columns import Columns
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.tiered_columns import FlatRange, flat_ranges, flat_rows_at, tags_codes
-from rmqstore.store.tiered_reading import tiered_parts
+from rmqstore.store.tiered_reading import tiered_parts, tiered_ranges
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from rmqstore.offline.export import Selection
 
-__all__ = ["older_batches", "older_messages"]
+__all__ = ["older_batches", "older_messages", "older_parts"]
 
 _ROWS = 8192
 _INT64_MAX = 2**63 - 1
@@ -36,6 +37,22 @@ class _Choice(Protocol):
     def has(self, message: MessageExt) -> bool: ...
 
 
+def _parts(
+    store: MessageStore,
+    flat_store: FlatStore,
+    topics: tuple[str, ...] | None,
+    queue_ids: tuple[int, ...] | None,
+    by_queue: bool,
+) -> Iterator[FlatRange]:
+    # What the local part of the export, which goes by the units of its queues or over its log, does not give.
+    if not by_queue:
+        yield from tiered_ranges(store._state, flat_store, topics, queue_ids)
+        return
+    for queue, _, _ in flat_ranges(flat_store, topics, queue_ids):
+        for begin, end in tiered_parts(store._state, queue, tell=True):
+            yield FlatRange(queue, begin, end)
+
+
 def _ranges(store: MessageStore, choice: _Choice) -> Iterator[FlatRange]:
     selection = choice.selection
     if store.tiered is None or selection.begin_phy_offset is not None or selection.end_phy_offset is not None:
@@ -44,7 +61,7 @@ def _ranges(store: MessageStore, choice: _Choice) -> Iterator[FlatRange]:
     low = selection.begin_queue_offset or 0
     high = _INT64_MAX if selection.end_queue_offset is None else selection.end_queue_offset
     topics, queue_ids = selection.topics or None, selection.queue_ids or None
-    for part in flat_ranges(store.tiered, topics, queue_ids, lambda queue: tiered_parts(store._state, queue, tell=True)):
+    for part in _parts(store, store.tiered, topics, queue_ids, selection.by_queue):
         begin, end = max(part.begin, low), min(part.end, high)
         if begin < end:
             yield FlatRange(part.queue, begin, end)
@@ -79,6 +96,12 @@ def _places(
                     found.append(int(offsets[row]))
             if found:
                 yield queue, found
+
+
+def older_parts(store: MessageStore, topic: str, queue_id: int) -> list[tuple[int, int]]:
+    """list of (int, int): what an export by queue offsets takes from tiered storage; first, and one after the last."""
+    queue = None if store.tiered is None else store.tiered.queue(topic, queue_id)
+    return [] if queue is None else tiered_parts(store._state, queue)
 
 
 def older_messages(

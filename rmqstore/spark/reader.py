@@ -166,7 +166,7 @@ class StoreReader(DataSourceReader):
                 PiecePartition(piece)
                 for piece in tiered_pieces(
                     plan, options.tiered, options.topics, options.queue_ids, options.partition_bytes,
-                    strict=options.corrupt == "fail",
+                    strict=options.corrupt == "fail", by_log=options.mode != "queue",
                 )
             ]  # fmt: skip
         if options.mode == "queue":

@@ -7,14 +7,14 @@ local log is made first, so that none is missing between them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rmqstore import _core
 from rmqstore._core import Verdict
 from rmqstore.config import StoreConfig
-from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.errors import CorruptionError, Finding, OffsetOutOfRangeError, StoreError
 from rmqstore.files.mapped_file import MappedFilePool
 from rmqstore.flatfile.flat_queue import UNIT_SIZE, FlatQueue
@@ -25,8 +25,9 @@ from rmqstore.spark.batches import PieceReader
 from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions
 from rmqstore.spark.plan import LogPlan
 from rmqstore.store.columns import time_range
-from rmqstore.store.tiered_columns import stretch_batches, tags_codes
+from rmqstore.store.tiered_columns import flat_ranges, stretch_batches, tags_codes
 from rmqstore.store.tiered_reading import report_gap
+from rmqstore.store.tiered_shares import Span, in_log, without
 from rmqstore.store.undispatched import Undispatched
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def tiered_pieces(
     size: int,
     *,
     strict: bool = True,
+    by_log: bool = True,
 ) -> Iterator[TieredPiece]:
     """Cut what only tiered storage has into pieces whose records take about `size` bytes, none of more than one COMMIT_LOG file.
 
@@ -79,6 +81,8 @@ def tiered_pieces(
         Only these.
     strict : bool
         A queue without units is an error; otherwise it has no piece.
+    by_log : bool
+        The local part is read from the log; otherwise by the units of its queues.
 
     Raises
     ------
@@ -88,37 +92,28 @@ def tiered_pieces(
     wanted_topics = None if topics is None else set(topics)
     wanted_ids = None if queue_ids is None else set(queue_ids)
     flat_store = FlatStore(tiered, plan.root, on_damage=None if strict else lambda finding: None)
-    local = _local_bounds(plan)
     try:
-        queues = list(flat_store.queues())
-        flat_store.report_unlisted(wanted_topics)
-        for queue in queues:
-            if (wanted_topics is not None and queue.topic not in wanted_topics) or (
-                wanted_ids is not None and queue.queue_id not in wanted_ids
-            ):
-                continue
-            if queue.lacks_units is not None:
-                flat_store.report(queue.lacks_units)
-            low, high = local.get((queue.topic, queue.queue_id), (0, 0))
+        queues = [part.queue for part in flat_ranges(flat_store, wanted_topics, wanted_ids)]
+        for queue, spans in zip(queues, _local_spans(plan, queues, by_log)):
             begin, end = queue.min_queue_offset, queue.max_queue_offset
-            if begin < end < low:
-                report_gap(queue, end, low)
-            parts = [(begin, end)] if low >= high else [(begin, min(end, low)), (max(begin, high), end)]
+            if spans and end < spans[0][0]:
+                report_gap(queue, end, spans[0][0])
             metadata = [
                 dict(flat_store.said(kind, queue.topic, queue.queue_id) or {}) for kind in ("COMMIT_LOG", "CONSUME_QUEUE")
             ]
-            for first, last in parts:
+            for first, last in without(begin, end, spans):
                 for at, until in _cut(queue, first, last, size):
                     yield TieredPiece(queue.path, queue.topic, queue.queue_id, at, until, metadata[0], metadata[1])
     finally:
         flat_store.close()
 
 
-def _local_bounds(plan: LogPlan) -> dict[tuple[str, int], tuple[int, int]]:
-    # Queue offsets that the planned log has.
+def _local_spans(plan: LogPlan, flat_queues: Sequence[FlatQueue], by_log: bool) -> list[list[Span]]:
+    # For each queue of tiered storage the queue offsets that the planned log has.
     queues = ConsumeQueueStore(plan.root, plan.config, MappedFilePool(16), read_only=True)
     queues.load()
     log = plan.open()
+    local: list[AnyConsumeQueue | None] = []
     try:
         undispatched = Undispatched(plan.root, log, queues)
         undispatched.look()
@@ -128,14 +123,17 @@ def _local_bounds(plan: LogPlan) -> dict[tuple[str, int], tuple[int, int]]:
                 "rmqstore rebuild --what consumequeue",
                 plan.root,
             )
-        found = {}
-        for key in queues.keys():
-            queue = queues.find(*key)
-            if queue is not None:
-                found[key] = queue.bounds(plan.begin)
-                queue.close()
-        return found
+        local = [queues.find(flat.topic, flat.queue_id) for flat in flat_queues]
+        if not by_log:
+            return [[] if queue is None else [queue.bounds(plan.begin)] for queue in local]
+        known = in_log(log, list(zip(flat_queues, local)))
+        # A local queue whose messages are all gone still says where it ended.
+        ends = [(0, 0) if queue is None else (queue.bounds(plan.begin)[0],) * 2 for queue in local]
+        return [spans or [end] for spans, end in zip(known, ends)]
     finally:
+        for queue in local:
+            if queue is not None:
+                queue.close()
         log.close()
 
 

@@ -586,14 +586,16 @@ def queue_table(
     queue_offset: int,
     max_num: int | None,
     tags: Iterable[str] | None,
+    end: int = _INT64_MAX,
 ) -> pa.Table:
-    """pyarrow.Table: messages of a queue, see `MessageStore.get_table`."""
+    """pyarrow.Table: messages of a queue before queue offset `end`, see `MessageStore.get_table`."""
     batches: list[pa.RecordBatch] = []
     num = 0
     limit = _INT64_MAX if max_num is None else max_num
     wanted = None if tags is None else {tags_code(text) & 0xFFFFFFFF for text in tags}
     codes = None if wanted is None else np.array(sorted(wanted), np.int64)
-    for phy_offsets, queue_offsets, sizes, unit_codes in () if queue is None else queue_places(queue, queue_offset):
+    places = () if queue is None else queue_places(queue, queue_offset, end)
+    for phy_offsets, queue_offsets, sizes, unit_codes in places:
         if wanted is not None and codes is not None:
             # The low 32 bits, as RocketMQ compares them; an address that leads nowhere in the extension lets pass.
             kept = np.isin(unit_codes & 0xFFFFFFFF, codes)

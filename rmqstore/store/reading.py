@@ -188,15 +188,16 @@ class Reading:
         wanted: dict[int, set[str]] | None,
         columns: Iterable[str] | None,
         views: bool,
+        end: int = _INT64_MAX,
     ) -> pa.Table:
-        """See `MessageStore.get_table`; `wanted` as of `get`."""
+        """See `MessageStore.get_table`; `wanted` as of `get`, and only messages before queue offset `end`."""
         texts = tag_texts(wanted)
         queue = self.state.queue(topic, queue_id)
         num = 8192 if max_num is None else min(max(max_num, 1), 8192)
         made = Columns(columns, num, self.commit_log.crc_check, views=views)
         made.out.choose(tags=stored_texts(texts))
         first = max(queue_offset, self.state.bounds(queue)[0])
-        return queue_table(self.commit_log, queue, made, first, max_num, texts)
+        return queue_table(self.commit_log, queue, made, first, max_num, texts, end)
 
     def bounds_of(self, topic: str, queue_id: int) -> tuple[int, int]:
         """(int, int): as of `StoreState.bounds`."""

@@ -52,19 +52,14 @@ class _Stretch(NamedTuple):
 
 
 def flat_ranges(
-    flat_store: FlatStore,
-    topics: Iterable[str] | None,
-    queue_ids: Iterable[int] | None,
-    without: Callable[[FlatQueue], list[tuple[int, int]]] | None = None,
+    flat_store: FlatStore, topics: str | Iterable[str] | None, queue_ids: int | Iterable[int] | None
 ) -> Iterator[FlatRange]:
-    """What a scan of tiered storage reads, queue by queue.
+    """What a scan of tiered storage reads, queue by queue: all of each; queues that hold nothing have no range.
 
     Parameters
     ----------
-    topics, queue_ids : iterable, optional
-        Only these.
-    without : callable, optional
-        The parts of a queue that are wanted; by default all of it.
+    topics, queue_ids : optional
+        Only these; one or several.
     """
     names = None if topics is None else {topics} if isinstance(topics, str) else set(topics)
     numbers = None if queue_ids is None else {queue_ids} if isinstance(queue_ids, int) else set(queue_ids)
@@ -78,10 +73,8 @@ def flat_ranges(
             continue
         if queue.lacks_units is not None:
             flat_store.report(queue.lacks_units)
-        whole = [(queue.min_queue_offset, queue.max_queue_offset)]
-        for begin, end in whole if without is None else without(queue):
-            if begin < end:
-                yield FlatRange(queue, begin, end)
+        if queue.min_queue_offset < queue.max_queue_offset:
+            yield FlatRange(queue, queue.min_queue_offset, queue.max_queue_offset)
 
 
 def flat_batches(

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.arguments import check_boundary, check_index_type
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.errors import Finding, StoreError
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
@@ -23,37 +24,77 @@ from rmqstore.store.querying import Querying
 from rmqstore.store.reading import MAX_PULL_BYTES, MIN_PULL_BYTES, Reading
 from rmqstore.store.results import GetMessageResult, GetMessageStatus, QueryResult
 from rmqstore.store.store_state import StoreState
-from rmqstore.store.tiered_columns import chosen, key_rows_table, stretch_batches, tags_codes
+from rmqstore.store.tiered_columns import FlatRange, chosen, flat_ranges, key_rows_table, stretch_batches, tags_codes
+from rmqstore.store.tiered_shares import Span, are_believed, in_log, without
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["TieredQuerying", "TieredReading", "flat_table", "get_flat", "query_flat", "report_gap", "tiered_parts"]
+__all__ = [
+    "TieredQuerying",
+    "TieredReading",
+    "flat_table",
+    "get_flat",
+    "query_flat",
+    "report_gap",
+    "tiered_parts",
+    "tiered_ranges",
+]
 
 _INT64_MAX = 2**63 - 1
 
 
-def tiered_parts(state: StoreState, queue: FlatQueue, *, tell: bool = False) -> list[tuple[int, int]]:
-    """list of (int, int): the queue offsets that only tiered storage has, first and one after the last, ascending.
+def tiered_parts(state: StoreState, queue: FlatQueue, *, tell: bool = False) -> list[Span]:
+    """list of (int, int): the queue offsets that are read from tiered storage, first and one after the last, ascending.
 
-    With `tell`, offsets between the two that neither has are reported.
+    The local queue has the others, by its units.  Where these do not lead to their messages at both ends, tiered
+    storage gives all that it has.  With `tell`, offsets between the two that neither has are reported.
     """
-    low, high = state.bounds(state.queue(queue.topic, queue.queue_id))
+    local = _local_queue(state, queue)
+    low, high = state.bounds(local)
+    begin, end = queue.min_queue_offset, queue.max_queue_offset
+    if not are_believed(state.commit_log, queue, local):
+        return without(begin, end, [])
+    if tell and begin < end < low:
+        report_gap(queue, end, low)
+    return without(begin, end, [(low, high)] if low < high else [])
+
+
+def _local_queue(state: StoreState, queue: FlatQueue) -> AnyConsumeQueue | None:
+    local = state.queue(queue.topic, queue.queue_id)
+    low, high = state.bounds(local)
     if queue.max_queue_offset < low and state.tiered is not None:
         # The broker uploaded more before it deleted that from its log.
         state.tiered.refresh()
-    begin, end = queue.min_queue_offset, queue.max_queue_offset
-    if tell and begin < end < low:
-        report_gap(queue, end, low)
-    if low >= high:
-        if state.undispatched.left_out is not None:
-            raise StoreError(
-                f"queue {queue.topic}/{queue.queue_id} has no units beside the log, so nobody knows what is in both; rebuild "
-                "them first: rmqstore rebuild --what consumequeue",
-                state.path,
-            )
-        return [(begin, end)] if begin < end else []
-    return [(first, last) for first, last in ((begin, min(end, low)), (max(begin, high), end)) if first < last]
+    if low >= high and state.undispatched.left_out is not None:
+        raise StoreError(
+            f"queue {queue.topic}/{queue.queue_id} has no units beside the log, so nobody knows what is in both; "
+            "rebuild them first: rmqstore rebuild --what consumequeue",
+            state.path,
+        )
+    return local
+
+
+def tiered_ranges(
+    state: StoreState, flat_store: FlatStore, topics: Iterable[str] | None, queue_ids: Iterable[int] | None
+) -> list[FlatRange]:
+    """list of FlatRange: what tiered storage has and a scan of the local log does not give; gaps are reported.
+
+    Parameters
+    ----------
+    topics, queue_ids : iterable, optional
+        Only these.
+    """
+    pairs = [(part.queue, _local_queue(state, part.queue)) for part in flat_ranges(flat_store, topics, queue_ids)]
+    found = []
+    for (queue, local), spans in zip(pairs, in_log(state.commit_log, pairs)):
+        begin, end = queue.min_queue_offset, queue.max_queue_offset
+        # A local queue whose messages are all gone still says where it ended.
+        low = spans[0][0] if spans else state.bounds(local)[0]
+        if end < low:
+            report_gap(queue, end, low)
+        found += [FlatRange(queue, *part) for part in without(begin, end, spans)]
+    return found
 
 
 def report_gap(queue: FlatQueue, begin: int, end: int) -> None:
@@ -154,31 +195,36 @@ class TieredReading(Reading):
         wanted: dict[int, set[str]] | None,
         columns: Iterable[str] | None,
         views: bool,
+        end: int = _INT64_MAX,
     ) -> pa.Table:
-        """See `MessageStore.get_table`."""
+        """See `MessageStore.get_table`; `end` is of the local queue alone."""
         queue, parts = self._parts(topic, queue_id)
         local = super().bounds_of(topic, queue_id)
         if queue is None or not parts:
-            return super().table(topic, queue_id, queue_offset, max_num, wanted, columns, views)
+            return super().table(topic, queue_id, queue_offset, max_num, wanted, columns, views, end)
         tags = tag_texts(wanted)
         names = chosen_columns(columns)
         tables: list[Any] = []
         left = max_num
         at = max(queue_offset, self.bounds_of(topic, queue_id)[0])
-        pieces = [(*part, True) for part in parts] + ([(*local, False)] if local[0] < local[1] else [])
-        for begin, end, is_flat in sorted(pieces):
-            if end <= at or left == 0:
+        pieces = [(*part, True) for part in parts] + [(*part, False) for part in without(*local, parts)]
+        for begin, until, is_flat in sorted(pieces):
+            if until <= at or left == 0:
                 continue
             if begin > at:
                 report_gap(queue, at, begin)
             first = max(begin, at)
             if is_flat:
-                table = flat_table(queue, first, end, left, tags, names, views, self.commit_log.crc_check, self.state.check_open)
+                table = flat_table(
+                    queue, first, until, left, tags, names, views, self.commit_log.crc_check, self.state.check_open
+                )
             else:
-                table = super().table(topic, queue_id, first, left, wanted, names, views)
+                # What is put meanwhile is read too.
+                last = _INT64_MAX if until == local[1] else until
+                table = super().table(topic, queue_id, first, left, wanted, names, views, last)
             tables.append(table)
             left = None if left is None else left - table.num_rows
-            at = end
+            at = until
         if not tables:
             return super().table(topic, queue_id, max(at, local[1]), 0, wanted, names, views)
         return tables[0] if len(tables) == 1 else _concat(tables)
@@ -191,6 +237,11 @@ class TieredReading(Reading):
         check_boundary(boundary)
         low, high = super().bounds_of(topic, queue_id)
         begin, end = parts[0]
+        if begin <= low and high <= parts[-1][1]:
+            # Tiered storage alone has all of it, whatever damaged units of the local queue say.
+            return queue.offset_by_time(timestamp, boundary, parts[-1][1])
+        if begin <= low < end < high:
+            low = end  # The units are not believed, see `tiered_parts`.
         if low >= high or begin >= high:
             # A local queue that is older than tiered storage is not a broker's.
             return queue.offset_by_time(timestamp, boundary, end) if low >= high else super().offset_by_time(
@@ -198,7 +249,7 @@ class TieredReading(Reading):
             )
         if boundary == "lower":
             found = queue.offset_by_time(timestamp, boundary, end)
-            return found if found < end else super().offset_by_time(topic, queue_id, timestamp, boundary)
+            return found if found < end else max(super().offset_by_time(topic, queue_id, timestamp, boundary), end)
         found = super().offset_by_time(topic, queue_id, timestamp, boundary)
         oldest = next(iter(super().get(topic, queue_id, low, 1, None, None).messages), None)
         if found > low or (oldest is not None and oldest.store_timestamp <= timestamp):
@@ -251,18 +302,13 @@ class TieredQuerying(Querying):
             # The short way knows the local index alone.
             state.key_query.closed = True
 
-    def _older(self, topic: str, key: str, index_type: str | None, low: int, high: int) -> list[MessageExt]:
-        # The messages that only tiered storage has.
+    def _older(
+        self, local: QueryResult, topic: str, key: str, index_type: str | None, low: int, high: int
+    ) -> list[MessageExt]:
+        # The messages that the local log did not give, whatever the units of its queues say.
         found = query_flat(self.flat_store, topic, key, index_type, low, high)
-        parts: dict[int, list[tuple[int, int]]] = {}
-        for queue_id in {message.queue_id for message in found}:
-            queue = self.flat_store.queue(topic, queue_id)
-            parts[queue_id] = [] if queue is None else tiered_parts(self.state, queue)
-        return [
-            message
-            for message in found
-            if any(begin <= message.queue_offset < end for begin, end in parts[message.queue_id])
-        ]
+        known = {(message.queue_id, message.queue_offset) for message in local}
+        return [message for message in found if (message.queue_id, message.queue_offset) not in known]
 
     def query(
         self,
@@ -281,7 +327,7 @@ class TieredQuerying(Querying):
             whole = _BothResult(local, local.truncated, local.uncovered)
             whole.local_num = len(local)
             return whole
-        older = self._older(topic, key, index_type, *time_range(begin, end))
+        older = self._older(local, topic, key, index_type, *time_range(begin, end))
         room = max_num - len(local)
         found = _BothResult([*local, *older[:room]], len(older) > room, local.uncovered)
         found.local_num = len(local)

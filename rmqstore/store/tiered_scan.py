@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.store.columns import chosen_columns, encoded_columns, scan_log, tag_texts
 from rmqstore.store.store_state import StoreState
-from rmqstore.store.tiered_columns import FlatRange, chosen, flat_batches, flat_ranges
-from rmqstore.store.tiered_reading import tiered_parts
+from rmqstore.store.tiered_columns import FlatRange, chosen, flat_batches
+from rmqstore.store.tiered_reading import tiered_ranges
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,10 +67,11 @@ def scan_both(
     numbers = None if queue_id is None else [queue_id] if isinstance(queue_id, int) else list(queue_id)
     encoded = encoded_columns(read_dictionary)
     state.refresh()
-    ranges = flat_ranges(flat_store, topics, numbers, lambda queue: tiered_parts(state, queue, tell=True))
     # What only tiered storage has is settled now: what the local log loses meanwhile, it lacks in both.
+    ranges = tiered_ranges(state, flat_store, topics, numbers)
     older = scan_flat(
-        list(ranges), names, wanted, times, batch_size, use_threads, views, encoded, state.commit_log.crc_check, state.check_open
+        ranges, names, wanted, times, batch_size, use_threads, views, encoded, state.commit_log.crc_check,
+        state.check_open,
     )  # fmt: skip
     local = scan_log(
         state.commit_log, names, topics, numbers, wanted, None, None, times, batch_size, use_threads, views, encoded,

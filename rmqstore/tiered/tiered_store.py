@@ -331,7 +331,7 @@ class TieredStore(NotCopied):
         topics = topic if topic is None or isinstance(topic, str) else list(topic)
         numbers = queue_id if queue_id is None or isinstance(queue_id, int) else list(queue_id)
         return scan_flat(
-            flat_ranges(flat_store, topics, numbers),  # type: ignore[arg-type]
+            flat_ranges(flat_store, topics, numbers),
             columns,
             subscription(tags),
             time_range(low, high),
