@@ -158,7 +158,9 @@ class FlatQueue(NotCopied):
         return None if isinstance(message, Verdict) or size not in (None, message.size) else message
 
     def judge(self, log_offset: int, size: int, queue_offset: int) -> Finding:
-        """Finding: why the unit at `queue_offset` leads to no record of this size."""
+        """Finding: why the unit at `queue_offset` leads to no record of this size, or to that of another message."""
+        if size <= 0:
+            return self.blank(queue_offset, 1)
         unit_path, unit_pos = self.units.place_of(queue_offset * UNIT_SIZE)
         path, pos = self.log.place_of(log_offset)
         hole = self.log.hole_at(log_offset)
@@ -169,10 +171,42 @@ class FlatQueue(NotCopied):
         if found is None:
             detail = f"leads to log offset {log_offset}, and the log holds {self.log.min_offset} to {self.log.max_offset}"
             return Finding(unit_path, unit_pos, "bad_unit", detail)
+        other = self.look_up(log_offset, size)
+        if other is not None:
+            place = f"queue offset {other.queue_offset} of {other.topic}/{other.queue_id}"
+            where = f"leads to log offset {log_offset}, where the record says that it is {place}"
+            detail = f"queue offset {queue_offset} {where}"
+            if (other.topic, other.queue_id) == (self.topic, self.queue_id) and other.queue_offset != queue_offset:
+                known = self.unit_at(other.queue_offset)
+                if known is not None and known[0] == log_offset:
+                    # The record has its own unit, so that this one is wrong.
+                    return Finding(unit_path, unit_pos, "bad_unit", detail)
+            return Finding(path, pos, "bad_record", detail)
         verdict, actual, _ = _core.check_record(found[0], log_offset - found[1], found[1], 0)
         what = f"a record of {actual} bytes" if verdict is Verdict.RECORD else f"no record ({verdict.name})"
         detail = f"{what} where queue offset {queue_offset} has one of {size} bytes, at log offset {log_offset}"
         return Finding(path, pos, "bad_record", detail)
+
+    def blank(self, queue_offset: int, num: int) -> Finding:
+        """Finding: that `num` units from `queue_offset` on have no size, as zeros do not; they lead to no record."""
+        path, pos = self.units.place_of(queue_offset * UNIT_SIZE)
+        which = f"unit of queue offset {queue_offset} has"
+        if num > 1:
+            which = f"units of queue offsets {queue_offset} to {queue_offset + num} have"
+        return Finding(path, pos, "bad_unit", f"the {which} no size, and so no record", num=num)
+
+    def _blank_to(self, queue_offset: int, end: int) -> int:
+        # Where the units without a size end that begin at `queue_offset`; at the latest where their file does.
+        found = self.units.region_of(queue_offset * UNIT_SIZE)
+        while found is not None and queue_offset < end:
+            pos = queue_offset * UNIT_SIZE - found[1]
+            num = min((found[0].size - pos) // UNIT_SIZE, end - queue_offset, _STEP)
+            sizes = np.frombuffer(found[0].read(pos, max(num, 0) * UNIT_SIZE), _unit_type())["s"]
+            written = np.flatnonzero(sizes > 0)
+            if len(written) or num <= 0:
+                return queue_offset + (int(written[0]) if len(written) else 0)
+            queue_offset += num
+        return queue_offset
 
     def no_unit(self, queue_offset: int) -> tuple[Finding, int]:
         """(Finding, int): why no file holds the unit at `queue_offset`, and the queue offset at which the next one is."""
@@ -275,13 +309,13 @@ class FlatQueue(NotCopied):
     # -------------------------------------------------------------------------------------------------- by time
 
     def store_timestamp_of(self, queue_offset: int) -> int:
-        """int: store time of a message in ms since epoch, -1 where none can be read."""
+        """int: store time of a message in ms since epoch, -1 where its unit does not lead to it."""
         unit = self.unit_at(queue_offset)
-        found = None if unit is None else self.log.region_of(unit[0])
-        if unit is None or found is None:
+        message = None if unit is None else self.look_up(unit[0], unit[1])
+        # A unit that is zero or wrong may lead to the record of another message.
+        if message is None or not message.check_queue(self.topic, self.queue_id, queue_offset):
             return -1
-        verdict, _, timestamp = _core.check_record(found[0], unit[0] - found[1], found[1], 0)
-        return timestamp if verdict is Verdict.RECORD else -1
+        return message.store_timestamp
 
     def offset_by_time(self, timestamp: float, boundary: str, end: int) -> int:
         """int: as of `MessageStore.offset_by_time`, among the messages before queue offset `end`.
@@ -294,7 +328,7 @@ class FlatQueue(NotCopied):
             middle = (low + high) // 2
             at, time = middle, self.store_timestamp_of(middle)
             while time < 0 and at < high:
-                at = self._report_at(at)
+                at = self._report_at(at, high)
                 time = self.store_timestamp_of(at) if at < high else -1
             if time >= 0 and (time < timestamp if boundary == "lower" else time <= timestamp):
                 low = at + 1
@@ -302,11 +336,14 @@ class FlatQueue(NotCopied):
                 high = middle
         return low if boundary == "lower" else max(low - 1, first) if first < last else first
 
-    def _report_at(self, queue_offset: int) -> int:
+    def _report_at(self, queue_offset: int, end: int) -> int:
         # Where to go on.
         unit = self.unit_at(queue_offset)
         if unit is None:
             finding, following = self.no_unit(queue_offset)
+        elif unit[1] <= 0:
+            following = self._blank_to(queue_offset, end)
+            finding = self.blank(queue_offset, following - queue_offset)
         else:
             finding, following = self.judge(unit[0], unit[1], queue_offset), queue_offset + 1
         self.report(finding)

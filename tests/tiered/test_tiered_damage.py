@@ -480,6 +480,43 @@ def test_a_number_of_thousands_of_digits_in_metadata_ends_nothing(small, copy, w
         list(store.verify())
 
 
+def write_units(folder, first, units):
+    """Write units over those from queue offset `first` on, in whichever flat files they lie."""
+    for number, unit in enumerate(units, first):
+        paths = [path for path in (folder / "CONSUME_QUEUE").iterdir() if int(path.name[8:]) <= 20 * number]
+        path = max(paths, key=lambda path: path.name[8:])
+        with open(path, "r+b") as file:
+            file.seek(20 * number - int(path.name[8:]))
+            file.write(unit)
+
+
+def test_times_are_not_taken_from_wrong_units(tmp_path):
+    root = oracle_tiered.unpack("store", tmp_path)
+    folder = next((root / "tiered").glob("*/golden/Orders/0"))
+    with open_store(root) as store:
+        times = store.get_table("Orders", 0, columns=["store_timestamp"])["store_timestamp"].cast("int64").to_pylist()
+        asked = sorted({times[offset] + more for offset in (*range(380, 560, 7), 0, 959) for more in (-1, 0, 1)})
+        sought = [(time, which) for time in asked for which in ("lower", "upper")]
+        whole = {each: store.offset_by_time("Orders", 0, *each) for each in sought}
+    first = b"".join(path.read_bytes() for path in (folder / "CONSUME_QUEUE").glob("cfcd2084*"))
+    # Zeros lead to the oldest record of all, and units of other messages to theirs.
+    for wrong in ([bytes(20)] * 40, [first[20 * number : 20 * number + 20] for number in range(40)]):
+        write_units(folder, 460, wrong)
+        for (time, which), expected in whole.items():
+            findings = []
+            with open_store(root, findings.append) as store:
+                found = store.offset_by_time("Orders", 0, time, which)
+                # What is asked for may itself have no unit any more; then it is the place where it was.
+                assert found == expected or (459 <= expected <= 500 and 459 <= found <= 500), (time, which)
+                assert found == expected or findings
+        assert findings
+        assert {each.kind for each in findings} == {"bad_unit"}
+        assert {Path(each.path).parent.name for each in findings} == {"CONSUME_QUEUE"}
+        with open_store(root) as store, pytest.raises(StoreError, match="queue offset") as raised:
+            store.offset_by_time("Orders", 0, times[400])
+        assert Path(raised.value.path).parent.name == "CONSUME_QUEUE" and raised.value.pos is not None
+
+
 @pytest.mark.parametrize("size", [2**40, 2**62])
 def test_huge_numbers_in_metadata_end(copy, size):
     path = copy / "store" / "config" / "tieredStoreMetadata.json"
