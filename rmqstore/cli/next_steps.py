@@ -93,6 +93,9 @@ class NextSteps:
             step = _FILES.get(part, _FILES[""])
         elif finding.kind in _LOG and os.sep + "commitlog" + os.sep not in finding.path:
             step = _TIERED
+        elif finding.kind == "bad_unit" and os.sep + "CONSUME_QUEUE" + os.sep in finding.path:
+            # A rebuild makes units of the local log only.
+            step = _TIERED
         self._steps.setdefault(step, set()).add(finding.kind)
 
     def steps(self) -> list[tuple[str, str]]:

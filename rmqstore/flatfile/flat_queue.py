@@ -195,8 +195,8 @@ class FlatQueue(NotCopied):
             which = f"units of queue offsets {queue_offset} to {queue_offset + num} have"
         return Finding(path, pos, "bad_unit", f"the {which} no size, and so no record", num=num)
 
-    def _blank_to(self, queue_offset: int, end: int) -> int:
-        # Where the units without a size end that begin at `queue_offset`; at the latest where their file does.
+    def blank_to(self, queue_offset: int, end: int) -> int:
+        """int: queue offset after a run of units without a size from `queue_offset` to `end`, in one file."""
         found = self.units.region_of(queue_offset * UNIT_SIZE)
         while found is not None and queue_offset < end:
             pos = queue_offset * UNIT_SIZE - found[1]
@@ -342,7 +342,7 @@ class FlatQueue(NotCopied):
         if unit is None:
             finding, following = self.no_unit(queue_offset)
         elif unit[1] <= 0:
-            following = self._blank_to(queue_offset, end)
+            following = self.blank_to(queue_offset, end)
             finding = self.blank(queue_offset, following - queue_offset)
         else:
             finding, following = self.judge(unit[0], unit[1], queue_offset), queue_offset + 1

@@ -98,11 +98,16 @@ class _Verify:
             mapped_file = queue.log.find(base)
             if mapped_file is not None:
                 yield from self._file(queue, mapped_file, columns, covered, indexed_to)
-        for queue_offset in covered.missing():
-            unit = queue.unit_at(queue_offset)
-            # A hole among the units is a finding already.
-            if unit is not None:
-                yield queue.judge(unit[0], unit[1], queue_offset)
+        at = covered.next_missing(queue.min_queue_offset)
+        while at is not None:
+            unit, following = queue.unit_at(at), at + 1
+            if unit is not None and unit[1] <= 0:
+                following = queue.blank_to(at, queue.max_queue_offset)
+                yield queue.blank(at, following - at)
+            elif unit is not None:
+                # Otherwise it is in a hole among the units, which is a finding already.
+                yield queue.judge(unit[0], unit[1], at)
+            at = covered.next_missing(following)
 
     def _file(
         self, queue: FlatQueue, mapped_file: MappedFile, columns: RecordColumns, covered: _Covered, indexed_to: int
@@ -204,8 +209,8 @@ class _Verify:
         self, queue: FlatQueue, queue_offset: int, log_offset: int, size: int, code: int, covered: _Covered
     ) -> Iterator[Finding]:
         unit = queue.unit_at(queue_offset)
-        if unit is None:
-            return  # A hole, or a file cut in a unit: a finding already.
+        if unit is None or unit[1] <= 0:
+            return  # A hole, or a file cut in a unit: a finding already.  Units without a size are told together.
         other = queue.look_up(unit[0], unit[1]) if unit[0] != log_offset else None
         if other is not None and other.queue_offset == queue_offset:
             detail = f"queue offset {queue_offset} again; its unit leads to log offset {unit[0]}"
@@ -356,7 +361,8 @@ class _Covered:
         self._firsts = np.array(firsts, np.int64)
         self._nums = np.array([max(end - first, 0) for first, end in zip(firsts, ends)], np.int64)
         self._begins = np.cumsum(self._nums) - self._nums
-        self._marks = np.zeros(int(self._nums.sum()), np.uint8)
+        self._bytes = bytearray(int(self._nums.sum()))
+        self._marks = np.frombuffer(self._bytes, np.uint8)
 
     def add(self, queue_offsets: np.ndarray) -> None:
         """Take these units for covered; those that no file has are passed over."""
@@ -367,13 +373,19 @@ class _Covered:
         file = file[inside]
         self._marks[self._begins[file] + queue_offsets[inside] - self._firsts[file]] = 1
 
-    def missing(self) -> Iterator[int]:
-        """The queue offsets of the others, ascending."""
-        for place in np.flatnonzero(self._marks == 0).tolist():
-            file = int(np.searchsorted(self._begins, place, "right")) - 1
-            while not self._nums[file]:
-                file -= 1
-            yield int(self._firsts[file] + place - self._begins[file])
+    def next_missing(self, queue_offset: int) -> int | None:
+        """int or None: the first of the others at or after `queue_offset`."""
+        file = int(np.searchsorted(self._firsts, queue_offset, "right")) - 1
+        start = 0
+        if file >= 0:
+            start = int(self._begins[file] + min(queue_offset - self._firsts[file], self._nums[file]))
+        place = self._bytes.find(0, start)
+        if place < 0:
+            return None
+        file = int(np.searchsorted(self._begins, place, "right")) - 1
+        while not self._nums[file]:
+            file -= 1
+        return int(self._firsts[file] + place - self._begins[file])
 
 
 class _Sum:

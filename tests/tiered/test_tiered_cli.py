@@ -115,3 +115,11 @@ def test_single_files(root, tmp_path):
     manifest = [json.loads(line) for line in next((tmp_path / "bodies").glob("*.jsonl")).read_text().splitlines()]
     assert report.messages == len(manifest) == len({line["body_file"] for line in manifest}) == 2872
     assert all(os.path.isfile(tmp_path / "bodies" / line["body_file"]) for line in manifest)
+
+
+def test_verify_advises_no_rebuild_for_units_of_tiered_storage(root, tmp_path):
+    shutil.copytree(root, tmp_path / "copy")
+    folder = next((tmp_path / "copy" / "tiered").glob("*/golden/Orders/0/CONSUME_QUEUE"))
+    os.truncate(max(folder.iterdir(), key=lambda path: path.name[8:]), 1 << 20)
+    found = run("verify", tmp_path / "copy" / "store", "--tiered", str(tmp_path / "copy" / "tiered"))
+    assert found.exit_code == 1 and "bad_unit: restore the file in tiered storage" in found.stdout

@@ -517,6 +517,27 @@ def test_times_are_not_taken_from_wrong_units(tmp_path):
         assert Path(raised.value.path).parent.name == "CONSUME_QUEUE" and raised.value.pos is not None
 
 
+def test_a_run_of_zero_units_is_one_finding(tmp_path):
+    root = oracle_tiered.unpack("store", tmp_path)
+    folder = next((root / "tiered").glob("*/golden/Orders/1/CONSUME_QUEUE"))
+    last = max(folder.iterdir(), key=lambda path: path.name[8:])
+    base, length = int(last.name[8:]), last.stat().st_size
+    # A lost page in the middle, and a preallocated end that was never written.
+    write_units(folder.parent, 250, [bytes(20)] * 30)
+    os.truncate(last, 4 << 20)
+    with open_store(root) as store:
+        found = [(each.path, each.pos, each.kind, each.num) for each in store.verify()]
+        second = next(folder / name for name in os.listdir(folder) if int(name[8:]) == 4000)
+        num = (base + (4 << 20)) // 20 - (base + length) // 20
+        assert found == [(str(second), 1000, "bad_unit", 30), (str(last), length, "bad_unit", num)]
+        with pytest.raises(StoreError, match="queue offset 250 ") as raised:
+            store.scan(["queue_id"], topic="Orders", queue_id=1).read_all()
+        assert raised.value.path == str(second)
+    with pytest.raises(StoreError) as raised:
+        export(root / "store", tmp_path / "out.jsonl", tiered=root / "tiered")
+    assert Path(raised.value.path).parent == folder
+
+
 @pytest.mark.parametrize("size", [2**40, 2**62])
 def test_huge_numbers_in_metadata_end(copy, size):
     path = copy / "store" / "config" / "tieredStoreMetadata.json"
