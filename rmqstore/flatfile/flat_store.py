@@ -86,6 +86,7 @@ class FlatStore(NotCopied):
         self._load_metadata()
         self.folder, self.cluster, self.broker = self._choose(cluster, broker)
         self._queues: dict[tuple[str, int], FlatQueue] = {}
+        self._indexed_from: dict[tuple[str, int], int] = {}
         self._indexed_to: dict[tuple[str, int], int] = {}
         # Folders of topics that cannot be listed, by topic; of "" the broker's own.
         self._unlisted: dict[str, Finding] = {}
@@ -271,12 +272,14 @@ class FlatStore(NotCopied):
         for queue in queues:
             if queue.lacks_units is not None:
                 self.report(queue.lacks_units)
-            begin = self.indexed_to(queue) if sound else queue.min_queue_offset
+            low, high = queue.min_queue_offset, queue.max_queue_offset
+            parts = [(low, self.indexed_from(queue)), (self.indexed_to(queue), high)] if sound else [(low, high)]
             code = tags_code(key) if index_type == "T" else None
-            for log_offset in queue.find_keys(texts, KEY_BITS[index_type], begin, queue.max_queue_offset, code):
-                message = queue.look_up(log_offset)
-                if message is not None:
-                    take(queue, message)
+            for begin, end in parts:
+                for log_offset in queue.find_keys(texts, KEY_BITS[index_type], begin, end, code):
+                    message = queue.look_up(log_offset)
+                    if message is not None:
+                        take(queue, message)
         return sorted(found.values(), key=lambda each: (-each.store_timestamp, each.queue_id, -each.queue_offset))
 
     def _message_of(self, topic: str, item: IndexItem) -> MessageExt | None:
@@ -321,12 +324,36 @@ class FlatStore(NotCopied):
             known = self._indexed_to[place] = low
         return known
 
-    def _is_indexed(self, queue: FlatQueue, queue_offset: int) -> bool | None:
+    def indexed_from(self, queue: FlatQueue) -> int:
+        """int: queue offset before which messages of `queue` are in no index file; not above `indexed_to`.
+
+        The oldest index file may expire, or be lost, before the log files that have its messages.
+        """
+        place = queue.topic, queue.queue_id
+        known = self._indexed_from.get(place)
+        if known is None:
+            low, high = queue.min_queue_offset, self.indexed_to(queue)
+            middle = low
+            while low < high:
+                at, indexed = middle, self._is_indexed(queue, middle, unread=None)
+                while indexed is None and at + 1 < high and at - middle < _KEYLESS:
+                    # It has no key, or cannot be read, and says nothing: the next one does.
+                    at += 1
+                    indexed = self._is_indexed(queue, at, unread=None)
+                if indexed:
+                    high = middle
+                else:
+                    low = at + 1
+                middle = (low + high) // 2
+            known = self._indexed_from[place] = low
+        return known
+
+    def _is_indexed(self, queue: FlatQueue, queue_offset: int, unread: bool | None = False) -> bool | None:
         # None for a message without a key; what cannot be read counts as not indexed, so that it is looked at and told.
         unit = queue.unit_at(queue_offset)
         message = None if unit is None else queue.look_up(unit[0], unit[1])
         if message is None:
-            return False
+            return unread
         keys = _keys_of(message)
         if not keys:
             return None
@@ -365,7 +392,7 @@ class FlatStore(NotCopied):
         self._load_metadata()
         for (topic, queue_id), queue in list(self._queues.items()):
             queue.load(self.said("COMMIT_LOG", topic, queue_id), self.said("CONSUME_QUEUE", topic, queue_id))
-        self._indexed_to, self._unlisted = {}, {}
+        self._indexed_from, self._indexed_to, self._unlisted = {}, {}, {}
         self.index.load(self.said("INDEX", INDEX_TOPIC, 0))
 
     def refresh(self) -> None:

@@ -442,6 +442,46 @@ def test_messages_without_keys_hide_none_that_are_not_indexed(tmp_path, keyless)
             assert len(store.query_message("Orders", "shared")) > 3
 
 
+@pytest.mark.parametrize("lost", [1, 2])
+@pytest.mark.parametrize("way", ["metadata", "no metadata", "alone", "expired"])
+def test_what_the_oldest_index_file_had_is_still_found(small, copy, way, lost):
+    with open_store(small) as store:
+        answers = {key: sorted(places_of(store, key)) for key in KEYS}
+    folder = next(copy.rglob("INDEX"))
+    oldest = sorted(folder.iterdir(), key=lambda path: path.name[8:])[:lost]
+    for path in oldest:
+        path.unlink()
+    path = copy / "store" / "config" / "tieredStoreMetadata.json"
+    if way == "no metadata":
+        path.unlink()
+    if way == "expired":
+        metadata = json.loads(re.sub(r"(\d+):", r'"\1":', path.read_text()))
+        for each in oldest:
+            del metadata["indexFileSegmentTable"]["B/rmq_sys_INDEX/0"][str(int(each.name[8:]))]
+        path.write_text(re.sub(r'"(\d+)":', r"\1:", json.dumps(metadata)))
+    with TieredStore.open(copy / "tiered", None if way == "alone" else copy / "store") as store:
+        assert bool(store.flat_store.index.problems) == (way == "metadata")
+        assert {key: sorted(places_of(store, key)) for key in KEYS} == answers
+        # Messages that index files have are not gone over.
+        queue = store.flat_store.queue("Orders", 0)
+        assert store.flat_store.indexed_from(queue) <= store.flat_store.indexed_to(queue)
+    with open_store(small) as store:
+        for queue in store.flat_store.queues():
+            assert store.flat_store.indexed_from(queue) == queue.min_queue_offset
+
+
+@pytest.mark.parametrize("keyless", [0, 3, 300])
+def test_messages_without_keys_hide_none_whose_index_file_is_gone(tmp_path, keyless):
+    messages = [oracle_tiered.Sent("Orders", 1, ("first",), None, "U-first", b"first", NOW - 9000)]
+    for number in range(keyless):
+        messages.append(oracle_tiered.Sent("Orders", 1, (), None, "", b"none", NOW - 8000 + number))
+    oracle_tiered.write_tiered(tmp_path, messages + sent(), log_size=100_000, queue_size=100_000)
+    min(next(tmp_path.rglob("INDEX")).iterdir(), key=lambda path: path.name[8:]).unlink()
+    with TieredStore.open(tmp_path / "tiered") as store:
+        assert [each.queue_offset for each in store.query_message("Orders", "first")] == [0]
+        assert [each.queue_offset for each in store.query_message("Orders", "U-first")] == [0]
+
+
 def test_a_damaged_first_record_hides_nothing(copy):
     # Where older files are gone the first record says where the queue begins; its unit has to agree.
     folder = copy / "tiered" / f"{oracle_tiered.prefix('C')}_C" / "B" / "Orders" / "1" / "COMMIT_LOG"
