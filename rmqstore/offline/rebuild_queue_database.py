@@ -62,9 +62,14 @@ def rebuild_queue_database(
     ------
     MissingDependencyError
         rocksdict is not installed.
+    StoreError
+        The new database cannot be written: the disk is full, for instance.  Nothing of it stays.
     GeometryError, StoreLockedError, CorruptionError
         As of `rebuild`.
     """
+    # Imported here because it brings the compression libraries along, which no other module of a plain import needs.
+    import tempfile
+
     started = time.perf_counter()
     root = check_store_root(path)
     config = StoreConfig.infer(root) if config is None else config
@@ -72,7 +77,15 @@ def rebuild_queue_database(
     config = dataclasses.replace(config, enable_lmq=True, enable_multi_dispatch=True)
     if output is not None:
         target = free_output(output, _WHAT)
-        report = _build(root, os.path.join(target, "consumequeue"), config, progress)
+        # Under a name that nobody takes for queues until it is whole, also after a kill.
+        work = tempfile.mkdtemp(prefix=f"{REBUILD_DIRECTORY}-", dir=target)
+        try:
+            report = _build(root, os.path.join(work, "queues"), config, progress)
+            fsync_tree(work)
+            os.rename(os.path.join(work, "queues"), os.path.join(target, "consumequeue"))
+        finally:
+            delete_tree(work, ignore_errors=True)
+        fsync_directory(target)
         report.output = target
     else:
         with StoreLock(root):

@@ -7,7 +7,9 @@ it is for others to decide.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 from rmqstore import _numpy as np
@@ -36,7 +38,8 @@ class QueueDatabaseWriter:
     Raises
     ------
     StoreError
-        The directory exists.
+        The directory exists, or it cannot be written to (the disk is full, for instance), which `put` and `finish` raise too.
+        What was written so far is of no use then.
     MissingDependencyError
         rocksdict is not installed.
     """
@@ -46,11 +49,13 @@ class QueueDatabaseWriter:
         self._rocksdict = load_rocksdict()
         if os.path.lexists(self.path):
             raise StoreError("the directory for the new database exists; give one that does not", self.path)
-        self._rdict = self._rocksdict.Rdict(
-            self.path,
-            options=self._options(),
-            column_families={"default": self._options(), "offset": self._options()},
-        )
+        self._rdict: Any = None
+        with self._writing():
+            self._rdict = self._rocksdict.Rdict(
+                self.path,
+                options=self._options(),
+                column_families={"default": self._options(), "offset": self._options()},
+            )
         self._no_log = self._rocksdict.WriteOptions()
         self._no_log.disable_wal = True
 
@@ -67,6 +72,20 @@ class QueueDatabaseWriter:
         options.set_write_buffer_size(_WRITE_BUFFER_SIZE)
         options.set_compaction_style(self._rocksdict.DBCompactionStyle.universal())
         return options
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            # rocksdict raises plain Exceptions; others are mistakes of a program.
+            if type(error) is not Exception and not isinstance(error, OSError):
+                raise
+            raise StoreError(
+                f"the new database of queues cannot be written ({str(error).partition(chr(10))[0]}), and the queues that were "
+                "there are as they were: make room where the disk is full, or mend what else this names, and rebuild again",
+                self.path,
+            ) from error
 
     def put(
         self,
@@ -93,7 +112,8 @@ class QueueDatabaseWriter:
         batch = self._rocksdict.WriteBatch(raw_mode=True)
         for i in range(len(queue_offsets)):
             batch.put(prefix + ends[8 * i : 8 * i + 8], values[VALUE_SIZE * i : VALUE_SIZE * (i + 1)])
-        self._rdict.write(batch, self._no_log)
+        with self._writing():
+            self._rdict.write(batch, self._no_log)
 
     def finish(self, last: dict[tuple[bytes, int], tuple[int, int]], checkpoint: int) -> None:
         """Write the last unit of each queue (phy offset, queue offset) and the checkpoint, and force all to the disk.
@@ -103,21 +123,29 @@ class QueueDatabaseWriter:
         checkpoint : int
             Phy offset after the last record whose units are here.
         """
-        offsets = self._rdict.get_column_family("offset")
-        for (topic, queue_id), (phy_offset, queue_offset) in last.items():
-            value = phy_offset.to_bytes(8, "big", signed=True) + queue_offset.to_bytes(8, "big", signed=True)
-            offsets.put(last_key(topic, queue_id), value, self._no_log)
-        offsets.put(last_key(b"CHECKPOINT_TOPIC", 0), checkpoint.to_bytes(8, "big", signed=True), self._no_log)
-        self._rdict.get_column_family("default").flush()
-        offsets.flush()
-        self.close()
-        for name in _LEFT:
-            path = os.path.join(self.path, name)
-            if os.path.exists(path):
-                os.unlink(path)
+        with self._writing():
+            offsets = self._rdict.get_column_family("offset")
+            try:
+                for (topic, queue_id), (phy_offset, queue_offset) in last.items():
+                    value = phy_offset.to_bytes(8, "big", signed=True) + queue_offset.to_bytes(8, "big", signed=True)
+                    offsets.put(last_key(topic, queue_id), value, self._no_log)
+                offsets.put(last_key(b"CHECKPOINT_TOPIC", 0), checkpoint.to_bytes(8, "big", signed=True), self._no_log)
+                self._rdict.flush()
+                offsets.flush()
+            finally:
+                # Each holds the database's lock, which the next try in this process needs.
+                offsets.close()
+            rdict, self._rdict = self._rdict, None
+            rdict.close()
+            for name in _LEFT:
+                path = os.path.join(self.path, name)
+                if os.path.exists(path):
+                    os.unlink(path)
 
     def close(self) -> None:
         """Let go of the files; without `finish` before, the database is not whole."""
         if self._rdict is not None:
-            self._rdict.close()
-            self._rdict = None
+            rdict, self._rdict = self._rdict, None
+            # It flushes, and where that cannot be done, who could not write has been told.
+            with contextlib.suppress(Exception):
+                rdict.close()

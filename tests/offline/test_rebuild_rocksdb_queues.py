@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
+import subprocess
+import sys
 
 import golden
 import pytest
@@ -15,11 +18,14 @@ pytest.importorskip("rocksdict")
 
 from rmqstore import Message, MessageStore, StoreConfig
 from rmqstore.cli import main
-from rmqstore.errors import GeometryError
+from rmqstore.errors import GeometryError, StoreError
 from rmqstore.offline import rebuild as module
+from rmqstore.offline import rebuild_queue_database as rocksdb_module
 from rmqstore.offline.rebuild import rebuild
 from rmqstore.offline.rebuild_queue_database import rebuild_queue_database
 from rmqstore.offline.verify import verify
+from rmqstore.rocksdb import queue_writer
+from rmqstore.rocksdb.database import load_rocksdict
 from rmqstore.rocksdb.places import queue_databases
 
 GEOMETRY = {
@@ -210,3 +216,83 @@ def test_delay_levels_must_be_known_for_it(tmp_path):
     assert {name: size for name, (size, _) in golden.tree(root).items() if name != "lock"} == {
         name: size for name, (size, _) in before.items() if name != "lock"
     }
+
+
+def unlocked(root):
+    """What is in a store but for the lock that a rebuild takes."""
+    return {name: entry for name, entry in golden.tree(root).items() if name != "lock"}
+
+
+def write_store(root):
+    """Make a store with queues as files; the options of its rebuild."""
+    options = StoreConfig(mapped_file_size_commit_log=1 << 20, mapped_file_size_consume_queue=20000, **SMALL_INDEX)
+    with MessageStore.open(root, config=options) as store:
+        for number in range(2000):
+            store.put_message(Message("AB"[number % 2], b"x" * 100, tags=str(number)), number % 3)
+    return ["-o", "max_hash_slot_num=10", "-o", "max_index_num=40"]
+
+
+def test_a_disk_that_takes_no_more_ends_it_with_a_sentence(tmp_path):
+    """The limit of a file's size stands for a full disk: RocksDB's writes fail, in a process as users start it."""
+    root, out = tmp_path / "s", tmp_path / "out"
+    options = write_store(root)
+    before = unlocked(root)
+    arguments = [sys.executable, "-m", "rmqstore", "rebuild", root, "--rocksdb", *options]
+    for limit in (40, 8000):
+        for more in (["--yes"], ["-O", out]):
+            done = subprocess.run(
+                [*map(str, arguments), *map(str, more)],
+                preexec_fn=lambda size=limit: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+                capture_output=True,
+                text=True,
+            )
+            assert done.returncode == 3 and "Traceback" not in done.stderr, done.stderr
+            assert "the new database of queues cannot be written (IO error: " in done.stderr
+            assert "File too large" in done.stderr and "make room" in done.stderr and ".rmqstore-rebuild" in done.stderr
+            assert unlocked(root) == before and (not out.exists() or os.listdir(out) == [])
+
+
+@pytest.mark.parametrize("where", ["Rdict", "write", "put", "flush", "close"])
+@pytest.mark.parametrize("aside", [False, True])
+def test_nothing_half_made_is_left_wherever_the_writing_fails(tmp_path, monkeypatch, where, aside):
+    root = rocksdb_stores.unpack("double-separate-lmq", tmp_path)
+    before = unlocked(root)
+
+    class Failing:
+        def __init__(self, real):
+            self.real = real
+
+        def __getattr__(self, name):
+            def call(*args, **kwargs):
+                if name == where:
+                    if where == "close":
+                        self.real.close()
+                    raise Exception("IO error: No space left on device: While appending to file: 000004.sst")
+                answer = getattr(self.real, name)(*args, **kwargs)
+                return Failing(answer) if name in ("Rdict", "get_column_family") else answer
+
+            constants = name in ("Options", "BlockBasedOptions", "DBCompressionType", "DBCompactionStyle", "WriteOptions")
+            return getattr(self.real, name) if constants else call
+
+    monkeypatch.setattr(queue_writer, "load_rocksdict", lambda: Failing(load_rocksdict()))
+    out = tmp_path / "out" if aside else None
+    with pytest.raises(StoreError, match=r"cannot be written \(IO error: No space left") as caught:
+        rebuild_queue_database(root, config(root), output=out)
+    assert type(caught.value) is StoreError and "rebuild again" in caught.value.message
+    assert unlocked(root) == before and (out is None or os.listdir(out) == [])
+    monkeypatch.undo()
+    rebuild_queue_database(root, config(root), output=out)
+    assert queue_databases(out or root)
+
+
+def test_a_kill_leaves_no_half_database_in_the_output(tmp_path, monkeypatch):
+    root, out = rocksdb_stores.unpack("lost", tmp_path), tmp_path / "out"
+
+    def killed(*args):
+        assert queue_databases(out) == () and os.listdir(out) != []
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rocksdb_module, "_compare", killed)
+    with pytest.raises(KeyboardInterrupt):
+        rebuild_queue_database(root, config(root), output=out)
+    assert os.listdir(out) == []
