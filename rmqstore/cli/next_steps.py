@@ -27,6 +27,7 @@ _TIERED = "restore the file in tiered storage from a copy; rmqstore export --tie
 
 # In the order in which they are done: files, the log, what follows from the log.
 _STEPS: dict[str, str] = {
+    "interrupted_rebuild": "run the same rebuild again, which finishes it; nothing else before that",
     "geometry": "give the options that the sentence names as -o NAME=VALUE, or --config broker.conf, to verify again",
     "file": "",
     "missing_segment": _CUT_OR_KEEP,

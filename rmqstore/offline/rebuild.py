@@ -36,13 +36,14 @@ from rmqstore.offline.verify import verify_parts
 from rmqstore.rocksdb.database import is_database
 from rmqstore.rocksdb.places import PLACES, queue_databases
 from rmqstore.store.dispatcher import CommitLogDispatcher, IndexProgress, QueueKindError, without_unit
+from rmqstore.store.opening import REBUILD_COMPLETE, REBUILD_DIRECTORY, is_swapping
 
 __all__ = ["REBUILD_DIRECTORY", "RebuildReport", "check_config", "rebuild"]
 
 logger = logging.getLogger(__name__)
 
-REBUILD_DIRECTORY = ".rmqstore-rebuild"
-_COMPLETE = "complete"
+QUEUE_DATABASE = "queue_database"
+"""What is complete where it is a database of queues (`rebuild_queue_database`); the name of its place follows."""
 # Verdicts on records whose lengths are whole.
 _CORRUPT = (Verdict.BAD_BODY_CRC.name, Verdict.BAD_PROP_CRC.name)
 _FOLDERS = {"index": ("index",), "consumequeue": ("consumequeue", "batchconsumequeue", "consumequeue_ext")}
@@ -69,7 +70,8 @@ class RebuildReport:
         An earlier rebuild was complete, only the swap was left.
     seconds : float
     moved_aside : tuple of str
-        Folders that held the queues in RocksDB and were kept, as they are called now.
+        Folders that held the queues in RocksDB and were kept, as they are called now; also those with queue files
+        where a database replaces them.
     """
 
     what: tuple[str, ...]
@@ -179,7 +181,7 @@ def free_output(output: str | os.PathLike[str], kinds: Iterable[str]) -> str:
 def mark_complete(work: str, kinds: Iterable[str]) -> None:
     """Say that the folders in `work` are whole, so that only the swap is left: whole or not there at all, also after a
     power failure."""
-    marker = os.path.join(work, _COMPLETE)
+    marker = os.path.join(work, REBUILD_COMPLETE)
     with naming_errors(marker + ".new"), open(marker + ".new", "w", encoding="ascii") as file:
         file.write(" ".join(kinds))
         file.flush()
@@ -189,12 +191,18 @@ def mark_complete(work: str, kinds: Iterable[str]) -> None:
 
 
 def finish_swap(root: str, work: str) -> tuple[str, ...]:
-    """tuple of str: what an earlier rebuild had made ready, which is swapped in now; empty if there is none."""
-    marker = os.path.join(work, _COMPLETE)
+    """tuple of str: what an earlier rebuild had made ready, which is swapped in now; empty if there is none.
+
+    It is kinds as of `rebuild`, or `QUEUE_DATABASE` alone.
+    """
+    marker = os.path.join(work, REBUILD_COMPLETE)
     if not os.path.exists(marker):
         return ()
     with open(open_regular(marker), encoding="ascii") as file:
         complete = tuple(file.read().split())
+    if complete[:1] == (QUEUE_DATABASE,):
+        swap_database(root, work, complete[1])
+        return complete[:1]
     swap(root, work, complete)
     return complete
 
@@ -248,7 +256,7 @@ def check_config(path: str | os.PathLike[str], what: Iterable[str], config: Stor
         # Says by whom.
         with StoreLock(root):
             pass
-    if os.path.exists(os.path.join(root, REBUILD_DIRECTORY, _COMPLETE)):
+    if is_swapping(root):
         # Only the swap is left, which needs no option.
         return
     config = known_config(root, config, kinds)
@@ -462,7 +470,7 @@ def swap(root: str, work: str, kinds: tuple[str, ...]) -> None:
         )
         if os.path.isdir(new):
             if is_database(place):
-                _move_aside(root, folder)
+                _move_aside(root, folder, "rocksdb")
             if os.path.isdir(place) and not os.path.exists(old):
                 os.rename(place, old)
             os.rename(new, place)
@@ -480,12 +488,32 @@ def swap(root: str, work: str, kinds: tuple[str, ...]) -> None:
         fsync_directory(root)
     if "consumequeue" in kinds:
         for place in queue_databases(root):
-            _move_aside(root, os.path.basename(place))
+            _move_aside(root, os.path.basename(place), "rocksdb")
         fsync_directory(root)
     if "index" in kinds:
         _raise_checkpoint(root)
+    _clear(root, work)
+
+
+def swap_database(root: str, work: str, folder: str) -> tuple[str, ...]:
+    """Put the new database of queues in the place `folder`, as of `swap`; the folders that were moved aside."""
+    new, place = os.path.join(work, "queues"), os.path.join(root, folder)
+    aside = []
+    if os.path.isdir(new):
+        # A broker does not start while there is a database in the other place too.
+        for old in dict.fromkeys((*queue_databases(root), place)):
+            if os.path.isdir(old):
+                aside.append(_move_aside(root, os.path.basename(old), "rocksdb" if is_database(old) else "files"))
+        os.rename(new, place)
+    fsync_directory(work)
+    fsync_directory(root)
+    _clear(root, work)
+    return tuple(aside)
+
+
+def _clear(root: str, work: str) -> None:
     # Without the marker what is left is only rubbish, in whatever order it goes.
-    os.unlink(os.path.join(work, _COMPLETE))
+    os.unlink(os.path.join(work, REBUILD_COMPLETE))
     fsync_directory(work)
     try:
         delete_tree(work)
@@ -494,22 +522,25 @@ def swap(root: str, work: str, kinds: tuple[str, ...]) -> None:
     fsync_directory(root)
 
 
-def _move_aside(root: str, folder: str) -> None:
+def _move_aside(root: str, folder: str, kind: str) -> str:
     # Beside the other folders of the store, where a broker passes over it.
     number = 1
-    while os.path.exists(aside := os.path.join(root, f"{folder}.rocksdb-{number}")):
+    while os.path.exists(aside := os.path.join(root, f"{folder}.{kind}-{number}")):
         number += 1
     os.rename(os.path.join(root, folder), aside)
-    logger.info("the database of queues in %s is called %s now", folder, aside)
+    logger.info("what held queues in %s is called %s now", folder, aside)
+    return aside
 
 
-def moved_aside(root: str) -> tuple[str, ...]:
-    """tuple of str: the folders of queues in RocksDB that rebuilds moved aside."""
+def moved_aside(root: str, kinds: tuple[str, ...] = ("rocksdb",)) -> tuple[str, ...]:
+    """tuple of str: the folders of queues that rebuilds moved aside, of these kinds ("rocksdb", "files")."""
     found = []
     for name in os.listdir(root):
-        folder, _, number = name.rpartition(".rocksdb-")
-        if folder in PLACES and number.isdigit() and is_database(os.path.join(root, name)):
-            found.append(os.path.join(root, name))
+        folder, _, end = name.rpartition(".")
+        kind, _, number = end.partition("-")
+        path = os.path.join(root, name)
+        if folder in PLACES and kind in kinds and number.isdigit() and (kind == "files" or is_database(path)):
+            found.append(path)
     return tuple(sorted(found))
 
 

@@ -2,6 +2,9 @@
 
 Owns building it beside what is there, comparing it with the log, and putting it in place; what lay there is kept under another
 name.  The commit log is never changed.  So a broker gets back the units that a kill took from it.
+
+A rebuild that was killed while building starts again; one that was killed while the database took its place goes on
+with that.
 """
 
 from __future__ import annotations
@@ -22,9 +25,20 @@ from rmqstore.errors import CorruptionError
 from rmqstore.files.mapped_file import MappedFilePool, fsync_directory, fsync_tree, make_directories
 from rmqstore.files.store_lock import StoreLock
 from rmqstore.message import encode_java_utf8
-from rmqstore.offline.rebuild import REBUILD_DIRECTORY, RebuildReport, delete_tree, free_output, refuse_assumed
+from rmqstore.offline.rebuild import (
+    QUEUE_DATABASE,
+    REBUILD_DIRECTORY,
+    RebuildReport,
+    delete_tree,
+    finish_swap,
+    free_output,
+    mark_complete,
+    moved_aside,
+    refuse_assumed,
+    swap_database,
+)
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
-from rmqstore.rocksdb.places import queue_databases
+from rmqstore.rocksdb.places import PLACES, queue_databases
 from rmqstore.rocksdb.queue_writer import QueueDatabaseWriter
 from rmqstore.store.completion import dispatch_stretch
 from rmqstore.store.dispatcher import CommitLogDispatcher
@@ -57,6 +71,7 @@ def rebuild_queue_database(
     -------
     RebuildReport
         `moved_aside` has the folder that held the queues before, whether files or a database; the new one is in its place.
+        With `resumed` it has those of earlier rebuilds too.
 
     Raises
     ------
@@ -90,34 +105,24 @@ def rebuild_queue_database(
     else:
         with StoreLock(root):
             work = os.path.join(root, REBUILD_DIRECTORY)
+            if finish_swap(root, work) == (QUEUE_DATABASE,):
+                aside = moved_aside(root, ("rocksdb", "files"))
+                seconds = time.perf_counter() - started
+                return RebuildReport(_WHAT, root, resumed=True, seconds=seconds, moved_aside=aside)
             delete_tree(work, ignore_errors=True)
             make_directories(work)
             try:
                 report = _build(root, os.path.join(work, "queues"), config, progress)
-                report.moved_aside = _put_in_place(root, os.path.join(work, "queues"))
-            finally:
+                fsync_tree(work)
+            except BaseException:
                 delete_tree(work, ignore_errors=True)
+                raise
+            folders = queue_databases(root)
+            place = os.path.basename(folders[0]) if folders else PLACES[0]
+            mark_complete(work, (QUEUE_DATABASE, place))
+            report.moved_aside = swap_database(root, work, place)
     report.seconds = time.perf_counter() - started
     return report
-
-
-def _put_in_place(root: str, new: str) -> tuple[str, ...]:
-    # A kill between the two renames leaves a store without queues, of which the same rebuild makes them again.
-    folders = queue_databases(root)
-    place = folders[0] if folders else os.path.join(root, "consumequeue")
-    fsync_tree(new)
-    aside = []
-    # A broker does not start while there is one in the other place too.
-    for folder in folders or (place,):
-        if os.path.isdir(folder):
-            kind, number = "rocksdb" if folders else "files", 1
-            while os.path.exists(f"{folder}.{kind}-{number}"):
-                number += 1
-            aside.append(f"{folder}.{kind}-{number}")
-            os.rename(folder, aside[-1])
-    os.rename(new, place)
-    fsync_directory(root)
-    return tuple(aside)
 
 
 def _build(

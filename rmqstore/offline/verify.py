@@ -39,6 +39,7 @@ from rmqstore.offline.verify_entries import IndexCheck
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
 from rmqstore.offline.verify_units import QueueCheck
 from rmqstore.store.dispatcher import multi_dispatch_places, multi_dispatch_problem
+from rmqstore.store.opening import REBUILD_DIRECTORY, SWAPPING, is_swapping
 
 if TYPE_CHECKING:
     from rmqstore.consumer.settings_sources import SettingsKind
@@ -68,7 +69,8 @@ def verify(
     Yields
     ------
     Finding
-        In the order log, queues and index (as the log goes on), index in RocksDB, what waits, checkpoint, settings.
+        In the order interrupted rebuild, log, queues and index (as the log goes on), index in RocksDB, what waits,
+        checkpoint, settings.
 
     Raises
     ------
@@ -261,6 +263,8 @@ class _Checker:
         self.index_service.close()
 
     def run(self) -> Iterator[Finding]:
+        if is_swapping(self.root):
+            yield Finding(os.path.join(self.root, REBUILD_DIRECTORY), 0, "interrupted_rebuild", SWAPPING)
         self.database = QueueDatabaseCheck.of(self.root, self.config, self.commit_log)
         yield from self.run_parts()
         yield from verify_index_database(self.commit_log, self.root, self.end)

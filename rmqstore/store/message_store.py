@@ -33,7 +33,14 @@ from rmqstore.message import Message, MessageExt
 from rmqstore.store.closing import Closing, close_forgotten
 from rmqstore.store.columns import scan_log, time_range
 from rmqstore.store.flushing import Flushing
-from rmqstore.store.opening import check_has_store, has_store, recover_state, refuse_rocksdb
+from rmqstore.store.opening import (
+    check_has_store,
+    has_store,
+    is_swapping,
+    recover_state,
+    refuse_rocksdb,
+    warn_of_swapping,
+)
 from rmqstore.store.querying import Querying
 from rmqstore.store.reading import Reading, subscription
 from rmqstore.store.recovery import RECOVERY_MODES, RecoveryReport
@@ -201,6 +208,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             raise ValueError("tiered storage is only read; open the store with read_only=True")
         if read_only:
             check_store_root(root)
+            warn_of_swapping(root)
             if config is None:
                 alone = tiered is not None and not os.path.isdir(os.path.join(root, "commitlog"))
                 config = StoreConfig() if alone else StoreConfig.infer(root, read_only=True)
@@ -216,7 +224,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         close_forgotten(root)
         store_lock = StoreLock(root)
         try:
-            if os.path.exists(os.path.join(root, ".rmqstore-rebuild", "complete")):
+            if is_swapping(root):
                 raise StoreError(
                     "a rebuild was interrupted while it swapped its files in; run the same rebuild again, which finishes it",
                     root,

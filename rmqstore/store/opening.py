@@ -7,6 +7,7 @@ What recovery does is in `rmqstore.store.recovery`.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 
 from rmqstore.commitlog.commit_log import check_store_root
@@ -18,7 +19,41 @@ from rmqstore.store.flushing import Flushing
 from rmqstore.store.recovery import RecoveryReport, recover
 from rmqstore.store.store_state import StoreState
 
-__all__ = ["check_has_store", "close_in_order", "has_store", "recover_state", "refuse_rocksdb"]
+__all__ = [
+    "REBUILD_COMPLETE",
+    "REBUILD_DIRECTORY",
+    "SWAPPING",
+    "check_has_store",
+    "close_in_order",
+    "has_store",
+    "is_swapping",
+    "recover_state",
+    "refuse_rocksdb",
+    "warn_of_swapping",
+]
+
+logger = logging.getLogger(__name__)
+
+REBUILD_DIRECTORY = ".rmqstore-rebuild"
+"""The folder of a store in which a rebuild makes new queues and a new index."""
+REBUILD_COMPLETE = "complete"
+"""The file there that says what is complete, and takes its place from then on."""
+SWAPPING = (
+    "a rebuild was interrupted while its new queues or index took their place, or does that just now: some may be out "
+    "of sight; run the same rebuild again, which finishes it"
+)
+"""What to say of a store with this file."""
+
+
+def is_swapping(root: str) -> bool:
+    """bool: a rebuild puts its new files into their place in the store at `root`, or was interrupted while it did."""
+    return os.path.exists(os.path.join(root, REBUILD_DIRECTORY, REBUILD_COMPLETE))
+
+
+def warn_of_swapping(root: str) -> None:
+    """Log that what is read of the store at `root` may not be all, where a rebuild did not end."""
+    if is_swapping(root):
+        logger.warning("%s: %s", root, SWAPPING)
 
 
 def refuse_rocksdb(root: str) -> None:

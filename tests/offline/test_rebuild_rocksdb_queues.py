@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import resource
 import shutil
@@ -271,8 +272,8 @@ def test_nothing_half_made_is_left_wherever_the_writing_fails(tmp_path, monkeypa
                 answer = getattr(self.real, name)(*args, **kwargs)
                 return Failing(answer) if name in ("Rdict", "get_column_family") else answer
 
-            constants = name in ("Options", "BlockBasedOptions", "DBCompressionType", "DBCompactionStyle", "WriteOptions")
-            return getattr(self.real, name) if constants else call
+            called = name in ("Rdict", "WriteBatch") or not name[0].isupper()
+            return call if called else getattr(self.real, name)
 
     monkeypatch.setattr(queue_writer, "load_rocksdict", lambda: Failing(load_rocksdict()))
     out = tmp_path / "out" if aside else None
@@ -296,3 +297,125 @@ def test_a_kill_leaves_no_half_database_in_the_output(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         rebuild_queue_database(root, config(root), output=out)
     assert os.listdir(out) == []
+
+
+def swapping(root, caplog):
+    """Whether verify and a reader tell of an interrupted rebuild; the command line prints what a reader logs."""
+    told = "interrupted_rebuild" in {finding.kind for finding in verify(root)}
+    caplog.clear()
+    with MessageStore.open(root, read_only=True):
+        assert ("run the same rebuild again" in caplog.text) == told
+    return told
+
+
+def killed_at(step, monkeypatch, work):
+    """Run `work` and stop it in front of the `step`th change of a name, with all that would clear up after it."""
+    done, dead = 0, False
+    real = {name: getattr(os, name) for name in ("rename", "unlink")}
+    trees = module.delete_tree
+
+    def change(name, *args, **kwargs):
+        nonlocal done, dead
+        if dead or done == step:
+            dead = True
+            raise KeyboardInterrupt
+        done += 1
+        return real[name](*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        for name in real:
+            patch.setattr(os, name, functools.partial(change, name))
+        for each in (module, rocksdb_module):
+            patch.setattr(each, "delete_tree", lambda *args, **kwargs: None if dead else trees(*args, **kwargs))
+        try:
+            work()
+        except KeyboardInterrupt:
+            return True
+    return False
+
+
+@pytest.mark.parametrize("name", ["double-separate-lmq", "both", "files"])
+def test_a_kill_at_any_step_shows_the_old_queues_or_the_new_or_says_so(tmp_path, monkeypatch, caplog, name):
+    if name == "files":
+        whole = tmp_path / "s"
+        write_store(whole)
+        options, places = StoreConfig.infer(whole, **SMALL_INDEX), ["consumequeue"]
+    else:
+        whole = rocksdb_stores.unpack("double-separate-lmq", tmp_path)
+        places = ["consumequeue_rocksdb"]
+        if name == "both":
+            for path in (whole / "consumequeue_rocksdb").iterdir():
+                shutil.copy2(path, whole / "consumequeue")
+            places = ["consumequeue", "consumequeue_rocksdb"]
+        options = config(whole)
+    before = [golden.tree(whole / place) for place in places]
+    shutil.copytree(whole, tmp_path / "new")
+    rebuild_queue_database(tmp_path / "new", options)
+    new = rocksdb_stores.stored_units(tmp_path / "new" / places[0])
+    told = set()
+    for step in range(100):
+        root = tmp_path / str(step)
+        shutil.copytree(whole, root)
+        if not killed_at(step, monkeypatch, lambda root=root: rebuild_queue_database(root, options)):
+            break
+        there = [os.path.basename(path) for path in queue_databases(root)]
+        is_old = [golden.tree(root / place) for place in places if (root / place).exists()] == before
+        is_new = there == places[:1] and not is_old and rocksdb_stores.stored_units(root / places[0]) == new
+        told.add(says := swapping(root, caplog))
+        assert says or is_old or is_new, (step, there)
+        again = rebuild_queue_database(root, options)
+        assert again.resumed == says
+        # It ends in the same place, and what was there is kept once.
+        assert queue_databases(root) == (str(root / places[0]),) and not swapping(root, caplog)
+        assert rocksdb_stores.stored_units(root / places[0]) == new
+        kept = {path.name: golden.tree(path) for path in root.iterdir() if "queue" in path.name and "." in path.name}
+        if not (is_new and not says):
+            assert len(kept) == len(again.moved_aside) == len(before) and all(each in before for each in kept.values())
+        assert not (root / ".rmqstore-rebuild").exists()
+    assert told == {False, True} and step > 4
+
+
+def test_a_rebuild_of_another_kind_ends_what_was_interrupted(tmp_path, monkeypatch, caplog):
+    """Neither takes what the other had made ready for rubbish: old index files lie there in the middle of a swap."""
+    whole = tmp_path / "s"
+    write_store(whole)
+    options = StoreConfig.infer(whole, **SMALL_INDEX, index_tags=True)
+    index = {path.name: path.read_bytes() for path in (whole / "index").iterdir()}
+    for step in range(100):
+        root = tmp_path / str(step)
+        shutil.copytree(whole, root)
+        if not killed_at(step, monkeypatch, lambda root=root: rebuild(root, config=options)):
+            break
+        rebuild_queue_database(root, options)
+        assert sorted(path.read_bytes() for path in (root / "index").iterdir()) == sorted(index.values())
+        assert queue_databases(root) == (str(root / "consumequeue"),) and not swapping(root, caplog)
+    for step in range(100):
+        root = tmp_path / f"other-{step}"
+        shutil.copytree(whole, root)
+        if not killed_at(step, monkeypatch, lambda root=root: rebuild_queue_database(root, options)):
+            break
+        rebuild(root, "consumequeue", options)
+        assert queue_databases(root) == () and list(verify(root, options)) == []
+
+
+def test_a_real_kill_between_its_two_renames(tmp_path, caplog):
+    root = rocksdb_stores.unpack("double-separate-lmq", tmp_path)
+    old = golden.tree(root / "consumequeue_rocksdb")
+    arguments = ["rebuild", str(root), "--rocksdb", "--yes"]
+    program = (
+        "import os, sys; real = os.rename\n"
+        "os.rename = lambda a, b: os.kill(os.getpid(), 9) if str(a).endswith('/queues') else real(a, b)\n"
+        "from rmqstore.cli import main; main(args=sys.argv[1:], prog_name='rmqstore')"
+    )
+    options = ["-o", "message_delay_level=1s 2s 30m 1h"]
+    assert subprocess.run([sys.executable, "-c", program, *arguments, *options]).returncode == -9
+    assert queue_databases(root) == () and swapping(root, caplog)
+    queues = subprocess.run([sys.executable, "-m", "rmqstore", "queues", root], capture_output=True, text=True)
+    assert "run the same rebuild again" in queues.stderr
+    with pytest.raises(StoreError, match="run the same rebuild again"):
+        MessageStore.open(root)
+    answer = CliRunner().invoke(main, [*arguments, *options])
+    assert answer.exit_code == 0 and "finished the swap of an earlier rebuild" in answer.stdout
+    assert "useSeparateStorePathForRocksdbCQ=true" in answer.stdout
+    assert queue_databases(root) == (str(root / "consumequeue_rocksdb"),)
+    assert golden.tree(root / "consumequeue_rocksdb.rocksdb-1") == old
