@@ -55,6 +55,7 @@ _FILES = {
     "batchconsumequeue": _QUEUES,
     "consumequeue_ext": _QUEUES,
     "index": _INDEX,
+    "config": _SETTINGS,
     "": "move the file away, then verify again",
 }
 _UNKNOWN = "see the kind in docs/formats.md"

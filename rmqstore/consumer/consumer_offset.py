@@ -24,6 +24,7 @@ from rmqstore.consumer.offsets_file import (
     checked_name,
     checked_number,
     java_order,
+    refuse_other_kind,
     table_of,
     text_key,
     whole_number,
@@ -178,6 +179,7 @@ class ConsumerOffsets(OffsetsFile):
 
     def _decode(self, document: Any, path: str, whole: bool = True) -> None:
         findings: list[Finding] | None = None if whole else []
+        refuse_other_kind(document, "consumerOffset.json", path)
         offset_table = _queue_table(document, "offsetTable", path, findings)
         pull_offset_table = _queue_table(document, "pullOffsetTable", path, findings)
         lmq_offset_table = _entries(

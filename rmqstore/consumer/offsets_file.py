@@ -33,6 +33,7 @@ __all__ = [
     "checked_number",
     "java_order",
     "load_with_backup",
+    "refuse_other_kind",
     "table_of",
     "text_key",
     "whole_number",
@@ -43,6 +44,18 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+# The members that only files of one kind have, beside their data version.
+_TIERED = ("commitLogFileSegmentTable", "consumeQueueFileSegmentTable", "indexFileSegmentTable", "topicMetadataTable")
+_MEMBERS = {
+    "topics.json": ("topicConfigTable",),
+    "subscriptionGroup.json": ("subscriptionGroupTable", "forbiddenTable"),
+    "consumerOffset.json": ("offsetTable", "pullOffsetTable", "lmqOffsetTable", "groupTopicMap"),
+    "consumerFilter.json": ("filterDataByTopic",),
+    "consumerOrderInfo.json": ("table", "orderInfoCount"),
+    "tieredStoreMetadata.json": _TIERED,
+    "timermetrics": ("timingCount",),
+}
+
 
 def _read_document(path: str) -> Any:
     """What the file holds; None when it is missing, or has no value in it."""
@@ -50,8 +63,35 @@ def _read_document(path: str) -> Any:
     return None if data is None else parse_fastjson(decode_java_utf8(data), path)
 
 
-def load_with_backup(path: str, read_only: bool, decode: Callable[[Any, str], T]) -> tuple[T, str | None]:
-    """Decode the main file or else its backup; also says which one it was, None when there is no data at all."""
+def refuse_other_kind(document: Any, name: str, path: str) -> None:
+    """Raise CorruptionError for a document of the file `name` whose members are those of another file alone.
+
+    One without any members is none: brokers write such files.
+    """
+    if not isinstance(document, dict) or any(member in document for member in _MEMBERS[name]):
+        return
+    for other, members in _MEMBERS.items():
+        if any(member in document for member in members):
+            raise CorruptionError(f"it holds what belongs into {other}, and nothing of {name}", path)
+
+
+def load_with_backup(
+    path: str, read_only: bool, decode: Callable[[Any, str], T], told: list[CorruptionError] | None = None
+) -> tuple[T, str | None]:
+    """Decode the main file or else its backup; also says which one it was, None when there is no data at all.
+
+    Parameters
+    ----------
+    told : list of CorruptionError, optional
+        Takes what is wrong with a main file that is passed over, or that is empty without a backup; else it is logged.
+    """
+
+    def tell(what: str, pos: int | None = None) -> None:
+        if told is None:
+            logger.warning("%s %s", path, what)
+        else:
+            told.append(CorruptionError(f"the file {what}", path, pos))
+
     backup = path + ".bak"
     problem: CorruptionError | None = None
     try:
@@ -68,21 +108,27 @@ def load_with_backup(path: str, read_only: bool, decode: Callable[[Any, str], T]
         first = f"{path} is {'damaged' if problem else 'missing or empty'}"
         raise CorruptionError(
             f"{first} and its backup cannot be read either ({error.message}): repair one of them, "
-            "or move both away to start without offsets",
+            "or move both away to start without what it held",
             backup,
             error.pos,
         ) from None
     if document is None:
         if problem is not None:
             raise CorruptionError(
-                f"{problem.message}; and there is no backup: repair the file, or move it away to start without offsets",
+                f"{problem.message}; and there is no backup: repair the file, or move it away to start without what it "
+                "held",
                 problem.path,
                 problem.pos,
             )
-        if os.path.exists(path):
-            logger.warning("%s is empty and has no backup: no offsets are known", path)
+        if os.path.lexists(path):
+            tell("is empty, or a link to nothing, and has no backup: put back what it held, or move it away")
         return decode(None, path), None
-    logger.warning("%s is %s, its backup is used", path, f"damaged ({problem})" if problem else "missing or empty")
+    if problem is not None:
+        what = f"is damaged ({problem.message}), its backup is used, which may be older: put back what it held"
+        tell(what, problem.pos)
+    else:
+        # As a broker leaves it that dies while it writes the file.
+        logger.warning("%s is missing or empty, its backup is used", path)
     if problem is not None and not read_only:
         # Kept for whoever wants to know what happened to it; the next persist writes a new main file.
         os.replace(path, path + ".damaged")
@@ -258,6 +304,7 @@ class OffsetsFile(NotCopied):
         "_persist_lock",
         "_persisted",
         "_pid",
+        "passed_over",
         "path",
         "read_only",
         "source",
@@ -267,6 +314,8 @@ class OffsetsFile(NotCopied):
         self.path = os.fspath(path)
         self.read_only = read_only
         self.source: str | None = None
+        # What is wrong with the main file, where it is there and was not read.
+        self.passed_over: list[CorruptionError] = []
         self._main_is_whole = False
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -279,7 +328,10 @@ class OffsetsFile(NotCopied):
         return self._changes != self._persisted
 
     def _load(self, decode: Callable[[Any, str], None]) -> None:
-        _, self.source = load_with_backup(self.path, self.read_only, decode)
+        self.passed_over = []
+        _, self.source = load_with_backup(self.path, self.read_only, decode, self.passed_over)
+        for problem in self.passed_over:
+            logger.warning("%s", problem)
         self._main_is_whole = self.source == self.path
         if not self.read_only:
             _remove_leftovers(self.path)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from rmqstore.consumer.consumer_offset import ConsumerOffsets
 from rmqstore.consumer.fastjson import parse_fastjson
-from rmqstore.consumer.offsets_file import load_with_backup, table_of, whole_number
+from rmqstore.consumer.offsets_file import load_with_backup, refuse_other_kind, table_of, whole_number
 from rmqstore.errors import CorruptionError, Finding, ReadOnlyError
 from rmqstore.rocksdb.settings import Kind, Layout, SettingsDatabase, settings_layouts
 
@@ -130,7 +130,7 @@ def settings_sources(
     for layout in settings_layouts(root, own):
         found.append(_reading(SettingsSource(kind, layout, os.path.join(root, "config")), root))
     path = _json_path(root, kind, lmq)
-    if os.path.exists(path) or os.path.exists(path + ".bak"):
+    if _is_named(path) or _is_named(path + ".bak"):
         found.append(_reading(SettingsSource(kind, "json", path), root))
     for source in [] if quiet else found:
         for finding in source.findings:
@@ -168,6 +168,17 @@ def _json_path(root: str, kind: str, lmq: bool | None) -> str:
     return path
 
 
+def _is_named(path: str) -> bool:
+    # Also a link that leads nowhere, and what may not be looked at: the reading says what is wrong.
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        pass
+    return True
+
+
 def _written(path: str) -> int:
     try:
         return os.stat(path).st_mtime_ns
@@ -182,12 +193,14 @@ def _read_json(source: SettingsSource) -> None:
         for key, offset in offsets.lmq_offset_table.items():
             source.tables["offsetTable"].setdefault(key, {}).setdefault(0, offset)
         source.data_version, source.findings = dict(offsets.data_version), offsets.findings
+        source.findings = [*source.findings, *_passed_over(source, offsets.passed_over)]
         source.path = offsets.source or source.path
         return
 
     def decode(document: Any, path: str) -> None:
         tables: dict[str, dict[str, Any]] = {}
         findings: list[Finding] = []
+        refuse_other_kind(document, _TABLES[source.kind][0], path)
         for name in _TABLES[source.kind][1]:
             tables[name] = {}
             for key, value in table_of(document, name, path).items():
@@ -199,7 +212,16 @@ def _read_json(source: SettingsSource) -> None:
         source.data_version = _version(table_of(document, "dataVersion", path), path, findings)
         source.tables, source.findings, source.path = tables, findings, path
 
-    load_with_backup(source.path, True, decode)
+    told: list[CorruptionError] = []
+    load_with_backup(source.path, True, decode, told)
+    source.findings += _passed_over(source, told)
+
+
+def _passed_over(source: SettingsSource, told: list[CorruptionError]) -> list[Finding]:
+    kind = "bad_consumer_offset" if source.kind == "consumer_offsets" else "bad_settings"
+    return [
+        Finding(error.path or source.path, error.pos or 0, kind, f"{source.kind}: {error.message}") for error in told
+    ]
 
 
 def _version(members: dict[Any, Any], path: str, findings: list[Finding]) -> dict[str, int]:

@@ -86,6 +86,23 @@ def _due_by_level(search: Search, records: Records, levels: np.ndarray) -> np.nd
     return due
 
 
+def delay_offset_problems(root: str) -> list[CorruptionError]:
+    """list of CorruptionError: what is wrong with config/delayOffset.json; a file without members, or none, is right.
+
+    Raises
+    ------
+    CorruptionError, OSError
+        It cannot be read, and has no backup.
+    """
+    told: list[CorruptionError] = []
+
+    def decode(document: Any, path: str) -> list[CorruptionError]:
+        return [] if document == {} else _delay_offsets(document, path)[1]
+
+    problems, _ = load_with_backup(os.path.join(root, "config", "delayOffset.json"), True, decode, told)
+    return told + problems
+
+
 def _delay_offsets(document: Any, path: str) -> tuple[dict[int, int], list[CorruptionError]]:
     """Next queue offset by delay level, and what is none: of such a level all messages count."""
     if document is None:

@@ -538,6 +538,20 @@ class _Checker:
             if value < 0 or value > self.end:
                 yield Finding(path, pos, "bad_checkpoint", f"{name} is {value}, the log ends at {self.end}")
 
+    def _delay_offsets(self) -> Iterator[Finding]:
+        # It brings NumPy along.
+        from rmqstore.offline.pending_queues import delay_offset_problems
+
+        path = os.path.join(self.root, "config", "delayOffset.json")
+        try:
+            for problem in delay_offset_problems(self.root):
+                yield finding_of(problem, "bad_settings", path)
+        except CorruptionError as error:
+            yield finding_of(error, "bad_settings", path)
+        except OSError as error:
+            where = path if error.filename is None else os.fsdecode(error.filename)
+            yield Finding(where, 0, "file", f"progress of delay levels is not known: {error.strerror or error}")
+
     def _config_files(self) -> Iterator[Finding]:
         from rmqstore.consumer.settings_sources import settings_sources
         from rmqstore.rocksdb.pop_records import has_pop_records, pop_records
@@ -550,6 +564,7 @@ class _Checker:
                     yield from source.findings
             except (StoreError, OSError) as error:
                 yield Finding(path, 0, "not_checked", f"{kind}: {error}")
+        yield from self._delay_offsets()
         if has_pop_records(self.root):
             path = os.path.join(self.root, "kvStore")
             findings: list[Finding] = []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["PLACES", "is_database", "queue_databases"]
+__all__ = ["PLACES", "is_database", "may_be_database", "queue_databases"]
 
 PLACES = ("consumequeue", "consumequeue_rocksdb")
 """The folders of a store in which a broker keeps the database of its queues."""
@@ -23,6 +23,20 @@ def is_database(path: str | os.PathLike[str]) -> bool:
             return any(entry.name.startswith("MANIFEST-") and not entry.is_dir() for entry in entries)
     except OSError:
         return False
+
+
+def may_be_database(path: str | os.PathLike[str]) -> bool:
+    """bool: as `is_database`, or the directory is there and may not be looked into: then its opening says so."""
+    if is_database(path):
+        return True
+    try:
+        if os.path.isdir(path):
+            os.scandir(path).close()
+    except PermissionError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def queue_databases(root: str | os.PathLike[str]) -> tuple[str, ...]:

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rmqstore.errors import CorruptionError, Finding
-from rmqstore.rocksdb.database import Database, is_database, unlisted_text
+from rmqstore.rocksdb.database import Database, unlisted_text
+from rmqstore.rocksdb.places import may_be_database
 
 __all__ = ["PopRecord", "has_pop_records", "pop_records"]
 
@@ -63,7 +64,7 @@ class PopRecord:
 
 def has_pop_records(root: str | os.PathLike[str]) -> bool:
     """bool: the store at `root` has the database of pop records."""
-    return is_database(os.path.join(root, _FOLDER))
+    return may_be_database(os.path.join(root, _FOLDER))
 
 
 def pop_records(root: str | os.PathLike[str], findings: list[Finding]) -> Iterator[PopRecord]:

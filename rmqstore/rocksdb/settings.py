@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from rmqstore.errors import CorruptionError, Finding
-from rmqstore.rocksdb.database import Database, is_database, unlisted_text
+from rmqstore.rocksdb.database import Database, unlisted_text
+from rmqstore.rocksdb.places import may_be_database
 
 __all__ = ["Kind", "Layout", "OffsetEntry", "SettingsDatabase", "TextEntry", "database_state", "settings_layouts"]
 
@@ -76,7 +77,7 @@ def database_state(root: str | os.PathLike[str], kind: Kind = "topics") -> tuple
     found = []
     for layout in settings_layouts(root, kind):
         path = _path(root, layout, kind) or ""
-        with contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
+        with contextlib.suppress(FileNotFoundError, PermissionError), os.scandir(path) as entries:
             for entry in entries:
                 if entry.name == "CURRENT" or entry.name.endswith((".sst", ".log")):
                     status = entry.stat()
@@ -87,7 +88,7 @@ def database_state(root: str | os.PathLike[str], kind: Kind = "topics") -> tuple
 def _path(root: str | os.PathLike[str], layout: str, kind: str) -> str | None:
     place = _PLACES.get((layout, kind))
     path = None if place is None else os.path.join(root, "config", place[0])
-    return path if path is not None and is_database(path) else None
+    return path if path is not None and may_be_database(path) else None
 
 
 class SettingsDatabase:

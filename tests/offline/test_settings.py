@@ -23,6 +23,7 @@ pytest.importorskip("rocksdict")
 import rmqstore
 from rmqstore import ConsumerOffsets, MessageStore, StoreConfig, verify
 from rmqstore.cli import main
+from rmqstore.consumer.settings_sources import DatabaseOffsets
 from rmqstore.errors import CorruptionError, MissingDependencyError, ReadOnlyError, StoreError
 
 OFFSETS = {
@@ -554,6 +555,130 @@ def test_part_of_the_progress(tmp_path):
     found = [finding for finding in rmqstore.verify(path) if finding.kind == "bad_consumer_offset"]
     assert len(found) == 1 and "Orders@bad" in found[0].detail
     assert rmqstore.settings(path).consumer_offsets == progress
+
+
+JSON_FILES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
+
+
+def config_findings(path):
+    """What verify and settings find below config, as (name of the file, kind); settings shows no delay levels."""
+    verified = [(finding.path, finding.kind, finding.detail) for finding in verify(path) if "/config" in finding.path]
+    shown = [(finding.path, finding.kind, finding.detail) for finding in rmqstore.settings(path).findings]
+    assert shown == [each for each in verified if "delayOffset" not in each[0]]
+    return sorted({(os.path.basename(name), kind) for name, kind, _ in verified})
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory) -> Path:
+    return golden.unpack("broker", tmp_path_factory.mktemp("broker"))
+
+
+@pytest.fixture
+def config(broker, tmp_path) -> Path:
+    shutil.copytree(broker, tmp_path / "store")
+    assert config_findings(tmp_path / "store") == []
+    return tmp_path / "store" / "config"
+
+
+@pytest.mark.parametrize("name", JSON_FILES)
+def test_a_file_without_a_backup_that_cannot_be_read_is_told(name, config, caplog):
+    path, kind = config / name, "bad_consumer_offset" if name == "consumerOffset.json" else "bad_settings"
+    (config / f"{name}.bak").unlink(missing_ok=True)
+    whole = path.read_bytes()
+    for text in (b"", b" \n", bytes(100), b'{"x":', b"[]"):
+        path.write_bytes(text)
+        assert config_findings(config.parent) == [(name, kind)], text
+    path.unlink()
+    assert config_findings(config.parent) == []
+    path.symlink_to(path)
+    assert config_findings(config.parent) == [(name, "file")]
+    path.unlink()
+    path.symlink_to("nowhere")
+    assert config_findings(config.parent) == [(name, kind)]
+    path.unlink()
+    path.mkdir()
+    assert config_findings(config.parent) == [(name, "file")]
+    path.rmdir()
+    # A backup counts where the file is missing or empty, as a kill leaves it; of a damaged file it may be older.
+    (config / f"{name}.bak").write_bytes(whole)
+    assert config_findings(config.parent) == []
+    path.write_bytes(b"")
+    assert config_findings(config.parent) == []
+    path.write_bytes(bytes(100))
+    assert config_findings(config.parent) == [(name, kind)]
+    assert rmqstore.settings(config.parent).topics and rmqstore.settings(config.parent).consumer_offsets
+
+
+@pytest.mark.parametrize("name", JSON_FILES)
+def test_a_file_of_another_kind_is_told(name, config):
+    path, kind = config / name, "bad_consumer_offset" if name == "consumerOffset.json" else "bad_settings"
+    (config / f"{name}.bak").unlink(missing_ok=True)
+    others = [path.read_text() for path in sorted(config.glob("*.json")) if path.name != name]
+    others += ['{"filterDataByTopic":{}}', '{"orderInfoCount":0,"table":{}}', '{"dataVersion":{},"timingCount":{}}']
+    assert len(others) > 5
+    for text in others:
+        path.write_text(text)
+        assert config_findings(config.parent) == [(name, kind)], text[:60]
+    # What brokers write where there is nothing, and what a later release may add.
+    tables = {"topics.json": "topicConfigTable", "subscriptionGroup.json": "subscriptionGroupTable"}
+    own = f'"{tables.get(name, "offsetTable")}":{{}}'
+    for text in ("{}", f"{{{own}}}", f'{{"dataVersion":{{"counter":1}},{own}}}', f'{{"new":1,{own}}}'):
+        path.write_text(text)
+        assert config_findings(config.parent) == [], text
+    if name != "delayOffset.json":
+        for text in ('{"dataVersion":{"counter":0}}', '{"new":{}}'):
+            path.write_text(text)
+            assert config_findings(config.parent) == [], text
+
+
+def test_swapped_and_empty_files_are_told_by_the_commands(config, caplog):
+    (config / "topics.json").rename(config / "other")
+    (config / "subscriptionGroup.json").rename(config / "topics.json")
+    (config / "other").rename(config / "subscriptionGroup.json")
+    code, _, err = command(config.parent)
+    assert code == 1 and "it holds what belongs into subscriptionGroup.json, and nothing of topics.json" in err
+    assert "it holds what belongs into topics.json, and nothing of subscriptionGroup.json" in err
+    shutil.copyfile(config / "subscriptionGroup.json", config / "consumerOffset.json")
+    shown = CliRunner().invoke(main, ["offsets", "show", str(config.parent)])
+    assert shown.exit_code == 3 and "what belongs into topics.json" in shown.stderr
+    with pytest.raises(CorruptionError, match=r"what belongs into topics\.json"):
+        ConsumerOffsets.load(config / "consumerOffset.json", read_only=False)
+    (config / "consumerOffset.json").write_bytes(b"")
+    (config / "consumerOffset.json.bak").unlink(missing_ok=True)
+    shown = CliRunner().invoke(main, ["offsets", "show", str(config.parent)])
+    assert shown.exit_code == 1 and "is empty, or a link to nothing, and has no backup" in caplog.text
+    code, _, err = command(config.parent)
+    assert code == 1 and "is empty, or a link to nothing, and has no backup" in err
+    verified = CliRunner().invoke(main, ["verify", str(config.parent)])
+    assert verified.exit_code == 1 and "rmqstore settings" in verified.stdout + verified.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_config_folder_that_may_not_be_read_is_told(config):
+    config.chmod(0)
+    try:
+        assert config_findings(config.parent) == [(name, "file") for name in sorted(JSON_FILES)]
+    finally:
+        config.chmod(0o755)
+
+
+def test_a_database_that_may_not_be_looked_into_is_told(tmp_path, monkeypatch):
+    folders = [tmp_path / "config" / "topics", tmp_path / "config" / "consumerOffsets", tmp_path / "kvStore"]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    assert rmqstore.settings(tmp_path).findings == ()
+    scandir = os.scandir
+
+    def refused(path):
+        if str(path) in map(str, folders):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    found = rmqstore.settings(tmp_path).findings
+    assert {(finding.path, finding.kind) for finding in found} == {(str(folder), "file") for folder in folders}
+    with pytest.raises(CorruptionError, match="consumer_offsets are not known: Permission denied"):
+        DatabaseOffsets.of_store(tmp_path)
 
 
 def test_files_that_may_not_be_read_hide_no_other(store, tmp_path, monkeypatch):
