@@ -19,7 +19,7 @@ from rmqstore.errors import CorruptionError, MissingDependencyError, StoreClosed
 from rmqstore.rocksdb.log_files import BLOCK, FIRST, HEAD, LAST, wrong_types
 from rmqstore.rocksdb.places import is_database
 
-__all__ = ["Database", "is_database", "load_rocksdict", "unlisted_text"]
+__all__ = ["Database", "is_database", "load_rocksdict", "lost_log_text", "unlisted_text"]
 
 # What a database reads when it is opened; OPTIONS, IDENTITY and LOCK are not needed.
 _SUFFIXES = (".sst", ".log")
@@ -55,6 +55,9 @@ class Database:
     log_damage : str or None
         What is wrong with the write-ahead log, so that entries of it are missing here; its torn end, as a kill may leave
         it, is none unless `skip_damaged`.  Or with the MANIFEST, so that an older state is shown.
+    lost_log : str or None
+        That there is no write-ahead log, though every broker leaves one, or that what has its name is not a file: what
+        was written last may be missing here.  It says nothing of queues: a topic there may have such a name.
     unlisted : tuple of str
         Tables that were written after the last one that the MANIFEST has: one that a broker writes just now, or the MANIFEST
         is older than the rest.
@@ -76,6 +79,7 @@ class Database:
     def __init__(self, path: str | os.PathLike[str], *, skip_damaged: bool = False):
         self.path = os.path.abspath(os.fspath(path))
         self.log_damage: str | None = None
+        self.lost_log: str | None = None
         self._skip_damaged = skip_damaged
         self._rdict: Any = None
         self._handles: dict[str, Any] = {}
@@ -83,7 +87,8 @@ class Database:
         self.unlisted: tuple[str, ...] = ()
         for attempt in range(_LOOKS):
             torn, self.unlisted = _torn_manifest(self.path), self._unlisted()
-            if (torn is None and not self.unlisted) or attempt == _LOOKS - 1:
+            self.lost_log = _lost_log(self.path)
+            if (torn is None and not self.unlisted and self.lost_log is None) or attempt == _LOOKS - 1:
                 break
             # A broker that writes both is done in a moment.
             self.close()
@@ -364,6 +369,27 @@ def _torn_manifest(path: str) -> str | None:
     except OSError:
         # Gone since it was opened: a broker began another one.
         return None
+
+
+def _lost_log(path: str) -> str | None:
+    """str or None: why the database has no write-ahead log."""
+    found = False
+    try:
+        with os.scandir(path) as entries:
+            for entry in entries:
+                if entry.name.endswith(".log") and _number(entry.name) >= 0:
+                    if not entry.is_file():
+                        return f"its write-ahead log {entry.name} is not a file"
+                    found = True
+    except OSError:
+        # It was opened a moment ago: its broker takes the folder away.
+        return None
+    return None if found else "its write-ahead log (*.log) is gone"
+
+
+def lost_log_text(lost: str) -> str:
+    """str: what `Database.lost_log` means for whoever has no log to complete the database from."""
+    return f"{lost}: what was written last may be lacking; take the file from a backup of the folder"
 
 
 def _torn(name: str, pos: int) -> str:

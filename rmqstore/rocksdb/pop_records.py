@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rmqstore.errors import CorruptionError, Finding
-from rmqstore.rocksdb.database import Database, unlisted_text
+from rmqstore.rocksdb.database import Database, lost_log_text, unlisted_text
 from rmqstore.rocksdb.places import may_be_database
 
 __all__ = ["PopRecord", "has_pop_records", "pop_records"]
@@ -85,6 +85,8 @@ def pop_records(root: str | os.PathLike[str], findings: list[Finding]) -> Iterat
         if database.log_damage is not None:
             detail = f"its log or MANIFEST is damaged, or torn by a kill ({database.log_damage}); its newest entries may be missing"
             findings.append(Finding(path, 0, "damaged_database", detail))
+        if database.lost_log is not None:
+            findings.append(Finding(path, 0, "damaged_database", lost_log_text(database.lost_log)))
         if database.unlisted:
             findings.append(Finding(path, 0, "damaged_database", unlisted_text(database.unlisted)))
         try:

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from rmqstore.errors import CorruptionError, Finding
-from rmqstore.rocksdb.database import Database, unlisted_text
+from rmqstore.rocksdb.database import Database, lost_log_text, unlisted_text
 from rmqstore.rocksdb.places import may_be_database
 
 __all__ = ["Kind", "Layout", "OffsetEntry", "SettingsDatabase", "TextEntry", "database_state", "settings_layouts"]
@@ -125,6 +125,9 @@ class SettingsDatabase:
         if self._database.log_damage is not None:
             detail = f"{kind}: its log or MANIFEST is damaged, or torn by a kill ({self._database.log_damage}); its newest"
             detail += " entries may be missing"
+            self.findings.append(Finding(self.path, 0, "damaged_database", detail))
+        if self._database.lost_log is not None:
+            detail = f"{kind}: {lost_log_text(self._database.lost_log)}"
             self.findings.append(Finding(self.path, 0, "damaged_database", detail))
         if self._database.unlisted:
             self.findings.append(Finding(self.path, 0, "damaged_database", f"{kind}: {unlisted_text(self._database.unlisted)}"))

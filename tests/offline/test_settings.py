@@ -493,6 +493,46 @@ def test_flips_in_a_log_are_no_shorter_answer(kind, killed, tmp_path):
             assert cut_between or {finding.kind for finding in found.findings} == {"damaged_database"}
 
 
+@pytest.mark.parametrize(
+    "kind", ["config/topics", "config/consumerOffsets", "kvStore", "config/rdb", "config/metadata"]
+)
+def test_a_database_without_its_log_is_told(kind, store, killed, tmp_path, monkeypatch):
+    monkeypatch.setattr("rmqstore.rocksdb.database._PAUSE", 0)
+    variant = {"config/rdb": "config-v2", "config/metadata": "config-single"}.get(kind)
+    source = killed if variant is None else rocksdb_files.unpack("variants", tmp_path / "golden", variant)
+    folder = tmp_path / kind
+    shutil.copytree(source / kind, folder)
+    assert rmqstore.settings(tmp_path).findings == ()
+    logs = sorted(folder.glob("*.log"))
+    for log in logs[:-1]:
+        log.unlink()
+    logs[-1].rename(tmp_path / "log")
+    for make, text in ((None, "(*.log) is gone"), (logs[-1].mkdir, f"{logs[-1].name} is not a file")):
+        if make is not None:
+            make()
+        before = golden.tree(folder)
+        found = rmqstore.settings(tmp_path).findings
+        assert {finding.kind for finding in found} == {"damaged_database"} and golden.tree(folder) == before
+        assert all(finding.path == str(folder) and text in finding.detail for finding in found)
+        assert all("what was written last may be lacking" in finding.detail for finding in found)
+        code, _, err = command(tmp_path)
+        assert code == 1 and "may be lacking" in err
+    # One that is elsewhere, and linked, is a file.
+    logs[-1].rmdir()
+    logs[-1].symlink_to(tmp_path / "log")
+    assert not [finding for finding in rmqstore.settings(tmp_path).findings if "lacking" in finding.detail]
+
+
+def test_offsets_show_and_verify_tell_of_a_lost_log(killed, tmp_path, caplog):
+    shutil.copytree(killed, tmp_path / "store")
+    for log in (tmp_path / "store" / "config" / "consumerOffsets").glob("*.log"):
+        log.unlink()
+    CliRunner().invoke(main, ["offsets", "show", str(tmp_path / "store")])
+    assert "what was written last may be lacking" in caplog.text
+    found = [finding for finding in verify(tmp_path / "store") if "lacking" in finding.detail]
+    assert [os.path.basename(finding.path) for finding in found] == ["consumerOffsets"]
+
+
 # ------------------------------------------------------------------------------------------------- progress and others
 
 
