@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 from typing import Literal, TypeAlias
 
-__all__ = ["Boundary", "IndexType", "Moment", "Recovery", "milliseconds"]
+__all__ = ["Boundary", "IndexType", "Moment", "Recovery", "milliseconds", "plain_text"]
 
 Moment: TypeAlias = "int | float | datetime.datetime"
 """A store time: ms since epoch, or a datetime (aware, or naive as local time)."""
@@ -25,6 +25,11 @@ Boundary = Literal["lower", "upper"]
 
 KEY_BITS = {None: 3, "U": 1, "K": 2, "T": 4}
 """What a key is compared with for an `IndexType`: bits, as `_columns.ArrowColumns.fill_matching` takes them."""
+
+
+def plain_text(text: str) -> str:
+    """str: the same as a plain one, which the core takes alone: not numpy.str_, nor a member of a StrEnum."""
+    return str.__str__(text) if isinstance(text, str) else text
 
 
 def check_index_type(index_type: str | None) -> None:

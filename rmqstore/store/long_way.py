@@ -15,6 +15,7 @@ from typing import Any
 
 from rmqstore import _core
 from rmqstore import _numpy as np
+from rmqstore.arguments import plain_text
 from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.errors import InvalidMessageError
 from rmqstore.message import (
@@ -91,6 +92,7 @@ class LongWay:
         if isinstance(message, MessageExt):
             message = _as_new(message)
         message.validate()
+        message = _with_plain_texts(message)
         if not isinstance(queue_id, (int, np.integer)) or not 0 <= queue_id <= 2**31 - 1:
             raise InvalidMessageError(f"queue_id is {queue_id!r}; give an int from 0 to 2**31 - 1")
         if len(message.body) > self.config.max_message_size:
@@ -291,6 +293,25 @@ def _as_stored(text: str | None) -> str:
         return text
     except UnicodeEncodeError:
         return decode_java_utf8(encode_java_utf8(text))
+
+
+def _with_plain_texts(message: Message) -> Message:
+    # The core finds out only after the record is written.
+    properties = message.properties
+    if all(type(text) is str for text in (message.topic, *properties, *properties.values())):
+        return message
+    return Message(
+        plain_text(message.topic),
+        message.body,
+        properties={plain_text(name): plain_text(value) for name, value in properties.items()},
+        flag=message.flag,
+        born_timestamp=message.born_timestamp,
+        born_host=message.born_host,
+        sys_flag=message.sys_flag,
+        reconsume_times=message.reconsume_times,
+        prepared_transaction_offset=message.prepared_transaction_offset,
+        store_host=message.store_host,
+    )
 
 
 def _as_new(message: MessageExt) -> Message:

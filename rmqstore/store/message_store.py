@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rmqstore._append import append_first
 from rmqstore._core import StoreParts
 from rmqstore._read import get_first, query_first
-from rmqstore.arguments import Boundary, IndexType, Moment, Recovery, milliseconds
+from rmqstore.arguments import Boundary, IndexType, Moment, Recovery, milliseconds, plain_text
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.errors import GeometryError, InvalidMessageError, OffsetOutOfRangeError, ReadOnlyError, StoreError
@@ -956,6 +956,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         """
         self._state.check_open()
         begin, end = _range(begin, end)
+        topic, key = plain_text(topic), plain_text(key)
         if compat:
             return self._querying.like_java(topic, key, max_num, begin, end, index_type)
         return self._querying.query(topic, key, max_num, begin, end, max_log_bytes, progress, index_type)
@@ -982,6 +983,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         self._state.check_open()
         low, high = _range(begin, end)
         assert low is not None and high is not None
+        topic, key = plain_text(topic), plain_text(key)
         return self._querying.offsets(topic, key, max_num, low, high, index_type).phy_offsets
 
     # ------------------------------------------------------------------------------------------- the log, columns

@@ -18,7 +18,7 @@ from rmqstore import _core, _read
 from rmqstore import _numpy as np
 from rmqstore._core import KeyKind
 from rmqstore._read import KeyQuery, KeySearch
-from rmqstore.arguments import check_index_type
+from rmqstore.arguments import check_index_type, plain_text
 from rmqstore.errors import CorruptionError, InvalidMessageError, OffsetOutOfRangeError
 from rmqstore.index.index_service import QueryOffsetResult
 from rmqstore.index.log_index import DEFAULT_LOG_BYTES, chain_in_memory
@@ -414,6 +414,7 @@ class Querying:
     def phy_offset_by_id(self, msg_id: str, topic: str | None = None) -> int:
         """See `MessageStore.phy_offset_by_id`."""
         self.state.check_open()
+        msg_id = plain_text(msg_id)
         phy_offset, failure = -1, None
         try:
             phy_offset = parse_message_id(msg_id)[1]

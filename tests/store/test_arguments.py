@@ -6,10 +6,12 @@ Owns `rmqstore.arguments` and that every call of a store that takes a store time
 from __future__ import annotations
 
 import datetime
+import enum
 import os
 import time
 import typing
 
+import numpy as np
 import pytest
 
 from rmqstore import Message, MessageStore, StoreConfig, arguments
@@ -191,3 +193,28 @@ def test_choices_are_types_that_say_what_is_taken(store, tmp_path):
     ):
         with pytest.raises(ValueError, match=r"is '(X|middle)'"):
             ask()
+
+
+class Word(str, enum.Enum):
+    TOPIC, KEY, TAG, NAME, VALUE = "T", "k", "t", "name", "value"
+    UNIQUE = "7F0000010000518C0000000000000001"
+
+
+@pytest.mark.parametrize("text", [lambda word: word, lambda word: np.str_(word.value)], ids=["enum", "numpy"])
+@pytest.mark.parametrize("put", ["put_message", "put_messages", "put_message_batch"])
+def test_texts_that_are_of_a_class_made_from_str_are_those_texts(tmp_path, text, put):
+    """The core takes str alone; it refused others only after the record was written, and the store took no more writes."""
+    properties = {text(Word.NAME): text(Word.VALUE), "UNIQ_KEY": text(Word.UNIQUE)}
+    message = Message(text(Word.TOPIC), b"0", keys=text(Word.KEY), tags=text(Word.TAG), properties=properties)
+    with MessageStore.open(tmp_path / "store", config=StoreConfig(**SMALL)) as store:
+        getattr(store, put)(message if put == "put_message" else [message, message])
+        (found, *_) = store.get_message("T").messages
+        plain = {"KEYS": "k", "TAGS": "t", "name": "value", "UNIQ_KEY": Word.UNIQUE.value}
+        assert (found.topic, found.properties) == ("T", plain) and type(found.properties["name"]) is str
+        for topic, key, kind in ((Word.TOPIC, Word.KEY, None), (Word.TOPIC, Word.UNIQUE, "U"), (Word.TOPIC, Word.TAG, "T")):
+            assert store.query_message(text(topic), text(key), index_type=kind)
+            assert store.query_message(text(topic), text(key), index_type=kind, compat=True)
+            assert store.query_offsets(text(topic), text(key), index_type=kind)
+        assert store.message_by_id(text(Word.UNIQUE)).body == b"0"
+        assert store.get_message(text(Word.TOPIC), tags=text(Word.TAG)).messages
+        store.put_message(Message("T", b"1"))
