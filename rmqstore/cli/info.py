@@ -66,7 +66,7 @@ def _print_tiered(printer: Printer, tiered: TieredStore) -> None:
             ("tiered storage", tiered.path),
             ("  broker", f"{tiered.broker} of cluster {tiered.flat_store.cluster}"),
             ("  records", f"{size} bytes ({format_size(size)})"),
-            *(("  note", text) for text in tiered.notes),
+            *(("  note", escape(text)) for text in tiered.notes),
             *(("  damaged", f"{escape(each.path)}: {escape(each.detail)}") for each in problems),
         ]
     )

@@ -188,6 +188,8 @@ class _NoProgress:
 
 
 def _tell_export(report: ExportReport, to_stdout: bool, given: Given) -> None:
+    for text in report.notes:
+        note(f"note: tiered storage: {text}")
     if given.as_json and not to_stdout:
         value = dataclasses.asdict(report)
         Printer(True).json_line({"type": "export", **value, "size": _size_of(report.output)})

@@ -198,8 +198,16 @@ class FlatStore(NotCopied):
         found = []
         if self.store_path is None:
             found.append("the broker's local store is not known: newest messages and index files may be there only")
-        if self.metadata is None and self._metadata_problem is None:
-            found.append("there are no metadata: sizes are those of the files, and a missing last file is not noticed")
+        unnoticed = "sizes are those of the files, and a queue, or a first or last file, that is missing is not noticed"
+        if self._metadata_problem is not None:
+            found.append(f"the metadata in {self._metadata_problem.path} cannot be read: {unnoticed}")
+        elif self.metadata is None:
+            found.append(f"there are no metadata: {unnoticed}")
+        elif self.metadata.is_backup:
+            found.append(
+                f"the metadata are those of {self.metadata.path}, as the file itself is missing or cannot be read: "
+                "what was uploaded since and is missing is not noticed"
+            )
         return found
 
     @property

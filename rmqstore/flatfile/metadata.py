@@ -28,6 +28,7 @@ _TABLES = {
     "CONSUME_QUEUE": "consumeQueueFileSegmentTable",
     "INDEX": "indexFileSegmentTable",
 }
+_BACKUP = ".bak"
 _INT64_MAX = 2**63 - 1
 
 
@@ -69,6 +70,11 @@ class TieredMetadata:
     topic_ids: dict[int, str] = field(default_factory=dict)
 
     @property
+    def is_backup(self) -> bool:
+        """bool: the file itself is missing or could not be read."""
+        return self.path.endswith(_BACKUP)
+
+    @property
     def brokers(self) -> set[str]:
         """set of str: the brokers whose files are listed."""
         return {path.partition("/")[0] for _, path in self.flat_files}
@@ -84,7 +90,7 @@ class TieredMetadata:
         """
         path = os.path.join(store_path, METADATA_FILE)
         failure: CorruptionError | None = None
-        for each in (path, path + ".bak"):
+        for each in (path, path + _BACKUP):
             data = read_small_file(each)
             if data is None:
                 continue

@@ -806,6 +806,8 @@ class ExportReport:
     damaged_stretches, damaged_size : int
         Parts of the log, and their bytes, that hold no record; nothing can be written of them.
     columns : tuple of str
+    notes : tuple of str
+        What is not known of tiered storage, and what that means; as of `TieredStore.notes`.
     """
 
     output: str
@@ -815,6 +817,7 @@ class ExportReport:
     damaged_stretches: int
     damaged_size: int
     columns: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = field(default=())
 
 
 def export(
@@ -918,8 +921,10 @@ def export(
         store = stack.enter_context(MessageStore.open(path, config=config, read_only=True, tiered=tiered))
         log = store.commit_log
         damage = _Damage(log, corrupt)
+        notes: tuple[str, ...] = ()
         if store.tiered is not None:
             store.tiered.on_damage = damage.finding
+            notes = tuple(store.tiered.notes)
         source = _Source(store, selection or Selection(), damage, progress)
         source.tell(source.begin)
         if folder is not None:
@@ -953,7 +958,7 @@ def export(
         if only_known_topics and is_path and not number and topics and topics.isdisjoint(store.topics()):
             (opened if folder is None else folder).drop()
             target = ""
-    return ExportReport(target, format, number, damage.records, damage.stretches, damage.size, names)
+    return ExportReport(target, format, number, damage.records, damage.stretches, damage.size, names, notes)
 
 
 def _checked(

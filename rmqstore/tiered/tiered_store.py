@@ -133,7 +133,7 @@ class TieredStore(NotCopied):
 
     @property
     def notes(self) -> list[str]:
-        """list of str: what is not known here, as there is no local store or no metadata, and what that means."""
+        """list of str: what is not known without a local store or metadata that can be read, and what that means."""
         return self.flat_store.notes
 
     def refresh(self) -> None:

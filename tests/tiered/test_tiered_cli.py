@@ -117,6 +117,38 @@ def test_single_files(root, tmp_path):
     assert all(os.path.isfile(tmp_path / "bodies" / line["body_file"]) for line in manifest)
 
 
+@pytest.mark.parametrize("state", ["whole", "damaged", "missing", "backup"])
+def test_what_is_not_noticed_without_metadata_is_said(root, tmp_path, state):
+    shutil.copytree(root, tmp_path / "copy")
+    shutil.rmtree(next((tmp_path / "copy" / "tiered").glob("*/golden/Payments")))
+    path = tmp_path / "copy" / "store" / "config" / "tieredStoreMetadata.json"
+    backup = path.with_suffix(".json.bak")
+    backup.unlink(missing_ok=True)
+    if state == "backup":
+        shutil.copy(path, backup)
+    if state == "missing":
+        path.unlink()
+    elif state != "whole":
+        path.write_text("{")
+    store, tiered = tmp_path / "copy" / "store", ["--tiered", str(tmp_path / "copy" / "tiered")]
+    for command in (
+        ["export", store, "--output", tmp_path / "out.jsonl", "--force"],
+        ["export", store, "--output", tmp_path / "some.jsonl", "--topic", "Orders"],
+        ["get", store, "Payments", "0"],
+        ["query", store, "Orders", "ORD-100400"],
+        ["verify", store],
+    ):
+        done = run(*command, *tiered)
+        is_refused = state in ("whole", "backup") and (command[0] == "get" or "--force" in command)
+        assert (done.exit_code not in (0, 1)) == is_refused, command
+        # An export that fails says what is missing, and no more.
+        if not (is_refused and command[0] == "export"):
+            assert ("missing is not noticed" in done.stderr) == (state != "whole"), command
+    if state != "whole":
+        report = export(store, tmp_path / "again.jsonl", Selection(("Orders",)), tiered=tmp_path / "copy" / "tiered")
+        assert len(report.notes) == 1 and "metadata" in report.notes[0]
+
+
 def test_verify_advises_no_rebuild_for_units_of_tiered_storage(root, tmp_path):
     shutil.copytree(root, tmp_path / "copy")
     folder = next((tmp_path / "copy" / "tiered").glob("*/golden/Orders/0/CONSUME_QUEUE"))
