@@ -43,7 +43,7 @@ _STEPS: dict[str, str] = {
     "bad_index_entry": "rmqstore query passes over them; {rebuild} --what index makes index files",
     **dict.fromkeys(("bad_consumer_offset", "bad_settings", "bad_database", "bad_pop_record"), _SETTINGS),
     **dict.fromkeys(("bad_timer", "bad_transaction"), "rmqstore pending {path}   (lists what waits, with what is wrong)"),
-    "not_checked": "install what the sentence names, then verify again",
+    "not_checked": "do what the sentence says (install what is missing, or make room for it), then verify again",
     **dict.fromkeys(
         ("bad_metadata", "bad_record", "duplicate_record", "gap", "missing_file", "not_indexed", "not_queued", "overlap",
          "wrong_queue"), _TIERED,

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from rmqstore.consumer.consumer_offset import ConsumerOffsets
 from rmqstore.consumer.fastjson import parse_fastjson
 from rmqstore.consumer.offsets_file import load_with_backup, refuse_other_kind, table_of, whole_number
-from rmqstore.errors import CorruptionError, Finding, ReadOnlyError
+from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, ReadOnlyError, StoreError
 from rmqstore.rocksdb.settings import Kind, Layout, SettingsDatabase, settings_layouts
 
 __all__ = ["DatabaseOffsets", "SettingsKind", "SettingsSource", "TakenSettings", "settings_sources", "take_settings"]
@@ -150,6 +150,13 @@ def _reading(source: SettingsSource, root: str) -> SettingsSource:
         kind = "bad_consumer_offset" if source.kind == "consumer_offsets" and source.form == "json" else "bad_settings"
         detail = f"{source.kind} are not known: {error.message}"
         source.findings.append(Finding(source.path, error.pos or 0, kind, detail))
+    except MissingDependencyError:
+        raise
+    except StoreError as error:
+        # Nothing is known of the database: there is no room to open it.
+        source.readable = False
+        source.path = error.path or source.path
+        source.findings.append(Finding(source.path, 0, "not_checked", f"{source.kind} are not known: {error.message}"))
     except OSError as error:
         # What cannot be opened hides no other source.
         source.readable = False
@@ -369,6 +376,8 @@ class DatabaseOffsets(ConsumerOffsets):
         ------
         CorruptionError
             Nothing of the database can be read.
+        StoreError
+            There is no room for the temporary files that its opening takes.
         MissingDependencyError
             rocksdict is not installed.
         """
@@ -377,7 +386,8 @@ class DatabaseOffsets(ConsumerOffsets):
         sources = settings_sources(root, "consumer_offsets", lmq=lmq)
         for source in sources:
             if not source.readable and source.form != "json":
-                raise CorruptionError(source.findings[-1].detail, source.path)
+                finding = source.findings[-1]
+                raise (StoreError if finding.kind == "not_checked" else CorruptionError)(finding.detail, source.path)
         taken = take_settings(sources)
         if taken.reason:
             logger.info("progress of consumer groups: %s", taken.reason)

@@ -21,7 +21,7 @@ from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.collected_queues import CollectedBatchQueue, CollectedQueue, CollectedQueues
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import Unit
-from rmqstore.errors import CorruptionError
+from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.mapped_file import MappedFilePool, fsync_directory, fsync_tree, make_directories
 from rmqstore.files.store_lock import StoreLock
 from rmqstore.message import encode_java_utf8
@@ -170,6 +170,8 @@ def _compare(commit_log: CommitLog, target: str, config: StoreConfig, begin: int
         check.close()
     # A record whose queue offset or topic cannot be has no unit.
     for finding in findings:
+        if finding.kind == "not_checked":
+            raise StoreError(f"{finding.detail}; the database that was built is not put in place", finding.path)
         if not (misplaced and finding.kind == "missing_unit"):
             raise CorruptionError(
                 f"the database that was built does not agree with the log ({finding.kind}: {finding.detail}); nothing was put "

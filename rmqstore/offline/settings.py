@@ -22,7 +22,7 @@ from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.config import system_clock
 from rmqstore.consumer.settings_sources import SettingsKind, settings_sources, take_settings
 from rmqstore.consumer.system_names import is_system_group, is_system_topic
-from rmqstore.errors import CorruptionError, Finding
+from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError
 from rmqstore.message import DLQ_PREFIX, RETRY_PREFIX
 from rmqstore.rocksdb.pop_records import PopRecord, has_pop_records, pop_records
 
@@ -231,6 +231,11 @@ def _pop_records(root: str, sources: list[SourceDescription], findings: list[Fin
         records = tuple(pop_records(root, findings))
     except CorruptionError as error:
         findings.append(Finding(path, 0, "damaged_database", f"pop records are not known: {error.message}"))
+        records = ()
+    except MissingDependencyError:
+        raise
+    except StoreError as error:
+        findings.append(Finding(path, 0, "not_checked", f"pop records are not known: {error.message}"))
         records = ()
     except OSError as error:
         where = os.fsdecode(error.filename) if error.filename is not None else path

@@ -17,7 +17,7 @@ from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.queue_folders import can_name_queue
-from rmqstore.errors import CorruptionError, Finding, finding_of
+from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError, finding_of
 from rmqstore.message import SCHEDULE_TOPIC, decode_java_utf8
 from rmqstore.rocksdb.places import queue_databases
 from rmqstore.rocksdb.queues import QueueDatabase, Units
@@ -59,6 +59,11 @@ class QueueDatabaseCheck:
                 self._damaged(CorruptionError(f"the RocksDB database: {self.database.log_damage}", self.path))
         except CorruptionError as error:
             self._damaged(error)
+        except MissingDependencyError:
+            raise
+        except StoreError as error:
+            # Nothing is known of the database then.
+            self.findings.append(finding_of(error, "not_checked", self.path))
         except OSError as error:
             path = os.fsdecode(error.filename) if error.filename is not None else self.path
             self._damaged(CorruptionError(f"the database is not checked, it cannot be read: {error.strerror or error}", path))

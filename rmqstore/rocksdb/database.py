@@ -8,6 +8,8 @@ read for one that ended before, and shows an older state; so the MANIFEST is loo
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import stat
 import time
@@ -28,6 +30,8 @@ _TRIES = 10
 # How often the MANIFEST is looked at where it is behind, and seconds between.
 _LOOKS = 4
 _PAUSE = 0.02
+# That a disk, a quota or a limit takes no more.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Database:
@@ -67,7 +71,8 @@ class Database:
     CorruptionError
         The database cannot be opened: a file is missing or damaged, or is none.
     StoreError
-        There is no place for the temporary directory that the opening takes.
+        There is no place for the temporary directory that the opening takes, or no room in it: this says nothing of the
+        database.
     FileNotFoundError
         No database is there.
     MissingDependencyError
@@ -119,11 +124,14 @@ class Database:
                     column_families={name: rocksdict.Options(raw_mode=True) for name in families},
                     access_type=rocksdict.AccessType.read_only(False),
                 )
-            except (OSError, CorruptionError):
+            except Exception as failed:  # rocksdict raises plain Exceptions, and OSErrors without a file
                 shutil.rmtree(links, ignore_errors=True)
-                raise
-            except Exception as failed:  # rocksdict raises plain Exceptions
-                shutil.rmtree(links, ignore_errors=True)
+                if isinstance(failed, StoreError) or getattr(failed, "filename", None) is not None:
+                    raise
+                if _is_full(failed):
+                    raise self._no_room(links, failed) from failed
+                if isinstance(failed, OSError):
+                    raise
                 error = failed
                 if attempt % 2 == 0:
                     strict = _first_line(failed, links)
@@ -149,6 +157,15 @@ class Database:
             f"the RocksDB database cannot be opened: {_first_line(error, links)}; {advice}", self.path
         ) from error
 
+    def _no_room(self, links: str, error: Exception) -> StoreError:
+        # Nothing of the store's own is written, so that it can only be the directory of links.
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else _first_line(error, links)
+        return StoreError(
+            f"the RocksDB database was not looked at: the temporary folder {os.path.dirname(links)}, which that takes, "
+            f"has no room ({reason}); make room or free inodes there, or set TMPDIR to a folder that has both",
+            self.path,
+        )
+
     def _unlisted(self) -> tuple[str, ...]:
         listed = {os.path.basename(table["name"]) for table in self._rdict.live_files()}
         last = max(map(_number, listed), default=-1)
@@ -172,7 +189,7 @@ class Database:
         with os.scandir(self.path) as entries:
             for entry in entries:
                 if _is_read(entry.name) and _is_file(entry.path):
-                    self._link_one(entry.path, os.path.join(links, entry.name))
+                    self._link_one(entry.path, links)
         if not os.path.lexists(os.path.join(links, "CURRENT")):
             if os.listdir(links):
                 raise CorruptionError(
@@ -183,20 +200,28 @@ class Database:
             raise FileNotFoundError(2, "No RocksDB database is here: no file CURRENT", self.path)
         return frozenset(os.listdir(links))
 
-    def _link_one(self, path: str, link: str) -> None:
+    def _link_one(self, path: str, links: str) -> None:
         # RocksDB gets a copy of a log in which it would not come past a type: by the CRC it judges what was meant.
         name = os.path.basename(path)
-        types = wrong_types(path) if name.endswith(".log") or name.startswith("MANIFEST-") else []
-        if not types:
-            os.symlink(path, link)
-            return
-        import shutil
+        link = os.path.join(links, name)
+        types: list[tuple[int, int]] = []
+        if name.endswith(".log") or name.startswith("MANIFEST-"):
+            # A broker may take it away meanwhile: the opening names what is missing.
+            with contextlib.suppress(FileNotFoundError):
+                types = wrong_types(path)
+        try:
+            if not types:
+                os.symlink(path, link)
+                return
+            import shutil
 
-        shutil.copyfile(path, link)
-        with open(link, "r+b") as file:
-            for pos, kind in types:
-                file.seek(pos)
-                file.write(bytes([kind]))
+            shutil.copyfile(path, link)
+            with open(link, "r+b") as file:
+                for pos, kind in types:
+                    file.seek(pos)
+                    file.write(bytes([kind]))
+        except OSError as error:
+            raise self._no_room(links, error) from error
         self._wrong_types.append(f"{name} has a damaged type of a record at byte {types[0][0]}")
 
     def __contains__(self, family: str) -> bool:
@@ -314,6 +339,12 @@ def _is_file(path: str) -> bool:
     if not os.access(path, os.R_OK):
         raise PermissionError(13, "Permission denied", path)
     return True
+
+
+def _is_full(error: Exception) -> bool:
+    # rocksdict gives texts in place of numbers.
+    text = str(error)
+    return any(f"(os error {number})" in text or os.strerror(number) in text for number in _FULL)
 
 
 def _new_directory() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import lzma
 import os
@@ -14,11 +15,14 @@ from pathlib import Path
 
 import golden
 import pytest
+from click.testing import CliRunner
 
 pytest.importorskip("rocksdict")
 
+from rmqstore import settings, verify
+from rmqstore.cli import main
 from rmqstore.errors import CorruptionError, StoreClosedError, StoreError
-from rmqstore.rocksdb.database import Database, _after, _torn_manifest, is_database
+from rmqstore.rocksdb.database import Database, _after, _torn_manifest, is_database, load_rocksdict
 from rmqstore.rocksdb.log_files import wrong_types
 
 DATA = golden.DATA / "rocketmq-rocksdb"
@@ -209,6 +213,67 @@ def test_no_place_for_temporary_files_is_not_taken_for_absence(store, monkeypatc
     with pytest.raises(StoreError, match="set TMPDIR") as caught:
         Database(store / "consumequeue")
     assert not isinstance(caught.value, FileNotFoundError)
+
+
+def no_room_for_links(monkeypatch, room):
+    """From here on the temporary folder takes so many links, and then rocksdict's own file or not."""
+    real, left = os.symlink, [room]
+
+    def symlink(*args):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *args)
+        return real(*args)
+
+    class Full:
+        def __getattr__(self, name):
+            return getattr(load_rocksdict(), name)
+
+        class Rdict:
+            list_cf = load_rocksdict().Rdict.list_cf
+
+            def __new__(cls, *args, **kwargs):
+                # As rocksdict says it where the disk is full; without inodes it is an OSError of this text.
+                raise Exception("No space left on device (os error 28)")
+
+    monkeypatch.setattr(os, "symlink", symlink)
+    if room > 1000:
+        monkeypatch.setattr("rmqstore.rocksdb.database.load_rocksdict", Full)
+
+
+@pytest.mark.parametrize("room", [0, 3, 9999])
+def test_a_full_temporary_folder_is_not_taken_for_damage(store, monkeypatch, room, tmp_path):
+    shutil.copytree(store, tmp_path / "store")
+    store, temporary = tmp_path / "store", tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    no_room_for_links(monkeypatch, room)
+    with pytest.raises(StoreError, match="set TMPDIR") as caught:
+        Database(store / "consumequeue")
+    assert type(caught.value) is StoreError and os.listdir(temporary) == []
+    assert f"the temporary folder {temporary}" in caught.value.message and "No space left" in caught.value.message
+    assert caught.value.path == str(store / "consumequeue") and "backup" not in caught.value.message
+    found = list(verify(store))
+    assert {finding.kind for finding in found} == {"not_checked"} and all("set TMPDIR" in each.detail for each in found)
+    told = {os.path.relpath(finding.path, store) for finding in found}
+    config = {f"config/{name}" for name in ("topics", "subscriptionGroups", "consumerOffsets")}
+    assert told == {"consumequeue", "rocksdbstore", "kvStore", *config}
+    shown = settings(store)
+    assert {finding.kind for finding in shown.findings} == {"not_checked"} and len(shown.findings) == 4
+    for arguments in (["settings"], ["offsets", "show"], ["queues"]):
+        answer = CliRunner().invoke(main, [*arguments, str(store)])
+        assert answer.exit_code == (1 if arguments == ["settings"] else 3) and "set TMPDIR" in answer.stderr
+
+
+def test_a_limit_of_files_is_not_taken_for_damage(store):
+    """In a process as users start it; the limit stands for a full disk."""
+    program = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10)); "
+        "from rmqstore.rocksdb.database import Database; Database(sys.argv[1])"
+    )
+    done = subprocess.run([sys.executable, "-c", program, store / "consumequeue"], capture_output=True, text=True)
+    assert "StoreError: the RocksDB database was not looked at: the temporary folder" in done.stderr
+    assert "File too large" in done.stderr and "set TMPDIR" in done.stderr
 
 
 def test_a_forked_child_takes_nothing_away_from_its_parent(store):
