@@ -27,6 +27,12 @@ KEY_BITS = {None: 3, "U": 1, "K": 2, "T": 4}
 """What a key is compared with for an `IndexType`: bits, as `_columns.ArrowColumns.fill_matching` takes them."""
 
 
+def check_timeout(timeout: float | None) -> None:
+    """ValueError for a NaN, with which nobody would ever stop waiting."""
+    if timeout is not None and timeout != timeout:
+        raise ValueError(f"timeout is {timeout!r}; give seconds, or None to wait without an end")
+
+
 def plain_text(text: str) -> str:
     """str: the same as a plain one, which the core takes alone: not numpy.str_, nor a member of a StrEnum."""
     return str.__str__(text) if isinstance(text, str) else text

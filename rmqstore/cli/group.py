@@ -21,7 +21,7 @@ from click.shell_completion import CompletionItem
 
 from rmqstore.cli.examples import epilog_of
 from rmqstore.cli.terminal import discard, escape, note
-from rmqstore.cli.words import did_you_mean, in_words
+from rmqstore.cli.words import did_you_mean, from_here, in_words
 from rmqstore.errors import GeometryError, StoreError
 
 FOUND_NOTHING = 1
@@ -61,7 +61,7 @@ def error_text(error: Exception) -> str:
     """str: what an error says, its options as the command line spells them and in plain words."""
     if not isinstance(error, StoreError):
         return str(error)
-    return str(error).replace(error.message, in_words(error.message), 1)
+    return from_here(str(error).replace(error.message, in_words(error.message), 1))
 
 
 def of_error(error: Exception) -> CannotOpenError:
@@ -72,7 +72,7 @@ def of_error(error: Exception) -> CannotOpenError:
             error_text(error), "Here an option is given as -o NAME=VALUE, or all with --config broker.conf."
         )
     if isinstance(error, OSError) and error.filename is not None:
-        return CannotOpenError(f"{error.strerror or type(error).__name__} [{os.fsdecode(error.filename)}]")
+        return CannotOpenError(from_here(f"{error.strerror or type(error).__name__} [{os.fsdecode(error.filename)}]"))
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         # Without a name it is most likely what the command prints.
         return CannotOpenError(f"{error.strerror}, where the output goes", "Make room, or send the output elsewhere.")
@@ -193,7 +193,7 @@ class StoreGroup(click.Group):
 class _NoteHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            note(in_words(record.getMessage()))
+            note(from_here(in_words(record.getMessage())))
         except Exception:
             self.handleError(record)
 

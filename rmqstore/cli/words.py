@@ -8,12 +8,13 @@ for it, and programs that ask for JSON get names of enums as they are.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable
 
 from rmqstore._core import Verdict
 
-__all__ = ["did_you_mean", "in_words", "verdict_words"]
+__all__ = ["did_you_mean", "from_here", "in_words", "verdict_words"]
 
 # What was found where a record should be.
 _VERDICTS = {
@@ -58,6 +59,15 @@ _AS_TYPED: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"declared=True \(--declared\)", "--declared"),
     )
 )
+
+
+def from_here(text: str) -> str:
+    """str: with paths below the working directory as a person there would type them."""
+    try:
+        here = os.path.join(os.getcwd(), "")
+    except OSError:
+        return text
+    return text if here == os.sep else text.replace(here, "")
 
 
 def in_words(text: str) -> str:

@@ -6,6 +6,7 @@ every read is bounded and every walk ends.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rmqstore import _numpy as np
 from rmqstore._core import MAGIC_V1, MAGIC_V2, BatchUnitLayout, IndexLayout, UnitLayout, index_key_hash
 from rmqstore.errors import GeometryError, StoreError
-from rmqstore.files.mapped_file import last_nonzero, written_extents
+from rmqstore.files.mapped_file import last_nonzero, open_regular, written_extents
 from rmqstore.message import SysFlag, decode_java_utf8, host_from_bytes, host_to_bytes, parse_properties
 
 if TYPE_CHECKING:
@@ -35,10 +36,20 @@ BATCH_UNIT_SIZE = int(BatchUnitLayout.BATCH_UNIT_SIZE)
 INDEX_HEADER_SIZE = int(IndexLayout.INDEX_HEADER_SIZE)
 INDEX_SLOT_SIZE = int(IndexLayout.SLOT_SIZE)
 INDEX_ENTRY_SIZE = int(IndexLayout.ENTRY_SIZE)
+# How often files are listed and looked into again where one of them goes meanwhile.
+_TRIES = 10
 
 
 def infer(cls: type[StoreConfig], root: str, read_only: bool, overrides: Mapping[str, Any]) -> StoreConfig:
     """What `StoreConfig.infer` says."""
+    for _ in range(_TRIES):
+        # A file that was listed may be gone when it is opened: a writer's retention.
+        with contextlib.suppress(FileNotFoundError):
+            return _infer_once(cls, root, read_only, overrides)
+    return _infer_once(cls, root, read_only, overrides)
+
+
+def _infer_once(cls: type[StoreConfig], root: str, read_only: bool, overrides: Mapping[str, Any]) -> StoreConfig:
     if os.path.isfile(root):
         # One index file on its own.
         single: dict[str, Any] = dict(overrides)
@@ -342,7 +353,7 @@ def _fitting_slot_counts(path: str, words: int) -> list[int]:
     last byte that is not zero lies in the newest entry, whose number the header has.  Both together leave one place
     (two, if the put of one more entry was cut off); the slots and the chains then have to confirm it.
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    descriptor = open_regular(path)
     try:
         size = INDEX_HEADER_SIZE + 4 * words
         header = _read(descriptor, INDEX_HEADER_SIZE, 0)
@@ -444,7 +455,7 @@ class _Record:
 
 def _records_of_segment(segment: _File, segment_size: int) -> Iterator[_Record]:
     """The records of a segment from its start up to the first bytes that are not a record; only a few fields are read."""
-    descriptor = os.open(segment.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    descriptor = open_regular(segment.path)
     try:
         limit = min(segment.size, segment_size)
         pos = 0
@@ -513,7 +524,7 @@ def _infer_index_tags(index_files: list[_File], segments: list[_File], config: S
     for file in index_files:
         if file.size != config.index_file_size:
             continue
-        with open(file.path, "rb", buffering=0) as handle:
+        with open(open_regular(file.path), "rb", buffering=0) as handle:
             header = handle.read(INDEX_HEADER_SIZE)
         if len(header) == INDEX_HEADER_SIZE:
             _, _, begin, end, _, index_count = _INDEX_HEADER.unpack(header)
@@ -570,7 +581,7 @@ def _holds(head: _IndexHead, slots: int, topic: str, key: str, phy_offset: int) 
     Entries are in the order of the log, so the record's are found by bisection; a chain may be as long as the file.
     """
     hash_code = index_key_hash(topic, key)
-    with open(head.path, "rb", buffering=0) as file:
+    with open(open_regular(head.path), "rb", buffering=0) as file:
 
         def entry(number: int) -> tuple[int, int]:
             data = _read(file.fileno(), 20, INDEX_HEADER_SIZE + 4 * slots + 20 * number)

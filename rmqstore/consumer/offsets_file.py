@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any, TypeVar
 
+from rmqstore.arguments import plain_text
 from rmqstore.consumer.fastjson import Unknown, format_fastjson, parse_fastjson
 from rmqstore.errors import CorruptionError, ReadOnlyError
 from rmqstore.files.mapped_file import NotCopied, fsync_directory, make_directories, read_small_file
@@ -287,7 +288,7 @@ def checked_name(value: str, what: str, never: str) -> str:
         )
     if any("\ud800" <= char <= "\udfff" for char in value):
         raise ValueError(f"{what} is {value!r}: give a text without lone surrogates, which UTF-8 cannot hold")
-    return value
+    return plain_text(value)
 
 
 class OffsetsFile(NotCopied):
@@ -311,7 +312,7 @@ class OffsetsFile(NotCopied):
     )
 
     def __init__(self, path: str | os.PathLike[str], read_only: bool):
-        self.path = os.fspath(path)
+        self.path = os.path.abspath(os.fspath(path))
         self.read_only = read_only
         self.source: str | None = None
         # What is wrong with the main file, where it is there and was not read.

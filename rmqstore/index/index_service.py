@@ -143,7 +143,7 @@ class IndexService(NotCopied, OpenedIndexes):
     opened_files: tuple[IndexFile, ...] | None
 
     def __init__(self, root: str | os.PathLike[str], config: StoreConfig, *, read_only: bool = False):
-        self.root = os.fspath(root)
+        self.root = os.path.abspath(os.fspath(root))
         self.path = os.path.join(root, "index")
         self.config = config
         self.read_only = read_only

@@ -6,6 +6,7 @@ progress.  It only reads, and reads little: file lists, headers, the last segmen
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
+from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.store.message_store import MessageStore
 
 if TYPE_CHECKING:
@@ -192,6 +194,10 @@ def _some(names: Sequence[str]) -> str:
     return f": {', '.join(escape(name) for name in names[:3])}{', …' if len(names) > 3 else ''}"
 
 
+# How often it is begun again where a file goes meanwhile.
+_TRIES = 10
+
+
 def describe(path: str | os.PathLike[str], config: StoreConfig | None = None) -> StoreDescription:
     """Describe the store at `path`; nothing is changed, a running broker is not disturbed.
 
@@ -205,6 +211,14 @@ def describe(path: str | os.PathLike[str], config: StoreConfig | None = None) ->
     StoreError, GeometryError
         There is no store, or its files do not fit the geometry.
     """
+    for _ in range(_TRIES):
+        # A file may go while it is looked at: a writer's retention.
+        with contextlib.suppress(FileNotFoundError, OffsetOutOfRangeError):
+            return _describe_once(path, config)
+    return _describe_once(path, config)
+
+
+def _describe_once(path: str | os.PathLike[str], config: StoreConfig | None) -> StoreDescription:
     # Imported where it is used, as few programs use it.
     from rmqstore.offline.layout import store_layout
 
@@ -241,7 +255,7 @@ def describe(path: str | os.PathLike[str], config: StoreConfig | None = None) ->
                 )
         point = store.checkpoint
         return StoreDescription(
-            store.path,
+            os.fspath(path),
             not os.path.exists(os.path.join(store.path, "abort")),
             store.config,
             CommitLogDescription(

@@ -203,7 +203,8 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         """
         if recovery not in RECOVERY_MODES:
             raise ValueError(f"recovery is {recovery!r}; give one of {', '.join(RECOVERY_MODES)}")
-        root = os.fspath(path)
+        # Files are opened as they are needed, also after a change of the working directory.
+        root = os.path.abspath(os.fspath(path))
         if tiered is not None and not read_only:
             raise ValueError("tiered storage is only read; open the store with read_only=True")
         if read_only:
@@ -992,6 +993,8 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         """Every message of the log in order; damaged stretches are passed over (`verify` reports them)."""
         state = self._state
         state.check_open()
+        if self.read_only:
+            self.commit_log.refresh()
         for page in self.commit_log.pages(begin_phy_offset, end_phy_offset):
             if isinstance(page, list):
                 for message in page:

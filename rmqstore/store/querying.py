@@ -88,9 +88,7 @@ class Querying:
             return QueryResult()
         low, high = _INT64_MIN, _INT64_MAX
         if begin is not None or end is not None:
-            # Whole milliseconds, as far as 64 bits go.
-            low = low if begin is None else max(math.ceil(begin), low)
-            high = high if end is None else min(math.floor(end), high)
+            low, high = time_range(begin, end)
             if low > high:
                 return QueryResult()
         return self._until_trusted(
@@ -425,6 +423,9 @@ class Querying:
             if not isinstance(msg_id, str):
                 raise
             message, failure = None, error
+        if self.read_only and topic is None:
+            # A topic that a writer made since may have it.
+            self.state.queues.refresh()
         names = self.state.topics() if topic is None else [topic]
         for name in names:
             found = self.query(name, msg_id, 1, None, None, DEFAULT_LOG_BYTES, None, "U")

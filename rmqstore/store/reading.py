@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rmqstore import _core, _read
 from rmqstore._read import QueueGets
-from rmqstore.arguments import check_boundary
+from rmqstore.arguments import check_boundary, check_timeout
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import Unit
@@ -221,6 +221,7 @@ class Reading:
     def wait_for_messages(self, is_there: Callable[[], bool], timeout: float | None = None) -> bool:
         """See `MessageStore.wait_for_messages`."""
         self.state.check_open()
+        check_timeout(timeout)
         if not self.read_only:
             with self.state.arrived:
                 self.state.waiting += 1
@@ -250,6 +251,7 @@ class Reading:
 
         state, loop = self.state, asyncio.get_running_loop()
         state.check_open()
+        check_timeout(timeout)
         deadline = None if timeout is None else loop.time() + timeout
         if not self.read_only:
             arrived = state.arrived

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import enum
+import math
 import os
 import time
 import typing
@@ -14,7 +15,7 @@ import typing
 import numpy as np
 import pytest
 
-from rmqstore import Message, MessageStore, StoreConfig, arguments
+from rmqstore import ConsumerOffsets, Message, MessageStore, StoreConfig, arguments, verify
 from rmqstore.arguments import Boundary, IndexType, Recovery, milliseconds
 from rmqstore.offline.export import Selection, _Chosen
 from rmqstore.store.recovery import RECOVERY_MODES
@@ -218,3 +219,51 @@ def test_texts_that_are_of_a_class_made_from_str_are_those_texts(tmp_path, text,
         assert store.message_by_id(text(Word.UNIQUE)).body == b"0"
         assert store.get_message(text(Word.TOPIC), tags=text(Word.TAG)).messages
         store.put_message(Message("T", b"1"))
+
+
+@pytest.mark.parametrize("wait", ["wait_for_messages", "consume"])
+def test_nobody_waits_for_a_time_that_is_no_number(store, wait):
+    with pytest.raises(ValueError, match="timeout is nan"):
+        store.wait_for_messages(lambda: False, math.nan) if wait == "wait_for_messages" else store.consume(
+            "T", "g", timeout=math.nan
+        )
+
+
+def test_times_without_an_end(store):
+    for low, high, num in ((-math.inf, math.inf, 10), (math.inf, None, 0), (None, -math.inf, 0), (-math.inf, START, 1)):
+        assert len(store.query_message("T", "k", begin=low, end=high)) == num
+        assert store.query_table(["k"], "T", ["body"], begin=low, end=high).num_rows == num
+        assert store.scan(["body"], begin=low, end=high).read_all().num_rows == num
+
+
+def test_a_store_stays_where_it_is_after_a_change_of_the_working_directory(tmp_path, monkeypatch):
+    """As a daemon does that goes to the root; below the new directory there is a store of the same name."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        with MessageStore.open(tmp_path / name / "store", config=StoreConfig(**SMALL)) as store:
+            store.put_message(Message("T", name.encode(), keys=["k"]))
+    before = {path: path.read_bytes() for path in (tmp_path / "b").rglob("*") if path.is_file()}
+    monkeypatch.chdir(tmp_path / "a")
+    with MessageStore.open("store", config=StoreConfig(**SMALL)) as writer, MessageStore.open("store", read_only=True) as reader:
+        offsets = ConsumerOffsets.load("offsets.json", read_only=False)
+        monkeypatch.chdir(tmp_path / "b")
+        for number in range(30):
+            writer.put_message(Message("T", b"a" * 100_000, keys=["new"]), number % 3)
+        assert {each.body[:1] for each in reader.messages()} == {b"a"} and len(reader.query_message("T", "new")) == 30
+        assert reader.query_message("T", "k")[0].body == b"a"
+        offsets.commit("g", "T", 0, 5)
+        offsets.persist()
+    assert {path: path.read_bytes() for path in (tmp_path / "b").rglob("*") if path.is_file()} == before
+    assert (tmp_path / "a" / "offsets.json").exists()
+    with MessageStore.open(tmp_path / "a" / "store", read_only=True) as store:
+        assert sum(1 for _ in store.messages()) == 31 and list(verify(tmp_path / "a" / "store")) == []
+
+
+@pytest.mark.parametrize("text", [Word.KEY, np.str_("k")], ids=["enum", "numpy"])
+def test_progress_by_names_of_a_class_made_from_str(tmp_path, text):
+    offsets = ConsumerOffsets.load(tmp_path / "offsets.json", read_only=False)
+    offsets.commit(text, "T", 0, 1)
+    offsets.commit("g", text, 0, 2)
+    offsets.persist()
+    again = ConsumerOffsets.load(tmp_path / "offsets.json", read_only=True)
+    assert again.offset_table == {"T@k": {0: 1}, "k@g": {0: 2}}

@@ -12,6 +12,7 @@ import fcntl
 import itertools
 import os
 import random
+import re
 import select
 import shutil
 import stat
@@ -32,6 +33,7 @@ from rmqstore import (
     StoreConfig,
     StoreLockedError,
     StorePoisonedError,
+    describe,
     verify,
 )
 from rmqstore._core import FileStream
@@ -269,6 +271,37 @@ def test_keys_that_no_index_file_takes_are_seen_at_once_without_refresh(root, pa
                 found = reader.query_message("Orders", f"k{number}")
                 assert numbers(found) == [number] or not found.complete
                 assert reader.query_table([f"k{number}"], "Orders", ["body"]).num_rows == 1
+
+
+def test_messages_and_ids_of_what_was_put_are_seen_at_once_without_refresh(root):
+    with (
+        MessageStore.open(root, config=QUIET) as writer,
+        MessageStore.open(root, config=QUIET, read_only=True) as reader,
+    ):
+        for number in range(20):
+            key = f"7F0000010000518C{number:016X}"
+            put = writer.put_message(Message(f"Topic{number}", b"%d:" % number, properties={"UNIQ_KEY": key}))
+            assert numbers(reader.messages(put.phy_offset)) == [number]
+            assert number_of(reader.message_by_id(key)) == number
+
+
+@pytest.mark.parametrize("look", [StoreConfig.infer, describe, lambda root: MessageStore.open(root, read_only=True).close()])
+def test_a_file_that_goes_while_a_store_is_looked_at_is_not_missed(root, look, monkeypatch):
+    """Retention deletes what was listed a moment ago."""
+    with MessageStore.open(root, config=QUIET) as writer:
+        for number in range(60):
+            writer.put_message(Message("Orders", b"x" * 300, keys=[f"k{number}"]))
+    real, left = os.open, [3]
+
+    def gone(path, *arguments, **more):
+        if left[0] and re.search(r"/(commitlog|index|consumequeue)/", os.fspath(path)):
+            left[0] -= 1
+            raise FileNotFoundError(2, "No such file or directory", path)
+        return real(path, *arguments, **more)
+
+    monkeypatch.setattr(os, "open", gone)
+    look(root)
+    assert left == [0]
 
 
 def test_a_batch_that_rolls_is_seen_whole(root):
