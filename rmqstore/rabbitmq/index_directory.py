@@ -8,6 +8,7 @@ Invariant: what the files hold is what they held when they were loaded or last w
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -134,7 +135,11 @@ class IndexDirectory:
     def _reading(self, read: Callable[[str], Any], path: str) -> Any:
         # A reader goes on without a file that the system does not give out; a writer has no business without it.
         try:
-            return read(path)
+            found = read(path)
+            # A segment that was just listed may be flushed away by a live node; a link that leads nowhere hides its file.
+            if found is None and os.path.lexists(path) and not os.path.exists(path):
+                raise FileNotFoundError(errno.ENOENT, "a link to nothing", path)
+            return found
         except OSError as error:
             if not self.read_only:
                 raise

@@ -164,6 +164,9 @@ def verify_vhost(vhost: Vhost, progress: Callable[[int, int], None] | None = Non
         place = os.path.join(vhost.path, name)
         if os.path.lexists(place) and not os.path.isdir(place):
             yield Finding(place, 0, "no_directory", "there is something else, or a link to nothing", Consequence.HANGS)
+    for problem in vhost.strays:
+        # A node clears away whatever has not the name of one of its queues (rabbit_queue_index:start).
+        yield _finding(problem, Consequence.HANGS if vhost.may_be_queue(problem.path) else Consequence.DELETES)
     for persistent in (True, False):
         error = vhost.open_store(persistent)
         if error is not None:

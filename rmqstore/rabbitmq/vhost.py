@@ -42,6 +42,8 @@ _V1_FILE = re.compile(r"\d+\.idx|journal\.jif")
 _V2_FILE = re.compile(r"\d+\.q[is]")
 _SEGMENT = re.compile(r"(\d+)\.idx")
 _STORES = ("msg_store_persistent", "msg_store_transient")
+# What the hash of a queue's name looks like.
+_HASH = re.compile(r"[0-9A-Z]{1,25}")
 
 
 def find_vhosts(path: str | os.PathLike[str]) -> list[str]:
@@ -586,6 +588,27 @@ class Vhost(NotCopied):
         if not os.path.isdir(folder):
             return []
         return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+
+    @cached_property
+    def strays(self) -> list[Problem]:
+        """list of Problem: what lies below ``queues`` and is no directory, by name."""
+        folder = os.path.join(self.path, "queues")
+        if not os.path.isdir(folder):
+            return []
+        detail = "there is something else than a queue's directory, or a link to nothing; put the directory back"
+        paths = sorted(entry.path for entry in os.scandir(folder) if not entry.is_dir())
+        return [Problem(path, 0, "no_directory", detail, None) for path in paths]
+
+    def may_be_queue(self, path: str) -> bool:
+        """bool: the name of something below ``queues`` is a queue's, as far as that can be told."""
+        name = os.path.basename(path)
+        if self.definitions is None:
+            return _HASH.fullmatch(name) is not None
+        return any(
+            name == self.directory_of(each.vhost, each.name, level)
+            for each in self.definitions.values()
+            for level in each.levels
+        )
 
     def _read_terms(self) -> dict[str, dict[str, Any]]:
         path = os.path.join(self.path, "recovery.dets")

@@ -16,7 +16,7 @@ import golden_rabbitmq
 import pytest
 
 from rmqstore.errors import StoreError
-from rmqstore.rabbitmq import Vhost, dets, find_vhosts, repair, verify
+from rmqstore.rabbitmq import Consequence, QueueIndex, Vhost, dets, find_vhosts, repair, verify
 from rmqstore.rabbitmq.layout import format_queue_name, parse_queue_name, queue_directory, vhost_directory
 
 
@@ -183,3 +183,35 @@ def test_the_layout_of_before_3_7(golden_vhost, tmp_path):
     assert [finding.kind for finding in verify(root)] == ["missing_config"]
     with pytest.raises(StoreError, match=r"before 3\.7"):
         repair(root, tmp_path / "new")
+
+
+@pytest.mark.parametrize("name", ["0.idx", "journal.jif", ""])
+def test_a_link_to_nothing_is_a_finding(name, golden_vhost_copy, tmp_path):
+    # A disk that is not mounted, for instance: verify said that nothing is wrong.
+    path = golden_vhost_copy("02-kill9-segment-plus-journal")
+    (directory,) = (path / "queues").iterdir()
+    place = directory / name if name else directory
+    place.rename(tmp_path / "elsewhere")
+    place.symlink_to("/nowhere/at/all")
+    (finding,) = [each for each in verify(path) if each.path == os.fspath(place)]
+    assert finding.consequence is Consequence.HANGS and "a link to nothing" in finding.detail
+    if name:
+        with pytest.raises(FileNotFoundError, match=name), Vhost.open(path) as vhost:
+            QueueIndex.open(directory, segment_entry_count=vhost.segment_entry_count)
+    assert repair(path, tmp_path / "repaired").findings
+    place.unlink()
+    (tmp_path / "elsewhere").rename(place)
+    assert list(verify(path)) == []
+
+
+def test_what_is_no_directory_among_the_queues(golden_vhost_copy):
+    path = golden_vhost_copy("13-clean-fanout-refcount")
+    directory = next(iter(sorted((path / "queues").iterdir())))
+    directory.rename(path.with_name("elsewhere"))
+    directory.write_bytes(b"")
+    (path / "queues" / "notes.txt").write_bytes(b"x")
+    findings = {each.path: (each.kind, each.consequence) for each in verify(path)}
+    assert findings == {
+        os.fspath(directory): ("no_directory", Consequence.HANGS),
+        os.fspath(path / "queues" / "notes.txt"): ("no_directory", Consequence.DELETES),
+    }
