@@ -199,6 +199,7 @@ def tree(root: str | os.PathLike[str]) -> dict[str, tuple[int, int]]:
             found[os.path.relpath(path, root)] = (-1, os.stat(path).st_mtime_ns)
         for entry in files:
             path = os.path.join(folder, entry)
-            status = os.stat(path)
+            # A link to nothing is itself.
+            status = os.stat(path, follow_symlinks=os.path.exists(path))
             found[os.path.relpath(path, root)] = (status.st_size, status.st_mtime_ns)
     return found

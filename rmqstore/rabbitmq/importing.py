@@ -19,11 +19,14 @@ from typing import Any
 from rmqstore.errors import CorruptionError, InvalidMessageError, StoreError, StoreLockedError
 from rmqstore.rabbitmq import layout
 from rmqstore.rabbitmq.batches import BATCH_ROWS
+from rmqstore.rabbitmq.directory import lock_directory
 from rmqstore.rabbitmq.message import Message
-from rmqstore.rabbitmq.message_store import MessageStore
+from rmqstore.rabbitmq.message_files import RDT, MessageFiles
+from rmqstore.rabbitmq.message_store import DEFAULT_FILE_SIZE_LIMIT, MessageStore
+from rmqstore.rabbitmq.problem import Problem
 from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.transfer import checked_expiry
-from rmqstore.rabbitmq.vhost import Vhost, write_recovery_terms
+from rmqstore.rabbitmq.vhost import Vhost, store_path, write_recovery_terms
 
 __all__ = ["ImportReport", "import_messages", "node_process"]
 
@@ -31,6 +34,9 @@ _BATCH_BYTES = 16 << 20
 # What an import holds in memory before it goes on in a temporary file.
 _SPOOL_BYTES = 64 << 20
 _SPOOLED = struct.Struct("<qq")
+# With another count than the segments were written with, acks of the journal meet the wrong entries.
+_WRONG_COUNT = {"bad_config", "segment_entry_count_mismatch"}
+_LEGACY_COUNT = {"missing_config", "unreadable_config"}
 
 
 @dataclass(frozen=True)
@@ -125,8 +131,9 @@ def import_messages(
     Raises
     ------
     StoreError
-        The node does not know the queue or would not boot, the queue is of version 2, or `state` cannot be had; nothing was
-        changed.
+        The node does not know the queue or would not boot, the queue is of version 2, or `state` cannot be had; or a
+        file of any queue, or of the message store, is damaged or cannot be read, so that nobody can tell which messages
+        are in use.  Nothing was changed.
     InvalidMessageError
         One of the messages is none; nothing was changed.
     StoreLockedError
@@ -145,8 +152,9 @@ def import_messages(
         spool.take(messages)
         # The source may have taken its time.
         _check_stopped(path)
-        with Vhost.open(path, segment_entry_count=segment_entry_count) as vhost:
+        with Vhost.open(path, segment_entry_count=segment_entry_count, check_terms=True) as vhost:
             directory = _directory_to_import(vhost, queue, level, declared)
+            _refuse_doubt(vhost)
             terms = vhost.terms.get(directory)
             exact = terms is not None and _usable(vhost, directory, terms)
             if state == "exact" and not exact:
@@ -177,6 +185,42 @@ def _usable(vhost: Vhost, directory: str, terms: Mapping[str, Any]) -> bool:
     return not terms.get("segments", True) and all(
         type(terms.get(name)) is int and 0 <= terms[name] < 1 << 62 for name in ("next_seq_id", "next_deliver_seq_id")
     )
+
+
+def _refuse_doubt(vhost: Vhost) -> None:
+    """StoreError where it is not sure what all queues refer to: the message store deletes what nobody refers to."""
+    doubts = [
+        problem
+        for problem in vhost.problems
+        if problem.kind in _WRONG_COUNT
+        or (problem.kind in _LEGACY_COUNT and vhost.segment_entry_count != layout.LEGACY_SEGMENT_ENTRY_COUNT)
+    ]
+    doubts += vhost.incomplete
+    doubts += [problem for directory in vhost.directories for problem in directory.incomplete]
+    doubts += _doubts_of_store(store_path(vhost.path, persistent=True))
+    if doubts:
+        first = doubts[0]
+        more = f" (and {len(doubts) - 1} more; verify names them)" if len(doubts) > 1 else ""
+        raise StoreError(
+            f"{first.kind}: {first.detail}{more}; an import could delete messages that are in use, so "
+            "nothing was changed; make the file readable or put it back, or run `rmqstore rabbitmq repair` and import into "
+            "its output",
+            first.path,
+            first.pos,
+        )
+
+
+def _doubts_of_store(path: str) -> list[Problem]:
+    # A message file that the writer does not take for one, or would give another name.
+    if not os.path.isdir(path):
+        return []
+    files = MessageFiles(path, DEFAULT_FILE_SIZE_LIMIT, "auto")
+    rdq, rdt, _ = files.listing()
+    return files.problems + [
+        Problem(files.path_of(number | RDT), 0, "rdt_without_rdq", f"there is no {number}.rdq", None)
+        for number in rdt
+        if number not in rdq
+    ]
 
 
 def _check_stopped(path: str | os.PathLike[str]) -> None:
@@ -258,8 +302,11 @@ class _Import:
         if not self.exact:
             self.terms.clear()
         vhost.close()
-        persistent = os.path.join(vhost.path, "msg_store_persistent")
+        persistent = store_path(vhost.path, persistent=True)
         made = not os.path.isdir(self.path)
+        if not made:
+            # A writer of the queue is met here, and not after the message store has forgotten its clean state.
+            os.close(lock_directory(self.path, "the queue is open for writing already; close it there"))
         store = MessageStore.open(persistent, references=references, client_refs=refs if self.exact else None)
         try:
             # From here on a node finds this queue, or all, as after an unclean stop, and nothing is lost by it.

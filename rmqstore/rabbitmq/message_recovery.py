@@ -44,6 +44,8 @@ def recover(
 ) -> Opened:
     """Fill `files` with what lies in its directory, and make it ready for writing unless `read_only`."""
     rdq, rdt, staged = files.listing()
+    if not read_only:
+        _check_files(files, rdq, rdt)
     state, reason = None, None
     if rdt:
         reason = "a merge was under way (N.rdt)"
@@ -84,6 +86,12 @@ def recover(
     if not read_only:
         files.begin(end)
     return opened
+
+
+def _check_files(files: MessageFiles, rdq: list[int], rdt: list[int]) -> None:
+    # What the system does not give out ends a writer before the first change.
+    for key in [*rdq, *(number | RDT for number in rdt)]:
+        os.close(open_regular(files.path_of(key), os.O_RDWR if rdq and key == rdq[-1] else os.O_RDONLY))
 
 
 def _take_over_rdt(files: MessageFiles, number: int, rdq: list[int], read_only: bool) -> list[int]:

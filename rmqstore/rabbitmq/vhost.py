@@ -25,7 +25,7 @@ from rmqstore.rabbitmq import dets, layout, term
 from rmqstore.rabbitmq.batches import COLUMNS, Batches, LostMessage, LostMessages
 from rmqstore.rabbitmq.definitions import QueueDefinition, data_directory, durable_queues
 from rmqstore.rabbitmq.index_columns import IndexEntry
-from rmqstore.rabbitmq.index_files import read_segment
+from rmqstore.rabbitmq.index_files import JOURNAL, read_segment
 from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore
@@ -42,6 +42,9 @@ _V1_FILE = re.compile(r"\d+\.idx|journal\.jif")
 _V2_FILE = re.compile(r"\d+\.q[is]")
 _SEGMENT = re.compile(r"(\d+)\.idx")
 _STORES = ("msg_store_persistent", "msg_store_transient")
+# What hides no live entry: a node passes over it, or it is about numbers.  All else of an index may.
+_HIDES_NOTHING = {"nul_file", "memory_only", "bad_terms", "segment_count_mismatch", "next_seq_id_too_low"}
+_HIDES_NOTHING_IN_JOURNAL = {"zero_tail", "ack_without_publish"}
 # What the hash of a queue's name looks like.
 _HASH = re.compile(r"[0-9A-Z]{1,25}")
 
@@ -181,6 +184,11 @@ class QueueDirectory(NotCopied):
         """list of Problem: what was met in the files of the index."""
         return [problem for index in self.indexes for problem in index.problems]
 
+    @property
+    def incomplete(self) -> list[Problem]:
+        """list of Problem: those of `problems` behind which live entries may stand that nobody can list."""
+        return [problem for index in self.indexes for problem in index.problems if _hides(index, problem)]
+
     def close(self) -> None:
         """Close the files that are open."""
         for index in self.__dict__.pop("indexes", []):
@@ -308,6 +316,11 @@ class Queue(NotCopied):
     def problems(self) -> list[Problem]:
         """list of Problem: what is damaged in its index files; `rmqstore.rabbitmq.verify` says more."""
         return [problem for each in self.directories for problem in each.problems]
+
+    @property
+    def incomplete(self) -> list[Problem]:
+        """list of Problem: those of them behind which live messages may stand that are neither given nor counted."""
+        return [problem for each in self.directories for problem in each.incomplete]
 
     def messages(self, on_lost: Callable[[LostMessage], None] | None = None) -> Iterator[QueuedMessage]:
         """The live messages, oldest first; of a priority queue the highest level first, as the node delivers.
@@ -599,6 +612,11 @@ class Vhost(NotCopied):
         paths = sorted(entry.path for entry in os.scandir(folder) if not entry.is_dir())
         return [Problem(path, 0, "no_directory", detail, None) for path in paths]
 
+    @cached_property
+    def incomplete(self) -> list[Problem]:
+        """list of Problem: where a queue may be that is not among `queues`, since its directory cannot be read."""
+        return [problem for problem in self.strays if self.may_be_queue(problem.path)]
+
     def may_be_queue(self, path: str) -> bool:
         """bool: the name of something below ``queues`` is a queue's, as far as that can be told."""
         name = os.path.basename(path)
@@ -774,6 +792,16 @@ class Vhost(NotCopied):
             return store.read(entry.msg_id), "store"
         except (CorruptionError, KeyError):
             return None
+
+
+def _hides(index: QueueIndex | QueueIndexV2, problem: Problem) -> bool:
+    if isinstance(index, QueueIndex) and os.path.basename(problem.path) == JOURNAL:
+        if problem.kind == "torn_record" and (problem.pos or 0) >= index.journal_size:
+            # As after a crash: what is cut there was never whole.
+            return False
+        if problem.kind in _HIDES_NOTHING_IN_JOURNAL:
+            return False
+    return problem.kind not in _HIDES_NOTHING
 
 
 def _body_size(index: QueueIndex | QueueIndexV2) -> int:

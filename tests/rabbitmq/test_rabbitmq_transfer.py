@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import decimal
 import io
 import json
 import os
 import stat
 import threading
+from pathlib import Path
 
 import golden
 import golden_rabbitmq
@@ -20,6 +22,7 @@ from rmqstore import cli
 from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.rabbitmq import Message, Vhost, amqp, export, import_messages, layout, verify
 from rmqstore.rabbitmq.batches import COLUMNS, json_value
+from rmqstore.rabbitmq.directory import lock_directory
 from rmqstore.rabbitmq.transfer import message_object, object_message
 from rmqstore.rabbitmq.vhost import write_recovery_terms
 
@@ -228,6 +231,96 @@ def test_an_import_into_a_damaged_queue_changes_nothing(golden_vhost_copy):
     with pytest.raises(StoreError, match=r"damage|repair"):
         import_messages(target, into, [Message(b"x", properties=PERSISTENT)], declared=True)
     assert golden.tree(target) == before
+
+
+def embedded_place(path, name):
+    """(file, position) of a message that lies in a segment of a queue's index."""
+    with Vhost.open(path) as vhost:
+        entries = vhost.queue(name).directories[0].entries()
+        entry = next(each for each in entries if each.message is not None and each.path.endswith(".idx"))
+        return Path(entry.path), entry.pos + 34
+
+
+def flip(file, pos):
+    data = bytearray(file.read_bytes())
+    data[pos] ^= 1
+    file.write_bytes(data)
+
+
+def to_nothing(place):
+    place.rename(place.parents[3] / "elsewhere")
+    place.symlink_to("/nowhere/at/all")
+
+
+def to_directory(place):
+    place.unlink()
+    place.mkdir()
+
+
+DOUBTS = {
+    # What to do to the index of queue c, its directory and the vhost; and the file that the refusal names.
+    "unreadable": lambda index, path: (to_directory(index), index)[-1],
+    "fifo": lambda index, path: (index.unlink(), os.mkfifo(index), index)[-1],
+    "link to nothing": lambda index, path: (to_nothing(index), index)[-1],
+    "torn": lambda index, path: (os.truncate(index, index.stat().st_size - 3), index)[-1],
+    "bad_name": lambda index, path: index.rename(index.with_name("x.idx")),
+    "journal": lambda index, path: (to_directory(index.with_name("journal.jif")), index.with_name("journal.jif"))[-1],
+    "directory": lambda index, path: (to_nothing(index.parent), index.parent)[-1],
+    "bad_term": lambda index, path: (flip(*embedded_place(path, "c")), index)[-1],
+    "bad_config": lambda index, path: ((path / ".config").write_bytes(b"{other, 1}."), path / ".config")[-1],
+    "strange_name": lambda index, path: (
+        (path / "msg_store_persistent" / "0.rdq").rename(path / "msg_store_persistent" / "00.rdq")
+    ),
+    "rdt_without_rdq": lambda index, path: (
+        (path / "msg_store_persistent" / "0.rdq").rename(path / "msg_store_persistent" / "7.rdt")
+    ),
+}
+
+
+@pytest.mark.parametrize("state", ["auto", "dirty"])
+@pytest.mark.parametrize("name", DOUBTS)
+def test_an_import_is_refused_where_not_all_references_are_known(name, state, golden_vhost_copy):
+    # The message store deletes what nobody refers to: what queue c has, while c cannot be read.
+    target = golden_vhost_copy("13-clean-fanout-refcount")
+    with Vhost.open(target) as vhost:
+        index = Path(vhost.queue("c").path) / "0.idx"
+    named = DOUBTS[name](index, target)
+    before = golden.tree(target)
+    for body in (b"small", b"x" * 5000):
+        with pytest.raises(StoreError, match="nothing was changed") as caught:
+            import_messages(target, "b", [Message(body, properties=PERSISTENT)], state=state, declared=True)
+        assert caught.value.path == os.fspath(named) and "rmqstore rabbitmq repair" in str(caught.value)
+    assert golden.tree(target) == before
+
+
+@pytest.mark.parametrize("what", ["bad_term", "msg_id_mismatch", "0.rdq", "a writer"])
+def test_a_refused_import_leaves_the_clean_state(what, golden_vhost_copy):
+    target = golden_vhost_copy("13-clean-fanout-refcount")
+    file, pos = embedded_place(target, "b")
+    with contextlib.ExitStack() as held:
+        if what == "0.rdq":
+            to_directory(target / "msg_store_persistent" / "0.rdq")
+        elif what == "a writer":
+            held.callback(os.close, lock_directory(os.fspath(file.parent), "the test has it"))
+        else:
+            # The term's first byte, or the first of the record's message id.
+            flip(file, pos if what == "bad_term" else pos - 32)
+        before = golden.tree(target)
+        with pytest.raises((StoreError, OSError)):
+            import_messages(target, "b", [Message(b"x", properties=PERSISTENT)], declared=True)
+        assert golden.tree(target) == before and (target / "msg_store_persistent" / "clean.dot").exists()
+
+
+def test_an_import_after_a_crash_that_cut_the_journal(golden_vhost_copy):
+    # What a crash leaves is no reason to refuse: it was never whole.
+    target = golden_vhost_copy("01-kill9-journal-only")
+    into = queue_of(target)
+    before = bodies_of(target, into)
+    journal = next(target.rglob("journal.jif"))
+    journal.write_bytes(journal.read_bytes() + journal.read_bytes()[:30])
+    journal.with_name("7.idx").write_bytes(bytes(50))
+    assert import_messages(target, into, [Message(b"x", properties=PERSISTENT)], declared=True).messages == 1
+    assert bodies_of(target, into) == [*before, b"x"]
 
 
 def test_an_import_of_ids_that_are_taken(golden_vhost_copy):
