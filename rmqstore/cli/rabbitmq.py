@@ -24,6 +24,7 @@ from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.rabbitmq import (
     Finding,
     LostMessage,
+    Problem,
     Queue,
     QueuedMessage,
     Vhost,
@@ -154,10 +155,15 @@ def _info_object(vhost: Vhost) -> dict[str, Any]:
 @_path
 @_options
 def info(path: str, as_json: bool, segment_entry_count: int | None) -> None:
-    """Say what a vhost, or each vhost of a node, has on disk."""
+    """Say what a vhost, or each vhost of a node, has on disk.
+
+    Files of an index that cannot be read as a whole are named on stderr, and the exit code is 1.
+    """
     printer = Printer(as_json)
+    incomplete = _Incomplete()
     for vhost in _vhosts(path, segment_entry_count):
         value = _info_object(vhost)
+        incomplete.look(vhost, vhost.queues(), all_queues=True)
         if as_json:
             printer.json_line(value)
             continue
@@ -180,6 +186,7 @@ def info(path: str, as_json: bool, segment_entry_count: int | None) -> None:
         for problem in vhost.problems:
             note(f"{problem.path}: {problem.detail}")
         printer.line()
+    _end(0, incomplete.end())
 
 
 def _queue_object(vhost: Vhost, queue: Queue) -> dict[str, Any]:
@@ -203,11 +210,16 @@ def _queue_object(vhost: Vhost, queue: Queue) -> dict[str, Any]:
 @_path
 @_options
 def queues(path: str, as_json: bool, segment_entry_count: int | None) -> None:
-    """List the queues that have a directory, with what is live in them."""
+    """List the queues that have a directory, with what is live in them.
+
+    Files of an index that cannot be read as a whole are named on stderr, and the exit code is 1.
+    """
     printer = Printer(as_json)
     any_queue = False
+    incomplete = _Incomplete()
     for vhost in _vhosts(path, segment_entry_count):
         rows = []
+        incomplete.look(vhost, vhost.queues(), all_queues=True)
         for queue in vhost.queues():
             any_queue = True
             value = _queue_object(vhost, queue)
@@ -235,6 +247,7 @@ def queues(path: str, as_json: bool, segment_entry_count: int | None) -> None:
                 "problems",
             )
             printer.table(f"vhost {escape(vhost.name)}", columns, rows, left=3)
+    _end(0, incomplete.end())
     if not any_queue:
         nothing("no queue has a directory here")
 
@@ -262,6 +275,45 @@ def _message_line(message: QueuedMessage) -> str:
 def _lost_sentence(number: int) -> str:
     what = "message is" if number == 1 else "messages are"
     return f"{number} {what} live in the index and lost on disk: rmqstore rabbitmq verify says more"
+
+
+class _Incomplete:
+    """Names on stderr each file of an index behind whose damage messages may stand that an answer lacks."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, list[Problem]] = {}
+
+    def __call__(self, problem: Problem) -> None:
+        self.places.setdefault(problem.path, []).append(problem)
+
+    def look(self, vhost: Vhost, queues: list[Queue], *, all_queues: bool) -> None:
+        for problem in vhost.incomplete if all_queues else ():
+            self(problem)
+        for queue in queues:
+            for problem in queue.incomplete:
+                self(problem)
+
+    def end(self) -> int:
+        """int: how many files there were."""
+        for problems in self.places.values():
+            more = f" (and {len(problems) - 1} more in this file)" if len(problems) > 1 else ""
+            note(f"{problems[0].place}: {problems[0].kind}: {problems[0].detail}{more}")
+        return len(self.places)
+
+
+def _incomplete_sentence(number: int) -> str:
+    what = "1 file cannot" if number == 1 else f"{number} files cannot"
+    return f"{what} be read as a whole, so that messages may be missing here: rmqstore rabbitmq verify says more"
+
+
+def _end(lost: int, incomplete: int) -> None:
+    """Say each reason why an answer lacks something, and end with the exit code of findings if there is one."""
+    sentences = [_lost_sentence(lost)] if lost else []
+    sentences += [_incomplete_sentence(incomplete)] if incomplete else []
+    for sentence in sentences[:-1]:
+        note(sentence)
+    if sentences:
+        nothing(sentences[-1])
 
 
 class _Lost:
@@ -305,13 +357,17 @@ def dump(
 ) -> None:
     """Print the live messages, oldest first; P = persistent, R = would be delivered as redelivered.
 
-    One whose bytes are lost is named in its place, and the exit code is 1.
+    One whose bytes are lost is named in its place, files of an index that cannot be read as a whole are named on
+    stderr, and the exit code is 1.
     """
     printer = Printer(as_json)
     shown = lost_num = 0
+    incomplete = _Incomplete()
     _note_running(path)
     with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
-        for queue in [_queue(vhost, queue_name)] if queue_name is not None else vhost.queues():
+        chosen = [_queue(vhost, queue_name)] if queue_name is not None else vhost.queues()
+        incomplete.look(vhost, chosen, all_queues=queue_name is None)
+        for queue in chosen:
             if not as_json:
                 printer.line(f"queue {escape(queue.name)}: {queue.depth} messages")
             lost = _Lost(printer)
@@ -326,8 +382,7 @@ def dump(
             lost_num += lost.end()
             if not as_json:
                 printer.line()
-    if lost_num:
-        nothing(_lost_sentence(lost_num))
+    _end(lost_num, incomplete.end())
     if not shown:
         nothing("there are no messages")
 
@@ -459,10 +514,12 @@ def export_command(
 ) -> None:
     """Write the live messages to one file: JSON lines, Arrow or Parquet.
 
-    A message whose bytes are lost is named on stderr, and the exit code is 1.
+    A message whose bytes are lost, and files of an index that cannot be read as a whole, are named on stderr, and
+    the exit code is 1.
     """
     _note_running(path)
     lost = _Lost(Printer(as_json), shown=False)
+    incomplete = _Incomplete()
     with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
         for name in queue_names:
             _queue(vhost, name)
@@ -475,13 +532,13 @@ def export_command(
                 force=force,
                 progress=progress,
                 on_lost=lost,
+                on_incomplete=incomplete,
             )
     if as_json and output != "-":
         Printer(True).json_line({"type": "export", "output": output, "messages": number, "lost": lost.number})
     else:
         note(f"{number} messages")
-    if lost.end():
-        nothing(_lost_sentence(lost.number))
+    _end(lost.end(), incomplete.end())
     if not number:
         click.get_current_context().exit(FOUND_NOTHING)
 

@@ -203,8 +203,8 @@ def _refuse_doubt(vhost: Vhost) -> None:
         more = f" (and {len(doubts) - 1} more; verify names them)" if len(doubts) > 1 else ""
         raise StoreError(
             f"{first.kind}: {first.detail}{more}; an import could delete messages that are in use, so "
-            "nothing was changed; make the file readable or put it back, or run `rmqstore rabbitmq repair` and import into "
-            "its output",
+            "nothing was changed; make the file readable or put it back, or run `rmqstore rabbitmq repair` and import "
+            "into its output",
             first.path,
             first.pos,
         )

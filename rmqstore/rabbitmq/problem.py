@@ -61,6 +61,11 @@ class Problem(NamedTuple):
     detail: str
     seq_id: int | None = None
 
+    @property
+    def place(self) -> str:
+        """str: path and position, for people."""
+        return self.path if self.pos is None else f"{self.path}, position {self.pos}"
+
 
 def problems_of(findings: Findings, path_of: Callable[[int], str]) -> list[Problem]:
     """What a reading found; `path_of` names the file of a segment's number, and the journal for a negative one."""

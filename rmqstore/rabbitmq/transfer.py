@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import decimal
 import json
+import logging
 import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,9 +21,12 @@ from rmqstore.rabbitmq.amqp import Float32, Table, Timestamp
 from rmqstore.rabbitmq.batches import NUMBERS, LostMessage, json_value, schema
 from rmqstore.rabbitmq.columns import pyarrow
 from rmqstore.rabbitmq.message import Message
+from rmqstore.rabbitmq.problem import Problem
 from rmqstore.rabbitmq.vhost import Queue, QueuedMessage, Vhost
 
 __all__ = ["FORMATS", "checked_expiry", "export", "message_object", "object_message"]
+
+logger = logging.getLogger(__name__)
 
 FORMATS = ("jsonl", "arrow", "parquet")
 # On disk it is in microseconds; what `QueueIndex` takes.
@@ -145,6 +149,7 @@ def export(
     force: bool = False,
     progress: Callable[[int, int], None] | None = None,
     on_lost: Callable[[LostMessage], None] | None = None,
+    on_incomplete: Callable[[Problem], None] | None = None,
 ) -> int:
     """Write the live messages of a vhost to a file.
 
@@ -165,6 +170,9 @@ def export(
     on_lost : callable, optional
         Told of each message that is live and cannot be written, as its bytes are lost; by default a warning for each queue says
         how many there were.
+    on_incomplete : callable, optional
+        Told of each place of the indexes that cannot be read, behind which messages may stand that are left out, before
+        the first message is written; by default a warning for each queue says so.
 
     Returns
     -------
@@ -181,14 +189,23 @@ def export(
     if not isinstance(vhost, Vhost):
         with Vhost.open(vhost) as opened:
             return export(
-                opened, output, queues=queues, format=format, force=force, progress=progress, on_lost=on_lost
+                opened,
+                output,
+                queues=queues,
+                format=format,
+                force=force,
+                progress=progress,
+                on_lost=on_lost,
+                on_incomplete=on_incomplete,
             )
     if isinstance(queues, str):
         queues = [queues]
     chosen = vhost.queues() if queues is None else [vhost.queue(name) for name in dict.fromkeys(queues)]
+    missing = vhost.incomplete if queues is None else []
     if format is not None and format not in FORMATS:
         raise ValueError(f"format is {format!r}, not one of {', '.join(FORMATS)}")
     if not isinstance(output, (str, os.PathLike)):
+        _tell_incomplete(missing, chosen, on_lost, on_incomplete)
         return _write(output, chosen, format or "jsonl", progress, on_lost)
     path = os.fspath(output)
     if format is None:
@@ -202,8 +219,26 @@ def export(
             )
         format = format or "jsonl"
     check_outside(path, vhost.path)
+    _tell_incomplete(missing, chosen, on_lost, on_incomplete)
     with OutputFile(path, force=force) as file:
         return _write(file, chosen, format, progress, on_lost)
+
+
+def _tell_incomplete(
+    missing: list[Problem],
+    queues: list[Queue],
+    on_lost: Callable[[LostMessage], None] | None,
+    on_incomplete: Callable[[Problem], None] | None,
+) -> None:
+    if on_incomplete is not None:
+        for problem in [*missing, *(problem for queue in queues for problem in queue.incomplete)]:
+            on_incomplete(problem)
+        return
+    for problem in missing:
+        logger.warning("a queue may be left out: %s: %s: %s", problem.place, problem.kind, problem.detail)
+    # Without `on_lost` the queues warn by themselves.
+    for queue in queues if on_lost is not None else ():
+        queue.warn_incomplete()
 
 
 def _told(

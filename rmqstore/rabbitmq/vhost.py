@@ -9,6 +9,7 @@ RabbitMQ 3.10.8 (docs/rabbitmq.md).
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["Queue", "QueueDirectory", "QueuedMessage", "Vhost", "find_vhosts"]
+
+logger = logging.getLogger(__name__)
 
 _V1_FILE = re.compile(r"\d+\.idx|journal\.jif")
 _V2_FILE = re.compile(r"\d+\.q[is]")
@@ -325,12 +328,14 @@ class Queue(NotCopied):
     def messages(self, on_lost: Callable[[LostMessage], None] | None = None) -> Iterator[QueuedMessage]:
         """The live messages, oldest first; of a priority queue the highest level first, as the node delivers.
 
-        A message whose bytes are lost counts in `depth` and cannot be given.
+        A message whose bytes are lost counts in `depth` and cannot be given.  What stands behind damage of the index is
+        not even counted: `incomplete` says where that may be.
 
         Parameters
         ----------
         on_lost : callable, optional
-            Told of each such message in its turn; by default a warning at the end says how many there were.
+            Told of each such message in its turn; by default a warning at the end says how many there were, and another
+            one where messages may be missing.
         """
         lost = LostMessages(on_lost)
         for directory in reversed(self.directories):
@@ -343,6 +348,22 @@ class Queue(NotCopied):
                     embedded = entry.message is not None
                     lost.add(LostMessage(self.name, entry.seq_id, entry.msg_id, level, entry.path, embedded))
         lost.warn()
+        if on_lost is None:
+            self.warn_incomplete()
+
+    def warn_incomplete(self) -> None:
+        """Log one warning where `incomplete` has anything."""
+        problems = self.incomplete
+        if problems:
+            logger.warning(
+                "queue %s: messages may be left out, as its index cannot be read everywhere; places: %d, "
+                "the first is %s: %s: %s; verify says more",
+                self.name,
+                len(problems),
+                problems[0].place,
+                problems[0].kind,
+                problems[0].detail,
+            )
 
     def batches(
         self, columns: Sequence[str] = COLUMNS, on_lost: Callable[[LostMessage], None] | None = None
@@ -375,10 +396,12 @@ class Queue(NotCopied):
                 columns=columns,
                 on_lost=on_lost,
             )
+        if on_lost is None:
+            self.warn_incomplete()
 
 
 @shows(
-    "clean", "client_refs", "close", "closed", "definitions", "directories", "is_pre_3_7", "name", "open",
+    "clean", "client_refs", "close", "closed", "definitions", "directories", "incomplete", "is_pre_3_7", "name", "open",
     "path", "problems", "queue", "queues", "references", "segment_entry_count", "segment_entry_count_source",
     "store", "terms",
 )  # fmt: skip

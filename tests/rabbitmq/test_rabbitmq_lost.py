@@ -1,13 +1,15 @@
 """Messages that a queue's index has and whose bytes are lost: every answer says how many there are, and which.
 
 The id of a stored message is overwritten in its message file, which no reader can believe then; what must be said follows from
-what the sound vhost lists.  The depth of a queue is what is given and what is lost, in every front end.
+what the sound vhost lists.  The depth of a queue is what is given and what is lost, in every front end.  What stands
+behind damage of an index is not even counted: every answer names the file, and the place where one is known.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 
 import golden
@@ -134,3 +136,93 @@ def test_a_part_of_spark_warns(damaged, caplog):
         ]
     assert len(rows) == left
     assert sum("lost messages left out: 1, " in record.getMessage() for record in caplog.records) == len(wanted)
+
+
+# ------------------------------------------------------------------------------------ indexes that cannot be read whole
+
+
+def _to_fifo(file):
+    file.unlink()
+    os.mkfifo(file)
+
+
+def _to_directory(file):
+    file.unlink()
+    file.mkdir()
+
+
+def _zeros(file):
+    data = file.read_bytes()
+    file.write_bytes(data[:1000] + bytes(600) + data[1600:])
+
+
+def _to_nothing(file):
+    file.unlink()
+    _link(file)
+
+
+UNREADABLE = {
+    "segment is a FIFO": ("0.idx", _to_fifo),
+    "segment is a directory": ("0.idx", _to_directory),
+    "segment is a link to nothing": ("0.idx", _to_nothing),
+    "segment is cut": ("0.idx", lambda file: os.truncate(file, file.stat().st_size - 7)),
+    "zeros in a segment": ("0.idx", _zeros),
+    "journal is a directory": ("journal.jif", _to_directory),
+    "queue is a link to nothing": ("", lambda place: (place.rename(place.parents[2] / "x"), _link(place))),
+}
+
+
+def _link(place):
+    place.symlink_to("/nowhere/at/all")
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_an_index_that_cannot_be_read_whole_is_named(name, golden_vhost_copy, tmp_path):
+    path = golden_vhost_copy("13-clean-fanout-refcount")
+    with Vhost.open(path) as vhost:
+        directory = Path(vhost.queue("c").path)
+        others = sum(queue.depth for queue in vhost.queues() if queue.name != "c")
+    file, spoil = UNREADABLE[name]
+    place = directory / file if file else directory
+    spoil(place)
+    before = golden.tree(path)
+    for command in ("info", "queues", "dump"):
+        for more in ((), ("--json",)):
+            done = run(command, path, *more)
+            assert done.exit_code == 1, (command, done.output)
+            assert str(place) in done.stderr and "may be missing" in done.stderr
+    for format in ("jsonl", "arrow", "parquet"):
+        done = run("export", path, "-O", tmp_path / f"out.{format}")
+        assert done.exit_code == 1 and str(place) in done.stderr and "may be missing" in done.stderr
+        told = []
+        number = export(path, tmp_path / f"api.{format}", on_incomplete=told.append, on_lost=lambda lost: None)
+        assert {each.path for each in told} == {str(place)} and number >= others
+        if "segment is cut" in name:
+            assert f"position {told[0].pos}: torn_record" in done.stderr
+    # What nobody asked for is no reason.
+    assert run("export", path, "--queue", "b").exit_code == run("dump", path, "--queue", "b").exit_code == 0
+    assert golden.tree(path) == before
+
+
+def test_the_api_warns_of_an_index_that_cannot_be_read_whole(golden_vhost_copy, tmp_path, caplog):
+    path = golden_vhost_copy("13-clean-fanout-refcount")
+    with Vhost.open(path) as vhost:
+        segment = Path(vhost.queue("c").path) / "0.idx"
+    os.truncate(segment, segment.stat().st_size - 7)
+    with Vhost.open(path) as vhost, caplog.at_level(logging.WARNING, "rmqstore"):
+        queue = vhost.queue("c")
+        assert [each.kind for each in queue.incomplete] == ["torn_record"] and not vhost.queue("b").incomplete
+        list(queue.messages()), list(queue.batches(("seq_id",)))
+        export(vhost, tmp_path / "one.jsonl"), export(vhost, tmp_path / "two.jsonl", on_lost=lambda lost: None)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 4 and all("queue c: messages may be left out" in text and str(segment) in text for text in said)
+
+
+def test_what_a_crash_leaves_is_no_reason(golden_vhost_copy):
+    # The cut end of a journal was never whole, and a segment of zeros was never written.
+    path = golden_vhost_copy("01-kill9-journal-only")
+    journal = next(path.rglob("journal.jif"))
+    journal.write_bytes(journal.read_bytes() + journal.read_bytes()[:30])
+    journal.with_name("7.idx").write_bytes(bytes(50))
+    for command in ("info", "queues", "dump", "export"):
+        assert run(command, path).exit_code == 0
