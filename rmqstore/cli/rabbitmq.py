@@ -34,7 +34,9 @@ from rmqstore.rabbitmq import (
     verify,
 )
 from rmqstore.rabbitmq.importing import import_messages
+from rmqstore.rabbitmq.problem import UNREADABLE, unreadable_file
 from rmqstore.rabbitmq.transfer import FORMATS, export, message_object, object_message
+from rmqstore.rabbitmq.vhost import store_path
 
 __all__ = ["main"]
 
@@ -120,6 +122,9 @@ def main() -> None:
 
 
 def _store_object(vhost: Vhost, persistent: bool) -> dict[str, Any] | None:
+    error = vhost.open_store(persistent)
+    if error is not None:
+        return {"unreadable": str(error)}
     store = vhost.store(persistent)
     if store is None:
         return None
@@ -164,6 +169,7 @@ def info(path: str, as_json: bool, segment_entry_count: int | None) -> None:
     for vhost in _vhosts(path, segment_entry_count):
         value = _info_object(vhost)
         incomplete.look(vhost, vhost.queues(), all_queues=True)
+        incomplete.look_at_stores(vhost)
         if as_json:
             printer.json_line(value)
             continue
@@ -179,14 +185,16 @@ def info(path: str, as_json: bool, segment_entry_count: int | None) -> None:
         ]
         for name, key in (("persistent store", "persistent_store"), ("transient store", "transient_store")):
             store = value[key]
-            if store is not None:
+            if store is not None and "unreadable" in store:
+                pairs.append((name, f"cannot be read: {store['unreadable']}"))
+            elif store is not None:
                 valid = f", {format_size(store['valid_size'])} of it valid" if key == "persistent_store" else ""
                 pairs.append((name, f"{store['files']} files, {format_size(store['size'])}{valid}"))
         printer.fields(pairs)
         for problem in vhost.problems:
             note(f"{problem.path}: {problem.detail}")
         printer.line()
-    _end(0, incomplete.end())
+    _end(0, 0, incomplete.end())
 
 
 def _queue_object(vhost: Vhost, queue: Queue) -> dict[str, Any]:
@@ -247,7 +255,7 @@ def queues(path: str, as_json: bool, segment_entry_count: int | None) -> None:
                 "problems",
             )
             printer.table(f"vhost {escape(vhost.name)}", columns, rows, left=3)
-    _end(0, incomplete.end())
+    _end(0, 0, incomplete.end())
     if not any_queue:
         nothing("no queue has a directory here")
 
@@ -277,6 +285,11 @@ def _lost_sentence(number: int) -> str:
     return f"{number} {what} live in the index and lost on disk: rmqstore rabbitmq verify says more"
 
 
+def _unreadable_sentence(number: int) -> str:
+    what = "message is" if number == 1 else "messages are"
+    return f"{number} {what} live in the index, and may be whole in files that cannot be read: make them readable"
+
+
 class _Incomplete:
     """Names on stderr each file of an index behind whose damage messages may stand that an answer lacks."""
 
@@ -293,6 +306,17 @@ class _Incomplete:
             for problem in queue.incomplete:
                 self(problem)
 
+    def look_at_stores(self, vhost: Vhost) -> None:
+        for persistent in (True, False):
+            error = vhost.open_store(persistent)
+            if error is not None:
+                self(unreadable_file(store_path(vhost.path, persistent), error))
+                continue
+            store = vhost.store(persistent)
+            for problem in store.problems if store is not None else ():
+                if problem.kind == UNREADABLE:
+                    self(problem)
+
     def end(self) -> int:
         """int: how many files there were."""
         for problems in self.places.values():
@@ -306,9 +330,10 @@ def _incomplete_sentence(number: int) -> str:
     return f"{what} be read as a whole, so that messages may be missing here: rmqstore rabbitmq verify says more"
 
 
-def _end(lost: int, incomplete: int) -> None:
+def _end(lost: int, unreadable: int, incomplete: int) -> None:
     """Say each reason why an answer lacks something, and end with the exit code of findings if there is one."""
     sentences = [_lost_sentence(lost)] if lost else []
+    sentences += [_unreadable_sentence(unreadable)] if unreadable else []
     sentences += [_incomplete_sentence(incomplete)] if incomplete else []
     for sentence in sentences[:-1]:
         note(sentence)
@@ -317,26 +342,28 @@ def _end(lost: int, incomplete: int) -> None:
 
 
 class _Lost:
-    """Prints each lost message of a queue in its turn, the first of many."""
+    """Prints each lost message of a queue in its turn, the first of many; and those that cannot be read."""
 
     def __init__(self, printer: Printer, *, shown: bool = True):
         self.printer = printer
         self.shown = shown
         self.number = 0
+        self.unreadable = 0
 
     def __call__(self, lost: LostMessage) -> None:
         self.number += 1
+        self.unreadable += bool(lost.reason)
         if self.printer.as_json and self.shown:
             value = {**lost._asdict(), "msg_id": lost.msg_id.hex()}
             self.printer.json_line({"type": "lost", **value})
         elif self.number <= _LOST_SHOWN:
-            text = f"lost: {lost}"
+            text = f"{'not readable' if lost.reason else 'lost'}: {lost}"
             self.printer.line(escape(text)) if self.shown else note(f"queue {lost.queue}: {text}")
 
     def end(self) -> int:
         """int: how many there were."""
         if self.number > _LOST_SHOWN and not (self.printer.as_json and self.shown):
-            text = f"and {self.number - _LOST_SHOWN} more are lost"
+            text = f"and {self.number - _LOST_SHOWN} more are lost" + (" or cannot be read" if self.unreadable else "")
             self.printer.line(text) if self.shown else note(text)
         return self.number
 
@@ -361,7 +388,7 @@ def dump(
     stderr, and the exit code is 1.
     """
     printer = Printer(as_json)
-    shown = lost_num = 0
+    shown = lost_num = unreadable_num = 0
     incomplete = _Incomplete()
     _note_running(path)
     with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
@@ -379,10 +406,11 @@ def dump(
                     printer.json_line({"type": "message", **message_object(queue, message)})
                 else:
                     printer.line(_message_line(message))
-            lost_num += lost.end()
+            lost_num += lost.end() - lost.unreadable
+            unreadable_num += lost.unreadable
             if not as_json:
                 printer.line()
-    _end(lost_num, incomplete.end())
+    _end(lost_num, unreadable_num, incomplete.end())
     if not shown:
         nothing("there are no messages")
 
@@ -448,6 +476,9 @@ def repair_command(
         raise CannotOpenError(f"process {pid} has files of this directory open; stop the node first")
     with orderly_end(), Progress("repairing", "queues") as progress:
         report = repair(source, output, segment_entry_count=segment_entry_count, progress=progress)
+    for finding in report.findings:
+        if finding.kind == UNREADABLE:
+            note(f"{finding.path}: {finding.detail}; the output lacks what is in it: make it readable and repair again")
     if as_json:
         for queue in report.queues:
             printer.json_line({"type": "queue", **dataclasses.asdict(queue)})
@@ -460,6 +491,7 @@ def repair_command(
                 "output": report.output,
                 "messages": report.messages,
                 "lost": report.lost,
+                "unreadable": report.unreadable,
                 "findings": len(report.findings),
             }
         )
@@ -481,8 +513,10 @@ def repair_command(
     for queue in report.queues:
         if queue.expired:
             printer.line(escape(f"queue {queue.name}: {queue.expired} have expired: {queue.fate_of_expired}"))
+    unreadable = f", {report.unreadable} could not be read" if report.unreadable else ""
     printer.line(
-        f"\n{report.messages} messages will be delivered, {report.lost} are lost; {len(report.findings)} findings"
+        f"\n{report.messages} messages will be delivered, {report.lost} are lost{unreadable}; "
+        f"{len(report.findings)} findings"
     )
     printer.line(
         f"Now, with the node stopped, move {escape(report.source)} away and {escape(report.output)} to its name."
@@ -535,10 +569,11 @@ def export_command(
                 on_incomplete=incomplete,
             )
     if as_json and output != "-":
-        Printer(True).json_line({"type": "export", "output": output, "messages": number, "lost": lost.number})
+        value = {"type": "export", "output": output, "messages": number, "lost": lost.number - lost.unreadable}
+        Printer(True).json_line({**value, "unreadable": lost.unreadable})
     else:
         note(f"{number} messages")
-    _end(lost.end(), incomplete.end())
+    _end(lost.end() - lost.unreadable, lost.unreadable, incomplete.end())
     if not number:
         click.get_current_context().exit(FOUND_NOTHING)
 

@@ -130,7 +130,7 @@ def _vhost_object(vhost: Vhost) -> dict[str, Any]:
 
 
 def _store_object(vhost: Vhost, persistent: bool) -> dict[str, Any] | None:
-    store = vhost.store(persistent)
+    store = vhost.store(persistent) if vhost.open_store(persistent) is None else None
     if store is None:
         return None
     return {"files": len(store.files), "size": store.file_size, "valid_size": store.valid_size, "clean": store.clean}

@@ -147,6 +147,8 @@ class LostMessage(NamedTuple):
         The file of the index that knows it.
     embedded : bool
         Its bytes should stand in the queue's own files; otherwise in the vhost's message store.
+    reason : str
+        Why they cannot be read although they may be whole, as of an unreadable file; empty where they are lost.
     """
 
     queue: str
@@ -155,11 +157,13 @@ class LostMessage(NamedTuple):
     level: int | None
     path: str
     embedded: bool
+    reason: str = ""
 
     def __str__(self) -> str:
         where = "the queue's own files" if self.embedded else "the message store"
         level = "" if self.level is None else f" of level {self.level}"
-        return f"seq_id {self.seq_id}{level} (message {self.msg_id.hex()}, {self.path}) has no whole bytes in {where}"
+        which = f"seq_id {self.seq_id}{level} (message {self.msg_id.hex()}, {self.path})"
+        return f"{which} cannot be read: {self.reason}" if self.reason else f"{which} has no whole bytes in {where}"
 
 
 class LostMessages:
@@ -231,6 +235,8 @@ class Batches:
         self._schema = schema(columns)
         self._of_messages = [name for name in columns if name not in _OF_THE_INDEX]
         self._sources: dict[int, Region | None] = {}
+        # Why messages of the batch that is being made cannot be read, by the number of the row.
+        self._reasons: dict[int, str] = {}
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """pyarrow.RecordBatch: up to 8192 messages each, in the order of sequence ids."""
@@ -290,7 +296,7 @@ class Batches:
         if not embedded.all():
             held, at = [], 0
             for i in np.flatnonzero(~embedded).tolist():
-                term = self._stored(rows.msg_id[i].tobytes(), bool(persistent[i]))
+                term = self._stored(rows.msg_id[i].tobytes(), bool(persistent[i]), i)
                 there[i] = term is not None
                 if term is not None:
                     positions[i], sizes[i] = at, len(term)
@@ -303,21 +309,28 @@ class Batches:
             rows, there, persistent, embedded, rows.seq_id < deliver, sources, positions, sizes, numbers, lost, paths
         )
 
-    def _stored(self, msg_id: bytes, persistent: bool) -> bytes | None:
-        store: MessageStore | None = self._stores(persistent)
-        if store is None:
-            return None
+    def _stored(self, msg_id: bytes, persistent: bool, row: int) -> bytes | None:
         try:
-            return store.read_term(msg_id)
+            store: MessageStore | None = self._stores(persistent)
+            return None if store is None else store.read_term(msg_id)
         except (KeyError, CorruptionError):
+            return None
+        except OSError as error:
+            self._reasons[row] = str(error)
             return None
 
     # ------------------------------------------------------------------------------------------------- version 2
 
+    def _term_of(self, entry: IndexEntry, row: int) -> bytes | None:
+        if entry.path.endswith(".qs"):
+            self._reasons[row] = f"the file cannot be read: {entry.path}"
+            return None
+        return self._stored(entry.msg_id, entry.persistent, row)
+
     def _of_entries(self, entries: list[IndexEntry], lost: LostMessages) -> Iterator[pa.RecordBatch]:
         terms = [
-            entry.message if entry.message is not None else self._stored(entry.msg_id, entry.persistent)
-            for entry in entries
+            entry.message if entry.message is not None else self._term_of(entry, row)
+            for row, entry in enumerate(entries)
         ]
         there = np.array([term is not None for term in terms])
         sizes = np.array([len(term or b"") for term in terms], np.int64)
@@ -408,8 +421,15 @@ class Batches:
             for i in np.flatnonzero(~good).tolist():
                 lost.add(
                     LostMessage(
-                        self._queue, int(rows.seq_id[i]), rows.msg_id[i].tobytes(), self._level, paths[i], bool(inside[i])
+                        self._queue,
+                        int(rows.seq_id[i]),
+                        rows.msg_id[i].tobytes(),
+                        self._level,
+                        paths[i],
+                        bool(inside[i]),
+                        self._reasons.get(i, ""),
                     )
                 )
             batch = batch.filter(pa.array(good))
+        self._reasons.clear()
         return batch if batch.num_rows else None

@@ -30,7 +30,7 @@ from rmqstore.rabbitmq._core import (
 )
 from rmqstore.rabbitmq.index_columns import IndexColumns, IndexEntry, cut_columns, empty_columns
 from rmqstore.rabbitmq.index_files import JOURNAL, SEGMENT_NAME, map_present, release
-from rmqstore.rabbitmq.problem import Problem, problems_of
+from rmqstore.rabbitmq.problem import Problem, problems_of, unreadable_file
 
 __all__ = ["IndexDirectory"]
 
@@ -143,8 +143,7 @@ class IndexDirectory:
         except OSError as error:
             if not self.read_only:
                 raise
-            detail = f"the file cannot be read: {error.strerror}"
-            self.problems.append(Problem(path, None, "unreadable", detail))
+            self.problems.append(unreadable_file(path, error))
             return None
 
     def refuse_damage(self) -> None:

@@ -46,6 +46,8 @@ class MessageFiles(NotCopied):
     scan_mode : str
         "auto", "sequential" or "bytewise".
     problems : list of Problem
+    unreadable : dict of int to OSError
+        Files that a read-only opening could not open, by key: nobody can tell what is in them.
     table : LocationTable
     summaries : dict of int to list
         File number -> [valid size, file size], ascending; the last one is the current file.
@@ -62,6 +64,7 @@ class MessageFiles(NotCopied):
         self.file_size_limit = file_size_limit
         self.scan_mode = scan_mode
         self.problems: list[Problem] = []
+        self.unreadable: dict[int, OSError] = {}
         self.table = _messages.LocationTable()
         self.summaries: dict[int, list[int]] = {}
         self.current = -1

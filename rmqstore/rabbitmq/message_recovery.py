@@ -22,7 +22,7 @@ from rmqstore.rabbitmq.clean_state import CLEAN_FILES, forget_clean_state, read_
 from rmqstore.rabbitmq.directory import map_file
 from rmqstore.rabbitmq.message_file import copy_bytes, refer, stop_problem
 from rmqstore.rabbitmq.message_files import RDT, MessageFiles
-from rmqstore.rabbitmq.problem import Problem
+from rmqstore.rabbitmq.problem import Problem, unreadable_file
 
 if TYPE_CHECKING:
     References = Mapping[bytes, int] | np.ndarray | Callable[[], "Mapping[bytes, int] | np.ndarray"]
@@ -44,8 +44,7 @@ def recover(
 ) -> Opened:
     """Fill `files` with what lies in its directory, and make it ready for writing unless `read_only`."""
     rdq, rdt, staged = files.listing()
-    if not read_only:
-        _check_files(files, rdq, rdt)
+    _check_files(files, rdq, rdt, read_only)
     state, reason = None, None
     if rdt:
         reason = "a merge was under way (N.rdt)"
@@ -61,6 +60,12 @@ def recover(
             files.problems.append(
                 Problem(error.path or files.path, error.pos or 0, "clean_state_ignored", error.message, None)
             )
+        except OSError as error:
+            if not read_only:
+                raise
+            problem = unreadable_file(files.path, error)
+            reason = problem.detail
+            files.problems.append(Problem(problem.path, 0, "clean_state_ignored", reason, None))
     for name in staged if not read_only else ():
         # Part of a step that is taken again from its beginning.
         os.unlink(os.path.join(files.path, name))
@@ -88,10 +93,19 @@ def recover(
     return opened
 
 
-def _check_files(files: MessageFiles, rdq: list[int], rdt: list[int]) -> None:
-    # What the system does not give out ends a writer before the first change.
+def _check_files(files: MessageFiles, rdq: list[int], rdt: list[int], read_only: bool) -> None:
+    # What the system does not give out ends a writer before the first change, and is a problem for a reader.
+    current = None if read_only else max(rdq, default=None)
     for key in [*rdq, *(number | RDT for number in rdt)]:
-        os.close(open_regular(files.path_of(key), os.O_RDWR if rdq and key == rdq[-1] else os.O_RDONLY))
+        path = files.path_of(key)
+        try:
+            os.close(open_regular(path, os.O_RDWR if key == current else os.O_RDONLY))
+        except OSError as error:
+            # A file that is gone was merged meanwhile: the opening ends, and the caller opens again.
+            if not read_only or not os.path.lexists(path):
+                raise
+            files.unreadable[key] = error
+            files.problems.append(unreadable_file(path, error))
 
 
 def _take_over_rdt(files: MessageFiles, number: int, rdq: list[int], read_only: bool) -> list[int]:
@@ -146,7 +160,7 @@ def _scan_files(files: MessageFiles, rdq: list[int], rdt: list[int], adopt: bool
     end = 0
     for key in keys:
         path = files.path_of(key)
-        region = map_file(path)
+        region = None if key in files.unreadable else map_file(path)
         end = 0
         files.summaries[key] = [0, 0]
         if region is None:

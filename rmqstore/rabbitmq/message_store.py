@@ -116,7 +116,8 @@ class MessageStore(ClosedAtExit, NotCopied):
     client_refs : list of bytes
         The queues' references that ``clean.dot`` held, 16 bytes each; empty unless `clean`.
     missing : numpy.ndarray
-        (n, 16) uint8: ids that are referred to and were found nowhere; the node drops their index entries.
+        (n, 16) uint8: ids that are referred to and were found nowhere; the node drops their index entries.  Where a
+        file could not be read, which is one of `problems`, they may be in it.
     problems : list of Problem
         What was wrong with the files when the store was opened.
     """
@@ -298,11 +299,16 @@ class MessageStore(ClosedAtExit, NotCopied):
             A writer removed the file since this store was opened read-only.
         StoreClosedError
             The store is closed.
+        OSError
+            The file that has the message, or may have it, cannot be read.
         """
         with self._lock:
             self._check_open()
             entry = self._files.entry(msg_id)
             if entry is None or entry[0] == 0:
+                if entry is None and self._files.unreadable:
+                    key, error = next(iter(self._files.unreadable.items()))
+                    raise OSError(error.errno, error.strerror, self._files.path_of(key))
                 raise KeyError(f"the message store {self.path} has no message {msg_id.hex()}")
             _, file, pos, size = entry
             try:

@@ -6,12 +6,16 @@ would do about a problem is `verify`'s.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
 from rmqstore.rabbitmq._core import PROBLEM_KINDS, Findings
 
-__all__ = ["Problem", "problems_of"]
+__all__ = ["UNREADABLE", "Problem", "problems_of", "unreadable_file"]
+
+# The kind of what the system does not give out, as opposed to what is damaged.
+UNREADABLE = "unreadable"
 
 # What a real node does is known of 3.10.8 (section 10); verify says it for each kind.
 _DETAILS = {
@@ -78,3 +82,9 @@ def problems_of(findings: Findings, path_of: Callable[[int], str]) -> list[Probl
         more = findings.total - findings.count
         problems.append(Problem(path_of(-1), None, "more_problems", f"{more} more problems are not listed"))
     return problems
+
+
+def unreadable_file(path: str, error: OSError) -> Problem:
+    """Problem: of a file or directory that cannot be opened or read; `path` where the error names none."""
+    named = path if error.filename is None else os.fsdecode(error.filename)
+    return Problem(named, None, UNREADABLE, f"the file cannot be read: {error.strerror}")

@@ -18,7 +18,7 @@ import numpy as np
 from rmqstore.files.mapped_file import NotCopied, open_regular
 from rmqstore.rabbitmq import _messages, _term
 from rmqstore.rabbitmq.index_columns import IndexEntry
-from rmqstore.rabbitmq.problem import Problem
+from rmqstore.rabbitmq.problem import Problem, unreadable_file
 
 __all__ = [
     "DEFAULT_SEGMENT_ENTRY_COUNT_V2",
@@ -283,6 +283,8 @@ class QueueIndexV2(NotCopied):
     next_seq_id: int
     next_deliver_seq_id: int
     _verdicts: dict[int, np.ndarray]
+    # Numbers of the N.qs that cannot be read: what their entries lead to is not known to be lost.
+    _unreadable: set[int]
 
     @classmethod
     def open(
@@ -313,13 +315,14 @@ class QueueIndexV2(NotCopied):
         FileNotFoundError
             There is no such directory.
         OSError
-            A file cannot be read.
+            The directory cannot be read; of a file of it, that is a problem.
         """
         index = cls.__new__(cls)
         index.path = os.fspath(path)
         index.problems = []
         index.segments = {}
         index._verdicts = {}
+        index._unreadable = set()
         stores: set[int] = set()
         numbers: set[int] = set()
         for name in os.listdir(index.path):
@@ -327,7 +330,13 @@ class QueueIndexV2(NotCopied):
             if match is not None:
                 (numbers if match[2] == "qi" else stores).add(int(match[1]))
         for number in sorted(numbers):
-            segment = read_segment_v2(index._file(number, "qi"))
+            path = index._file(number, "qi")
+            try:
+                segment = read_segment_v2(path)
+            except OSError as error:
+                # The others are read; what this one has, nobody can tell.
+                index.problems.append(unreadable_file(path, error))
+                continue
             index.problems += segment.problems
             if is_stored is not None:
                 segment = index._drop_lost(number, segment, is_stored)
@@ -383,6 +392,11 @@ class QueueIndexV2(NotCopied):
             detail = f"the file is missing, and with it the messages of {len(own)} entries"
             self.problems.append(Problem(path, 0, "missing_store", detail, int(segment.seq_id[own[0]])))
             return
+        except OSError as error:
+            verdicts[own] = _messages.QueueStoreVerdict.QUEUE_STORE_OUTSIDE
+            self._unreadable.add(number)
+            self.problems.append(unreadable_file(path, error))
+            return
         head = _head(data, _QS_MAGIC)
         if isinstance(head, str):
             self.problems.append(Problem(path, 0, "bad_head", head, None))
@@ -408,7 +422,8 @@ class QueueIndexV2(NotCopied):
         """The live entries in the order of their sequence ids.
 
         `message` is the term of a message in the N.qs; None where it lies in the shared store (then `msg_id` says which), or
-        cannot be trusted (then `problems` says why, and `msg_id` is 16 zero bytes).
+        cannot be trusted (then `problems` says why, and `msg_id` is 16 zero bytes).  `path` is the N.qi, but the N.qs
+        of a message in it that is given, or that cannot be read.
         """
         for number, segment in sorted(self.segments.items(), key=lambda item: item[1].first):
             verdicts = self._verdicts[number]
@@ -422,7 +437,9 @@ class QueueIndexV2(NotCopied):
                 location = int(segment.location[row])
                 path, pos, message = qi_path, _HEAD_SIZE + 32 * (seq_id - segment.first), None
                 msg_id = segment.msg_id[row].tobytes() if location == SHARED else bytes(16)
-                if location == PER_QUEUE and verdicts[row] == 0:
+                if location == PER_QUEUE and number in self._unreadable:
+                    path, pos = qs_path, int(segment.pos[row])
+                elif location == PER_QUEUE and verdicts[row] == 0:
                     path, pos = qs_path, int(segment.pos[row])
                     message = _unpadded(data[pos + 8 : pos + 8 + int(segment.term_size[row])])
                     msg_id = _term.message_id_of(message) or bytes(16)

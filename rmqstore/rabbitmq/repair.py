@@ -71,6 +71,9 @@ class RepairedQueue:
         ``"exact"``: the flag is as before; ``"all"``: the node marks all its messages as redelivered.
     fate_of_expired : str
         Where the node sends those that have expired (dead-letter exchange), empty where none has.
+    unreadable : int
+        Live entries whose message lies, or may lie, in a file that cannot be read: they are not in the output, and not
+        known to be lost.
     """
 
     name: str
@@ -83,6 +86,7 @@ class RepairedQueue:
     files: str
     redelivered: str
     fate_of_expired: str = ""
+    unreadable: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,11 @@ class RepairReport:
     def lost(self) -> int:
         """int: live entries whose message is gone or damaged."""
         return sum(queue.lost for queue in self.queues)
+
+    @property
+    def unreadable(self) -> int:
+        """int: live entries whose message may be whole in a file that cannot be read."""
+        return sum(queue.unreadable for queue in self.queues)
 
 
 def repair(
@@ -307,6 +316,7 @@ class _Repair:
             files,
             "exact" if exact else "all",
             fate_of_expired(self._definition(name)) if rows.expired else "",
+            rows.unreadable,
         )
 
     def _definition(self, name: QueueName | None) -> QueueDefinition | None:
@@ -375,7 +385,7 @@ class _Rows:
         self.vhost = vhost
         self.directory = directory
         self.now = now
-        self.messages = self.lost = self.transient = self.expired = 0
+        self.messages = self.lost = self.transient = self.expired = self.unreadable = 0
         self.stored: set[bytes] = set()
 
     def __iter__(self) -> Iterator[IndexEntry]:
@@ -390,7 +400,11 @@ class _Rows:
             if entry.message is not None:
                 whole = unreadable(entry.message) is None
             else:
-                whole = self._in_store(entry.msg_id)
+                try:
+                    whole = self._in_store(entry)
+                except OSError:
+                    self.unreadable += 1
+                    continue
             if not whole:
                 self.lost += 1
                 continue
@@ -401,15 +415,13 @@ class _Rows:
                 self.expired += 1
             yield entry
 
-    def _in_store(self, msg_id: bytes) -> bool:
-        if msg_id in self.stored:
+    def _in_store(self, entry: IndexEntry) -> bool:
+        if entry.msg_id in self.stored:
             return True
-        store = self.vhost.store()
-        if store is None or msg_id not in store:
-            return False
         try:
-            return unreadable(store.read_term(msg_id)) is None
-        except (CorruptionError, KeyError):
+            stored = self.vhost.stored_term(entry)
+            return stored is not None and unreadable(stored) is None
+        except CorruptionError:
             return False
 
 

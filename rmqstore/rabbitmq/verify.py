@@ -17,7 +17,7 @@ from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.rabbitmq.index_columns import IndexEntry
 from rmqstore.rabbitmq.layout import LEGACY_SEGMENT_ENTRY_COUNT
 from rmqstore.rabbitmq.message import Message
-from rmqstore.rabbitmq.problem import Problem
+from rmqstore.rabbitmq.problem import UNREADABLE, Problem
 from rmqstore.rabbitmq.queue_index import ENTRY_PERSISTENT, QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
 from rmqstore.rabbitmq.vhost import Queue, QueueDirectory, Vhost, find_vhosts, store_path
@@ -108,6 +108,7 @@ STORE_CONSEQUENCES = {
     "leftover_rdt": Consequence.REPAIRS,
     "rdt_without_rdq": Consequence.HANGS,
     "strange_name": Consequence.HANGS,
+    UNREADABLE: Consequence.HANGS,
     "clean_state_ignored": Consequence.REPAIRS,
     "zero_tail": Consequence.REPAIRS,
     "overlapping_records": Consequence.NONE,
@@ -116,6 +117,7 @@ _SMALL_FILES = {
     "bad_config": Consequence.HANGS,
     "segment_entry_count_mismatch": Consequence.HANGS,
     "bad_recovery_terms": Consequence.REDELIVERS,
+    UNREADABLE: Consequence.HANGS,
 }
 
 
@@ -153,6 +155,7 @@ def verify(
 
 def verify_vhost(vhost: Vhost, progress: Callable[[int, int], None] | None = None) -> Iterator[Finding]:
     """The same of a vhost that was opened with ``check_terms=True``."""
+    _ = vhost.definitions  # whose files may be unreadable, which is one of the problems
     for problem in vhost.problems:
         consequence = _SMALL_FILES.get(problem.kind, Consequence.NONE)
         if problem.kind in ("missing_config", "unreadable_config"):
@@ -166,7 +169,7 @@ def verify_vhost(vhost: Vhost, progress: Callable[[int, int], None] | None = Non
             yield Finding(place, 0, "no_directory", "there is something else, or a link to nothing", Consequence.HANGS)
     for problem in vhost.strays:
         # A node clears away whatever has not the name of one of its queues (rabbit_queue_index:start).
-        yield _finding(problem, Consequence.HANGS if vhost.may_be_queue(problem.path) else Consequence.DELETES)
+        yield _finding(problem, Consequence.HANGS if problem in vhost.incomplete else Consequence.DELETES)
     for persistent in (True, False):
         error = vhost.open_store(persistent)
         if error is not None:
@@ -184,7 +187,7 @@ def verify_vhost(vhost: Vhost, progress: Callable[[int, int], None] | None = Non
             if progress is not None:
                 progress(done, total)
     for persistent in (True, False):
-        store = vhost.store(persistent)
+        store = vhost.store(persistent) if vhost.open_store(persistent) is None else None
         if store is not None:
             for problem in store.problems:
                 # The transient store is deleted at every boot, whatever is in it.
@@ -218,6 +221,8 @@ def _verify_directory(vhost: Vhost, queue: Queue, directory: QueueDirectory) -> 
         detail = error.strerror or str(error) if isinstance(error, OSError) else str(error)
         yield Finding(directory.path, 0, "unreadable", f"it cannot be read: {detail}", Consequence.HANGS, queue.name)
         return
+    for problem in directory.unreadable:
+        yield _finding(problem, Consequence.HANGS, queue.name)
     for index in indexes:
         for problem in index.problems:
             yield _finding(problem, _index_consequence(index, problem), queue.name)
@@ -239,7 +244,7 @@ def _index_consequence(index: QueueIndex | QueueIndexV2, problem: Problem) -> Co
     return _JOURNAL.get(problem.kind, Consequence.HANGS)
 
 
-_VERSION_2 = {"nul_file": Consequence.REPAIRS}
+_VERSION_2 = {"nul_file": Consequence.REPAIRS, UNREADABLE: Consequence.HANGS}
 
 
 def _verify_counts(index: QueueIndex, directory: QueueDirectory, queue: Queue) -> Iterator[Finding]:
@@ -255,6 +260,7 @@ def _verify_counts(index: QueueIndex, directory: QueueDirectory, queue: Queue) -
 
 def _verify_messages(vhost: Vhost, queue: Queue, index: QueueIndex | QueueIndexV2) -> Iterator[Finding]:
     lost: list[IndexEntry] = []
+    hidden: list[tuple[IndexEntry, OSError]] = []
     last: int | None = None
     for entry in index:
         if last is not None and (entry.seq_id - last) // vhost.segment_entry_count > WIDEST_GAP:
@@ -267,16 +273,20 @@ def _verify_messages(vhost: Vhost, queue: Queue, index: QueueIndex | QueueIndexV
                 detail = f"the message of sequence id {entry.seq_id} cannot be read: {reason}"
                 yield Finding(entry.path, entry.pos, "bad_message", detail, Consequence.CRASHES, queue.name, 1)
             continue
-        store = vhost.store(entry.persistent)
-        if store is None or entry.msg_id not in store:
+        try:
+            stored = vhost.stored_term(entry)
+            reason = None if stored is None else unreadable(stored)
+        except OSError as error:
+            if entry.persistent:
+                hidden.append((entry, error))
+            continue
+        except CorruptionError as error:
+            stored, reason = None, str(error)
+        if stored is None and reason is None:
             # A transient one is dropped at any start.
             if entry.persistent:
                 lost.append(entry)
             continue
-        try:
-            reason = unreadable(store.read_term(entry.msg_id))
-        except (CorruptionError, KeyError) as error:
-            reason = str(error)
         if reason is not None and entry.persistent:
             detail = f"the message of sequence id {entry.seq_id} in the message store cannot be read: {reason}"
             yield Finding(entry.path, entry.pos, "bad_message", detail, Consequence.CRASHES, queue.name, 1)
@@ -284,6 +294,12 @@ def _verify_messages(vhost: Vhost, queue: Queue, index: QueueIndex | QueueIndexV
         some = ", ".join(str(entry.seq_id) for entry in lost[:10]) + (", …" if len(lost) > 10 else "")
         detail = f"{len(lost)} entries lead to no message in the message store: sequence ids {some}"
         yield Finding(lost[0].path, lost[0].pos, "lost_message", detail, Consequence.DROPS, queue.name, len(lost))
+    if hidden:
+        entry, why = hidden[0]
+        some = ", ".join(str(each.seq_id) for each, _ in hidden[:10]) + (", …" if len(hidden) > 10 else "")
+        detail = f"{len(hidden)} entries lead to what cannot be read, and may be whole ({why}): sequence ids {some}"
+        consequence = Consequence.HANGS
+        yield Finding(entry.path, entry.pos, "unreadable_message", detail, consequence, queue.name, len(hidden))
 
 
 def unreadable(term: bytes) -> str | None:

@@ -9,11 +9,13 @@ RabbitMQ 3.10.8 (docs/rabbitmq.md).
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +32,7 @@ from rmqstore.rabbitmq.index_files import JOURNAL, read_segment
 from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore
-from rmqstore.rabbitmq.problem import Problem
+from rmqstore.rabbitmq.problem import UNREADABLE, Problem, unreadable_file
 from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2, both
 
@@ -123,8 +125,13 @@ class QueueDirectory(NotCopied):
         self.terms: dict[str, Any] | None = vhost.terms.get(name)
         self.queue_name: QueueName | None = None
         self.files: list[str] = []
-        if os.path.isdir(self.path):
-            self.files = sorted(os.listdir(self.path))
+        # What of it cannot be opened, so that the queue is read without it.
+        self.unreadable: list[Problem] = []
+        try:
+            if os.path.isdir(self.path):
+                self.files = sorted(os.listdir(self.path))
+        except OSError as error:
+            self.unreadable.append(unreadable_file(self.path, error))
         self.index_version = 2 if any(map(_V2_FILE.fullmatch, self.files)) else 1
         try:
             with open(open_regular(os.path.join(self.path, ".queue_name")), "rb") as file:
@@ -150,7 +157,8 @@ class QueueDirectory(NotCopied):
             return "v2_index_state" in self.terms and all(
                 isinstance(self.terms.get(key), int) for key in ("next_seq_id", "next_deliver_seq_id")
             )
-        return all(isinstance(index, QueueIndex) and index.recovered_clean for index in self.indexes)
+        clean = all(isinstance(index, QueueIndex) and index.recovered_clean for index in self.indexes)
+        return clean and not self.unreadable
 
     @property
     def has_version_1(self) -> bool:
@@ -159,38 +167,46 @@ class QueueDirectory(NotCopied):
 
     @cached_property
     def indexes(self) -> list[QueueIndex | QueueIndexV2]:
-        """The indexes, opened read-only: one, or both while a node is half-way from version 1 to 2."""
+        """The indexes, opened read-only: one, or both while a node is half-way from version 1 to 2.
+
+        None where the directory cannot be read; `problems` says why.
+        """
         found: list[QueueIndex | QueueIndexV2] = []
-        if self.has_version_1 or self.index_version == 1:
-            terms = self.terms if self.terms is not None and "segments" in self.terms else None
-            found.append(
-                QueueIndex.open(
-                    self.path,
-                    segment_entry_count=self._vhost.segment_entry_count,
-                    read_only=True,
-                    terms=terms,
-                    check_terms=self._vhost.check_terms,
+        if self.unreadable:
+            return found
+        try:
+            if self.has_version_1 or self.index_version == 1:
+                terms = self.terms if self.terms is not None and "segments" in self.terms else None
+                found.append(
+                    QueueIndex.open(
+                        self.path,
+                        segment_entry_count=self._vhost.segment_entry_count,
+                        read_only=True,
+                        terms=terms,
+                        check_terms=self._vhost.check_terms,
+                    )
                 )
-            )
-        if self.index_version == 2:
-            found.append(QueueIndexV2.open(self.path, terms=self.terms))
+            if self.index_version == 2:
+                found.append(QueueIndexV2.open(self.path, terms=self.terms))
+        except OSError as error:
+            self.unreadable.append(unreadable_file(self.path, error))
         return found
 
     def entries(self) -> Iterator[IndexEntry]:
         """IndexEntry: what is live, in the order of sequence ids."""
-        first, *rest = self.indexes
         # A node that was stopped half-way has some entries in both.
-        yield from (both(first, rest[0]) if rest else first)
+        yield from (both(*self.indexes) if len(self.indexes) == 2 else chain.from_iterable(self.indexes))
 
     @property
     def problems(self) -> list[Problem]:
         """list of Problem: what was met in the files of the index."""
-        return [problem for index in self.indexes for problem in index.problems]
+        return [problem for index in self.indexes for problem in index.problems] + self.unreadable
 
     @property
     def incomplete(self) -> list[Problem]:
         """list of Problem: those of `problems` behind which live entries may stand that nobody can list."""
-        return [problem for index in self.indexes for problem in index.problems if _hides(index, problem)]
+        found = [problem for index in self.indexes for problem in index.problems if _hides(index, problem)]
+        return found + self.unreadable
 
     def close(self) -> None:
         """Close the files that are open."""
@@ -341,12 +357,16 @@ class Queue(NotCopied):
         for directory in reversed(self.directories):
             level = directory.queue_name.priority if directory.queue_name else None
             for entry in directory.entries():
-                found = self._vhost.message_of(entry)
+                reason = ""
+                try:
+                    found = self._vhost.message_of(entry)
+                except OSError as error:
+                    found, reason = None, str(error)
                 if found is not None:
                     yield QueuedMessage(entry, found[0], level, found[1])
                 else:
                     embedded = entry.message is not None
-                    lost.add(LostMessage(self.name, entry.seq_id, entry.msg_id, level, entry.path, embedded))
+                    lost.add(LostMessage(self.name, entry.seq_id, entry.msg_id, level, entry.path, embedded, reason))
         lost.warn()
         if on_lost is None:
             self.warn_incomplete()
@@ -437,6 +457,7 @@ class Vhost(NotCopied):
         self.segment_entry_count, self.segment_entry_count_source = self._find_segment_entry_count(segment_entry_count)
         self.terms = self._read_terms()
         self._stores: dict[bool, MessageStore | None] = {}
+        self._store_errors: dict[bool, OSError] = {}
 
     @classmethod
     def open(
@@ -515,7 +536,7 @@ class Vhost(NotCopied):
     def _name_elsewhere(self) -> str:
         # What the stubs of the queues say; a node of before 3.7 wrote neither.
         folder = os.path.join(self.path, "queues")
-        for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
+        for name in self._queue_directories():
             try:
                 with open(open_regular(os.path.join(folder, name, ".queue_name")), "rb") as file:
                     found = layout.parse_queue_name(file.read(1 << 16))
@@ -596,7 +617,10 @@ class Vhost(NotCopied):
         tops: list[int] = []
         for name in self._queue_directories():
             folder = os.path.join(self.path, "queues", name)
-            segments = sorted(filter(_SEGMENT.fullmatch, os.listdir(folder)), key=lambda each: int(each[:-4]))
+            try:
+                segments = sorted(filter(_SEGMENT.fullmatch, os.listdir(folder)), key=lambda each: int(each[:-4]))
+            except OSError:
+                continue
             for segment in segments[:4]:
                 with contextlib.suppress(OSError):
                     columns, _ = read_segment(
@@ -623,25 +647,31 @@ class Vhost(NotCopied):
         folder = os.path.join(self.path, "queues")
         if not os.path.isdir(folder):
             return []
-        return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+        try:
+            return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+        except OSError:
+            return []  # one of `strays`
 
     @cached_property
     def strays(self) -> list[Problem]:
-        """list of Problem: what lies below ``queues`` and is no directory, by name."""
+        """list of Problem: what lies below ``queues`` and is no directory, by name; or why that cannot be listed."""
         folder = os.path.join(self.path, "queues")
         if not os.path.isdir(folder):
             return []
         detail = "there is something else than a queue's directory, or a link to nothing; put the directory back"
-        paths = sorted(entry.path for entry in os.scandir(folder) if not entry.is_dir())
+        try:
+            paths = sorted(entry.path for entry in os.scandir(folder) if not entry.is_dir())
+        except OSError as error:
+            return [unreadable_file(folder, error)]
         return [Problem(path, 0, "no_directory", detail, None) for path in paths]
 
     @cached_property
     def incomplete(self) -> list[Problem]:
         """list of Problem: where a queue may be that is not among `queues`, since its directory cannot be read."""
-        return [problem for problem in self.strays if self.may_be_queue(problem.path)]
+        return [each for each in self.strays if each.kind == UNREADABLE or self._may_be_queue(each.path)]
 
-    def may_be_queue(self, path: str) -> bool:
-        """bool: the name of something below ``queues`` is a queue's, as far as that can be told."""
+    def _may_be_queue(self, path: str) -> bool:
+        # As far as that can be told.
         name = os.path.basename(path)
         if self.definitions is None:
             return _HASH.fullmatch(name) is not None
@@ -672,7 +702,11 @@ class Vhost(NotCopied):
     def definitions(self) -> dict[tuple[str, str], QueueDefinition] | None:
         """dict or None: the durable queues of the node that this vhost stands in, by vhost and name; None if not known."""
         folder = self.path if self.is_pre_3_7 else data_directory(self.path)
-        return None if folder is None else durable_queues(folder)
+        try:
+            return None if folder is None else durable_queues(folder)
+        except OSError as error:
+            self.problems.append(unreadable_file(folder or "", error))
+            return None
 
     # ----------------------------------------------------------------------------------------------------- queues
 
@@ -770,23 +804,36 @@ class Vhost(NotCopied):
         return [bytes(ref) for ref in refs if isinstance(ref, (bytes, bytearray))]
 
     def store(self, persistent: bool = True) -> MessageStore | None:
-        """MessageStore or None: the persistent or the transient message store, opened read-only; None if there is none."""
+        """MessageStore or None: the persistent or the transient message store, opened read-only; None if there is none.
+
+        Raises
+        ------
+        OSError
+            Its directory cannot be read; of a file of it, that is one of its `problems`.  Every call says the same.
+        """
         self._check_open()
+        if persistent in self._store_errors:
+            raise self._store_errors[persistent].with_traceback(None)
         if persistent not in self._stores:
             path = store_path(self.path, persistent)
-            self._stores[persistent] = None
-            if os.path.isdir(path):
-                self._stores[persistent] = MessageStore.open(
-                    path,
-                    read_only=True,
-                    # Nothing refers to a transient message but the queue that has it on disk.
-                    references=self.references if persistent else None,
-                    client_refs=self.client_refs() if persistent else None,
-                )
+            store = None
+            try:
+                if os.path.isdir(path):
+                    store = MessageStore.open(
+                        path,
+                        read_only=True,
+                        # Nothing refers to a transient message but the queue that has it on disk.
+                        references=self.references if persistent else None,
+                        client_refs=self.client_refs() if persistent else None,
+                    )
+            except OSError as error:
+                self._store_errors[persistent] = error
+                raise
+            self._stores[persistent] = store
         return self._stores[persistent]
 
     def open_store(self, persistent: bool) -> OSError | None:
-        """OSError or None: why a message store cannot be read; it then counts as missing, so that the rest can be looked at."""
+        """OSError or None: why a message store cannot be read."""
         try:
             self.store(persistent)
         except OSError as error:
@@ -796,24 +843,46 @@ class Vhost(NotCopied):
     @cached_property
     def clean(self) -> bool:
         """bool: the last stop was clean, so that a node would keep numbers and redelivered flags of all queues."""
-        if not self.terms:
+        if not self.terms or self.open_store(True) is not None:
             return False
         store = self.store()
         return store is None or store.clean
 
+    def stored_term(self, entry: IndexEntry) -> bytes | None:
+        """bytes or None: the term of a message that is not embedded in its index entry; None where it is lost.
+
+        Raises
+        ------
+        OSError
+            The file that has it, or may have it, cannot be read.
+        CorruptionError
+            Its record is not what was there when the message store was opened.
+        """
+        if entry.path.endswith(".qs"):
+            raise OSError(errno.EIO, "the file cannot be read", entry.path)
+        store = self.store(entry.persistent)
+        try:
+            return None if store is None else store.read_term(entry.msg_id)
+        except KeyError:
+            return None
+
     def message_of(self, entry: IndexEntry) -> tuple[Message, str] | None:
-        """(Message, location) or None: what an index entry leads to; None where it is lost or is not what the entry says."""
+        """(Message, location) or None: what an index entry leads to; None where it is lost or not what the entry says.
+
+        Raises
+        ------
+        OSError
+            The file that has it, or may have it, cannot be read.
+        """
         if entry.message is not None:
             try:
                 return Message.from_term(entry.message), ("index" if entry.path.endswith((".idx", ".jif")) else "queue")
             except CorruptionError:
                 return None
-        store = self.store(entry.persistent)
-        if store is None:
-            return None
         try:
-            return store.read(entry.msg_id), "store"
-        except (CorruptionError, KeyError):
+            stored = self.stored_term(entry)
+            return None if stored is None else (Message.from_term(stored), "store")
+        except CorruptionError:
             return None
 
 

@@ -194,8 +194,9 @@ def read_part(part: QueuePart, columns: tuple[str, ...]) -> Iterator[pa.RecordBa
         def store(persistent: bool) -> MessageStore | None:
             if persistent not in opened:
                 path = store_path(part.vhost_path, persistent)
-                opened[persistent] = None
-                if os.path.isdir(path):
+                if not os.path.isdir(path):
+                    opened[persistent] = None
+                else:
                     # Of an unclean store only what this part refers to is looked for.
                     references = None
                     if persistent:

@@ -5,6 +5,7 @@ Owns that every such call ends with the exit code that is promised and a sentenc
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -245,11 +246,40 @@ def test_a_store_that_cannot_be_read(name, golden_vhost_copy, tmp_path):
     (path / "msg_store_persistent" / name).mkdir()
     answer = run("verify", path)
     assert answer.exit_code == FOUND and name in answer.output
-    if "unreadable_store" in answer.output:
-        # Nobody is to take what is left for all that there is.
-        assert run("repair", path, tmp_path / "out").exit_code == CANNOT_OPEN
-        assert run("export", path, "-O", tmp_path / "out").exit_code == CANNOT_OPEN
-        assert not [each for each in os.listdir(tmp_path) if each.startswith("out")]
+    assert "unreadable_store" not in answer.output and "lost_message" not in answer.output
+    lacks = name == "0.rdq"
+    # Nobody is to take what is left for all that there is.
+    answer = run("export", path, "-O", tmp_path / "out.jsonl")
+    assert answer.exit_code == (FOUND if lacks else OK)
+    assert ("10 messages are live in the index, and may be whole" in answer.stderr) == lacks
+    answer = run("repair", path, tmp_path / "out")
+    assert answer.exit_code == OK and ("make it readable and repair again" in answer.stderr) == lacks
+    assert ("10 messages will be delivered, 0 are lost, 10 could not be read" in answer.stdout) == lacks
+
+
+def test_a_store_whose_directory_cannot_be_read(golden_vhost_copy, tmp_path, monkeypatch):
+    path = golden_vhost_copy("12-clean-msgstore")
+    store, listed = os.fspath(path / "msg_store_persistent"), os.listdir
+
+    def refused(place="."):
+        if place == store:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), store)
+        return listed(place)
+
+    monkeypatch.setattr(os, "listdir", refused)
+    answer = run("verify", path)
+    assert answer.exit_code == FOUND and "unreadable_store" in answer.output and "lost_message" not in answer.output
+    # Nobody is to take what is left for all that there is.
+    answer = run("repair", path, tmp_path / "out")
+    assert answer.exit_code == CANNOT_OPEN and not [each for each in listed(tmp_path) if each.startswith("out")]
+    for command in ("info", "dump", "export"):
+        answer = run(command, path)
+        assert answer.exit_code == FOUND and store in answer.output
+    with Vhost.open(path) as vhost:
+        for _ in range(2):
+            with pytest.raises(PermissionError, match="msg_store_persistent"):
+                vhost.store()
+        assert not vhost.clean and len(list(vhost.queues()[0].messages())) == 10
 
 
 # ---------------------------------------------------------------------------------------------------- import and export

@@ -5,7 +5,9 @@ The oracle (plain struct, nothing of the package) was itself checked against wha
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import json
 import os
 import shutil
 from pathlib import Path
@@ -13,8 +15,11 @@ from pathlib import Path
 import classic_queue_oracle as oracle
 import golden
 import golden_rabbitmq
+import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from rmqstore import cli
 from rmqstore.errors import StoreError
 from rmqstore.rabbitmq import Consequence, QueueIndex, Vhost, dets, find_vhosts, repair, verify
 from rmqstore.rabbitmq.layout import format_queue_name, parse_queue_name, queue_directory, vhost_directory
@@ -215,3 +220,125 @@ def test_what_is_no_directory_among_the_queues(golden_vhost_copy):
         os.fspath(directory): ("no_directory", Consequence.HANGS),
         os.fspath(path / "queues" / "notes.txt"): ("no_directory", Consequence.DELETES),
     }
+
+
+# ----------------------------------------------------------------------------------- one place that cannot be opened
+
+
+def in_store_file(number):
+    """A function that says which messages lie in N.rdq of a vhost that was stopped cleanly."""
+
+    def chosen(vhost, message):
+        if message.location != "store":
+            return False
+        places = vhost.store(message.persistent).locations()
+        rows = (places.msg_id == np.frombuffer(message.msg_id, np.uint8)).all(axis=1)
+        return places.file[rows].tolist() == [number]
+
+    return chosen
+
+
+# Case, the place below the vhost, whether the clean state is there, and what of the messages lies in that place.
+PLACES = {
+    "N.qi beside version 1": ("13-clean-fanout-refcount", "queues/*/5.qi", True, lambda vhost, message: False),
+    "N.qi": ("19-clean-v2", "queues/*/0.qi", True, lambda vhost, message: True),
+    "N.qs": ("19-clean-v2", "queues/*/0.qs", True, lambda vhost, message: message.location == "queue"),
+    "0.rdq, clean": ("12-clean-msgstore", "msg_store_persistent/0.rdq", True, in_store_file(0)),
+    "0.rdq, not clean": ("12-clean-msgstore", "msg_store_persistent/0.rdq", False, in_store_file(0)),
+    "1.rdq, clean": ("20-clean-rdq-roll-16MiB", "msg_store_persistent/1.rdq", True, in_store_file(1)),
+    "1.rdq, not clean": ("20-clean-rdq-roll-16MiB", "msg_store_persistent/1.rdq", False, in_store_file(1)),
+    "0.rdq, a link to nothing": ("12-clean-msgstore", "msg_store_persistent/0.rdq", None, in_store_file(0)),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_one_file_that_cannot_be_opened_stops_nothing_else(name, golden_vhost_copy, tmp_path):
+    case, pattern, clean, lies_there = PLACES[name]
+    path = golden_vhost_copy(case)
+    with Vhost.open(path) as vhost:
+        messages = [(queue.name, each) for queue in vhost.queues() for each in queue.messages()]
+        listed = {(queue, each.seq_id): lies_there(vhost, each) for queue, each in messages}
+        depth = sum(queue.depth for queue in vhost.queues())
+        folder = next(each.path for each in vhost.directories if each.indexes[0].depth)
+    assert len(listed) == depth
+    place = Path(folder if "queues" in pattern else path / "msg_store_persistent") / Path(pattern).name
+    place.unlink(missing_ok=True)
+    place.symlink_to("/nowhere/at/all") if clean is None else place.mkdir()
+    if not clean:
+        (path / "msg_store_persistent" / "clean.dot").unlink()
+    left = {key for key, there in listed.items() if not there}
+    before = golden.tree(path)
+    findings = list(verify(path))
+    assert "unreadable" in {each.kind for each in findings if each.path == os.fspath(place)}
+    assert not {each.kind for each in findings} & {"lost_message", "bad_message"}
+    with Vhost.open(path) as vhost:
+        # The same with every call.
+        assert vhost.store() is vhost.store() is not None
+        for listing in (
+            lambda queue, told: [each.seq_id for each in queue.messages(told)],
+            lambda queue, told: [
+                row["seq_id"] for batch in queue.batches(("seq_id",), told) for row in batch.to_pylist()
+            ],
+        ):
+            told = []
+            given = {(queue.name, seq_id) for queue in vhost.queues() for seq_id in listing(queue, told.append)}
+            assert given == left and sum(queue.depth for queue in vhost.queues()) == len(given) + len(told)
+            assert all(each.reason and "cannot be read" in str(each) for each in told)
+    for command in ("info", "queues", "dump", "export"):
+        done = CliRunner().invoke(cli.main, ["rabbitmq", command, os.fspath(path), "--json"])
+        lacks = "queues" in pattern or (command in ("dump", "export") and left != set(listed))
+        assert done.exit_code == (1 if lacks or command == "info" else 0), (command, done.output)
+    report = repair(path, tmp_path / "repaired")
+    assert report.lost == 0 and report.messages + sum(each.transient for each in report.queues) >= len(left)
+    assert report.unreadable == (depth - len(left) if name != "N.qi" else 0)
+    assert golden.tree(path) == before
+
+
+def test_one_queue_that_cannot_be_opened_stops_no_other(golden_vhost_copy, tmp_path, monkeypatch):
+    path = golden_vhost_copy("13-clean-fanout-refcount")
+    with Vhost.open(path) as vhost:
+        folder = vhost.queue("c").path
+        wanted = [message.seq_id for message in vhost.queue("b").messages()]
+    listdir = os.listdir
+
+    def refused(place="."):
+        if place == folder:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+        return listdir(place)
+
+    monkeypatch.setattr(os, "listdir", refused)
+    assert [(each.kind, each.path) for each in verify(path)] == [("unreadable", folder)]
+    with Vhost.open(path) as vhost:
+        assert [each.path for each in vhost.queue("c").incomplete] == [folder] and not vhost.queue("c").depth
+        assert [message.seq_id for message in vhost.queue("b").messages()] == wanted
+    for command in ("info", "queues", "dump", "export"):
+        done = CliRunner().invoke(cli.main, ["rabbitmq", command, os.fspath(path), "--json"])
+        assert done.exit_code == 1 and folder in done.stderr
+        assert all(json.loads(line) for line in done.stdout.splitlines())
+    report = repair(path, tmp_path / "repaired")
+    assert {each.name: each.messages for each in report.queues}["b"] == len(wanted)
+
+
+def test_queues_that_cannot_be_listed(golden_vhost_copy, monkeypatch):
+    path = golden_vhost_copy("13-clean-fanout-refcount")
+    folder, scandir = os.fspath(path / "queues"), os.scandir
+
+    def refused(place="."):
+        if place == folder:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), folder)
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    assert [(each.kind, each.path) for each in verify(path)] == [("unreadable", folder)]
+    with Vhost.open(path) as vhost:
+        assert not vhost.queues() and [each.path for each in vhost.incomplete] == [folder]
+
+
+def test_definitions_that_cannot_be_read(golden_vhost, tmp_path):
+    inside = tmp_path / "data" / "msg_stores" / "vhosts" / vhost_directory("c11")
+    shutil.copytree(golden_vhost("11-clean-small"), inside)
+    table = tmp_path / "data" / "rabbit_durable_queue.DCD"
+    table.mkdir()
+    assert [(each.kind, each.path) for each in verify(inside)] == [("unreadable", os.fspath(table))]
+    with Vhost.open(inside) as vhost:
+        assert vhost.definitions is None and len(list(vhost.queues()[0].messages())) == 8
