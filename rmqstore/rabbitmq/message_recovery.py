@@ -40,13 +40,23 @@ class Opened(NamedTuple):
 
 
 def recover(
-    files: MessageFiles, references: References | None, client_refs: list[bytes] | None, read_only: bool
+    files: MessageFiles,
+    references: References | None,
+    client_refs: list[bytes] | None,
+    read_only: bool,
+    doubt: Problem | None = None,
 ) -> Opened:
-    """Fill `files` with what lies in its directory, and make it ready for writing unless `read_only`."""
+    """Fill `files` with what lies in its directory, and make it ready for writing unless `read_only`.
+
+    `doubt` says what is wrong with a clean state that was taken before: it is not looked at, as if there were none.
+    """
     rdq, rdt, staged = files.listing()
     _check_files(files, rdq, rdt, read_only)
     state, reason = None, None
-    if rdt:
+    if doubt is not None:
+        reason = doubt.detail
+        files.problems.append(doubt)
+    elif rdt:
         reason = "a merge was under way (N.rdt)"
     elif not rdq and not any(os.path.exists(os.path.join(files.path, name)) for name in CLEAN_FILES):
         reason = "the store is empty"

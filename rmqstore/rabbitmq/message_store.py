@@ -31,11 +31,11 @@ from rmqstore.errors import (
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.files.unclosed import ClosedAtExit
 from rmqstore.rabbitmq import _messages, _term
-from rmqstore.rabbitmq.clean_state import write_clean_state
+from rmqstore.rabbitmq.clean_state import CLEAN_FILES, write_clean_state
 from rmqstore.rabbitmq.merging import Merging
 from rmqstore.rabbitmq.message_file import FileScan, scan_file
 from rmqstore.rabbitmq.message_files import RDT, MessageFiles
-from rmqstore.rabbitmq.message_recovery import recover
+from rmqstore.rabbitmq.message_recovery import Opened, recover
 from rmqstore.rabbitmq.problem import Problem
 
 if TYPE_CHECKING:
@@ -110,7 +110,8 @@ class MessageStore(ClosedAtExit, NotCopied):
     file_size_limit : int
         Bytes at which the next file is begun.
     clean : bool
-        The state of an orderly close was found and taken; otherwise the files were scanned.
+        The state of an orderly close was found and taken; otherwise the files were scanned.  A store that is only
+        read scans them later as well, where that state does not lead to a message that they have.
     dirty_reason : str or None
         Why there was no clean state.
     client_refs : list of bytes
@@ -198,16 +199,21 @@ class MessageStore(ClosedAtExit, NotCopied):
         if not read_only:
             os.makedirs(store.path, exist_ok=True)
             store._files.lock()
+        store._references = references
+        store._scanned = None
         try:
             opened = recover(store._files, references, None if client_refs is None else sorted(client_refs), read_only)
         except BaseException:
             store._release()
             raise
-        store.dirty_reason, store.client_refs, store.missing, store._node = opened
-        store.clean = opened.dirty_reason is None
+        store._opened(opened)
         if not read_only:
             store._note_open()
         return store
+
+    def _opened(self, opened: Opened) -> None:
+        self.dirty_reason, self.client_refs, self.missing, self._node = opened
+        self.clean = opened.dirty_reason is None
 
     # The rest of the state; all of it is guarded by _lock.
     _files: MessageFiles
@@ -216,6 +222,9 @@ class MessageStore(ClosedAtExit, NotCopied):
     _pid: int
     _closed: bool
     _node: str
+    _references: References | None
+    # What a scan beside the clean state found, once there was a reason for one.
+    _scanned: tuple[MessageFiles, Opened] | None
 
     # ------------------------------------------------------------------------------------------------ what there is
 
@@ -269,8 +278,41 @@ class MessageStore(ClosedAtExit, NotCopied):
     def refcount(self, msg_id: bytes) -> int:
         """int: how often a message is referred to; 0 for one that is not there."""
         with self._lock:
-            entry = self._files.entry(msg_id)
+            entry = self._entry(msg_id)
             return 0 if entry is None else entry[0]
+
+    def _entry(self, msg_id: bytes) -> tuple[int, int, int, int] | None:
+        entry = self._files.entry(msg_id)
+        # Who gave no references asks for any id, and most that are not there were never there.
+        if entry is None and self._references is not None and self._mend(msg_id, "lacks"):
+            entry = self._files.entry(msg_id)
+        return entry
+
+    def _mend(self, msg_id: bytes, fault: str) -> bool:
+        """Go by a scan instead of the clean state, if it finds a message to which that does not lead; whether it did.
+
+        No checksum ties the clean state to the message files, so that it is found out only where it leads.  What a
+        scan does not find either is lost from these, and the clean state is kept.  A writer has deleted it already.
+        """
+        if self._closed or not self.clean or not self.read_only:
+            return False
+        if self._scanned is None:
+            path = os.path.join(self.path, CLEAN_FILES[2])
+            detail = f"the clean state {fault} message {msg_id.hex()}, which a scan of the message files finds"
+            files = MessageFiles(self.path, self.file_size_limit, self._files.scan_mode)
+            self._scanned = files, recover(
+                files, self._references, None, True, Problem(path, 0, "clean_state_misfit", detail, None)
+            )
+        files, opened = self._scanned
+        found = files.entry(msg_id)
+        if found is None or found[0] == 0:
+            return False
+        self._files.close()
+        self._files = files
+        self._merging = Merging(files)
+        self.problems = files.problems
+        self._opened(opened)
+        return True
 
     def contains(self, msg_id: bytes) -> bool:
         """bool: the message is there and referred to."""
@@ -304,32 +346,34 @@ class MessageStore(ClosedAtExit, NotCopied):
         """
         with self._lock:
             self._check_open()
-            entry = self._files.entry(msg_id)
-            if entry is None or entry[0] == 0:
-                if entry is None and self._files.unreadable:
-                    key, error = next(iter(self._files.unreadable.items()))
-                    raise OSError(error.errno, error.strerror, self._files.path_of(key))
-                raise KeyError(f"the message store {self.path} has no message {msg_id.hex()}")
-            _, file, pos, size = entry
-            try:
-                record = os.pread(self._files.fd(file), size, pos)
-            except FileNotFoundError:
-                raise StoreChangedError(
-                    "the file of the message is gone; its writer has removed or merged it, so open the store again",
-                    self._files.path_of(file),
-                ) from None
-        if (
-            len(record) != size
-            or int.from_bytes(record[:8], "big") != size - 9
-            or record[8:24] != msg_id
-            or record[-1] != _messages.MessageRecordLayout.MESSAGE_RECORD_MARK
-        ):
-            raise CorruptionError(
-                f"the record of message {msg_id.hex()} has changed; was a node started on this directory?",
-                self._files.path_of(file),
-                pos,
-            )
-        return record[24:-1]
+            while True:
+                entry = self._entry(msg_id)
+                if entry is None or entry[0] == 0:
+                    if entry is None and self._files.unreadable:
+                        key, error = next(iter(self._files.unreadable.items()))
+                        raise OSError(error.errno, error.strerror, self._files.path_of(key))
+                    raise KeyError(f"the message store {self.path} has no message {msg_id.hex()}")
+                _, file, pos, size = entry
+                try:
+                    record = os.pread(self._files.fd(file), size, pos)
+                except FileNotFoundError:
+                    raise StoreChangedError(
+                        "the file of the message is gone; its writer has removed or merged it, so open the store again",
+                        self._files.path_of(file),
+                    ) from None
+                if (
+                    len(record) == size
+                    and int.from_bytes(record[:8], "big") == size - 9
+                    and record[8:24] == msg_id
+                    and record[-1] == _messages.MessageRecordLayout.MESSAGE_RECORD_MARK
+                ):
+                    return record[24:-1]
+                if not self._mend(msg_id, "leads elsewhere for"):
+                    raise CorruptionError(
+                        f"the record of message {msg_id.hex()} has changed; was a node started on this directory?",
+                        self._files.path_of(file),
+                        pos,
+                    )
 
     def read(self, msg_id: bytes) -> Message:
         """Read a message; raises what `read_term` does, and CorruptionError for a term that is not a message."""

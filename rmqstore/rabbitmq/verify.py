@@ -110,6 +110,8 @@ STORE_CONSEQUENCES = {
     "strange_name": Consequence.HANGS,
     UNREADABLE: Consequence.HANGS,
     "clean_state_ignored": Consequence.REPAIRS,
+    # A node takes it as it is.
+    "clean_state_misfit": Consequence.CRASHES,
     "zero_tail": Consequence.REPAIRS,
     "overlapping_records": Consequence.NONE,
 }

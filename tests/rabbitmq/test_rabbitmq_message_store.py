@@ -395,6 +395,43 @@ def test_a_clean_state_that_does_not_fit_is_not_taken(tmp_path):
             assert len(store) == 12 - (name == "file missing") * 3 - (name == "file short"), name
 
 
+@pytest.mark.parametrize("fault", ["id", "files", "offset"])
+def test_a_clean_state_that_leads_elsewhere_gives_way_to_a_scan(tmp_path, fault):
+    # Nothing in it says so; readers gave none of these messages, and repair dropped them.
+    filled(tmp_path, 8, limit=300).close([])
+    ids = [message_id(n) for n in range(8)]
+    table = tmp_path / "msg_store_index.ets"
+    if fault == "id":
+        data = table.read_bytes()
+        table.write_bytes(data.replace(ids[2], bytes([ids[2][0] ^ 1]) + ids[2][1:]))
+    elif fault == "files":
+        os.rename(tmp_path / "0.rdq", tmp_path / "t")
+        os.rename(tmp_path / "1.rdq", tmp_path / "0.rdq")
+        os.rename(tmp_path / "t", tmp_path / "1.rdq")
+    else:
+        header, *rows, end = oracle.parse_ets(table.read_bytes())
+        moved = [(*row[:4], 0, row[5]) for row in rows]
+        table.write_bytes(oracle.encode_ets([header, *moved, end]))
+    before = read_all(tmp_path)
+    with MessageStore.open(tmp_path, read_only=True, references=lambda: dict.fromkeys(ids, 1)) as store:
+        assert store.clean
+        assert [store.read_term(each) for each in ids] == [term_of(n) for n in range(8)]
+        assert not store.clean and store.dirty_reason and ids[2] in store and len(store) == 8
+        assert [(problem.kind, problem.path) for problem in store.problems] == [("clean_state_misfit", str(table))]
+    assert read_all(tmp_path) == before
+    # What no queue needs, and what the message files have lost, is no fault of the clean state.
+    with MessageStore.open(tmp_path / "other", file_size_limit=170) as store:
+        store.write_many(ids, [term_of(n) for n in range(8)])
+        store.close([])
+    (tmp_path / "other" / "0.rdq").write_bytes(bytes((tmp_path / "other" / "0.rdq").stat().st_size))
+    needed = dict.fromkeys([*ids, bytes(16)], 1)
+    with MessageStore.open(tmp_path / "other", read_only=True, references=needed) as store:
+        assert bytes(16) not in store and b"x" * 16 not in store
+        with pytest.raises(CorruptionError, match="changed"):
+            store.read_term(ids[0])
+        assert store.clean and store.read_term(ids[7]) == term_of(7) and not store.problems
+
+
 def test_a_file_that_was_merged_away_and_not_deleted_yet(tmp_path):
     # A real node leaves one when it is stopped in time; seen with 3.10.8.
     record = len(term_of(0)) + 25

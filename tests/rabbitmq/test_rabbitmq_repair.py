@@ -101,6 +101,27 @@ def test_repairing_what_is_sound_copies_it(case, golden_vhost, tmp_path):
         assert copy.clean == source.clean
 
 
+def test_a_clean_state_that_does_not_fit_hides_no_message(golden_vhost_copy, tmp_path):
+    # A bit of an id in its table: the message is whole, and was dropped as one that the store has not.
+    path = golden_vhost_copy("12-clean-msgstore")
+    with Vhost.open(path) as vhost:
+        (queue,) = vhost.queues()
+        messages = list(queue.messages())
+    wanted = [(message.seq_id, message.body) for message in messages]
+    msg_id = next(message.msg_id for message in messages if message.location == "store")
+    table = path / "msg_store_persistent" / "msg_store_index.ets"
+    table.write_bytes(table.read_bytes().replace(msg_id, bytes([msg_id[0] ^ 1]) + msg_id[1:]))
+    assert [(finding.kind, finding.path) for finding in verify(path)] == [("clean_state_misfit", str(table))]
+    report = repair(path, tmp_path / "repaired")
+    assert (report.messages, report.lost) == (len(wanted), 0)
+    for each in (path, tmp_path / "repaired"):
+        with Vhost.open(each) as vhost:
+            found = [(message.seq_id, message.body) for queue in vhost.queues() for message in queue.messages()]
+            rows = sum(batch.num_rows for queue in vhost.queues() for batch in queue.batches(("seq_id",)))
+        assert found == wanted and rows == len(wanted)
+    assert list(verify(tmp_path / "repaired")) == []
+
+
 def test_a_path_that_is_relative(golden_vhost_copy, tmp_path, monkeypatch):
     path = golden_vhost_copy("02-kill9-segment-plus-journal")
     (segment,) = path.glob("queues/*/0.idx")
