@@ -8,6 +8,7 @@ name last and is verified before.  What a queue's files cannot tell any more is 
 from __future__ import annotations
 
 import contextlib
+import heapq
 import os
 import shutil
 import time
@@ -15,18 +16,22 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.mapped_file import fsync_directory, fsync_tree, open_regular
-from rmqstore.rabbitmq import layout
+from rmqstore.rabbitmq import _term, layout
 from rmqstore.rabbitmq.clean_state import CLEAN_FILES
 from rmqstore.rabbitmq.definitions import QueueDefinition, fate_of_expired
 from rmqstore.rabbitmq.index_columns import IndexEntry
 from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message_store import MessageStore
 from rmqstore.rabbitmq.queue_index import QueueIndex
+from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
 from rmqstore.rabbitmq.verify import (
     STALE,
     STORE_CONSEQUENCES,
+    UNREADABLE,
     UNREADABLE_STORE,
     WIDEST_GAP,
     Consequence,
@@ -44,6 +49,8 @@ _UNFINISHED = ".rmqstore-unfinished"
 # What cannot stand in a directory that a node is to boot on.
 _GRAVE = {Consequence.HANGS, Consequence.HIDES, Consequence.CRASHES, Consequence.DROPS}
 _HARMLESS = {Consequence.REPAIRS, Consequence.NONE}
+# For these the index leaves an entry out whose record is whole otherwise.
+_OF_TERMS = {"bad_term", "msg_id_mismatch"}
 _RUN = 4096
 
 
@@ -61,7 +68,7 @@ class RepairedQueue:
     messages : int
         Which the real node delivers from the output.
     lost : int
-        Live entries whose message is gone or damaged.
+        Live entries whose message is gone or damaged, also where the damage is in the index.
     transient, expired : int
         Messages that the node drops at any start, left out; and messages that have expired, kept though they are not delivered.
     files : str
@@ -155,8 +162,8 @@ def repair(
     Raises
     ------
     StoreError
-        The source is not a vhost, the output exists, or the output did not pass verification (which is then left, under its
-        unfinished name, for a look).
+        The source is not a vhost, a message file or a file of an index cannot be read, the output exists, or the
+        output did not pass verification (which is then left, under its unfinished name, for a look).
     """
     target = os.path.abspath(os.fspath(output))
     if os.path.lexists(target):
@@ -208,6 +215,11 @@ class _Repair:
         for finding in self.findings:
             if finding.kind == UNREADABLE_STORE and finding.path.startswith(os.path.join(vhost.path, PERSISTENT)):
                 # What the system does not give out is not lost; nobody is to throw the source away for such an output.
+                raise StoreError(f"{finding.detail}; make it readable first", finding.path)
+            # A directory or a FIFO in the place of a file has nothing to give out, whoever asks.
+            if finding.kind == UNREADABLE and (
+                os.path.isfile(finding.path) or os.path.dirname(finding.path) == os.path.join(vhost.path, "queues")
+            ):
                 raise StoreError(f"{finding.detail}; make it readable first", finding.path)
 
     def run(self, target: str) -> RepairReport:
@@ -310,7 +322,7 @@ class _Repair:
             name.priority if name is not None else None,
             directory.name,
             0 if files == "left out" else rows.messages - rows.expired,
-            rows.messages if files == "left out" else rows.lost,
+            rows.messages + rows.lost if files == "left out" else rows.lost,
             rows.transient,
             rows.expired,
             files,
@@ -388,12 +400,25 @@ class _Rows:
         self.messages = self.lost = self.transient = self.expired = self.unreadable = 0
         self.stored: set[bytes] = set()
 
-    def __iter__(self) -> Iterator[IndexEntry]:
-        try:
-            entries = self.directory.entries()
-        except (StoreError, OSError):
+    def _doubtful(self) -> Iterator[IndexEntry]:
+        """Entries that the index leaves out for their term, as they stand; with the id that a whole term has."""
+        if not any(problem.kind in _OF_TERMS for problem in self.directory.problems):
             return
-        for entry in entries:
+        with QueueIndex.open(
+            self.directory.path,
+            segment_entry_count=self.vhost.segment_entry_count,
+            read_only=True,
+            check_terms=False,
+        ) as index:
+            known = np.concatenate([_seq_ids(each) for each in self.directory.indexes])
+            left_out = set(np.setdiff1d(index.columns().seq_id, known).tolist())
+            for entry in index if left_out else ():
+                if entry.seq_id in left_out:
+                    found = None if entry.message is None else _term.message_id_of(entry.message)
+                    yield entry._replace(msg_id=found) if found is not None else entry._replace(message=b"")
+
+    def __iter__(self) -> Iterator[IndexEntry]:
+        for entry in heapq.merge(self.directory.entries(), self._doubtful(), key=lambda entry: entry.seq_id):
             if not entry.persistent:
                 self.transient += 1
                 continue
@@ -423,6 +448,12 @@ class _Rows:
             return stored is not None and unreadable(stored) is None
         except CorruptionError:
             return False
+
+
+def _seq_ids(index: QueueIndex | QueueIndexV2) -> np.ndarray:
+    if isinstance(index, QueueIndex):
+        return index.columns().seq_id
+    return np.concatenate([segment.seq_id for segment in index.segments.values()] or [np.empty(0, np.int64)])
 
 
 def _publish(index: QueueIndex, run: list[IndexEntry]) -> None:

@@ -99,6 +99,7 @@ _TERMS = {
     "segment_count_mismatch": Consequence.HIDES,
     "next_seq_id_too_low": Consequence.HIDES,
 }
+UNREADABLE = "unreadable"
 UNREADABLE_STORE = "unreadable_store"
 # Segments between two messages of a queue; more than this are a damaged sequence id, and more than a node has patience for.
 WIDEST_GAP = 1 << 20
@@ -221,7 +222,7 @@ def _verify_directory(vhost: Vhost, queue: Queue, directory: QueueDirectory) -> 
         indexes = directory.indexes
     except (StoreError, OSError) as error:
         detail = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-        yield Finding(directory.path, 0, "unreadable", f"it cannot be read: {detail}", Consequence.HANGS, queue.name)
+        yield Finding(directory.path, 0, UNREADABLE, f"it cannot be read: {detail}", Consequence.HANGS, queue.name)
         return
     for problem in directory.unreadable:
         yield _finding(problem, Consequence.HANGS, queue.name)

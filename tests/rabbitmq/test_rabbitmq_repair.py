@@ -6,6 +6,7 @@ which reads the output as a node does.  The real node itself boots on repaired d
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import random
@@ -21,7 +22,17 @@ from damage import DAMAGES, Damage, Unsuitable
 
 from rmqstore import cli
 from rmqstore.errors import StoreError
-from rmqstore.rabbitmq import Consequence, Message, QueueDefinition, QueueIndex, Vhost, layout, repair, verify
+from rmqstore.rabbitmq import (
+    Consequence,
+    Message,
+    QueueDefinition,
+    QueueIndex,
+    Vhost,
+    index_files,
+    layout,
+    repair,
+    verify,
+)
 from rmqstore.rabbitmq import vhost as vhost_module
 
 LARGE = {"06-kill9-multisegment", "20-clean-rdq-roll-16MiB", "30-kill9-default-2048-segments"}
@@ -69,6 +80,12 @@ def test_damage_is_named_and_repaired(damage, golden_vhost, undamaged, tmp_path)
         assert Consequence.HANGS in consequences
     elif damage.node != "delivers":
         assert findings
+    if "user" in damage.needs:
+        # What the system does not give out is not lost: whoever can read it has it repaired.
+        with pytest.raises(StoreError, match="make it readable first"):
+            repair(path, tmp_path / "repaired")
+        assert golden.tree(path) == before
+        return
     report = repair(path, tmp_path / "repaired")
     assert golden.tree(path) == before
     after = oracle.read_vhost(tmp_path / "repaired")
@@ -120,6 +137,61 @@ def test_a_clean_state_that_does_not_fit_hides_no_message(golden_vhost_copy, tmp
             rows = sum(batch.num_rows for queue in vhost.queues() for batch in queue.batches(("seq_id",)))
         assert found == wanted and rows == len(wanted)
     assert list(verify(tmp_path / "repaired")) == []
+
+
+def made(tmp_path, count: int = 4) -> tuple[Path, list[Message]]:
+    """A vhost with one queue of embedded messages, and these."""
+    path = tmp_path / "vhost"
+    (path / "queues").mkdir(parents=True)
+    (path / ".vhost").write_bytes(b"/")
+    (path / ".config").write_bytes(layout.format_config(2048))
+    messages = [Message(b"body %d" % n, properties={"delivery_mode": 2}, routing_keys=["q"]) for n in range(count)]
+    with QueueIndex.open(path / "queues" / layout.queue_directory("/", "q"), create=True) as index:
+        index.publish_many(messages, deliver=True)
+        index.flush()
+    return path, messages
+
+
+@pytest.mark.parametrize("file", ["0.idx", "journal.jif"])
+def test_what_the_index_leaves_out_for_its_term_is_given_or_counted(tmp_path, file):
+    # A repair dropped both and said that none is lost, though dump shows the first one whole.
+    path, messages = made(tmp_path)
+    if file == "journal.jif":
+        with QueueIndex.open(next(path.glob("queues/*"))) as index:
+            messages += [Message(b"body %d" % n, properties={"delivery_mode": 2}) for n in range(4, 8)]
+            index.publish_many(messages[4:], deliver=True)
+            index.sync()
+            index.abandon()
+    (damaged,) = path.glob(f"queues/*/{file}")
+    data = bytearray(damaged.read_bytes())
+    of_id, of_term = messages[-3:-1]
+    data[data.find(of_id.msg_id)] ^= 1
+    data[data.find(of_term.body) - 5] ^= 0x40
+    damaged.write_bytes(data)
+    report = repair(path, tmp_path / "repaired")
+    assert (report.messages, report.lost) == (len(messages) - 1, 1)
+    with Vhost.open(tmp_path / "repaired") as vhost:
+        (queue,) = vhost.queues()
+        found = list(queue.messages())
+    assert [message.term for message in found] == [each.term for each in messages if each is not of_term]
+    assert [message.msg_id for message in found] == [each.msg_id for each in messages if each is not of_term]
+    assert list(verify(tmp_path / "repaired")) == []
+
+
+def test_a_segment_that_the_system_does_not_give_out_is_not_lost(tmp_path, monkeypatch):
+    path, _ = made(tmp_path)
+    real = index_files.map_file
+
+    def refused(name):
+        if name.endswith("0.idx"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+        return real(name)
+
+    monkeypatch.setattr(index_files, "map_file", refused)
+    with pytest.raises(StoreError, match="make it readable first") as caught:
+        repair(path, tmp_path / "repaired")
+    assert caught.value.path == str(next(path.glob("queues/*/0.idx")))
+    assert not list(tmp_path.glob("repaired*"))
 
 
 def test_a_path_that_is_relative(golden_vhost_copy, tmp_path, monkeypatch):
