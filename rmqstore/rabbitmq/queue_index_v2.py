@@ -8,6 +8,7 @@ up to 4.x (docs/rabbitmq.md); numbers like §11.1 are its sections.
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,6 +18,7 @@ import numpy as np
 
 from rmqstore.files.mapped_file import NotCopied, open_regular
 from rmqstore.rabbitmq import _messages, _term
+from rmqstore.rabbitmq._core import MAX_SEQ_ID
 from rmqstore.rabbitmq.index_columns import IndexEntry
 from rmqstore.rabbitmq.problem import Problem, unreadable_file
 
@@ -272,6 +274,9 @@ class QueueIndexV2(NotCopied):
         The sequence id of the next message: of the recovery terms, or, after a crash, after the highest live entry's file.
     next_deliver_seq_id : int
         Everything below was delivered at least once.  After a crash that is everything.
+    recovered_clean : bool
+        The recovery terms were there and are taken; without them, and where one of them is not what a node writes (then
+        `problems` says which), the numbers are those of after a crash.
     """
 
     def __init__(self, *arguments: object, **options: object) -> None:
@@ -282,6 +287,7 @@ class QueueIndexV2(NotCopied):
     segments: dict[int, SegmentV2]
     next_seq_id: int
     next_deliver_seq_id: int
+    recovered_clean: bool
     _verdicts: dict[int, np.ndarray]
     # Numbers of the N.qs that cannot be read: what their entries lead to is not known to be lost.
     _unreadable: set[int]
@@ -325,6 +331,7 @@ class QueueIndexV2(NotCopied):
         index._unreadable = set()
         stores: set[int] = set()
         numbers: set[int] = set()
+        live: dict[int, int] = {}
         for name in os.listdir(index.path):
             match = _NAME.fullmatch(name)
             if match is not None:
@@ -338,6 +345,7 @@ class QueueIndexV2(NotCopied):
                 index.problems.append(unreadable_file(path, error))
                 continue
             index.problems += segment.problems
+            live[number] = len(segment.seq_id)
             if is_stored is not None:
                 segment = index._drop_lost(number, segment, is_stored)
             index.segments[number] = segment
@@ -346,10 +354,43 @@ class QueueIndexV2(NotCopied):
             detail = f"there is no {number}.qi, so nobody refers to what is in it"
             index.problems.append(Problem(index._file(number, "qs"), 0, "store_without_index", detail, None))
         ends = [segment.end for segment in index.segments.values() if len(segment.seq_id)]
-        said = {str(key): value for key, value in terms.items()} if terms is not None else {}
-        index.next_seq_id = int(said.get("next_seq_id", max(ends, default=0)))
-        index.next_deliver_seq_id = int(said.get("next_deliver_seq_id", index.next_seq_id))
+        index.next_seq_id = index.next_deliver_seq_id = max(ends, default=0)
+        index.recovered_clean = terms is not None and index._take_terms(terms, live)
         return index
+
+    def _take_terms(self, terms: Mapping[str, Any], live: Mapping[int, int]) -> bool:
+        """Go by recovery terms, with a problem for each that the files contradict; False where they are not terms."""
+        said = {str(key): value for key, value in terms.items()}
+        numbers: list[int] = []
+        stated = dict(live)
+        try:
+            for key in ("next_seq_id", "next_deliver_seq_id"):
+                # An integer and nothing like it: a node calculates with what is there.
+                numbers.append(operator.index(said[key]))
+                if not 0 <= numbers[-1] <= MAX_SEQ_ID + 1:
+                    raise ValueError
+            key = "v2_index_state"
+            # A queue that was stopped under version 1 has none.
+            if key in said:
+                version, counts = said[key]
+                stated = {operator.index(number): operator.index(count) for number, count in counts.items()}
+                if version != _VERSION:
+                    raise ValueError
+        except (KeyError, TypeError, ValueError, AttributeError):
+            detail = f"the recovery terms lack or spoil {key!r}; the queue counts as dirty"
+            self.problems.append(Problem(self.path, None, "bad_terms", detail))
+            return False
+        self.next_seq_id, self.next_deliver_seq_id = numbers
+        for number in sorted(stated.keys() | live.keys()):
+            if stated.get(number, 0) != live.get(number, 0):
+                detail = f"the recovery terms say {stated.get(number, 0)} entries, the file {live.get(number, 0)}"
+                self.problems.append(Problem(self._file(number, "qi"), None, "segment_count_mismatch", detail))
+        lasts = [int(segment.seq_id[-1]) for segment in self.segments.values() if len(segment.seq_id)]
+        highest = max(lasts, default=-1)
+        if highest >= self.next_seq_id:
+            detail = f"the recovery terms say that the next sequence id is {self.next_seq_id}, but {highest} is taken"
+            self.problems.append(Problem(self.path, None, "next_seq_id_too_low", detail, highest))
+        return True
 
     def _file(self, number: int, kind: str) -> str:
         return os.path.join(self.path, f"{number}.{kind}")

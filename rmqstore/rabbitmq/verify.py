@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+import numpy as np
+
 from rmqstore import errors
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.rabbitmq.index_columns import IndexEntry
@@ -229,7 +231,8 @@ def _verify_directory(vhost: Vhost, queue: Queue, directory: QueueDirectory) -> 
     for index in indexes:
         for problem in index.problems:
             yield _finding(problem, _index_consequence(index, problem), queue.name)
-        if isinstance(index, QueueIndex) and index.recovered_clean:
+        # Half-way from one version to the other the terms count both.
+        if index.recovered_clean and (isinstance(index, QueueIndex) or len(indexes) == 1):
             yield from _verify_counts(index, directory, queue)
         yield from _verify_messages(vhost, queue, index)
 
@@ -250,10 +253,14 @@ def _index_consequence(index: QueueIndex | QueueIndexV2, problem: Problem) -> Co
 _VERSION_2 = {"nul_file": Consequence.REPAIRS, UNREADABLE: Consequence.HANGS}
 
 
-def _verify_counts(index: QueueIndex, directory: QueueDirectory, queue: Queue) -> Iterator[Finding]:
+def _verify_counts(index: QueueIndex | QueueIndexV2, directory: QueueDirectory, queue: Queue) -> Iterator[Finding]:
     terms = directory.terms or {}
-    columns = index.columns()
-    persistent = columns.size[(columns.flags & ENTRY_PERSISTENT) != 0]
+    if isinstance(index, QueueIndex):
+        columns = index.columns()
+        persistent = columns.size[(columns.flags & ENTRY_PERSISTENT) != 0]
+    else:
+        parts = [segment.size[segment.persistent] for segment in index.segments.values()]
+        persistent = np.concatenate([*parts, np.empty(0, np.int64)])
     for name, found in (("persistent_count", len(persistent)), ("persistent_bytes", int(persistent.sum()))):
         stated = terms.get(name)
         if isinstance(stated, int) and stated != found:

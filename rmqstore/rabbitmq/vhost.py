@@ -154,9 +154,7 @@ class QueueDirectory(NotCopied):
         if self.terms is None:
             return False
         if self.index_version == 2:
-            return "v2_index_state" in self.terms and all(
-                isinstance(self.terms.get(key), int) for key in ("next_seq_id", "next_deliver_seq_id")
-            )
+            return "v2_index_state" in self.terms and bool(self.indexes) and self.indexes[-1].recovered_clean
         clean = all(isinstance(index, QueueIndex) and index.recovered_clean for index in self.indexes)
         return clean and not self.unreadable
 

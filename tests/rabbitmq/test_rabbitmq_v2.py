@@ -15,12 +15,13 @@ import golden_rabbitmq
 import numpy as np
 import pytest
 
-from rmqstore.rabbitmq import _messages
+from rmqstore.rabbitmq import Vhost, _messages, dets, repair, verify
 from rmqstore.rabbitmq.batches import Batches
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore
 from rmqstore.rabbitmq.queue_index import IndexEntry
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2, both, read_segment_v2, read_store_v2
+from rmqstore.rabbitmq.term import Atom
 
 CASE = "19-clean-v2"
 
@@ -146,6 +147,43 @@ def test_made_files(tmp_path, padding, crc):
     said = QueueIndexV2.open(path, terms={"next_seq_id": 4100, "next_deliver_seq_id": 5})
     assert said.next_seq_id == 4100
     assert [entry.seq_id for entry in said if entry.delivered] == [seq for seq in live if seq < 5]
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ({"next_seq_id": Atom("undefined")}, "bad_terms"),
+        ({"next_deliver_seq_id": [1]}, "bad_terms"),
+        ({"next_seq_id": -5}, "bad_terms"),
+        ({"next_seq_id": 1 << 80}, "bad_terms"),
+        ({"next_deliver_seq_id": 2.5}, "bad_terms"),
+        ({"v2_index_state": 5}, "bad_terms"),
+        ({"v2_index_state": (1, {0: 20})}, "bad_terms"),
+        ({"v2_index_state": (2, [0])}, "bad_terms"),
+        ({"v2_index_state": (2, {Atom("a"): 20})}, "bad_terms"),
+        ({"v2_index_state": (2, {0: 7})}, "segment_count_mismatch"),
+        ({"v2_index_state": (2, {0: 20, 1: 1})}, "segment_count_mismatch"),
+        ({"next_seq_id": 5}, "next_seq_id_too_low"),
+        ({"persistent_count": 1}, "count_mismatch"),
+        ({"persistent_bytes": 1}, "count_mismatch"),
+    ],
+)
+def test_recovery_terms_that_a_node_would_not_take(golden_vhost_copy, tmp_path, change, kind):
+    # Each was a ValueError or TypeError of every command, or nothing was said.
+    path = golden_vhost_copy("19-clean-v2")
+    terms = dets.recovery_terms(dets.read(path / "recovery.dets"))
+    changed = (dets.recovery_object(name, {**each, **change}) for name, each in terms.items())
+    (path / "recovery.dets").write_bytes(dets.encode(changed))
+    with Vhost.open(path) as vhost:
+        (queue,) = vhost.queues()
+        assert sum(1 for _ in queue.messages()) == 20
+        (index,) = vhost.directories[0].indexes
+        if kind == "bad_terms":
+            assert not vhost.directories[0].clean and not index.recovered_clean
+            assert (index.next_seq_id, index.next_deliver_seq_id) == (4096, 4096)
+            assert next(iter(change)) in index.problems[0].detail
+    assert [finding.kind for finding in verify(path)] == [kind]
+    assert repair(path, tmp_path / "repaired").messages == 20 and not list(verify(tmp_path / "repaired"))
 
 
 def test_damage_is_named_and_the_rest_is_read(tmp_path):
