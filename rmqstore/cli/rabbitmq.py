@@ -11,7 +11,7 @@ import dataclasses
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import click
@@ -194,7 +194,7 @@ def info(path: str, as_json: bool, segment_entry_count: int | None) -> None:
         for problem in vhost.problems:
             note(f"{problem.path}: {problem.detail}")
         printer.line()
-    _end(0, 0, incomplete.end())
+    _end([], incomplete.end())
 
 
 def _queue_object(vhost: Vhost, queue: Queue) -> dict[str, Any]:
@@ -255,7 +255,7 @@ def queues(path: str, as_json: bool, segment_entry_count: int | None) -> None:
                 "problems",
             )
             printer.table(f"vhost {escape(vhost.name)}", columns, rows, left=3)
-    _end(0, 0, incomplete.end())
+    _end([], incomplete.end())
     if not any_queue:
         nothing("no queue has a directory here")
 
@@ -283,6 +283,11 @@ def _message_line(message: QueuedMessage) -> str:
 def _lost_sentence(number: int) -> str:
     what = "message is" if number == 1 else "messages are"
     return f"{number} {what} live in the index and lost on disk: rmqstore rabbitmq verify says more"
+
+
+def _undecoded_sentence(number: int) -> str:
+    what = "1 message is" if number == 1 else f"{number} messages are"
+    return f"{what} whole on disk and left out, as this release cannot decode them or their properties are damaged"
 
 
 def _unreadable_sentence(number: int) -> str:
@@ -330,13 +335,17 @@ def _incomplete_sentence(number: int) -> str:
     return f"{what} be read as a whole, so that messages may be missing here: rmqstore rabbitmq verify says more"
 
 
-def _end(lost: int, unreadable: int, incomplete: int) -> None:
+def _end(lost: Sequence[_Lost], incomplete: int) -> None:
     """Say each reason why an answer lacks something, and end with the exit code of findings if there is one."""
-    sentences = [_lost_sentence(lost)] if lost else []
-    sentences += [_unreadable_sentence(unreadable)] if unreadable else []
-    sentences += [_incomplete_sentence(incomplete)] if incomplete else []
-    for sentence in sentences[:-1]:
-        note(sentence)
+    numbers = (
+        (sum(each.number - each.unreadable - each.undecoded for each in lost), _lost_sentence),
+        (sum(each.undecoded for each in lost), _undecoded_sentence),
+        (sum(each.unreadable for each in lost), _unreadable_sentence),
+        (incomplete, _incomplete_sentence),
+    )
+    sentences = [sentence(number) for number, sentence in numbers if number]
+    for each in sentences[:-1]:
+        note(each)
     if sentences:
         nothing(sentences[-1])
 
@@ -348,16 +357,17 @@ class _Lost:
         self.printer = printer
         self.shown = shown
         self.number = 0
-        self.unreadable = 0
+        self.unreadable = self.undecoded = 0
 
     def __call__(self, lost: LostMessage) -> None:
         self.number += 1
-        self.unreadable += bool(lost.reason)
+        self.undecoded += lost.undecoded
+        self.unreadable += bool(lost.reason) and not lost.undecoded
         if self.printer.as_json and self.shown:
             value = {**lost._asdict(), "msg_id": lost.msg_id.hex()}
             self.printer.json_line({"type": "lost", **value})
         elif self.number <= _LOST_SHOWN:
-            text = f"{'not readable' if lost.reason else 'lost'}: {lost}"
+            text = f"{'left out' if lost.undecoded else 'not readable' if lost.reason else 'lost'}: {lost}"
             self.printer.line(escape(text)) if self.shown else note(f"queue {lost.queue}: {text}")
 
     def end(self) -> int:
@@ -388,7 +398,8 @@ def dump(
     stderr, and the exit code is 1.
     """
     printer = Printer(as_json)
-    shown = lost_num = unreadable_num = 0
+    shown = 0
+    ended = []
     incomplete = _Incomplete()
     _note_running(path)
     with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
@@ -398,7 +409,7 @@ def dump(
             if not as_json:
                 printer.line(f"queue {escape(queue.name)}: {queue.depth} messages")
             lost = _Lost(printer)
-            for number, message in enumerate(queue.messages(lost)):
+            for number, message in enumerate(queue.messages(lost, decoded=as_json)):
                 if number == max_num:
                     break
                 shown += 1
@@ -406,11 +417,11 @@ def dump(
                     printer.json_line({"type": "message", **message_object(queue, message)})
                 else:
                     printer.line(_message_line(message))
-            lost_num += lost.end() - lost.unreadable
-            unreadable_num += lost.unreadable
+            lost.end()
+            ended.append(lost)
             if not as_json:
                 printer.line()
-    _end(lost_num, unreadable_num, incomplete.end())
+    _end(ended, incomplete.end())
     if not shown:
         nothing("there are no messages")
 
@@ -573,7 +584,8 @@ def export_command(
         Printer(True).json_line({**value, "unreadable": lost.unreadable})
     else:
         note(f"{number} messages")
-    _end(lost.end() - lost.unreadable, lost.unreadable, incomplete.end())
+    lost.end()
+    _end([lost], incomplete.end())
     if not number:
         click.get_current_context().exit(FOUND_NOTHING)
 

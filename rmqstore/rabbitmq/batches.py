@@ -1,8 +1,8 @@
 """Messages of a queue as Arrow record batches: the columns of an export, and of Spark.
 
 Owns the schema, and how the terms of a batch are brought together from segments, journal and message store; they are decoded
-by the compiled core, many at once.  It only reads.  A message whose bytes are lost or damaged is passed over and told of, as
-`Queue.messages` does.
+by the compiled core, many at once.  It only reads.  A message whose bytes are lost or damaged, or of which a column
+that is asked for cannot be decoded, is passed over and told of, as `Queue.messages` does.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rmqstore._core import Region
-from rmqstore.errors import CorruptionError
+from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.rabbitmq import _term, amqp
 from rmqstore.rabbitmq.amqp import Timestamp
 from rmqstore.rabbitmq.columns import arrow_arrays, pyarrow
 from rmqstore.rabbitmq.directory import map_file
 from rmqstore.rabbitmq.index_columns import IndexColumns, IndexEntry
+from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore
 from rmqstore.rabbitmq.queue_index import ENTRY_EMBEDDED, ENTRY_PERSISTENT, QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
@@ -43,6 +44,7 @@ _TEXTS = (
     "content_type", "content_encoding", "correlation_id", "reply_to", "expiration", "message_id", "type", "user_id", "app_id",
     "cluster_id",
 )  # fmt: skip
+_OF_PROPERTIES = {*_TEXTS, "headers", "delivery_mode", "priority", "timestamp"}
 #: Columns of a batch, in their order.
 COLUMNS = (
     *_OF_THE_INDEX, "exchange", "routing_keys", "body", *_TEXTS, "headers", "delivery_mode", "priority", "timestamp"
@@ -133,7 +135,7 @@ def schema(columns: Sequence[str] = COLUMNS) -> pa.Schema:
 
 
 class LostMessage(NamedTuple):
-    """A message that a queue's index has, and whose bytes are not there, or are not a message.
+    """A message that a queue's index has, and whose bytes are not there, are not a message, or cannot be decoded.
 
     Attributes
     ----------
@@ -147,8 +149,14 @@ class LostMessage(NamedTuple):
         The file of the index that knows it.
     embedded : bool
         Its bytes should stand in the queue's own files; otherwise in the vhost's message store.
+    pos : int
+        Where in `path` its entry or its bytes begin.
     reason : str
-        Why they cannot be read although they may be whole, as of an unreadable file; empty where they are lost.
+        Why they cannot be read although they may be whole, as of an unreadable file, or why they cannot be decoded;
+        empty where they are lost.
+    undecoded : bool
+        The bytes are there and cannot be decoded.  `entries` of a queue's directory, and `MessageStore.read_term`, give
+        them as they are.
     """
 
     queue: str
@@ -157,13 +165,31 @@ class LostMessage(NamedTuple):
     level: int | None
     path: str
     embedded: bool
+    pos: int = 0
     reason: str = ""
+    undecoded: bool = False
 
     def __str__(self) -> str:
-        where = "the queue's own files" if self.embedded else "the message store"
         level = "" if self.level is None else f" of level {self.level}"
+        if self.undecoded:
+            where = f"{self.path}:{self.pos}" + ("" if self.embedded else ", in the message store")
+            what = f"seq_id {self.seq_id}{level} (message {self.msg_id.hex()}, {where})"
+            return f"{what} cannot be decoded: {self.reason}"
+        where = "the queue's own files" if self.embedded else "the message store"
         which = f"seq_id {self.seq_id}{level} (message {self.msg_id.hex()}, {self.path})"
         return f"{which} cannot be read: {self.reason}" if self.reason else f"{which} has no whole bytes in {where}"
+
+
+def undecoded(message: Message, properties: bool = True) -> str | None:
+    """str or None: why a message whose term is whole has no body, or no `properties` if they are asked for, here."""
+    try:
+        if not message.readable:
+            message.body_size  # noqa: B018
+        elif properties:
+            message.properties  # noqa: B018
+    except StoreError as error:
+        return error.message
+    return None
 
 
 class LostMessages:
@@ -343,7 +369,7 @@ class Batches:
             np.array([entry.expiry_us for entry in entries], np.uint64).view(np.int64),
             np.frombuffer(b"".join(entry.msg_id for entry in entries), np.uint8).reshape(-1, 16),
             np.zeros(len(entries), np.int64),
-            np.zeros(len(entries), np.int64),
+            np.array([entry.pos or 0 for entry in entries], np.int64),
             sizes,
         )
         batch = self._finish(
@@ -389,8 +415,15 @@ class Batches:
             numbers,
             ["status", *self._of_messages],
         )
-        good = there & (decoded["status"] != _term.RowStatus.ROW_DAMAGED)
+        status = decoded["status"]
+        whole = there & (status != _term.RowStatus.ROW_DAMAGED)
+        good = whole & (status != _term.RowStatus.ROW_UNREADABLE)
         made = arrow_arrays(decoded, self._of_messages, header_text=header_text)
+        # Nulls would say that the message has no properties.
+        if not _OF_PROPERTIES.isdisjoint(self._of_messages):
+            good &= status != _term.RowStatus.ROW_BAD_PROPERTIES
+        if "headers" in made:
+            good &= ~(decoded["headers"][2].astype(bool) & made["headers"].is_null().to_numpy(zero_copy_only=False))
         count = len(good)
         of_the_queue = {"vhost": _utf8(self._vhost), "queue": _utf8(self._queue), "level": self._level}
         arrays = []
@@ -419,6 +452,11 @@ class Batches:
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         if not good.all():
             for i in np.flatnonzero(~good).tolist():
+                reason = None
+                if whole[i]:
+                    source, at, size = sources[numbers[i]], int(positions[i]), int(sizes[i])
+                    term = source[at : at + size] if isinstance(source, bytes) else source.read(at, size)
+                    reason = undecoded(Message.from_term(term))
                 lost.add(
                     LostMessage(
                         self._queue,
@@ -427,7 +465,9 @@ class Batches:
                         self._level,
                         paths[i],
                         bool(inside[i]),
-                        self._reasons.get(i, ""),
+                        int(rows.pos[i]),
+                        reason or self._reasons.get(i, ""),
+                        bool(reason),
                     )
                 )
             batch = batch.filter(pa.array(good))

@@ -26,12 +26,12 @@ from rmqstore.rabbitmq.definitions import QueueDefinition, fate_of_expired
 from rmqstore.rabbitmq.index_columns import IndexEntry
 from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message_store import MessageStore
+from rmqstore.rabbitmq.problem import UNREADABLE
 from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
 from rmqstore.rabbitmq.verify import (
     STALE,
     STORE_CONSEQUENCES,
-    UNREADABLE,
     UNREADABLE_STORE,
     WIDEST_GAP,
     Consequence,

@@ -168,8 +168,8 @@ def export(
     progress : callable, optional
         Called with (messages done, messages in all).
     on_lost : callable, optional
-        Told of each message that is live and cannot be written, as its bytes are lost; by default a warning for each queue says
-        how many there were.
+        Told of each message that is live and cannot be written, as its bytes are lost or cannot be decoded; by
+        default a warning for each queue says how many there were.
     on_incomplete : callable, optional
         Told of each place of the indexes that cannot be read, behind which messages may stand that are left out, before
         the first message is written; by default a warning for each queue says so.
@@ -249,7 +249,7 @@ def _told(
     total = sum(queue.depth for queue in queues) if progress is not None else 0
     done = 0
     for queue in queues:
-        for message in queue.messages(on_lost):
+        for message in queue.messages(on_lost, decoded=True):
             yield queue, message
             done += 1
             if progress is not None and done % 1000 == 0:

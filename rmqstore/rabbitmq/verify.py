@@ -101,7 +101,6 @@ _TERMS = {
     "segment_count_mismatch": Consequence.HIDES,
     "next_seq_id_too_low": Consequence.HIDES,
 }
-UNREADABLE = "unreadable"
 UNREADABLE_STORE = "unreadable_store"
 # Segments between two messages of a queue; more than this are a damaged sequence id, and more than a node has patience for.
 WIDEST_GAP = 1 << 20

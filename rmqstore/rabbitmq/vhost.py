@@ -25,7 +25,7 @@ from rmqstore._shown import shows
 from rmqstore.errors import CorruptionError, GeometryError, StoreClosedError, StoreError
 from rmqstore.files.mapped_file import NotCopied, fsync_directory, open_regular
 from rmqstore.rabbitmq import dets, layout, term
-from rmqstore.rabbitmq.batches import COLUMNS, Batches, LostMessage, LostMessages
+from rmqstore.rabbitmq.batches import COLUMNS, Batches, LostMessage, LostMessages, undecoded
 from rmqstore.rabbitmq.definitions import QueueDefinition, data_directory, durable_queues
 from rmqstore.rabbitmq.index_columns import IndexEntry
 from rmqstore.rabbitmq.index_files import JOURNAL, read_segment
@@ -339,32 +339,38 @@ class Queue(NotCopied):
         """list of Problem: those of them behind which live messages may stand that are neither given nor counted."""
         return [problem for each in self.directories for problem in each.incomplete]
 
-    def messages(self, on_lost: Callable[[LostMessage], None] | None = None) -> Iterator[QueuedMessage]:
+    def messages(
+        self, on_lost: Callable[[LostMessage], None] | None = None, *, decoded: bool = False
+    ) -> Iterator[QueuedMessage]:
         """The live messages, oldest first; of a priority queue the highest level first, as the node delivers.
 
-        A message whose bytes are lost counts in `depth` and cannot be given.  What stands behind damage of the index is
-        not even counted: `incomplete` says where that may be.
+        A message whose bytes are lost, or are of a protocol that is not decoded here, counts in `depth` and cannot be
+        given.  What stands behind damage of the index is not even counted: `incomplete` says where that may be.
 
         Parameters
         ----------
         on_lost : callable, optional
             Told of each such message in its turn; by default a warning at the end says how many there were, and another
             one where messages may be missing.
+        decoded : bool
+            Do not give a message whose properties cannot be decoded, but tell of it too.
         """
         lost = LostMessages(on_lost)
         for directory in reversed(self.directories):
             level = directory.queue_name.priority if directory.queue_name else None
             for entry in directory.entries():
-                reason = ""
+                unread = ""
                 try:
                     found = self._vhost.message_of(entry)
                 except OSError as error:
-                    found, reason = None, str(error)
-                if found is not None:
+                    found, unread = None, str(error)
+                reason = None if found is None else undecoded(found[0], decoded)
+                if found is not None and reason is None:
                     yield QueuedMessage(entry, found[0], level, found[1])
                 else:
                     embedded = entry.message is not None
-                    lost.add(LostMessage(self.name, entry.seq_id, entry.msg_id, level, entry.path, embedded, reason))
+                    place = (entry.path, embedded, entry.pos or 0, reason or unread, reason is not None)
+                    lost.add(LostMessage(self.name, entry.seq_id, entry.msg_id, level, *place))
         lost.warn()
         if on_lost is None:
             self.warn_incomplete()

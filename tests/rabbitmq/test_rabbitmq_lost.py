@@ -10,14 +10,18 @@ from __future__ import annotations
 import json
 import logging
 import os
+import struct
+import zlib
 from pathlib import Path
 
+import classic_queue_oracle as oracle
 import golden
 import pytest
 from click.testing import CliRunner
 
 from rmqstore import cli
-from rmqstore.rabbitmq import Vhost, export
+from rmqstore.rabbitmq import Message, QueueIndex, Vhost, export, layout, term
+from rmqstore.rabbitmq.term import Atom
 
 CASE = "13-clean-fanout-refcount"
 
@@ -95,6 +99,78 @@ def test_a_dump_names_them_in_their_places(damaged):
     for line in lines:
         shown.setdefault(line["queue"], []).append(line["seq_id"])
     assert all(numbers == sorted(numbers) for numbers in shown.values())
+
+
+def deep_headers(levels: int) -> bytes:
+    """Properties with a header table of so many levels."""
+    table = b""
+    for _ in range(levels):
+        table = b"\x01kF" + len(table).to_bytes(4, "big") + table
+    return b"\x20\x00" + len(table).to_bytes(4, "big") + table
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("kind", ["mc_amqp", "flags", "headers"])
+def test_a_message_that_cannot_be_decoded_stops_no_other(tmp_path, kind, version):
+    # JSON lines and dump ended with it; Arrow and Parquet gave nulls without a word.
+    msg_id = b"cannot be decode"
+    if kind == "mc_amqp":
+        # As 3.13 and later write what an AMQP 1.0 or MQTT publisher sent.
+        about = {Atom("id"): msg_id, Atom("x"): b"", Atom("rk"): [b"q"]}
+        strange = term.encode((Atom("mc"), Atom("mc_amqp"), (Atom("x"), 5), about))
+    else:
+        properties = b"\xff\xff\x01" if kind == "flags" else deep_headers(300)
+        framing = Atom("rabbit_framing_amqp_0_9_1")
+        content = (Atom("content"), 60, Atom("none"), properties, framing, [b"body"])
+        exchange = (Atom("resource"), b"/", Atom("exchange"), b"")
+        strange = term.encode((Atom("basic_message"), exchange, [b"q"], content, msg_id, Atom("true")))
+    path = tmp_path / "vhost"
+    folder = path / "queues" / layout.queue_directory("/", "q")
+    folder.mkdir(parents=True)
+    (path / ".vhost").write_bytes(b"/")
+    (path / ".config").write_bytes(layout.format_config(2048))
+    (folder / ".queue_name").write_bytes(layout.format_queue_name("/", "q"))
+    terms = [Message(b"first").term, strange, Message(b"last").term]
+    if version == 1:
+        with QueueIndex.open(folder, create=True) as index:
+            for each in terms:
+                index.deliver([index.publish(message=each, size=4, persistent=True)])
+            index.flush()
+    else:
+        store = bytearray(struct.pack(">IBQQ", 0x52435153, 2, 0, 4096).ljust(64, b"\0"))
+        entries = []
+        for number, each in enumerate(terms):
+            entries.append(oracle.EntryV2(number, True, 2, b"", len(store), len(each), 4, 0))
+            store += struct.pack(">IBHB", len(each), 1, zlib.crc32(each) & 0xFFFF, 0) + each
+        (folder / "0.qi").write_bytes(oracle.encode_qi(0, 4096, entries, 64 + 32 * 4))
+        (folder / "0.qs").write_bytes(store)
+    before = golden.tree(path)
+    told = []
+    with Vhost.open(path) as vhost:
+        (queue,) = vhost.queues()
+        assert [message.body for message in queue.messages(told.append, decoded=True)] == [b"first", b"last"]
+        assert [each.seq_id for each in told] == [1] and told[0].reason and told[0].pos > 0
+        # What is asked for can be given.
+        whole = [message.body for message in queue.messages(told.append)]
+        rows = [row["body"] for batch in queue.batches(("body",), told.append) for row in batch.to_pylist()]
+        assert whole == rows == ([b"first", b"last"] if kind == "mc_amqp" else [b"first", b"body", b"last"])
+        assert next(each.message for each in vhost.directories[0].entries() if each.seq_id == 1) == strange
+    for format in ("jsonl", "arrow", "parquet"):
+        done = run("export", path, "-O", tmp_path / f"out.{format}")
+        assert done.exit_code == 1 and "2 messages" in done.stderr
+        assert f"left out: seq_id 1 (message {msg_id.hex()}, {told[0].path}:{told[0].pos}) cannot be" in done.stderr
+    feather = pytest.importorskip("pyarrow.feather")
+    assert feather.read_table(tmp_path / "out.arrow")["body"].to_pylist() == [b"first", b"last"]
+    done = run("dump", path, "--json")
+    assert done.exit_code == 1
+    assert [json.loads(line)["type"] for line in done.stdout.splitlines()] == ["message", "lost", "message"]
+    assert run("dump", path).exit_code == (kind == "mc_amqp")
+    if kind == "mc_amqp":
+        # It is whole for a node, and repair keeps it.
+        assert run("verify", path).exit_code == 0
+        assert run("repair", path, tmp_path / "repaired").exit_code == 0
+        assert run("dump", tmp_path / "repaired").exit_code == 1
+    assert golden.tree(path) == before
 
 
 def test_a_sound_vhost_ends_with_0(golden_vhost, tmp_path):
