@@ -212,6 +212,8 @@ class _Repair:
         self.now = time.time_ns() // 1_000_000
         self.findings = list(verify_vhost(vhost))
         self.terms: dict[str, dict[str, Any]] = {}
+        # Ids of records whose terms hold another one, which message and entries get in the output.
+        self.renamed: dict[bytes, bytes] = {}
         for finding in self.findings:
             if finding.kind == UNREADABLE_STORE and finding.path.startswith(os.path.join(vhost.path, PERSISTENT)):
                 # What the system does not give out is not lost; nobody is to throw the source away for such an output.
@@ -238,7 +240,7 @@ class _Repair:
             if not store_wrong:
                 self._copy_store(store_path, with_clean_state=healthy)
                 # Without the clean state a node reads what that let it pass over, as after the size that it states.
-                store_wrong = not healthy and self._scan_meets_damage(kept)
+                store_wrong = bool(self.renamed) or (not healthy and self._scan_meets_damage(kept))
             if store_wrong:
                 self._rewrite_store(kept)
         os.makedirs(os.path.join(self.output, TRANSIENT), exist_ok=True)
@@ -275,7 +277,7 @@ class _Repair:
             finding.consequence in _GRAVE and (finding.path == directory.path or finding.path.startswith(prefix))
             for finding in self.findings
         )
-        rows = _Rows(self.vhost, directory, self.now)
+        rows = _Rows(self.vhost, directory, self.now, self.renamed)
         terms = directory.terms
         if self._deleted(directory):
             for _ in rows:
@@ -387,14 +389,15 @@ class _Repair:
             for at in range(0, len(ids), 16):
                 msg_id = ids[at : at + 16]
                 if msg_id in kept:
-                    store.write(msg_id, source.read_term(msg_id))
+                    store.write(self.renamed.get(msg_id, msg_id), source.read_term(msg_id))
 
 
 class _Rows:
     """The entries of a directory that can be delivered, and the number of those that cannot; to be gone over once."""
 
-    def __init__(self, vhost: Vhost, directory: QueueDirectory, now: int):
+    def __init__(self, vhost: Vhost, directory: QueueDirectory, now: int, renamed: dict[bytes, bytes]):
         self.vhost = vhost
+        self.renamed = renamed
         self.directory = directory
         self.now = now
         self.messages = self.lost = self.transient = self.expired = self.unreadable = 0
@@ -435,6 +438,7 @@ class _Rows:
                 continue
             if entry.message is None:
                 self.stored.add(entry.msg_id)
+                entry = entry._replace(msg_id=self.renamed.get(entry.msg_id, entry.msg_id))
             self.messages += 1
             if entry.expiry is not None and entry.expiry <= self.now:
                 self.expired += 1
@@ -444,10 +448,19 @@ class _Rows:
         if entry.msg_id in self.stored:
             return True
         try:
-            stored = self.vhost.stored_term(entry)
-            return stored is not None and unreadable(stored) is None
+            term = self.vhost.stored_term(entry)
         except CorruptionError:
             return False
+        if term is None or unreadable(term) is not None:
+            return False
+        found = _term.message_id_of(term)
+        if found is not None and found != entry.msg_id:
+            # The message is whole.  Where its own id is another message's too, nothing tells which of them has it.
+            store = self.vhost.store()
+            if (store is not None and found in store) or found in self.renamed.values():
+                return self.renamed.get(entry.msg_id) == found
+            self.renamed[entry.msg_id] = found
+        return True
 
 
 def _seq_ids(index: QueueIndex | QueueIndexV2) -> np.ndarray:

@@ -16,6 +16,7 @@ import numpy as np
 
 from rmqstore import errors
 from rmqstore.errors import CorruptionError, StoreError
+from rmqstore.rabbitmq import _term
 from rmqstore.rabbitmq.index_columns import IndexEntry
 from rmqstore.rabbitmq.layout import LEGACY_SEGMENT_ENTRY_COUNT
 from rmqstore.rabbitmq.message import Message
@@ -285,6 +286,9 @@ def _verify_messages(vhost: Vhost, queue: Queue, index: QueueIndex | QueueIndexV
         try:
             stored = vhost.stored_term(entry)
             reason = None if stored is None else unreadable(stored)
+            found = None if stored is None else _term.message_id_of(stored)
+            if reason is None and found is not None and found != entry.msg_id:
+                reason = f"its term holds the id {found.hex()}, its record and this entry {entry.msg_id.hex()}"
         except OSError as error:
             if entry.persistent:
                 hidden.append((entry, error))

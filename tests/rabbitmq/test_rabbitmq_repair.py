@@ -25,6 +25,7 @@ from rmqstore.errors import StoreError
 from rmqstore.rabbitmq import (
     Consequence,
     Message,
+    MessageStore,
     QueueDefinition,
     QueueIndex,
     Vhost,
@@ -176,6 +177,35 @@ def test_what_the_index_leaves_out_for_its_term_is_given_or_counted(tmp_path, fi
     assert [message.term for message in found] == [each.term for each in messages if each is not of_term]
     assert [message.msg_id for message in found] == [each.msg_id for each in messages if each is not of_term]
     assert list(verify(tmp_path / "repaired")) == []
+
+
+@pytest.mark.parametrize("unwritten", [False, True])
+def test_a_stored_message_with_another_id_than_its_record(tmp_path, unwritten):
+    # verify said nothing, and where the message files had to be written again the repair ended with an error.
+    path, (small,) = made(tmp_path, 1)
+    large = [Message(b"%d" % n + b"x" * 6000, properties={"delivery_mode": 2}) for n in range(4)]
+    with MessageStore.open(path / "msg_store_persistent", references={}) as store:
+        store.write_many([each.msg_id for each in large], large)
+    for name in ("q", "second"):
+        with QueueIndex.open(path / "queues" / layout.queue_directory("/", name), create=True) as index:
+            index.publish_many(msg_ids=[each.msg_id for each in large], sizes=[6001] * 4, deliver=True)
+            index.flush()
+    file = path / "msg_store_persistent" / "0.rdq"
+    data = bytearray(file.read_bytes())
+    data[data.rfind(large[1].msg_id)] ^= 1
+    data[-1] = 0 if unwritten else data[-1]
+    file.write_bytes(data)
+    inner = bytes([large[1].msg_id[0] ^ 1]) + large[1].msg_id[1:]
+    findings = [finding for finding in verify(path) if finding.kind == "bad_message"]
+    assert len(findings) == 2 and all(inner.hex() in finding.detail for finding in findings)
+    report = repair(path, tmp_path / "repaired")
+    assert report.lost == 2 * unwritten and list(verify(tmp_path / "repaired")) == []
+    kept = [each.body for each in (large[:-1] if unwritten else large)]
+    with Vhost.open(tmp_path / "repaired") as vhost:
+        for queue in vhost.queues():
+            messages = [message for message in queue.messages() if message.body != small.body]
+            assert [message.body for message in messages] == kept
+            assert messages[1].msg_id == messages[1].message.msg_id == inner
 
 
 def test_a_segment_that_the_system_does_not_give_out_is_not_lost(tmp_path, monkeypatch):
