@@ -39,6 +39,8 @@ DEFAULT_SEGMENT_ENTRY_COUNT_V2 = 4096
 MEMORY, SHARED, PER_QUEUE = 0, 1, 2
 
 _HEAD_SIZE = 64
+# Entries of one file, more than anybody configures: a damaged head may say any number.
+_MAX_COUNT = 1 << 20
 _VERSION = 2
 _QI_MAGIC, _QS_MAGIC = 0x52435149, 0x52435153
 _NAME = re.compile(r"(0|[1-9]\d{0,17})\.(qi|qs)")
@@ -104,7 +106,7 @@ def _head(data: bytes, magic: int) -> tuple[int, int] | str:
     if data[4] != _VERSION:
         return f"the file says version {data[4]}, not {_VERSION}"
     first, end = int.from_bytes(data[5:13], "big"), int.from_bytes(data[13:21], "big")
-    if not first < end < 1 << 62:
+    if not first < end < 1 << 62 or end - first > _MAX_COUNT:
         return f"the file says sequence ids from {first} to {end}"
     return first, end
 
@@ -145,6 +147,16 @@ def read_segment_v2(source: str | os.PathLike[str] | bytes, number: int | None =
         end = first + DEFAULT_SEGMENT_ENTRY_COUNT_V2
     else:
         first, end = head
+        count = end - first
+        if number is not None and first != number * count:
+            # A node finds a file by its name, and reads no range from it.
+            count = count if first % count == 0 else DEFAULT_SEGMENT_ENTRY_COUNT_V2
+            says = f"the file says sequence ids from {first} to {end}, its name from {number * count} on"
+            problems.append(Problem(path, 5, "range_mismatch", f"{says}; the name counts, as for a node", None))
+            first, end = number * count, (number + 1) * count
+    if end > MAX_SEQ_ID:
+        problems.append(Problem(path, 0, "bad_name", "no sequence id is as high as this name says", None))
+        first, end = 0, 0
     # The file may end early: what is not there was never an entry.
     rows = min(max(len(data) - _HEAD_SIZE, 0) // 32, end - first)
     over = len(data) - _HEAD_SIZE - 32 * rows
@@ -353,6 +365,8 @@ class QueueIndexV2(NotCopied):
         for number in sorted(stores - numbers):
             detail = f"there is no {number}.qi, so nobody refers to what is in it"
             index.problems.append(Problem(index._file(number, "qs"), 0, "store_without_index", detail, None))
+        index.next_seq_id = index.next_deliver_seq_id = 0
+        index._leave_out_copies()
         ends = [segment.end for segment in index.segments.values() if len(segment.seq_id)]
         index.next_seq_id = index.next_deliver_seq_id = max(ends, default=0)
         index.recovered_clean = terms is not None and index._take_terms(terms, live)
@@ -410,6 +424,26 @@ class QueueIndexV2(NotCopied):
         columns = {name: getattr(segment, name)[keep] for name in SegmentV2._fields[2:-1]}
         return segment._replace(**columns)
 
+    def _leave_out_copies(self) -> None:
+        # A queue has each message once: what a file that was renamed has of another one is a copy, which may be old.
+        renamed = [
+            number
+            for number, segment in self.segments.items()
+            if any(problem.kind == "range_mismatch" for problem in segment.problems)
+        ]
+        for number in renamed:
+            rest = self._entries(self.segments.keys() - {number})
+            others = {entry.msg_id: entry.path for entry in rest if any(entry.msg_id)}
+            same = next((entry for entry in self._entries([number]) if entry.msg_id in others), None)
+            if same is None:
+                continue
+            segment, path = self.segments[number], self._file(number, "qi")
+            detail = f"{len(segment.seq_id)} entries left out: {others[same.msg_id]} has message {same.msg_id.hex()} too"
+            self.problems.append(Problem(path, 0, "copied_segment", detail, None))
+            columns = {name: getattr(segment, name)[:0] for name in SegmentV2._fields[2:-1]}
+            self.segments[number] = segment._replace(**columns)
+            self._verdicts[number] = self._verdicts[number][:0]
+
     def _check_store(self, number: int, segment: SegmentV2) -> None:
         own = np.flatnonzero(segment.location == PER_QUEUE)
         verdicts = np.zeros(len(segment.seq_id), np.uint8)
@@ -466,7 +500,11 @@ class QueueIndexV2(NotCopied):
         cannot be trusted (then `problems` says why, and `msg_id` is 16 zero bytes).  `path` is the N.qi, but the N.qs
         of a message in it that is given, or that cannot be read.
         """
-        for number, segment in sorted(self.segments.items(), key=lambda item: item[1].first):
+        return self._entries(self.segments)
+
+    def _entries(self, numbers: Iterable[int]) -> Iterator[IndexEntry]:
+        chosen = [(number, self.segments[number]) for number in numbers]
+        for number, segment in sorted(chosen, key=lambda item: item[1].first):
             verdicts = self._verdicts[number]
             qi_path, qs_path = self._file(number, "qi"), self._file(number, "qs")
             data = b""

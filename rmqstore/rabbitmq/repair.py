@@ -30,6 +30,7 @@ from rmqstore.rabbitmq.problem import UNREADABLE
 from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
 from rmqstore.rabbitmq.verify import (
+    COPIED_SEGMENT,
     STALE,
     STORE_CONSEQUENCES,
     UNREADABLE_STORE,
@@ -274,7 +275,8 @@ class _Repair:
         target = os.path.join(self.output, "queues", directory.name)
         prefix = directory.path + os.sep
         wrong = any(
-            finding.consequence in _GRAVE and (finding.path == directory.path or finding.path.startswith(prefix))
+            (finding.consequence in _GRAVE or finding.kind == COPIED_SEGMENT)
+            and (finding.path == directory.path or finding.path.startswith(prefix))
             for finding in self.findings
         )
         rows = _Rows(self.vhost, directory, self.now, self.renamed)

@@ -102,6 +102,7 @@ _TERMS = {
     "segment_count_mismatch": Consequence.HIDES,
     "next_seq_id_too_low": Consequence.HIDES,
 }
+COPIED_SEGMENT = "copied_segment"
 UNREADABLE_STORE = "unreadable_store"
 # Segments between two messages of a queue; more than this are a damaged sequence id, and more than a node has patience for.
 WIDEST_GAP = 1 << 20
@@ -250,7 +251,12 @@ def _index_consequence(index: QueueIndex | QueueIndexV2, problem: Problem) -> Co
     return _JOURNAL.get(problem.kind, Consequence.HANGS)
 
 
-_VERSION_2 = {"nul_file": Consequence.REPAIRS, UNREADABLE: Consequence.HANGS}
+# A node goes by the name: it does not find renamed entries where they were, and gives copied ones twice.
+_VERSION_2 = {
+    "nul_file": Consequence.REPAIRS,
+    COPIED_SEGMENT: Consequence.REDELIVERS,
+    UNREADABLE: Consequence.HANGS,
+}
 
 
 def _verify_counts(index: QueueIndex | QueueIndexV2, directory: QueueDirectory, queue: Queue) -> Iterator[Finding]:

@@ -231,6 +231,49 @@ def test_damage_is_named_and_the_rest_is_read(tmp_path):
     assert [entry.seq_id for entry in entries] == live[1:] and not kinds
 
 
+@pytest.mark.parametrize("how", ["copied", "old copy", "renamed", "head"])
+def test_a_file_under_another_number(golden_vhost_copy, tmp_path, how):
+    # Its head was believed: copied files gave every message twice, and nothing was said.
+    path = golden_vhost_copy(CASE)
+    with Vhost.open(path) as vhost:
+        (queue,) = vhost.queues()
+        sound = [(message.seq_id, message.body) for message in queue.messages()]
+        depth = queue.depth
+    (folder,) = path.glob("queues/*")
+    for ending in ("qi", "qs"):
+        file = folder / f"0.{ending}"
+        if how == "renamed":
+            file.rename(folder / f"7.{ending}")
+        elif how != "head":
+            (folder / f"7.{ending}").write_bytes(file.read_bytes())
+    data = bytearray((folder / "0.qi").read_bytes()) if how != "renamed" else b""
+    if how == "old copy":
+        # Its first message was acknowledged since.
+        data[64 + 32 * sound[0][0]] = 0
+        sound, depth = sound[1:], depth - 1
+    elif how == "head":
+        struct.pack_into(">QQ", data, 5, 4096, 8192)
+    if data:
+        (folder / "0.qi").write_bytes(data)
+    shift = 7 * 4096 if how == "renamed" else 0
+    with Vhost.open(path) as vhost:
+        (queue,) = vhost.queues()
+        assert [(message.seq_id - shift, message.body) for message in queue.messages()] == sound
+        assert queue.depth == depth
+    kinds = {finding.kind for finding in verify(path)}
+    assert "range_mismatch" in kinds and ("copied_segment" in kinds) == ("cop" in how)
+    report = repair(path, tmp_path / "repaired")
+    assert (report.messages, report.lost) == (len(sound), 0)
+    assert list(verify(tmp_path / "repaired")) == []
+
+
+def test_a_name_or_a_head_beyond_all_sequence_ids(tmp_path):
+    made(tmp_path, number=10**17)
+    kinds = [problem.kind for problem in QueueIndexV2.open(tmp_path).problems]
+    assert kinds == ["range_mismatch", "bad_name", "beyond_range"]
+    assert read_segment_v2(oracle.encode_qi(0, 2**60, [], 64)).problems[0].kind == "bad_head"
+
+
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.slow)])
 def test_every_bit(tmp_path, step):
     path = tmp_path / "queue"
