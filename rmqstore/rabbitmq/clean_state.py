@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rmqstore.errors import CorruptionError, StoreError
-from rmqstore.files.mapped_file import fsync_directory, naming_errors, open_regular
+from rmqstore.files.mapped_file import fsync_directory, naming_errors
 from rmqstore.rabbitmq import _messages
+from rmqstore.rabbitmq.directory import map_file, read_present
 from rmqstore.rabbitmq.ets import FileSummary, clean_dot, file_summaries, header_of, is_counted, parse, parse_clean_dot
 from rmqstore.rabbitmq.message_files import MAX_FILE, MessageFiles
 from rmqstore.rabbitmq.problem import Problem
@@ -52,16 +53,12 @@ def read_clean_state(message_files: MessageFiles, present: list[int], client_ref
     for path in (summary_path, index_path):
         if not os.path.exists(path):
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    with open(open_regular(clean_path), "rb") as file:
-        text = file.read()
-    refs = parse_clean_dot(text, path=clean_path)
+    refs = parse_clean_dot(_small(clean_path), path=clean_path)
     if client_refs is not None and sorted(refs) != client_refs:
         raise CorruptionError("the state was made for other queues than those with recovery terms", clean_path, 0)
 
-    with open(open_regular(summary_path), "rb") as file:
-        data = file.read()
     files: dict[int, list[int]] = {}
-    for row in _summaries(data, summary_path):
+    for row in _summaries(_small(summary_path), summary_path):
         path = message_files.path_of(row.file) if 0 <= row.file <= MAX_FILE else summary_path
         if row.file in files:
             raise CorruptionError(f"the clean state has two rows of {row.file}.rdq", summary_path, 0)
@@ -81,16 +78,22 @@ def read_clean_state(message_files: MessageFiles, present: list[int], client_ref
         message_files.problems.append(Problem(message_files.path_of(number), 0, "unknown_file", detail, None))
     files = dict(sorted(files.items()))
 
-    with open(open_regular(index_path), "rb") as file:
-        data = file.read()
-    header, at = _ets_header(data, index_path)
-    table = _messages.LocationTable(len(data) // 60)
+    # It has a row for each message, and may be as large as it says.
+    region = map_file(index_path)
+    if region is None:
+        raise CorruptionError("the file is not a table that was closed", index_path, 0)
     try:
-        loaded, at = table.load_ets_items(data, at)
-    except StoreError as error:
-        # The compiled module knows no paths.
-        raise type(error)(error.message, index_path, error.pos) from None
-    _check_ets_end(data, at, loaded, index_path)
+        with region.view(0, region.size) as data:
+            header, at = _ets_header(data, index_path)
+            table = _messages.LocationTable(min(len(data) // 60, sum(size for _, size in files.values()) // 25))
+            try:
+                loaded, at = table.load_ets_items(data, at)
+            except StoreError as error:
+                # The compiled module knows no paths.
+                raise type(error)(error.message, index_path, error.pos) from None
+            _check_ets_end(data, at, loaded, index_path)
+    finally:
+        region.close()
     numbers = np.array(list(files), np.int64)
     valid, wrong = table.sums(numbers, np.array([size for _, size in files.values()], np.int64))
     if wrong:
@@ -152,6 +155,8 @@ def _write_file(path: str, data: bytes) -> None:
 # --------------------------------------------------------------------------------------------------- ets tables (§9.3)
 
 _ETS_HEAD = bytes.fromhex("0102030463584d0b")
+# Bytes of the first and the last item of a table, more than they have.
+_MAX_ITEM = 1 << 20
 
 
 def _ets_item(term: bytes) -> bytes:
@@ -180,12 +185,21 @@ def _ets_bytes(name: str, kind: str, objects: bytes, count: int, node: str) -> b
     return _ETS_HEAD + _ets_item(encode(header)) + objects + _ets_item(encode(end))
 
 
-def _ets_header(data: bytes, path: str) -> tuple[dict[str, Any], int]:
+def _small(path: str) -> bytes:
+    try:
+        return read_present(path)
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        raise CorruptionError(error.strerror or "the file is too large", path, 0) from None
+
+
+def _ets_header(data: memoryview, path: str) -> tuple[dict[str, Any], int]:
     size = int.from_bytes(data[8:12], "big")
-    if data[:8] != _ETS_HEAD or data[12:16] != b"bWLA" or not 0 < size <= len(data) - 16:
+    if bytes(data[:8]) != _ETS_HEAD or bytes(data[12:16]) != b"bWLA" or not 0 < size <= min(len(data) - 16, _MAX_ITEM):
         raise CorruptionError("the file is not a table that was closed", path, 0)
     try:
-        item = decode(data[16 : 16 + size], max_size=0)
+        item = decode(bytes(data[16 : 16 + size]), max_size=0)
     except StoreError as error:
         raise CorruptionError("the table's header cannot be understood", path, 16) from error
     return dict(header_of(item, path)), 16 + size
@@ -202,11 +216,11 @@ def _summaries(data: bytes, path: str) -> list[FileSummary]:
         raise CorruptionError(error.message, path, 0) from None
 
 
-def _check_ets_end(data: bytes, at: int, count: int, path: str) -> None:
-    size = int.from_bytes(data[at : at + 4], "big")
+def _check_ets_end(data: memoryview, at: int, count: int, path: str) -> None:
+    size = min(int.from_bytes(data[at : at + 4], "big"), _MAX_ITEM)
     with contextlib.suppress(StoreError):
-        end = decode(data[at + 8 : at + 8 + size], max_size=0)
-        whole = type(end) is list and len(end) == 2 and end[0] == "$end_of_table"
-        if data[at + 4 : at + 8] == b"bWLA" and at + 8 + size == len(data) and whole and is_counted(end[1], count):
+        end = decode(bytes(data[at + 8 : at + 8 + size]), max_size=0)
+        whole = type(end) is list and len(end) == 2 and end[0] == "$end_of_table" and at + 8 + size == len(data)
+        if bytes(data[at + 4 : at + 8]) == b"bWLA" and whole and is_counted(end[1], count):
             return
     raise CorruptionError("the table does not end as one that is whole", path, at)

@@ -17,9 +17,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from rmqstore.errors import CorruptionError
-from rmqstore.files.mapped_file import open_regular
 from rmqstore.rabbitmq import _term
 from rmqstore.rabbitmq._term import Atom, ImproperList
+from rmqstore.rabbitmq.directory import read_present
 from rmqstore.rabbitmq.term import is_list, is_tuple
 
 __all__ = [
@@ -511,8 +511,7 @@ def _hashes_elsewhere(key: Any, header: DetsHeader, slot: int) -> bool:
 
 def read(path: str | os.PathLike[str]) -> DetsTable:
     """Read the table at `path`; never raises for damage, OSError if the file cannot be read."""
-    with open(open_regular(os.fspath(path)), "rb") as file:
-        return parse(file.read())
+    return parse(read_present(os.fspath(path)))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -11,9 +11,9 @@ import os
 
 from rmqstore._core import Region
 from rmqstore.errors import StoreLockedError
-from rmqstore.files.mapped_file import naming_errors, open_regular
+from rmqstore.files.mapped_file import naming_errors, open_regular, read_small_file
 
-__all__ = ["lock_directory", "map_file"]
+__all__ = ["lock_directory", "map_file", "read_present"]
 
 
 def lock_directory(path: str, refusal: str) -> int:
@@ -27,6 +27,14 @@ def lock_directory(path: str, refusal: str) -> int:
             raise
         raise StoreLockedError(refusal, path) from None
     return fd
+
+
+def read_present(path: str) -> bytes:
+    """bytes: what a small file holds, as of `read_small_file`; FileNotFoundError where it is missing."""
+    data = read_small_file(path)
+    if data is None:
+        os.stat(path)
+    return data or b""
 
 
 def map_file(path: str) -> Region | None:

@@ -13,9 +13,8 @@ import numpy as np
 
 from rmqstore._core import Region
 from rmqstore.errors import GeometryError
-from rmqstore.files.mapped_file import open_regular
 from rmqstore.rabbitmq._core import Findings, JournalMap, Segment, load_segment, scan_journal
-from rmqstore.rabbitmq.directory import map_file
+from rmqstore.rabbitmq.directory import map_file, read_present
 from rmqstore.rabbitmq.index_columns import IndexColumns, JournalColumns, cut_columns, empty_columns
 from rmqstore.rabbitmq.layout import MAX_SEGMENT_ENTRY_COUNT
 from rmqstore.rabbitmq.problem import Problem, problems_of
@@ -124,8 +123,7 @@ def read_journal(
         data = bytes(source)
     else:
         path = os.fspath(source)
-        with open(open_regular(path), "rb") as file:
-            data = file.read()
+        data = read_present(path)
     findings = Findings()
     JournalMap(MAX_SEGMENT_ENTRY_COUNT).load(data, findings, check_terms)
     return JournalColumns(*scan_journal(data)), problems_of(findings, lambda _: path)

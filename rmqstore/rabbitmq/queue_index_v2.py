@@ -8,6 +8,7 @@ up to 4.x (docs/rabbitmq.md); numbers like §11.1 are its sections.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import re
@@ -19,6 +20,7 @@ import numpy as np
 from rmqstore.files.mapped_file import NotCopied, open_regular
 from rmqstore.rabbitmq import _messages, _term
 from rmqstore.rabbitmq._core import MAX_SEQ_ID
+from rmqstore.rabbitmq.directory import map_file
 from rmqstore.rabbitmq.index_columns import IndexEntry
 from rmqstore.rabbitmq.problem import Problem, unreadable_file
 
@@ -97,7 +99,7 @@ class SegmentV2(NamedTuple):
     problems: list[Problem]
 
 
-def _head(data: bytes, magic: int) -> tuple[int, int] | str:
+def _head(data: bytes | memoryview, magic: int) -> tuple[int, int] | str:
     # The range of sequence ids, or what is wrong.
     if len(data) < _HEAD_SIZE:
         return f"the file has {len(data)} bytes, fewer than its head"
@@ -131,11 +133,13 @@ def read_segment_v2(source: str | os.PathLike[str] | bytes, number: int | None =
         The file cannot be read.
     """
     if isinstance(source, bytes):
-        path, data = "", source
+        path, data, size = "", source, len(source)
     else:
         path = os.fspath(source)
         with open(open_regular(path), "rb") as file:
-            data = file.read()
+            # No more than a file has: a sparse one may say any length.
+            size = os.fstat(file.fileno()).st_size
+            data = file.read(_HEAD_SIZE + 32 * _MAX_COUNT)
         match = _NAME.fullmatch(os.path.basename(path))
         if number is None and match is not None:
             number = int(match[1])
@@ -159,7 +163,7 @@ def read_segment_v2(source: str | os.PathLike[str] | bytes, number: int | None =
         first, end = 0, 0
     # The file may end early: what is not there was never an entry.
     rows = min(max(len(data) - _HEAD_SIZE, 0) // 32, end - first)
-    over = len(data) - _HEAD_SIZE - 32 * rows
+    over = size - _HEAD_SIZE - 32 * rows
     if over > 0:
         kind, what = ("torn_entry", "part of an entry") if over < 32 else ("beyond_range", "more than the head's range")
         problems.append(Problem(path, _HEAD_SIZE + 32 * rows, kind, f"the last {over} bytes are {what}", None))
@@ -241,11 +245,27 @@ def read_store_v2(source: str | os.PathLike[str] | bytes) -> StoreV2:
         The file cannot be read.
     """
     if isinstance(source, bytes):
-        path, data = "", source
-    else:
-        path = os.fspath(source)
-        with open(open_regular(path), "rb") as file:
-            data = file.read()
+        return _store_of(memoryview(source), "")
+    path = os.fspath(source)
+    with _mapped(path) as data:
+        return _store_of(data, path)
+
+
+@contextlib.contextmanager
+def _mapped(path: str) -> Iterator[memoryview]:
+    """The bytes of a file, for as long as the context lasts; a sparse file takes no memory."""
+    region = map_file(path)
+    if region is None:
+        yield memoryview(b"")
+        return
+    try:
+        with region.view(0, region.size) as data:
+            yield data
+    finally:
+        region.close()
+
+
+def _store_of(data: memoryview, path: str) -> StoreV2:
     problems: list[Problem] = []
     head = _head(data, _QS_MAGIC)
     if isinstance(head, str):
@@ -267,7 +287,7 @@ def read_store_v2(source: str | os.PathLike[str] | bytes) -> StoreV2:
     for row in np.flatnonzero(verdict)[:1000]:
         detail = "the check sum does not agree with the message"
         problems.append(Problem(path, places[row], "bad_crc", detail, None))
-    terms = [_unpadded(data[at + 8 : at + 8 + size]) for at, size in zip(places, sizes, strict=True)]
+    terms = [_unpadded(bytes(data[at + 8 : at + 8 + size])) for at, size in zip(places, sizes, strict=True)]
     return StoreV2(pos, term_size, verdict, terms, problems)
 
 
@@ -460,8 +480,9 @@ class QueueIndexV2(NotCopied):
             return
         path = self._file(number, "qs")
         try:
-            with open(open_regular(path), "rb") as file:
-                data = file.read()
+            with _mapped(path) as data:
+                head = _head(data, _QS_MAGIC)
+                verdicts[own] = _messages.check_queue_store(data, segment.pos[own], segment.term_size[own])
         except FileNotFoundError:
             verdicts[own] = _messages.QueueStoreVerdict.QUEUE_STORE_OUTSIDE
             detail = f"the file is missing, and with it the messages of {len(own)} entries"
@@ -472,10 +493,8 @@ class QueueIndexV2(NotCopied):
             self._unreadable.add(number)
             self.problems.append(unreadable_file(path, error))
             return
-        head = _head(data, _QS_MAGIC)
         if isinstance(head, str):
             self.problems.append(Problem(path, 0, "bad_head", head, None))
-        verdicts[own] = _messages.check_queue_store(data, segment.pos[own], segment.term_size[own])
         kinds = {
             _messages.QueueStoreVerdict.QUEUE_STORE_OUTSIDE: ("outside", "the message would lie outside the file"),
             _messages.QueueStoreVerdict.QUEUE_STORE_SIZE: ("size_mismatch", "index and record say different sizes"),
@@ -505,36 +524,39 @@ class QueueIndexV2(NotCopied):
     def _entries(self, numbers: Iterable[int]) -> Iterator[IndexEntry]:
         chosen = [(number, self.segments[number]) for number in numbers]
         for number, segment in sorted(chosen, key=lambda item: item[1].first):
-            verdicts = self._verdicts[number]
-            qi_path, qs_path = self._file(number, "qi"), self._file(number, "qs")
-            data = b""
-            if np.any((segment.location == PER_QUEUE) & (verdicts == 0)):
-                with open(open_regular(qs_path), "rb") as file:
-                    data = file.read()
-            for row in range(len(segment.seq_id)):
-                seq_id = int(segment.seq_id[row])
-                location = int(segment.location[row])
-                path, pos, message = qi_path, _HEAD_SIZE + 32 * (seq_id - segment.first), None
-                msg_id = segment.msg_id[row].tobytes() if location == SHARED else bytes(16)
-                if location == PER_QUEUE and number in self._unreadable:
-                    path, pos = qs_path, int(segment.pos[row])
-                elif location == PER_QUEUE and verdicts[row] == 0:
-                    path, pos = qs_path, int(segment.pos[row])
-                    message = _unpadded(data[pos + 8 : pos + 8 + int(segment.term_size[row])])
-                    msg_id = _term.message_id_of(message) or bytes(16)
-                yield IndexEntry(
-                    seq_id=seq_id,
-                    msg_id=msg_id,
-                    expiry=int(segment.expiry_us[row]) // 1000 or None,
-                    size=int(segment.size[row]),
-                    persistent=bool(segment.persistent[row]),
-                    delivered=seq_id < self.next_deliver_seq_id,
-                    message=message,
-                    path=path,
-                    pos=pos,
-                    expiry_us=int(segment.expiry_us[row]),
-                    marked=False,
-                )
+            source: contextlib.AbstractContextManager[memoryview] = contextlib.nullcontext(memoryview(b""))
+            if np.any((segment.location == PER_QUEUE) & (self._verdicts[number] == 0)):
+                source = _mapped(self._file(number, "qs"))
+            with source as data:
+                yield from self._rows(number, data)
+
+    def _rows(self, number: int, data: memoryview) -> Iterator[IndexEntry]:
+        segment, verdicts = self.segments[number], self._verdicts[number]
+        qi_path, qs_path = self._file(number, "qi"), self._file(number, "qs")
+        for row in range(len(segment.seq_id)):
+            seq_id = int(segment.seq_id[row])
+            location = int(segment.location[row])
+            path, pos, message = qi_path, _HEAD_SIZE + 32 * (seq_id - segment.first), None
+            msg_id = segment.msg_id[row].tobytes() if location == SHARED else bytes(16)
+            if location == PER_QUEUE and number in self._unreadable:
+                path, pos = qs_path, int(segment.pos[row])
+            elif location == PER_QUEUE and verdicts[row] == 0:
+                path, pos = qs_path, int(segment.pos[row])
+                message = _unpadded(bytes(data[pos + 8 : pos + 8 + int(segment.term_size[row])]))
+                msg_id = _term.message_id_of(message) or bytes(16)
+            yield IndexEntry(
+                seq_id=seq_id,
+                msg_id=msg_id,
+                expiry=int(segment.expiry_us[row]) // 1000 or None,
+                size=int(segment.size[row]),
+                persistent=bool(segment.persistent[row]),
+                delivered=seq_id < self.next_deliver_seq_id,
+                message=message,
+                path=path,
+                pos=pos,
+                expiry_us=int(segment.expiry_us[row]),
+                marked=False,
+            )
 
     def references(self) -> np.ndarray:
         """numpy.ndarray: (n, 16) uint8, ids of the persistent live entries in the shared store, for `MessageStore.open`."""

@@ -14,7 +14,8 @@ import golden_rabbitmq
 import pytest
 
 from rmqstore import StoreError
-from rmqstore.rabbitmq import Vhost, verify
+from rmqstore.rabbitmq import Vhost, repair, verify
+from rmqstore.rabbitmq.index_files import read_journal
 
 CASES = {
     "02-kill9-segment-plus-journal": {"idx"},
@@ -73,3 +74,37 @@ def test_a_file_that_is_none_neither_hangs_nor_grows(tmp_path, bounded, case, wa
                     pass
     except (StoreError, OSError) as error:
         assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "kind"),
+    [
+        ("03-kill9-consumer-unacked", "journal.jif", "unreadable"),
+        ("13-clean-fanout-refcount", "clean.dot", "clean_state_ignored"),
+        ("13-clean-fanout-refcount", "file_summary.ets", "clean_state_ignored"),
+        ("13-clean-fanout-refcount", "recovery.dets", "bad_recovery_terms"),
+        ("19-clean-v2", "0.qi", "beyond_range"),
+    ],
+)
+def test_a_file_whose_size_is_damaged_takes_no_memory(tmp_path, bounded, case, name, kind):
+    # Each was read whole, which ended every command with a MemoryError, or took the machine's memory.
+    vhost = golden_rabbitmq.unpack(case, tmp_path / "vhost")
+    with Vhost.open(vhost) as opened:
+        wanted = [message.body for queue in opened.queues() for message in queue.messages()]
+    found = sorted(vhost.rglob(name))
+    for path in found:
+        os.truncate(path, 8 << 30)
+    findings = list(verify(vhost))
+    assert {(finding.kind, finding.path) for finding in findings} >= {(kind, str(path)) for path in found}
+    with Vhost.open(vhost) as opened:
+        given = [message.body for queue in opened.queues() for message in queue.messages()]
+    if name == "journal.jif":
+        assert set(given) <= set(wanted)
+        with pytest.raises(OSError, match="at most"):
+            read_journal(found[0])
+        # It says no less than a journal that may not be read.
+        with pytest.raises(StoreError, match="make it readable"):
+            repair(vhost, tmp_path / "repaired")
+    else:
+        assert given == wanted
+        assert repair(vhost, tmp_path / "repaired").lost == 0
