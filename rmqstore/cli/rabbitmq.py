@@ -22,6 +22,7 @@ from rmqstore.cli.terminal import Printer, Progress, escape, format_size, format
 from rmqstore.cli.words import did_you_mean
 from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.rabbitmq import (
+    Consequence,
     Finding,
     LostMessage,
     Problem,
@@ -488,7 +489,8 @@ def repair_command(
     with orderly_end(), Progress("repairing", "queues") as progress:
         report = repair(source, output, segment_entry_count=segment_entry_count, progress=progress)
     for finding in report.findings:
-        if finding.kind == UNREADABLE:
+        # Of the transient store a node wants nothing.
+        if finding.kind == UNREADABLE and finding.consequence is not Consequence.NONE:
             note(f"{finding.path}: {finding.detail}; the output lacks what is in it: make it readable and repair again")
     if as_json:
         for queue in report.queues:

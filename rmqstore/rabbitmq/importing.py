@@ -22,6 +22,7 @@ from rmqstore.rabbitmq.batches import BATCH_ROWS
 from rmqstore.rabbitmq.directory import lock_directory
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_files import RDT, MessageFiles
+from rmqstore.rabbitmq.message_recovery import check_files
 from rmqstore.rabbitmq.message_store import DEFAULT_FILE_SIZE_LIMIT, MessageStore
 from rmqstore.rabbitmq.problem import Problem
 from rmqstore.rabbitmq.queue_index import QueueIndex
@@ -211,11 +212,12 @@ def _refuse_doubt(vhost: Vhost) -> None:
 
 
 def _doubts_of_store(path: str) -> list[Problem]:
-    # A message file that the writer does not take for one, or would give another name.
+    # A message file that cannot be opened, that the writer does not take for one, or would give another name.
     if not os.path.isdir(path):
         return []
     files = MessageFiles(path, DEFAULT_FILE_SIZE_LIMIT, "auto")
     rdq, rdt, _ = files.listing()
+    check_files(files, rdq, rdt, read_only=True)
     return files.problems + [
         Problem(files.path_of(number | RDT), 0, "rdt_without_rdq", f"there is no {number}.rdq", None)
         for number in rdt

@@ -27,7 +27,7 @@ from rmqstore.rabbitmq.problem import Problem, unreadable_file
 if TYPE_CHECKING:
     References = Mapping[bytes, int] | np.ndarray | Callable[[], "Mapping[bytes, int] | np.ndarray"]
 
-__all__ = ["Opened", "recover"]
+__all__ = ["Opened", "check_files", "recover"]
 
 
 class Opened(NamedTuple):
@@ -51,7 +51,7 @@ def recover(
     `doubt` says what is wrong with a clean state that was taken before: it is not looked at, as if there were none.
     """
     rdq, rdt, staged = files.listing()
-    _check_files(files, rdq, rdt, read_only)
+    check_files(files, rdq, rdt, read_only)
     state, reason = None, None
     if doubt is not None:
         reason = doubt.detail
@@ -103,8 +103,8 @@ def recover(
     return opened
 
 
-def _check_files(files: MessageFiles, rdq: list[int], rdt: list[int], read_only: bool) -> None:
-    # What the system does not give out ends a writer before the first change, and is a problem for a reader.
+def check_files(files: MessageFiles, rdq: list[int], rdt: list[int], read_only: bool) -> None:
+    """Open each message file: one that the system does not give out ends a writer, and is a problem for a reader."""
     current = None if read_only else max(rdq, default=None)
     for key in [*rdq, *(number | RDT for number in rdt)]:
         path = files.path_of(key)

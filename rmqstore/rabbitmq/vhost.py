@@ -25,10 +25,11 @@ from rmqstore._shown import shows
 from rmqstore.errors import CorruptionError, GeometryError, StoreClosedError, StoreError
 from rmqstore.files.mapped_file import NotCopied, fsync_directory, open_regular
 from rmqstore.rabbitmq import dets, layout, term
+from rmqstore.rabbitmq._core import MAX_SEQ_ID
 from rmqstore.rabbitmq.batches import COLUMNS, Batches, LostMessage, LostMessages, undecoded
 from rmqstore.rabbitmq.definitions import QueueDefinition, data_directory, durable_queues
 from rmqstore.rabbitmq.index_columns import IndexEntry
-from rmqstore.rabbitmq.index_files import JOURNAL, read_segment
+from rmqstore.rabbitmq.index_files import JOURNAL, SEGMENT_NAME, read_segment
 from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore
@@ -48,7 +49,7 @@ _V2_FILE = re.compile(r"\d+\.q[is]")
 _SEGMENT = re.compile(r"(\d+)\.idx")
 _STORES = ("msg_store_persistent", "msg_store_transient")
 # What hides no live entry: a node passes over it, or it is about numbers.  All else of an index may.
-_HIDES_NOTHING = {"nul_file", "memory_only", "bad_terms", "segment_count_mismatch", "next_seq_id_too_low"}
+_HIDES_NOTHING = {"nul_file", "memory_only", "bad_terms", "next_seq_id_too_low"}
 _HIDES_NOTHING_IN_JOURNAL = {"zero_tail", "ack_without_publish"}
 # What the hash of a queue's name looks like.
 _HASH = re.compile(r"[0-9A-Z]{1,25}")
@@ -203,8 +204,29 @@ class QueueDirectory(NotCopied):
     @property
     def incomplete(self) -> list[Problem]:
         """list of Problem: those of `problems` behind which live entries may stand that nobody can list."""
-        found = [problem for index in self.indexes for problem in index.problems if _hides(index, problem)]
+        found = [problem for index in self.indexes for problem in index.problems if self._hides(index, problem)]
         return found + self.unreadable
+
+    def _hides(self, index: QueueIndex | QueueIndexV2, problem: Problem) -> bool:
+        if isinstance(index, QueueIndex) and os.path.basename(problem.path) == JOURNAL:
+            if problem.kind == "torn_record" and (problem.pos or 0) >= index.journal_size:
+                # As after a crash: what is cut there was never whole.
+                return False
+            if problem.kind in _HIDES_NOTHING_IN_JOURNAL:
+                return False
+        if problem.kind == "segment_count_mismatch" and isinstance(index, QueueIndex):
+            return self._lacks_entries(index, problem.path)
+        return problem.kind not in _HIDES_NOTHING
+
+    def _lacks_entries(self, index: QueueIndex, path: str) -> bool:
+        # A segment that went away after an orderly stop leaves only what the recovery terms say of it.
+        match = SEGMENT_NAME.fullmatch(os.path.basename(path))
+        number = int(match[1]) if match else -1
+        if not 0 <= number <= MAX_SEQ_ID // index.segment_entry_count:
+            return False
+        stated = (self.terms or {})["segments"]
+        pairs = stated.items() if isinstance(stated, Mapping) else stated
+        return index.segments.get(number, 0) < {int(key): int(count) for key, count in pairs}.get(number, 0)
 
     def close(self) -> None:
         """Close the files that are open."""
@@ -888,16 +910,6 @@ class Vhost(NotCopied):
             return None if stored is None else (Message.from_term(stored), "store")
         except CorruptionError:
             return None
-
-
-def _hides(index: QueueIndex | QueueIndexV2, problem: Problem) -> bool:
-    if isinstance(index, QueueIndex) and os.path.basename(problem.path) == JOURNAL:
-        if problem.kind == "torn_record" and (problem.pos or 0) >= index.journal_size:
-            # As after a crash: what is cut there was never whole.
-            return False
-        if problem.kind in _HIDES_NOTHING_IN_JOURNAL:
-            return False
-    return problem.kind not in _HIDES_NOTHING
 
 
 def _body_size(index: QueueIndex | QueueIndexV2) -> int:

@@ -263,11 +263,16 @@ DOUBTS = {
     "fifo": lambda index, path: (index.unlink(), os.mkfifo(index), index)[-1],
     "link to nothing": lambda index, path: (to_nothing(index), index)[-1],
     "torn": lambda index, path: (os.truncate(index, index.stat().st_size - 3), index)[-1],
+    "gone after a clean stop": lambda index, path: (index.unlink(), index)[-1],
     "bad_name": lambda index, path: index.rename(index.with_name("x.idx")),
     "journal": lambda index, path: (to_directory(index.with_name("journal.jif")), index.with_name("journal.jif"))[-1],
     "directory": lambda index, path: (to_nothing(index.parent), index.parent)[-1],
     "bad_term": lambda index, path: (flip(*embedded_place(path, "c")), index)[-1],
     "bad_config": lambda index, path: ((path / ".config").write_bytes(b"{other, 1}."), path / ".config")[-1],
+    "unreadable_store": lambda index, path: (
+        to_directory(path / "msg_store_persistent" / "0.rdq"),
+        path / "msg_store_persistent" / "0.rdq",
+    )[-1],
     "strange_name": lambda index, path: (
         (path / "msg_store_persistent" / "0.rdq").rename(path / "msg_store_persistent" / "00.rdq")
     ),
