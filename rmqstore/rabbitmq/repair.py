@@ -143,7 +143,7 @@ def repair(
     """Write a new vhost directory with everything that is whole in a damaged one; the source stays as it is.
 
     A node boots on the output in the place of the source (stop the node, move the source away, move the output to its name).
-    Queues and message files in which nothing is wrong are copied byte for byte.
+    Queues and message files in which nothing is wrong are copied byte for byte; files that no node reads stay behind.
 
     Parameters
     ----------
@@ -274,8 +274,9 @@ class _Repair:
         name = directory.queue_name
         target = os.path.join(self.output, "queues", directory.name)
         prefix = directory.path + os.sep
+        # What a node repairs by itself is left behind as well, so that the output is one that verify calls clean.
         wrong = any(
-            (finding.consequence in _GRAVE or finding.kind == COPIED_SEGMENT)
+            (finding.consequence in {*_GRAVE, Consequence.REPAIRS} or finding.kind == COPIED_SEGMENT)
             and (finding.path == directory.path or finding.path.startswith(prefix))
             for finding in self.findings
         )
@@ -304,7 +305,7 @@ class _Repair:
                 with open(os.path.join(target, ".queue_name"), "wb") as file:
                     file.write(layout.format_queue_name(name.vhost, name.queue, name.priority))
         else:
-            shutil.copytree(directory.path, target)
+            self._copy_queue(directory, target)
             for _ in rows:
                 pass
             # Terms that are not what they should be would keep the node from the queue.
@@ -313,6 +314,14 @@ class _Repair:
                 self.terms[directory.name] = terms
         kept |= rows.stored
         return self._report(directory, rows, "rewritten" if wrong else "copied", exact)
+
+    def _copy_queue(self, directory: QueueDirectory, target: str) -> None:
+        # What no node reads stays behind: some of it, as a FIFO or a link to nothing, nobody can copy.
+        os.makedirs(target)
+        for name in directory.files:
+            source = os.path.join(directory.path, name)
+            if directory.is_read(name) and os.path.isfile(source):
+                shutil.copyfile(source, os.path.join(target, name))
 
     def _deleted(self, directory: QueueDirectory) -> bool:
         return any(

@@ -159,6 +159,11 @@ class QueueDirectory(NotCopied):
         clean = all(isinstance(index, QueueIndex) and index.recovered_clean for index in self.indexes)
         return clean and not self.unreadable
 
+    @staticmethod
+    def is_read(name: str) -> bool:
+        """bool: a file of this name is one that a node, or a person who looks for a queue, reads."""
+        return name == ".queue_name" or any(pattern.fullmatch(name) for pattern in (_V1_FILE, _V2_FILE))
+
     @property
     def has_version_1(self) -> bool:
         """bool: there is a journal or a segment of version 1."""
