@@ -5,12 +5,13 @@ can do nothing in (`rmqstore.console.gate`).  Needs the extra ``console``; ``imp
 
 - `application`: the addresses; putting pages, API and gate together
 - `connections`: how many connections, and how long one may keep silent
+- `downloads`: answers on their way, in parts; how many bytes of them
 - `gate`: hosts, token, origin, methods, response headers
 - `pages`, `api`: what each address shows; the table behind API and OpenAPI document
 - `answers`: answers as plain values; of parts of their own: `overview_answers`, `consumer_answers`, `index_answers`,
   `settings_answers`, `rabbitmq_answers`, `health`
 - `survey`: what all queues hold, looked at part by part; `lists`: order and sums of rows
-- `parameters`: what an address says; `rendering`: templates; `charts`: where bars stand; `bodies`, `downloads`; `errors`
+- `parameters`: what an address says; `rendering`: templates; `charts`: where bars stand; `bodies`; `errors`
 - `paging`: cursors: pages of a key, a time range, a queue
 - `anatomy`: a record's fields, its queue units, its index entries
 - `followed_store`: the open store, and when it is opened again

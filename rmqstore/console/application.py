@@ -16,6 +16,7 @@ from starlette.routing import BaseRoute, Mount, Route
 
 from rmqstore.config import StoreConfig
 from rmqstore.console.api import Api
+from rmqstore.console.downloads import Outgoing
 from rmqstore.console.gate import LOOPBACK_NAMES, Gate
 from rmqstore.console.pages import Console, Entrance, Pages, error_page, refused_page
 
@@ -127,6 +128,7 @@ def app(
         routes=routes,
         lifespan=lifespan,
         middleware=[
+            Middleware(Outgoing),
             Middleware(
                 Gate,
                 token=token,

@@ -9,7 +9,6 @@ itself, by connections that say nothing.  A connection whose request is being an
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import resource
 import weakref
 from collections.abc import Iterable
@@ -18,14 +17,14 @@ from typing import Any
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from rmqstore.console.gate import host_of
+
 __all__ = ["Connection", "backlog"]
 
 # Seconds that the rest of a request may keep others waiting; longer than the server's own limit between two requests.
 _PATIENCE = 30.0
 _MOST = 4096
 _BACKLOG = 2048
-# Whoever has one IPv6 address has 2**64 of them.
-_IPV6_PREFIX = 64
 
 
 def _most() -> int:
@@ -37,19 +36,6 @@ def _most() -> int:
 def backlog() -> int:
     """int: connections that may wait to be accepted; asyncio accepts as many before it looks at the first."""
     return max(min(_BACKLOG, _most() // 4), 1)
-
-
-def _host(client: tuple[str, int] | None) -> str:
-    """str: whose connection it is: an IPv4 address, or a network that one host may have for itself."""
-    try:
-        address = ipaddress.ip_address(client[0].partition("%")[0]) if client else None
-    except ValueError:
-        address = None
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
-        return str(ipaddress.ip_network((address, _IPV6_PREFIX), strict=False))
-    return str(address)
 
 
 class _Visitors:
@@ -115,7 +101,9 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take it, or hang up."""
         super().connection_made(transport)
-        self.host = _host(self.client)
+        # What is sent waits until the system has all of it, so that no answer counts as sent that is still kept here.
+        transport.set_write_buffer_limits(high=0)
+        self.host = host_of(self.client)
         self._visitors = _servers.setdefault(self.server_state, _Visitors())
         if not self._visitors.take(self):
             self._visitors.leave(self)
@@ -138,8 +126,9 @@ class Connection(H11Protocol):
 
     def _look_after(self) -> None:
         # A request that the server answers may take as long as it takes; one that is still to come may not.  An answer that
-        # is on its way counts as long as some of it is taken.
-        state = (self.cycle, self.transport.get_write_buffer_size()) if self.waits else None
+        # is on its way counts as long as some of it is taken; the end of one that was given up, too.
+        idle = self.waits or self.transport.is_closing()
+        state = (self.cycle, self.transport.get_write_buffer_size()) if idle else None
         if state is not None and state == self._seen:
             self.transport.abort()
             return

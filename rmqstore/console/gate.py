@@ -21,7 +21,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from rmqstore.texts import escape
 
-__all__ = ["Gate", "is_for_programs", "is_loopback", "local_address", "path_of", "way_back"]
+__all__ = [
+    "Gate", "forbid", "host_of", "is_for_programs", "is_loopback", "local_address", "path_of", "said", "way_back",
+]  # fmt: skip
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,8 @@ _LONGEST_WAY = 4096
 _COOKIE_AGE = 7 * 24 * 3600
 # What is answered without a token: what a page of refusal needs, and whether the server lives.
 _OPEN = ("/healthz", "/login")
+# Whoever has one IPv6 address has 2**64 of them.
+_IPV6_PREFIX = 64
 
 
 def is_loopback(host: str) -> bool:
@@ -56,6 +60,19 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def host_of(client: tuple[str, int] | None) -> str:
+    """str: whose connection it is: an IPv4 address, or a network that one host may have for itself."""
+    try:
+        address = ipaddress.ip_address(client[0].partition("%")[0]) if client else None
+    except ValueError:
+        address = None
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        return str(ipaddress.ip_network((address, _IPV6_PREFIX), strict=False))
+    return str(address)
 
 
 def path_of(scope: Scope) -> str:
@@ -102,6 +119,13 @@ def _host_name(header: str) -> str | None:
         return parts.hostname.rstrip(".")
     except ValueError:
         return None
+
+
+def forbid(headers: MutableHeaders) -> None:
+    """Add to the headers of an answer what a browser must not do with it."""
+    for name, value in HEADERS.items():
+        headers[name] = value
+    headers.setdefault("Cache-Control", "no-store")
 
 
 class Gate:
@@ -158,10 +182,7 @@ class Gate:
             nonlocal begun
             if message["type"] == "http.response.start":
                 begun = True
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
-                headers.setdefault("Cache-Control", "no-store")
+                forbid(MutableHeaders(scope=message))
             await send(message)
 
         response = self._refusal(scope)
@@ -174,7 +195,7 @@ class Gate:
             logger.exception("an error at %s", escape(scope["path"]))
             if begun:
                 raise
-            response = _said(scope, "This is an error in rmqstore; the server's log has it.", 500)
+            response = said(scope, "This is an error in rmqstore; the server's log has it.", 500)
             await response(scope, receive, send_guarded)
 
     def _refusal(self, scope: Scope) -> Response | None:
@@ -183,15 +204,15 @@ class Gate:
         hosts = headers.getlist("host")
         host = _host_name(hosts[0]) if len(hosts) == 1 else None
         if host is None or not self._is_allowed(host):
-            return _said(scope, "This console does not answer to that host name; give it with --allowed-host.", 400)
+            return said(scope, "This console does not answer to that host name; give it with --allowed-host.", 400)
         if scope["method"] not in ("GET", "HEAD", "POST"):
-            return _said(scope, "Only GET, HEAD and POST are answered here.", 405, {"Allow": "GET, HEAD, POST"})
+            return said(scope, "Only GET, HEAD and POST are answered here.", 405, {"Allow": "GET, HEAD, POST"})
         site = headers.get("sec-fetch-site", "")
         if scope["method"] == "POST":
             if not self._is_same_origin(scope, headers):
-                return _said(scope, "A request from another site was refused.", 403)
+                return said(scope, "A request from another site was refused.", 403)
         elif site in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
-            return _said(scope, "A request from another site was refused.", 403)
+            return said(scope, "A request from another site was refused.", 403)
         if self._token is None or path in _OPEN or path.startswith("/static/"):
             return None
         query = urllib.parse.parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
@@ -250,7 +271,8 @@ class Gate:
         )
 
 
-def _said(scope: Scope, text: str, status: int, headers: dict[str, str] | None = None) -> Response:
+def said(scope: Scope, text: str, status: int, headers: dict[str, str] | None = None) -> Response:
+    """Response: a sentence, as JSON where programs ask."""
     if is_for_programs(path_of(scope)):
         return JSONResponse({"error": text, "status": status}, status, headers=headers)
     return PlainTextResponse(text + "\n", status, headers=headers)

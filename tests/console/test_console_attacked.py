@@ -28,7 +28,7 @@ from starlette.routing import Mount  # noqa: E402
 
 from rmqstore import Message, MessageStore, StoreConfig, console  # noqa: E402
 from rmqstore.cli import main  # noqa: E402
-from rmqstore.console.gate import is_loopback  # noqa: E402
+from rmqstore.console.gate import host_of, is_loopback  # noqa: E402
 
 HOST = "127.0.0.1:8080"
 ORIGIN = {"Origin": f"http://{HOST}"}
@@ -317,12 +317,16 @@ def test_a_random_walk_over_the_document_finds_nothing_that_it_does_not_allow(op
 # --------------------------------------------------------------------------------------------------- readers and connections
 
 
+MEDIUM = 1 << 20
+HELD = 64 << 20
+
+
 class SlowReader:
     """Takes what a server takes at once: it makes the application wait from the part after the first on."""
 
-    def __init__(self, app, target, full):
-        self.app, self.target, self.full = app, target, full
-        self.status, self.received, self.largest = 0, 0, 0
+    def __init__(self, app, target, full, host="10.0.0.1"):
+        self.app, self.target, self.full, self.host = app, target, full, host
+        self.status, self.headers, self.received, self.largest = 0, {}, 0, 0
 
     async def go(self):
         async def receive():
@@ -333,20 +337,21 @@ class SlowReader:
                 await self.full.wait()
             if message["type"] == "http.response.start":
                 self.status = message["status"]
+                self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
             else:
                 self.received += len(message["body"])
                 self.largest = max(self.largest, len(message["body"]))
 
         scope = {
             "type": "http", "method": "GET", "path": self.target, "raw_path": self.target.encode(), "query_string": b"",
-            "scheme": "http", "root_path": "", "headers": [(b"host", HOST.encode())],
+            "scheme": "http", "root_path": "", "headers": [(b"host", HOST.encode())], "client": (self.host, 1),
         }  # fmt: skip
         await self.app(scope, receive, send)
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory):
-    """A console over one message of 3 MB."""
+    """A console over one message of 3 MB, and one of 1 MiB, which is no large one."""
     config = StoreConfig(
         mapped_file_size_commit_log=4 << 20, mapped_file_size_consume_queue=200, max_hash_slot_num=10, max_index_num=20,
         clean_resource_interval=0, max_message_size=4 << 20,
@@ -354,7 +359,9 @@ def large(tmp_path_factory):
     path = tmp_path_factory.mktemp("large") / "store"
     with MessageStore.open(path, config=config) as store:
         store.put_message(Message("T", bytes(range(256)) * 12_000, keys=["k"]))
-    return console.app(path, config=config)
+        app = console.app(path, config=config)
+        app.state.medium = f"/message/{store.put_message(Message('T', bytes(MEDIUM), keys=['m'])).phy_offset}/body"
+    return app
 
 
 def readers(app, full, number):
@@ -407,11 +414,110 @@ def test_a_reader_that_sleeps_does_not_keep_others_from_downloading(large, monke
     assert caplog.text.count("took nothing") == 4 and "Traceback" not in caplog.text
 
 
+async def go_until_held(tasks, slow):
+    # The first part of each went out, or it was refused.
+    for reader in slow:
+        tasks.start_soon(reader.go)
+    with anyio.fail_after(120):
+        while not all(reader.received for reader in slow):
+            await anyio.sleep(0.01)
+
+
+def test_bodies_that_are_not_large_are_bounded_together(large):
+    """Each of a thousand readers that take nothing would keep its whole body, although no body is a large one."""
+
+    async def some_hosts():
+        full, now = anyio.Event(), anyio.Event()
+        now.set()
+        held = []
+        async with anyio.create_task_group() as tasks:
+            for host in range(4):
+                slow = [SlowReader(large, large.state.medium, full, f"10.0.{host}.1") for _ in range(40)]
+                await go_until_held(tasks, slow)
+                held.append(slow)
+            # One that asks for the first time is answered, and so are pages for those that hold much.
+            other = SlowReader(large, large.state.medium, now, "10.0.9.1")
+            await other.go()
+            small = SlowReader(large, "/healthz", now, "10.0.0.1")
+            await small.go()
+            full.set()
+        last = [SlowReader(large, large.state.medium, now, "10.0.0.1") for _ in range(40)]
+        for reader in last:
+            await reader.go()
+        return held, other, small, last
+
+    held, other, small, last = anyio.run(some_hosts)
+    kept = [sum(MEDIUM for reader in slow if reader.status == 200) for slow in held]
+    # Half of all for the first, half of what is left for the second, and something for everyone.
+    assert kept[0] == HELD // 2 and kept == sorted(kept, reverse=True) and 0 < kept[-1]
+    assert sum(kept) < HELD
+    for reader in (reader for slow in held for reader in slow):
+        assert reader.status in (200, 503)
+        if reader.status == 200:
+            assert reader.received == MEDIUM
+        else:
+            assert reader.headers["retry-after"] == "2" and "content-disposition" not in reader.headers
+            assert reader.headers["x-content-type-options"] == "nosniff" and reader.received < 200
+    # Nothing stays counted.
+    assert [other.status, small.status, *(reader.status for reader in last)] == [200] * 42
+
+
+def test_pages_are_counted_as_bodies_are(large, monkeypatch):
+    monkeypatch.setattr("rmqstore.console.downloads._MOST_HELD", 100_000)
+    monkeypatch.setattr("rmqstore.console.downloads._SMALL", 0)
+
+    async def pages_first():
+        full = anyio.Event()
+        slow = [SlowReader(large, "/api/openapi.json", full) for _ in range(40)]
+        async with anyio.create_task_group() as tasks:
+            await go_until_held(tasks, slow)
+            full.set()
+        return slow
+
+    slow = anyio.run(pages_first)
+    sizes = [int(reader.headers["content-length"]) for reader in slow if reader.status == 200]
+    assert sizes and sum(sizes) <= max(50_000, sizes[0])
+    assert {reader.status for reader in slow} == {200, 503}
+
+
+def test_what_is_larger_than_the_room_goes_out_alone(large, monkeypatch):
+    monkeypatch.setattr("rmqstore.console.downloads._MOST_HELD", MEDIUM // 2)
+
+    async def two():
+        full = anyio.Event()
+        first, second = (SlowReader(large, large.state.medium, full) for _ in range(2))
+        async with anyio.create_task_group() as tasks:
+            await go_until_held(tasks, [first])
+            await go_until_held(tasks, [second])
+            full.set()
+        return first, second
+
+    first, second = anyio.run(two)
+    assert (first.status, first.received, second.status) == (200, MEDIUM, 503)
+
+
+def test_a_reader_of_a_page_that_sleeps_is_given_up(large, monkeypatch, caplog):
+    monkeypatch.setattr("rmqstore.console.downloads._DOWNLOAD_PATIENCE", 0.05)
+    monkeypatch.setattr("rmqstore.console.downloads._SMALL", 1000)
+
+    async def asleep():
+        reader = SlowReader(large, "/", anyio.Event())
+        with anyio.fail_after(30):
+            await reader.go()
+        return reader
+
+    assert anyio.run(asleep).status == 200
+    assert caplog.text.count("took nothing") == 1 and "Traceback" not in caplog.text
+
+
 class Transport:
     """What a connection is told to do to its socket."""
 
     def __init__(self, peer=None):
-        self.peer, self.aborted, self.left = peer, False, 0
+        self.peer, self.aborted, self.left, self.closing, self.kept = peer, False, 0, False, None
+
+    def set_write_buffer_limits(self, high=None, low=None):
+        self.kept = high
 
     def get_extra_info(self, name, default=None):
         return self.peer if name == "peername" else default
@@ -420,7 +526,7 @@ class Transport:
         return self.left
 
     def is_closing(self):
-        return self.aborted
+        return self.aborted or self.closing
 
     def abort(self):
         self.aborted = True
@@ -460,6 +566,17 @@ def test_silent_and_superfluous_connections_end(monkeypatch):
         assert not busy_transport.aborted
         busy._look_after()
         assert busy_transport.aborted
+        # Given up in the middle of its answer: it is closed when the rest was taken, or nothing of it is.
+        given_up, transport = connect()
+        made.append((given_up, transport))
+        given_up.cycle = SimpleNamespace(response_complete=False, more_body=False, message_event=anyio.Event())
+        transport.left, transport.closing = 300, True
+        given_up._look_after()
+        assert not transport.aborted
+        given_up._look_after()
+        assert transport.aborted
+        # Nothing waits in this process after it counts as sent.
+        assert all(transport.kept == 0 for _, transport in made)
         for connection, _ in made:
             connection.connection_lost(OSError())
         assert not state.connections
@@ -528,13 +645,11 @@ def test_room_is_made_by_those_that_wait_longest(monkeypatch):
 
 
 def test_whose_connection_it_is():
-    from rmqstore.console.connections import _host
-
-    assert _host(("10.0.0.1", 5)) == _host(("::ffff:10.0.0.1", 6)) != _host(("10.0.0.2", 5))
-    assert _host(("2001:db8::1", 5)) == _host(("2001:db8::ffff:1", 5)) != _host(("2001:db8:0:1::1", 5))
-    assert _host(("fe80::1%eth0", 5)) == _host(("fe80::2", 5))
+    assert host_of(("10.0.0.1", 5)) == host_of(("::ffff:10.0.0.1", 6)) != host_of(("10.0.0.2", 5))
+    assert host_of(("2001:db8::1", 5)) == host_of(("2001:db8::ffff:1", 5)) != host_of(("2001:db8:0:1::1", 5))
+    assert host_of(("fe80::1%eth0", 5)) == host_of(("fe80::2", 5))
     # A Unix socket has none.
-    assert _host(None) == _host(("", 0))
+    assert host_of(None) == host_of(("", 0))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 127.0.0.2")
