@@ -234,7 +234,9 @@ class Texts:
     def check_arrow(data: bytes, found: Any) -> None:
         if not isinstance(found, Exception):
             opened = pa.ipc.open_file(data) if data.startswith(b"ARROW1") else pa.ipc.open_stream(data)
-            _compare(opened.read_all().to_pylist(), found)
+            table = opened.read_all()
+            # Without a row nobody asks for the names of columns, which may be no text.
+            _compare(table.to_pylist() if table.num_rows else [], found)
 
     @staticmethod
     def jsonl() -> list[bytes]:
