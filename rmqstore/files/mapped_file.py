@@ -111,7 +111,8 @@ def read_small_file(path: str) -> bytes | None:
             # A sparse file may say any length, and would take as much memory.
             size = os.fstat(file.fileno()).st_size
             if size > _SMALL:
-                raise OSError(errno.EFBIG, f"a file of {size} bytes where at most {_SMALL} are read; move it away", path)
+                text = f"a file of {size} bytes where at most {_SMALL} are read; move it away"
+                raise OSError(errno.EFBIG, text, path)
             return file.read() or None
     except FileNotFoundError:
         return None

@@ -199,8 +199,8 @@ class Search:
         there = store.queue_ids(topic) if topic in store.topics() else []
         if store.unserved is None:
             for queue_id in sorted(each for each in begins if each not in there and (begins[each] or zero_is_noted)):
-                text = f"there is no queue {queue_id} of {topic}, for which the offset {begins[queue_id]} is noted; what "
-                text += "waits in it is not known: rmqstore verify tells whether the log has it, and rebuild makes the queue"
+                text = f"there is no queue {queue_id} of {topic}, for which the offset {begins[queue_id]} is noted; "
+                text += "what waits in it is not known: rmqstore verify tells whether the log has it, and rebuild makes it"
                 self.problems.append(Problem(store.path, None, text))
         for queue_id in there:
             try:
@@ -232,8 +232,8 @@ class Search:
         damage = [each for each in stretches if each.verdict not in (Verdict.RECORD, Verdict.BLANK)]
         if damage:
             first, size = damage[0].begin, sum(each.end - each.begin for each in damage)
-            text = f"damaged stretches of the log: {len(damage)}, {size} bytes, the first at phy offset {first}; what waits "
-            text += "may be in them, or what delivered or settled others; rmqstore verify names them"
+            text = f"damaged stretches of the log: {len(damage)}, {size} bytes, the first at phy offset {first}; what "
+            text += "waits may be in them, or what delivered or settled others; rmqstore verify names them"
             segment = log.files.find(first)
             path, pos = (log.path, None) if segment is None else (segment.path, first - segment.file_from_offset)
             self.problems.append(Problem(path, pos, text))

@@ -251,7 +251,7 @@ class QueueDatabaseCheck:
                     num += len(chosen)
             if num:
                 detail = f"{num} units of {topic}/{queue_id} lead to no record of that queue, the first is {first[0]}, "
-                detail += f"to phy offset {first[1]}: the log has something else there; rebuild makes queues that fit it"
+                detail += f"to phy offset {first[1]}: the log has others there; rebuild makes queues that fit it"
                 yield Finding(self.path, 0, "dangling_unit", detail, num=num)
 
     def _units_between(

@@ -2,9 +2,10 @@
 
 Owns the layout of their records, and the search for types that RocksDB does not come past.  It only reads.
 
-Layout (RocksDB, `db/log_format.h`): blocks of 32 KiB; a record has a masked CRC-32C of type and content, a length of two bytes
-and a type, little-endian, and is cut where a block ends.  Types 1 to 4 are a whole record, a first, a middle and a last part;
-5 to 8 and 11 the same in a file that is used again, with the file's number behind the type.  0 fills a block up.
+Layout (RocksDB, `db/log_format.h`): blocks of 32 KiB; a record has a masked CRC-32C of type and content, a length of
+two bytes and a type, little-endian, and is cut where a block ends.  Types 1 to 4 are a whole record, a first, a middle
+and a last part; 5 to 8 and 11 the same in a file that is used again, with the file's number behind the type.  0 fills a
+block up.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ _CRC_MASK = 0xA282EAD8
 def wrong_types(path: str | os.PathLike[str]) -> list[tuple[int, int]]:
     """List of (int, int): where a type stands that this file cannot have, and the one that it may have been.
 
-    RocksDB (to 10.x) takes a file for one that is used again by its first record alone, and where a later one only says so it
-    reads the same record for ever.  Where the first one says so wrongly it reads nothing, in silence.
+    RocksDB (to 10.x) takes a file for one that is used again by its first record alone, and where a later one only says
+    so it reads the same record for ever.  Where the first one says so wrongly it reads nothing, in silence.
 
     Raises
     ------

@@ -83,7 +83,8 @@ class TimerLog:
                     if base + size < 1 << 63:
                         self._files.append((base, entry.path, size))
                     else:
-                        self._tell("by its name the file goes beyond all positions that there are; move it away", entry.path, 0)
+                        text = "by its name the file goes beyond all positions that there are; move it away"
+                        self._tell(text, entry.path, 0)
         for (base, path, size), (following, _, _) in zip(self._files, self._files[1:]):
             if base + size != following:
                 self._tell(f"the file ends at {base + size} and the next one begins at {following}", path, size)

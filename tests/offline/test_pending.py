@@ -295,7 +295,7 @@ def test_a_lost_queue_for_which_an_offset_is_noted_is_said(broker, tmp_path, gon
 
 @pytest.mark.parametrize("what", ["another", "timer", "transaction", "delayed"])
 def test_damage_of_the_log_hides_nothing_else_and_is_said(killed_store, tmp_path, what):
-    """What lies behind damage in the newest segment counts for when the log ends, so that nothing comes back as waiting."""
+    """What lies behind damage in the newest segment tells when the log ends, so that nothing comes back as waiting."""
     whole = {(each.kind, each.unique_key): each for each in pending(killed_store, now=NOW)}
     root = tmp_path / "store"
     shutil.copytree(killed_store, root)

@@ -345,7 +345,7 @@ def test_a_damaged_log_is_told_and_a_torn_end_is_not(below, tmp_path):
             assert database.log_damage is None
 
 
-# Each bit of every type in the logs of a database, and records of any type behind their end; says which case it comes to.
+# Each bit of every type in the logs of a database, and records of any type behind their end.
 TYPES = """
 import struct, sys
 from pathlib import Path

@@ -204,7 +204,7 @@ class Word(str, enum.Enum):
 @pytest.mark.parametrize("text", [lambda word: word, lambda word: np.str_(word.value)], ids=["enum", "numpy"])
 @pytest.mark.parametrize("put", ["put_message", "put_messages", "put_message_batch"])
 def test_texts_that_are_of_a_class_made_from_str_are_those_texts(tmp_path, text, put):
-    """The core takes str alone; it refused others only after the record was written, and the store took no more writes."""
+    """The core takes str alone; it refused others after the record was written, and the store took no more writes."""
     properties = {text(Word.NAME): text(Word.VALUE), "UNIQ_KEY": text(Word.UNIQUE)}
     message = Message(text(Word.TOPIC), b"0", keys=text(Word.KEY), tags=text(Word.TAG), properties=properties)
     with MessageStore.open(tmp_path / "store", config=StoreConfig(**SMALL)) as store:
@@ -212,10 +212,11 @@ def test_texts_that_are_of_a_class_made_from_str_are_those_texts(tmp_path, text,
         (found, *_) = store.get_message("T").messages
         plain = {"KEYS": "k", "TAGS": "t", "name": "value", "UNIQ_KEY": Word.UNIQUE.value}
         assert (found.topic, found.properties) == ("T", plain) and type(found.properties["name"]) is str
-        for topic, key, kind in ((Word.TOPIC, Word.KEY, None), (Word.TOPIC, Word.UNIQUE, "U"), (Word.TOPIC, Word.TAG, "T")):
-            assert store.query_message(text(topic), text(key), index_type=kind)
-            assert store.query_message(text(topic), text(key), index_type=kind, compat=True)
-            assert store.query_offsets(text(topic), text(key), index_type=kind)
+        topic = text(Word.TOPIC)
+        for key, kind in ((text(Word.KEY), None), (text(Word.UNIQUE), "U"), (text(Word.TAG), "T")):
+            assert store.query_message(topic, key, index_type=kind)
+            assert store.query_message(topic, key, index_type=kind, compat=True)
+            assert store.query_offsets(topic, key, index_type=kind)
         assert store.message_by_id(text(Word.UNIQUE)).body == b"0"
         assert store.get_message(text(Word.TOPIC), tags=text(Word.TAG)).messages
         store.put_message(Message("T", b"1"))
@@ -244,7 +245,8 @@ def test_a_store_stays_where_it_is_after_a_change_of_the_working_directory(tmp_p
             store.put_message(Message("T", name.encode(), keys=["k"]))
     before = {path: path.read_bytes() for path in (tmp_path / "b").rglob("*") if path.is_file()}
     monkeypatch.chdir(tmp_path / "a")
-    with MessageStore.open("store", config=StoreConfig(**SMALL)) as writer, MessageStore.open("store", read_only=True) as reader:
+    config = StoreConfig(**SMALL)
+    with MessageStore.open("store", config=config) as writer, MessageStore.open("store", read_only=True) as reader:
         offsets = ConsumerOffsets.load("offsets.json", read_only=False)
         monkeypatch.chdir(tmp_path / "b")
         for number in range(30):

@@ -285,7 +285,11 @@ def test_messages_and_ids_of_what_was_put_are_seen_at_once_without_refresh(root)
             assert number_of(reader.message_by_id(key)) == number
 
 
-@pytest.mark.parametrize("look", [StoreConfig.infer, describe, lambda root: MessageStore.open(root, read_only=True).close()])
+def open_and_close(root):
+    MessageStore.open(root, read_only=True).close()
+
+
+@pytest.mark.parametrize("look", [StoreConfig.infer, describe, open_and_close])
 def test_a_file_that_goes_while_a_store_is_looked_at_is_not_missed(root, look, monkeypatch):
     """Retention deletes what was listed a moment ago."""
     with MessageStore.open(root, config=QUIET) as writer:

@@ -485,12 +485,16 @@ def test_settings_of_a_terabyte_take_no_memory_and_hide_nothing_else(tmp_path, n
     with open(root / "config" / name, "wb") as file:
         file.truncate(1 << 40)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    for command, codes in (("info", {0, 1}), ("verify", {0, 1}), ("topics", {0, 1}), ("queues", {0, 1}), ("pending", {0, 1})):
+    for command in ("info", "verify", "topics", "queues", "pending"):
         ran = subprocess.run(
-            [sys.executable, "-m", "rmqstore", command, root], env=environment, capture_output=True, text=True, timeout=60,
+            [sys.executable, "-m", "rmqstore", command, root],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
             check=False,
-        )  # fmt: skip
-        assert ran.returncode in codes and "Traceback" not in ran.stderr, (command, ran.stderr)
+        )
+        assert ran.returncode in (0, 1) and "Traceback" not in ran.stderr, (command, ran.stderr)
     with MessageStore.open(root, read_only=True) as store:
         assert store.get_message("T").messages[0].body == b"body"
 

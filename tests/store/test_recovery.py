@@ -795,7 +795,11 @@ def test_the_last_store_time_is_found_behind_damage(tmp_path):
     for number in range(9):
         begins.append(len(data))
         data += oracle.encode_record(
-            topic="T", body=b"x" * 9, phy_offset=len(data), born_host="127.0.0.1:1", store_timestamp=1_700_000_000_000 + number
+            topic="T",
+            body=b"x" * 9,
+            phy_offset=len(data),
+            born_host="127.0.0.1:1",
+            store_timestamp=1_700_000_000_000 + number,
         )
     config = StoreConfig(mapped_file_size_commit_log=4096)
     for first, last in ((4, 4), (0, 7), (0, 0), (8, 8), (3, 8)):

@@ -193,7 +193,8 @@ def test_inner_batches(stores):
 def test_inner_batches_whose_database_cannot_be_opened(stores, tmp_path):
     with MessageStore.open(stores("batch"), read_only=True) as store:
         whole = {
-            key: [(each.queue_offset, each.body) for each in store.get_message(*key, 0, 1000)] for key in store._state.keys()
+            key: [(each.queue_offset, each.body) for each in store.get_message(*key, 0, 1000)]
+            for key in store._state.keys()
         }
     root = tmp_path / "store"
     shutil.copytree(stores("batch"), root)
