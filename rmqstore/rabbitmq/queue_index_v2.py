@@ -458,7 +458,7 @@ class QueueIndexV2(NotCopied):
             if same is None:
                 continue
             segment, path = self.segments[number], self._file(number, "qi")
-            detail = f"{len(segment.seq_id)} entries left out: {others[same.msg_id]} has message {same.msg_id.hex()} too"
+            detail = f"{len(segment.seq_id)} entries left out: {others[same.msg_id]} also has {same.msg_id.hex()}"
             self.problems.append(Problem(path, 0, "copied_segment", detail, None))
             columns = {name: getattr(segment, name)[:0] for name in SegmentV2._fields[2:-1]}
             self.segments[number] = segment._replace(**columns)
