@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, Any
 from rmqstore import _numpy as np
 from rmqstore._core import MAGIC_V1, MAGIC_V2, BatchUnitLayout, IndexLayout, UnitLayout, index_key_hash
 from rmqstore.errors import GeometryError, StoreError
-from rmqstore.files.mapped_file import last_nonzero, open_regular, written_extents
+from rmqstore.files.mapped_file import (
+    is_not_given_out,
+    last_nonzero,
+    naming_errors,
+    open_regular,
+    why_not_given_out,
+    written_extents,
+)
 from rmqstore.message import SysFlag, decode_java_utf8, host_from_bytes, host_to_bytes, parse_properties
 
 if TYPE_CHECKING:
@@ -68,6 +75,9 @@ def _infer_once(cls: type[StoreConfig], root: str, read_only: bool, overrides: M
     segments = _numbered_files(os.path.join(root, "commitlog"))
     _infer_sizes(root, segments, found, assumed)
     index_files = _numbered_files(os.path.join(root, "index"), digits=None)
+    if read_only:
+        # Whoever opens the index names those that cannot be read.
+        index_files = [file for file in index_files if why_not_given_out(file.path) is None]
     try:
         _infer_index_geometry(root, index_files, found, assumed)
     except GeometryError as error:
@@ -79,7 +89,7 @@ def _infer_once(cls: type[StoreConfig], root: str, read_only: bool, overrides: M
         if name not in found:
             assumed.append(name)
     config = cls(**found)
-    first = next(_first_records(segments, config.mapped_file_size_commit_log), None) if segments else None
+    first = next(_first_records(segments, config.mapped_file_size_commit_log, read_only), None) if segments else None
     if first is not None:
         if "enabled_append_prop_crc" not in found:
             found["enabled_append_prop_crc"] = bool(_PROPERTIES_CRC.search(first.properties))
@@ -91,7 +101,7 @@ def _infer_once(cls: type[StoreConfig], root: str, read_only: bool, overrides: M
                 del found["store_host"]
     if "index_tags" not in found:
         whole = [file for file in index_files if file.size == config.index_file_size]
-        index_tags = _infer_index_tags(whole, segments, config)
+        index_tags = _infer_index_tags(whole, segments, config, read_only)
         if index_tags is not None:
             found["index_tags"] = index_tags
             assumed.remove("index_tags")
@@ -311,7 +321,8 @@ def _infer_index_geometry(root: str, files: list[_File], found: dict[str, Any], 
     ambiguous: tuple[str, list[int]] | None = None
     # The newest files are looked at first: they are the ones that are surely of the current geometry.
     for file in list(reversed(files))[:8]:
-        fitting = _fitting_slot_counts(file.path, words)
+        with naming_errors(file.path):
+            fitting = _fitting_slot_counts(file.path, words)
         if len(fitting) == 1:
             votes[fitting[0]] += 1
             witness.setdefault(fitting[0], file.path)
@@ -501,9 +512,19 @@ def _records_of_segment(segment: _File, segment_size: int) -> Iterator[_Record]:
         os.close(descriptor)
 
 
-def _first_records(segments: list[_File], segment_size: int) -> Iterator[_Record]:
+def _readable_records(segment: _File, segment_size: int, read_only: bool) -> Iterator[_Record]:
+    # Whoever only reads learns of a segment that cannot be read when it is asked for, and writes nothing.
+    try:
+        with naming_errors(segment.path):
+            yield from _records_of_segment(segment, segment_size)
+    except OSError as error:
+        if not (read_only and is_not_given_out(error)):
+            raise
+
+
+def _first_records(segments: list[_File], segment_size: int, read_only: bool) -> Iterator[_Record]:
     for segment in segments[:2]:
-        yield from _records_of_segment(segment, segment_size)
+        yield from _readable_records(segment, segment_size, read_only)
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,7 +535,9 @@ class _IndexHead:
     index_count: int
 
 
-def _infer_index_tags(index_files: list[_File], segments: list[_File], config: StoreConfig) -> bool | None:
+def _infer_index_tags(
+    index_files: list[_File], segments: list[_File], config: StoreConfig, read_only: bool
+) -> bool | None:
     """Whether the index of a store holds tags; None when no record shows it.
 
     The records of the first segment, and of the one where the newest index file begins, are looked up (at most 1000 of
@@ -539,7 +562,7 @@ def _infer_index_tags(index_files: list[_File], segments: list[_File], config: S
             break
     votes = {True: 0, False: 0}
     for segment in looked_at:
-        records = _records_of_segment(segment, config.mapped_file_size_commit_log)
+        records = _readable_records(segment, config.mapped_file_size_commit_log, read_only)
         for record in itertools.islice(records, _RECORDS_LOOKED_AT):
             vote = _tags_vote(record, heads, config.max_hash_slot_num)
             if vote is not None:

@@ -236,7 +236,8 @@ class StoreConfig:
         path : path-like
             The store's directory (storePathRootDir), or an index file, of which only the index geometry is found.
         read_only : bool
-            Index files that do not tell their geometry are not an error: whoever only reads passes them over.
+            Index files that do not tell their geometry, and files that cannot be read, are not an error: whoever only
+            reads passes them over.
         **overrides
             Fields that are known; they are taken as given.
 

@@ -20,7 +20,7 @@ import zlib
 
 from rmqstore._core import CheckpointLayout
 from rmqstore.errors import GeometryError, ReadOnlyError
-from rmqstore.files.mapped_file import force_data, fsync_directory, naming_errors, open_regular
+from rmqstore.files.mapped_file import force_data, fsync_directory, is_not_given_out, naming_errors, open_regular
 from rmqstore.files.store_lock import abort_mark, abort_process
 
 __all__ = ["CHECKPOINT_SIZE", "SAFETY_MARGIN", "Checkpoint", "marked_end"]
@@ -100,16 +100,20 @@ class Checkpoint:
 
     @classmethod
     def load_or_zeros(cls, path: str | os.PathLike[str]) -> Checkpoint:
-        """As `load`, read-only; zeros where the file has a size that cannot be, for whoever trusts it less then.
+        """As `load`, read-only; zeros where it cannot be read, or its size cannot be: who asks trusts it less then.
 
         Raises
         ------
         OSError
-            The file cannot be read.
+            The system has no room to open it, …; it says nothing of the file.
         """
         try:
             return cls.load(path, read_only=True)
         except GeometryError:
+            return cls(path, read_only=True)
+        except OSError as error:
+            if not is_not_given_out(error):
+                raise
             return cls(path, read_only=True)
 
     @classmethod
@@ -140,7 +144,8 @@ class Checkpoint:
                 )
             data = b""
             while len(data) < size:
-                piece = os.pread(descriptor, size - len(data), len(data))
+                with naming_errors(checkpoint.path):
+                    piece = os.pread(descriptor, size - len(data), len(data))
                 if not piece:
                     break
                 data += piece

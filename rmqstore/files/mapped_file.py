@@ -41,11 +41,13 @@ __all__ = [
     "delete_staged",
     "fsync_directory",
     "fsync_tree",
+    "is_not_given_out",
     "last_nonzero",
     "make_directories",
     "naming_errors",
     "open_regular",
     "read_small_file",
+    "why_not_given_out",
     "written_extents",
 ]
 
@@ -59,6 +61,10 @@ _staging_numbers = itertools.count()
 # Up to so many folders are forced one by one, a millisecond each on a disk; more take one call for the file system, which may
 # have to wait for what other programs wrote.
 _FEW_FOLDERS = 256
+# What the system says of a file that it does not give out; others (too many open files) say nothing of a file.
+_NOT_GIVEN_OUT = frozenset(
+    getattr(errno, name) for name in ("EACCES", "EPERM", "EIO", "EBADMSG", "EUCLEAN", "ESTALE") if hasattr(errno, name)
+)
 # More than a broker's JSON with millions of entries has.
 _SMALL = 256 << 20
 
@@ -96,6 +102,32 @@ def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     raise OSError(errno.EINVAL, "this is not a regular file; move it away", path)
+
+
+def is_not_given_out(error: OSError) -> bool:
+    """bool: the system does not give out a file that is there: this user may not read it, or the disk fails."""
+    return error.errno in _NOT_GIVEN_OUT
+
+
+def why_not_given_out(path: str) -> OSError | None:
+    """OSError or None: why the system does not give out the file `path`; None where it does, or the file is gone.
+
+    Only its first byte is read: what is damaged further on is met where it is read.
+    """
+    try:
+        with naming_errors(path):
+            fd = open_regular(path)
+            try:
+                os.pread(fd, 1, 0)
+            finally:
+                os.close(fd)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if not is_not_given_out(error):
+            raise
+        return error
+    return None
 
 
 def read_small_file(path: str) -> bytes | None:

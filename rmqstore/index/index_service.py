@@ -24,8 +24,15 @@ from rmqstore._columns import entries_by_key
 from rmqstore._core import OpenedIndexes, chain_entries, index_key_hash
 from rmqstore._shown import shows
 from rmqstore.config import StoreConfig, is_usual_size
-from rmqstore.errors import GeometryError, IndexFileError, OffsetOutOfRangeError, ReadOnlyError, StoreClosedError
-from rmqstore.files.mapped_file import NotCopied, fsync_directory
+from rmqstore.errors import (
+    GeometryError,
+    IndexFileError,
+    OffsetOutOfRangeError,
+    ReadOnlyError,
+    StoreClosedError,
+    StoreError,
+)
+from rmqstore.files.mapped_file import NotCopied, fsync_directory, why_not_given_out
 from rmqstore.files.prepared_files import PreparedFiles
 from rmqstore.index.index_file import IndexFile
 
@@ -134,8 +141,9 @@ class IndexService(NotCopied, OpenedIndexes):
         Only what `put_hashes` writes gets space on disk, as of `MappedFilePool`.
     opened_files : tuple of IndexFile, or None
         All files, newest first, while all are open.
-    passed_over : dict of str to GeometryError
-        By name the files that `load` found damaged and left out; no key is found by them (read-only use).
+    passed_over : dict of str to StoreError
+        By name the files that `load` found damaged, or could not read, and left out (read-only use); no key is found
+        by them.
     distrusted : set of str
         Names of the files in which an exact search met what cannot be, so that they may hide entries.
     """
@@ -148,7 +156,9 @@ class IndexService(NotCopied, OpenedIndexes):
         self.config = config
         self.read_only = read_only
         self.index_error = False
-        self.passed_over: dict[str, GeometryError] = {}
+        self.passed_over: dict[str, StoreError] = {}
+        # Which files could be read when they were looked at last: by name the inode, and when that changed.
+        self._given_out: dict[str, tuple[int, int]] = {}
         self.distrusted: set[str] = set()
         self.create_pause = _CREATE_PAUSE
         self.lock = ReadWriteLock()
@@ -185,9 +195,12 @@ class IndexService(NotCopied, OpenedIndexes):
         GeometryError
             A directory lies there, or a file has another length than the configured slots and entries make.  Read-only
             such a file is passed over, unless most files say that the numbers are wrong.
+        OSError
+            The system does not give out a file.  Read-only it is passed over.
         """
         names = []
-        passed_over: dict[str, GeometryError] = {}
+        passed_over: dict[str, StoreError] = {}
+        given_out: dict[str, tuple[int, int]] = {}
         try:
             entries = list(os.scandir(self.path))
         except FileNotFoundError:
@@ -200,12 +213,24 @@ class IndexService(NotCopied, OpenedIndexes):
                     continue
                 raise GeometryError("a directory lies among the index files; move it away", entry.path)
             try:
-                length = entry.stat().st_size
+                status = entry.stat()
             except FileNotFoundError:
                 continue  # Another process deleted it meanwhile.
+            length = status.st_size
             if self.read_only and length == 0 and entry.name == newest:
                 # A Java store makes a file and then extends it.
                 continue
+            given_out[entry.name] = status.st_ino, status.st_ctime_ns
+            if given_out[entry.name] != self._given_out.get(entry.name):
+                failure = why_not_given_out(entry.path)
+                if failure is not None:
+                    if not self.read_only:
+                        raise failure
+                    del given_out[entry.name]
+                    passed_over[entry.name] = self.not_given_out(failure, entry.path)
+                    if entry.name not in self.passed_over:
+                        logger.warning("%s: %s", entry.path, passed_over[entry.name].message)
+                    continue
             if length != self.config.index_file_size:
                 error = self.of_length(length, entry.path)
                 if not (self.read_only and self._is_usual_size()):
@@ -216,12 +241,23 @@ class IndexService(NotCopied, OpenedIndexes):
                 passed_over[entry.name] = error
                 continue
             names.append(entry.name)
-        self.passed_over = passed_over
+        self.passed_over, self._given_out = passed_over, given_out
         self.take(names)
 
     def _is_usual_size(self) -> bool:
         # Numbers that were only assumed, because no file told them, say nothing about a file.
         return "max_index_num" in self.config.assumed or is_usual_size(self.root, "index", self.config.index_file_size)
+
+    @staticmethod
+    def not_given_out(error: OSError, path: str) -> StoreError:
+        """StoreError: what to say of an index file that the system does not give out, for the reason `error`."""
+        return StoreError(
+            f"the index file cannot be read ({error.strerror or error}): no key is found by it, and the log is "
+            "searched instead. Let this user read it, or restore it from a copy where the disk fails; without one, move it "
+            "away and run rebuild, which writes the index again from the log",
+            path,
+            0,
+        )
 
     def of_length(self, length: int, path: str) -> GeometryError:
         """GeometryError: what to say of an index file that has `length` bytes, which is not what it should have."""

@@ -31,13 +31,13 @@ from rmqstore.errors import (
     finding_of,
 )
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.files.mapped_file import MappedFilePool, is_not_given_out, why_not_given_out
 from rmqstore.index.index_service import IndexService
 from rmqstore.message import MessageExt, SysFlag, decode_java_utf8, is_queued
 from rmqstore.offline.verify_databases import has_index_database, verify_index_database
 from rmqstore.offline.verify_entries import IndexCheck
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
-from rmqstore.offline.verify_units import QueueCheck
+from rmqstore.offline.verify_units import QueueCheck, unread_file
 from rmqstore.store.dispatcher import multi_dispatch_places, multi_dispatch_problem
 from rmqstore.store.opening import REBUILD_DIRECTORY, SWAPPING, is_swapping
 
@@ -254,6 +254,9 @@ class _Checker:
         # Of a store with queues in RocksDB; then only queues that have files are compared with those.
         self.database: QueueDatabaseCheck | None = None
         self.listed: frozenset[tuple[str, int]] = frozenset()
+        # Phy offsets, begin and end, of segments that cannot be read; ascending.
+        self.unread: list[tuple[int, int]] = []
+        self.index_is_unread = False
 
     def close(self) -> None:
         self.commit_log.close()
@@ -279,6 +282,7 @@ class _Checker:
         """The log, queues and index."""
         problems: list[Finding] = []
         self.commit_log.files.load(lambda error: problems.append(finding_of(error, "file", self.commit_log.path)))
+        problems += self._leave_out_unread()
         if self.with_queues:
             try:
                 self.queues.load()
@@ -288,7 +292,9 @@ class _Checker:
         if self.with_index:
             problems += self.load_index()
         yield from problems
-        self.end = self.commit_log.find_end_behind_damage() if end is None else end
+        # A newest segment that cannot be read may be full.
+        unread_to = max((last for _, last in self.unread), default=0)
+        self.end = max(self.commit_log.find_end_behind_damage(), unread_to) if end is None else end
         self.commit_log.set_end(self.end)
         entries = IndexCheck(self.index_service, self.commit_log)
         yield from entries.begin(self.end)
@@ -301,6 +307,32 @@ class _Checker:
             yield from self._queues()
         if self.database is not None:
             yield from self.database.finish(self.end)
+
+    def _leave_out_unread(self) -> list[Finding]:
+        problems: list[Finding] = []
+        files = self.commit_log.files
+        good = []
+        for base in files.offsets:
+            path = files.file(base).path
+            error = why_not_given_out(path)
+            if error is None:
+                good.append(base)
+                continue
+            problems.append(unread_file(path, error, "what leads to its records is not compared with them"))
+            self.unread.append((base, base + self.commit_log.segment_size))
+        if problems:
+            files.take(good, files.wrote_where)
+        return problems
+
+    def _is_unread(self, stretch: Stretch) -> bool:
+        # All that no segment holds there lies in segments that cannot be read.
+        if stretch.verdict is not None:
+            return False
+        at = stretch.begin
+        for begin, end in self.unread:
+            if begin <= at < end:
+                at = end
+        return at >= stretch.end
 
     def load_index(self) -> list[Finding]:
         """What is wrong with the names and lengths of index files; the others are taken."""
@@ -315,6 +347,11 @@ class _Checker:
             if not (name.isascii() and name.isdigit()) or len(name) > 19 or not os.path.isfile(path):
                 problems.append(Finding(path, 0, "file", "no part of the store; a directory here stops a real broker"))
                 continue
+            error = why_not_given_out(path)
+            if error is not None:
+                self.index_is_unread = True
+                problems.append(finding_of(self.index_service.not_given_out(error, path), "file", path))
+                continue
             length = os.path.getsize(path)
             if length != self.config.index_file_size:
                 problems.append(finding_of(self.index_service.of_length(length, path), "file", path))
@@ -327,6 +364,7 @@ class _Checker:
         if (
             self.with_index
             and not entries.names
+            and not self.index_is_unread
             and entries.total
             and self.config.message_index_enable
             and not has_index_database(self.root)
@@ -352,6 +390,8 @@ class _Checker:
                 yield from entries.records(columns)
                 if self.database is not None:
                     yield from self.database.records(columns)
+            elif self._is_unread(stretch):
+                entries.pass_over_range(stretch.begin, stretch.end)
             else:
                 yield from self._no_record(stretch)
                 if stretch.verdict not in (Verdict.BLANK, None):
@@ -426,6 +466,7 @@ class _Checker:
             check = self.queue_checks[topic, queue_id] = QueueCheck(
                 self.root, self.config, self.commit_log, self.queues, topic, queue_id
             )
+            check.unread = self.unread
         return check
 
     def records(self, columns: RecordColumns, *, lists: bool = True) -> Iterator[Finding]:
@@ -513,11 +554,15 @@ class _Checker:
         try:
             checkpoint = Checkpoint.load(path, read_only=True)
         except (StoreError, OSError) as error:
-            yield Finding(path, 0, "bad_checkpoint", str(error))
+            if isinstance(error, OSError) and is_not_given_out(error):
+                yield unread_file(path, error, "its times and offsets are not compared with the log")
+            else:
+                yield Finding(path, 0, "bad_checkpoint", str(error))
             return
         newest = max(self.last_timestamp, 0)
-        if self.commit_log.min_offset > 0:
-            # Where the clock was set back, what retention deleted may have been stored later than all that is left.
+        if self.commit_log.min_offset > 0 or self.unread:
+            # Where the clock was set back, what retention deleted may have been stored later than all that is left; so
+            # may what cannot be read.
             newest = max(newest, self.config.clock())
         for pos, name in (
             (0, "physic_msg_timestamp"),

@@ -18,8 +18,12 @@ from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.errors import Finding, StoreError, finding_of
+from rmqstore.files.mapped_file import is_not_given_out, why_not_given_out
+from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.message import SCHEDULE_TOPIC, MessageExt
 from rmqstore.store.dispatcher import names_further_queue
+
+_NOT_COMPARED = "the queue is not compared with the log"
 
 
 @dataclass
@@ -76,12 +80,40 @@ class QueueCheck:
         self._files_told = False
         self._run: _Run | None = None
         self.topic, self.queue_id = topic, queue_id
+        # Phy offsets, begin and end, of segments that cannot be read: nobody knows whether units lead to records there.
+        self.unread: list[tuple[int, int]] = []
+        self._further_problems: list[Finding] = []
         try:
             self.queue = queues.find(topic, queue_id)
         except (StoreError, OSError) as error:
-            self.problem = Finding(
-                getattr(error, "path", None) or root, getattr(error, "pos", None) or 0, "file", str(error)
-            )
+            named = getattr(error, "path", None) or getattr(error, "filename", None)
+            where = os.fsdecode(named) if named else root
+            if isinstance(error, OSError) and is_not_given_out(error):
+                self.problem = unread_file(where, error, _NOT_COMPARED)
+            else:
+                self.problem = Finding(where, getattr(error, "pos", None) or 0, "file", str(error))
+            return
+        unread = list(self._unread_files())
+        if unread:
+            self.problem, *self._further_problems = unread
+
+    def _unread_files(self) -> Iterator[Finding]:
+        for files in self._lists():
+            for base in files.offsets:
+                path = files.file(base).path
+                error = why_not_given_out(path)
+                if error is not None:
+                    yield unread_file(path, error, _NOT_COMPARED)
+
+    def _lists(self) -> list[MappedFileQueue]:
+        queue = self.queue
+        listed = [] if queue is None else [queue.files]
+        if isinstance(queue, ConsumeQueue) and queue.ext is not None:
+            listed.append(queue.ext.files)
+        return listed
+
+    def _is_unread(self, phy_offset: int) -> bool:
+        return any(begin <= phy_offset < end for begin, end in self.unread)
 
     def records(self, columns: RecordColumns, rows: np.ndarray) -> Iterator[Finding]:
         """What is wrong with the units of the records in `rows`, an array of int64 with rows of `columns`."""
@@ -217,7 +249,7 @@ class QueueCheck:
             return
         for number in range(first, queue.unit_num):
             unit = queue.unit(number)
-            if unit is None:
+            if unit is None or self._is_unread(unit.phy_offset):
                 continue
             message = log.look_up(unit.phy_offset, unit.size)
             if message is not None and (
@@ -241,6 +273,8 @@ class QueueCheck:
         reached = -1
         for number in queue.numbers(first):
             unit = queue.unit_of(number)
+            if self._is_unread(unit.phy_offset):
+                continue
             message = self.commit_log.look_up(unit.phy_offset, unit.size)
             own = message is not None and self._is_own(message, unit.queue_offset)
             if own and unit.phy_offset > reached:
@@ -259,11 +293,8 @@ class QueueCheck:
         self._files_told = True
         if self.problem is not None:
             yield self.problem
-        queue = self.queue
-        listed = [] if queue is None else [queue.files]
-        if isinstance(queue, ConsumeQueue) and queue.ext is not None:
-            listed.append(queue.ext.files)
-        for files in listed:
+            yield from self._further_problems
+        for files in self._lists():
             for problem in files.problems:
                 yield finding_of(problem, "file", files.path)
 
@@ -282,6 +313,17 @@ class QueueCheck:
                     "gap_in_queue",
                     f"unit {end // queue.unit_size} was never written, but {last - pos} bytes from it on are not zero",
                 )
+
+
+def unread_file(path: str, error: OSError, left_out: str) -> Finding:
+    """Finding: of a file that the system does not give out, because of `error`; `left_out` is what follows."""
+    return Finding(
+        path,
+        0,
+        "file",
+        f"the file cannot be read ({error.strerror or error}), and {left_out}; let this user read it, or restore it "
+        "from a copy where the disk fails",
+    )
 
 
 def _said(queue: ConsumeQueue, code: int) -> str:

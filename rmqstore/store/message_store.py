@@ -23,7 +23,7 @@ from rmqstore._read import get_first, query_first
 from rmqstore.arguments import Boundary, IndexType, Moment, Recovery, milliseconds, plain_text
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.config import StoreConfig
-from rmqstore.errors import GeometryError, InvalidMessageError, OffsetOutOfRangeError, ReadOnlyError, StoreError
+from rmqstore.errors import InvalidMessageError, OffsetOutOfRangeError, ReadOnlyError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import NotCopied, make_directories
 from rmqstore.files.store_lock import StoreLock
@@ -404,13 +404,14 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         completion = self._state.undispatched.completion
         return None if completion is None else completion.state
 
-    def damaged_files(self) -> list[GeometryError]:
-        """list of GeometryError: segments, index files, and files of queues asked for so far, that lack their length.
+    def damaged_files(self) -> list[StoreError]:
+        """list of StoreError: segments, index files, and files of queues asked for so far, that lack their length.
 
         Read-only they are read as far as they go, and index files passed over; a store with one does not open for writing.
+        So are index files that the system does not give out.
         """
         listed = [self.commit_log.files, *(queue.files for queue in self.queues.opened())]
-        found = [problem for files in listed for problem in files.damaged()]
+        found: list[StoreError] = [problem for files in listed for problem in files.damaged()]
         if self.index_service is not None:
             found += self.index_service.passed_over.values()
         return found

@@ -6,7 +6,6 @@ starts no thread.  After a failed write nothing more is written (`fail`): the sy
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -28,7 +27,7 @@ from rmqstore.errors import (
     StorePoisonedError,
 )
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.files.mapped_file import MappedFilePool, is_not_given_out
 from rmqstore.index.database_index import DatabaseIndex
 from rmqstore.index.index_service import IndexService
 from rmqstore.index.log_index import LogIndex
@@ -154,6 +153,14 @@ class StoreState(StateFields):
                 raise
             # Whoever only reads asks the files themselves.
             logger.warning("%s: %s", error.path, error.message)
+        except OSError as error:
+            if not (self.read_only and is_not_given_out(error)):
+                raise
+            logger.warning(
+                "%s: the checkpoint cannot be read (%s) and counts as zeros; let this user read it, or restore it from "
+                "a copy where the disk fails",
+                self.checkpoint.path, error.strerror or error,
+            )  # fmt: skip
         if self.read_only:
             self.commit_log.follow()
             self.undispatched.look()
@@ -283,7 +290,5 @@ class StoreState(StateFields):
 
     def checkpoint_now(self) -> Checkpoint:
         """The checkpoint as it is on disk now."""
-        # A reader looks again; what cannot be one says nothing, as at the opening.
-        with contextlib.suppress(GeometryError):
-            return Checkpoint.load(self.checkpoint.path, read_only=True) if self.read_only else self.checkpoint
-        return Checkpoint(self.checkpoint.path, read_only=True)
+        # A reader looks again; what cannot be one, or be read, says nothing, as at the opening.
+        return Checkpoint.load_or_zeros(self.checkpoint.path) if self.read_only else self.checkpoint

@@ -6,6 +6,7 @@ lose a message that is whole, or keep silent about the file.  Opening for writin
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -259,6 +260,139 @@ def test_verify_names_a_newest_file_without_bytes(base, part, made):
     assert "no bytes" in found[0].detail and "restore it from a copy" in found[0].detail
     done = run("verify", base)
     assert done.exit_code == 1 and str(path) in done.stdout
+
+
+# ------------------------------------------------------------------------------------- files that are not given out
+
+HOWS = {"not allowed": errno.EACCES, "bad disk": errno.EIO}
+PASSED_OVER = [(INDEX, 0), (INDEX, 1), (INDEX, 2), ("checkpoint", 0)]
+UNREAD = [*PASSED_OVER, *((part, which) for part in (QUEUE, LOG) for which in (0, 1, 2))]
+
+
+@pytest.fixture
+def withhold(monkeypatch):
+    """Have the system say that it does not give out a file: when it is opened, or when it is read."""
+
+    def planted(path: Path, how: str) -> None:
+        real_open, real_pread, name = os.open, os.pread, str(path)
+
+        def no_open(file, *args, **kwargs):
+            if os.fspath(file) == name:
+                raise PermissionError(errno.EACCES, "Permission denied", name)
+            return real_open(file, *args, **kwargs)
+
+        def no_pread(fd, *args):
+            if os.path.samestat(os.fstat(fd), os.stat(name)):
+                raise OSError(HOWS[how], os.strerror(HOWS[how]))
+            return real_pread(fd, *args)
+
+        if how == "not allowed":
+            monkeypatch.setattr(os, "open", no_open)
+        else:
+            monkeypatch.setattr(os, "pread", no_pread)
+
+    return planted
+
+
+def file_of(root: Path, part: str, which: int) -> Path:
+    return root / part if part == "checkpoint" else root / part / sorted(os.listdir(root / part))[which]
+
+
+def found_by_keys(store: MessageStore) -> dict[str, list[int]]:
+    return {
+        key: sorted({message.phy_offset for message in store.query_message(message.topic, key, 100)})
+        for message in store.messages()
+        for key in message.keys
+    }
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["configured", "inferred"])
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize(("part", "which"), PASSED_OVER)
+def test_an_index_file_or_checkpoint_that_cannot_be_read_stops_no_reader(
+    base, caplog, withhold, monkeypatch, part, which, how, told
+):
+    config = StoreConfig(**BASE) if told else None
+    with MessageStore.open(base, config=config, read_only=True) as store:
+        wanted, by_key = places(store), found_by_keys(store)
+    assert len(wanted) == 41 and by_key
+    path = file_of(base, part, which)
+    before = oracle.read_files(base)
+    withhold(path, how)
+    with caplog.at_level(logging.WARNING, "rmqstore"), MessageStore.open(base, config=config, read_only=True) as store:
+        assert places(store) == wanted
+        # What the file would have is searched for in the log.
+        assert found_by_keys(store) == by_key
+        assert all(store.query_message("TopicTest", key, 100).complete for key in by_key)
+        assert [problem.path for problem in store.damaged_files()] == ([str(path)] if part == INDEX else [])
+        store.stats(), store.refresh()
+    told_of = [record.getMessage() for record in caplog.records if str(path) in record.getMessage()]
+    assert len(told_of) == 1 and "cannot be read" in told_of[0] and os.strerror(HOWS[how]) in told_of[0]
+    assert run("info", base).exit_code == 0
+    monkeypatch.undo()
+    assert oracle.read_files(base) == before
+
+
+def test_an_index_file_that_can_be_read_again_is_taken(base, withhold, monkeypatch):
+    withhold(file_of(base, INDEX, 1), "bad disk")
+    store = MessageStore.open(base, read_only=True)
+    assert len(store.damaged_files()) == 1
+    monkeypatch.undo()
+    with store:
+        store.refresh()
+        assert store.damaged_files() == [] and len(store.index_service.names) == 3
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["configured", "inferred"])
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize(("part", "which"), UNREAD)
+def test_verify_names_what_cannot_be_read_and_goes_on(base, withhold, part, which, how, told):
+    config = StoreConfig(**BASE) if told else None
+    assert not list(verify(base, StoreConfig(**BASE)))
+    path = file_of(base, part, which)
+    other = base / QUEUE / "stray"
+    other.write_bytes(b"?")
+    withhold(path, how)
+    found = list(verify(base, config))
+    about = [finding for finding in found if finding.path == str(path)]
+    assert [(finding.kind, finding.pos) for finding in about] == [("file", 0)]
+    assert "cannot be read" in about[0].detail and "let this user read it" in about[0].detail.lower()
+    # The rest was looked at, and of what a file would say nothing is said.
+    if not (part == QUEUE and which == 2 and how == "not allowed"):
+        assert str(other) in [finding.path for finding in found if finding.kind == "file"]
+    assert {finding.kind for finding in found} <= ({"file", "missing_entry"} if part == INDEX else {"file"})
+    done = run("verify", base)
+    assert done.exit_code == 1 and f"{path}:" in done.stdout
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["configured", "inferred"])
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize(("part", "which"), PASSED_OVER)
+def test_nothing_is_written_where_a_file_cannot_be_read(base, withhold, monkeypatch, part, which, how, told):
+    before = oracle.read_files(base)
+    path = file_of(base, part, which)
+    withhold(path, how)
+    with pytest.raises(OSError, match=os.strerror(HOWS[how])) as caught:
+        MessageStore.open(base, config=StoreConfig(**BASE) if told else None)
+    assert str(path) in str(caught.value)
+    monkeypatch.undo()
+    after = oracle.read_files(base)
+    assert {name: data for name, data in after.items() if name != "lock"} == {
+        name: data for name, data in before.items() if name != "lock"
+    }
+
+
+def test_too_many_open_files_say_nothing_of_an_index_file(base, monkeypatch):
+    path, real_open = file_of(base, INDEX, 1), os.open
+
+    def no_room(file, *args, **kwargs):
+        if os.fspath(file) == str(path):
+            raise OSError(errno.EMFILE, "Too many open files", str(path))
+        return real_open(file, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", no_room)
+    with pytest.raises(OSError, match="Too many open files"):
+        MessageStore.open(base, config=StoreConfig(**BASE), read_only=True)
 
 
 def test_a_whole_store_has_no_such_finding(base):
