@@ -137,8 +137,8 @@ class _Answer:
         self._ended = True
 
     async def _parts(self, message: Message) -> None:
-        # Each part waits until the one before it is on its way: a server takes in a whole body at once, and would keep it
-        # for a reader that takes nothing, after it was counted as sent.  So the end comes after the last part.
+        # Each part waits until the one before it is on its way: a server takes in a whole body at once, and would keep
+        # it for a reader that takes nothing, after it was counted as sent.  So the end comes after the last part.
         body = memoryview(message.get("body", b""))
         if len(body) <= _SMALL:
             await self._wait(message)

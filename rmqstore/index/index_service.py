@@ -253,8 +253,8 @@ class IndexService(NotCopied, OpenedIndexes):
         """StoreError: what to say of an index file that the system does not give out, for the reason `error`."""
         return StoreError(
             f"the index file cannot be read ({error.strerror or error}): no key is found by it, and the log is "
-            "searched instead. Let this user read it, or restore it from a copy where the disk fails; without one, move it "
-            "away and run rebuild, which writes the index again from the log",
+            "searched instead. Let this user read it, or restore it from a copy where the disk fails; without one, move "
+            "it away and run rebuild, which writes the index again from the log",
             path,
             0,
         )
