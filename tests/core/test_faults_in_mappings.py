@@ -100,6 +100,38 @@ def test_reading_a_segment_that_is_cut_short(root, way):
     )
 
 
+@pytest.mark.parametrize("grows", [False, True], ids=["stays short", "grows again"])
+def test_what_the_system_does_not_tell_of(root, grows):
+    # docs/mmap.md says so: zeros in the page in which the file ends now, or in all of a file that grew again.
+    run(
+        f"""
+        from rmqstore import verify
+
+        size = os.path.getsize(segment)
+        store = MessageStore.open(root, config=config, read_only=True)
+        places = [message.phy_offset for message in store.messages()]
+        assert len(places) == 400
+        segments = os.listdir(os.path.join(root, "commitlog"))
+        assert len(segments) > 1
+        last = max(place for place in places if place < size)
+        # The newest message of the segment loses its body, and no page is gone as a whole.
+        os.truncate(segment, last + 100)
+        assert (last + 100) // PAGE == (size - 1) // PAGE
+        if {grows}:
+            os.truncate(segment, size)
+        assert [message.phy_offset for message in store.messages() if not message.corrupt] == [
+            place for place in places if place != last
+        ]
+        store.close()
+        with MessageStore.open(root, config=config, read_only=True) as again:
+            assert [problem.path for problem in again.damaged_files()] == ([] if {grows} else [segment])
+        findings = [finding for finding in verify(root, config) if finding.path == segment]
+        assert findings and ({grows} or findings[0].kind == "file"), findings
+        """,
+        root,
+    )
+
+
 def test_queues_and_index_that_are_cut_short(root):
     run(
         """
