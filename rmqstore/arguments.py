@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime
 from typing import Literal, TypeAlias
 
-__all__ = ["Boundary", "IndexType", "Moment", "Recovery", "milliseconds", "plain_text"]
+__all__ = ["Boundary", "IndexType", "Moment", "Recovery", "milliseconds"]
 
 Moment: TypeAlias = "int | float | datetime.datetime"
 """A store time: ms since epoch, or a datetime (aware, or naive as local time)."""

@@ -100,6 +100,8 @@ class ConsumerOffsets(OffsetsFile):
     read_only : bool
     source : str or None
         The file that was read: the main file, its backup, or None when there was neither.
+    passed_over : list of CorruptionError
+        What is wrong with a main file in whose place the backup was read, or that is empty and has none.
     findings : list of Finding
         Entries that cannot be read, each of a group in a topic; the others are (read-only use).
     """

@@ -312,7 +312,8 @@ class OffsetsFile(NotCopied):
     )
 
     def __init__(self, path: str | os.PathLike[str], read_only: bool):
-        self.path = os.path.abspath(os.fspath(path))
+        # It is written again later, also after a change of the working directory.
+        self.path = os.fspath(path) if read_only else os.path.abspath(os.fspath(path))
         self.read_only = read_only
         self.source: str | None = None
         # What is wrong with the main file, where it is there and was not read.

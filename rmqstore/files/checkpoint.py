@@ -88,7 +88,7 @@ class Checkpoint:
     logics_physical_offset: int
 
     def __init__(self, path: str | os.PathLike[str], *, read_only: bool = False):
-        self.path = os.path.abspath(os.fspath(path))
+        self.path = os.fspath(path)
         self.read_only = read_only
         self._rest = bytes(CHECKPOINT_SIZE - _FIELDS.size)
         # What is surely on disk; the same is not written twice.

@@ -88,7 +88,7 @@ class MappedFileQueue(NotCopied, FileStream):
         advice: str = "normal",
         repair: str = "",
     ):
-        self.path = os.path.abspath(os.fspath(path))
+        self.path = os.fspath(path)
         self.mapped_file_size = mapped_file_size
         self.pool = pool
         self.read_only = read_only

@@ -77,7 +77,7 @@ class FlatStore(NotCopied):
         on_damage: Callable[[Finding], object] | None = None,
         crc_check: int = 1,
     ):
-        self.path = os.path.abspath(os.fspath(path))
+        self.path = os.fspath(path)
         self.store_path = None if store_path is None else os.fspath(store_path)
         self.on_damage, self._crc_check = on_damage, crc_check
         self._pool = MappedFilePool(1024)

@@ -119,7 +119,7 @@ class IndexFile(NotCopied, IndexRegion):
         OSError
             The file cannot be opened.
         """
-        path = os.path.abspath(os.fspath(path))
+        path = os.fspath(path)
         if config is None:
             config = StoreConfig.infer(path)
         length = os.stat(path).st_size

@@ -151,8 +151,9 @@ class IndexService(NotCopied, OpenedIndexes):
     opened_files: tuple[IndexFile, ...] | None
 
     def __init__(self, root: str | os.PathLike[str], config: StoreConfig, *, read_only: bool = False):
-        self.root = os.path.abspath(os.fspath(root))
-        self.path = os.path.join(root, "index")
+        # Files are made as they are needed, also after a change of the working directory.
+        self.root = os.fspath(root) if read_only else os.path.abspath(os.fspath(root))
+        self.path = os.path.join(self.root, "index")
         self.config = config
         self.read_only = read_only
         self.index_error = False

@@ -84,7 +84,7 @@ def _flat_store(tiered: str | os.PathLike[str] | FlatStore | None, root: str) ->
         return None
     from rmqstore.flatfile.flat_store import FlatStore
 
-    return tiered if isinstance(tiered, FlatStore) else FlatStore(tiered, root)
+    return tiered if isinstance(tiered, FlatStore) else FlatStore(os.path.abspath(os.fspath(tiered)), root)
 
 
 _open_stores: weakref.WeakSet[MessageStore] = weakref.WeakSet()
