@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 
 import anyio
+import anyio.lowlevel
 from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -146,6 +147,8 @@ class _Answer:
         for first in range(0, len(body), _DOWNLOAD_PART):
             part = bytes(body[first : first + _DOWNLOAD_PART])
             await self._wait({"type": "http.response.body", "body": part, "more_body": True})
+            # A server learns that the reader left when the loop goes on, and then takes nothing more.
+            await anyio.lowlevel.checkpoint()
         if not message.get("more_body", False):
             await self._wait({"type": "http.response.body", "body": b"", "more_body": False})
 
