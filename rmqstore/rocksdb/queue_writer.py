@@ -38,8 +38,8 @@ class QueueDatabaseWriter:
     Raises
     ------
     StoreError
-        The directory exists, or it cannot be written to (the disk is full, for instance), which `put` and `finish` raise
-        too.  What was written so far is of no use then.
+        The directory exists, or it cannot be written to (the disk is full, for instance), which `put` and `finish`
+        raise too.  What was written so far is of no use then.
     MissingDependencyError
         rocksdict is not installed.
     """
@@ -82,9 +82,9 @@ class QueueDatabaseWriter:
             if type(error) is not Exception and not isinstance(error, OSError):
                 raise
             raise StoreError(
-                f"the new database of queues cannot be written ({str(error).partition(chr(10))[0]}), and the queues that "
-                "were there are as they were: make room where the disk is full, or mend what else this names, and rebuild "
-                "again",
+                f"the new database of queues cannot be written ({str(error).partition(chr(10))[0]}), and the queues "
+                "that were there are as they were: make room where the disk is full, or mend what else this names, and "
+                "rebuild again",
                 self.path,
             ) from error
 
