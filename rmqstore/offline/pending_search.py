@@ -200,7 +200,7 @@ class Search:
         if store.unserved is None:
             for queue_id in sorted(each for each in begins if each not in there and (begins[each] or zero_is_noted)):
                 text = f"there is no queue {queue_id} of {topic}, for which the offset {begins[queue_id]} is noted; "
-                text += "what waits in it is not known: rmqstore verify tells whether the log has it, and rebuild makes it"
+                text += "what waits in it is not known: verify tells whether the log has it, and rebuild makes it"
                 self.problems.append(Problem(store.path, None, text))
         for queue_id in there:
             try:

@@ -136,7 +136,7 @@ class IndexDirectory:
         # A reader goes on without a file that the system does not give out; a writer has no business without it.
         try:
             found = read(path)
-            # A segment that was just listed may be flushed away by a live node; a link that leads nowhere hides its file.
+            # A segment that was just listed may be flushed away by a live node; a link to nothing hides its file.
             if found is None and os.path.lexists(path) and not os.path.exists(path):
                 raise FileNotFoundError(errno.ENOENT, "a link to nothing", path)
             return found

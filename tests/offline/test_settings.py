@@ -602,7 +602,7 @@ JSON_FILES = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "d
 
 
 def config_findings(path):
-    """What verify and settings find below config, as (name of the file, kind); settings shows neither delay levels nor timers."""
+    """What verify and settings find below config: name of the file, kind; settings shows no delays and no timers."""
     verified = [(finding.path, finding.kind, finding.detail) for finding in verify(path) if "/config" in finding.path]
     shown = [(finding.path, finding.kind, finding.detail) for finding in rmqstore.settings(path).findings]
     assert shown == [each for each in verified if not re.search("delayOffset|timercheck", each[0])]
