@@ -379,9 +379,6 @@ class CommitLog(NotCopied):
         behind_end : bool
             Look after the end as well, which recovery does not know yet.
         """
-        if not behind_end and phy_offset >= self.max_offset and self.files.read_only:
-            # A queue is looked at more often than the log: its unit may be newer than what is known of that.
-            self.refresh()
         if not behind_end and not self.min_offset <= phy_offset < self.max_offset:
             return -1
         mapped_file = self.files.find(phy_offset)

@@ -458,8 +458,10 @@ def _put_together(columns: Columns, batches: list[pa.RecordBatch]) -> list[pa.Re
 
 def time_range(begin: float | None, end: float | None) -> tuple[int, int]:
     """(int, int): the whole milliseconds from `begin` to `end`, both included, as far as 64 bits go; (1, 0) for none."""
-    low = _INT64_MIN if begin is None else math.ceil(min(max(begin, _INT64_MIN), _INT64_MAX))
-    high = _INT64_MAX if end is None else math.floor(min(max(end, _INT64_MIN), _INT64_MAX))
+    if (begin is not None and begin > _INT64_MAX) or (end is not None and end < _INT64_MIN):
+        return 1, 0
+    low = _INT64_MIN if begin is None else math.ceil(max(begin, _INT64_MIN))
+    high = _INT64_MAX if end is None else math.floor(min(end, _INT64_MAX))
     return (low, high) if low <= high else (1, 0)
 
 

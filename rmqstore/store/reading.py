@@ -212,11 +212,15 @@ class Reading:
             queue = self.state.queue(topic, queue_id)
             if queue is None:
                 return 0
-            return queue.offset_by_time(
-                timestamp, boundary, self.commit_log.store_timestamp_at, self.commit_log.min_offset
-            )
+            return queue.offset_by_time(timestamp, boundary, self._store_timestamp_at, self.commit_log.min_offset)
 
         return self.state.settled(ask)
+
+    def _store_timestamp_at(self, phy_offset: int) -> int:
+        # A queue is looked at more often than the log: its unit may be newer than what is known of that.
+        if self.read_only and phy_offset >= self.commit_log.max_offset:
+            self.commit_log.refresh()
+        return self.commit_log.store_timestamp_at(phy_offset)
 
     def wait_for_messages(self, is_there: Callable[[], bool], timeout: float | None = None) -> bool:
         """See `MessageStore.wait_for_messages`."""

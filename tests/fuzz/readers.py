@@ -337,7 +337,8 @@ def _wrong_head(data: bytes, magic: int) -> bool:
     if len(data) < 64:
         return True
     found, version, first, end = struct.unpack_from(">IBQQ", data)
-    return (found, version) != (magic, 2) or not first < end < 2**62
+    # No node is set to more than a million entries a file.
+    return (found, version) != (magic, 2) or not first < end < 2**62 or end - first > 1 << 20
 
 
 def _check_qi(data: bytes, found: Any) -> None:

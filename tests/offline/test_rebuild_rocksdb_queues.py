@@ -9,6 +9,7 @@ import resource
 import shutil
 import subprocess
 import sys
+import tempfile
 
 import golden
 import pytest
@@ -40,6 +41,14 @@ GEOMETRY = {
 }
 SMALL_INDEX = {"max_hash_slot_num": 10, "max_index_num": 40}
 FOLDERS = {"double-separate-lmq": "consumequeue_rocksdb"}
+
+
+@pytest.fixture(autouse=True)
+def own_temporary_folder(tmp_path_factory, monkeypatch):
+    """Who is stopped or killed leaves the links by which it read a database, and here they go with the test."""
+    folder = os.fspath(tmp_path_factory.mktemp("temporary"))
+    monkeypatch.setenv("TMPDIR", folder)
+    monkeypatch.setattr(tempfile, "tempdir", folder)
 
 
 def config(root, **more):
