@@ -77,6 +77,11 @@ class Stretch(NamedTuple):
     records: int = 0
     last_record: int = -1
 
+    @property
+    def is_damage(self) -> bool:
+        """bool: neither whole records nor the end of a segment; also what no segment holds."""
+        return self.verdict not in (Verdict.RECORD, Verdict.BLANK)
+
 
 class _Walk:
     """Steps over the records of a stretch; `LogWalk.stretches` calls it."""

@@ -147,9 +147,8 @@ def _reading(source: SettingsSource, root: str) -> SettingsSource:
     except CorruptionError as error:
         source.readable = False
         source.path = error.path or source.path
-        kind = "bad_consumer_offset" if source.kind == "consumer_offsets" and source.form == "json" else "bad_settings"
         detail = f"{source.kind} are not known: {error.message}"
-        source.findings.append(Finding(source.path, error.pos or 0, kind, detail))
+        source.findings.append(Finding(source.path, error.pos or 0, _finding_kind(source), detail))
     except MissingDependencyError:
         raise
     except StoreError as error:
@@ -225,10 +224,15 @@ def _read_json(source: SettingsSource) -> None:
 
 
 def _passed_over(source: SettingsSource, told: list[CorruptionError]) -> list[Finding]:
-    kind = "bad_consumer_offset" if source.kind == "consumer_offsets" else "bad_settings"
+    kind = _finding_kind(source)
     return [
         Finding(error.path or source.path, error.pos or 0, kind, f"{source.kind}: {error.message}") for error in told
     ]
+
+
+def _finding_kind(source: SettingsSource) -> str:
+    is_offset_file = source.kind == "consumer_offsets" and source.form == "json"
+    return "bad_consumer_offset" if is_offset_file else "bad_settings"
 
 
 def _version(members: dict[Any, Any], path: str, findings: list[Finding]) -> dict[str, int]:

@@ -26,6 +26,7 @@ from rmqstore.files.store_lock import abort_mark, is_held
 from rmqstore.index.database_index import DatabaseIndex
 from rmqstore.index.index_file import IndexFile
 from rmqstore.index.index_service import IndexService
+from rmqstore.spans import joined, without
 
 __all__ = ["DEFAULT_LOG_BYTES", "LogIndex", "chain_in_memory"]
 
@@ -156,7 +157,8 @@ class LogIndex:
         if len(self._parts) > _PARTS + len(wanted):
             self._parts = []
         self._bytes = sum(part.end - part.begin for part in self._parts)
-        missing = _without(wanted, [(part.begin, part.end) for part in self._parts])
+        known = [(part.begin, part.end) for part in self._parts]
+        missing = [left for piece in wanted for left in without(*piece, known)]
         total = sum(end - begin for begin, end in missing)
         uncovered, done = [], 0
         for begin, end in reversed(missing):
@@ -172,7 +174,7 @@ class LogIndex:
             if first > begin:
                 uncovered.append((begin, min(first, end)))
         self._parts.sort(key=lambda part: part.begin)
-        self.uncovered = _joined(uncovered[::-1])
+        self.uncovered = tuple(joined(uncovered))
         self._known, self._tail = (version, limit), tail if has_tail else None
         return self._hand_over(version, stretches[-1][0] if has_tail else None)
 
@@ -187,7 +189,7 @@ class LogIndex:
         order += [(part.begin, 1, f"log{part.begin:019d}", part.entries) for part in self._parts if part.entries is not None]
         # A file that begins with the last record of a stretch is newer than it.
         order.sort(key=lambda each: (tail is not None and each[1] == 1 and each[0] >= tail, each[0], -each[1]))
-        self.index_service.log_damage = _joined([stretch for part in self._parts for stretch in part.damage])
+        self.index_service.log_damage = tuple(joined(stretch for part in self._parts for stretch in part.damage))
         return self.index_service.take_log_files(
             [(name, index) for _, _, name, index in order], not self.uncovered, version
         )
@@ -228,7 +230,7 @@ class LogIndex:
         # What the index leaves out, ascending; whether the end of the log is among it.
         found, has_tail = self._stretches_of_files()
         if self.database is not None and (covered := self.database.covered()):
-            found = _without(found, covered)
+            found = [left for stretch in found for left in without(*stretch, covered)]
             has_tail = bool(found) and found[-1][1] >= self.commit_log.max_offset
         return found, has_tail
 
@@ -325,27 +327,3 @@ def chain_in_memory(key_hash: int, phy_offsets: list[int]) -> IndexFile:
     backwards = np.array(phy_offsets[::-1], np.int64)
     index.put_hashes(np.full(num, key_hash, np.int32), backwards, np.zeros(num, np.int64))
     return index
-
-
-def _joined(stretches: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    # Those that lie one after the other as one.
-    joined: list[tuple[int, int]] = []
-    for begin, end in stretches:
-        if joined and joined[-1][1] == begin:
-            begin = joined.pop()[0]
-        joined.append((begin, end))
-    return tuple(joined)
-
-
-def _without(pieces: list[tuple[int, int]], known: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    # What of the pieces no known stretch holds; both ascending.
-    left = []
-    for begin, end in pieces:
-        for low, high in sorted(known):
-            if low < end and high > begin:
-                if low > begin:
-                    left.append((begin, low))
-                begin = max(begin, high)
-        if begin < end:
-            left.append((begin, end))
-    return left

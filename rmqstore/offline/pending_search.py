@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from rmqstore._core import Verdict
 from rmqstore.errors import CorruptionError, MissingDependencyError, StoreError
 from rmqstore.offline.pending_rows import Records, records_in_log, records_of_queue
 from rmqstore.rocksdb.database import Database, is_database
@@ -196,7 +195,7 @@ class Search:
         A queue that is gone although a begin is noted for it is a problem; with `zero_is_noted` also where that is 0.
         """
         store = self.store
-        there = store.queue_ids(topic) if topic in store.topics() else []
+        there = store.queue_ids(topic)
         if store.unserved is None:
             for queue_id in sorted(each for each in begins if each not in there and (begins[each] or zero_is_noted)):
                 text = f"there is no queue {queue_id} of {topic}, for which the offset {begins[queue_id]} is noted; "
@@ -229,7 +228,7 @@ class Search:
             return
         log = self.store.commit_log
         stretches = log.stretches(max(self.walked_from, log.min_offset), end, check_crc=False)
-        damage = [each for each in stretches if each.verdict not in (Verdict.RECORD, Verdict.BLANK)]
+        damage = [each for each in stretches if each.is_damage]
         if damage:
             first, size = damage[0].begin, sum(each.end - each.begin for each in damage)
             text = f"damaged stretches of the log: {len(damage)}, {size} bytes, the first at phy offset {first}; what "

@@ -237,9 +237,10 @@ def _committed(search: Search, kept: Iterable[Records]) -> np.ndarray:
     wanted = np.concatenate(offsets)
     values = pa.array(np.unique(wanted))
     found = []
-    search.walk_from(int(wanted.min()))
+    first = int(wanted.min())
+    search.walk_from(first)
     scan = search.store.scan(
-        ["sys_flag", "prepared_transaction_offset"], topic=sorted(topics), begin_phy_offset=int(wanted.min())
+        ["sys_flag", "prepared_transaction_offset"], topic=sorted(topics), begin_phy_offset=first
     )
     for batch in scan:
         flags = batch.column(0).to_numpy()

@@ -394,7 +394,7 @@ def _dispatch_log(
             # Its lengths are whole, so it keeps its place in its queue and under its keys; readers mark it as corrupt.
             for _ in commit_log.stretches(stretch.begin, stretch.end, damaged, check_crc=False):
                 dispatcher.dispatch_columns(damaged, IndexProgress(), allow_gaps=True)
-        if verdict not in (Verdict.RECORD, Verdict.BLANK):
+        if stretch.is_damage:
             what = "missing segment" if verdict is None else verdict.name
             report.damage.append((stretch.begin, stretch.end - stretch.begin, what))
         if progress is not None:

@@ -142,7 +142,7 @@ def _build(
             if stretch.verdict is Verdict.RECORD:
                 refuse_assumed(columns, config, _WHAT, root)
             dispatch_stretch(commit_log, dispatcher, stretch, columns)
-            if stretch.verdict not in (Verdict.RECORD, Verdict.BLANK):
+            if stretch.is_damage:
                 what = "missing segment" if stretch.verdict is None else stretch.verdict.name
                 report.damage.append((stretch.begin, stretch.end - stretch.begin, what))
             if progress is not None:

@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterator
 
 from rmqstore import _numpy as np
-from rmqstore._core import Verdict
 from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
@@ -21,6 +20,7 @@ from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, St
 from rmqstore.message import SCHEDULE_TOPIC, decode_java_utf8
 from rmqstore.rocksdb.places import queue_databases
 from rmqstore.rocksdb.queues import QueueDatabase, Units
+from rmqstore.spans import Span, without
 from rmqstore.store.dispatcher import multi_dispatch_places
 
 __all__ = ["QueueDatabaseCheck"]
@@ -68,8 +68,8 @@ class QueueDatabaseCheck:
             path = os.fsdecode(error.filename) if error.filename is not None else self.path
             self._damaged(CorruptionError(f"the database is not checked, it cannot be read: {error.strerror or error}", path))
         self._missing: dict[tuple[str, int], tuple[int, int, int]] = {}
-        # The queue offsets of the units that a record stands behind, in runs: begin and end.
-        self._met: dict[tuple[str, int], list[list[int]]] = {}
+        # The queue offsets of the units that a record stands behind, in runs.
+        self._met: dict[tuple[str, int], list[Span]] = {}
         self._behind = 0
         self._behind_from = -1
         self._told: set[str] = set()
@@ -157,9 +157,9 @@ class QueueDatabaseCheck:
         for run in np.split(offsets, np.flatnonzero(np.diff(offsets) != 1) + 1) if len(offsets) else ():
             begin, end = int(run[0]), int(run[-1]) + 1
             if runs and runs[-1][1] == begin:
-                runs[-1][1] = end
+                runs[-1] = runs[-1][0], end
             else:
-                runs.append([begin, end])
+                runs.append((begin, end))
 
     def _note_missing(self, topic: str, queue_id: int, offsets: np.ndarray, phy_offsets: np.ndarray) -> None:
         assert self.database is not None
@@ -235,7 +235,7 @@ class QueueDatabaseCheck:
         low = self.commit_log.min_offset
         for (topic, queue_id), last in sorted(database.last.items()):
             num, first = 0, (0, 0)
-            for begin, stop in _between(self._met.get((topic, queue_id), []), last.queue_offset + 1):
+            for begin, stop in without(0, last.queue_offset + 1, self._met.get((topic, queue_id), [])):
                 for units in self._units_between(database, topic, queue_id, begin, stop):
                     odd = (units.phy_offsets >= low) & (units.phy_offsets < end)
                     if not odd.any():
@@ -270,12 +270,8 @@ class QueueDatabaseCheck:
             self._damaged(error)
 
     def _damaged_stretches(self, begin: int, end: int) -> np.ndarray:
-        found = [
-            (each.begin, each.end)
-            for each in self.commit_log.stretches(begin, end, check_crc=False)
-            if each.verdict not in (Verdict.RECORD, Verdict.BLANK)
-        ]
-        return np.array(found, np.int64).reshape(-1, 2)
+        stretches = self.commit_log.stretches(begin, end, check_crc=False)
+        return np.array([(each.begin, each.end) for each in stretches if each.is_damage], np.int64).reshape(-1, 2)
 
     def _stale(self, database: QueueDatabase, end: int) -> Iterator[Finding]:
         # Units below the log's begin are not findings: a broker leaves them until it compacts the database at night.
@@ -302,14 +298,3 @@ class QueueDatabaseCheck:
                     yield Finding(self.path, 0, "dangling_unit", detail)
         except CorruptionError as error:
             self._damaged(error)
-
-
-def _between(runs: list[list[int]], stop: int) -> Iterator[tuple[int, int]]:
-    """What of the queue offsets from 0 to before `stop` lies in none of the runs."""
-    at = 0
-    for begin, end in sorted(runs):
-        if begin > at:
-            yield at, min(begin, stop)
-        at = max(at, end)
-    if at < stop:
-        yield at, stop

@@ -21,13 +21,14 @@ from rmqstore.flatfile.flat_queue import UNIT_SIZE, FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.flatfile.metadata import FlatFileMetadata
 from rmqstore.message import OTHER_MESSAGE, encode_java_utf8
+from rmqstore.spans import Span, without
 from rmqstore.spark.batches import PieceReader
 from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions
 from rmqstore.spark.plan import LogPlan
 from rmqstore.store.columns import time_range
 from rmqstore.store.tiered_columns import flat_ranges, stretch_batches, tags_codes
 from rmqstore.store.tiered_reading import report_gap
-from rmqstore.store.tiered_shares import Span, in_log, without
+from rmqstore.store.tiered_shares import in_log
 from rmqstore.store.undispatched import Undispatched
 
 if TYPE_CHECKING:

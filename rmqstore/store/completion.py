@@ -24,6 +24,7 @@ from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError
 from rmqstore.message import MessageExt, is_queued
 from rmqstore.rocksdb.queues import QueueDatabase
+from rmqstore.spans import joined, without
 from rmqstore.store.dispatcher import CommitLogDispatcher, IndexProgress
 from rmqstore.store.recovery import learn_delays
 
@@ -216,11 +217,11 @@ class Completion:
         with self.queues.lock:
             low, high = self.commit_log.min_offset, self.begin
             wanted = (max(low if begin is None else begin, low), min(high if end is None else end, high))
-            missing = _without(wanted, self.ranges)
+            missing = without(*wanted, self.ranges)
             if not missing:
                 return
             # Noted first: what is read meanwhile may ask for the same.
-            self.ranges = _joined([*self.ranges, wanted])
+            self.ranges = joined([*self.ranges, wanted])
             found = CollectedQueues(self._tail.root, self._config, self.queues.pool, read_only=True)
             for place in missing:
                 self._dispatch(found, *place)
@@ -265,7 +266,7 @@ class Completion:
             following = first[i + 1] if i + 1 < len(first) else None
             if first[i] is False or last[i] is False or (last[i] is None and following is False):
                 found.append(part)
-        return _joined(found)
+        return joined(found)
 
     def _records_from(self, phy_offset: int) -> Iterator[MessageExt]:
         # The first records of a segment.
@@ -327,26 +328,3 @@ def dispatch_stretch(
         damaged = RecordColumns(1)
         for _ in commit_log.stretches(stretch.begin, stretch.end, damaged, check_crc=False):
             dispatcher.dispatch_columns(damaged, IndexProgress(), allow_gaps=True)
-
-
-def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    joined: list[tuple[int, int]] = []
-    for begin, end in sorted(ranges):
-        if joined and begin <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(joined[-1][1], end)
-        elif begin < end:
-            joined.append((begin, end))
-    return joined
-
-
-def _without(wanted: tuple[int, int], done: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    # The parts of a range that are in none of others, which ascend.
-    left = []
-    at, end = wanted
-    for low, high in done:
-        if at < min(low, end):
-            left.append((at, min(low, end)))
-        at = max(at, high)
-    if at < end:
-        left.append((at, end))
-    return left

@@ -19,13 +19,14 @@ from rmqstore.errors import Finding, StoreError
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.message import MessageExt
+from rmqstore.spans import Span, without
 from rmqstore.store.columns import chosen_columns, tag_texts, time_range
 from rmqstore.store.querying import Querying
 from rmqstore.store.reading import MAX_PULL_BYTES, MIN_PULL_BYTES, Reading
 from rmqstore.store.results import GetMessageResult, GetMessageStatus, QueryResult
 from rmqstore.store.store_state import StoreState
 from rmqstore.store.tiered_columns import FlatRange, chosen, flat_ranges, key_rows_table, stretch_batches, tags_codes
-from rmqstore.store.tiered_shares import Span, are_believed, in_log, without
+from rmqstore.store.tiered_shares import are_believed, in_log
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,7 +8,7 @@ lead to their messages, and the message in front of them has to be older than th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rmqstore import _numpy as np
 from rmqstore._core import Verdict
@@ -17,22 +17,9 @@ from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.message import MessageExt, encode_java_utf8
+from rmqstore.spans import Span, joined
 
-__all__ = ["Span", "are_believed", "in_log", "without"]
-
-Span = tuple[int, int]
-"""Queue offsets: the first, and one after the last."""
-
-
-def without(begin: int, end: int, spans: Iterable[Span]) -> list[Span]:
-    """list of (int, int): the queue offsets from `begin` to before `end` that are in none of `spans`, ascending."""
-    left = []
-    for first, last in sorted(spans):
-        if first > begin:
-            left.append((begin, min(first, end)))
-        begin = max(begin, last)
-    left.append((begin, end))
-    return [span for span in left if span[0] < span[1]]
+__all__ = ["are_believed", "in_log"]
 
 
 def are_believed(log: CommitLog, flat: FlatQueue, local: AnyConsumeQueue | None) -> bool:
@@ -57,7 +44,7 @@ def in_log(log: CommitLog, queues: Sequence[tuple[FlatQueue, AnyConsumeQueue | N
     Returns
     -------
     list of list of (int, int)
-        As `Span`; ascending and apart.
+        Queue offsets, the first and one after the last; ascending and apart.
     """
     found: list[list[Span]] = []
     doubted: dict[tuple[bytes, int], list[Span]] = {}
@@ -73,7 +60,7 @@ def in_log(log: CommitLog, queues: Sequence[tuple[FlatQueue, AnyConsumeQueue | N
         found.append(spans)
     if doubted:
         _go_over(log, until, doubted)
-    return [_joined(spans) for spans in found]
+    return [joined(spans) for spans in found]
 
 
 def _bounds(log: CommitLog, local: AnyConsumeQueue | None) -> Span:
@@ -133,13 +120,3 @@ def _go_over(log: CommitLog, until: int, wanted: dict[tuple[bytes, int], list[Sp
                 cuts = np.flatnonzero(np.diff(offsets) != 1) + 1
                 begins, ends = np.r_[0, cuts], np.r_[cuts, len(offsets)] - 1
                 spans += zip(offsets[begins].tolist(), (offsets[ends] + 1).tolist())
-
-
-def _joined(spans: list[Span]) -> list[Span]:
-    joined: list[Span] = []
-    for first, last in sorted(span for span in spans if span[0] < span[1]):
-        if joined and first <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(joined[-1][1], last)
-        else:
-            joined.append((first, last))
-    return joined

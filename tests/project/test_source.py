@@ -26,7 +26,7 @@ PACKAGE = ROOT / "rmqstore"
 
 # A room may import those to its left, and itself.  What is not a folder lies in the package's root.
 ORDER = (
-    "_unbuilt _version _shown errors arguments texts _numpy _bytes _crc32 _python _java_text _properties _core _record "
+    "_unbuilt _version _shown errors arguments texts spans _numpy _bytes _crc32 _python _java_text _properties _core _record "
     "_dispatch _column_sink _columns _rows _append _read "
     "files message config rocksdb timer commitlog consumequeue index consumer flatfile store tiered offline polars "
     "console cli demo spark __main__"

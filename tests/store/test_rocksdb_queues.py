@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import os
 import random
@@ -17,8 +16,6 @@ import golden
 import pytest
 import rocksdb_stores
 from click.testing import CliRunner
-from hypothesis import given
-from hypothesis import strategies as st
 
 pytest.importorskip("rocksdict")
 
@@ -27,7 +24,6 @@ from rmqstore.cli import main
 from rmqstore.consumequeue import database_queues
 from rmqstore.consumer.consumer_offset import ConsumerOffsets
 from rmqstore.errors import MissingDependencyError, UnsupportedFormatError
-from rmqstore.store import completion
 
 SMALL = {"mapped_file_size_commit_log": 16384, "mapped_file_size_consume_queue": 2000, "message_index_enable": False}
 
@@ -457,16 +453,6 @@ def test_a_topic_that_names_no_directory(tmp_path, caplog):
     root, wanted = rocksdb_store(tmp_path / "s", 50, change)
     with opened(root) as store:
         assert answers(store) == wanted and "'a/b' is not read" in caplog.text
-
-
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60))), st.integers(0, 60), st.integers(0, 60))
-def test_parts_of_a_log_that_are_left(ranges, begin, end):
-    joined = completion._joined(ranges)
-    assert joined == sorted(joined) and all(a[1] < b[0] for a, b in itertools.pairwise(joined))
-    covered = {place for low, high in ranges for place in range(low, high)}
-    assert {place for low, high in joined for place in range(low, high)} == covered
-    left = completion._without((begin, end), joined)
-    assert {place for low, high in left for place in range(low, high)} == set(range(begin, end)) - covered
 
 
 def test_damage_of_the_lmq_queues_too(copied):
