@@ -67,7 +67,8 @@ def from_here(text: str) -> str:
         here = os.path.join(os.getcwd(), "")
     except OSError:
         return text
-    return text if here == os.sep else text.replace(here, "")
+    # Only where a path begins: /data/ is not to be taken out of /mnt/data/store.
+    return text if here == os.sep else re.sub(rf"(?<![^\s\[('\"=,:]){re.escape(here)}", "", text)
 
 
 def in_words(text: str) -> str:

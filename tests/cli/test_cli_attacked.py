@@ -20,6 +20,7 @@ from click.testing import CliRunner
 import rmqstore.offline.importing
 from rmqstore import InvalidMessageError, Message, MessageStore, StoreConfig
 from rmqstore.cli import main
+from rmqstore.cli.words import from_here
 from rmqstore.texts import parse_time
 
 zstandard = pytest.importorskip("zstandard")
@@ -274,3 +275,16 @@ def test_metrics_reach_no_terminal_raw(store):
     os.close(terminal)
     assert os.waitpid(pid, 0)[1] == 0
     assert b'cluster="\\x1b[31m\\u202e"' in shown and b"\x1b" not in shown
+
+
+# ------------------------------------------------------------------------------------------------------- what is given
+
+
+def test_a_directory_of_the_name_of_the_working_one_stays_in_a_path(monkeypatch):
+    monkeypatch.setattr(os, "getcwd", lambda: "/data")
+    for text, shown in (
+        ("no such file [/mnt/data/store/x]", "no such file [/mnt/data/store/x]"),
+        ("no such file [/data/store/x]", "no such file [store/x]"),
+        ("of '/data/a' and /data/b", "of 'a' and b"),
+    ):
+        assert from_here(text) == shown
