@@ -15,7 +15,6 @@ import click
 
 from rmqstore.cli.options import Given, store_options
 from rmqstore.cli.terminal import Printer, escape, note
-from rmqstore.config import parse_java_properties
 from rmqstore.errors import StoreError
 from rmqstore.files.output_file import OutputFile, check_outside
 from rmqstore.offline.metrics import Findings, collect, text
@@ -57,7 +56,7 @@ def metrics_command(
         raise click.UsageError("--findings belongs to one store: give one PATH")
     for path in paths if output != "-" else ():
         check_outside(output, path)
-    names = _names_of(given.config_file)
+    names = {name: value for name, value, _ in given.broker_conf}
     labels: dict[str, Any] = {
         "cluster": names.get("brokerClusterName", "") if cluster is None else cluster,
         "broker": names.get("brokerName", "") if broker is None else broker,
@@ -94,13 +93,6 @@ def metrics_command(
         Printer(True).json_line({"type": "metrics", "output": output, "series": series})
     elif sys.stderr.isatty():
         note(f"{series} series in {output}")
-
-
-def _names_of(config_file: str | None) -> dict[str, str]:
-    if config_file is None:
-        return {}
-    with open(config_file, encoding="iso-8859-1", newline="") as file:
-        return {name: value for name, value, _ in parse_java_properties(file.read(), config_file)}
 
 
 def _findings(path: str) -> Findings:

@@ -8,9 +8,10 @@ option, then the file of --config, then what the store's own files tell.  It dec
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -19,7 +20,8 @@ from rmqstore.cli.completion import complete_option, complete_path, complete_top
 from rmqstore.cli.paths import check_store_path
 from rmqstore.cli.terminal import escape, note
 from rmqstore.cli.words import did_you_mean
-from rmqstore.config import StoreConfig, parse_java_properties
+from rmqstore.config import StoreConfig
+from rmqstore.config.broker_conf import read_java_properties, values_of_lines
 from rmqstore.errors import StoreError
 from rmqstore.store.message_store import MessageStore
 
@@ -62,18 +64,8 @@ def _option_value(name: str, text: str) -> tuple[str, Any]:
     return item.name, text
 
 
-def _overrides(config_file: str | None, options: Sequence[str]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    if config_file is not None:
-        with open(config_file, encoding="iso-8859-1", newline="") as file:
-            names = {name for name, _, _ in parse_java_properties(file.read(), config_file)}
-        config = StoreConfig.from_properties(config_file)
-        for name in names:
-            item = _OPTIONS.get(_plain(name))
-            if item is not None and name not in config.unknown:
-                values[item.name] = getattr(config, item.name)
-        if names & {"brokerIP1", "listenPort"}:
-            values["store_host"] = config.store_host
+def _overrides(told: Mapping[str, Any], options: Sequence[str]) -> dict[str, Any]:
+    values = dict(told)
     for option in options:
         name, separator, text = option.partition("=")
         if not separator:
@@ -84,13 +76,12 @@ def _overrides(config_file: str | None, options: Sequence[str]) -> dict[str, Any
 
 
 def _config(
-    path: str, config_file: str | None, options: Sequence[str], read_only: bool, alone: bool = False
+    path: str, overrides: Mapping[str, Any], with_conf: bool, read_only: bool, alone: bool = False
 ) -> StoreConfig:
     """The store's config: what its files say, overridden by the broker.conf and then by the options.
 
     With `alone` there need be no local log: tiered storage has its messages.
     """
-    overrides = _overrides(config_file, options)
     if alone and os.path.isdir(path) and not os.path.isdir(os.path.join(path, "commitlog")):
         return StoreConfig(**overrides)
     check_store_path(path)
@@ -100,7 +91,7 @@ def _config(
         raise
     except ValueError as error:
         raise click.UsageError(escape(str(error))) from None
-    if config_file is not None:
+    if with_conf:
         # An option that neither the files nor its broker.conf tell has RocketMQ's default: a broker takes it too.
         rocketmq = StoreConfig.from_properties({})
         known = {name: getattr(rocketmq, name) for name in config.assumed if name != "index_tags"}
@@ -124,13 +115,39 @@ class Given:
     as_json: bool
     tiered: str | None = None
 
+    @functools.cached_property
+    def broker_conf(self) -> list[tuple[str, str, int]]:
+        """Name, value and line number of each option in the file of ``--config``; none without it.
+
+        It is read once: a pipe, as of a shell's ``<(...)``, has nothing more for whoever comes again.
+        """
+        if self.config_file is None:
+            return []
+        try:
+            return read_java_properties(self.config_file)
+        except ValueError as error:
+            raise click.BadParameter(escape(str(error)), param_hint="--config") from None
+
+    @functools.cached_property
+    def _told(self) -> dict[str, Any]:
+        # The fields of StoreConfig that the broker.conf says.
+        if self.config_file is None:
+            return {}
+        try:
+            told = values_of_lines(StoreConfig, self.broker_conf, self.config_file, {})
+            StoreConfig(**told)
+        except ValueError as error:
+            raise click.BadParameter(escape(str(error)), param_hint="--config") from None
+        return {name: value for name, value in told.items() if name != "unknown"}
+
     def overrides(self) -> dict[str, Any]:
         """dict: the fields of StoreConfig that the options say, of the broker.conf and of each ``-o``."""
-        return _overrides(self.config_file, self.options)
+        return _overrides(self._told, self.options)
 
     def config(self, path: str, *, read_only: bool = False) -> StoreConfig:
         """StoreConfig: that of the store in `path`; for whoever only reads also where the index does not tell its own."""
-        return _config(path, self.config_file, self.options, read_only, alone=self.tiered is not None)
+        with_conf = self.config_file is not None
+        return _config(path, self.overrides(), with_conf, read_only, alone=self.tiered is not None)
 
     def open(self, path: str) -> MessageStore:
         """Open the store at `path` read-only with these options."""

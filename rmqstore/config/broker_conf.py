@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.errors import StoreError
@@ -13,7 +13,14 @@ from rmqstore.errors import StoreError
 if TYPE_CHECKING:
     from rmqstore.config.store_config import StoreConfig
 
-__all__ = ["DEFAULT_STORE_HOST", "fields_by_option", "parse_java_properties", "values_of_properties"]
+__all__ = [
+    "DEFAULT_STORE_HOST",
+    "fields_by_option",
+    "parse_java_properties",
+    "read_java_properties",
+    "values_of_lines",
+    "values_of_properties",
+]
 
 DEFAULT_STORE_HOST = "127.0.0.1:10911"
 _ODD_OPTION_NAMES = {
@@ -40,17 +47,29 @@ def values_of_properties(
     cls: type[StoreConfig], source: str | os.PathLike[str] | Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The fields that a broker.conf, or a mapping, gives: `StoreConfig.from_properties` says which, and the errors."""
-    if isinstance(source, Mapping):
-        items = [(str(name), str(value), f"option {name}") for name, value in source.items()]
-    else:
-        path = os.fspath(source)
-        # Java's Properties.load reads bytes as ISO-8859-1; other characters come as escapes.
-        with open(path, encoding="iso-8859-1", newline="") as file:
-            text = file.read()
-        items = [
-            (name, value, f"{path}, line {line}: option {name}")
-            for name, value, line in parse_java_properties(text, path)
-        ]
+    if not isinstance(source, Mapping):
+        return values_of_lines(cls, read_java_properties(source), os.fspath(source), overrides)
+    return _values(cls, [(str(name), str(value), f"option {name}") for name, value in source.items()], overrides)
+
+
+def read_java_properties(path: str | os.PathLike[str]) -> list[tuple[str, str, int]]:
+    """list of (name, value, line number): what a .properties file says; raises as `parse_java_properties`, or OSError."""
+    # Java's Properties.load reads bytes as ISO-8859-1; other characters come as escapes.
+    with open(path, encoding="iso-8859-1", newline="") as file:
+        return list(parse_java_properties(file.read(), os.fspath(path)))
+
+
+def values_of_lines(
+    cls: type[StoreConfig], lines: Iterable[tuple[str, str, int]], path: str, overrides: Mapping[str, Any]
+) -> dict[str, Any]:
+    """As `values_of_properties`, of lines that were read from the file `path` before."""
+    items = [(name, value, f"{path}, line {line}: option {name}") for name, value, line in lines]
+    return _values(cls, items, overrides)
+
+
+def _values(
+    cls: type[StoreConfig], items: list[tuple[str, str, str]], overrides: Mapping[str, Any]
+) -> dict[str, Any]:
     fields = fields_by_option(cls)
     values: dict[str, Any] = {}
     unknown: dict[str, str] = {}

@@ -288,3 +288,35 @@ def test_a_directory_of_the_name_of_the_working_one_stays_in_a_path(monkeypatch)
         ("of '/data/a' and /data/b", "of 'a' and b"),
     ):
         assert from_here(text) == shown
+
+
+@pytest.mark.parametrize(
+    "line, said",
+    [
+        ("mappedFileSizeCommitLog=4k", "line 2: option mappedFileSizeCommitLog is '4k': write a whole number"),
+        ("flushDiskType=SOMETIMES", "line 2: option flushDiskType"),
+        ("brokerName=\\u12", "line 2: \\u needs four hex digits"),
+    ],
+)
+@pytest.mark.parametrize("command", ["info", "verify", "metrics", "export"])
+def test_a_broker_conf_that_no_broker_would_take(store, tmp_path, command, line, said):
+    conf = tmp_path / "broker.conf"
+    conf.write_text(f"brokerClusterName=c\n{line}\n")
+    done = run(command, store, "--config", conf)
+    assert done.exit_code == 2 and f"{conf}, {said}" in done.stderr, (done.exception, done.stderr)
+
+
+def test_a_broker_conf_from_a_pipe_counts(store, tmp_path):
+    # As a shell gives one for <(command): it can be read once.
+    os.mkfifo(tmp_path / "pipe")
+    text = b"messageDelayLevel=7s\nbrokerClusterName=red\n"
+    for command in (["info", "--json"], ["metrics"]):
+        writer = threading.Thread(target=(tmp_path / "pipe").write_bytes, args=(text,))
+        writer.start()
+        done = run(command[0], store, *command[1:], "--config", tmp_path / "pipe")
+        writer.join()
+        assert done.exit_code == 0, done.stderr
+        if command[0] == "info":
+            assert json.loads(done.stdout)["config"]["message_delay_level"] == "7s"
+        else:
+            assert 'cluster="red"' in done.stdout
