@@ -6,10 +6,12 @@ Owns what KEY, a message id and a time on the command line mean.  It reads only.
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import os
 import shlex
 from collections.abc import Iterator
-from typing import TextIO
+from typing import BinaryIO
 
 import click
 
@@ -56,7 +58,7 @@ _INDEX_TYPES: dict[str | None, IndexType | None] = {None: None, "key": "K", "uni
 @optional_topic_argument
 @click.argument("more_keys", metavar="[KEY]...", nargs=-1)
 @click.option("--key", "keys", multiple=True, help="A key, of all topics where TOPIC is not given; repeatable.")
-@click.option("--keys-from", type=click.File(encoding="utf-8"), help="More keys, one a line of this file; - is stdin.")
+@click.option("--keys-from", type=click.File("rb"), help="More keys, one a line of this file; - is stdin.")
 @click.option(
     "--type",
     "key_type",
@@ -85,7 +87,7 @@ def query(
     topic: str | None,
     more_keys: tuple[str, ...],
     keys: tuple[str, ...],
-    keys_from: TextIO | None,
+    keys_from: BinaryIO | None,
     key_type: str | None,
     begin: int | None,
     end: int | None,
@@ -129,7 +131,11 @@ def query(
         uncovered: tuple[tuple[int, int], ...] = ()
         every = topics_to_ask(store) if topic is None else []
         with Progress("searching the log", "bytes") as progress:
-            for key in (*keys, *(_lines(keys_from) if keys_from is not None else ())):
+            for key in itertools.chain(keys, _lines(keys_from) if keys_from is not None else ()):
+                if isinstance(key, _NoKey):
+                    absent += 1
+                    note(f"{key.place}: this is no UTF-8 text, and was not asked for")
+                    continue
                 if topic is None:
                     everywhere = find_in_all_topics(
                         store, key, max_num, begin, end, index_type=_INDEX_TYPES[key_type],
@@ -190,9 +196,21 @@ def _topics_text(topics: int | None) -> str:
     return "the only topic" if topics == 1 else f"the {topics} topics"
 
 
-def _lines(file: TextIO) -> Iterator[str]:
-    for line in file:
-        key = line.rstrip("\r\n")
+@dataclasses.dataclass
+class _NoKey:
+    """A line that is no text: where it is."""
+
+    place: str
+
+
+def _lines(file: BinaryIO) -> Iterator[str | _NoKey]:
+    for number, line in enumerate(file, 1):
+        try:
+            # Editors of Windows begin a file with a mark.
+            key = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError:
+            yield _NoKey(f"{file.name}, line {number}")
+            continue
         if key:
             yield key
 

@@ -320,3 +320,13 @@ def test_a_broker_conf_from_a_pipe_counts(store, tmp_path):
             assert json.loads(done.stdout)["config"]["message_delay_level"] == "7s"
         else:
             assert 'cluster="red"' in done.stdout
+
+
+def test_a_key_that_is_no_text_keeps_none_of_the_others(tmp_path):
+    path = tmp_path / "store"
+    with MessageStore.open(path, config=StoreConfig(**SMALL)) as opened:
+        opened.put_messages([Message("T", b"1", keys=["K1"]), Message("T", b"2", keys=["K2"])])
+    (tmp_path / "keys").write_bytes(b"\xef\xbb\xbfK1\r\nK\xe9\nK2\n")
+    done = run("query", path, "T", "--keys-from", tmp_path / "keys", "--format", "%s")
+    assert (done.exit_code, done.stdout) == (1, "1\n2\n"), done.stderr
+    assert f"{tmp_path / 'keys'}, line 2: this is no UTF-8 text" in done.stderr
