@@ -72,7 +72,10 @@ def of_error(error: Exception) -> CannotOpenError:
             error_text(error), "Here an option is given as -o NAME=VALUE, or all with --config broker.conf."
         )
     if isinstance(error, OSError) and error.filename is not None:
-        return CannotOpenError(from_here(f"{error.strerror or type(error).__name__} [{os.fsdecode(error.filename)}]"))
+        return CannotOpenError(
+            from_here(f"{error.strerror or type(error).__name__} [{os.fsdecode(error.filename)}]"),
+            "Run the command as a user who may, such as the one that the broker runs as." if error.errno == errno.EACCES else "",
+        )
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         # Without a name it is most likely what the command prints.
         return CannotOpenError(f"{error.strerror}, where the output goes", "Make room, or send the output elsewhere.")

@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from rmqstore.cli.options import Given, store_options
+from rmqstore.cli.paths import STORE_PATH
 from rmqstore.cli.terminal import Printer, escape, note
 from rmqstore.errors import StoreError
 from rmqstore.files.output_file import OutputFile, check_outside
@@ -21,7 +22,7 @@ from rmqstore.offline.metrics import Findings, collect, text
 
 
 @click.command(name="metrics")
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path())
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=STORE_PATH)
 @click.option(
     "-O",
     "--output",

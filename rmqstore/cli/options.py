@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from rmqstore.cli.completion import complete_option, complete_path, complete_topic
-from rmqstore.cli.paths import check_store_path
+from rmqstore.cli.paths import STORE_PATH, check_store_path
 from rmqstore.cli.terminal import escape, note
 from rmqstore.cli.words import did_you_mean
 from rmqstore.config import StoreConfig
@@ -196,6 +196,6 @@ tiered_option = click.option(
     metavar="DIR",
     help="The broker's tieredStoreFilePath: also what the local log no longer has.",
 )
-path_argument = click.argument("path", type=click.Path(), shell_complete=complete_path)
+path_argument = click.argument("path", type=STORE_PATH, shell_complete=complete_path)
 topic_argument = click.argument("topic", shell_complete=complete_topic)
 optional_topic_argument = click.argument("topic", required=False, shell_complete=complete_topic)

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import os
 
-from rmqstore.cli.group import CannotOpenError
+import click
 
+from rmqstore.cli.group import CannotOpenError
+from rmqstore.files.mapped_file import is_directory
+
+# Whether it can be read is for the command to say, with the exit code of a store that cannot.
+STORE_PATH = click.Path(readable=False)
 # What the root of a store holds; one of them is enough for a command to have something to look at.
 _PARTS = ("commitlog", "consumequeue", "batchconsumequeue", "index")
 
@@ -37,9 +42,13 @@ def check_store_path(path: str) -> None:
     ------
     CannotOpenError
         It is something else; the error says what, and which path to give.
+    PermissionError
+        This user may not look.
     """
     if is_store(path):
         return
+    # Where this user may not look, nothing is known to be missing.
+    is_directory(path)
     if not os.path.lexists(path):
         raise CannotOpenError(f"there is no such directory [{path}]", _missing_hint(path))
     root = _store_above(path)

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 import click
 
 from rmqstore.cli.group import FOUND_NOTHING, CannotOpenError, StoreGroup, nothing, orderly_end
-from rmqstore.cli.paths import check_vhost_path
+from rmqstore.cli.paths import STORE_PATH, check_vhost_path
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, format_time, note
 from rmqstore.cli.words import did_you_mean
 from rmqstore.errors import InvalidMessageError, StoreError
@@ -47,7 +47,7 @@ _LOST_SHOWN = 20
 
 
 def _path(function: Callable[..., Any]) -> Callable[..., Any]:
-    return click.argument("path", type=click.Path())(function)
+    return click.argument("path", type=STORE_PATH)(function)
 
 
 def _options(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ import click
 
 from rmqstore.cli.group import CannotOpenError
 from rmqstore.cli.options import Given, store_options
-from rmqstore.cli.paths import check_store_path
+from rmqstore.cli.paths import STORE_PATH, check_store_path
 from rmqstore.cli.terminal import Printer, escape, note
 from rmqstore.errors import MissingDependencyError
 from rmqstore.rabbitmq import find_vhosts
@@ -25,7 +25,7 @@ _LARGE_BLOCK = 1 << 20
 
 
 @click.command()
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path())
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=STORE_PATH)
 @click.option(
     "--host", default="127.0.0.1", show_default=True, help="Address to listen on; any but loopback needs a token."
 )
@@ -46,7 +46,7 @@ _LARGE_BLOCK = 1 << 20
 @click.option(
     "--rabbitmq",
     multiple=True,
-    type=click.Path(),
+    type=STORE_PATH,
     metavar="DIR",
     help="A RabbitMQ vhost or data directory to show as well.",
 )

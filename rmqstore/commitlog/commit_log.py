@@ -29,7 +29,7 @@ from rmqstore.errors import (
     OffsetOutOfRangeError,
     StoreError,
 )
-from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
+from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, is_directory
 from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.message import MessageExt
 
@@ -564,7 +564,7 @@ def check_store_root(path: str | os.PathLike[str]) -> str:
         It does not exist or is not a directory.
     """
     root = os.fspath(path)
-    if not os.path.isdir(root):
+    if not is_directory(root):
         kind = "is not a directory" if os.path.exists(root) else "does not exist"
         raise StoreError(f"the store's directory {kind}; give the folder that holds commitlog/", root)
     return root

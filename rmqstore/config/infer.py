@@ -22,6 +22,7 @@ from rmqstore import _numpy as np
 from rmqstore._core import MAGIC_V1, MAGIC_V2, BatchUnitLayout, IndexLayout, UnitLayout, index_key_hash
 from rmqstore.errors import GeometryError, StoreError
 from rmqstore.files.mapped_file import (
+    is_directory,
     is_not_given_out,
     last_nonzero,
     naming_errors,
@@ -65,7 +66,7 @@ def _infer_once(cls: type[StoreConfig], root: str, read_only: bool, overrides: M
             os.path.dirname(root) or ".", [_File(root, 0, os.stat(root).st_size)], single, unclear
         )
         return cls(**{"assumed": tuple(unclear), **single})
-    if not os.path.isdir(root):
+    if not is_directory(root):
         raise StoreError("there is no store directory: give the broker's storePathRootDir", root)
     unknown_names = set(overrides) - set(cls.__dataclass_fields__)
     if unknown_names:

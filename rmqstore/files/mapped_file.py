@@ -41,6 +41,7 @@ __all__ = [
     "delete_staged",
     "fsync_directory",
     "fsync_tree",
+    "is_directory",
     "is_not_given_out",
     "last_nonzero",
     "make_directories",
@@ -102,6 +103,25 @@ def open_regular(path: str, flags: int = os.O_RDONLY, mode: int = 0o644) -> int:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     raise OSError(errno.EINVAL, "this is not a regular file; move it away", path)
+
+
+def is_directory(path: str) -> bool:
+    """bool: there is such a directory; where nobody may look, unlike with `os.path.isdir`, that is no "no".
+
+    Raises
+    ------
+    PermissionError
+        This user may not search the directory, or one above it: what is there cannot be told.
+    """
+    if not path:
+        return False
+    try:
+        os.stat(os.path.join(path, "."))
+    except PermissionError as error:
+        raise PermissionError(error.errno, error.strerror, path) from None
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def is_not_given_out(error: OSError) -> bool:

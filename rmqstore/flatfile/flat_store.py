@@ -20,7 +20,7 @@ from rmqstore import _numpy as np
 from rmqstore._columns import KeyTexts
 from rmqstore.arguments import KEY_BITS
 from rmqstore.errors import CorruptionError, Finding, OffsetOutOfRangeError, StoreClosedError, StoreError
-from rmqstore.files.mapped_file import MappedFilePool, NotCopied
+from rmqstore.files.mapped_file import MappedFilePool, NotCopied, is_directory
 from rmqstore.flatfile.flat_files import name_prefix
 from rmqstore.flatfile.flat_index import FlatIndex, IndexItem, flat_index_hash
 from rmqstore.flatfile.flat_queue import FlatQueue
@@ -109,7 +109,7 @@ class FlatStore(NotCopied):
             self._metadata_problem = Finding(error.path or self.store_path, error.pos or 0, "bad_metadata", detail)
 
     def _choose(self, cluster: str | None, broker: str | None) -> tuple[str, str, str]:
-        if not os.path.isdir(self.path):
+        if not is_directory(self.path):
             raise StoreError("tiered storage: there is no such directory; give the broker's tieredStoreFilePath", self.path)
         found = [
             (os.path.join(self.path, name, each), name[9:], each)

@@ -23,7 +23,7 @@ import numpy as np
 
 from rmqstore._shown import shows
 from rmqstore.errors import CorruptionError, GeometryError, StoreClosedError, StoreError
-from rmqstore.files.mapped_file import NotCopied, fsync_directory, open_regular
+from rmqstore.files.mapped_file import NotCopied, fsync_directory, is_directory, open_regular
 from rmqstore.rabbitmq import dets, layout, term
 from rmqstore.rabbitmq._core import MAX_SEQ_ID
 from rmqstore.rabbitmq.batches import COLUMNS, Batches, LostMessage, LostMessages, undecoded
@@ -72,15 +72,17 @@ def find_vhosts(path: str | os.PathLike[str]) -> list[str]:
     ------
     StoreError
         There are none.
+    PermissionError
+        This user may not look.
     """
     root = os.fspath(path)
-    if not os.path.isdir(root):
+    if not is_directory(root):
         raise StoreError("there is no such directory", root)
     if _is_vhost(root):
         return [root]
     for below in ("msg_stores/vhosts", "vhosts", ""):
         folder = os.path.join(root, below) if below else root
-        if os.path.isdir(folder):
+        if is_directory(folder):
             found = sorted(entry.path for entry in os.scandir(folder) if entry.is_dir() and _is_vhost(entry.path))
             if found:
                 return found

@@ -5,6 +5,7 @@ Every test failed once.  What the commands answer in ordinary use is in the othe
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 import rmqstore.offline.importing
-from rmqstore import InvalidMessageError, Message, MessageStore, StoreConfig
+from rmqstore import InvalidMessageError, Message, MessageStore, StoreConfig, rabbitmq
 from rmqstore.cli import main
 from rmqstore.cli.words import from_here
 from rmqstore.texts import parse_time
@@ -330,3 +331,63 @@ def test_a_key_that_is_no_text_keeps_none_of_the_others(tmp_path):
     done = run("query", path, "T", "--keys-from", tmp_path / "keys", "--format", "%s")
     assert (done.exit_code, done.stdout) == (1, "1\n2\n"), done.stderr
     assert f"{tmp_path / 'keys'}, line 2: this is no UTF-8 text" in done.stderr
+
+
+# ------------------------------------------------------------------------------------------------ what may not be seen
+
+
+@pytest.fixture
+def forbid(monkeypatch):
+    """What lies in a directory is nobody's to see, as for a user who may not search it; tests may run as root."""
+    stat, lstat = os.stat, os.lstat
+
+    def of(folder):
+        def refusing(function):
+            def look(path, *args, **more):
+                if isinstance(path, str) and path.startswith(f"{folder}{os.sep}"):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+                return function(path, *args, **more)
+
+            return look
+
+        monkeypatch.setattr(os, "stat", refusing(stat))
+        monkeypatch.setattr(os, "lstat", refusing(lstat))
+
+    return of
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["info"], ["verify"], ["query", "--phy-offset", "0"], ["recover"], ["serve", "--port", "0"], ["metrics"],
+        ["settings"], ["rabbitmq", "info"], ["rabbitmq", "verify"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+@pytest.mark.parametrize("inside", [True, False])
+def test_where_nobody_may_look_nothing_is_said_to_be_missing(tmp_path, forbid, command, inside):
+    path = tmp_path / "owner" / "store"
+    path.mkdir(parents=True)
+    forbid(path if inside else path.parent)
+    words, options = (command[:2], command[2:]) if command[0] == "rabbitmq" else (command[:1], command[1:])
+    done = run(*words, path, *options)
+    assert done.exit_code == 3, (done.exception, done.output)
+    assert done.stderr.startswith(f"Error: Permission denied [{path}]\nRun the command as a user who may")
+
+
+def test_a_store_that_may_not_be_seen_is_an_error_of_the_library_too(tmp_path, forbid):
+    (tmp_path / "owner" / "store").mkdir(parents=True)
+    forbid(tmp_path / "owner")
+    with pytest.raises(PermissionError):
+        MessageStore.open(tmp_path / "owner" / "store", read_only=True)
+    with pytest.raises(PermissionError):
+        rabbitmq.find_vhosts(tmp_path / "owner" / "store")
+
+
+def test_a_path_that_cannot_be_listed_is_no_wrong_usage(tmp_path, monkeypatch):
+    (tmp_path / "store").mkdir()
+    # What a command asks the system before it looks.
+    monkeypatch.setattr(os, "access", lambda *args, **more: False)
+    for command in (["info"], ["rabbitmq", "info"], ["metrics"], ["serve", "--port", "0"]):
+        words, options = (command[:2], []) if command[0] == "rabbitmq" else (command[:1], command[1:])
+        assert run(*words, tmp_path / "store", *options).exit_code == 3
