@@ -55,6 +55,10 @@ def check_store_path(path: str) -> None:
     if root is not None:
         kind = "a part" if os.path.isdir(path) else "a file"
         raise CannotOpenError(f"this is {kind} of a store [{path}]", f"Give the store's root: {_shown(root)}")
+    if not os.path.exists(path):
+        raise CannotOpenError(
+            f"this is a link that leads nowhere [{path}]", "Bring back what it leads to, as by mounting its disk."
+        )
     if not os.path.isdir(path):
         raise CannotOpenError(
             f"this is a file and no directory [{path}]", "Give the store's root, the folder that holds commitlog/."

@@ -132,7 +132,12 @@ def _numbered_files(directory: str, digits: int | None = 20) -> list[_File]:
     for entry in entries:
         if not is_number(entry.name):
             continue
-        status = entry.stat()
+        try:
+            status = entry.stat()
+        except OSError:
+            if entry.is_symlink():
+                continue  # It leads nowhere, as one to a disk that is not mounted; whoever lists the files says so.
+            raise
         if stat.S_ISREG(status.st_mode):
             files.append(_File(entry.path, int(entry.name), status.st_size))
     return sorted(files, key=lambda file: file.number)

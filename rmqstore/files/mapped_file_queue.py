@@ -172,8 +172,11 @@ class MappedFileQueue(NotCopied, FileStream):
         for entry in entries:
             offset = offset_of_name(entry.name)
             if offset is None or not entry.is_file():
-                kind = "file" if entry.is_file() else "directory"
-                detail = f"a {kind} that is not part of the store lies among its files; move it away"
+                if offset is not None and entry.is_symlink() and not os.path.exists(entry.path):
+                    detail = "a link that leads nowhere stands for a file of the store; bring back what it leads to"
+                else:
+                    kind = "file" if entry.is_file() else "directory"
+                    detail = f"a {kind} that is not part of the store lies among its files; move it away"
                 yield _Listed(GeometryError(detail, entry.path, 0))
                 continue
             with contextlib.suppress(FileNotFoundError):

@@ -83,7 +83,7 @@ def find_vhosts(path: str | os.PathLike[str]) -> list[str]:
     for below in ("msg_stores/vhosts", "vhosts", ""):
         folder = os.path.join(root, below) if below else root
         if is_directory(folder):
-            found = sorted(entry.path for entry in os.scandir(folder) if entry.is_dir() and _is_vhost(entry.path))
+            found = sorted(entry.path for entry in os.scandir(folder) if _is_vhost(entry.path))
             if found:
                 return found
     raise StoreError(

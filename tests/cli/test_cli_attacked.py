@@ -391,3 +391,29 @@ def test_a_path_that_cannot_be_listed_is_no_wrong_usage(tmp_path, monkeypatch):
     for command in (["info"], ["rabbitmq", "info"], ["metrics"], ["serve", "--port", "0"]):
         words, options = (command[:2], []) if command[0] == "rabbitmq" else (command[:1], command[1:])
         assert run(*words, tmp_path / "store", *options).exit_code == 3
+
+
+def test_a_link_that_leads_nowhere_keeps_nobody_from_the_rest(tmp_path):
+    path = tmp_path / "store"
+    with MessageStore.open(path, config=StoreConfig(**SMALL)) as opened:
+        opened.put_messages([Message("T", b"x" * 100, keys=[f"K{i}"]) for i in range(60)])
+    second = sorted((path / "commitlog").iterdir())[1]
+    second.unlink()
+    second.symlink_to("/no/such/disk")
+    done = run("query", path, "T", "K0", "--body", "none", *SIZES)
+    assert done.exit_code == 0 and "keys=K0" in done.stdout, done.stderr
+    done = run("verify", path)
+    assert done.exit_code == 1 and "a link that leads nowhere" in done.stdout and "missing_segment" in done.stdout
+    done = run("recover", path)
+    assert done.exit_code == 3 and "a link that leads nowhere" in done.stderr
+    (tmp_path / "link").symlink_to("nowhere")
+    assert "this is a link that leads nowhere" in run("info", tmp_path / "link").stderr
+
+
+def test_a_link_in_a_circle_hides_no_vhost(tmp_path):
+    vhost = golden_vhost(tmp_path / "unpacked")
+    folder = tmp_path / "node" / "msg_stores" / "vhosts"
+    folder.mkdir(parents=True)
+    shutil.copytree(vhost, folder / "AB")
+    (folder / "circle").symlink_to("circle")
+    assert rabbitmq.find_vhosts(tmp_path / "node") == [str(folder / "AB")]
