@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ __all__ = [
     "describe",
     "rocksdb_folders",
 ]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,6 +300,12 @@ def rocksdb_folders(root: str) -> tuple[str, ...]:
         try:
             names = [entry.name for entry in os.scandir(os.path.join(root, folder)) if entry.is_dir()]
         except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            # The rest of an answer needs none of them.
+            logger.warning(
+                "%s: whether a RocksDB lies there cannot be told: %s", os.path.join(root, folder), error.strerror
+            )
             continue
         found += [os.path.join(folder, name) for name in names if _is_rocksdb(os.path.join(root, folder, name))]
     return tuple(sorted(found))

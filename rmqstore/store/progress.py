@@ -75,10 +75,13 @@ class GroupProgress:
                 problem += f", and {len(findings) - 1} more"
             return offsets.list(), problem
         except (StoreError, OSError) as error:
-            if self._error != str(error):
-                logger.warning("the progress of consumer groups is not known: %s", error)
-                self._error = str(error)
-            return {}, str(error)
+            text = str(error)
+            if isinstance(error, OSError) and error.filename is not None:
+                text = f"{error.strerror} [{os.fsdecode(error.filename)}]"
+            if self._error != text:
+                logger.warning("the progress of consumer groups is not known: %s", text)
+                self._error = text
+            return {}, text
 
     def persist(self) -> None:
         """Write what was committed since, if anybody asked for the offsets."""

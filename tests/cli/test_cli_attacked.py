@@ -5,6 +5,7 @@ Every test failed once.  What the commands answer in ordinary use is in the othe
 
 from __future__ import annotations
 
+import builtins
 import errno
 import json
 import os
@@ -417,3 +418,25 @@ def test_a_link_in_a_circle_hides_no_vhost(tmp_path):
     shutil.copytree(vhost, folder / "AB")
     (folder / "circle").symlink_to("circle")
     assert rabbitmq.find_vhosts(tmp_path / "node") == [str(folder / "AB")]
+
+
+def test_a_config_folder_that_may_not_be_seen_hides_nothing_else(store, monkeypatch, caplog):
+    (store / "config").mkdir(exist_ok=True)
+    scandir, opened = os.scandir, builtins.open
+
+    def refuse(function):
+        def call(path=".", *args, **more):
+            if isinstance(path, str) and path.startswith(str(store / "config")):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+            return function(path, *args, **more)
+
+        return call
+
+    monkeypatch.setattr(os, "scandir", refuse(scandir))
+    monkeypatch.setattr(os, "open", refuse(os.open))
+    monkeypatch.setattr(builtins, "open", refuse(opened))
+    done = run("info", store)
+    assert done.exit_code == 0 and "phy offsets" in done.stdout, (done.exception, done.stderr)
+    assert f"{store / 'config'}: whether a RocksDB lies there cannot be told: Permission denied" in caplog.text
+    progress = store / "config" / "consumerOffset.json"
+    assert f"the progress of consumer groups is not known: Permission denied [{progress}]" in caplog.text
