@@ -101,6 +101,7 @@ _GROUP_BYTES = 64 << 20
 # Files in one folder of single bodies.
 _FOLDER_FILES = 10_000
 _HOUR = 3_600_000
+_CSV_END = "\r\n"
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 # What a clock may have gone back by, in ms, where segments are passed over because of their times.
 _CLOCK_STEP = _HOUR
@@ -633,14 +634,16 @@ def iso_time(timestamp: int) -> str:
 class _Csv:
     def __init__(self, file: IO[bytes], columns: Sequence[str], form: str, shown: bool):
         self.file, self.columns, self.form, self.shown = file, columns, form, shown
-        # Lines end as RFC 4180 has it only where a field needs it: "\n" alone is what every tool reads.
-        self.rows = csv.writer(self, lineterminator="\n")
+        # Lines end with "\n" alone, which every tool reads, but Python before 3.13 puts a field that holds "\r" in quotes
+        # only where a line ends with it: `write` takes it away again.
+        self.rows = csv.writer(self, lineterminator=_CSV_END)
         self.rows.writerow(
             [each for name in columns for each in ([name, f"{name}_encoding"] if name in _BODIES else [name])]
         )
 
     def write(self, text: str) -> None:
-        self.file.write(text.encode("utf-8", "backslashreplace"))
+        # One call for each row.
+        self.file.write(text.removesuffix(_CSV_END).encode("utf-8", "backslashreplace") + b"\n")
 
     def message(self, message: MessageExt) -> None:
         row = message_row(message, self.columns, self.form)

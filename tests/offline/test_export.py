@@ -34,6 +34,7 @@ from rmqstore import (
 from rmqstore.cli import main
 from rmqstore.files.output_file import OutputFile, format_of
 from rmqstore.offline.export import FORMATS, Selection, export, message_row
+from rmqstore.offline.importing import import_files
 
 csv.field_size_limit(1 << 30)
 pa = pytest.importorskip("pyarrow")
@@ -175,6 +176,20 @@ def test_hostile_bodies_come_through(tmp_path, name, form):
     # Text stays text where it can.
     if form == "text":
         assert rows[3]["body"] == HOSTILE[3].decode()
+
+
+def test_a_lone_carriage_return_ends_no_row_of_csv(tmp_path):
+    with MessageStore.open(tmp_path / "s", config=StoreConfig(**SMALL, clock=lambda: T0)) as store:
+        store.put_message(Message("T", b"one\rtwo", keys=["k\r1"], tags="a\rb"))
+        store.put_message(Message("T", b"last", tags="c"))
+    export(tmp_path / "s", tmp_path / "a.csv")
+    assert [(row["keys"], row["tags"], body_of(row)) for row in rows_of(tmp_path / "a.csv")] == [
+        ("k\r1", "a\rb", b"one\rtwo"),
+        ("", "c", b"last"),
+    ]
+    # Other rows end as before, with a line feed alone.
+    assert b"\r\n" not in (tmp_path / "a.csv").read_bytes()
+    assert import_files(tmp_path / "new", [tmp_path / "a.csv"], config=StoreConfig(**SMALL)).messages == 2
 
 
 def test_single_files(tmp_path):
