@@ -501,6 +501,10 @@ def _arrow_chunks(input: _Input) -> Iterator[_Chunk]:
         for batch in _arrow_batches(pa, input):
             # What a file says of its own offsets is looked at before anything follows them.
             batch.validate(full=True)
+            names = batch.schema.names
+            twice = next((name for name in names if names.count(name) > 1), None) if len({*names}) < len(names) else None
+            if twice is not None:
+                raise StoreError(f"column {twice!r} is in the file twice; leave one of them out", input.name)
             batch = _with_bodies(pa, batch, input, first)
             for start in range(0, batch.num_rows, _ROWS):
                 part = batch.slice(start, _ROWS)
@@ -580,6 +584,10 @@ def _with_bodies(pa: Any, batch: pa.RecordBatch, input: _Input, first: int) -> p
     return batch if len(kept) == len(names) else batch.select(kept)
 
 
+def _is_text(pa: Any, kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 def _reconciled(table: pa.Table, literals: dict[str, Any]) -> pa.Table:
     # Exported rows have keys and tags twice, as columns and among the properties, which keep their order and their spaces.
     pa = import_pyarrow()
@@ -589,27 +597,35 @@ def _reconciled(table: pa.Table, literals: dict[str, Any]) -> pa.Table:
     table = table.drop_columns(given) if given else table
     if "properties" not in table.column_names or not pa.types.is_map(table.schema.field("properties").type):
         return table
+    kind = table.schema.field("properties").type
+    place = table.column_names.index("properties")
+    if not (_is_text(pa, kind.key_type) and _is_text(pa, kind.item_type)):
+        kind = pa.map_(pa.large_string(), pa.large_string())
+        try:
+            table = table.set_column(place, "properties", table.column("properties").cast(kind))
+        except pa.ArrowException:
+            # The store refuses the column, and says why.
+            return table
     replaced = {_PROPERTIES[name] for name in literals if name in _PROPERTIES}
     if replaced:
-        kind = table.schema.field("properties").type
         rows = [
             None if row is None else [pair for pair in row if pair[0] not in replaced]
             for row in table.column("properties").to_pylist()
         ]
-        place = table.column_names.index("properties")
         table = table.set_column(place, "properties", pa.array(rows, kind))
     for name, property in _PROPERTIES.items():
         if name not in table.column_names:
             continue
-        kind = table.schema.field("properties").type
         told = pc.map_lookup(table.column("properties"), pa.scalar(property, kind.key_type), "last").cast(
             pa.large_string()
         )
         column = table.column(name)
         texts = column
         if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+            if not _is_text(pa, column.type.value_type):
+                continue
             texts = pc.binary_join(column.cast(pa.large_list(pa.large_string())), pa.scalar(" ", pa.large_string()))
-        elif not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        elif not _is_text(pa, column.type):
             continue
         same = told
         if name == "keys":
@@ -755,7 +771,7 @@ class _Import:
                 raise InvalidMessageError(f"{chunk.place(int(row[1]))}: {row[2]}") from None
             for number in range(chunk.table.num_rows):
                 try:
-                    self._with(chunk.table.slice(number, 1), check)
+                    self._with(_one_row(chunk.table, number), check)
                 except (InvalidMessageError, TypeError, OverflowError) as its_error:
                     its_text = re.sub("^row 0:? ", "", _said(its_error))
                     raise InvalidMessageError(f"{chunk.place(number)}: {its_text}") from None
@@ -822,6 +838,15 @@ class _Import:
                 f"{chunk.place(0)}: the store timestamp is before that of the row in front; sort by store_timestamp"
             )
         return _milliseconds(times[-1]) if len(times) else last
+
+
+def _one_row(table: pa.Table, number: int) -> pa.Table:
+    # A slice still has what lies in the lists and maps of other rows, and a cast looks at all of it.
+    pa = import_pyarrow()
+    try:
+        return table.take(pa.array([number]))
+    except pa.ArrowNotImplementedError:
+        return table.slice(number, 1)
 
 
 def _said(error: Exception) -> str:

@@ -7,7 +7,7 @@ A row is put exactly as ``Message(topic, body, keys=…, tags=…, properties=�
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rmqstore import _numpy as np
@@ -63,7 +63,7 @@ def table_parts(table: Any, literals: Mapping[str, Any], *, keep_timestamps: boo
     ------
     InvalidMessageError
         An unknown column, ``key`` where no query gave it or no other column holds the keys, one that is given twice, none
-        for the topic, or a row that is marked as corrupt.
+        for the topic, a value that its column cannot hold, or a row that is marked as corrupt.
     TypeError
         A column of a type that cannot hold it.
     """
@@ -92,14 +92,14 @@ def table_parts(table: Any, literals: Mapping[str, Any], *, keep_timestamps: boo
         raise InvalidMessageError("keep_timestamps needs the column 'store_timestamp'")
     if "unique_key" in names and "properties" not in names:
         raise InvalidMessageError("the table has unique keys, but no properties to hold them; add them as UNIQ_KEY")
-    if "corrupt" in names and (marked := _first_true(table.column("corrupt"))) >= 0:
+    if "corrupt" in names and (marked := _checked(pa, "corrupt", table.column("corrupt"), _first_true)) >= 0:
         raise InvalidMessageError(f"row {marked} is marked as corrupt; leave such rows out, or drop the column")
     columns = [name for name in names if name in TABLE_COLUMNS and (keep_timestamps or name != "store_timestamp")]
     stored_bodies = "body_stored" in names
     if stored_bodies and "body" not in columns:
         columns.append("body")
     source = {name: table.column("body_stored" if stored_bodies and name == "body" else name) for name in columns}
-    typed = pa.table({name: _typed(pa, name, column) for name, column in source.items()})
+    typed = pa.table({name: _checked(pa, name, column, _typed) for name, column in source.items()})
     # A table without a column that counts has rows all the same.
     if not columns:
         return [
@@ -111,6 +111,23 @@ def table_parts(table: Any, literals: Mapping[str, Any], *, keep_timestamps: boo
         for batch in typed.to_batches(max_chunksize=max_rows)
         if batch.num_rows
     ]
+
+
+def _checked(pa: Any, name: str, column: pa.ChunkedArray, call: Callable[[Any, str, Any], Any]) -> Any:
+    # What `call` makes of a column; Arrow's own errors name no column.
+    try:
+        return call(pa, name, column)
+    except pa.ArrowInvalid as error:
+        what = (str(error).splitlines() or ["unknown"])[0]
+        raise InvalidMessageError(
+            f"column {name!r} ({column.type}) has a value that it cannot hold ({what}); see the schema of a scan"
+        ) from None
+    except pa.ArrowException:
+        raise _wrong_type(name, column) from None
+
+
+def _wrong_type(name: str, column: pa.ChunkedArray) -> TypeError:
+    return TypeError(f"column {name!r} is {column.type}, which cannot hold it; see the schema of a scan")
 
 
 def _typed(pa: Any, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -132,7 +149,9 @@ def _typed(pa: Any, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
         return column.cast(pa.int64())
     if name in ("born_timestamp", "store_timestamp"):
         if fits(types.is_timestamp):
-            return column.cast(pa.timestamp("ms", column.type.tz), safe=False).cast(pa.int64())
+            # A part of a millisecond is cut off; seconds beyond what 64 bits hold of them are refused.
+            safe = kind.unit == "s"
+            return column.cast(pa.timestamp("ms", kind.tz), safe=safe).cast(pa.int64())
         if fits(types.is_integer):
             return column.cast(pa.int64())
     if name in ("topic", "tags", "born_host", "store_host", "keys"):
@@ -167,10 +186,10 @@ def _typed(pa: Any, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
             # What pandas makes of dicts.
             rows = [None if row is None else list(row.items()) for row in column.to_pylist()]
             return pa.chunked_array([pa.array(rows, pa.map_(pa.large_string(), pa.large_string()))])
-    raise TypeError(f"column {name!r} is {column.type}, which cannot hold it; see the schema of a scan")
+    raise _wrong_type(name, column)
 
 
-def _first_true(column: pa.ChunkedArray) -> int:
+def _first_true(pa: Any, name: str, column: pa.ChunkedArray) -> int:
     import pyarrow.compute as pc
 
     return int(pc.index(column.cast("bool"), True).as_py())

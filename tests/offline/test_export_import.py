@@ -366,6 +366,54 @@ def test_marked_and_unreadable_rows_of_a_table_are_refused(tmp_path):
         import_files(tmp_path / "new", [tmp_path / "a.parquet"], config=config())
 
 
+TEXTS = pa.map_(pa.string(), pa.string())
+OBJECTS = pa.map_(pa.string(), pa.struct([("b", pa.int8())]))
+ODD = {
+    "a number beyond 64 bits": ([("flag", pa.array([1, 2**64 - 1], pa.uint64()))], "row 2: column 'flag' .*18446744073"),
+    "values that are no texts": (
+        [("tags", ["x", "y"]), ("properties", pa.array([[("a", {"b": 1})], []], OBJECTS))],
+        "row 1: column 'properties' is map",
+    ),
+    "bytes that are no text": (
+        [("tags", ["x", "y"]), ("properties", pa.array([[], [("a", b"\xff")]], pa.map_(pa.string(), pa.binary())))],
+        "row 2: column 'properties' .*UTF8",
+    ),
+    "keys that are no texts": (
+        [("keys", [[{"a": 1}], []]), ("properties", pa.array([[], []], TEXTS))],
+        "row 1: column 'keys' is list",
+    ),
+    "tags twice": ([("tags", ["x", "y"])] * 2 + [("properties", pa.array([[], []], TEXTS))], "column 'tags' .*twice"),
+    "properties twice": ([("properties", pa.array([[], []], TEXTS))] * 2, "column 'properties' .*twice"),
+    "encodings twice": ([("body_encoding", ["hex", "hex"])] * 2, "column 'body_encoding' .*twice"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_odd_columns_of_a_table_are_named(tmp_path, kind):
+    columns, message = ODD[kind]
+    columns = [("topic", ["A", "A"]), ("body", ["00", "01"]), *columns]
+    table = pa.Table.from_arrays([pa.array(each) for _, each in columns], names=[name for name, _ in columns])
+    with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table)
+    for options in ({}, {"keep_timestamps": False, "queue_id": 1}):
+        with pytest.raises(StoreError, match=message) as caught:
+            import_files(tmp_path / "new", [tmp_path / "a.arrow"], config=config(), **options)
+        assert "a.arrow" in str(caught.value)
+    assert os.listdir(tmp_path) == ["a.arrow"]
+
+
+def test_properties_of_other_types_are_texts(tmp_path):
+    kind = pa.map_(pa.binary(), pa.int64())
+    table = pa.table({"topic": ["A"], "tags": ["7"], "properties": pa.array([[(b"TAGS", 7), (b"n", 1)]], kind)})
+    pq.write_table(table, tmp_path / "a.parquet")
+    import_files(tmp_path / "one", [tmp_path / "a.parquet"], config=config())
+    import_files(tmp_path / "two", [tmp_path / "a.parquet"], config=config(), tags="t")
+    for name, tags in (("one", "7"), ("two", "t")):
+        with MessageStore.open(tmp_path / name, config=config(), read_only=True) as store:
+            (message,) = store.messages()
+            assert message.properties == {"TAGS": tags, "n": "1"}
+
+
 def test_times_that_fall_are_refused(tmp_path, small):
     export(small, tmp_path / "a.jsonl")
     rows = [json.loads(line) for line in open(tmp_path / "a.jsonl", encoding="utf-8")]
