@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rmqstore.arguments import Moment, milliseconds
 from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreError
 from rmqstore.spark.plan import PARTITION_BYTES
@@ -22,6 +23,9 @@ __all__ = ["DATA_SOURCE_OPTIONS", "FORMAT", "ReadOptions", "number_of_bytes", "s
 
 FORMAT = "rocketmq-store"
 """The name under which Spark knows the data source."""
+
+QUEUE_ID_MAX = 2**31 - 1
+"""The highest number that a record has for its queue."""
 
 # Spark's own; they say nothing to us.
 DATA_SOURCE_OPTIONS = {"__datasource_schema__", "name", "paths"}
@@ -33,13 +37,16 @@ def _wrong(name: str, text: str, want: str) -> StoreError:
     return StoreError(f"option {name} is {text!r}; give {want}")
 
 
-def _number(name: str, text: str, low: int = 0) -> int:
+def number(name: str, text: str, low: int = 0, high: int | None = None) -> int:
+    """int: a whole number from `low` to `high`; StoreError if it is none."""
     try:
         value = int(text)
     except ValueError:
         raise _wrong(name, text, "a whole number") from None
     if value < low:
         raise _wrong(name, text, f"{low} or more")
+    if high is not None and value > high:
+        raise _wrong(name, text, f"{high} or less")
     return value
 
 
@@ -58,26 +65,29 @@ def number_of_bytes(name: str, text: str) -> int:
     return value
 
 
-def _boolean(name: str, text: str) -> bool:
+def boolean(name: str, text: str) -> bool:
+    """bool: true or false, in any case; StoreError if it is neither."""
     if text.strip().lower() not in ("true", "false"):
         raise _wrong(name, text, "true or false")
     return text.strip().lower() == "true"
 
 
 def _time(name: str, text: str) -> int:
+    moment: Moment
     try:
-        return int(text)
+        moment = int(text)
     except ValueError:
-        pass
+        try:
+            moment = datetime.datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+        except ValueError:
+            raise _wrong(name, text, "ms since the epoch, or a time as 2024-05-01T12:00:00+00:00") from None
+        if moment.tzinfo is None:
+            raise _wrong(name, text, "the time with its offset from UTC, as 2024-05-01T12:00:00+00:00") from None
     try:
-        time = datetime.datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
-    except ValueError:
-        raise _wrong(name, text, "ms since the epoch, or a time as 2024-05-01T12:00:00+00:00") from None
-    if time.tzinfo is None:
-        raise _wrong(name, text, "the time with its offset from UTC, as 2024-05-01T12:00:00+00:00")
-    return round(
-        (time - datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)) / datetime.timedelta(milliseconds=1)
-    )
+        # Both ends are included, so what lies between two milliseconds goes inwards.
+        return int(milliseconds(moment, name, up=name == "begin"))
+    except ValueError as error:
+        raise StoreError(f"option {error}") from None
 
 
 def _choice(name: str, text: str, *choices: str) -> str:
@@ -149,7 +159,7 @@ def store_config(root: str, options: Mapping[str, str], *, index: bool = True) -
             text = given[field.name]
             kind = str(field.type)
             overrides[field.name] = (
-                _number(field.name, text) if kind == "int" else _boolean(field.name, text) if kind == "bool" else text
+                number(field.name, text) if kind == "int" else boolean(field.name, text) if kind == "bool" else text
             )
     if options.get("broker_conf"):
         return StoreConfig.from_properties(options["broker_conf"], **overrides)
@@ -228,7 +238,7 @@ class ReadOptions:
             if name == "topic":
                 found["topics"] = _list(text) or None
             elif name == "queue_id":
-                found["queue_ids"] = tuple(_number(name, part) for part in _list(text)) or None
+                found["queue_ids"] = tuple(number(name, part, high=QUEUE_ID_MAX) for part in _list(text)) or None
             elif name == "tags":
                 parts = tuple(part.strip() for part in text.split("||") if part.strip())
                 found["tags"] = None if "*" in parts or not parts else parts
@@ -242,13 +252,13 @@ class ReadOptions:
             elif name in ("begin", "end"):
                 found[name] = _time(name, text)
             elif name in ("begin_phy_offset", "end_phy_offset"):
-                found[name] = _number(name, text)
+                found[name] = number(name, text)
             elif name in ("partition_bytes", "max_bytes_per_trigger"):
                 found[name] = number_of_bytes(name, text)
             elif name == "max_rows_per_trigger":
-                found[name] = _number(name, text, 1)
+                found[name] = number(name, text, 1)
             elif name in ("decode_body", "fail_on_data_loss"):
-                found[name] = _boolean(name, text)
+                found[name] = boolean(name, text)
             elif name == "mode":
                 found[name] = _choice(name, text, "commitlog", "queue")
             elif name == "corrupt":

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 
 from rmqstore.errors import StoreError
 from rmqstore.spark.batches import without_marks
-from rmqstore.spark.options import check_names, store_config, store_path
+from rmqstore.spark.options import QUEUE_ID_MAX, boolean, check_names, number, store_config, store_path
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.store.message_store import MessageStore
 
@@ -62,7 +62,7 @@ class StoreWriter(DataSourceArrowWriter):
     Raises
     ------
     StoreError
-        Overwriting was asked for, or an option does not exist.
+        Overwriting was asked for, or an option does not exist or makes no sense.
     """
 
     def __init__(self, schema: StructType, overwrite: bool, options: Mapping[str, str]):
@@ -76,11 +76,11 @@ class StoreWriter(DataSourceArrowWriter):
         self.config = store_config(self.root, options)
         self.literals: dict[str, Any] = {name: options[name] for name in ("topic", "tags") if name in options}
         if "queue_id" in options:
-            self.literals["queue_id"] = int(options["queue_id"])
+            self.literals["queue_id"] = number("queue_id", options["queue_id"], high=QUEUE_ID_MAX)
         for name in self.literals:
             if name in schema.fieldNames():
                 raise StoreError(f"{name} is a column and an option; give one of them", self.root)
-        self.keep_timestamps = options.get("keep_timestamps", "false").lower() == "true"
+        self.keep_timestamps = boolean("keep_timestamps", options.get("keep_timestamps", "false"))
         self.spool = os.path.join(self.root, SPOOL_PREFIX + uuid.uuid4().hex)
         # Made here and by no task, so that an attempt which outlives the job cannot bring it back.
         os.makedirs(self.spool)

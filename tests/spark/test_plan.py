@@ -460,6 +460,13 @@ def test_options():
     assert ReadOptions.parse({"path": "file:///store", "tags": "*"}) == ReadOptions("/store")
 
 
+def test_times_between_two_milliseconds_go_inwards():
+    parsed = ReadOptions.parse(
+        {"path": "/store", "begin": "2023-11-14T22:13:20.0004+00:00", "end": "2023-11-14T22:13:20.0096+00:00"}
+    )
+    assert (parsed.begin, parsed.end) == (START + 1, START + 9)
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -467,6 +474,9 @@ def test_options():
         ({"partition_bytes": "0"}, "at least 1 byte"),
         ({"partition_bytes": "big"}, "134217728 or 128m"),
         ({"queue_id": "-1"}, "0 or more"),
+        ({"queue_id": "0,2147483648"}, "2147483647 or less"),
+        ({"begin": "1700000000"}, "begin .*looks like seconds"),
+        ({"end": "1700000000"}, "end .*looks like seconds"),
         ({"corrupt": "ignore"}, "fail, report or skip"),
         ({"mode": "index"}, "commitlog or queue"),
         ({"begin": "yesterday"}, "ms since the epoch"),

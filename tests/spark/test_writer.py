@@ -8,7 +8,7 @@ import golden
 import pytest
 from stores import SEGMENT, make_store, scanned, small_config
 
-from rmqstore import MessageStore, verify
+from rmqstore import MessageStore, StoreError, verify
 
 pytestmark = [pytest.mark.spark, pytest.mark.java]
 
@@ -77,6 +77,25 @@ def test_a_copy_of_a_store(spark, tmp_path):
 def tree(path):
     # Opening a store for writing and closing it leaves its mark in these two.
     return {name: value for name, value in golden.tree(path).items() if name not in ("lock", "checkpoint")}
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"queue_id": "first"}, "queue_id is 'first'; give a whole number"),
+        ({"queue_id": "-1"}, "queue_id is '-1'; give 0 or more"),
+        ({"queue_id": "2147483648"}, "queue_id is '2147483648'; give 2147483647 or less"),
+        ({"keep_timestamps": "yes"}, "keep_timestamps is 'yes'; give true or false"),
+    ],
+)
+def test_options_of_a_writer_that_make_no_sense(tmp_path, options, message):
+    from rmqstore.spark.reader import spark_schema
+    from rmqstore.spark.source import StoreSource
+
+    source = StoreSource({"path": str(tmp_path / "store"), "topic": "A", **options})
+    with pytest.raises(StoreError, match=message):
+        source.writer(spark_schema(["body"]), False)
+    assert not os.listdir(tmp_path)
 
 
 def test_what_is_refused_changes_nothing(spark, tmp_path):
