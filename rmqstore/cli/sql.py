@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import datetime
 import decimal
+import fractions
 import io
 import json
 import math
@@ -33,6 +34,10 @@ _FORMATS = ("parquet", "csv", "jsonl", "arrow")
 _ROWS_SHOWN, _TEXT_SHOWN = 1000, 200
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
+_PER_MS = {"ms": 1, "us": 1000, "ns": 1_000_000, "days": fractions.Fraction(1, 86_400_000)}
+# In ms: the years that Python's datetime has, less a day for any zone, and the length of its longest timedelta.
+_YEARS = (-62_135_510_400_000, 253_402_214_400_000)
+_DURATIONS = (-86_399_999_913_600_000, 86_399_999_913_600_000)
 # The first word of a statement, after comments and parentheses.
 _FIRST_WORD = re.compile(r"(?:\s|\(|--[^\n]*(?:\n|$)|/\*.*?\*/)*(\w*)", re.DOTALL)
 _ASKING = {"select", "with", "from", "values", "show", "explain", "table"}
@@ -121,7 +126,7 @@ def _write(answer: pl.LazyFrame, output: str, kind: str, force: bool) -> int:
             if kind == "csv":
                 table = csv.writer(text)
                 table.writerow(frame.columns)
-                for row in frame.iter_rows():
+                for row in _in_reach(frame).iter_rows():
                     table.writerow(
                         [_json(value) if isinstance(value, (list, dict)) else _value(value) for value in row]
                     )
@@ -138,14 +143,77 @@ def _show(frame: pl.DataFrame, printer: Printer) -> None:
             printer.json_line(value)
         return
     left = {place for place, each in enumerate(frame.dtypes) if not each.is_numeric()}
-    rows = [[_cell(value, printer) for value in row] for row in frame.head(_ROWS_SHOWN).iter_rows()]
+    shown = _in_reach(frame.head(_ROWS_SHOWN))
+    # Times that came as numbers are shown as times as far as a calendar reaches.
+    times = {
+        place
+        for place, (before, after) in enumerate(zip(frame.dtypes, shown.dtypes))
+        if before.is_temporal() and not after.is_temporal() and getattr(before, "time_zone", None)
+    }
+    rows = [
+        [
+            printer.time(value) if place in times and value is not None else _cell(value, printer)
+            for place, value in enumerate(row)
+        ]
+        for row in shown.iter_rows()
+    ]
     printer.table("answer", frame.columns, rows, left=left)
     if frame.height > _ROWS_SHOWN:
         note(f"there are {frame.height} rows; --json and -O FILE give all")
 
 
+def _in_reach(frame: pl.DataFrame) -> pl.DataFrame:
+    # The frame, with ms instead of the times of a column that has one which Python's calendar does not reach: any producer
+    # may say when its message was born, and Polars ends the process where it makes rows of such times.
+    import polars
+
+    def changed(dtype: Any, leaf: Any) -> Any:
+        if isinstance(dtype, polars.List):
+            return polars.List(changed(dtype.inner, leaf))
+        if isinstance(dtype, polars.Struct):
+            return polars.Struct({each.name: changed(each.dtype, leaf) for each in dtype.fields})
+        return leaf(dtype) if dtype.is_temporal() and dtype != polars.Time else dtype
+
+    def in_ms(dtype: Any) -> Any:
+        if isinstance(dtype, polars.Duration):
+            return polars.Duration("ms")
+        return polars.Datetime("ms", getattr(dtype, "time_zone", None))
+
+    columns = []
+    for column in frame:
+        if any(_is_beyond(leaf) for leaf in _times(column)):
+            column = column.cast(changed(column.dtype, in_ms)).cast(
+                changed(changed(column.dtype, in_ms), lambda dtype: polars.Int64)
+            )
+        columns.append(column)
+    return polars.DataFrame(columns)
+
+
+def _times(column: pl.Series) -> Iterator[pl.Series]:
+    # The column, and what lies in its lists and structures, as far as these are times.
+    import polars
+
+    if isinstance(column.dtype, polars.List):
+        yield from _times(column.explode())
+    elif isinstance(column.dtype, polars.Struct):
+        for each in column.struct.fields:
+            yield from _times(column.struct.field(each))
+    elif column.dtype.is_temporal() and column.dtype != polars.Time:
+        yield column
+
+
+def _is_beyond(times: pl.Series) -> bool:
+    import polars
+
+    units = _PER_MS[getattr(times.dtype, "time_unit", "days")]
+    low, high = _DURATIONS if isinstance(times.dtype, polars.Duration) else _YEARS
+    numbers = times.to_physical()
+    least, most = numbers.min(), numbers.max()
+    return least is not None and (least < low * units or most > high * units)  # type: ignore[operator]
+
+
 def _objects(frame: pl.DataFrame) -> Iterator[dict[str, Any]]:
-    for row in frame.iter_rows():
+    for row in _in_reach(frame).iter_rows():
         yield {name: _value(value) for name, value in zip(frame.columns, row)}
 
 

@@ -230,3 +230,24 @@ def test_queues_that_are_lost_are_as_the_log_tells(tmp_path):
     assert row == {"n": 10}
     (row,) = json_lines(run("sql", tmp_path / "store", "select topic from messages where 'k3' = any(keys)", "--json"))
     assert row == {"topic": "Orders"}
+
+
+@pytest.mark.parametrize("born", [2**62, -(2**62), 253_402_300_800_000])
+def test_times_that_no_calendar_reaches_end_nothing(tmp_path, born):
+    """Any producer may say when its message was born, and no CRC covers a record's head."""
+    usual = 1_795_000_000_123
+    with MessageStore.open(tmp_path / "s", config=CONFIG.replace(clock=lambda: usual)) as store:
+        for time in (born, usual):
+            store.put_message(Message("T", b"x", born_timestamp=time))
+    asked = "select born_timestamp as b, store_timestamp as s, born_timestamp - store_timestamp as d from messages"
+    wanted = [{"b": born, "s": usual, "d": born - usual}, {"b": usual, "s": usual, "d": 0}]
+    assert json_lines(run("sql", tmp_path / "s", asked, "--json")) == wanted
+    for name in ("a.jsonl", "a.csv"):
+        assert run("sql", tmp_path / "s", asked, "-O", tmp_path / name).exit_code == 0
+    assert [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()] == wanted
+    with open(tmp_path / "a.csv", newline="", encoding="utf-8") as file:
+        assert [int(row["b"]) for row in csv.DictReader(file)] == [born, usual]
+    shown = run("sql", tmp_path / "s", asked)
+    assert shown.exit_code == 0 and f"{born} ms" in shown.stdout and "2026-11-18T11:06:40.123+00:00" in shown.stdout
+    (row,) = json_lines(run("sql", tmp_path / "s", "select array_agg(born_timestamp) as b from messages", "--json"))
+    assert row == {"b": [born, usual]}
