@@ -298,6 +298,8 @@ def import_command(
         )
     if given.as_json:
         printer.json_line({"type": "import", **dataclasses.asdict(report)})
+    elif not report.messages and not os.path.isdir(os.path.join(path, "commitlog")):
+        printer.line(f"0 messages are in the files, and no store was made in {escape(report.path)}")
     else:
         where = "the new store" if report.created else "the store"
         printer.line(

@@ -73,7 +73,7 @@ class ImportReport:
     ----------
     path : str
     created : bool
-        The store is new.
+        The store is new; without a message none is made.
     messages : int
     first_phy_offset, end_phy_offset : int
         Where the messages lie in the log, in bytes; both are the log's end for no messages.
@@ -794,6 +794,10 @@ class _Import:
                 for chunk in self.chunks(0, 1):
                     self.put += len(self.each(chunk, store.put_table, store.check_table))
                 first, end = store.commit_log.min_offset, store.commit_log.max_offset
+            if not self.put:
+                # Without a segment it would be no store to anybody, and no free name for the next import.
+                shutil.rmtree(part)
+                return ImportReport(root, False, 0, 0, 0)
             # An empty folder may be replaced, nothing else is.
             try:
                 os.rename(part, target)

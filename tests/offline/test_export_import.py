@@ -437,6 +437,20 @@ def test_times_that_fall_are_refused(tmp_path, small):
 # Stores
 
 
+def test_files_without_a_message_make_no_store(tmp_path):
+    (tmp_path / "none.jsonl").write_text("")
+    (tmp_path / "one.jsonl").write_text('{"topic":"A","body":"x"}\n')
+    (tmp_path / "there").mkdir()
+    for name in ("new", "there"):
+        done = run(tmp_path / name, tmp_path / "none.jsonl")
+        assert done.exit_code == 1 and "no store was made" in done.stdout
+    assert sorted(os.listdir(tmp_path)) == ["none.jsonl", "one.jsonl", "there"] and not os.listdir(tmp_path / "there")
+    # The place is free for an import that has messages.
+    assert import_files(tmp_path / "new", [tmp_path / "one.jsonl"], config=config()).created
+    report = import_files(tmp_path / "new", [tmp_path / "none.jsonl"], config=config())
+    assert (report.created, report.messages) == (False, 0) and len(contents(tmp_path / "new")) == 1
+
+
 def test_where_no_store_may_come_into_being(tmp_path, small):
     export(small, tmp_path / "a.jsonl")
     (tmp_path / "home").mkdir()
