@@ -12,8 +12,8 @@ from posix.time cimport clock_gettime, CLOCK_REALTIME, timespec
 
 from rmqstore._bytes cimport load_i64
 from rmqstore._core cimport (
-    BLANK_SIZE, FileStream, index_count_of, INDEX_END_PHY_OFFSET, INDEX_HEADER_SIZE, IndexRegion, MessageFields, put_unit,
-    Region, short_way_first, StateFields, UNIT_SIZE,
+    BLANK_SIZE, FileStream, index_count_of, INDEX_END_PHY_OFFSET, INDEX_END_TIMESTAMP, INDEX_HEADER_SIZE, IndexRegion,
+    MessageFields, put_unit, Region, short_way_first, StateFields, UNIT_SIZE,
 )
 from rmqstore._crc32 cimport crc32_start
 from rmqstore._java_text cimport hash_utf8
@@ -120,7 +120,7 @@ cdef class Appender:
         cdef Row* row
         cdef FileEnd log = self.log, end
         cdef Region log_region, end_region
-        cdef int64_t number = 0, pos, unit_pos, keys, i, code, now
+        cdef int64_t number = 0, pos, unit_pos, keys, i, code, now, latest = 0
         cdef int32_t[APPEND_KEYS] hashes
         cdef unsigned char* p
         cdef unsigned char* unit
@@ -143,7 +143,7 @@ cdef class Appender:
         batch.seal(0, EMPTY_TIMESTAMPS)
         keys = put_key_hashes(hashes, 0, APPEND_KEYS, hash_utf8(0, row.parts.topic, row.parts.topic_len), row.parts.properties,
                               &row.indexed, self.index_tags, &code)
-        if keys < 0 or (self.indexed and not index_takes(self.index, keys, row.phy_offset)):
+        if keys < 0 or (self.indexed and not index_takes(self.index, keys, row.phy_offset, &latest)):
             return None
         if self.clock is None:
             now = system_time()
@@ -152,6 +152,9 @@ cdef class Appender:
             # Asking the clock may have run anything, even a put.
             if row != &batch.rows[0] or batch.count != 1 or row.phy_offset != log.stream.wrote_where:
                 raise RuntimeError("the clock of the store put a message itself")
+        if keys > 0 and self.indexed and now < latest:
+            # The clock was set back.  The caller knows what that takes, and asks it again.
+            return None
         batch.seal(now, EMPTY_TIMESTAMPS)
         p = log_region.pin_writable(pos, row.size + BLANK_SIZE)
         try:
@@ -216,8 +219,8 @@ cdef inline int64_t system_time() noexcept nogil:
     return <int64_t>now.tv_sec * 1000 + now.tv_nsec // 1000000
 
 
-cdef bint index_takes(IndexRegion index, int64_t num, int64_t phy_offset) except -1:
-    # The entries fit and leave the file not full, and the record is not there yet.
+cdef bint index_takes(IndexRegion index, int64_t num, int64_t phy_offset, int64_t* latest) except -1:
+    # The entries fit and leave the file not full, and the record is not there yet; also the time of the entry before.
     cdef Region region = index.region
     cdef unsigned char* base
     cdef bint takes
@@ -226,6 +229,7 @@ cdef bint index_takes(IndexRegion index, int64_t num, int64_t phy_offset) except
     base = region.pin(0, INDEX_HEADER_SIZE)
     takes = (index_count_of(base) + num < index.index_num
              and phy_offset >= load_i64(base + INDEX_END_PHY_OFFSET))
+    latest[0] = load_i64(base + INDEX_END_TIMESTAMP)
     region.unpin()
     return takes
 

@@ -6,6 +6,7 @@ interval and starts no thread.  Invariants:
 - With SYNC_FLUSH a put returns after its record is on the disk; puts of many threads share one flush (group commit).
 - Nobody waits for the disk while holding the append lock: what to flush is noted under it and forced outside.
 - After a failed flush no more writes are taken.
+- A record that is older than what the checkpoint says is put after a flush that allows for it (`is_too_old`).
 """
 
 from __future__ import annotations
@@ -41,6 +42,10 @@ class Flushing:
         # a flush opens no old file again.
         self._index_ends: dict[str, int] = {}
         self._begun: dict[int, int] = {}
+        # The times for queues and index that the flush that goes on now is going to write.
+        self._times_to_come = (0, 0)
+        # Where the clock was set back: the end of the log then, and the time.
+        self._set_back: tuple[int, int] | None = None
         self._log_flush_time = self._queue_flush_time = time.monotonic()
         self.renew_locks()
 
@@ -62,6 +67,7 @@ class Flushing:
                 index_files = self.state.index_service.take_dirty()
             end, timestamp = self.state.commit_log.max_offset, self.state.last_store_timestamp
             for_java = (0, 0, 0) if queue_pages else self._index_for_java(end, timestamp, closing)
+            self._times_to_come = for_java[1:]
         checkpoint = self.state.checkpoint
         self.flush_log()
         try:
@@ -100,7 +106,11 @@ class Flushing:
                 }
                 reached = end if closing else min(end, header.end_phy_offset)
                 latest = max([header.end_timestamp, *self._index_ends.values()])
-                return reached, min([header.end_timestamp, *self._times_to_begin_before(reached)]), latest
+                times = self._times_to_begin_before(reached)
+                if self._set_back is not None and reached <= self._set_back[0]:
+                    # The next segment may begin then.
+                    times.append(self._set_back[1] + SAFETY_MARGIN - 1)
+                return reached, min([header.end_timestamp, *times]), latest
         return (end, timestamp, timestamp) if closing else (0, 0, 0)
 
     def allow_for_clock(self) -> None:
@@ -117,6 +127,42 @@ class Flushing:
         reached = max([checkpoint.logics_physical_offset, *on_disk[:1]])
         times = [each.end_timestamp for each in full if each.end_phy_offset <= reached]
         checkpoint.index_msg_timestamp = max([checkpoint.index_msg_timestamp, *times])
+
+    def is_too_old(self, timestamp: int) -> bool:
+        """bool: should this process be killed after a record of this time, a Java store would lose keys: flush first.
+
+        The caller holds the append lock.
+        """
+        index_service, checkpoint = self.state.index_service, self.state.checkpoint
+        if index_service is None:
+            return False
+        begin, latest = self._times_to_come
+        # It would begin with a segment that begins with this record, and not index again what came before.
+        if 0 < timestamp <= max(begin, checkpoint.logics_msg_timestamp) - SAFETY_MARGIN:
+            return True
+        # It would keep the index file of this record and delete older ones, whose records it then takes for indexed.
+        return timestamp <= max(latest, checkpoint.index_msg_timestamp) and self._has_later_index()
+
+    def _has_later_index(self) -> bool:
+        # Whether a full index file ends after the checkpoint's time.
+        index_service = self.state.index_service
+        assert index_service is not None
+        latest = self.state.checkpoint.index_msg_timestamp
+        for name in reversed(index_service.names):
+            # What was full at the last flush, before the newest file that was, is among what the checkpoint speaks for.
+            if name in self._index_ends:
+                break
+            index = index_service.file(name)
+            if index.is_full and index.header.end_timestamp > latest:
+                return True
+        return False
+
+    def allow_for(self, timestamp: int) -> None:
+        """Flush everything, and let the checkpoint allow for a record that `is_too_old`; without the append lock."""
+        with self.lock:
+            with self.state.lock:
+                self._set_back = self.state.commit_log.max_offset, timestamp
+            self.flush_all()
 
     def _times_to_begin_before(self, offset: int) -> list[int]:
         # A Java store dispatches from the newest segment that begins no later than the checkpoint's time, which after a

@@ -43,6 +43,8 @@ class TableWriting:
         """Append the rows, see `MessageStore.put_table`; `literals` are values for all rows by their column."""
         self.state.check_writable()
         parts = self._parts(table, literals, keep_timestamps)
+        if keep_timestamps:
+            self._allow_for_times(parts)
         # Other writers come between the parts, unless the times of the table say what came before.
         with self.state.lock if keep_timestamps else contextlib.nullcontext():
             self._check_parts(parts, len(parts) > 1 or self.writing.rows is None)
@@ -56,6 +58,16 @@ class TableWriting:
             if self.state.waiting or self.state.sync_flush:
                 self.writing.after_put(int(result.phy_offset[-1] + result.size[-1]), (Message("any"),))
         return result
+
+    def _allow_for_times(self, parts: list[TablePart]) -> None:
+        # None of them lies before the first: `_check_parts`.
+        for times in (part.store_timestamps() for part in parts):
+            if len(times):
+                with self.state.lock:
+                    too_old = self.writing.flushing.is_too_old(int(times[0]))
+                if too_old:
+                    self.writing.flushing.allow_for(int(times[0]))
+                return
 
     def check(self, table: Any, literals: dict[str, Any], *, keep_timestamps: bool) -> int:
         """Look whether `put` would take the rows, and how many there are, see `MessageStore.check_table`."""
@@ -120,18 +132,26 @@ class TableWriting:
             raise InvalidMessageError(f"row {first + at}: an Arrow array leads outside itself; validate the table")
         return at
 
-    def _put_part(self, part: TablePart, first: int) -> tuple[np.ndarray, ...]:
+    def _put_part(self, part: TablePart, first: int, now: int | None = None) -> tuple[np.ndarray, ...]:
         rows = self.writing.rows
         times = part.store_timestamps()
+        too_old = False
         if part.plain and rows is not None:
             with self.state.lock:
                 self.writing.check_takes_writes()
                 try:
                     if self._take_part(rows, part, first) == part.num:
-                        self.writing.append_rows(rows, 0 if len(times) else self.writing.now(), times)
-                        return rows.columns()
+                        if now is None:
+                            now = 0 if len(times) else self.writing.now()
+                        too_old = not len(times) and self.writing.flushing.is_too_old(now)
+                        if not too_old:
+                            self.writing.append_rows(rows, now, times)
+                            return rows.columns()
                 finally:
                     rows.clear()
+            if too_old and now is not None:
+                self.writing.flushing.allow_for(now)
+                return self._put_part(part, first, now)
             self._check_part(part, first)
         messages, queue_ids = list(part.messages()), [part.queue_id(i) for i in range(part.num)]
         if len(times):

@@ -16,8 +16,9 @@ for the disk), and what a failure means.  Invariants:
 
 from __future__ import annotations
 
+import contextlib
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rmqstore import _numpy as np
@@ -122,9 +123,7 @@ class Writing:
             self.long_way.prepare(message, each, append_crc=not together)
             for message, each in zip(messages, queue_ids, strict=True)
         ]
-        with self.state.lock:
-            self.check_takes_writes()
-            now = self.now() if now is None else now
+        with self._at(now) as now:
             rows, queue_offsets = self.long_way.place(prepared, now)
             # Sizes are checked, and files made, before anything is written.
             wanted = self.long_way.make_room(prepared)
@@ -163,10 +162,27 @@ class Writing:
         self.long_way.check_batch(batch)
         return self.put(batch, queue_id, together=True)
 
-    def _put_plain(self, messages: list[Message], queue_ids: int | list[int]) -> PutResults | None:
+    @contextlib.contextmanager
+    def _at(self, now: int | None) -> Iterator[int]:
+        # Holds the append lock, with the store time: `now` if given, by a caller who holds that lock already and has
+        # asked before.  Nobody who holds it waits for the disk.
+        given = now is not None
+        while True:
+            with self.state.lock:
+                self.check_takes_writes()
+                now = self.now() if now is None else now
+                if given or not self.flushing.is_too_old(now):
+                    yield now
+                    return
+            self.flushing.allow_for(now)
+
+    def _put_plain(
+        self, messages: list[Message], queue_ids: int | list[int], now: int | None = None
+    ) -> PutResults | None:
         # None if any of them is not plain; nothing is written then.
         rows = self.rows
         assert rows is not None
+        results: PutResults | None = None
         with self.state.lock:
             self.check_takes_writes()
             try:
@@ -178,10 +194,15 @@ class Writing:
                     at, why = rows.take_messages(messages, queue_ids, at, Message)
                 if why:
                     return None
-                end = self.append_rows(rows, self.now(), _NO_TIMESTAMPS)
-                results = PutResults.of(rows.placed(), PutResult, rows.count)
+                now = self.now() if now is None else now
+                if not self.flushing.is_too_old(now):
+                    end = self.append_rows(rows, now, _NO_TIMESTAMPS)
+                    results = PutResults.of(rows.placed(), PutResult, rows.count)
             finally:
                 rows.clear()
+        if results is None:
+            self.flushing.allow_for(now)
+            return self._put_plain(messages, queue_ids, now)
         self.after_put(end, messages)
         return results
 

@@ -369,6 +369,37 @@ def test_a_kill_after_the_clock_was_set_back(java_store, tmp_path, hours):
     }
 
 
+@pytest.mark.parametrize(
+    ("flushed", "changes"),
+    [
+        # Index files become full after the flush and before the change; a later one ends before the checkpoint's time.
+        (150, [(260, -1)]),
+        (150, [(260, -1), (270, -2)]),
+        # A segment begins in the hour before, within an index file that ends after the checkpoint's time.
+        (150, [(200, -1), (300, 1)]),
+    ],
+    ids=str,
+)
+def test_a_kill_after_the_clock_was_set_back_since_the_last_flush(java_store, tmp_path, flushed, changes):
+    """The put that sees it flushes first: no index file is between those that Java keeps, and no segment begins too early."""
+    settings = {**SMALL, "max_index_num": 240}
+    root = tmp_path / "store"
+    ledger = Ledger()
+    lines = script(0, 320)
+    for number, line in enumerate(lines):
+        line["storeTimestamp"] += 3_600_000 * ([0] + [hours for first, hours in changes if first <= number])[-1]
+    with RmqstoreProcess(root, settings) as process:
+        put_all(process, ledger, lines[:flushed])
+        process.flush()
+        put_all(process, ledger, lines[flushed:])
+        process.kill()
+    found, _, _ = java_store.turn(root, settings, script(400, 1))
+    assert_whole(found, ledger.places)
+    assert {offset for line in lines_of(found, "query") for offset in line["offsets"]} == {
+        offset for offsets in ledger.keys.values() for offset in offsets
+    }
+
+
 @pytest.mark.parametrize("openings", [1, 2])
 def test_a_kill_right_after_opening_what_a_killed_broker_left_after_a_clock_was_set_back(
     java_store, tmp_path, openings

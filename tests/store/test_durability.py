@@ -20,8 +20,10 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from random import Random
 
 import golden
+import pyarrow as pa
 import pytest
 
 from rmqstore import (
@@ -690,6 +692,43 @@ def test_what_the_checkpoint_says_of_times_after_a_clock_was_set_back(tmp_path, 
         assert Checkpoint.load(tmp_path / "store" / "checkpoint").index_msg_timestamp == max(ends)
     else:
         store.close()
+
+
+def lost_to_java(store):
+    """Phy offsets from which on and up to which a Java store would lose keys, were the process killed now; or None."""
+    checkpoint = Checkpoint.load(store.checkpoint.path)
+    headers = [index.header for index in store.index_service.files() if index.index_count > 1][::-1]
+    kept = [header for header in headers if header.end_timestamp <= checkpoint.index_msg_timestamp]
+    deleted = [header for header in headers if header not in kept]
+    times = {base: store.commit_log.store_timestamp_at(base) for base in store.commit_log.files.offsets}
+    begin = max((base for base, timestamp in times.items() if 0 < timestamp <= checkpoint.min_timestamp), default=0)
+    # It indexes from there on what lies behind the last file that it keeps.
+    begin = max([begin, *(header.end_phy_offset for header in kept)])
+    first = min((header.begin_phy_offset for header in deleted), default=begin)
+    return None if first >= begin else (first, begin)
+
+
+@pytest.mark.parametrize("way", ["put_message", "put_messages", "put_message_batch", "put_table"])
+def test_a_kill_at_any_put_after_the_clock_was_set_back(tmp_path, way):
+    # No flush is due in between: the put that sees the change has to.
+    clock = [1_700_000_000_000]
+    config = QUIET.replace(clock=lambda: clock[0])
+    random = Random(4)
+    with MessageStore.open(tmp_path / "store", config=config) as store:
+        for number in range(400):
+            if random.random() < 0.01:
+                store.flush()
+            clock[0] += 100 if random.random() < 0.97 else random.choice([-3600, 3600, 3600, -20, -4]) * 1000
+            message = small(number)
+            if way == "put_message":
+                store.put_message(message)
+            elif way == "put_messages":
+                store.put_messages([message])
+            elif way == "put_message_batch":
+                store.put_message_batch([message])
+            else:
+                store.put_table(pa.table({"body": [message.body]}), topic=message.topic, keys=message.keys)
+            assert lost_to_java(store) is None, f"after put {number}"
 
 
 def test_a_flush_opens_no_old_index_file_again(tmp_path, monkeypatch):
