@@ -128,6 +128,19 @@ class Flushing:
         times = [each.end_timestamp for each in full if each.end_phy_offset <= reached]
         checkpoint.index_msg_timestamp = max([checkpoint.index_msg_timestamp, *times])
 
+    def allow_for_puts(self) -> None:
+        """Let the checkpoint say no more of queues and index than that of an open store may say.
+
+        A Java store says there that everything was dispatched.  Should this process be killed after a put, before its first
+        flush, a Java store would delete the newest index file and begin behind the first of its keys.
+        """
+        checkpoint = self.state.checkpoint
+        reached, begin, _ = self._index_for_java(self.state.commit_log.max_offset, checkpoint.logics_msg_timestamp, False)
+        checkpoint.logics_physical_offset = min(checkpoint.logics_physical_offset, reached)
+        checkpoint.logics_msg_timestamp = min(checkpoint.logics_msg_timestamp, begin)
+        # The checkpoint does not speak for these files: nothing of them was forced here.
+        self._index_ends = {}
+
     def is_too_old(self, timestamp: int) -> bool:
         """bool: should this process be killed after a record of this time, a Java store would lose keys: flush first.
 

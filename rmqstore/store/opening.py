@@ -145,6 +145,7 @@ def recover_state(state: StoreState, flushing: Flushing, mode: str) -> RecoveryR
     if checkpoint.flushed_offset < 0:
         # A flush of ours has said so already, and old index files need not be opened for it.
         flushing.allow_for_clock()
+        flushing.allow_for_puts()
     checkpoint.flush()
     for base in state.commit_log.files.offsets:
         if base + state.commit_log.segment_size > report.began_at:

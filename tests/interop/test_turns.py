@@ -435,6 +435,33 @@ def test_a_kill_right_after_opening_what_a_killed_broker_left_after_a_clock_was_
     }
 
 
+def test_a_kill_before_the_first_flush_after_a_killed_broker(java_store, tmp_path):
+    """Java's checkpoint says that all was dispatched, and a put since makes Java delete the index file: ours takes it back."""
+    settings = {**SMALL, "max_index_num": 20_000}
+    root = tmp_path / "store"
+    root.mkdir()
+    ledger = Ledger()
+    lines = script(0, 300)
+    for number, line in enumerate(lines):
+        # Java begins three seconds before the checkpoint's time.
+        line["storeTimestamp"] += 1000 * number
+    # It says so when it closes, and the next one leaves that as it is.
+    for part, kill in ((lines[:250], False), (lines[250:260], True)):
+        _, puts, _ = java_store.turn(root, settings, part, kill=kill)
+        for line, put in zip(part, puts, strict=True):
+            ledger.add(line, put["queueOffset"], put["offset"])
+    with RmqstoreProcess(root, settings) as process:
+        assert not process.clean
+        put_all(process, ledger, lines[260:])
+        process.kill()
+    assert 2 < len(os.listdir(root / "commitlog")) <= 10
+    found, _, _ = java_store.turn(root, settings, script(400, 1))
+    assert_whole(found, ledger.places)
+    assert {offset for line in lines_of(found, "query") for offset in line["offsets"]} == {
+        offset for offsets in ledger.keys.values() for offset in offsets
+    }
+
+
 def test_a_batch_queue_whose_units_were_all_cut(java_store, tmp_path):
     """Java ends with a NullPointerException where it asks a batch queue whose folder is empty: we leave none."""
     settings = {**SMALL, "store_host": "10.0.0.1:10911"}

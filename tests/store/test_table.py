@@ -323,7 +323,6 @@ def test_a_bad_message_in_a_batch_leaves_nothing_behind(tmp_path):
         ({"topic": ["a"]}, {"tags": 3}, InvalidMessageError, "tags"),
         ({"topic": ["a"]}, {"tags": "\ud800"}, InvalidMessageError, "surrogate"),
     ],
-    ids=str,
 )
 def test_a_table_that_is_none_is_refused(tmp_path, table, options, error, words):
     with MessageStore.open(tmp_path / "s", config=config()) as store:
