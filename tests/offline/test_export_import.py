@@ -341,7 +341,7 @@ def test_what_is_no_such_file(tmp_path, small):
             else:
                 # An empty file of packed lines has no row.
                 assert (name, damaged, report.messages) == ("a.jsonl.gz", b"", 0)
-                subprocess.run(["rm", "-r", tmp_path / "new"], check=True)
+                assert not (tmp_path / "new").exists()
     # A name of a column that is not a text.
     data = bytearray((tmp_path / "a.arrow").read_bytes())
     while (place := data.find(b"born_host")) >= 0:
