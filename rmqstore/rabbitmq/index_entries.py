@@ -65,8 +65,9 @@ def new_entries(messages: Any, msg_ids: Any, sizes: Any, expiries: Any, persiste
     count = len(ids)
     if size_column is None:
         size_column = _column(sizes, count, "sizes", 0, 0xFFFFFFFF)
+    # The field has no sign; the column has its bits as they are.
     expiry_column = np.zeros(count, np.int64) if expiries is None else _column(
-        expiries, count, "expiries", 0, (1 << 63) - 1)  # fmt: skip
+        expiries, count, "expiries", 0, (1 << 64) - 1)  # fmt: skip
     if persistent is None or isinstance(persistent, (bool, np.bool_)):
         flag_column = np.full(count, 1 if persistent is None else int(persistent), np.uint8)
     else:

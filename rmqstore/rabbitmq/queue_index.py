@@ -280,8 +280,10 @@ class QueueIndex(ClosedAtExit, NotCopied):
         """
         if expiry_us is None:
             expiry_us = microseconds(expiry)
-        elif not 0 <= expiry_us < 1 << 63:
-            raise InvalidMessageError(f"expiry_us is {expiry_us}, which does not fit")
+        elif not 0 <= expiry_us < 1 << 64:
+            raise InvalidMessageError(f"expiry_us is {expiry_us}, which does not fit into 64 bits")
+        # The field has no sign; compiled code takes its bits as they are.
+        expiry_us = int(expiry_us) - ((int(expiry_us) >> 63) << 64)
         if size is not None and not (isinstance(size, (int, np.integer)) and 0 <= size <= 0xFFFFFFFF):
             raise InvalidMessageError(f"a body of {size!r} bytes is impossible")
         term: Any = message if message is None or type(message) is bytes else terms_of([message])[0]

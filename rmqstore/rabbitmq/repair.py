@@ -498,7 +498,7 @@ def _publish(index: QueueIndex, run: list[IndexEntry]) -> None:
             None if first.message is None else [entry.message for entry in rest if entry.message is not None],
             msg_ids=[entry.msg_id for entry in rest],
             sizes=[entry.size for entry in rest],
-            expiries_us=[entry.expiry_us for entry in rest],
+            expiries_us=np.array([entry.expiry_us for entry in rest], np.uint64),
             persistent=True,
             deliver=True,
         )

@@ -23,7 +23,7 @@ from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.problem import UNREADABLE, Problem
 from rmqstore.rabbitmq.queue_index import ENTRY_PERSISTENT, QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
-from rmqstore.rabbitmq.vhost import Queue, QueueDirectory, Vhost, find_vhosts, store_path
+from rmqstore.rabbitmq.vhost import Queue, QueueDirectory, Vhost, find_vhosts, is_journal_end, store_path
 
 __all__ = ["Consequence", "Finding", "verify"]
 
@@ -91,8 +91,6 @@ class Finding(errors.Finding):
 _SEGMENT = {"nul_file": Consequence.REPAIRS}
 # Of a journal the node reads what comes before damage; what the damage says of marks crashes the merge.
 _JOURNAL = {
-    "zero_tail": Consequence.REPAIRS,
-    "nul_file": Consequence.REPAIRS,
     "torn_record": Consequence.DROPS,
     "zero_stretch": Consequence.DROPS,
     "ack_without_publish": Consequence.REPAIRS,
@@ -247,9 +245,9 @@ def _index_consequence(index: QueueIndex | QueueIndexV2, problem: Problem) -> Co
         return _VERSION_2.get(problem.kind, Consequence.DROPS)
     if problem.path.endswith(".idx"):
         return _SEGMENT.get(problem.kind, Consequence.HANGS)
-    if problem.kind == "torn_record" and (problem.pos or 0) >= index.journal_size:
-        # As after a crash: nothing was lost that was ever whole.
-        return Consequence.REPAIRS
+    if is_journal_end(index, problem):
+        # As after a crash: nothing was lost that was ever whole.  An orderly stop leaves no such end.
+        return Consequence.DROPS if index.recovered_clean else Consequence.REPAIRS
     return _JOURNAL.get(problem.kind, Consequence.HANGS)
 
 

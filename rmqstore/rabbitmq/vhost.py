@@ -50,7 +50,7 @@ _SEGMENT = re.compile(r"(\d+)\.idx")
 _STORES = ("msg_store_persistent", "msg_store_transient")
 # What hides no live entry: a node passes over it, or it is about numbers.  All else of an index may.
 _HIDES_NOTHING = {"nul_file", "memory_only", "bad_terms", "next_seq_id_too_low"}
-_HIDES_NOTHING_IN_JOURNAL = {"zero_tail", "ack_without_publish"}
+_HIDES_NOTHING_IN_JOURNAL = {"ack_without_publish"}
 # What the hash of a queue's name looks like.
 _HASH = re.compile(r"[0-9A-Z]{1,25}")
 
@@ -96,6 +96,13 @@ def find_vhosts(path: str | os.PathLike[str]) -> list[str]:
 def store_path(vhost_path: str, persistent: bool) -> str:
     """str: the directory of a vhost's persistent or transient message store."""
     return os.path.join(vhost_path, _STORES[0 if persistent else 1])
+
+
+def is_journal_end(index: QueueIndex, problem: Problem) -> bool:
+    """bool: a problem of the journal is what a crash leaves at its end, cut or never written."""
+    return problem.kind in ("zero_tail", "nul_file") or (
+        problem.kind == "torn_record" and (problem.pos or 0) >= index.journal_size
+    )
 
 
 def _is_vhost(path: str) -> bool:
@@ -216,9 +223,9 @@ class QueueDirectory(NotCopied):
 
     def _hides(self, index: QueueIndex | QueueIndexV2, problem: Problem) -> bool:
         if isinstance(index, QueueIndex) and os.path.basename(problem.path) == JOURNAL:
-            if problem.kind == "torn_record" and (problem.pos or 0) >= index.journal_size:
-                # As after a crash: what is cut there was never whole.
-                return False
+            if is_journal_end(index, problem):
+                # As after a crash: what is cut there was never whole.  After an orderly stop all of it was.
+                return index.recovered_clean
             if problem.kind in _HIDES_NOTHING_IN_JOURNAL:
                 return False
         if problem.kind == "segment_count_mismatch" and isinstance(index, QueueIndex):

@@ -20,8 +20,10 @@ import pytest
 from click.testing import CliRunner
 
 from rmqstore import cli
-from rmqstore.rabbitmq import Message, QueueIndex, Vhost, export, layout, term
+from rmqstore.errors import StoreError
+from rmqstore.rabbitmq import Consequence, Message, QueueIndex, Vhost, export, import_messages, layout, term, verify
 from rmqstore.rabbitmq.term import Atom
+from rmqstore.rabbitmq.vhost import write_recovery_terms
 
 CASE = "13-clean-fanout-refcount"
 
@@ -306,3 +308,36 @@ def test_what_a_crash_leaves_is_no_reason(golden_vhost_copy):
     journal.with_name("7.idx").write_bytes(bytes(50))
     for command in ("info", "queues", "dump", "export"):
         assert run(command, path).exit_code == 0
+
+
+@pytest.mark.parametrize("zeros", [False, True], ids=["cut", "zeros"])
+def test_a_journal_that_an_orderly_stop_left_has_no_end_of_a_crash(zeros, tmp_path):
+    # Its last message was gone, and what was said was that nothing was lost: export ended with 0, and an import took a
+    # message for one that nobody refers to.
+    path = tmp_path / "vhost"
+    directory = path / "queues" / layout.queue_directory("/", "q")
+    directory.mkdir(parents=True)
+    (path / ".vhost").write_bytes(b"/")
+    (path / ".config").write_bytes(layout.format_config(2048))
+    (directory / ".queue_name").write_bytes(layout.format_queue_name("/", "q", None))
+    with QueueIndex.open(directory) as index:
+        index.publish_many([Message(b"%d" % i, properties={"delivery_mode": 2}) for i in range(4)], deliver=True)
+        # An ack that is lost with the message: no count of the recovery terms is too low then.
+        index.ack([0])
+        terms = index.close()
+    write_recovery_terms(str(path / "recovery.dets"), {directory.name: terms | {"segments": [(0, 2)]}})
+    journal = directory / "journal.jif"
+    data = journal.read_bytes()
+    begin = [each.begin for each in oracle.parse_journal(data).records if each.kind == "pub"][-1] + 20
+    journal.write_bytes(data[:begin] + bytes(len(data) - begin) * zeros)
+    before = golden.tree(path)
+    with Vhost.open(path) as vhost:
+        assert str(journal) in {each.path for each in vhost.queue("q").incomplete}
+    own = [each for each in verify(path) if each.path == str(journal)]
+    assert own and {each.consequence for each in own} & {Consequence.DROPS}
+    for command in ("info", "queues", "dump", "export"):
+        done = run(command, path)
+        assert done.exit_code == 1 and str(journal) in done.stderr, command
+    with pytest.raises(StoreError, match="nothing was changed"):
+        import_messages(path, "q", [Message(b"new")], declared=True)
+    assert golden.tree(path) == before

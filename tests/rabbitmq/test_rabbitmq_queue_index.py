@@ -702,7 +702,7 @@ BAD_PUBLISHES = [
     {"msg_id": b"x" * 16, "size": 3, "expiry": -5},
     {"msg_id": b"x" * 16, "size": 3, "expiry": 1 << 62},
     {"msg_id": b"x" * 16, "size": 3, "expiry_us": -1},
-    {"msg_id": b"x" * 16, "size": 3, "expiry_us": 1 << 63},
+    {"msg_id": b"x" * 16, "size": 3, "expiry_us": 1 << 64},
     {"msg_id": b"x" * 16, "size": 3, "seq_id": -1},
     {"msg_id": b"x" * 16, "size": 3, "seq_id": 1 << 62},
     {"msg_id": b"x" * 16, "message": TERM},

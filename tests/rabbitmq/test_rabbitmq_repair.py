@@ -289,6 +289,31 @@ def test_what_cannot_be(golden_vhost, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_a_damaged_time_ends_no_repair(tmp_path):
+    # A number of more than 63 bits, which noise over an entry leaves, was refused by the index that repair writes.
+    path = tmp_path / "vhost"
+    directory = path / "queues" / layout.queue_directory("/", "orders")
+    directory.parent.mkdir(parents=True)
+    (path / ".vhost").write_text("/")
+    (path / ".config").write_bytes(layout.format_config(2048))
+    planted, damaged = 0x1122334455667788, 0xEE22334455667788
+    with QueueIndex.open(directory, create=True) as index:
+        for number in range(4):
+            message = Message(b"%d" % number, properties={"delivery_mode": 2})
+            index.publish(message=message, expiry_us=planted if number < 3 else 0)
+    (directory / ".queue_name").write_text("VHOST: /\nQUEUE: orders\n")
+    journal = directory / "journal.jif"
+    assert journal.read_bytes().count(planted.to_bytes(8, "big")) == 3
+    # The last message is cut: files without damage are copied.
+    journal.write_bytes(journal.read_bytes().replace(planted.to_bytes(8, "big"), damaged.to_bytes(8, "big"))[:-1])
+    (queue,) = repair(path, tmp_path / "repaired").queues
+    assert (queue.messages, queue.expired) == (3, 0)
+    (found,) = oracle.read_vhost(tmp_path / "repaired").queues.values()
+    assert [(each.message.body, each.expiry) for each in found.entries] == [
+        (b"0", damaged), (b"1", damaged), (b"2", damaged),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("arguments", "wanted"),
     [
