@@ -34,7 +34,7 @@ ASV_MACHINE := $(BIN)/asv machine --yes --config asv_bench/asv.conf.json >/dev/n
 ASV_RUN := cd asv_bench && ../$(BIN)/asv run --python=same
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build test-venv demo docs test test-rest test-all soak debug-test sanitize sanitize-rest sanitize-threads sanitized-address sanitized-thread test-portable test-pythons test-arm64 check lint typecheck fuzz fuzz-address fuzz-long simulate simulate-long instructions bench bench-full bench-peers bench-growth clean distclean
+.PHONY: help venv build test-venv demo docs test test-rest test-all soak debug-test sanitize sanitize-rest sanitize-threads sanitized-address sanitized-thread test-portable test-pythons test-arm64 check lint typecheck fuzz fuzz-address fuzz-long simulate simulate-long simulate-rabbitmq instructions bench bench-full bench-peers bench-growth clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -196,6 +196,9 @@ simulate-long: test-venv ## the same from seeds that nobody tried yet, for a day
 	bash ci/java.sh
 	$(BIN)/python -m tests.simulator --jobs $(JOBS) --seed $(SIMULATE_SEED) --minutes $(SIMULATE_MINUTES) \
 		--keep-going $(SIMULATE_ARGS)
+
+simulate-rabbitmq: test-venv ## lives of a RabbitMQ vhost from seeds: make simulate-rabbitmq SIMULATE_SEED=1 SIMULATE_MINUTES=5
+	$(BIN)/python -m tests.rabbitmq.vhost_life --seed $(SIMULATE_SEED) --minutes $(SIMULATE_MINUTES) --keep-going
 
 clean: ## remove builds and caches (the environment stays)
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis asv_bench/env asv_bench/html

@@ -35,6 +35,7 @@ LONG = (
     "rabbitmq/test_rabbitmq_lost.py::test_a_part_of_spark_warns",
     "rabbitmq/test_rabbitmq_queue_index_faults.py",
     "rabbitmq/test_rabbitmq_repair.py::test_damage_is_named_and_repaired",
+    "rabbitmq/test_rabbitmq_vhost_life.py::test_another_life",
     "simulator/test_planted.py",
     "simulator/test_simulator.py::test_a_",
     "spark/",
