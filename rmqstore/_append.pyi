@@ -10,6 +10,7 @@ class FileEnd:
     def __init__(self, stream: FileStream, mapped_file: object) -> None: ...
 
 class Appender:
+    asked: int | None
     def __init__(
         self,
         batch: RowBatch,

@@ -84,9 +84,12 @@ cdef class Appender:
     ----------
     writing : bool
         A put began to write and did not come to its end.
+    asked : int or None
+        What `clock` said for a put that was then left to the caller, who takes it away: no clock is asked twice for one.
     """
 
     cdef readonly bint writing
+    cdef public object asked
     cdef RowBatch batch
     cdef object clock, after_put
     cdef int64_t max_ends
@@ -153,7 +156,8 @@ cdef class Appender:
             if row != &batch.rows[0] or batch.count != 1 or row.phy_offset != log.stream.wrote_where:
                 raise RuntimeError("the clock of the store put a message itself")
         if keys > 0 and self.indexed and now < latest:
-            # The clock was set back.  The caller knows what that takes, and asks it again.
+            # The clock was set back.  The caller knows what that takes.
+            self.asked = None if self.clock is None else now
             return None
         batch.seal(now, EMPTY_TIMESTAMPS)
         p = log_region.pin_writable(pos, row.size + BLANK_SIZE)

@@ -146,6 +146,18 @@ def test_a_clock_that_fails_changes_nothing_and_one_that_is_no_clock_too(tmp_pat
         assert store.put_message(Message("T", b"4")).queue_offset == 2
 
 
+def test_a_clock_that_was_set_back_is_asked_once_for_a_put(tmp_path):
+    # The short way has asked it when it leaves such a put to the method.
+    times = [10_000_000, 20_000_000, 5_000_000, 5_000_001, 30_000_000, 4_000_000, 4_000_001]
+    left = iter(times)
+    config = StoreConfig(**SMALL, clock=lambda: next(left))
+    with MessageStore.open(tmp_path / "store", config=config) as store:
+        told = [store.put_message(Message("T", b"x", keys=["k"])).store_timestamp for _ in times]
+        left = iter([1] * 10)
+        assert told == times
+        assert [message.store_timestamp for message in store.messages()] == times
+
+
 def test_a_put_that_fails_while_it_writes_poisons_the_store(store):
     with pytest.raises(StorePoisonedError):
         store._state.fail(OSError("the disk is gone"))
