@@ -82,6 +82,11 @@ class Stretch(NamedTuple):
         """bool: neither whole records nor the end of a segment; also what no segment holds."""
         return self.verdict not in (Verdict.RECORD, Verdict.BLANK)
 
+    @property
+    def as_damage(self) -> tuple[int, int, str]:
+        """(phy offset, bytes, what is there), as the reports of a rebuild list damage."""
+        return self.begin, self.end - self.begin, "missing segment" if self.verdict is None else self.verdict.name
+
 
 class _Walk:
     """Steps over the records of a stretch; `LogWalk.stretches` calls it."""

@@ -502,8 +502,8 @@ def _arrow_chunks(input: _Input) -> Iterator[_Chunk]:
             # What a file says of its own offsets is looked at before anything follows them.
             batch.validate(full=True)
             names = batch.schema.names
-            twice = next((name for name in names if names.count(name) > 1), None) if len({*names}) < len(names) else None
-            if twice is not None:
+            if len({*names}) < len(names):
+                twice = next(name for name in names if names.count(name) > 1)
                 raise StoreError(f"column {twice!r} is in the file twice; leave one of them out", input.name)
             batch = _with_bodies(pa, batch, input, first)
             for start in range(0, batch.num_rows, _ROWS):

@@ -395,8 +395,7 @@ def _dispatch_log(
             for _ in commit_log.stretches(stretch.begin, stretch.end, damaged, check_crc=False):
                 dispatcher.dispatch_columns(damaged, IndexProgress(), allow_gaps=True)
         if stretch.is_damage:
-            what = "missing segment" if verdict is None else verdict.name
-            report.damage.append((stretch.begin, stretch.end - stretch.begin, what))
+            report.damage.append(stretch.as_damage)
         if progress is not None:
             progress(stretch.end - begin, end - begin)
     return end, Verdict.LIMIT

@@ -143,8 +143,7 @@ def _build(
                 refuse_assumed(columns, config, _WHAT, root)
             dispatch_stretch(commit_log, dispatcher, stretch, columns)
             if stretch.is_damage:
-                what = "missing segment" if stretch.verdict is None else stretch.verdict.name
-                report.damage.append((stretch.begin, stretch.end - stretch.begin, what))
+                report.damage.append(stretch.as_damage)
             if progress is not None:
                 progress(stretch.end - begin, end - begin)
         writer.finish(queues.last(), end)

@@ -120,9 +120,8 @@ class _PieceScan:
                 # Its lengths are whole, so it keeps its place in its queue and under its keys; readers mark it as corrupt.
                 for _ in log.stretches(stretch.begin, stretch.end, damaged, check_crc=False, keys=self.with_index):
                     self._take(damaged)
-            if stretch.verdict is not Verdict.BLANK:
-                what = "missing segment" if stretch.verdict is None else stretch.verdict.name
-                summary.damage.append((stretch.begin, stretch.end - stretch.begin, what))
+            if stretch.is_damage:
+                summary.damage.append(stretch.as_damage)
         if self.with_index:
             summary.entry_nums = [sum(len(part[0]) for part in self.entries)]
 
