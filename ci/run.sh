@@ -11,4 +11,4 @@ rm -rf build/ci
 begin=$SECONDS
 bash ci/system.sh || { echo "0 passed, 1 failed"; exit 1; }
 echo "system.sh took $((SECONDS - begin)) s"
-exec bash ci/stranger.sh bash ci/steps.sh
+exec bash ci/stranger.sh "SECONDS=$SECONDS" bash ci/steps.sh

@@ -93,22 +93,27 @@ def test_what_make_test_leaves_out_exists(name):
 
 @pytest.fixture
 def steps(tmp_path):
-    """A function `steps(closing, fails=())`: ci/steps.sh, finished, with steps that only write pytest's closing line and end."""
+    """A function `steps(closing, fails=(), seconds=0)`: ci/steps.sh, finished, begun so many seconds ago, with steps that only
+    write pytest's closing line, or the words they were called with, and end."""
     (tmp_path / "ci").mkdir()
     (tmp_path / "bin").mkdir()
     shutil.copy(ROOT / "ci" / "steps.sh", tmp_path / "ci")
 
-    def run(closing, fails=()):
+    def run(closing, fails=(), seconds=0):
         named = re.findall(r"ci/([a-z0-9]+\.sh)", (ROOT / "ci" / "steps.sh").read_text(encoding="utf-8"))
         for program in [*(tmp_path / "ci" / name for name in named), tmp_path / "bin" / "make", tmp_path / "bin" / "unshare"]:
             if program.name in ("run.sh", "steps.sh"):
                 continue
-            program.write_text(f"#!/bin/sh\nexit {int(program.name in fails)}\n", encoding="utf-8")
+            program.write_text(f"#!/bin/sh\necho {program.stem} \"$@\"\nexit {int(program.name in fails)}\n", encoding="utf-8")
             program.chmod(0o755)
+        git = tmp_path / "bin" / "git"
+        git.write_text("#!/bin/sh\necho 7\n", encoding="utf-8")
+        git.chmod(0o755)
         tests = f"mkdir -p build/ci && echo '{closing}' > build/ci/$1.log; exit {int('tests.sh' in fails)}\n"
         (tmp_path / "ci" / "tests.sh").write_text(tests, encoding="utf-8")
         return subprocess.run(
-            ["bash", "ci/steps.sh"], cwd=tmp_path, env={**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
+            ["bash", "ci/steps.sh"], cwd=tmp_path,
+            env={**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SECONDS": str(seconds)},
             capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
 
@@ -129,6 +134,28 @@ def test_a_step_that_fails_fails_the_steps(steps, failing):
     assert ran.stdout.splitlines()[-1] == expected and "FAILED, code 1" in ran.stdout
 
 
+@pytest.mark.parametrize(
+    "seconds, environments, minutes",
+    [
+        (0, "python arm64 portable", 21),
+        (2000, "python arm64 portable", 21),
+        (3600, "python", 21),
+        (4500, "python", 7),
+        (5300, "python", 1),
+    ],
+)
+def test_a_slow_machine_runs_less_and_says_so(steps, seconds, environments, minutes):
+    """The stubs take no time; python has its turn after commit 7."""
+    ran = steps("==== 41 passed in 1.00s ====", seconds=seconds)
+    begun = re.findall(r"^=== (portable|python|arm64): ", ran.stdout, re.MULTILINE)
+    assert begun == environments.split()
+    passed_over = set(re.findall(r"^(portable|python|arm64) +- s  not run, as \d+ s are gone", ran.stdout, re.MULTILINE))
+    assert passed_over == {"portable", "python", "arm64"} - set(begun)
+    # The division is of whole seconds: one that passes meanwhile may take a minute away.
+    assert int(re.search(r"--minutes (\d+)", ran.stdout)[1]) in (minutes, minutes - 1)
+    assert ran.returncode == 0
+
+
 # ---------------------------------------------------------------------------------------------------------------
 # Other environments
 
@@ -140,7 +167,9 @@ def words_of(script, begin):
 
 
 def test_every_environment_is_a_step_and_what_it_needs_of_root_comes_before():
-    steps = {line.split()[1]: line.split(None, 2)[2] for line in words_of("steps.sh", "step ")}
+    turns = [line.split(") ", 1)[1] for line in words_of("steps.sh", "        ") if ") step " in line]
+    lines = words_of("steps.sh", "step ") + turns
+    steps = {line.split()[1]: line.split(None, 2)[2] for line in lines}
     assert "make test-portable" in steps["portable"] and "ci/arm64.sh --short" in steps["arm64"]
     assert "ci/pythons.sh --turn" in steps["python"]
     assert "ci/watched.sh" in steps["watched"]
