@@ -55,6 +55,8 @@ LONG = (
     "store/test_hostile.py::test_an_inner_num",
     "store/test_hostile.py::test_many_damages",
     "store/test_hostile.py::test_no_command_hangs",
+    "store/test_interrupts.py::test_a_call_interrupted_at_every_place",
+    "store/test_interrupts.py::test_an_opening_interrupted_at_many_places",
     "store/test_lifetime.py::test_close_from_another_thread",
     "store/test_power_loss.py::test_power_lost_again_during_recovery[propcrc-ext]",
     "store/test_power_loss.py::test_power_lost_at_any_call[propcrc-ext",

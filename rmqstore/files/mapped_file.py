@@ -516,18 +516,18 @@ class MappedFile(NotCopied):
             temporary = cls.allocate(directory if staging is None else staging, size, sparse=True)
         else:
             temporary = cls.allocate(directory if staging is None else staging, size)
+        made = os.stat(temporary)
         try:
             _rename_without_replacing(temporary, path)
-        except BaseException:
-            if allocated is None:
-                os.unlink(temporary)
-            raise
-        try:
             fsync_directory(directory)
         except BaseException:
-            # The caller may make it again, under another name even.
+            # The caller may make it again, under another name even.  An interrupt leaves it with one name, or with both.
             with contextlib.suppress(OSError):
-                os.unlink(path)
+                if os.path.samestat(os.stat(path), made):
+                    os.unlink(path)
+            if allocated is None:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
             raise
         created = cls(path, size, file_from_offset=file_from_offset, pool=pool)
         created._allocated = allocated is not None or not sparse

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import os
 import struct
 import sys
@@ -21,8 +22,8 @@ from rmqstore.files.mapped_file import NotCopied, naming_errors, open_regular
 
 __all__ = ["StoreLock", "abort_mark", "abort_process", "is_held"]
 
-# By the store's real path, so that two names of one directory meet.
-_held: set[str] = set()
+# Which open file holds the lock, by the store's real path, so that two names of one directory meet.
+_held: dict[str, io.FileIO] = {}
 # Reentrant: a collection of garbage inside may release the lock of a forgotten store.
 _held_lock = threading.RLock()
 
@@ -112,7 +113,8 @@ class StoreLock(NotCopied):
     """
 
     def __init__(self, root: str):
-        self._fd = -1
+        # An object of C gives a descriptor back in one step, which no interrupt can cut in two.
+        self._file: io.FileIO | None = None
         self._pid = os.getpid()
         self.path = os.path.join(root, "lock")
         self._key = os.path.realpath(root)
@@ -123,14 +125,14 @@ class StoreLock(NotCopied):
                     "read_only=True",
                     self.path,
                 )
-            fd = open_regular(self.path, os.O_RDWR | os.O_CREAT)
+            file = io.FileIO(open_regular(self.path, os.O_RDWR | os.O_CREAT), "r+")
             try:
-                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
                 with naming_errors(self.path):
-                    os.pwrite(fd, b"lock", 0)
+                    os.pwrite(file.fileno(), b"lock", 0)
             except OSError as error:
-                holder = _holder(fd)
-                os.close(fd)
+                holder = _holder(file.fileno())
+                file.close()
                 if error.errno in (errno.EAGAIN, errno.EACCES):
                     raise StoreLockedError(
                         f"{holder} has the store open for writing; stop it, or open the store with read_only=True",
@@ -138,10 +140,9 @@ class StoreLock(NotCopied):
                     ) from None
                 raise
             except BaseException:
-                os.close(fd)
+                file.close()
                 raise
-            _held.add(self._key)
-            self._fd = fd
+            self._file = _held[self._key] = file
 
     def hold(self) -> None:
         """Take the lock once more, in case that this process lost it by closing another descriptor of the file.
@@ -152,34 +153,35 @@ class StoreLock(NotCopied):
             It was lost, and another process took it.
         """
         with _held_lock:
-            if self._fd < 0 or self._pid != os.getpid():
+            file = self._file
+            if file is None or file.closed or self._pid != os.getpid():
                 return
-            if not os.path.exists(self.path) or not os.path.samestat(os.stat(self.path), os.fstat(self._fd)):
+            if not os.path.exists(self.path) or not os.path.samestat(os.stat(self.path), os.fstat(file.fileno())):
                 raise StoreLockedError(
                     "the lock file was deleted or replaced, so that it keeps nobody out any more; close the store here, and "
                     "leave the file alone while a store is open",
                     self.path,
                 )
             try:
-                fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
             except OSError as error:
                 if error.errno not in (errno.EAGAIN, errno.EACCES):
                     raise
                 raise StoreLockedError(
                     f"this process lost the lock of the store, because it opened and closed {self.path} elsewhere, and "
-                    f"{_holder(self._fd)} took it; close the store here",
+                    f"{_holder(file.fileno())} took it; close the store here",
                     self.path,
                 ) from None
 
     def release(self) -> None:
         """Give it back; doing so twice does nothing, and so does a forked child."""
         with _held_lock:
-            fd, self._fd = self._fd, -1
-            if fd < 0:
+            if self._file is None:
                 return
-            os.close(fd)
-            if self._pid == os.getpid():
-                _held.discard(self._key)
+            self._file.close()
+            # What was interrupted is done by the next call; somebody else may hold the lock by then.
+            if _held.get(self._key) is self._file:
+                del _held[self._key]
 
     def __del__(self) -> None:
         # A store that was only forgotten must not keep its lock for as long as the process lives.

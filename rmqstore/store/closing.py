@@ -1,6 +1,7 @@
 """Closing a store: in which order, and for whom: who has it, the end of the program, or nobody who has it any more.
 
-Owns the parts of every store that is open for writing, so that they are whole when the store itself was forgotten.  A
+Owns the parts of every store that is open for writing, so that they are whole when the store itself was forgotten.  A close
+that was interrupted is finished by the next one.  A
 finalizer closes nothing: it may run within any allocation on any thread, which may hold a lock that closing waits
 for.  It hands the parts to the store's housekeeping thread, and whoever opens the store again, or the end of the
 program, waits for that.
@@ -49,12 +50,15 @@ class Closing:
     upkeep : Upkeep or None
         Its threads; None before they run, and read-only.
     store_lock : StoreLock or None
+    done : bool
+        Everything was given back.
     """
 
     def __init__(self, state: StoreState, flushing: Flushing):
         self.state, self.flushing = state, flushing
         self.upkeep: Upkeep | None = None
         self.store_lock: StoreLock | None = None
+        self.done = False
         self._lock = threading.RLock()
 
     def renew_lock(self) -> None:
@@ -86,6 +90,7 @@ class Closing:
         state = self.state
         with self._lock:
             if state.closed:
+                self._let_go()
                 return
             # A forked child only lets go: the store, its lock and its abort file are the parent's, as is the thread.
             own = state.pid == os.getpid()
@@ -100,22 +105,38 @@ class Closing:
                     with self.flushing.lock:
                         close_in_order(state, self.flushing)
             finally:
-                state.closed = True
-                for short_way in (state.key_query, state.queue_gets):
-                    if short_way is not None:
-                        short_way.closed = True
-                if state.tiered is not None:
-                    state.tiered.close()
-                try:
-                    with state.lock:
-                        state.close_files()
-                finally:
-                    if self.store_lock is not None:
-                        self.store_lock.release()
-                    _writers.pop(id(self), None)
-                    _forgotten.pop(id(self), None)
-                    with state.arrived:
-                        state.arrived.notify_all()
+                self._let_go()
+
+    def abandon(self, error: BaseException) -> None:
+        """Let go of a store whose opening failed with `error`, as a crash would; `abort` stays."""
+        # No task begins any more, of whichever thread.
+        self.state.poison = error
+        if self.upkeep is not None:
+            self.upkeep.stop()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        # Each step may be done again: whatever an interrupt leaves undone is done by the next call.
+        if self.done:
+            return
+        state = self.state
+        state.closed = True
+        for short_way in (state.key_query, state.queue_gets):
+            if short_way is not None:
+                short_way.closed = True
+        if state.tiered is not None:
+            state.tiered.close()
+        try:
+            with state.lock:
+                state.close_files()
+        finally:
+            if self.store_lock is not None:
+                self.store_lock.release()
+            _writers.pop(id(self), None)
+            _forgotten.pop(id(self), None)
+            with state.arrived:
+                state.arrived.notify_all()
+            self.done = True
 
 
 def close_forgotten(root: str | None = None) -> None:

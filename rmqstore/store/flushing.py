@@ -5,7 +5,7 @@ interval and starts no thread.  Invariants:
 
 - With SYNC_FLUSH a put returns after its record is on the disk; puts of many threads share one flush (group commit).
 - Nobody waits for the disk while holding the append lock: what to flush is noted under it and forced outside.
-- After a failed flush no more writes are taken.
+- After a failed or interrupted flush no more writes are taken: files that were to be forced are not asked for again.
 - A record that is older than what the checkpoint says is put after a flush that allows for it (`is_too_old`).
 """
 
@@ -52,25 +52,28 @@ class Flushing:
     def renew_locks(self) -> None:
         """Make the locks new, in a forked child."""
         self.lock = threading.Lock()
-        self._log_flushed = threading.Condition(threading.Lock())
-        self._log_flushing = False
+        # A `with` takes the lock itself: an interrupt between the two calls of Condition.__exit__ would keep it for ever.
+        self._log_lock = threading.Lock()
+        self._log_flushed = threading.Condition(self._log_lock)
+        # Of whoever forces the log now.
+        self._log_turn: object | None = None
 
     def flush_all(self, queue_pages: int = 0, *, closing: bool = False) -> None:
         """Force everything to the disk."""
         # The caller holds the flush lock.  With `queue_pages` queues that grew by less are left for the next time, and the
         # checkpoint then does not speak for them.
         index_files: list[IndexFile] = []
-        with self.state.lock:
-            self._check_own_files()
-            queue_files = self.state.queues.take_dirty(queue_pages)
-            if self.state.index_service is not None and not queue_pages:
-                index_files = self.state.index_service.take_dirty()
-            end, timestamp = self.state.commit_log.max_offset, self.state.last_store_timestamp
-            for_java = (0, 0, 0) if queue_pages else self._index_for_java(end, timestamp, closing)
-            self._times_to_come = for_java[1:]
-        checkpoint = self.state.checkpoint
-        self.flush_log()
         try:
+            with self.state.lock:
+                self._check_own_files()
+                queue_files = self.state.queues.take_dirty(queue_pages)
+                if self.state.index_service is not None and not queue_pages:
+                    index_files = self.state.index_service.take_dirty()
+                end, timestamp = self.state.commit_log.max_offset, self.state.last_store_timestamp
+                for_java = (0, 0, 0) if queue_pages else self._index_for_java(end, timestamp, closing)
+                self._times_to_come = for_java[1:]
+            checkpoint = self.state.checkpoint
+            self.flush_log()
             for mapped_file in queue_files:
                 mapped_file.flush()
             for index in index_files:
@@ -206,24 +209,26 @@ class Flushing:
 
     def flush_log(self) -> None:
         """Force the log to the disk."""
-        with self._log_flushed:
-            self._log_flushed.wait_for(lambda: not self._log_flushing)
-            self._log_flushing = True
-        self._force_log()
-
-    def _force_log(self) -> None:
-        # The caller has set the mark that the log is being flushed.
+        turn = object()
         try:
+            with self._log_lock:
+                self._log_flushed.wait_for(lambda: self._log_turn is None)
+                self._log_turn = turn
             self._force_dirty_segments()
         finally:
-            with self._log_flushed:
-                self._log_flushing = False
+            self._end_turn(turn)
+
+    def _end_turn(self, turn: object) -> None:
+        # Whoever was interrupted may not have had one.
+        if self._log_turn is turn:
+            with self._log_lock:
+                self._log_turn = None
                 self._log_flushed.notify_all()
 
     def _force_dirty_segments(self) -> None:
-        with self.state.lock:
-            files, end = self.state.commit_log.files.take_dirty(), self.state.commit_log.max_offset
         try:
+            with self.state.lock:
+                files, end = self.state.commit_log.files.take_dirty(), self.state.commit_log.max_offset
             for mapped_file in files:
                 mapped_file.flush()
         except BaseException as error:
@@ -236,23 +241,27 @@ class Flushing:
         """Return when the log is on the disk up to `end`; whoever comes first forces it for all."""
         # Group commit: whoever comes first forces what all have appended by then.  The others wake together and find that it
         # was done, while the first of those that came later forces the next lot.
-        with self._log_flushed:
-            done_or_free = self._log_flushed.wait_for(
-                lambda: self.flushed_where >= end or not self._log_flushing, self.state.config.sync_flush_timeout / 1000
-            )
-            if self.flushed_where >= end:
-                return
-            if done_or_free:
-                self.state.check_not_poisoned()
-                self._log_flushing = True
-        if not done_or_free:
-            raise FlushDiskTimeoutError(
-                f"the message is stored before phy offset {end}, but the disk did not take it within sync_flush_timeout = "
-                f"{self.state.config.sync_flush_timeout} ms; it may be lost if the machine fails now. Look at the disk, then "
-                "call flush()",
-                self.state.path,
-            )
-        self._force_log()
+        turn = object()
+        try:
+            with self._log_lock:
+                done_or_free = self._log_flushed.wait_for(
+                    lambda: self.flushed_where >= end or self._log_turn is None, self.state.config.sync_flush_timeout / 1000
+                )
+                if self.flushed_where >= end:
+                    return
+                if done_or_free:
+                    self.state.check_not_poisoned()
+                    self._log_turn = turn
+            if not done_or_free:
+                raise FlushDiskTimeoutError(
+                    f"the message is stored before phy offset {end}, but the disk did not take it within sync_flush_timeout "
+                    f"= {self.state.config.sync_flush_timeout} ms; it may be lost if the machine fails now. Look at the disk, "
+                    "then call flush()",
+                    self.state.path,
+                )
+            self._force_dirty_segments()
+        finally:
+            self._end_turn(turn)
 
     def flush_log_when_due(self) -> None:
         """Flush the log as RocketMQ's FlushRealTimeService does: some pages at once, or all there is after the longer interval."""

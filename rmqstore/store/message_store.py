@@ -243,14 +243,15 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
                 writing.take_writes()
                 store._closing.upkeep = Upkeep(store._state, store._flushing, writing, store_lock)
                 store._closing.upkeep.start()
-            except BaseException:
-                store._state.close_files()
+                store._closing.keep()
+                store._note_open()
+            except BaseException as error:
+                store._note_closed()
+                store._closing.abandon(error)
                 raise
         except BaseException:
             store_lock.release()
             raise
-        store._closing.keep()
-        store._note_open()
         return store
 
     def close(self) -> None:
@@ -263,8 +264,12 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         OSError
             The last flush, or writing the consumer progress, failed; ``abort`` stays.
         """
-        self._note_closed()
-        self._closing.close()
+        try:
+            self._closing.close()
+        finally:
+            # One that was interrupted is finished by the next call, or at the end of the program.
+            if self._closing.done:
+                self._note_closed()
 
     def _when_forgotten(self) -> None:
         self._closing.forget()

@@ -197,9 +197,9 @@ class StoreState(StateFields):
     def check_not_poisoned(self) -> None:
         """Raise StorePoisonedError after a failed write."""
         if self.poison is not None:
+            why = f"failed ({self.poison})" if isinstance(self.poison, Exception) else "was interrupted"
             raise StorePoisonedError(
-                f"an earlier write failed ({self.poison}); close the store and open it again, which recovers it",
-                self.path,
+                f"an earlier write {why}; close the store and open it again, which recovers it", self.path
             ) from self.poison
 
     def fail(self, error: BaseException) -> None:
@@ -208,7 +208,7 @@ class StoreState(StateFields):
         self.appender = None
         if self.poison is None:
             self.poison = error
-            logger.error("%s takes no more writes: %s", self.path, error)
+            logger.error("%s takes no more writes: %s", self.path, error if str(error) else type(error).__name__)
 
     def refresh(self) -> None:
         """Take in what another process did since, see `MessageStore.refresh`."""

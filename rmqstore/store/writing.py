@@ -11,7 +11,7 @@ for the disk), and what a failure means.  Invariants:
 
 - A message is dispatched to its queue and the index before the put returns, so what was put can be read at once.
 - Files are made before anything is written, so that a full disk is an error that changes nothing.
-- After a failed write no more writes are taken.
+- After a failed write no more writes are taken, nor after one that was interrupted (Ctrl-C) once a byte may be written.
 """
 
 from __future__ import annotations
@@ -130,17 +130,7 @@ class Writing:
             before = self.commit_log.max_offset
             try:
                 placed = self.commit_log.append(rows, together=together)
-            except InvalidMessageError:
-                self.long_way.forget_room(wanted)
-                raise
-            except BaseException as error:
-                if isinstance(error, OSError) and self.commit_log.max_offset == before:
-                    self.long_way.forget_room(wanted)
-                else:
-                    self.state.fail(error)
-                raise
-            self.state.last_store_timestamp = max(self.state.last_store_timestamp, now)
-            try:
+                self.state.last_store_timestamp = max(self.state.last_store_timestamp, now)
                 if len(placed) < _DISPATCH_BY_COLUMNS:
                     self.long_way.dispatch(prepared, queue_offsets, placed, now)
                 else:
@@ -148,7 +138,7 @@ class Writing:
                     for _, _ in self.commit_log.scan_columns(placed[0][0], end, self.columns, check_crc=False):
                         self.dispatcher.dispatch_columns(self.columns, _NOTHING_INDEXED)
             except BaseException as error:
-                self.state.fail(error)
+                self._failed(error, wanted, before)
                 raise
             end = self.commit_log.max_offset
         self.after_put(end, messages)
@@ -224,25 +214,30 @@ class Writing:
             if self.index_service is not None:
                 self.index_service.reserve()
             rows.number(following, now, timestamps)
-            end = self.commit_log.append_rows(rows)
-        except BaseException as error:
-            if self.commit_log.max_offset == before and isinstance(error, (OSError, InvalidMessageError)):
-                self.long_way.forget_room(wanted)
-            elif self.commit_log.max_offset != before:
-                self.state.fail(error)
+        except BaseException:
+            self.long_way.forget_room(wanted)
             raise
-        self.state.last_store_timestamp = max(
-            self.state.last_store_timestamp, int(timestamps[-1]) if len(timestamps) else now
-        )
         try:
+            end = self.commit_log.append_rows(rows)
+            self.state.last_store_timestamp = max(
+                self.state.last_store_timestamp, int(timestamps[-1]) if len(timestamps) else now
+            )
             done = 0
             while done < rows.count:
                 done = rows.fill_columns(self.columns, done, self.config.index_tags)
                 self.dispatcher.dispatch_columns(self.columns, _NOTHING_INDEXED)
         except BaseException as error:
-            self.state.fail(error)
+            self._failed(error, wanted, before)
             raise
         return end
+
+    def _failed(self, error: BaseException, wanted: Iterable[tuple[str, int]], before: int) -> None:
+        # These errors mean that nothing was written, where the log still ends at `before`.  What was interrupted may have left
+        # bytes behind that end, which the next record need not cover.
+        if isinstance(error, (OSError, InvalidMessageError)) and self.commit_log.max_offset == before:
+            self.long_way.forget_room(wanted)
+        else:
+            self.state.fail(error)
 
     def learn_end(self, message: Message, queue_id: int) -> None:
         """Tell the core where a message went that took the long way: the next one of its queue need not."""

@@ -381,22 +381,20 @@ def test_no_timeout_for_what_another_thread_forced(tmp_path):
     """The thread whose turn it was forced this record too, and goes on with something else for longer than the put waits."""
     with MessageStore.open(tmp_path / "store", config=SYNC.replace(sync_flush_timeout=30)) as store:
         store.put_message(small())
-        real, asked = store._flushing._log_flushed, []
+        flushing, asked = store._flushing, []
+        real = flushing._log_flushed
 
         class Busy:
-            def __enter__(self) -> None:
-                pass
-
-            def __exit__(self, *exc_info: object) -> None:
-                pass
-
             def wait_for(self, is_done, timeout: float = -1) -> bool:
                 asked.append((is_done(), timeout))
-                store._flushing._log_flushed, store._flushing._log_flushing = real, False
-                store._flushing.flush_log()
+                # The other thread's turn; it takes the lock, which the waiting put has given back.
+                flushing._log_flushed, flushing._log_turn = real, None
+                flushing._log_lock.release()
+                flushing.flush_log()
+                flushing._log_lock.acquire()
                 return False
 
-        store._flushing._log_flushed, store._flushing._log_flushing = Busy(), True
+        flushing._log_flushed, flushing._log_turn = Busy(), object()
         assert store.put_message(small(1)).queue_offset == 1
         assert asked == [(False, 0.03)] and store._flushing._log_flushed is real
 
