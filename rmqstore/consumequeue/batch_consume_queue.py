@@ -165,6 +165,11 @@ class BatchConsumeQueue(UnitQueue):
         number = self._number_above(queue_offset)
         return self.unit_of(number).queue_offset if number < self.unit_num else self.max_queue_offset
 
+    def lost_before(self, queue_offset: int) -> bool:
+        """bool: the unit in front of the first one at or after this queue offset was lost, or its file is missing."""
+        number = self._number_above(queue_offset - 1)
+        return self._written_before(number) != number - 1
+
     def tags_code(self, unit: Unit) -> int | None:
         """int: the hash of the tags."""
         return unit.tags_code

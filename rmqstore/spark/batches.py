@@ -5,12 +5,16 @@ three ways of taking damage.  It never imports pyspark, opens nothing but the pi
 memory.
 
 `fail` raises at the first thing that is not a whole record.  `report` gives it a row whose ``_corrupt`` names file, position and
-verdict; where no record could be read, the row has only ``phy_offset`` and ``size`` besides.  `skip` passes over it.
+verdict; where no record could be read, the row has only ``phy_offset`` and ``size`` besides, where a unit of a queue is gone only
+``topic``, ``queue_id`` and ``queue_offset``.  `skip` passes over it, with a warning of the task where it is a file that is gone.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Container, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rmqstore import _core
@@ -18,9 +22,13 @@ from rmqstore import _numpy as np
 from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
-from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
-from rmqstore.errors import ChecksumError, CorruptionError, InvalidMessageError, OffsetOutOfRangeError
-from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
+from rmqstore.consumequeue.consume_queue import ConsumeQueue
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
+from rmqstore.consumequeue.queue_folders import queue_directory
+from rmqstore.consumequeue.unit_queue import REPAIR
+from rmqstore.errors import ChecksumError, CorruptionError, InvalidMessageError
+from rmqstore.files.mapped_file import MappedFilePool, name_of_offset
 from rmqstore.message import OTHER_MESSAGE, encode_java_utf8
 from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions
 from rmqstore.spark.plan import Piece, QueuePiece, first_offset, open_log, segment_path
@@ -39,11 +47,14 @@ __all__ = [
     "without_marks",
 ]
 
+logger = logging.getLogger(__name__)
+
 # A batch ends with so many rows or so many bytes of bodies and properties: larger ones wait for memory, smaller ones cost
 # their handing over.  So many rows of a number or two are a quarter of a megabyte.
 _BATCH_ROWS = 32768
 _BATCH_BYTES = 1024 * 1024
 _INT32_MAX = 2**31 - 1
+_ADVICE = "option corrupt=skip passes over it, corrupt=report shows it"
 # As many milliseconds as 64 bits hold in microseconds.
 _MOST_MS = (2**63 - 1) // 1000
 
@@ -124,6 +135,7 @@ class PieceReader:
         # Without any column there is still a number of rows.
         self.made = Columns(wanted or ["queue_id"], _BATCH_ROWS, crc_check, _BATCH_BYTES)
         self.ready: list[pa.RecordBatch] = []
+        self._warned_of: set[int] = set()
 
     def choose(self, by_queue: bool) -> None:
         """Say which rows are wanted; the topic and queue of a queue are known already."""
@@ -182,7 +194,7 @@ class PieceReader:
         """str: the text of a damaged place; an error if damage is one."""
         path, pos = self.place(phy_offset)
         if (way or self.options.corrupt) == "fail":
-            advice = "option corrupt=skip passes over it, corrupt=report shows it"
+            advice = _ADVICE
             if verdict == "MISSING":
                 if self.options.missing is not None:
                     advice = "option fail_on_data_loss=false goes on with what is there"
@@ -206,17 +218,55 @@ class PieceReader:
         way = (self.options.missing if verdict is None else None) or self.options.corrupt
         text = self.found(begin, "MISSING" if verdict is None else verdict.name, way=way)
         self.take()
+        if verdict is None and way == "skip":
+            self.warn_of_segment(begin, text)
         if way == "report":
             # One that no 32-bit size can tell is told in parts.
             end = max(min(end, self.piece_end if verdict is None else self.log_end), begin + 1)
             while begin < end:
                 size = min(end - begin, _INT32_MAX)
-                self.ready.append(self.damaged_row(begin, size, text))
+                self.ready.append(self.one_row({"phy_offset": begin, "size": size, CORRUPT_COLUMN: text}))
                 begin += size
 
-    def damaged_row(self, phy_offset: int, size: int, text: str) -> pa.RecordBatch:
-        """pyarrow.RecordBatch: one row for a place that holds no record."""
-        values = {"phy_offset": phy_offset, "size": size, CORRUPT_COLUMN: text}
+    def warn_of_segment(self, phy_offset: int, text: str) -> None:
+        """Say that a segment that is not there is passed over, once for each, however many units of a queue lead into it."""
+        base = phy_offset - phy_offset % self.config.mapped_file_size_commit_log
+        if base not in self._warned_of:
+            self._warned_of.add(base)
+            logger.warning("%s: passed over", text)
+
+    def gone(self, piece: QueuePiece, queue: AnyConsumeQueue | None, first: int, end: int) -> None:
+        """Take queue offsets of the plan for which no unit is there (any more)."""
+        what = f"queue offset {first}" if end - first == 1 else f"queue offsets {first} to {end - 1}"
+        what += f" of {piece.topic}/{piece.queue_id}"
+        path, pos = self.unit_place(piece, queue, first)
+        if self.options.corrupt == "fail":
+            raise CorruptionError(
+                f"the plan of the job has {what}, and no unit of the queue is there for them: retention took them since, or a "
+                f"file is gone or cut short. Plan the job again to read what is left; otherwise {REPAIR}; {_ADVICE}",
+                path,
+                pos,
+            )
+        text = f"{path if pos is None else f'{path}, position {pos}'}: MISSING, {what}"
+        self.take()
+        if self.options.corrupt == "skip":
+            logger.warning("%s: passed over", text)
+        else:
+            values = {"topic": piece.topic, "queue_id": piece.queue_id, "queue_offset": first, CORRUPT_COLUMN: text}
+            self.ready.append(self.one_row(values))
+
+    def unit_place(self, piece: QueuePiece, queue: AnyConsumeQueue | None, queue_offset: int) -> tuple[str, int | None]:
+        """(str, int or None): the file that has, or had, the unit of a queue, and the position in it, where they are known."""
+        if queue is None:
+            return queue_directory(self.root, ConsumeQueue.kind, piece.topic, piece.queue_id), None
+        if isinstance(queue, BatchConsumeQueue) or not queue.disk_files:
+            return queue.files.path, None
+        size = queue.files.mapped_file_size
+        at = queue_offset * queue.unit_size
+        return os.path.join(queue.files.path, name_of_offset(at - at % size)), at % size
+
+    def one_row(self, values: dict[str, Any]) -> pa.RecordBatch:
+        """pyarrow.RecordBatch: one row for a place that holds no record, null but for these values by column."""
         if not self.columns:
             return self.counted(1)
         return self.pa.RecordBatch.from_arrays(
@@ -325,7 +375,11 @@ def piece_batches(
 def queue_piece_batches(
     root: str, config: StoreConfig, piece: QueuePiece, options: ReadOptions, schema: pa.Schema, log_end: int
 ) -> Iterator[pa.RecordBatch]:
-    """The chosen messages of a piece of a queue, in queue order; otherwise as `piece_batches`."""
+    """The chosen messages of a piece of a queue, in queue order; otherwise as `piece_batches`.
+
+    Units that the plan has and that are not there are damage as a segment that is not there: what is read and what is named
+    is what was planned.
+    """
     pool = MappedFilePool(64)
     log = CommitLog(root, config, pool, read_only=True)
     queues = ConsumeQueueStore(root, config, pool, read_only=True)
@@ -338,11 +392,11 @@ def queue_piece_batches(
             # The plan has units that a broker did not come to write.
             Undispatched(root, log, queues).look()
             queue = queues.find(piece.topic, piece.queue_id)
-        if queue is None:
-            raise OffsetOutOfRangeError(
-                f"queue {piece.queue_id} of topic {piece.topic} is gone; plan the job again", root
-            )
         reader = PieceReader(root, config, options, schema, log, log_end, log_end)
+        if queue is None:
+            reader.gone(piece, None, piece.begin, piece.end)
+            yield from reader.ready
+            return
         reader.choose(True)
         batches = queue_batches(
             log,
@@ -354,6 +408,7 @@ def queue_piece_batches(
             reader.damage,
             options.begin_phy_offset,
             options.end_phy_offset,
+            partial(reader.gone, piece, queue),
         )
         for batch in batches:
             reader.add(batch)

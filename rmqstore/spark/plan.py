@@ -277,7 +277,11 @@ def _read_unit(directory: str, base: int, number: int) -> tuple[int, int]:
 
 
 def queue_pieces(
-    plan: LogPlan, topics: Iterable[str] | None, queue_ids: Iterable[int] | None, size: int
+    plan: LogPlan,
+    topics: Iterable[str] | None,
+    queue_ids: Iterable[int] | None,
+    size: int,
+    begin_phy_offset: int | None = None,
 ) -> Iterator[QueuePiece]:
     """Cut the queues into pieces whose messages take about `size` bytes of the log.
 
@@ -287,6 +291,8 @@ def queue_pieces(
         Only these.
     size : int
         Bytes; at least one unit is in a piece.  How large the messages of a queue are is known on average over all queues.
+    begin_phy_offset : int, optional
+        What lies before it in the log is not wanted, and nobody misses it where it goes meanwhile.
 
     Yields
     ------
@@ -299,19 +305,20 @@ def queue_pieces(
     queues = ConsumeQueueStore(plan.root, plan.config, pool, read_only=True)
     queues.load()
     log = plan.open()
+    low = plan.begin if begin_phy_offset is None else min(max(begin_phy_offset, plan.begin), plan.end)
     bounds = []
     try:
         Undispatched(plan.root, log, queues).look()
         for topic, queue_id in queues.keys():
             queue = queues.find(topic, queue_id)
             if queue is not None:
-                bounds.append((queue, *queue.bounds(plan.begin)))
+                bounds.append((queue, *queue.bounds(low)))
                 queue.close()
     finally:
         queues.close()
         log.close()
     units = sum(max(end - begin, 0) for _, begin, end in bounds)
-    step = max(size * units // max(plan.end - plan.begin, 1), 1)
+    step = max(size * units // max(plan.end - low, 1), 1)
     for queue, begin, end in bounds:
         if (wanted_topics is not None and queue.topic not in wanted_topics) or (
             wanted_ids is not None and queue.queue_id not in wanted_ids

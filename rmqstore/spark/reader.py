@@ -170,7 +170,9 @@ class StoreReader(DataSourceReader):
                 )
             ]  # fmt: skip
         if options.mode == "queue":
-            pieces = queue_pieces(plan, options.topics, options.queue_ids, options.partition_bytes)
+            pieces = queue_pieces(
+                plan, options.topics, options.queue_ids, options.partition_bytes, options.begin_phy_offset
+            )
             return [*older, *(PiecePartition(piece) for piece in pieces)]
         return older + [
             PiecePartition(piece)

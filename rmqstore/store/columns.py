@@ -558,27 +558,92 @@ def rows_at(
 
 
 def queue_places(
-    queue: AnyConsumeQueue, queue_offset: int, end: int = _INT64_MAX
+    queue: AnyConsumeQueue,
+    queue_offset: int,
+    end: int = _INT64_MAX,
+    on_gone: Callable[[int, int], None] | None = None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """(arrays): phy offset, queue offset, size, tags code of the units from `queue_offset` to `end`, some at a time."""
+    """(arrays): phy offset, queue offset, size, tags code of the units from `queue_offset` to `end`, some at a time.
+
+    Parameters
+    ----------
+    on_gone : callable, optional
+        Who knows that there were units from `queue_offset` to `end` is told of those that are not there (any more): the
+        first queue offset, and the one after the last.  Pre-fill units, and queue offsets that a batch queue has no place
+        for, are not gone.
+    """
     if isinstance(queue, BatchConsumeQueue):
-        while queue_offset < end and (units := list(queue.read(queue_offset, _QUEUE_STEP))):
-            units = [unit for unit in units if unit.queue_offset < end]
-            queue_offset = units[-1].queue_offset + max(units[-1].num, 1)
-            yield (
-                np.array([unit.phy_offset for unit in units], np.int64),
-                np.array([unit.queue_offset for unit in units], np.int64),
-                np.array([unit.size for unit in units], np.int32),
-                np.array([unit.tags_code for unit in units], np.int64),
-            )
+        yield from _places_of_batches(queue, queue_offset, end, on_gone)
         return
+    if on_gone is not None and queue.in_memory:
+        # Of what went from the front of a database nothing is left, not even a gap between files.
+        first = min(queue.first_unit_at_or_after(0), end)
+        if queue_offset < first:
+            on_gone(queue_offset, first)
+            queue_offset = first
     while queue_offset < min(queue.max_queue_offset, end):
-        phy_offsets, sizes, codes = queue.units(queue_offset, min(_QUEUE_STEP, end - queue_offset))
+        phy_offsets, sizes, codes = _units(queue, queue_offset, min(_QUEUE_STEP, end - queue_offset), on_gone)
         if len(phy_offsets):
+            if on_gone is not None and (sizes <= 0).any():
+                # A file was cut short, or a page of it lost.
+                edges = np.flatnonzero(np.diff(np.concatenate([[False], sizes <= 0, [False]])))
+                for begin, until in edges.reshape(-1, 2).tolist():
+                    on_gone(queue_offset + begin, queue_offset + until)
             yield phy_offsets, np.arange(queue_offset, queue_offset + len(phy_offsets)), sizes, codes
             queue_offset += len(phy_offsets)
         else:
-            queue_offset = queue.next_file_offset(queue_offset)
+            following = min(queue.next_file_offset(queue_offset), end)
+            if on_gone is not None:
+                on_gone(queue_offset, following)
+            queue_offset = following
+    if on_gone is not None and queue_offset < end:
+        on_gone(queue_offset, end)
+
+
+def _units(
+    queue: ConsumeQueue, queue_offset: int, count: int, on_gone: Callable[[int, int], None] | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    try:
+        return queue.units(queue_offset, count)
+    except OffsetOutOfRangeError:
+        # Its file was deleted since it was listed.
+        if on_gone is None:
+            raise
+        return np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.int64)
+
+
+def _places_of_batches(
+    queue: BatchConsumeQueue, queue_offset: int, end: int, on_gone: Callable[[int, int], None] | None
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
+    # As `queue_places`.
+    begin = queue_offset
+    while queue_offset < end:
+        try:
+            units = [unit for unit in queue.read(queue_offset, _QUEUE_STEP) if unit.queue_offset < end]
+        except OffsetOutOfRangeError:
+            if on_gone is None:
+                raise
+            units = []
+        if not units:
+            following = min(queue.next_file_offset(queue_offset), end)
+            if following <= queue_offset:
+                break
+            if on_gone is not None and (queue_offset == begin or queue.lost_before(following)):
+                on_gone(queue_offset, following)
+            queue_offset = following
+            continue
+        for unit in units:
+            if on_gone is not None and queue_offset < unit.queue_offset and queue.lost_before(unit.queue_offset):
+                on_gone(queue_offset, unit.queue_offset)
+            queue_offset = unit.queue_offset + max(unit.num, 1)
+        yield (
+            np.array([unit.phy_offset for unit in units], np.int64),
+            np.array([unit.queue_offset for unit in units], np.int64),
+            np.array([unit.size for unit in units], np.int32),
+            np.array([unit.tags_code for unit in units], np.int64),
+        )
+    if on_gone is not None and queue_offset < end:
+        on_gone(queue_offset, end)
 
 
 def queue_table(
@@ -626,6 +691,7 @@ def queue_batches(
     on_damage: Callable[[int, int, Verdict | None], None] | None = None,
     begin_phy_offset: int | None = None,
     end_phy_offset: int | None = None,
+    on_gone: Callable[[int, int], None] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The messages of the units of a queue from queue offset `begin` to before `end`, in queue order.
 
@@ -639,11 +705,15 @@ def queue_batches(
         Told of each unit that leads to no record of its size, as by `CommitLog.fill`.
     begin_phy_offset, end_phy_offset : int, optional
         Only records that begin at or after the first and before the second.
+    on_gone : callable, optional
+        As of `queue_places`.
     """
     codes = None if tags is None else np.array(sorted({tags_code(text) & 0xFFFFFFFF for text in tags}), np.int64)
-    for phy_offsets, queue_offsets, sizes, unit_codes in queue_places(queue, begin, end):
+    for phy_offsets, queue_offsets, sizes, unit_codes in queue_places(queue, begin, end, on_gone):
         # What a queue was filled up with leads nowhere.
         kept = (phy_offsets != 0) | (sizes != PRE_FILL_SIZE)
+        if on_gone is not None:
+            kept &= sizes > 0
         if begin_phy_offset is not None:
             kept &= phy_offsets >= begin_phy_offset
         if end_phy_offset is not None:

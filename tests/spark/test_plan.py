@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import re
 import shutil
 import struct
 import subprocess
@@ -22,7 +23,7 @@ from rmqstore import CorruptionError, GeometryError, Message, MessageStore, Stor
 from rmqstore.spark import plan as plan_module
 from rmqstore.spark.batches import in_spark_layout, piece_batches, queue_piece_batches, spark_arrow_schema
 from rmqstore.spark.options import ReadOptions
-from rmqstore.spark.plan import LogPlan, Piece, first_offset, open_log, queue_pieces
+from rmqstore.spark.plan import LogPlan, Piece, QueuePiece, first_offset, open_log, queue_pieces
 
 pytest.importorskip("pyarrow")
 
@@ -411,6 +412,24 @@ def test_pieces_of_queues_in_rocksdb(name, tmp_path):
     assert golden.tree(root) == before
 
 
+def test_units_that_a_database_does_not_have_any_more_are_named(tmp_path):
+    pytest.importorskip("rocksdict")
+    root = rocksdb_stores.unpack("store.killed", tmp_path)
+    plan = LogPlan.of(root)
+
+    def told(piece):
+        chosen, schema = ReadOptions(str(root), mode="queue", corrupt="report"), spark_arrow_schema(["_corrupt"])
+        found = queue_piece_batches(plan.root, plan.config, piece, chosen, schema, plan.end)
+        texts = [row["_corrupt"] for batch in found for row in batch.to_pylist()]
+        return texts.count(None), [text.partition(": MISSING")[2] for text in texts if text]
+
+    assert told(QueuePiece("Orders", 3, 410, 430)) == (8, [", queue offsets 418 to 429 of Orders/3"])
+    assert told(QueuePiece("Batches", 0, 0, 70)) == (60, [", queue offsets 60 to 69 of Batches/0"])
+    assert told(QueuePiece("None", 0, 0, 70)) == (0, [", queue offsets 0 to 69 of None/0"])
+    # The log begins with the record of queue offset 13.
+    assert told(QueuePiece("Orders", 0, 0, 20)) == (7, 13 * [""])
+
+
 def test_a_unit_whose_record_is_damaged(sound, tmp_path):
     path = shutil.copytree(sound, tmp_path / "store")
     row = scanned(path, ["phy_offset", "size"])[4]
@@ -429,6 +448,194 @@ def test_a_unit_whose_record_is_damaged(sound, tmp_path):
     told = [each for each in rows(corrupt="report") if each["_corrupt"]]
     assert [(each["phy_offset"], each["size"]) for each in told] == [(row["phy_offset"], row["size"])]
     assert len(rows(corrupt="skip")) == len(rows(corrupt="report")) - 1
+
+
+def queue_files(path, topic="Orders", queue_id=0):
+    directory = path / "consumequeue" / topic / str(queue_id)
+    return [directory / name for name in sorted(os.listdir(directory))]
+
+
+def as_directory(file):
+    file.unlink()
+    file.mkdir()
+
+
+# How files of a queue go between the plan and the reading, and the queue offsets that have no unit then; 20 are in a file, the
+# queue of the test has 66.
+GONE = {
+    "retention": (lambda files: [file.unlink() for file in files[:2]], [(0, 40)]),
+    "a file in the middle": (lambda files: files[1].unlink(), [(20, 40)]),
+    "the newest files": (lambda files: [file.unlink() for file in files[2:]], [(40, 66)]),
+    "every file": (lambda files: [file.unlink() for file in files], [(0, 66)]),
+    "the folder": (lambda files: shutil.rmtree(files[0].parent), [(0, 66)]),
+    "cut short": (lambda files: os.truncate(files[1], 100), [(25, 40)]),
+    "the newest cut short": (lambda files: os.truncate(files[3], 60), [(63, 66)]),
+    "no bytes": (lambda files: os.truncate(files[0], 0), [(0, 20)]),
+    "a directory": (lambda files: as_directory(files[2]), [(40, 60)]),
+    "a lost page": (lambda files: files[1].write_bytes(files[1].read_bytes()[:200] + bytes(200)), [(30, 40)]),
+    "two of them": (lambda files: [file.unlink() for file in files[::2]], [(0, 20), (40, 60)]),
+}
+
+
+@pytest.mark.parametrize("how", GONE)
+def test_units_that_go_after_the_plan_are_named(sound, tmp_path, caplog, how):
+    path = shutil.copytree(sound, tmp_path / "store")
+    plan = LogPlan.of(path)
+    change, gone = GONE[how]
+    columns = ("queue_offset", "body")
+    with MessageStore.open(path, read_only=True) as store:
+        table = store.get_table("Orders", 0, columns=columns).to_pylist()
+    assert len(table) == 66
+    pieces_by_size = [list(queue_pieces(plan, ["Orders"], [0], size)) for size in (3000, 10**9)]
+    change(queue_files(path))
+    for pieces in pieces_by_size:
+
+        def read_all(*more, pieces=pieces, **options):
+            chosen = ReadOptions(str(path), mode="queue", **options)
+            schema = spark_arrow_schema((*columns, *more))
+            return [
+                row
+                for piece in pieces
+                for batch in queue_piece_batches(plan.root, plan.config, piece, chosen, schema, plan.end)
+                for row in batch.to_pylist()
+            ]
+
+        with pytest.raises(CorruptionError, match=rf"(?s)queue offsets? {gone[0][0]}\b.*Orders/0.*Plan the job again.*corrupt="):
+            read_all()
+        # What is read and what is named is what was planned.
+        left = [row for row in table if not any(first <= row["queue_offset"] < end for first, end in gone)]
+        caplog.clear()
+        assert read_all(corrupt="skip") == left
+        said = "".join(record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+        assert f"queue offsets {gone[0][0]} to" in said and "of Orders/0: passed over" in said
+        found = read_all("topic", "queue_id", "phy_offset", "_corrupt", corrupt="report")
+        assert [{name: row[name] for name in columns} for row in found if row["_corrupt"] is None] == left
+        told = [row for row in found if row["_corrupt"] is not None]
+        named = []
+        for row in told:
+            assert (row["topic"], row["queue_id"], row["body"], row["phy_offset"]) == ("Orders", 0, None, None)
+            first, last = re.search(r": MISSING, queue offsets? (\d+)(?: to (\d+))? of Orders/0$", row["_corrupt"]).groups()
+            assert row["queue_offset"] == int(first)
+            named += range(int(first), int(last or first) + 1)
+            if how not in ("every file", "the folder"):
+                base = int(first) * 20 // 400 * 400
+                assert f"Orders/0/{base:020d}, position {int(first) * 20 - base}: " in row["_corrupt"]
+        assert named == [number for first, end in gone for number in range(first, end)]
+
+
+def lose_unit(file):
+    file.write_bytes(file.read_bytes()[:46] + bytes(46) + file.read_bytes()[92:])
+
+
+def jump(files):
+    # As where a recovery went on after damage: the units from the seventh on say queue offsets that are 5 higher.
+    for number in range(6, 10):
+        with files[number // 3].open("r+b") as file:
+            pos = number % 3 * 46
+            file.seek(pos + 28)
+            file.write(struct.pack(">q", 2 * number + 5))
+
+
+GONE_BATCHES = {
+    "retention": (lambda files: files[0].unlink(), [(0, 6)]),
+    "a file in the middle": (lambda files: files[1].unlink(), [(6, 12)]),
+    "the newest files": (lambda files: [file.unlink() for file in files[2:]], [(12, 20)]),
+    "two of them": (lambda files: [file.unlink() for file in files[::2]], [(0, 6), (12, 18)]),
+    "cut short": (lambda files: os.truncate(files[1], 46), [(8, 12)]),
+    "a lost unit": (lambda files: lose_unit(files[1]), [(8, 10)]),
+}
+
+
+@pytest.fixture(scope="module")
+def batches(tmp_path_factory):
+    """A store with a batch queue of ten records of two messages each, three in a file."""
+    path = tmp_path_factory.mktemp("batches") / "store"
+    with MessageStore.open(path, config=small_config(mapper_file_size_batch_consume_queue=3 * 46)) as store:
+        for number in range(10):
+            store.put_message(Message("Inner", b"%d" % number, sys_flag=0xC0, properties={"INNER_NUM": "2"}))
+    return path
+
+
+@pytest.mark.parametrize("how", GONE_BATCHES)
+def test_units_of_a_batch_queue_that_go_after_the_plan_are_named(batches, tmp_path, how):
+    path = shutil.copytree(batches, tmp_path / "store")
+    plan = LogPlan.of(path)
+    change, gone = GONE_BATCHES[how]
+    (piece,) = queue_pieces(plan, None, None, 10**9)
+    directory = path / "batchconsumequeue" / "Inner" / "0"
+    change([directory / name for name in sorted(os.listdir(directory))])
+
+    def read_all(**options):
+        chosen = ReadOptions(str(path), mode="queue", **options)
+        schema = spark_arrow_schema(["queue_offset", "body", "_corrupt"])
+        found = queue_piece_batches(plan.root, plan.config, piece, chosen, schema, plan.end)
+        return [row for batch in found for row in batch.to_pylist()]
+
+    with pytest.raises(CorruptionError, match=f"queue offsets {gone[0][0]} to {gone[0][1] - 1} of Inner/0"):
+        read_all()
+    left = [number for number in range(0, 20, 2) if not any(first <= number < end for first, end in gone)]
+    assert [(row["queue_offset"], row["body"]) for row in read_all(corrupt="skip")] == [
+        (number, b"%d" % (number // 2)) for number in left
+    ]
+    told = [row["_corrupt"].partition(": ")[2] for row in read_all(corrupt="report") if row["_corrupt"]]
+    assert told == [f"MISSING, queue offsets {first} to {end - 1} of Inner/0" for first, end in gone]
+    # A table goes on after what is lost as well.
+    with MessageStore.open(path, config=plan.config, read_only=True) as store:
+        assert store.get_table("Inner", 0, columns=["queue_offset"]).column(0).to_pylist() == left
+
+
+def test_queue_offsets_that_a_batch_queue_has_no_place_for_are_not_gone(batches, tmp_path):
+    path = shutil.copytree(batches, tmp_path / "store")
+    directory = path / "batchconsumequeue" / "Inner" / "0"
+    jump([directory / name for name in sorted(os.listdir(directory))])
+    plan = LogPlan.of(path)
+    (piece,) = queue_pieces(plan, None, None, 10**9)
+    assert (piece.begin, piece.end) == (0, 25)
+    chosen, schema = ReadOptions(str(path), mode="queue", corrupt="report"), spark_arrow_schema(["body", "_corrupt"])
+    found = queue_piece_batches(plan.root, plan.config, piece, chosen, schema, plan.end)
+    rows = [row for batch in found for row in batch.to_pylist()]
+    assert [row["body"] for row in rows] == [b"%d" % number for number in range(10)]
+    assert all("MISSING" not in (row["_corrupt"] or "") for row in rows)
+
+
+def test_a_count_of_damage_needs_no_column(sound, tmp_path):
+    path = shutil.copytree(sound, tmp_path / "store")
+    plan = LogPlan.of(path)
+    (piece,) = queue_pieces(plan, ["Orders"], [0], 10**9)
+    queue_files(path)[0].unlink()
+    chosen = ReadOptions(str(path), mode="queue", corrupt="report")
+    batches = queue_piece_batches(plan.root, plan.config, piece, chosen, spark_arrow_schema(()), plan.end)
+    assert sum(batch.num_rows for batch in batches) == 46 + 1
+
+
+def test_what_goes_in_front_of_what_is_wanted_is_not_missed(sound, tmp_path):
+    path = shutil.copytree(sound, tmp_path / "store")
+    plan = LogPlan.of(path)
+    rows = scanned(path, ["phy_offset", "queue_offset"], topic="Orders", queue_id=0)
+    begin = rows[45]["phy_offset"]
+    (piece,) = queue_pieces(plan, ["Orders"], [0], 10**9, begin)
+    assert piece == QueuePiece("Orders", 0, 45, 66)
+    for file in queue_files(path)[:2]:
+        file.unlink()
+    chosen = ReadOptions(str(path), mode="queue", begin_phy_offset=begin)
+    batches = queue_piece_batches(plan.root, plan.config, piece, chosen, spark_arrow_schema(["queue_offset"]), plan.end)
+    assert [row["queue_offset"] for batch in batches for row in batch.to_pylist()] == list(range(45, 66))
+    # Nothing is planned of what lies in front of all.
+    assert not list(queue_pieces(plan, ["Orders"], [0], 10**9, 10**9))
+
+
+def test_pre_fill_units_are_not_gone(sound, tmp_path):
+    from rmqstore._core import PRE_FILL_SIZE
+
+    path = shutil.copytree(sound, tmp_path / "store")
+    file = queue_files(path)[1]
+    file.write_bytes(struct.pack(">qiq", 0, PRE_FILL_SIZE, 0) * 20)
+    plan = LogPlan.of(path)
+    (piece,) = queue_pieces(plan, ["Orders"], [0], 10**9)
+    chosen = ReadOptions(str(path), mode="queue")
+    batches = queue_piece_batches(plan.root, plan.config, piece, chosen, spark_arrow_schema(["queue_offset"]), plan.end)
+    found = [row["queue_offset"] for batch in batches for row in batch.to_pylist()]
+    assert found == [*range(20), *range(40, 66)]
 
 
 def test_what_a_filter_leaves_out_of_a_queue_is_no_damage(sound):

@@ -229,6 +229,24 @@ def test_damage_is_reported_or_passed_over(spark, damaged):
     assert offsets(read(spark, path, "phy_offset long, body binary", corrupt="skip")) == whole
 
 
+def test_units_that_are_gone_are_damage_too(spark, path, tmp_path):
+    store = shutil.copytree(path, tmp_path / "store")
+    frame = read(spark, store, mode="queue", topic="Orders", queue_id="0", columns="queue_offset")
+    num = frame.count()
+    file = store / "consumequeue" / "Orders" / "0" / f"{400:020d}"
+    file.unlink()
+    # A plan of before or one of now: the file lies between others.
+    with pytest.raises(Exception) as info:
+        read(spark, store, mode="queue", columns="body").collect()
+    assert "queue offsets 20 to 39 of Orders/0" in str(info.value) and f"{file}, position 0" in str(info.value)
+    options = {"mode": "queue", "topic": "Orders", "queue_id": "0"}
+    found = read(spark, store, corrupt="report", **options).collect()
+    (told,) = [row for row in found if row._corrupt]
+    assert told._corrupt == f"{file}, position 0: MISSING, queue offsets 20 to 39 of Orders/0"
+    assert (told.topic, told.queue_id, told.queue_offset, told.size, told.phy_offset) == ("Orders", 0, 20, None, None)
+    assert len(found) - 1 == read(spark, store, corrupt="skip", **options).count() == num - 20
+
+
 # ------------------------------------------------------------------------------------------- what cannot be, and growth
 
 
