@@ -16,10 +16,11 @@ from typing import Any
 from rmqstore.arguments import Moment, milliseconds
 from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreError
+from rmqstore.files.mapped_file import offset_of_name
 from rmqstore.spark.plan import PARTITION_BYTES
 from rmqstore.store.columns import chosen_columns
 
-__all__ = ["DATA_SOURCE_OPTIONS", "FORMAT", "ReadOptions", "number_of_bytes", "store_config"]
+__all__ = ["DATA_SOURCE_OPTIONS", "FORMAT", "ReadOptions", "number_of_bytes", "store_config", "tells_segment_size"]
 
 FORMAT = "rocketmq-store"
 """The name under which Spark knows the data source."""
@@ -138,7 +139,20 @@ def _directory(path: str) -> str:
     return path
 
 
-def store_config(root: str, options: Mapping[str, str], *, index: bool = True) -> StoreConfig:
+def tells_segment_size(root: str, options: Mapping[str, str]) -> bool:
+    """bool: the size of a segment is known: an option or a broker.conf says it, or there is a segment that is not empty."""
+    if "mapped_file_size_commit_log" in options or options.get("broker_conf"):
+        return True
+    try:
+        with os.scandir(os.path.join(root, "commitlog")) as entries:
+            return any(offset_of_name(each.name) is not None and each.is_file() and each.stat().st_size for each in entries)
+    except FileNotFoundError:
+        return False
+
+
+def store_config(
+    root: str, options: Mapping[str, str], *, index: bool = True, may_be_empty: bool = False
+) -> StoreConfig:
     """The geometry of a store: from option ``broker_conf``, from options named as `StoreConfig`'s fields, from its files.
 
     Parameters
@@ -146,6 +160,9 @@ def store_config(root: str, options: Mapping[str, str], *, index: bool = True) -
     index : bool
         False for who only reads log and queues: the geometry of the index, which an index file without entries does not
         tell, is then not looked for.
+    may_be_empty : bool
+        True for who waits for the first segment: without one the sizes are RocketMQ's, until there is one and this is asked
+        again.
 
     Raises
     ------
@@ -163,7 +180,7 @@ def store_config(root: str, options: Mapping[str, str], *, index: bool = True) -
             )
     if options.get("broker_conf"):
         return StoreConfig.from_properties(options["broker_conf"], **overrides)
-    if not os.path.isdir(os.path.join(root, "commitlog")):
+    if not os.path.isdir(os.path.join(root, "commitlog")) or (may_be_empty and not tells_segment_size(root, options)):
         # A store that is still to be made, or none: who reads it says so.
         return StoreConfig(**overrides)
     if not index:

@@ -121,11 +121,14 @@ class PiecePartition(InputPartition):
     piece : Piece, QueuePiece or TieredPiece
     first : bool
         `piece.begin` is known to be the beginning of a record.
+    segment_size : int or None
+        Bytes of a segment, where the reader may have been made before there was any.
     """
 
-    def __init__(self, piece: Piece | QueuePiece | TieredPiece, first: bool = False):
+    def __init__(self, piece: Piece | QueuePiece | TieredPiece, first: bool = False, segment_size: int | None = None):
         self.piece = piece
         self.first = first
+        self.segment_size = segment_size
 
 
 class StoreReader(DataSourceReader):
@@ -195,8 +198,11 @@ def read_partition(reader: Any, partition: InputPartition) -> Iterator[pa.Record
         return tiered_piece_batches(reader.root, reader.config, piece, reader.options, reader.schema)
     if isinstance(piece, QueuePiece):
         return queue_piece_batches(reader.root, reader.config, piece, reader.options, reader.schema, reader.log_end)
+    config = reader.config
+    if partition.segment_size is not None and partition.segment_size != config.mapped_file_size_commit_log:
+        config = config.replace(mapped_file_size_commit_log=partition.segment_size)
     return piece_batches(
-        reader.root, reader.config, piece, reader.options, reader.schema, reader.log_end, first=partition.first
+        reader.root, config, piece, reader.options, reader.schema, reader.log_end, first=partition.first
     )
 
 

@@ -23,9 +23,9 @@ from pyspark.sql.types import StructType
 from rmqstore import _core, _dispatch
 from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
-from rmqstore.errors import OffsetOutOfRangeError, StoreChangedError, StoreError
+from rmqstore.errors import GeometryError, OffsetOutOfRangeError, StoreChangedError, StoreError
 from rmqstore.files.mapped_file import MappedFilePool
-from rmqstore.spark.options import ReadOptions, store_config
+from rmqstore.spark.options import ReadOptions, store_config, tells_segment_size
 from rmqstore.spark.plan import LogPlan, Piece, first_offset, known_end, segment_path
 from rmqstore.spark.reader import PiecePartition, checked_schema, read_partition
 
@@ -74,7 +74,8 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = replace(options, missing=missing)
         self.schema = checked_schema(schema, options)
         self.root = check_store_root(options.path)
-        self.config = store_config(options.path, raw, index=False)
+        self._raw = raw
+        self._take_config()
         self.log_end = _FAR
         self._target: int | None = None
         # Offsets at which records of this log surely begin; what a checkpoint says may be of another one.
@@ -91,9 +92,35 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ---------------------------------------------------------------------------------------------------- where it is
 
+    def _take_config(self) -> None:
+        # Asked first: who looks at files that come meanwhile is not sure of what was there.
+        self._is_size_known = tells_segment_size(self.root, self._raw)
+        self.config = store_config(self.root, self._raw, index=False, may_be_empty=True)
+
+    def _opened(self) -> CommitLog:
+        # The log, listed; of a store without a segment the size is asked for again until there is one.
+        if not self._is_size_known:
+            self._take_config()
+        try:
+            return self._listed()
+        except GeometryError:
+            if self._is_size_known:
+                raise
+        # The first segment came just now.
+        self._take_config()
+        return self._listed()
+
+    def _listed(self) -> CommitLog:
+        log = CommitLog(self.root, self.config, MappedFilePool(4), read_only=True)
+        log.load()
+        return log
+
     def _look(self) -> CommitLog:
         # The log with the end that it has now.
         log = self._log
+        if log is not None and not self._is_size_known:
+            log.close()
+            log = self._log = None
         if log is not None:
             try:
                 before = log.max_offset
@@ -109,8 +136,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._lost(f"the store was cut or replaced since the stream began ({error})")
                 self._places.clear()
                 log.close()
-        log = CommitLog(self.root, self.config, MappedFilePool(4), read_only=True)
-        log.load()
+        log = self._opened()
         log.follow()
         log.set_end(known_end(log))
         self._log = log
@@ -275,7 +301,7 @@ class StoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if piece.missing:
                 self._lost(f"the segments from phy offset {piece.begin} to {piece.end} are missing", piece.begin)
             else:
-                made.append(PiecePartition(piece, first=piece.begin == begin))
+                made.append(PiecePartition(piece, piece.begin == begin, self.config.mapped_file_size_commit_log))
         return made
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -130,6 +131,72 @@ def test_growth(tmp_path):
 
 
 @needs_limits
+@pytest.mark.parametrize("has_folder", [False, True])
+def test_a_store_without_a_segment_is_waited_for(tmp_path, has_folder):
+    # Spark takes the reader that reads along to its tasks as it was before there was anything.
+    store = tmp_path / "store"
+    (store / "commitlog" if has_folder else store).mkdir(parents=True)
+    reader, in_tasks = stream_reader(store), pickle.loads(pickle.dumps(stream_reader(store)))
+    start = reader.initialOffset()
+    assert followed(reader, start) == ([], [0])
+    assert reader.partitions(start, start) == []
+    if has_folder:
+        # A Java store makes a file and then extends it.
+        (store / "commitlog" / f"{0:020d}").write_bytes(b"")
+        assert followed(reader, start) == ([], [0])
+        (store / "commitlog" / f"{0:020d}").unlink()
+    make_store(store, 100)
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    found = [
+        value
+        for partition in reader.partitions(start, end)
+        for batch in in_tasks.read(pickle.loads(pickle.dumps(partition)))
+        for value in batch.column("phy_offset").to_pylist()
+    ]
+    assert found == [row["phy_offset"] for row in scanned(store, ["phy_offset"])]
+    assert end["phy_offset"] > SEGMENT
+    # And from then on as ever.
+    with MessageStore.open(store, config=small_config()) as writer:
+        for message, queue_id in messages(20, 100):
+            writer.put_message(message, queue_id)
+    (batch,), _ = followed(reader, end)
+    assert len(batch) == 20
+
+
+def test_a_first_segment_that_comes_while_the_size_is_asked_for(tmp_path, monkeypatch):
+    store = tmp_path / "store"
+    store.mkdir()
+    reader = stream_reader(store)
+    take_config, calls = type(reader)._take_config, []
+
+    def then_it_comes(self):
+        take_config(self)
+        if not calls:
+            make_store(store, 10)
+        calls.append(self.config.mapped_file_size_commit_log)
+
+    monkeypatch.setattr(type(reader), "_take_config", then_it_comes)
+    (batch,), _ = followed(reader)
+    assert len(batch) == 10 and calls == [1 << 30, SEGMENT]
+
+
+def test_a_size_that_was_given_is_not_guessed(tmp_path):
+    from rmqstore import GeometryError
+
+    store = tmp_path / "store"
+    store.mkdir()
+    conf = tmp_path / "broker.conf"
+    conf.write_text("mapedFileSizeCommitLog=8192\n")
+    for options in ({"mapped_file_size_commit_log": "8192"}, {"broker_conf": str(conf)}):
+        reader = stream_reader(store, **options)
+        start = reader.initialOffset()
+        make_store(store, 10)
+        with pytest.raises(GeometryError, match="configuration says 8192"):
+            followed(reader, start)
+        shutil.rmtree(store)
+        store.mkdir()
+
+
 def test_growth_while_it_is_read(tmp_path):
     # A writer on another thread; every batch is read at once, beside it.
     path = tmp_path / "store"
@@ -256,6 +323,29 @@ def test_a_stream_of_spark(spark, path, tmp_path, rows):
     run("b", max_bytes_per_trigger="40000")
     assert [at for number in sorted(batches) for at in batches[number]] == [row["phy_offset"] for row in rows]
     assert len(batches) == -(-end // 40000)
+
+
+@pytest.mark.spark
+@pytest.mark.java
+def test_a_stream_of_spark_goes_on_when_the_first_segment_comes(spark, tmp_path):
+    store = tmp_path / "store"
+    store.mkdir()
+    found = []
+    query = (
+        spark.readStream.format("rocketmq-store").schema("phy_offset long, body binary").load(str(store))
+        .writeStream.foreachBatch(lambda frame, number: found.extend(row.phy_offset for row in frame.collect()))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(processingTime="0 seconds")
+        .start()
+    )  # fmt: skip
+    try:
+        query.processAllAvailable()
+        assert found == []
+        make_store(store, 100)
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert found == [row["phy_offset"] for row in scanned(store, ["phy_offset"])]
 
 
 CHILD = """
