@@ -31,7 +31,7 @@ from rmqstore.errors import ChecksumError, CorruptionError, InvalidMessageError
 from rmqstore.files.mapped_file import MappedFilePool, name_of_offset
 from rmqstore.message import OTHER_MESSAGE, encode_java_utf8
 from rmqstore.spark.options import CORRUPT_COLUMN, ReadOptions
-from rmqstore.spark.plan import Piece, QueuePiece, first_offset, open_log, segment_path
+from rmqstore.spark.plan import Piece, QueuePiece, first_offset, is_no_file, open_log, segment_path
 from rmqstore.store.columns import Columns, import_pyarrow, queue_batches, scan_schema, time_range
 from rmqstore.store.undispatched import Undispatched
 
@@ -198,7 +198,10 @@ class PieceReader:
             if verdict == "MISSING":
                 if self.options.missing is not None:
                     advice = "option fail_on_data_loss=false goes on with what is there"
-                raise CorruptionError(f"the segment is missing; restore it; {advice}", path, pos)
+                what = "restore it"
+                if is_no_file(path):
+                    what = "what stands in its place is no file: move it away, and restore the segment"
+                raise CorruptionError(f"the segment is missing; {what}; {advice}", path, pos)
             if verdict == OTHER_MESSAGE:
                 what = f"the record at phy offset {phy_offset} is another message: {verdict}"
                 raise CorruptionError(f"{what}; {advice}", path, pos)
@@ -358,7 +361,7 @@ def piece_batches(
     log = open_log(root, config, piece)
     try:
         reader = PieceReader(root, config, options, schema, log, piece.end, log_end)
-        if piece.missing:
+        if piece.missing or is_no_file(reader.place(piece.begin)[0]):
             reader.damage(piece.begin, piece.end, None)
             yield from reader.ready
             return

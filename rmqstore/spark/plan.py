@@ -12,6 +12,7 @@ or at a unit of a consume queue that agrees with its record; from there on one s
 from __future__ import annotations
 
 import os
+import stat
 import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
@@ -35,6 +36,7 @@ __all__ = [
     "Piece",
     "QueuePiece",
     "first_offset",
+    "is_no_file",
     "open_log",
     "queue_pieces",
     "segment_path",
@@ -100,7 +102,9 @@ class LogPlan:
     end: int
 
     @classmethod
-    def of(cls, path: str | os.PathLike[str], config: StoreConfig | None = None) -> LogPlan:
+    def of(
+        cls, path: str | os.PathLike[str], config: StoreConfig | None = None, *, ends: bool = False
+    ) -> LogPlan:
         """Look at the store in `path`, also beside its running broker; nothing is changed, and no lock taken.
 
         The end is after the last whole record.  Damage in the newest segment does not end the log where whole, newer
@@ -110,6 +114,9 @@ class LogPlan:
         ----------
         config : StoreConfig, optional
             By default `StoreConfig.infer`.
+        ends : bool
+            What is no file (a directory, a link that leads nowhere) and stands just in front of the oldest segment, or after
+            the newest one, which is full, stands for a segment that was lost: `begin` and `end` take it in.
 
         Raises
         ------
@@ -125,7 +132,8 @@ class LogPlan:
         try:
             log.load()
             log.follow()
-            return cls(root, config, log.files.offsets, log.min_offset, known_end(log))
+            bounds = log.min_offset, known_end(log)
+            return cls(root, config, log.files.offsets, *(_with_lost_ends(log, *bounds) if ends else bounds))
         finally:
             log.close()
 
@@ -175,6 +183,26 @@ class LogPlan:
 def known_end(log: CommitLog) -> int:
     """int: the end of a log that was opened with `CommitLog.follow`, after damage in its newest segment if records follow."""
     return log.known_end()
+
+
+def _with_lost_ends(log: CommitLog, begin: int, end: int) -> tuple[int, int]:
+    size, offsets = log.segment_size, log.files.offsets
+    paths = [problem.path for problem in log.files.problems if problem.path is not None and not os.path.isfile(problem.path)]
+    lost = {offset_of_name(os.path.basename(path)) for path in paths}
+    if offsets and end == offsets[-1] + size:
+        while end in lost:
+            end += size
+    while offsets and begin - size in lost:
+        begin -= size
+    return begin, end
+
+
+def is_no_file(path: str) -> bool:
+    """bool: something stands there that is no regular file, and nothing that one could be read from."""
+    try:
+        return not stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return os.path.islink(path)
 
 
 def segment_path(root: str, config: StoreConfig, phy_offset: int) -> tuple[str, int]:

@@ -146,7 +146,10 @@ class StoreReader(DataSourceReader):
     def __init__(self, options: ReadOptions, schema: StructType, raw: Any):
         self.options = options
         self.schema = checked_schema(schema, options)
-        self.plan: LogPlan | None = LogPlan.of(options.path, store_config(options.path, raw, index=False))
+        # Tiered storage may have what was lost.
+        self.plan: LogPlan | None = LogPlan.of(
+            options.path, store_config(options.path, raw, index=False), ends=options.tiered is None
+        )
         if not os.path.isdir(os.path.join(options.path, "commitlog")):
             # A name that is spelled wrongly would give no rows.
             raise StoreError("there is no store here; give the folder that holds commitlog/", options.path)

@@ -304,6 +304,56 @@ def test_a_segment_that_expires_after_the_plan(sound, tmp_path):
             read_piece(piece, "fail")
 
 
+NO_FILES = {
+    "a directory": lambda file: file.mkdir(),
+    "a FIFO": os.mkfifo,
+    "a link to a directory": lambda file: file.symlink_to(file.parent),
+    "a link to nowhere": lambda file: file.symlink_to(file.parent / "nothing"),
+}
+
+
+@pytest.mark.parametrize("place", [0, 1, -1])
+@pytest.mark.parametrize("kind", NO_FILES)
+def test_what_is_no_file_in_the_place_of_a_segment_is_damage(sound, tmp_path, kind, place):
+    rows = scanned(sound, ["phy_offset"])
+    path = shutil.copytree(sound, tmp_path / "store")
+    before = LogPlan.of(path)
+    base = before.segments[place]
+    segment = path / "commitlog" / f"{base:020d}"
+    segment.unlink()
+    NO_FILES[kind](segment)
+    after = LogPlan.of(path, ends=True)
+    left = [row["phy_offset"] for row in rows if not base <= row["phy_offset"] < base + SEGMENT]
+    # Whether it came before the job was planned or after.
+    for plan in (before, after):
+
+        def read_all(plan=plan, **options):
+            found = [batches_of(plan, piece, ("phy_offset", "size", "_corrupt"), **options) for piece in plan.pieces(5000)]
+            return [row for batches in found for batch in batches for row in batch.to_pylist()]
+
+        with pytest.raises(CorruptionError, match=f"missing.*{base:020d}, position"):
+            read_all(corrupt="fail")
+        assert [row["phy_offset"] for row in read_all(corrupt="skip")] == left
+        found = read_all(corrupt="report")
+        assert [row["phy_offset"] for row in found if row["_corrupt"] is None] == left
+        told = [row for row in found if row["_corrupt"]]
+        assert all(f"{segment}, position " in row["_corrupt"] and "MISSING" in row["_corrupt"] for row in told)
+        assert told[0]["phy_offset"] == base
+        end = base + SEGMENT if plan is after else min(base + SEGMENT, before.end)
+        assert sum(row["size"] for row in told) == end - base
+
+
+def test_what_is_no_file_and_stands_in_no_place_of_a_segment_says_nothing(sound, tmp_path):
+    path = shutil.copytree(sound, tmp_path / "store")
+    plan = LogPlan.of(path)
+    last = plan.segments[-1]
+    assert plan.end < last + SEGMENT
+    # What follows a segment that is not full never was a segment with messages.
+    for name in (f"{last + SEGMENT:020d}", f"{last + 7 * SEGMENT:020d}", f"{2**62:020d}", "00000000000000000001", "notes"):
+        (path / "commitlog" / name).mkdir()
+    assert LogPlan.of(path, ends=True) == LogPlan.of(path) == plan
+
+
 def test_wrong_geometry_and_truncated_files(sound, tmp_path, caplog):
     with pytest.raises(GeometryError, match=r"16384 bytes where the configuration says 8192.*0{20}, position 8192"):
         LogPlan.of(sound, StoreConfig(mapped_file_size_commit_log=8192))

@@ -229,6 +229,21 @@ def test_damage_is_reported_or_passed_over(spark, damaged):
     assert offsets(read(spark, path, "phy_offset long, body binary", corrupt="skip")) == whole
 
 
+def test_a_directory_in_the_place_of_a_segment_is_damage(spark, path, tmp_path):
+    store = shutil.copytree(path, tmp_path / "store")
+    segment = store / "commitlog" / f"{0:020d}"
+    segment.unlink()
+    segment.mkdir()
+    left = [row["phy_offset"] for row in scanned(path, ["phy_offset"]) if row["phy_offset"] >= SEGMENT]
+    for mode in ("commitlog", "queue"):
+        with pytest.raises(Exception, match=f"move it away.*{segment}, position"):
+            read(spark, store, mode=mode).collect()
+        found = read(spark, store, corrupt="report", mode=mode, columns="phy_offset").collect()
+        assert sorted(row.phy_offset for row in found if row._corrupt is None) == left
+        told = {row._corrupt.partition(", position")[0] for row in found if row._corrupt}
+        assert told == {str(segment)}
+
+
 def test_units_that_are_gone_are_damage_too(spark, path, tmp_path):
     store = shutil.copytree(path, tmp_path / "store")
     frame = read(spark, store, mode="queue", topic="Orders", queue_id="0", columns="queue_offset")
