@@ -8,6 +8,7 @@ and never builds a queue or an index.  A record is taken for one only if magic, 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from array import array
 from collections.abc import Callable, Iterator
@@ -29,11 +30,13 @@ from rmqstore.errors import (
     OffsetOutOfRangeError,
     StoreError,
 )
-from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, is_directory
+from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, is_directory, name_of_offset
 from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.message import MessageExt
 
 __all__ = ["CommitLog", "check_store_root"]
+
+logger = logging.getLogger(__name__)
 
 _BLANK_SIZE = int(_core.RecordLayout.BLANK_SIZE)
 
@@ -83,6 +86,7 @@ class CommitLog(NotCopied):
         self.crc_check = 2 if config.force_verify_prop_crc else 1
         self._walk = LogWalk(self.files, config, self.delays, self.crc_check)
         self._end = LogEnd(self.files, self.crc_check)
+        self._warned_of: set[int] = set()
 
     def renew_lock(self) -> None:
         """Give up the lock that another thread of a parent process may have held at a fork."""
@@ -510,7 +514,7 @@ class CommitLog(NotCopied):
             As of `entries`.
         on_damage : callable, optional
             Told of each stretch that is passed over: its begin, its end (maybe after `end`), and what was found at its
-            begin; None where no segment holds it.  It may take the columns, and raise.
+            begin; None where no segment holds it, also in front of the oldest one.  It may take the columns, and raise.
 
         Yields
         ------
@@ -518,6 +522,23 @@ class CommitLog(NotCopied):
             Where the pass goes on, whenever the columns are full and at the end; they must be taken by then.
         """
         return self._walk.fill(columns, begin, end, on_damage)
+
+    def warn_of_missing(self, begin: int, end: int) -> None:
+        """Say, once for each segment that is not there, that somebody reads past what it held.
+
+        Parameters
+        ----------
+        begin, end : int
+            Offsets that the log had when the reading began, or has a gap at; whole segments of them are named.
+        """
+        base, end = begin - begin % self.segment_size, -(-end // self.segment_size) * self.segment_size
+        if base not in self._warned_of:
+            self._warned_of.add(base)
+            logger.warning(
+                "%s: no segment holds phy offsets %d to %d, where retention deleted it or it is lost; what lay there is left "
+                "out",
+                os.path.join(self.path, name_of_offset(base)), base, end,
+            )  # fmt: skip
 
     def step_to(self, begin: int, goal: int) -> int:
         """Step over record headers, and over damage as `fill` does, to the first place at or after `goal`.

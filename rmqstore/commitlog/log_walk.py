@@ -337,6 +337,8 @@ class LogWalk:
     ) -> Iterator[int]:
         """See `CommitLog.fill`."""
         at, stop = self._bounds(begin, end)
+        if on_damage is not None and begin is not None and begin < min(at, stop):
+            on_damage(begin, min(at, stop), None)
         passed = ScanProgress(self.files)
         search = None
         while at < stop:

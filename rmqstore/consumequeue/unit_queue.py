@@ -6,6 +6,7 @@ Owns the files of one queue and where its units end.  What a unit says, and at w
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from rmqstore.config import StoreConfig, is_usual_size
 from rmqstore.consumequeue.queue_folders import queue_directory
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
 from rmqstore.files.mapped_file_queue import MappedFileQueue
+
+logger = logging.getLogger(__name__)
 
 UNIT_SIZE = int(_core.UnitLayout.UNIT_SIZE)
 
@@ -76,6 +79,7 @@ class UnitQueue(NotCopied, _core.QueueFields):
         self.refreshed_at = -1.0
         # What `bounds` found last: the commit log's min offset, and the number of the first unit at or after it.
         self.min_for = None
+        self._warned_of: set[int] = set()
 
     def load(self) -> None:
         """Find the files and the end: the first unit that was never written.  Nothing is changed.
@@ -105,6 +109,16 @@ class UnitQueue(NotCopied, _core.QueueFields):
         places = range(first, min(last, mapped_file.size - self.unit_size + 1), self.unit_size)
         found = (_place_of_record(mapped_file.region, pos) for pos in places)
         return min((phy_offset for phy_offset in found if phy_offset >= 0), default=-1)
+
+    def warn_of_lost(self, begin: int, end: int) -> None:
+        """Say, once for each place, that the units of these queue offsets are lost, past which somebody reads."""
+        if begin not in self._warned_of:
+            self._warned_of.add(begin)
+            logger.warning(
+                "%s: no unit of queue %s/%d is there for queue offsets %d to %d; these messages are left out. To have them "
+                "again, %s",
+                self.files.path, self.topic, self.queue_id, begin, end - 1, REPAIR,
+            )  # fmt: skip
 
     def leads_before(self, number: int, phy_offset: int) -> bool:
         """bool: a unit from `number` on, in its file, leads to a record before `phy_offset`."""

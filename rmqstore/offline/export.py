@@ -19,6 +19,7 @@ import gzip
 import heapq
 import io
 import json
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ from rmqstore._core import EXT_ADDRESS_MAX, PRE_FILL_SIZE, Verdict, check_record
 from rmqstore.arguments import Moment, milliseconds
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
+from rmqstore.consumequeue.unit_queue import REPAIR
 from rmqstore.errors import (
     ChecksumError,
     CorruptionError,
@@ -43,6 +46,7 @@ from rmqstore.files.output_file import OutputFile, OutputFolder, check_outside, 
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.message import OTHER_MESSAGE, MessageExt, encode_java_utf8, tags_code
 from rmqstore.offline.export_tiered import older_batches, older_messages, older_parts
+from rmqstore.spans import without
 from rmqstore.store.columns import (
     Columns,
     chosen_columns,
@@ -85,6 +89,8 @@ COMPRESSIONS = {
     "files": ("none",),
 }
 """The compressions of each format."""
+
+logger = logging.getLogger(__name__)
 
 _BODIES = ("body", "body_stored")
 # A CRC covers the body, so it is looked at where a body or a word about it is asked for.
@@ -231,6 +237,7 @@ class _Damage:
             # Retention may have taken the oldest segments since the export began: that is not damage.
             self.log.refresh()
             if end <= self.log.min_offset:
+                self.log.warn_of_missing(begin, end)
                 return
         if self.mode == "fail":
             what = "the segment is missing" if verdict is None else f"no whole record begins here ({verdict.name})"
@@ -243,6 +250,25 @@ class _Damage:
             )
         self.stretches += 1
         self.size += end - begin
+
+    def units(self, queue: AnyConsumeQueue, begin: int, end: int) -> None:
+        """Queue offsets for which no unit is there, of a queue that had some there, or has some after them."""
+        self.log.refresh()
+        queue.refresh()
+        name = f"{queue.topic}/{queue.queue_id}"
+        if end <= queue.bounds(self.log.min_offset)[0]:
+            logger.warning(
+                "%s: retention took queue offsets %d to %d of %s since the export began; they are left out",
+                queue.files.path, begin, end - 1, name,
+            )  # fmt: skip
+            return
+        if self.mode == "fail":
+            raise CorruptionError(
+                f"no unit of queue {name} is there for queue offsets {begin} to {end - 1}; {REPAIR}; corrupt='skip' "
+                "(--corrupt skip) passes over it",
+                queue.files.path,
+            )
+        self.stretches += 1
 
     def finding(self, finding: Finding) -> None:
         """A place of tiered storage that holds no message of its queue."""
@@ -301,6 +327,8 @@ class _Source:
         self.selection = selection
         self.chosen = _Chosen(selection)
         self.damage = damage
+        # Where segments began that were told to be missing.
+        self._missing: set[int] = set()
         low = self.log.min_offset
         high = self.log.max_offset
         begin = low if selection.begin_phy_offset is None else max(selection.begin_phy_offset, low)
@@ -361,6 +389,16 @@ class _Source:
                 phy_offsets = phy_offsets[before:]
             stretches.clear()
             yield phy_offsets
+
+    def look_up(self, phy_offset: int) -> MessageExt | None:
+        """The message at a place that `offsets` gave, None where none begins; where no segment is, that is told, once for each."""
+        message = self.log.look_up(phy_offset)
+        if message is None and self.log.region_of(phy_offset) is None:
+            base = phy_offset - phy_offset % self.log.segment_size
+            if base not in self._missing:
+                self._missing.add(base)
+                self.damage.stretch(max(base, self.begin), min(base + self.log.segment_size, self.end), None)
+        return message
 
     def offsets(self) -> Iterator[np.ndarray]:
         """The phy offsets of messages among which the chosen ones are, in ascending order."""
@@ -438,8 +476,15 @@ class _Source:
         low = max(low, queue.bounds(self.log.min_offset)[0])
         older = older_parts(self.store, topic, queue_id)
         newest = -1
-        for phy_offsets, queue_offsets, sizes, unit_codes in queue_places(queue, low, high):
-            kept = (phy_offsets != 0) | (sizes != PRE_FILL_SIZE)
+
+        def on_gone(first: int, last: int) -> None:
+            # What tiered storage has is read from there.
+            for begin, end in without(first, last, older):
+                self.damage.units(queue, begin, end)
+
+        high = max(min(high, queue.max_queue_offset), low)
+        for phy_offsets, queue_offsets, sizes, unit_codes in queue_places(queue, low, high, on_gone):
+            kept = ((phy_offsets != 0) | (sizes != PRE_FILL_SIZE)) & (sizes > 0)
             kept &= (phy_offsets >= self.begin) & (phy_offsets < self.end)
             if codes is not None:
                 kept &= np.isin(unit_codes & 0xFFFFFFFF, codes) | (unit_codes <= EXT_ADDRESS_MAX)
@@ -472,7 +517,7 @@ def _messages(source: _Source, names: Sequence[str]) -> Iterator[MessageExt]:
     )
     for phy_offsets in source.offsets():
         for phy_offset in phy_offsets.tolist():
-            message = source.log.look_up(phy_offset)
+            message = source.look_up(phy_offset)
             if message is not None and source.chosen.has(message) and source.damage.is_sound(message, names):
                 yield message
 
@@ -509,7 +554,7 @@ def _batches(source: _Source, columns: tuple[str, ...]) -> Iterator[pa.RecordBat
         chosen = [
             phy_offset
             for phy_offset in phy_offsets.tolist()
-            if (message := source.log.look_up(phy_offset)) is not None and source.chosen.has(message)
+            if (message := source.look_up(phy_offset)) is not None and source.chosen.has(message)
         ]
         for batch in rows_at(source.log, made, np.array(chosen, np.int64))[0]:
             yield _sound_rows(batch, columns, source.damage, judged)

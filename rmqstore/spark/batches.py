@@ -135,7 +135,6 @@ class PieceReader:
         # Without any column there is still a number of rows.
         self.made = Columns(wanted or ["queue_id"], _BATCH_ROWS, crc_check, _BATCH_BYTES)
         self.ready: list[pa.RecordBatch] = []
-        self._warned_of: set[int] = set()
 
     def choose(self, by_queue: bool) -> None:
         """Say which rows are wanted; the topic and queue of a queue are known already."""
@@ -221,8 +220,8 @@ class PieceReader:
         way = (self.options.missing if verdict is None else None) or self.options.corrupt
         text = self.found(begin, "MISSING" if verdict is None else verdict.name, way=way)
         self.take()
-        if verdict is None and way == "skip":
-            self.warn_of_segment(begin, text)
+        if verdict is None and way == "skip" and self.log is not None:
+            self.log.warn_of_missing(begin, end)
         if way == "report":
             # One that no 32-bit size can tell is told in parts.
             end = max(min(end, self.piece_end if verdict is None else self.log_end), begin + 1)
@@ -230,13 +229,6 @@ class PieceReader:
                 size = min(end - begin, _INT32_MAX)
                 self.ready.append(self.one_row({"phy_offset": begin, "size": size, CORRUPT_COLUMN: text}))
                 begin += size
-
-    def warn_of_segment(self, phy_offset: int, text: str) -> None:
-        """Say that a segment that is not there is passed over, once for each, however many units of a queue lead into it."""
-        base = phy_offset - phy_offset % self.config.mapped_file_size_commit_log
-        if base not in self._warned_of:
-            self._warned_of.add(base)
-            logger.warning("%s: passed over", text)
 
     def gone(self, piece: QueuePiece, queue: AnyConsumeQueue | None, first: int, end: int) -> None:
         """Take queue offsets of the plan for which no unit is there (any more)."""

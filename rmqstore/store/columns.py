@@ -11,6 +11,7 @@ import functools
 import math
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rmqstore import _numpy as np
@@ -295,7 +296,9 @@ def scan_log(
     if refresh:
         log.refresh()
     end = log.max_offset if end_phy_offset is None else end_phy_offset
-    batches = record_batches(log, made, begin_phy_offset, end, make if use_threads else None)
+    # What goes before it is read is missed from here on.
+    begin = max(begin_phy_offset or 0, log.min_offset)
+    batches = record_batches(log, made, begin, end, make if use_threads else None)
     # Whoever iterates gets our exceptions; the reader holds the generator alone, so that its threads end with it.
     return made.pa.RecordBatchReader.from_batches(made.schema, batches)
 
@@ -312,13 +315,16 @@ def record_batches(
     Parameters
     ----------
     begin, end : int, optional
-        As of `CommitLog.entries`.
+        As of `CommitLog.entries`; what the log lacks between them is said in a warning.
     more : callable, optional
         Makes columns like `columns`, for threads that decode ahead of the caller where that is worth it; without it there
         are none.  The rows are the same, and so is their order.
     """
-    at = log.min_offset if begin is None else max(begin, log.min_offset)
+    low = log.min_offset
+    at = low if begin is None else max(begin, low)
     stop = log.max_offset if end is None else min(end, log.max_offset)
+    if begin is not None and begin < min(at, stop):
+        log.warn_of_missing(begin, min(at, stop))
     size = min(max(_PIECE_BYTES_PER_ROW * columns.out.capacity, _PIECE), max(_LONG_PIECE, _PIECE), log.segment_size)
     # Without columns a batch has no rows that could be counted.
     if more is not None and size >= _PIECE and stop - at >= 2 * size and columns.out.columns:
@@ -333,9 +339,15 @@ def record_batches(
                 # Whoever holds on to the frames of an exception does not keep the threads.
                 batches.close()
             return
-    for _ in log.fill(columns.out, begin, end):
+    for _ in log.fill(columns.out, begin, end, partial(_passed_over, log)):
         if columns.out.count:
             yield columns.take()
+
+
+def _passed_over(log: CommitLog, begin: int, end: int, verdict: Verdict | None) -> None:
+    # Damage in a segment is for `verify`; a segment that is not there may have been when the scan began.
+    if verdict is None:
+        log.warn_of_missing(begin, end)
 
 
 def _batches_of_pieces(
@@ -349,6 +361,7 @@ def _batches_of_pieces(
     # The record batches of a scan from `at` to `stop`.  Those in front of the first piece of another thread, and of pieces that
     # did not come to their end, are made here.
     closing = threading.Event()
+    told = partial(_passed_over, log)
 
     def decode(made: Columns, region: Region, begin: int, limit: int, base: int) -> tuple[list[pa.RecordBatch], int]:
         # The batches of a piece, and where the pass goes on: before its end, where compressed bodies became so large that no
@@ -356,7 +369,7 @@ def _batches_of_pieces(
         batches: list[pa.RecordBatch] = []
         held, reached = 0, base + begin
         try:
-            for goes_on in log.fill(made.out, base + begin, base + limit):
+            for goes_on in log.fill(made.out, base + begin, base + limit, told):
                 reached = goes_on
                 if made.out.count:
                     batches.append(made.take())
@@ -393,7 +406,7 @@ def _batches_of_pieces(
                 continue
             # What went wrong in another thread goes wrong here again, or does not.
             began = at
-            for goes_on in log.fill(columns.out, began, until if until >= 0 else min(began + size, stop)):
+            for goes_on in log.fill(columns.out, began, until if until >= 0 else min(began + size, stop), told):
                 at = goes_on
                 if columns.out.count:
                     yield columns.take()
@@ -476,6 +489,8 @@ def _segments(log: CommitLog, offsets: list[int]) -> tuple[list[Any], np.ndarray
             region = None if mapped_file is None else mapped_file.region
         except OffsetOutOfRangeError:
             region = None  # It expired meanwhile.
+        if region is None:
+            log.warn_of_missing(offset, offset + log.segment_size)
         numbers.append(-1 if region is None else len(regions))
         if mapped_file is not None and region is not None:
             regions.append(region)
@@ -570,7 +585,7 @@ def queue_places(
     on_gone : callable, optional
         Who knows that there were units from `queue_offset` to `end` is told of those that are not there (any more): the
         first queue offset, and the one after the last.  Pre-fill units, and queue offsets that a batch queue has no place
-        for, are not gone.
+        for, are not gone.  By default those that lie between others are said in a warning.
     """
     if isinstance(queue, BatchConsumeQueue):
         yield from _places_of_batches(queue, queue_offset, end, on_gone)
@@ -581,20 +596,20 @@ def queue_places(
         if queue_offset < first:
             on_gone(queue_offset, first)
             queue_offset = first
+    tell = queue.warn_of_lost if on_gone is None else on_gone
     while queue_offset < min(queue.max_queue_offset, end):
         phy_offsets, sizes, codes = _units(queue, queue_offset, min(_QUEUE_STEP, end - queue_offset), on_gone)
         if len(phy_offsets):
-            if on_gone is not None and (sizes <= 0).any():
+            if (sizes <= 0).any():
                 # A file was cut short, or a page of it lost.
                 edges = np.flatnonzero(np.diff(np.concatenate([[False], sizes <= 0, [False]])))
                 for begin, until in edges.reshape(-1, 2).tolist():
-                    on_gone(queue_offset + begin, queue_offset + until)
+                    tell(queue_offset + begin, queue_offset + until)
             yield phy_offsets, np.arange(queue_offset, queue_offset + len(phy_offsets)), sizes, codes
             queue_offset += len(phy_offsets)
         else:
             following = min(queue.next_file_offset(queue_offset), end)
-            if on_gone is not None:
-                on_gone(queue_offset, following)
+            tell(queue_offset, following)
             queue_offset = following
     if on_gone is not None and queue_offset < end:
         on_gone(queue_offset, end)
@@ -616,7 +631,7 @@ def _places_of_batches(
     queue: BatchConsumeQueue, queue_offset: int, end: int, on_gone: Callable[[int, int], None] | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
     # As `queue_places`.
-    begin = queue_offset
+    tell = queue.warn_of_lost if on_gone is None else on_gone
     while queue_offset < end:
         try:
             units = [unit for unit in queue.read(queue_offset, _QUEUE_STEP) if unit.queue_offset < end]
@@ -628,13 +643,13 @@ def _places_of_batches(
             following = min(queue.next_file_offset(queue_offset), end)
             if following <= queue_offset:
                 break
-            if on_gone is not None and (queue_offset == begin or queue.lost_before(following)):
-                on_gone(queue_offset, following)
+            if queue.lost_before(following) or (on_gone is not None and following <= queue.bounds(0)[0]):
+                tell(queue_offset, following)
             queue_offset = following
             continue
         for unit in units:
-            if on_gone is not None and queue_offset < unit.queue_offset and queue.lost_before(unit.queue_offset):
-                on_gone(queue_offset, unit.queue_offset)
+            if queue_offset < unit.queue_offset and queue.lost_before(unit.queue_offset):
+                tell(queue_offset, unit.queue_offset)
             queue_offset = unit.queue_offset + max(unit.num, 1)
         yield (
             np.array([unit.phy_offset for unit in units], np.int64),
@@ -674,6 +689,10 @@ def queue_table(
         else:
             phy_offsets, queue_offsets, sizes = (each[: limit - num] for each in (phy_offsets, queue_offsets, sizes))
         found, rows = rows_at(log, columns, phy_offsets, sizes, queue, queue_offsets)
+        went = phy_offsets[(phy_offsets < log.min_offset) & (sizes > 0) & ((phy_offsets != 0) | (sizes != PRE_FILL_SIZE))]
+        if len(went):
+            # The first unit that is asked for leads into the log.
+            log.warn_of_missing(int(went.min()), log.min_offset)
         batches += found
         num += len(rows)
         if num >= limit:
