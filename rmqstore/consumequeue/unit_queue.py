@@ -7,6 +7,7 @@ Owns the files of one queue and where its units end.  What a unit says, and at w
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from rmqstore import _core
 from rmqstore._core import PRE_FILL_SIZE
 from rmqstore.config import StoreConfig, is_usual_size
 from rmqstore.consumequeue.queue_folders import queue_directory
-from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
+from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, offset_of_name
 from rmqstore.files.mapped_file_queue import MappedFileQueue
 
 logger = logging.getLogger(__name__)
@@ -109,6 +110,15 @@ class UnitQueue(NotCopied, _core.QueueFields):
         places = range(first, min(last, mapped_file.size - self.unit_size + 1), self.unit_size)
         found = (_place_of_record(mapped_file.region, pos) for pos in places)
         return min((phy_offset for phy_offset in found if phy_offset >= 0), default=-1)
+
+    def torn_units(self) -> list[int]:
+        """list of int: numbers of the units in which a file that was cut short ends: what they say of tags may be lost."""
+        ends = [
+            (offset_of_name(os.path.basename(problem.path)) or 0) + problem.pos
+            for problem in self.files.damaged()
+            if problem.path is not None and problem.pos is not None
+        ]
+        return [end // self.unit_size for end in ends if end % self.unit_size]
 
     def warn_of_lost(self, begin: int, end: int) -> None:
         """Say, once for each place, that the units of these queue offsets are lost, past which somebody reads."""

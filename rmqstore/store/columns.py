@@ -738,7 +738,11 @@ def queue_batches(
         if end_phy_offset is not None:
             kept &= phy_offsets < end_phy_offset
         if codes is not None:
-            kept &= np.isin(unit_codes & 0xFFFFFFFF, codes) | (unit_codes <= EXT_ADDRESS_MAX)
+            kept &= (
+                np.isin(unit_codes & 0xFFFFFFFF, codes)
+                | (unit_codes <= EXT_ADDRESS_MAX)
+                | np.isin(queue_offsets, queue.torn_units())
+            )
         phy_offsets, queue_offsets, sizes = phy_offsets[kept], queue_offsets[kept], sizes[kept]
         batches, rows = rows_at(log, columns, phy_offsets, sizes, queue, queue_offsets)
         if on_damage is not None and len(rows) < len(phy_offsets):

@@ -573,6 +573,24 @@ def test_units_that_go_after_the_plan_are_named(sound, tmp_path, caplog, how):
         assert named == [number for first, end in gone for number in range(first, end)]
 
 
+@pytest.mark.parametrize("number", [25, 40, 65])
+def test_a_unit_that_was_cut_in_its_tags_code_is_not_taken_for_one_of_other_tags(sound, tmp_path, number):
+    path = shutil.copytree(sound, tmp_path / "store")
+    plan = LogPlan.of(path)
+    (piece,) = queue_pieces(plan, ["Orders"], [0], 10**9)
+    rows = scanned(sound, ["tags"], topic="Orders", queue_id=0)
+    tags = rows[number - 1]["tags"]
+    if tags is None:
+        number, tags = number - 1, rows[number - 2]["tags"]
+    # The unit before that number loses all but the first byte of its tags code.
+    os.truncate(queue_files(path)[(number - 1) // 20], (number - 1) % 20 * 20 + 13)
+    chosen, schema = ReadOptions(str(path), mode="queue", tags=(tags,), corrupt="skip"), spark_arrow_schema(["queue_offset"])
+    found = queue_piece_batches(plan.root, plan.config, piece, chosen, schema, plan.end)
+    got = [row["queue_offset"] for batch in found for row in batch.to_pylist()]
+    lost = range(number, -(-number // 20) * 20)
+    assert got == [at for at, row in enumerate(rows) if row["tags"] == tags and at not in lost]
+
+
 def lose_unit(file):
     file.write_bytes(file.read_bytes()[:46] + bytes(46) + file.read_bytes()[92:])
 
