@@ -137,12 +137,24 @@ class BatchConsumeQueue(UnitQueue):
         back, or beyond the unit after it, is taken for what the units around it leave.
         """
         number = self._number_of(queue_offset)
-        if number is None:
-            return
+        if number is not None:
+            for _, unit in self.numbered(number, count):
+                yield unit
+
+    def numbered(self, number: int, count: int, reached: int | None = None) -> Iterator[tuple[int, Unit]]:
+        """As `read`, from the unit with this number on, which was written, with the number of each.
+
+        Parameters
+        ----------
+        reached : int, optional
+            Where the unit before it ends.
+        """
         last = min(self.unit_num, number - number % self.units_per_file + self.units_per_file, number + count)
         unit = self.unit_of(number)
-        reached = unit.queue_offset
+        if reached is None:
+            reached = unit.queue_offset
         while number < last:
+            here = number
             number += 1
             after = self.unit_of(number) if number < last else None
             if after is None or after.size <= 0:
@@ -155,20 +167,43 @@ class BatchConsumeQueue(UnitQueue):
             if base < following < base + num:
                 num = following - base
             reached = base + num
-            yield unit._replace(queue_offset=base, num=num)
+            yield here, unit._replace(queue_offset=base, num=num)
             if after is None:
                 return
             unit = after
+
+    def start_of(self, queue_offset: int) -> int:
+        """int: number of a unit from which on all that hold this queue offset or a later one are found; `unit_num` for none.
+
+        A damaged unit may say that it holds the queue offset, or hide the one that does: then it is the first of its file, or
+        of all.
+        """
+        if queue_offset >= self.max_queue_offset:
+            return self.unit_num
+        number = self._number_of(queue_offset)
+        if number is None:
+            number = self._number_above(queue_offset)
+            before = max(self._written_before(number), 0)
+            number = min(self._written_from(before - before % self.units_per_file), number)
+        before = self._written_before(number)
+        if before >= 0 and number < self.unit_num:
+            if self.unit_of(before).queue_offset >= self.unit_of(number).queue_offset:
+                return self._written_from(0)
+        return number
 
     def next_file_offset(self, queue_offset: int) -> int:
         """int: where the first unit after `queue_offset` begins; the files of a batch queue are searched, not computed."""
         number = self._number_above(queue_offset)
         return self.unit_of(number).queue_offset if number < self.unit_num else self.max_queue_offset
 
-    def lost_before(self, queue_offset: int) -> bool:
-        """bool: the unit in front of the first one at or after this queue offset was lost, or its file is missing."""
-        number = self._number_above(queue_offset - 1)
-        return self._written_before(number) != number - 1
+    def next_file_unit(self, number: int) -> int:
+        """int: number of the first unit of the file after the one that has this unit, of those that are there."""
+        after = number * _BATCH_UNIT_SIZE
+        return next((base // _BATCH_UNIT_SIZE for base in self.files.offsets if base > after), self.unit_num)
+
+    def follows(self, number: int) -> bool:
+        """bool: the unit in front of this one was not lost, and its file is there; or this is the first of all."""
+        return self._written_before(number) == number - 1
 
     def tags_code(self, unit: Unit) -> int | None:
         """int: the hash of the tags."""

@@ -630,35 +630,47 @@ def _units(
 def _places_of_batches(
     queue: BatchConsumeQueue, queue_offset: int, end: int, on_gone: Callable[[int, int], None] | None
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    # As `queue_places`.
+    # As `queue_places`.  Unit by unit, as a damaged one may say any queue offset.
     tell = queue.warn_of_lost if on_gone is None else on_gone
-    while queue_offset < end:
+    at, number = queue_offset, queue.start_of(queue_offset)
+    previous = number - 1 if queue.follows(number) else -2
+    if on_gone is not None and number == 0:
+        # Who knows of older ones is told.
+        previous = -2
+    reached: int | None = None
+    while number < queue.unit_num and at < end:
         try:
-            units = [unit for unit in queue.read(queue_offset, _QUEUE_STEP) if unit.queue_offset < end]
+            found = list(queue.numbered(number, _QUEUE_STEP, reached))
         except OffsetOutOfRangeError:
             if on_gone is None:
                 raise
-            units = []
-        if not units:
-            following = min(queue.next_file_offset(queue_offset), end)
-            if following <= queue_offset:
-                break
-            if queue.lost_before(following) or (on_gone is not None and following <= queue.bounds(0)[0]):
-                tell(queue_offset, following)
-            queue_offset = following
+            # Its file was deleted since it was listed.
+            number = queue.next_file_unit(number)
+            previous = -2
             continue
-        for unit in units:
-            if queue_offset < unit.queue_offset and queue.lost_before(unit.queue_offset):
-                tell(queue_offset, unit.queue_offset)
-            queue_offset = unit.queue_offset + max(unit.num, 1)
-        yield (
-            np.array([unit.phy_offset for unit in units], np.int64),
-            np.array([unit.queue_offset for unit in units], np.int64),
-            np.array([unit.size for unit in units], np.int32),
-            np.array([unit.tags_code for unit in units], np.int64),
-        )
-    if on_gone is not None and queue_offset < end:
-        on_gone(queue_offset, end)
+        units = []
+        for here, unit in found:
+            behind = unit.queue_offset + max(unit.num, 1)
+            if at < unit.queue_offset and here != previous + 1:
+                tell(at, min(unit.queue_offset, end))
+            if unit.queue_offset >= end:
+                at = end
+                break
+            previous, at = here, max(at, behind)
+            if behind > queue_offset:
+                units.append(unit)
+        if units:
+            yield (
+                np.array([unit.phy_offset for unit in units], np.int64),
+                np.array([unit.queue_offset for unit in units], np.int64),
+                np.array([unit.size for unit in units], np.int32),
+                np.array([unit.tags_code for unit in units], np.int64),
+            )
+        last, unit = found[-1]
+        reached = unit.queue_offset + max(unit.num, 1)
+        number = next(queue.numbers(last + 1), queue.unit_num)
+    if on_gone is not None and at < end:
+        on_gone(at, end)
 
 
 def queue_table(

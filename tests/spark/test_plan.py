@@ -652,6 +652,27 @@ def test_units_of_a_batch_queue_that_go_after_the_plan_are_named(batches, tmp_pa
         assert store.get_table("Inner", 0, columns=["queue_offset"]).column(0).to_pylist() == left
 
 
+@pytest.mark.parametrize("unit", [0, 1, 2])
+def test_a_batch_unit_that_lost_its_base_hides_no_other(batches, tmp_path, unit):
+    # Cut behind its phy offset, size and tags code it says queue offset 0, which the search for others comes by.
+    path = shutil.copytree(batches, tmp_path / "store")
+    plan = LogPlan.of(path)
+    (piece,) = queue_pieces(plan, None, None, 10**9)
+    os.truncate(path / "batchconsumequeue" / "Inner" / "0" / f"{138:020d}", unit * 46 + 20)
+    chosen, schema = ReadOptions(str(path), mode="queue", corrupt="report"), spark_arrow_schema(["queue_offset", "_corrupt"])
+    found = queue_piece_batches(plan.root, plan.config, piece, chosen, schema, plan.end)
+    rows = [row for batch in found for row in batch.to_pylist()]
+    read = [*range(0, 6 + 2 * unit + 2, 2), *range(12, 20, 2)]
+    assert [row["queue_offset"] for row in rows if row["_corrupt"] is None] == read
+    told = [row["_corrupt"].partition("queue offsets ")[2] for row in rows if row["_corrupt"]]
+    # Of the last message of the unit nobody knows.
+    assert told == ([] if unit == 2 else [f"{6 + 2 * unit + 1} to 11 of Inner/0"])
+    with MessageStore.open(path, config=plan.config, read_only=True) as store:
+        for start in range(0, 21):
+            table = store.get_table("Inner", 0, start, columns=["queue_offset"]).column(0).to_pylist()
+            assert [at for at in table if at >= start] == [at for at in read if at >= start]
+
+
 def test_queue_offsets_that_a_batch_queue_has_no_place_for_are_not_gone(batches, tmp_path):
     path = shutil.copytree(batches, tmp_path / "store")
     directory = path / "batchconsumequeue" / "Inner" / "0"
