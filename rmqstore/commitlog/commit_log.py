@@ -535,8 +535,8 @@ class CommitLog(NotCopied):
         if base not in self._warned_of:
             self._warned_of.add(base)
             logger.warning(
-                "%s: no segment holds phy offsets %d to %d, where retention deleted it or it is lost; what lay there is left "
-                "out",
+                "%s: no segment holds phy offsets %d to %d, retention deleted it or it is lost; what lay there is "
+                "left out",
                 os.path.join(self.path, name_of_offset(base)), base, end,
             )  # fmt: skip
 

@@ -173,10 +173,10 @@ class BatchConsumeQueue(UnitQueue):
             unit = after
 
     def start_of(self, queue_offset: int) -> int:
-        """int: number of a unit from which on all that hold this queue offset or a later one are found; `unit_num` for none.
+        """int: number of a unit from which on all with this queue offset or a later one are found; `unit_num` for none.
 
-        A damaged unit may say that it holds the queue offset, or hide the one that does: then it is the first of its file, or
-        of all.
+        A damaged unit may say that it holds the queue offset, or hide the one that does: then it is the first of its
+        file, or of all.
         """
         if queue_offset >= self.max_queue_offset:
             return self.unit_num

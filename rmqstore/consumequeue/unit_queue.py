@@ -112,7 +112,7 @@ class UnitQueue(NotCopied, _core.QueueFields):
         return min((phy_offset for phy_offset in found if phy_offset >= 0), default=-1)
 
     def torn_units(self) -> list[int]:
-        """list of int: numbers of the units in which a file that was cut short ends: what they say of tags may be lost."""
+        """list of int: numbers of the units in which a file that was cut short ends: their tags codes may be lost."""
         ends = [
             (offset_of_name(os.path.basename(problem.path)) or 0) + problem.pos
             for problem in self.files.damaged()
@@ -125,8 +125,8 @@ class UnitQueue(NotCopied, _core.QueueFields):
         if begin not in self._warned_of:
             self._warned_of.add(begin)
             logger.warning(
-                "%s: no unit of queue %s/%d is there for queue offsets %d to %d; these messages are left out. To have them "
-                "again, %s",
+                "%s: no unit of queue %s/%d is there for queue offsets %d to %d; these messages are left out. To have "
+                "them again, %s",
                 self.files.path, self.topic, self.queue_id, begin, end - 1, REPAIR,
             )  # fmt: skip
 

@@ -391,7 +391,7 @@ class _Source:
             yield phy_offsets
 
     def look_up(self, phy_offset: int) -> MessageExt | None:
-        """The message at a place that `offsets` gave, None where none begins; where no segment is, that is told, once for each."""
+        """The message at a place that `offsets` gave, None where none begins; a missing segment is told once."""
         message = self.log.look_up(phy_offset)
         if message is None and self.log.region_of(phy_offset) is None:
             base = phy_offset - phy_offset % self.log.segment_size

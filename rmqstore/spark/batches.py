@@ -5,8 +5,9 @@ three ways of taking damage.  It never imports pyspark, opens nothing but the pi
 memory.
 
 `fail` raises at the first thing that is not a whole record.  `report` gives it a row whose ``_corrupt`` names file, position and
-verdict; where no record could be read, the row has only ``phy_offset`` and ``size`` besides, where a unit of a queue is gone only
-``topic``, ``queue_id`` and ``queue_offset``.  `skip` passes over it, with a warning of the task where it is a file that is gone.
+verdict; where no record could be read, the row has only ``phy_offset`` and ``size`` besides, where a unit of a queue is
+gone only ``topic``, ``queue_id`` and ``queue_offset``.  `skip` passes over it, with a warning of the task where it is a
+file that is gone.
 """
 
 from __future__ import annotations
@@ -237,8 +238,8 @@ class PieceReader:
         path, pos = self.unit_place(piece, queue, first)
         if self.options.corrupt == "fail":
             raise CorruptionError(
-                f"the plan of the job has {what}, and no unit of the queue is there for them: retention took them since, or a "
-                f"file is gone or cut short. Plan the job again to read what is left; otherwise {REPAIR}; {_ADVICE}",
+                f"the plan of the job has {what}, and no unit of the queue is there for them: retention took them, or "
+                f"a file is gone or cut short. Plan the job again to read what is left; otherwise {REPAIR}; {_ADVICE}",
                 path,
                 pos,
             )
@@ -251,7 +252,7 @@ class PieceReader:
             self.ready.append(self.one_row(values))
 
     def unit_place(self, piece: QueuePiece, queue: AnyConsumeQueue | None, queue_offset: int) -> tuple[str, int | None]:
-        """(str, int or None): the file that has, or had, the unit of a queue, and the position in it, where they are known."""
+        """(str, int or None): the file that has, or had, the unit of a queue, and the position in it, where known."""
         if queue is None:
             return queue_directory(self.root, ConsumeQueue.kind, piece.topic, piece.queue_id), None
         if isinstance(queue, BatchConsumeQueue) or not queue.disk_files:
@@ -372,8 +373,8 @@ def queue_piece_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The chosen messages of a piece of a queue, in queue order; otherwise as `piece_batches`.
 
-    Units that the plan has and that are not there are damage as a segment that is not there: what is read and what is named
-    is what was planned.
+    Units that the plan has and that are not there are damage as a segment that is not there: what is read and what is
+    named is what was planned.
     """
     pool = MappedFilePool(64)
     log = CommitLog(root, config, pool, read_only=True)

@@ -140,12 +140,13 @@ def _directory(path: str) -> str:
 
 
 def tells_segment_size(root: str, options: Mapping[str, str]) -> bool:
-    """bool: the size of a segment is known: an option or a broker.conf says it, or there is a segment that is not empty."""
+    """bool: the size of a segment is known: an option or a broker.conf says it, or there is one that is not empty."""
     if "mapped_file_size_commit_log" in options or options.get("broker_conf"):
         return True
     try:
         with os.scandir(os.path.join(root, "commitlog")) as entries:
-            return any(offset_of_name(each.name) is not None and each.is_file() and each.stat().st_size for each in entries)
+            named = [each for each in entries if offset_of_name(each.name) is not None]
+            return any(each.is_file() and each.stat().st_size for each in named)
     except FileNotFoundError:
         return False
 
@@ -161,8 +162,8 @@ def store_config(
         False for who only reads log and queues: the geometry of the index, which an index file without entries does not
         tell, is then not looked for.
     may_be_empty : bool
-        True for who waits for the first segment: without one the sizes are RocketMQ's, until there is one and this is asked
-        again.
+        True for who waits for the first segment: without one the sizes are RocketMQ's, until there is one and this is
+        asked again.
 
     Raises
     ------

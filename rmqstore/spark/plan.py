@@ -115,8 +115,8 @@ class LogPlan:
         config : StoreConfig, optional
             By default `StoreConfig.infer`.
         ends : bool
-            What is no file (a directory, a link that leads nowhere) and stands just in front of the oldest segment, or after
-            the newest one, which is full, stands for a segment that was lost: `begin` and `end` take it in.
+            What is no file (a directory, a link that leads nowhere) and stands just in front of the oldest segment, or
+            after the newest one, which is full, stands for a segment that was lost: `begin` and `end` take it in.
 
         Raises
         ------
@@ -187,8 +187,8 @@ def known_end(log: CommitLog) -> int:
 
 def _with_lost_ends(log: CommitLog, begin: int, end: int) -> tuple[int, int]:
     size, offsets = log.segment_size, log.files.offsets
-    paths = [problem.path for problem in log.files.problems if problem.path is not None and not os.path.isfile(problem.path)]
-    lost = {offset_of_name(os.path.basename(path)) for path in paths}
+    paths = [problem.path for problem in log.files.problems if problem.path is not None]
+    lost = {offset_of_name(os.path.basename(path)) for path in paths if not os.path.isfile(path)}
     if offsets and end == offsets[-1] + size:
         while end in lost:
             end += size

@@ -584,8 +584,8 @@ def queue_places(
     ----------
     on_gone : callable, optional
         Who knows that there were units from `queue_offset` to `end` is told of those that are not there (any more): the
-        first queue offset, and the one after the last.  Pre-fill units, and queue offsets that a batch queue has no place
-        for, are not gone.  By default those that lie between others are said in a warning.
+        first queue offset, and the one after the last.  Pre-fill units, and queue offsets that a batch queue has no
+        place for, are not gone.  By default those that lie between others are said in a warning.
     """
     if isinstance(queue, BatchConsumeQueue):
         yield from _places_of_batches(queue, queue_offset, end, on_gone)
@@ -701,7 +701,8 @@ def queue_table(
         else:
             phy_offsets, queue_offsets, sizes = (each[: limit - num] for each in (phy_offsets, queue_offsets, sizes))
         found, rows = rows_at(log, columns, phy_offsets, sizes, queue, queue_offsets)
-        went = phy_offsets[(phy_offsets < log.min_offset) & (sizes > 0) & ((phy_offsets != 0) | (sizes != PRE_FILL_SIZE))]
+        is_real = (sizes > 0) & ((phy_offsets != 0) | (sizes != PRE_FILL_SIZE))
+        went = phy_offsets[is_real & (phy_offsets < log.min_offset)]
         if len(went):
             # The first unit that is asked for leads into the log.
             log.warn_of_missing(int(went.min()), log.min_offset)

@@ -328,7 +328,8 @@ def test_what_is_no_file_in_the_place_of_a_segment_is_damage(sound, tmp_path, ki
     for plan in (before, after):
 
         def read_all(plan=plan, **options):
-            found = [batches_of(plan, piece, ("phy_offset", "size", "_corrupt"), **options) for piece in plan.pieces(5000)]
+            columns = ("phy_offset", "size", "_corrupt")
+            found = [batches_of(plan, piece, columns, **options) for piece in plan.pieces(5000)]
             return [row for batches in found for batch in batches for row in batch.to_pylist()]
 
         with pytest.raises(CorruptionError, match=f"missing.*{base:020d}, position"):
@@ -349,7 +350,8 @@ def test_what_is_no_file_and_stands_in_no_place_of_a_segment_says_nothing(sound,
     last = plan.segments[-1]
     assert plan.end < last + SEGMENT
     # What follows a segment that is not full never was a segment with messages.
-    for name in (f"{last + SEGMENT:020d}", f"{last + 7 * SEGMENT:020d}", f"{2**62:020d}", "00000000000000000001", "notes"):
+    places = (last + SEGMENT, last + 7 * SEGMENT, 2**62, 1)
+    for name in [*(f"{place:020d}" for place in places), "notes"]:
         (path / "commitlog" / name).mkdir()
     assert LogPlan.of(path, ends=True) == LogPlan.of(path) == plan
 
@@ -510,8 +512,8 @@ def as_directory(file):
     file.mkdir()
 
 
-# How files of a queue go between the plan and the reading, and the queue offsets that have no unit then; 20 are in a file, the
-# queue of the test has 66.
+# How files of a queue go between the plan and the reading, and the queue offsets that have no unit then; 20 are in a
+# file, the queue of the test has 66.
 GONE = {
     "retention": (lambda files: [file.unlink() for file in files[:2]], [(0, 40)]),
     "a file in the middle": (lambda files: files[1].unlink(), [(20, 40)]),
@@ -550,7 +552,8 @@ def test_units_that_go_after_the_plan_are_named(sound, tmp_path, caplog, how):
                 for row in batch.to_pylist()
             ]
 
-        with pytest.raises(CorruptionError, match=rf"(?s)queue offsets? {gone[0][0]}\b.*Orders/0.*Plan the job again.*corrupt="):
+        said = rf"(?s)queue offsets? {gone[0][0]}\b.*Orders/0.*Plan the job again.*corrupt="
+        with pytest.raises(CorruptionError, match=said):
             read_all()
         # What is read and what is named is what was planned.
         left = [row for row in table if not any(first <= row["queue_offset"] < end for first, end in gone)]
@@ -564,7 +567,8 @@ def test_units_that_go_after_the_plan_are_named(sound, tmp_path, caplog, how):
         named = []
         for row in told:
             assert (row["topic"], row["queue_id"], row["body"], row["phy_offset"]) == ("Orders", 0, None, None)
-            first, last = re.search(r": MISSING, queue offsets? (\d+)(?: to (\d+))? of Orders/0$", row["_corrupt"]).groups()
+            name = re.compile(r": MISSING, queue offsets? (\d+)(?: to (\d+))? of Orders/0$")
+            first, last = name.search(row["_corrupt"]).groups()
             assert row["queue_offset"] == int(first)
             named += range(int(first), int(last or first) + 1)
             if how not in ("every file", "the folder"):
@@ -584,7 +588,8 @@ def test_a_unit_that_was_cut_in_its_tags_code_is_not_taken_for_one_of_other_tags
         number, tags = number - 1, rows[number - 2]["tags"]
     # The unit before that number loses all but the first byte of its tags code.
     os.truncate(queue_files(path)[(number - 1) // 20], (number - 1) % 20 * 20 + 13)
-    chosen, schema = ReadOptions(str(path), mode="queue", tags=(tags,), corrupt="skip"), spark_arrow_schema(["queue_offset"])
+    chosen = ReadOptions(str(path), mode="queue", tags=(tags,), corrupt="skip")
+    schema = spark_arrow_schema(["queue_offset"])
     found = queue_piece_batches(plan.root, plan.config, piece, chosen, schema, plan.end)
     got = [row["queue_offset"] for batch in found for row in batch.to_pylist()]
     lost = range(number, -(-number // 20) * 20)
@@ -659,7 +664,8 @@ def test_a_batch_unit_that_lost_its_base_hides_no_other(batches, tmp_path, unit)
     plan = LogPlan.of(path)
     (piece,) = queue_pieces(plan, None, None, 10**9)
     os.truncate(path / "batchconsumequeue" / "Inner" / "0" / f"{138:020d}", unit * 46 + 20)
-    chosen, schema = ReadOptions(str(path), mode="queue", corrupt="report"), spark_arrow_schema(["queue_offset", "_corrupt"])
+    chosen = ReadOptions(str(path), mode="queue", corrupt="report")
+    schema = spark_arrow_schema(["queue_offset", "_corrupt"])
     found = queue_piece_batches(plan.root, plan.config, piece, chosen, schema, plan.end)
     rows = [row for batch in found for row in batch.to_pylist()]
     read = [*range(0, 6 + 2 * unit + 2, 2), *range(12, 20, 2)]

@@ -1,7 +1,7 @@
-"""A store that loses files while it is read: what is read, and what is named as gone, is what there was when the reading began.
+"""A store that loses files while it is read: what is read and what is named as gone is what was there at first.
 
-Retention, or somebody by hand, takes segments and files of queues between the moment at which a reading is settled and the one
-at which it comes by.
+Retention, or somebody by hand, takes segments and files of queues between the moment at which a reading is settled and
+the one at which it comes by.
 """
 
 from __future__ import annotations
