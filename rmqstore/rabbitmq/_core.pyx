@@ -86,13 +86,14 @@ cdef enum:
     THIRD_MARK
     MSG_ID_MISMATCH
     SALVAGE_GIVEN_UP
+    TORN_MARK
 
 # In the order of the enumeration above; users see these names.
 PROBLEM_KINDS = (
     "torn_record", "bad_prefix", "zero_stretch", "bad_term", "zero_tail", "nul_file", "rel_out_of_range",
     "duplicate_publish", "different_publish", "publish_after_ack", "publish_after_deliver", "deliver_without_publish",
     "duplicate_deliver", "deliver_after_ack", "ack_without_publish", "ack_without_deliver", "third_mark",
-    "msg_id_mismatch", "salvage_given_up",
+    "msg_id_mismatch", "salvage_given_up", "torn_mark",
 )
 
 # A file with more findings than this is reported by their number.
@@ -359,23 +360,34 @@ cdef const unsigned char* plain_message(const unsigned char* p, int64_t n, int64
     return p + id_pos + 5 if size == n else NULL
 
 
-cdef bint term_is_bad(Scan* scan, int64_t at, int64_t embedded, int64_t seq, Sink* sink) noexcept nogil:
-    cdef const unsigned char* term = scan.p + at + scan.head + BODY_FIXED
+cdef int64_t term_damage(const unsigned char* msg_id, const unsigned char* term, int64_t embedded) noexcept nogil:
+    # BAD_TERM or MSG_ID_MISMATCH of an embedded term and the id that its record says; -1 where nothing is wrong.
     cdef const unsigned char* found
     cdef int64_t size = 0
     if embedded > 1 and term[1] == 80:
         # A compressed term says its id, and whether it is whole, only to those who inflate it.
-        return False
+        return -1
     found = plain_message(term, embedded, &size)
     if found == NULL and term_extent(term, embedded) == embedded:
         found = message_id(term, embedded)
     if found == NULL:
-        note(sink, BAD_TERM, at, seq, scan.head + BODY_FIXED + embedded)
-        return True
-    if memcmp(found, scan.p + at + scan.head, 16) != 0:
-        note(sink, MSG_ID_MISMATCH, at, seq, scan.head + BODY_FIXED + embedded)
-        return True
-    return False
+        return BAD_TERM
+    return -1 if memcmp(found, msg_id, 16) == 0 else MSG_ID_MISMATCH
+
+
+cdef bint term_is_bad(Scan* scan, int64_t at, int64_t embedded, int64_t seq, Sink* sink) noexcept nogil:
+    cdef const unsigned char* body = scan.p + at + scan.head
+    cdef int64_t damage = term_damage(body, body + BODY_FIXED, embedded)
+    if damage >= 0:
+        note(sink, damage, at, seq, scan.head + BODY_FIXED + embedded)
+    return damage >= 0
+
+
+cdef inline bint is_torn_head(const unsigned char* p, int64_t at, int64_t n) noexcept nogil:
+    # Only the first bytes of a record were written before zeros to the end.  What is left of its number may be another
+    # entry's: as a mark it would ack a message that nobody acked.
+    cdef int64_t zeros = at + (SEGMENT_HEAD if p[at] & 0x80 else 1)
+    return p[at] & 0xC0 != 0 and n - at > SEGMENT_HEAD and p[zeros] == 0 and is_zero(p + zeros, n - zeros)
 
 
 cdef void parse_segment(Scan* scan, int64_t* entries, int64_t base_seq, Sink* sink, int64_t* end, int64_t* records) noexcept nogil:
@@ -388,6 +400,9 @@ cdef void parse_segment(Scan* scan, int64_t* entries, int64_t base_seq, Sink* si
         end[0] = 0
         return
     while at < n:
+        if is_torn_head(p, at, n):
+            note(sink, TORN_RECORD, at, -1, n - at)
+            break
         extent = segment_extent(p, n, at)
         if extent < 0:
             stride = after_damage(scan, at, extent, sink)
@@ -545,12 +560,67 @@ cdef bint is_same_publish(const unsigned char* image, int64_t journal_word, cons
             and memcmp(a, b, <size_t>(BODY_FIXED + embedded)) == 0)
 
 
-cdef int64_t merge_segment(const int64_t* entries, int64_t entry_count, const unsigned char* p, int64_t base_seq,
-                           const int64_t* seqs, int64_t* words, int64_t count, const unsigned char* image, Sink* sink,
-                           int64_t* unacked) noexcept nogil:
+cdef bint is_remnant(const unsigned char* p, int64_t n, const unsigned char* whole, int64_t whole_size) noexcept nogil:
+    # Does the body `p` of a publish end in zeros from where it differs from `whole`?  So power leaves it that is lost
+    # while it is written.
+    cdef int64_t i = 0
+    while i < n and i < whole_size and p[i] == whole[i]:
+        i += 1
+    return i < n and is_zero(p + i, n - i)
+
+
+cdef int64_t copy_damage(const unsigned char* image, int64_t journal_word, const unsigned char* p, int64_t size,
+                         int64_t segment_word) noexcept nogil:
+    # Of two different publishes: what is wrong with the segment's, where it cannot be what was written and the
+    # journal's can; else -1.
+    cdef const unsigned char* a = image + (journal_word >> W_BITS) + JOURNAL_HEAD
+    cdef const unsigned char* b = p + (segment_word >> W_BITS) + SEGMENT_HEAD
+    cdef int64_t here = get_u32(a + BODY_EMBEDDED), there = get_u32(b + BODY_EMBEDDED), damage = -1
+    if there > size - (segment_word >> W_BITS) - SEGMENT_PUBLISH_FIXED:
+        # The file was changed since it was gone over.
+        return -1
+    if is_remnant(b, BODY_FIXED + there, a, BODY_FIXED + here):
+        return TORN_RECORD
+    if there:
+        damage = term_damage(b, b + BODY_FIXED, there)
+    if damage >= 0 and here and term_damage(a, a + BODY_FIXED, here) >= 0:
+        return -1
+    return damage
+
+
+cdef int64_t torn_mark(const int64_t* entries, const unsigned char* p, int64_t base_seq, const int64_t* seqs,
+                       const int64_t* words, int64_t count, int64_t end) noexcept nogil:
+    # The entry that a segment's last mark looks like one of, where only the first byte of that mark was written; else
+    # -1.  What is in journal and segment alike tells that a flush did not end; its last mark is of the lowest number.
+    cdef int64_t i, rel
+    if entries == NULL or count == 0 or end < SEGMENT_HEAD or p[end - 1] != 0 or p[end - 2] & 0xC0 != 0x40:
+        return -1
+    rel = seqs[0] - base_seq
+    if rel & 0xFF == 0 or rel >> 8 != p[end - 2] & 0x3F or not entries[rel] & W_PUBLISH:
+        return -1
+    if words[0] & (W_DELIVER | W_ACK) & ~entries[rel] == 0:
+        return -1
+    for i in range(count):
+        if words[i] & entries[seqs[i] - base_seq] & (W_PUBLISH | W_DELIVER | W_ACK):
+            return rel & ~<int64_t>0xFF
+    return -1
+
+
+cdef int64_t merge_segment(int64_t* entries, int64_t entry_count, const unsigned char* p, int64_t size,
+                           int64_t base_seq, const int64_t* seqs, int64_t* words, int64_t count,
+                           const unsigned char* image, Sink* sink, int64_t* unacked, int64_t* end,
+                           bint* malformed) noexcept nogil:
     # Take from the journal's words of one segment what its file has (section 7.1, all cells); how many words changed.
-    cdef int64_t i, word, kept, other, pos, changed = 0, live = 0
+    # `end` moves to before a last record that is only the beginning of what the journal has.
+    cdef int64_t i, rel, word, kept, other, pos, extent, damage, changed = 0, live = 0
     cdef int j, s
+    rel = torn_mark(entries, p, base_seq, seqs, words, count, end[0]) if end[0] == size else -1
+    if rel >= 0:
+        end[0] -= SEGMENT_HEAD
+        sink.segment = base_seq // entry_count
+        note(sink, TORN_MARK, end[0], base_seq + rel, SEGMENT_HEAD)
+        sink.segment = -1
+        entries[rel] &= ~<int64_t>(W_ACK if entries[rel] & W_ACK else W_DELIVER)
     if entries != NULL:
         for i in range(entry_count):
             live += (entries[i] & (W_PUBLISH | W_ACK | W_DAMAGED)) == W_PUBLISH
@@ -572,8 +642,28 @@ cdef int64_t merge_segment(const int64_t* entries, int64_t entry_count, const un
                 kept = 0
         elif j & W_PUBLISH:
             if not is_same_publish(image, word, p, other):
-                note(sink, DIFFERENT_PUBLISH, pos, seqs[i], 0)
-                kept = 0
+                damage = copy_damage(image, word, p, size, other)
+                if damage >= 0:
+                    # The segment's entry gives way, but for what later records say of it.
+                    live -= (other & (W_PUBLISH | W_ACK | W_DAMAGED)) == W_PUBLISH
+                    kept = word | (other & (W_DELIVER | W_ACK))
+                    entries[seqs[i] - base_seq] = 0
+                    pos = other >> W_BITS
+                    extent = SEGMENT_PUBLISH_FIXED + get_u32(p + pos + SEGMENT_HEAD + BODY_EMBEDDED)
+                    if not other & W_DAMAGED:
+                        sink.segment = base_seq // entry_count
+                        note(sink, damage, pos, seqs[i], extent)
+                        sink.segment = -1
+                    if damage == TORN_RECORD and pos + extent == end[0]:
+                        end[0] = pos
+                    else:
+                        malformed[0] = True
+                    other = 0
+                else:
+                    # Writing would empty the journal of a message that may be whole.
+                    note(sink, DIFFERENT_PUBLISH, pos, seqs[i], 0)
+                    malformed[0] = True
+                    kept = 0
             elif s & W_ACK or (j == W_PUBLISH and s & W_DELIVER):
                 note(sink, DUPLICATE_PUBLISH, pos, seqs[i], 0)
                 kept = 0
@@ -1243,8 +1333,10 @@ cdef class JournalMap:
         cdef Region region = None
         cdef const uint8_t[::1] data
         cdef const unsigned char* p = NULL
-        cdef const int64_t* entries = &segment.entries[0] if segment.filled else NULL
+        cdef int64_t* entries = &segment.entries[0] if segment.filled else NULL
         cdef int64_t count = seqs.shape[0], changed, unacked = 0, entry_count = self.segment_entry_count
+        cdef int64_t end = segment.end
+        cdef bint malformed = segment.malformed
         cdef const int64_t* seq_at = &seqs[0] if count else NULL
         cdef int64_t* word_at = &words[0] if count else NULL
         cdef const unsigned char* image = &self.image[0]
@@ -1258,11 +1350,14 @@ cdef class JournalMap:
             p = &data[0] if data.shape[0] else NULL
         try:
             with nogil:
-                changed = merge_segment(entries, entry_count, p, base_seq, seq_at, word_at, count, image, &sink, &unacked)
+                changed = merge_segment(entries, entry_count, p, segment.size, base_seq, seq_at, word_at, count, image,
+                                        &sink, &unacked, &end, &malformed)
         finally:
             if region is not None:
                 region.unpin()
         findings.take(&sink)
+        segment.end = end
+        segment.malformed = malformed
         self.depth += unacked - segment.unacked
         segment.unacked = unacked
         return changed

@@ -29,7 +29,7 @@ _DETAILS = {
         "a record's place in the segment is not below segment_entry_count: is that as the vhost's .config says?"
     ),
     "duplicate_publish": "the same message was published again",
-    "different_publish": "another message has the same sequence id; the first one counts",
+    "different_publish": "another message has the same sequence id; the first whole one counts",
     "publish_after_ack": "a publish comes after its ack; the ack counts",
     "publish_after_deliver": "a publish comes after its deliver",
     "deliver_without_publish": "a deliver of a message that was never published",
@@ -40,6 +40,7 @@ _DETAILS = {
     "third_mark": "a third mark of a message that is acked already",
     "msg_id_mismatch": "the record and the message inside it have different message ids",
     "salvage_given_up": "what follows looks so much like records everywhere that the search for whole ones was ended",
+    "torn_mark": "a mark is cut after its first byte, and looks like one of this message; it does not count",
 }
 
 

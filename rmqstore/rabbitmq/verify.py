@@ -88,7 +88,11 @@ class Finding(errors.Finding):
 
 
 # What a segment's reader meets keeps the node from booting: the reader crashes, and the message store waits for it for ever.
-_SEGMENT = {"nul_file": Consequence.REPAIRS}
+_SEGMENT = {
+    "nul_file": Consequence.REPAIRS,
+    # It takes the mark for an ack.
+    "torn_mark": Consequence.DROPS,
+}
 # Of a journal the node reads what comes before damage; what the damage says of marks crashes the merge.
 _JOURNAL = {
     "torn_record": Consequence.DROPS,

@@ -705,6 +705,22 @@ def segment_publish_twice_other(p: Planting) -> None:
     # Which of the two it is depends on the reader; that there is one under the number does not.
 
 
+@damage("journal")
+def segment_flush_torn(p: Planting) -> None:
+    """Power was lost within a flush: the beginning of an entry that the journal has, and zeros for the rest."""
+    directory = p.journals()
+    publishes = [record.pub for record in p.contents[directory].journal if record.pub is not None]
+    live = [pub for pub in publishes if pub.seq in p.before.queues[directory].seqs]
+    number = live[-1].seq // p.count
+    records = [oracle.segment_publish(pub, p.count) + oracle.segment_mark(pub.seq, p.count) for pub in live[::-1]
+               if pub.seq // p.count == number]  # fmt: skip
+    whole = b"".join(records[: len(records) // 2])
+    size = len(b"".join(records))
+    begun = records[len(records) // 2][: p.rng.randrange(3, 18)]
+    with open(p.folder(directory) / f"{number}.idx", "ab") as file:
+        file.write((whole + begun).ljust(size, b"\0"))
+
+
 @damage("segments")
 def segment_third_mark(p: Planting) -> None:
     """A message that is acked in its segment has a third mark."""

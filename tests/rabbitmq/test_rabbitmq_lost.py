@@ -21,7 +21,18 @@ from click.testing import CliRunner
 
 from rmqstore import cli
 from rmqstore.errors import StoreError
-from rmqstore.rabbitmq import Consequence, Message, QueueIndex, Vhost, export, import_messages, layout, term, verify
+from rmqstore.rabbitmq import (
+    Consequence,
+    Message,
+    QueueIndex,
+    Vhost,
+    export,
+    import_messages,
+    layout,
+    repair,
+    term,
+    verify,
+)
 from rmqstore.rabbitmq.term import Atom
 from rmqstore.rabbitmq.vhost import write_recovery_terms
 
@@ -341,3 +352,50 @@ def test_a_journal_that_an_orderly_stop_left_has_no_end_of_a_crash(zeros, tmp_pa
     with pytest.raises(StoreError, match="nothing was changed"):
         import_messages(path, "q", [Message(b"new")], declared=True)
     assert golden.tree(path) == before
+
+
+@pytest.mark.parametrize("written", [2, 9, 18, 31, 34, 37])
+@pytest.mark.parametrize("stored", [False, True], ids=["embedded", "stored"])
+def test_what_power_left_of_an_entry_hides_no_whole_one(written, stored, tmp_path):
+    # The beginning of an entry that a flush was writing, and zeros: it was taken for another message of that number,
+    # and the journal's whole one was left out everywhere.
+    path = tmp_path / "vhost"
+    directory = path / "queues" / layout.queue_directory("/", "q")
+    directory.mkdir(parents=True)
+    (path / ".vhost").write_bytes(b"/")
+    (path / ".config").write_bytes(layout.format_config(2048))
+    (directory / ".queue_name").write_bytes(layout.format_queue_name("/", "q", None))
+    pubs = []
+    for seq in range(3):
+        msg_id, body = bytes(range(seq + 1, seq + 17)), b"body %d" % seq
+        message = oracle.message_term(body, msg_id, routing_keys=[b"q"])
+        pubs.append(oracle.Publish(seq, msg_id, 0, len(body), True, b"" if stored else message))
+        if stored:
+            (path / "msg_store_persistent").mkdir(exist_ok=True)
+            with open(path / "msg_store_persistent" / "0.rdq", "ab") as file:
+                file.write(oracle.rdq_record(msg_id, message))
+    model = oracle.IndexModel(2048, 1 << 60)
+    for pub in pubs:
+        model.enqueue(pub)
+    (directory / "journal.jif").write_bytes(model.journal)
+    model.flush()
+    blob = bytes(model.segments[0])
+    half = len(oracle.segment_publish(pubs[2], 2048)) + 2 + written
+    (directory / "0.idx").write_bytes(blob[:half].ljust(len(blob), b"\0"))
+    assert oracle.read_vhost(path).crashes
+    before = golden.tree(path)
+    want = [(seq, pubs[seq].msg_id, b"body %d" % seq) for seq in range(3)]
+    told = []
+    with Vhost.open(path) as vhost:
+        queue = vhost.queue("q")
+        assert [(one.seq_id, one.msg_id, one.body) for one in queue.messages(told.append)] == want
+        rows = [row for batch in queue.batches(("seq_id", "msg_id", "body"), told.append) for row in batch.to_pylist()]
+        assert [(row["seq_id"], row["msg_id"], row["body"]) for row in rows] == want
+        assert queue.depth == 3 and {each.path for each in queue.incomplete} == {str(directory / "0.idx")}
+    assert export(path, tmp_path / "out.jsonl", on_lost=told.append, on_incomplete=lambda each: None) == 3 and not told
+    assert {(each.path, each.consequence) for each in verify(path)} == {(str(directory / "0.idx"), Consequence.HANGS)}
+    assert repair(path, tmp_path / "repaired").messages == 3
+    assert [entry.message.body for entry in oracle.read_vhost(tmp_path / "repaired").queue(b"q").entries] == [
+        body for _, _, body in want
+    ]
+    assert not list(verify(tmp_path / "repaired")) and golden.tree(path) == before

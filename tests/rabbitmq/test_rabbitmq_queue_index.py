@@ -418,6 +418,42 @@ def test_a_different_publish_in_journal_and_segment(queue):
         with QueueIndex.open(queue, segment_entry_count=COUNT, read_only=True) as index:
             assert kinds(index) == {"different_publish"}
             assert [entry.message for entry in index] == [publish_of(3).term]
+        # Both are whole, and a writer would empty the journal of one.
+        before = files_of(queue)
+        with pytest.raises(CorruptionError, match="rmqstore rabbitmq repair"):
+            QueueIndex.open(queue, segment_entry_count=COUNT)
+        assert files_of(queue) == before
+
+
+@pytest.mark.parametrize("check_terms", [True, False])
+def test_of_two_different_publishes_the_whole_one_counts(queue, check_terms):
+    whole, other = publish_of(3), publish_of(3, b"another")
+    wrong = {
+        "bad_term": other._replace(term=b"\x83" + other.term[1:-9] + b"\x07" * 9),
+        "msg_id_mismatch": other._replace(msg_id=b"?" * 16),
+        "torn_record": whole._replace(msg_id=whole.msg_id[:9] + bytes(7), size=0, term=b""),
+    }
+    after = oracle.segment_publish(publish_of(2), COUNT) + oracle.segment_mark(2, COUNT)
+    journal = oracle.journal_publish(whole) + oracle.journal_deliver(3)
+    for kind, pub in wrong.items():
+        for marks in range(3):
+            segment = oracle.segment_publish(pub, COUNT) + oracle.segment_mark(3, COUNT) * marks + after
+            write_files(queue, {"0.idx": segment, "journal.jif": journal})
+            with QueueIndex.open(queue, segment_entry_count=COUNT, read_only=True, check_terms=check_terms) as index:
+                # Its ack is whole.
+                live = [publish_of(2).term] + [whole.term] * (marks < 2)
+                assert [entry.message for entry in index] == live and index.depth == len(live), (kind, marks)
+                assert kinds(index) == {kind} and all(entry.marked for entry in index)
+                assert [(each.path, each.pos, each.seq_id) for each in index.problems] == [(str(queue / "0.idx"), 0, 3)]
+            before = files_of(queue)
+            with pytest.raises(CorruptionError, match=kind):
+                QueueIndex.open(queue, segment_entry_count=COUNT, check_terms=check_terms)
+            assert files_of(queue) == before
+    # Where the journal's is not whole either, the segment's stays.
+    both, journal = wrong["bad_term"], oracle.journal_publish(wrong["msg_id_mismatch"])
+    write_files(queue, {"0.idx": oracle.segment_publish(both, COUNT), "journal.jif": journal})
+    with QueueIndex.open(queue, segment_entry_count=COUNT, read_only=True, check_terms=False) as index:
+        assert [entry.message for entry in index] == [both.term] and kinds(index) == {"different_publish"}
 
 
 # ----------------------------------------------------------------------------------------------------------- recovery

@@ -495,6 +495,83 @@ def test_cuts(scratch, step):
             check_damaged(scratch / "queue", {**good, name: data[:end]}, (name, end))
 
 
+def before_and_within_a_flush(count: int, first: int, more: int) -> tuple[dict[str, bytes], str, bytes]:
+    """Files of an index that is to be flushed, the segment that this appends to, and what: `more` and acks."""
+    chance = random.Random(count)
+    model = oracle.IndexModel(count, 1000)
+
+    def put_one(seq: int, stored: bool) -> None:
+        pub = publish_of(seq, b"", stored=stored)
+        # With ids of its own making, which have no zeros where another one has none.
+        msg_id = chance.randbytes(16)
+        term = b"" if stored else oracle.message_term(b"", msg_id)
+        model.enqueue(pub._replace(msg_id=msg_id, size=chance.randrange(1, 1 << 16), term=term))
+
+    # Number 0 is live and delivered: another mark of it would be its ack.
+    for seq in (0, 1, 2, 3, first - 1):
+        put_one(seq, seq == 1)
+    model.flush()
+    model.ack([2, 3])
+    if more:
+        for seq in range(first, first + 5):
+            put_one(seq, seq % 3 != 0)
+        model.publish(publish_of(first + 5))
+        model.ack([first + 2])
+    before = model.files()
+    model.flush()
+    blob = bytes(model.segments[0])[len(before["0.idx"]) :]
+    assert len(model.segments) == 1 and blob
+    return before, "0.idx", blob
+
+
+@pytest.mark.parametrize(("count", "first", "more"), [(16, 5, True), (512, 254, True), (16, 5, False)])
+@pytest.mark.parametrize("zeros", [False, True], ids=["cut", "zeros"])
+def test_power_is_lost_within_a_flush(scratch, count, first, more, zeros):
+    # Of what was not forced any part is there, and zeros may stand for the rest.  The journal still has all of it.
+    before, name, blob = before_and_within_a_flush(count, first, more)
+    states, crashes = oracle.load_index(before, count)
+    assert not crashes
+    want = {seq: state.pub for seq, state in states.items() if state.pub is not None and not state.acked}
+    assert len(want) == (8 if more else 3)
+    path = scratch / "queue"
+
+    def given(**options) -> dict[int, oracle.Publish]:
+        with QueueIndex.open(path, segment_entry_count=count, **options) as index:
+            entries = list(index)
+            assert index.depth == len(entries) == len(index.columns().seq_id)
+            problems[:] = index.problems
+        return {
+            each.seq_id: oracle.Publish(
+                each.seq_id, each.msg_id, each.expiry_us, each.size, each.persistent, each.message or b""
+            )
+            for each in entries
+        }
+
+    problems: list = []
+    begins = [record.begin for record in oracle.parse_segment(blob, 0, count).records]
+    near = {begin + more for begin in begins for more in (*range(6), 17, 18, 25, *range(29, 37))}
+    for keep in sorted(near | {len(blob) - 1, len(blob)}):
+        files = {**before, name: before[name] + blob[:keep].ljust(len(blob) if zeros else 0, b"\0")}
+        shutil.rmtree(path, ignore_errors=True)
+        write_files(path, files)
+        for check_terms in (True, False):
+            assert given(read_only=True, check_terms=check_terms) == want, keep
+            hangs = oracle.load_index(files, count)[1]
+            assert not hangs or any(problem.path == str(path / name) for problem in problems), keep
+        assert given(read_only=True, segments=range(1), check_terms=False) == want, keep
+        assert files_of(path) == files, keep
+        try:
+            assert given() == want, keep
+        except CorruptionError:
+            # The beginning of an embedded message may be any damage.
+            assert zeros and files_of(path) == files, keep
+            continue
+        after, crashes = oracle.load_index(files_of(path), count)
+        assert not crashes, keep
+        live = {seq: state.pub for seq, state in after.items() if state.pub is not None and not state.acked}
+        assert live == want, keep
+
+
 def test_lengths_of_every_kind(scratch):
     good = small_queue()
     parsed = [("journal.jif", 40, record) for record in oracle.parse_journal(good["journal.jif"]).records]
