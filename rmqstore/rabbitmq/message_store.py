@@ -284,8 +284,9 @@ class MessageStore(ClosedAtExit, NotCopied):
     def _entry(self, msg_id: bytes) -> tuple[int, int, int, int] | None:
         entry = self._files.entry(msg_id)
         # Who gave no references asks for any id, and most that are not there were never there.
-        if entry is None and self._references is not None and self._mend(msg_id, "lacks"):
-            entry = self._files.entry(msg_id)
+        if (entry is None or entry[0] == 0) and self._references is not None:
+            if self._mend(msg_id, "lacks" if entry is None else "counts no reference to"):
+                entry = self._files.entry(msg_id)
         return entry
 
     def _mend(self, msg_id: bytes, fault: str) -> bool:
