@@ -434,8 +434,9 @@ def message_of(value: Any) -> Message:
     """
     try:
         if value[0] == "basic_message":
-            _, (resource, vhost, kind, exchange), keys, content, msg_id, persistent = value
-            if resource != "resource" or kind != "exchange" or persistent not in ("true", "false"):
+            # A node never looks at the kind of the resource.
+            _, (resource, vhost, _, exchange), keys, content, msg_id, persistent = value
+            if resource != "resource" or persistent not in ("true", "false"):
                 raise TermError("no basic_message")
         elif value[0] == "mc":
             _, _, content, annotations = value
@@ -443,10 +444,12 @@ def message_of(value: Any) -> Message:
             persistent, vhost = annotations.get(Atom("d"), "true"), b""
         else:
             raise TermError("no message")
-        tag, class_id, decoded, binary, _, fragments = content
+        tag, class_id, decoded, binary, protocol, fragments = content
         if tag != "content" or class_id != 60 or len(msg_id) != 16:
             raise TermError("no message")
-        properties = erlang_properties(decoded) if decoded != "none" else decode_properties(binary)
+        # What is encoded a node sends as it is, and looks at nothing else.
+        encoded = decoded == "none" or (binary != "none" and protocol == "rabbit_framing_amqp_0_9_1")
+        properties = decode_properties(binary) if encoded else erlang_properties(decoded)
         body = b"".join(reversed(fragments))
     except (ValueError, TypeError, KeyError, IndexError, struct.error) as error:
         raise TermError(f"no message: {error}") from error
@@ -1098,7 +1101,7 @@ class Entry:
 
 @dataclass
 class Queue:
-    """A queue's directory: `entries` in order of sequence ids, `dropped` those whose message is gone or that were transient."""
+    """A queue's directory: `entries` in order of sequence ids, `dropped` those whose message is gone or that are `transient`."""
 
     directory: str
     name: QueueName | None
@@ -1106,6 +1109,7 @@ class Queue:
     clean: bool
     entries: list[Entry] = field(default_factory=list)
     dropped: list[int] = field(default_factory=list)
+    transient: list[int] = field(default_factory=list)
     crashes: list[Crash] = field(default_factory=list)
     next_seq_id: int = 0
     next_deliver_seq_id: int = 0
@@ -1253,6 +1257,8 @@ def _recover(vhost: Vhost, queue: Queue, states: dict[int, State], terms: dict[s
         pub = state.pub
         if pub is None or state.acked:
             continue
+        if not pub.persistent:
+            queue.transient.append(seq)
         if pub.term:
             try:
                 message, term = message_of(decode(pub.term)), pub.term
@@ -1264,7 +1270,13 @@ def _recover(vhost: Vhost, queue: Queue, states: dict[int, State], terms: dict[s
                 queue.crashes.append(Crash("", -1, f"message id of {seq} is another in its term"))
         elif pub.msg_id in vhost.located:
             term = vhost.located[pub.msg_id][2]
-            message = message_of(decode(term))
+            try:
+                message = message_of(decode(term))
+            except TermError as error:
+                # The node boots, and the queue's process ends when it comes to it.
+                queue.crashes.append(Crash("", -1, f"term of {seq}: {error}"))
+                queue.dropped.append(seq)
+                continue
         else:
             queue.dropped.append(seq)
             continue

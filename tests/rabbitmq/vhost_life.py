@@ -57,6 +57,13 @@ class Answers(NamedTuple):
     incomplete: dict[str, list[Any]]
     findings: list[Any]
     exported: Counter[tuple[str, bytes]]
+    #: Of those given, what the index calls transient.
+    transient: dict[str, set[int]]
+
+    def lasting(self, directory: str) -> dict[int, tuple[bytes, bytes]]:
+        """What is given of a queue and outlives a start of a node; what does not was made so by damage."""
+        faded = self.transient.get(directory, set())
+        return {seq: one for seq, one in self.given.get(directory, {}).items() if seq not in faded}
 
 
 class Queue:
@@ -67,6 +74,8 @@ class Queue:
         self.directory = oracle.queue_dir(b"/", name.encode())
         self.sure: dict[int, Letter] = {}
         self.deeds: list[tuple[int, Letter | None]] = []
+        #: What damage made transient: it goes when a node starts, which the model has not.
+        self.faded: set[int] = set()
         #: Every message that was ever in it.
         self.ever: set[tuple[bytes, bytes]] = set()
 
@@ -143,6 +152,7 @@ def ask(path: Path) -> Answers:
     given: Found = {}
     lost: dict[str, set[int]] = {}
     incomplete: dict[str, list[Any]] = {}
+    transient: dict[str, set[int]] = {}
     with Vhost.open(path) as vhost:
         stray = vhost.incomplete
         for queue in vhost.queues():
@@ -154,6 +164,7 @@ def ask(path: Path) -> Answers:
                 assert seqs == sorted(seqs), f"{queue.name}: out of order: {seqs}"
                 given[each.name] = {row.seq_id: (row.msg_id, row.body) for row in rows}
                 lost[each.name] = {one.seq_id for one in told}
+                transient[each.name] = {row.seq_id for row in rows if not row.persistent}
                 assert queue.depth == len(rows) + len(told), f"{queue.name}: a depth of {queue.depth}"
                 incomplete[each.name] = [*queue.incomplete, *stray]
         lines = io.BytesIO()
@@ -165,7 +176,17 @@ def ask(path: Path) -> Answers:
     )
     assert number == len(texts) <= sum(map(len, given.values()))
     assert tree(path) == before, "a reader changed a file"
-    return Answers(given, lost, incomplete, findings, exported)
+    return Answers(given, lost, incomplete, findings, exported, transient)
+
+
+def scars(path: Path) -> set[tuple[str, int]]:
+    """Where in the message files a record lacks its mark, or is none, as the oracle reads them."""
+    found = set()
+    for file in path.glob("*.rdq"):
+        parsed = oracle.parse_rdq(file.read_bytes())
+        found |= {(file.name, record.begin) for record in parsed.records if not record.whole}
+        found |= {(file.name, parsed.used)} if parsed.why != "end" else set()
+    return found
 
 
 def by_oracle(path: Path) -> oracle.Vhost | None:
@@ -194,6 +215,8 @@ class Life:
         self.done: Counter[str] = Counter()
         self.story: list[str] = []
         self.numbers = 0
+        #: What deaths and damages left in the message files, where nobody needs it.
+        self.scars: set[tuple[str, int]] = set()
         (self.vhost / "queues").mkdir(parents=True)
         (self.vhost / ".vhost").write_bytes(b"/")
         (self.vhost / ".config").write_bytes(oracle.config_text(self.count))
@@ -261,7 +284,7 @@ class Life:
                     self.queues[target].publish(first + number, letter)
                 writer.publish(target, letters)
         elif what == "acks":
-            live = writer.live(name)
+            live = [seq for seq in writer.live(name) if seq not in queue.faded]
             oldest = live[: rng.choice((1, 3, 10, 100))] if rng.random() < 0.6 else live
             chosen = sorted(rng.sample(oldest, rng.randint(0, len(oldest))))
             self.say(what, name, chosen)
@@ -289,10 +312,11 @@ class Life:
         said = self.hold("dead")
         node = oracle.read_vhost(self.vhost)
         for queue in self.queues.values():
-            found = said.given.get(queue.directory, {})
+            found = said.lasting(queue.directory)
             crashes = node.queues[queue.directory].crashes if queue.directory in node.queues else []
             queue.check(found, self.count, {int(one.file[:-4]) for one in crashes if one.file.endswith(".idx")})
             queue.adopt(found)
+        self.note_what_stays()
         if node.crashes:
             self.done["torn segments"] += 1
             self.repair_and_go_on()
@@ -310,15 +334,21 @@ class Life:
                 assert any(one.consequence is Consequence.HANGS for one in own), (queue.crashes, said.findings)
                 continue
             want = entries(queue)
-            assert said.given[directory] == want, self.difference(how, said.given[directory], want)
-            assert said.lost[directory] == set(queue.dropped), (said.lost[directory], queue.dropped)
+            given = said.lasting(directory)
+            assert given == want, self.difference(how, given, want)
+            # What is transient is given as long as it is there, and no loss where it is not: a node drops it.
+            faded = set(queue.transient)
+            assert said.transient[directory] <= faded <= said.transient[directory] | said.lost[directory]
+            dropped = set(queue.dropped) - faded
+            assert said.lost[directory] - faded == dropped, (said.lost[directory], queue.dropped)
             assert not said.incomplete[directory], said.incomplete[directory]
-            assert bool(queue.dropped) == bool(own), (how, own, queue.dropped)
+            assert bool(dropped) == bool(own), (how, own, queue.dropped)
             assert {one.kind for one in own} <= {"lost_message"}, own
         if not found.crashes:
             # What a death cut within a record, or power took of what was not forced, was never whole; verify cannot know
             # that, and names it.
-            torn = {"torn_record", "unwritten_record", "zero_stretch"} if how in ("dead", "imported") else set()
+            known = how in ("dead", "imported") or scars(self.vhost / writers.STORE) <= self.scars
+            torn = {"torn_record", "unwritten_record", "zero_stretch"} if known else set()
             strange = [
                 one for one in grave if one.kind != "lost_message" and not (one.path.endswith(".rdq") and one.kind in torn)
             ]
@@ -328,15 +358,17 @@ class Life:
                 for queue in found.queues.values()
                 for entry in queue.entries
             )
+            for queue in self.queues.values():
+                given = said.given.get(queue.directory, {})
+                bodies.update((given[seq][0].hex(), given[seq][1]) for seq in said.transient.get(queue.directory, ()))
             assert said.exported == bodies
         if clean:
             assert found.clean and not said.findings, said.findings
         for name, queue in self.queues.items():
             if clean or name == only:
                 want = {seq: (one.msg_id, one.body) for seq, one in queue.sure.items()}
-                assert said.given.get(queue.directory, {}) == want, self.difference(
-                    how, said.given.get(queue.directory, {}), want
-                )
+                given = said.lasting(queue.directory)
+                assert given == want, self.difference(how, given, want)
         return said
 
     @staticmethod
@@ -373,7 +405,8 @@ class Life:
         shutil.rmtree(self.vhost)
         output.rename(self.vhost)
         for queue in self.queues.values():
-            queue.adopt(said.given.get(queue.directory, {}))
+            queue.adopt(said.lasting(queue.directory))
+        self.note_what_stays()
 
     def importing(self) -> None:
         """Import into a queue, perhaps to die; what was there is there, and of the new ones the first."""
@@ -385,7 +418,7 @@ class Life:
         state = rng.choice(("auto", "dirty", "exact"))
         death = Death(self.vhost, rng.randint(1, 60) if rng.random() < 0.6 else NEVER, rng, power=rng.random() < 0.5)
         self.say("imports", name, state, [len(one.body) for one in letters])
-        before = ask(self.vhost).given
+        before = ask(self.vhost)
         files = tree(self.vhost)
         try:
             with death:
@@ -404,8 +437,8 @@ class Life:
         said = self.hold("imported")
         torn = oracle.read_vhost(self.vhost).crashes
         for other, one in self.queues.items():
-            given = dict(said.given.get(one.directory, {}))
-            old = before.get(one.directory, {})
+            given = said.lasting(one.directory)
+            old = before.lasting(one.directory)
             new = [value for seq, value in sorted(given.items()) if seq not in old]
             assert {seq: value for seq, value in given.items() if seq in old} == old, f"{other} lost by an import"
             want = [(letter.msg_id, letter.body) for letter in letters] if other == name else []
@@ -418,12 +451,20 @@ class Life:
         for letter in letters:
             queue.ever.add((letter.msg_id, letter.body))
         for one in self.queues.values():
-            one.adopt(said.given.get(one.directory, {}))
+            one.adopt(said.lasting(one.directory))
+        self.note_what_stays()
         if torn:
             self.done["torn segments"] += 1
             self.repair_and_go_on()
 
     # -------------------------------------------------------------------------------------------------------- damage
+
+    def note_what_stays(self) -> None:
+        """A death or a damage may leave what nobody needs, and a message transient."""
+        self.scars = scars(self.vhost / writers.STORE)
+        found = oracle.read_vhost(self.vhost).queues
+        for queue in self.queues.values():
+            queue.faded = set(found[queue.directory].transient) if queue.directory in found else set()
 
     def damage(self) -> None:
         """Damage one file, and hold every reader against what the damage can have hit."""
@@ -483,7 +524,8 @@ class Life:
         (self.vhost / ".vhost").write_bytes(b"/")
         again = ask(self.vhost)
         for queue in self.queues.values():
-            queue.adopt(again.given.get(queue.directory, {}))
+            queue.adopt(again.lasting(queue.directory))
+        self.note_what_stays()
         config = oracle.parse_config((self.vhost / ".config").read_bytes())
         self.count = config or oracle.LEGACY_SEGMENT_ENTRY_COUNT
 
