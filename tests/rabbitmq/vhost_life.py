@@ -182,10 +182,16 @@ def ask(path: Path) -> Answers:
 def scars(path: Path) -> set[tuple[str, int]]:
     """Where in the message files a record lacks its mark, or is none, as the oracle reads them."""
     found = set()
-    for file in path.glob("*.rdq"):
+    for file in (*path.glob("*.rdq"), *path.glob("*.rdt")):
         parsed = oracle.parse_rdq(file.read_bytes())
-        found |= {(file.name, record.begin) for record in parsed.records if not record.whole}
-        found |= {(file.name, parsed.used)} if parsed.why != "end" else set()
+        wrong = {record.begin for record in parsed.records if not record.whole}
+        wrong |= {parsed.used} if parsed.why != "end" else set()
+        found |= {(file.name, at) for at in wrong}
+        whole = file.with_suffix(".rdq")
+        if file.suffix == ".rdt" and whole.exists():
+            # Whoever opens it next puts it where the scan of its file ends.
+            end = oracle.parse_rdq(whole.read_bytes()).used
+            found |= {(whole.name, end + at) for at in wrong}
     return found
 
 
@@ -350,7 +356,9 @@ class Life:
             known = how in ("dead", "imported") or scars(self.vhost / writers.STORE) <= self.scars
             torn = {"torn_record", "unwritten_record", "zero_stretch"} if known else set()
             strange = [
-                one for one in grave if one.kind != "lost_message" and not (one.path.endswith(".rdq") and one.kind in torn)
+                one
+                for one in grave
+                if one.kind != "lost_message" and not (one.path.endswith((".rdq", ".rdt")) and one.kind in torn)
             ]
             assert not strange, strange
             bodies = Counter(
