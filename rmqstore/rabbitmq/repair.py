@@ -37,6 +37,7 @@ from rmqstore.rabbitmq.verify import (
     WIDEST_GAP,
     Consequence,
     Finding,
+    is_falsely_transient,
     unreadable,
     verify_vhost,
 )
@@ -433,12 +434,11 @@ class _Rows:
 
     def __iter__(self) -> Iterator[IndexEntry]:
         for entry in heapq.merge(self.directory.entries(), self._doubtful(), key=lambda entry: entry.seq_id):
-            if not entry.persistent:
+            whole = entry.message is not None and unreadable(entry.message) is None
+            if not entry.persistent and not (whole and is_falsely_transient(entry)):
                 self.transient += 1
                 continue
-            if entry.message is not None:
-                whole = unreadable(entry.message) is None
-            else:
+            if entry.message is None:
                 try:
                     whole = self._in_store(entry)
                 except OSError:

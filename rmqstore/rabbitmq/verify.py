@@ -280,6 +280,7 @@ def _verify_counts(index: QueueIndex | QueueIndexV2, directory: QueueDirectory, 
 
 def _verify_messages(vhost: Vhost, queue: Queue, index: QueueIndex | QueueIndexV2) -> Iterator[Finding]:
     lost: list[IndexEntry] = []
+    transient: list[IndexEntry] = []
     hidden: list[tuple[IndexEntry, OSError]] = []
     last: int | None = None
     for entry in index:
@@ -292,6 +293,8 @@ def _verify_messages(vhost: Vhost, queue: Queue, index: QueueIndex | QueueIndexV
             if reason is not None:
                 detail = f"the message of sequence id {entry.seq_id} cannot be read: {reason}"
                 yield Finding(entry.path, entry.pos, "bad_message", detail, Consequence.CRASHES, queue.name, 1)
+            elif is_falsely_transient(entry):
+                transient.append(entry)
             continue
         try:
             stored = vhost.stored_term(entry)
@@ -317,12 +320,25 @@ def _verify_messages(vhost: Vhost, queue: Queue, index: QueueIndex | QueueIndexV
         some = ", ".join(str(entry.seq_id) for entry in lost[:10]) + (", …" if len(lost) > 10 else "")
         detail = f"{len(lost)} entries lead to no message in the message store: sequence ids {some}"
         yield Finding(lost[0].path, lost[0].pos, "lost_message", detail, Consequence.DROPS, queue.name, len(lost))
+    # A queue that is not durable has such entries, and no node takes it up again.
+    if transient and (vhost.definitions is None or queue.definition is not None):
+        first, number = transient[0], len(transient)
+        some = ", ".join(str(entry.seq_id) for entry in transient[:10]) + (", …" if number > 10 else "")
+        detail = f"{number} entries say transient, and their messages persistent: sequence ids {some}"
+        yield Finding(first.path, first.pos, "transient_entry", detail, Consequence.CRASHES, queue.name, number)
     if hidden:
         entry, why = hidden[0]
         some = ", ".join(str(each.seq_id) for each, _ in hidden[:10]) + (", …" if len(hidden) > 10 else "")
         detail = f"{len(hidden)} entries lead to what cannot be read, and may be whole ({why}): sequence ids {some}"
         consequence = Consequence.HANGS
         yield Finding(entry.path, entry.pos, "unreadable_message", detail, consequence, queue.name, len(hidden))
+
+
+def is_falsely_transient(entry: IndexEntry) -> bool:
+    """bool: an entry of version 1 whose message is embedded, can be read, and says itself that it is persistent."""
+    if entry.persistent or entry.message is None or not entry.path.endswith((".idx", ".jif")):
+        return False
+    return bool(Message.from_term(entry.message).persistent)
 
 
 def unreadable(term: bytes) -> str | None:

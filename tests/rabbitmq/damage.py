@@ -722,6 +722,16 @@ def segment_flush_torn(p: Planting) -> None:
 
 
 @damage("segments")
+def segment_persistence_bit(p: Planting) -> None:
+    """An entry says that its message is transient, which says itself that it is persistent."""
+    directory, name, records = p.segment()
+    path = p.folder(directory) / name
+    data = bytearray(path.read_bytes())
+    data[p.live_publish(directory, records).begin] ^= 0x40
+    p.write(path, data)
+
+
+@damage("segments")
 def segment_third_mark(p: Planting) -> None:
     """A message that is acked in its segment has a third mark."""
     directory, name, records = p.segment()

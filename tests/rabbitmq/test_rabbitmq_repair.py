@@ -153,6 +153,30 @@ def made(tmp_path, count: int = 4) -> tuple[Path, list[Message]]:
     return path, messages
 
 
+def test_an_entry_that_one_bit_made_transient_is_named_and_kept(tmp_path):
+    # Verify said nothing, a node's queue crashes on it, and a repair for another reason left the message out.
+    path, messages = made(tmp_path)
+    (segment,) = path.glob("queues/*/0.idx")
+    data = bytearray(segment.read_bytes())
+    publishes = [record for record in oracle.parse_segment(bytes(data), 0, 2048).records if record.pub]
+    data[publishes[1].begin] ^= 0x40
+    segment.write_bytes(data)
+    (finding,) = verify(path)
+    assert (finding.kind, finding.consequence, finding.messages) == ("transient_entry", Consequence.CRASHES, 1)
+    assert (finding.path, finding.pos) == (str(segment), publishes[1].begin)
+    report = repair(path, tmp_path / "repaired")
+    assert (report.messages, report.lost, [queue.transient for queue in report.queues]) == (4, 0, [0])
+    (queue,) = oracle.read_vhost(tmp_path / "repaired").queues.values()
+    assert [entry.message.body for entry in queue.entries] == [message.body for message in messages]
+    assert not list(verify(tmp_path / "repaired"))
+    # What is transient in both is as a node wrote it.
+    index = QueueIndex.open(segment.parent)
+    index.publish(message=Message(b"of today", properties={"delivery_mode": 1}, routing_keys=["q"]))
+    index.sync()
+    index.abandon()
+    assert [(each.kind, each.messages) for each in verify(path)] == [("transient_entry", 1)]
+
+
 @pytest.mark.parametrize("file", ["0.idx", "journal.jif"])
 def test_what_the_index_leaves_out_for_its_term_is_given_or_counted(tmp_path, file):
     # A repair dropped both and said that none is lost, though dump shows the first one whole.
