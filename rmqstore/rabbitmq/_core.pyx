@@ -714,7 +714,8 @@ cdef int64_t fill_rows(const int64_t* entries, int64_t entry_count, int64_t numb
         rel = entry_count
     while True:
         if rel < entry_count:
-            fword = entries[rel]
+            # A mark whose publish is gone says nothing of the journal's.
+            fword = entries[rel] if entries[rel] & W_PUBLISH else 0
             jword = 0
             seq = base_seq + rel
             if j < count and seqs[j] == seq:

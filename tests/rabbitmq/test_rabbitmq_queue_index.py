@@ -456,6 +456,22 @@ def test_of_two_different_publishes_the_whole_one_counts(queue, check_terms):
         assert [entry.message for entry in index] == [both.term] and kinds(index) == {"different_publish"}
 
 
+@pytest.mark.parametrize("marks", [1, 2])
+def test_a_mark_whose_publish_is_gone_hides_no_publish_of_the_journal(queue, marks):
+    # It counted in the depth and was given by no reader.
+    stored = publish_of(4, stored=True)
+    segment = b"".join(oracle.segment_mark(seq, COUNT) * marks for seq in (3, 4))
+    segment += oracle.segment_publish(publish_of(5), COUNT)
+    journal = b"".join(oracle.journal_publish(pub) + oracle.journal_deliver(pub.seq) for pub in (publish_of(3), stored))
+    write_files(queue, {"0.idx": segment, "journal.jif": journal})
+    with QueueIndex.open(queue, segment_entry_count=COUNT, read_only=True) as index:
+        assert [(entry.seq_id, entry.msg_id) for entry in index] == [(seq, publish_of(seq).msg_id) for seq in (3, 4, 5)]
+        assert index.depth == 3 and index.references().tobytes() == stored.msg_id
+        assert kinds(index) == set(("deliver_without_publish", "ack_without_publish")[:marks])
+    with pytest.raises(CorruptionError, match="rmqstore rabbitmq repair"):
+        QueueIndex.open(queue, segment_entry_count=COUNT)
+
+
 # ----------------------------------------------------------------------------------------------------------- recovery
 
 
