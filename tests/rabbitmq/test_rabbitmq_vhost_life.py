@@ -23,7 +23,10 @@ def test_a_life(seed):
     assert life.steps >= 60
 
 
-@pytest.mark.parametrize("seed", [79, 1029, 1137, 1178, 1324, 1388, 1477, 1479, 1534, 1580, 2257, *range(6, 31)])
+FAILED_ONCE = (79, 1029, 1137, 1178, 1324, 1388, 1477, 1479, 1534, 1580, 2257, 2299, 2831)
+
+
+@pytest.mark.parametrize("seed", [*FAILED_ONCE, *range(6, 31)])
 def test_another_life(seed):
     # The first two found that damage to a journal went unsaid, and that a repair ended at an odd time; 1137 and 1580
     # that what power left of an entry hid a whole one, 1477 that a message was lost or not as another one was read
