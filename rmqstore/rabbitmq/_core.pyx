@@ -384,10 +384,9 @@ cdef bint term_is_bad(Scan* scan, int64_t at, int64_t embedded, int64_t seq, Sin
 
 
 cdef inline bint is_torn_head(const unsigned char* p, int64_t at, int64_t n) noexcept nogil:
-    # Only the first bytes of a record were written before zeros to the end.  What is left of its number may be another
-    # entry's: as a mark it would ack a message that nobody acked.
-    cdef int64_t zeros = at + (SEGMENT_HEAD if p[at] & 0x80 else 1)
-    return p[at] & 0xC0 != 0 and n - at > SEGMENT_HEAD and p[zeros] == 0 and is_zero(p + zeros, n - zeros)
+    # Only the head of a publish was written before zeros to the end; its number may be another entry's.
+    cdef int64_t body = at + SEGMENT_HEAD
+    return p[at] & 0x80 != 0 and body < n and p[body] == 0 and is_zero(p + body, n - body)
 
 
 cdef void parse_segment(Scan* scan, int64_t* entries, int64_t base_seq, Sink* sink, int64_t* end, int64_t* records) noexcept nogil:
@@ -588,22 +587,27 @@ cdef int64_t copy_damage(const unsigned char* image, int64_t journal_word, const
     return damage
 
 
-cdef int64_t torn_mark(const int64_t* entries, const unsigned char* p, int64_t base_seq, const int64_t* seqs,
-                       const int64_t* words, int64_t count, int64_t end) noexcept nogil:
-    # The entry that a segment's last mark looks like one of, where only the first byte of that mark was written; else
-    # -1.  What is in journal and segment alike tells that a flush did not end; its last mark is of the lowest number.
-    cdef int64_t i, rel
-    if entries == NULL or count == 0 or end < SEGMENT_HEAD or p[end - 1] != 0 or p[end - 2] & 0xC0 != 0x40:
+cdef int64_t torn_mark(const int64_t* entries, const unsigned char* p, int64_t size, int64_t base_seq,
+                       const int64_t* seqs, const int64_t* words, int64_t count, int64_t end) noexcept nogil:
+    # The entry that a segment's last mark looks like one of, where only the first byte of that mark was written, and
+    # zeros may follow; else -1.  A flush writes from the highest number down what the journal still has: the mark is
+    # that of the first number of which not all is there.
+    cdef int64_t i = count - 1, rel
+    cdef bint begun = False
+    if entries == NULL or end < SEGMENT_HEAD or p[end - 1] != 0 or p[end - 2] & 0xC0 != 0x40:
         return -1
-    rel = seqs[0] - base_seq
+    if not is_zero(p + end, size - end):
+        return -1
+    while i >= 0 and words[i] & (W_PUBLISH | W_DELIVER | W_ACK) & ~entries[seqs[i] - base_seq] == 0:
+        begun = True
+        i -= 1
+    if i < 0:
+        return -1
+    rel = seqs[i] - base_seq
     if rel & 0xFF == 0 or rel >> 8 != p[end - 2] & 0x3F or not entries[rel] & W_PUBLISH:
         return -1
-    if words[0] & (W_DELIVER | W_ACK) & ~entries[rel] == 0:
-        return -1
-    for i in range(count):
-        if words[i] & entries[seqs[i] - base_seq] & (W_PUBLISH | W_DELIVER | W_ACK):
-            return rel & ~<int64_t>0xFF
-    return -1
+    # Without zeros the mark may be an older one, unless something shows that this flush had begun.
+    return rel & ~<int64_t>0xFF if end < size or begun or words[i] & entries[rel] & W_PUBLISH else -1
 
 
 cdef int64_t merge_segment(int64_t* entries, int64_t entry_count, const unsigned char* p, int64_t size,
@@ -614,8 +618,9 @@ cdef int64_t merge_segment(int64_t* entries, int64_t entry_count, const unsigned
     # `end` moves to before a last record that is only the beginning of what the journal has.
     cdef int64_t i, rel, word, kept, other, pos, extent, damage, changed = 0, live = 0
     cdef int j, s
-    rel = torn_mark(entries, p, base_seq, seqs, words, count, end[0]) if end[0] == size else -1
-    if rel >= 0:
+    # A third mark changed nothing that could be taken back, and is damage already.
+    rel = -1 if malformed[0] else torn_mark(entries, p, size, base_seq, seqs, words, count, end[0])
+    if rel >= 0 and entries[rel] & W_PUBLISH:
         end[0] -= SEGMENT_HEAD
         sink.segment = base_seq // entry_count
         note(sink, TORN_MARK, end[0], base_seq + rel, SEGMENT_HEAD)

@@ -1101,7 +1101,7 @@ class Entry:
 
 @dataclass
 class Queue:
-    """A queue's directory: `entries` in order of sequence ids, `dropped` those whose message is gone or that are `transient`."""
+    """A queue's directory: `entries` in order of sequence ids, `dropped` those that are gone or `transient`."""
 
     directory: str
     name: QueueName | None
