@@ -206,7 +206,7 @@ def _print_info(printer: Printer, description: StoreDescription) -> None:
             "consumer progress",
             ("group", "topic", "kind", "queue", "offset", "lag"),
             [
-                (row[0], row[1], progress_kind(row[0], row[1]), str(row[2]), str(row[3]), _lag_text(row[4]))
+                (row[0], row[1], progress_kind(row[0], row[1]), str(row[2]), str(row[3]), _lag_text(description, row))
                 for row in rows
             ],
             left=3,
@@ -224,15 +224,18 @@ def _layout_fields(description: StoreDescription) -> list[tuple[str, str]]:
     return fields
 
 
-def _lag_text(lag: int | None) -> str | int:
+def _lag_text(description: StoreDescription, row: tuple[str, str, int, int, int | None]) -> str | int:
+    lag = row[4]
     if lag is None:
-        return "unknown, no queue"
+        return "unknown" if description.unseen_queues or description.unread_queues else "unknown, no queue"
     return lag if lag >= 0 else "unknown, beyond the end of the queue"
 
 
 def _undispatched_text(description: StoreDescription) -> str:
     assert description.undispatched is not None
     begin, end = description.undispatched
+    if description.unseen_queues:
+        return "which part of the log is in no queue is not known: folders of queues cannot be looked into"
     text = f"{end - begin} bytes from phy offset {begin} on are in no queue on disk"
     if description.unserved is None:
         return f"{text}; read from the log here"

@@ -31,6 +31,8 @@ def about_topic(store: MessageStore, topic: str) -> str:
     known = store.topics()
     if topic in known:
         return ""
+    if store.queues.unseen:
+        return "; which topics the store has is not known, as folders of queues cannot be looked into"
     near = did_you_mean(topic, known)
     if near:
         return f"; the store has no topic {topic}: {near}"
@@ -40,7 +42,7 @@ def about_topic(store: MessageStore, topic: str) -> str:
 
 def about_queues(store: MessageStore, topic: str, queue_ids: Iterable[int]) -> str:
     """str: as `about_topic`, also where the topic is there and one of these queues is not: which it has."""
-    known = store.queue_ids(topic)
+    known = [queue_id for name, queue_id in store.queues.keys() if name == topic]
     if known and any(queue_id not in known for queue_id in queue_ids):
         rest = f" and {len(known) - 20} more" if len(known) > 20 else ""
         return f"; the topic has: {', '.join(map(str, known[:20]))}{rest}"

@@ -296,7 +296,7 @@ def get(
             if shown >= max_num or not queue_offset < result.next_queue_offset < high:
                 break
             queue_offset = result.next_queue_offset
-        if store.unserved is not None:
+        if store.unserved is not None and not store.queues.unseen:
             note(f"messages from phy offset {store.unserved[0]} on are in no queue; rmqstore rebuild --what consumequeue")
         if unreadable:
             rest = " or more" if len(unreadable) > _UNREADABLE else ""

@@ -72,7 +72,7 @@ def sql(
             raise click.UsageError("FILE's name ends with .parquet, .arrow, .csv or .jsonl")
         check_outside(output, path)
     with given.open(path) as store:
-        if store.unserved is not None and "queues" in query.lower():
+        if store.unserved is not None and not store.queues.unseen and "queues" in query.lower():
             note(
                 f"messages from phy offset {store.unserved[0]} on are in no queue, and not counted in the table queues"
             )

@@ -213,11 +213,12 @@ def _newest(store: MessageStore, max_num: int, end: int, wanted: _Wanted) -> lis
     """The newest `max_num` that are wanted and begin before `end`, oldest first."""
     if max_num == 0:
         return []
-    by_key = wanted.key is not None and _has_index(store)
-    if wanted.topic is None and not by_key:
+    by_key = wanted.key is not None and _has_index(store) and not (wanted.topic is None and store.queues.unseen)
+    last_units = [queue.last_record() for queue in _readable(store, None, frozenset())]
+    # Where not every queue can be read the log tells more than the others.
+    if not by_key and (wanted.topic is None or store.queues.unseen or store.queues.unread):
         return _newest_of_log(store, max_num, end, wanted)
     log = store.commit_log
-    last_units = (queue.last_record() for queue in store.queues)
     # What no queue has yet (a broker dispatches a little later, a lost queue never) is read from the log.
     dispatched = max((unit.phy_offset + unit.size for unit in last_units if unit is not None), default=log.min_offset)
     dispatched = min(max(dispatched, log.min_offset), end)
@@ -259,13 +260,25 @@ def _has_index(store: MessageStore) -> bool:
 
 def _units(store: MessageStore, topic: str | None, queue_ids: frozenset[int]) -> Iterator[tuple[Unit, AnyConsumeQueue]]:
     """The units of the queues, those of the newest records first; one record may have several."""
-    chosen = []
+    chosen = [_newest_units(queue, store.commit_log.min_offset) for queue in _readable(store, topic, queue_ids)]
+    return heapq.merge(*chosen, key=lambda each: -each[0].phy_offset)
+
+
+def _readable(store: MessageStore, topic: str | None, queue_ids: frozenset[int]) -> Iterator[AnyConsumeQueue]:
+    """The queues, without those that the system does not give out; of these there is a warning."""
     for name, queue_id in store.queues.keys():
         if topic in (None, name) and (not queue_ids or queue_id in queue_ids):
-            queue = store.queues.find(name, queue_id)
+            try:
+                queue = store.queues.find(name, queue_id)
+                if queue is not None:
+                    queue.last_record()
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                store.queues.leave_out(name, queue_id, error)
+                continue
             if queue is not None:
-                chosen.append(_newest_units(queue, store.commit_log.min_offset))
-    return heapq.merge(*chosen, key=lambda each: -each[0].phy_offset)
+                yield queue
 
 
 def _newest_units(queue: AnyConsumeQueue, min_phy_offset: int) -> Iterator[tuple[Unit, AnyConsumeQueue]]:

@@ -69,6 +69,7 @@ def topics(path: str, topic: str | None, with_bytes: bool, sort: str, given: Giv
             times = [each for each in (value[name], row[name]) if each is not None]
             value[name] = choose(times) if times else None
     if not merged:
+        _check_seen(store)
         if topic is not None:
             nothing(f"topic {topic} has no queue here{advice}")
         nothing("the store has no queues, so that no topic is known (rebuild makes them from the commit log)")
@@ -125,6 +126,7 @@ def queues(path: str, topic: str | None, with_bytes: bool, given: Given) -> None
         rows = _queue_objects(store, topic, with_bytes)
         advice = "" if topic is None else about_topic(store, topic)
     if not rows:
+        _check_seen(store)
         if topic is None:
             nothing("the store has no queues (rebuild makes them from the commit log)")
         nothing(f"there is no queue of topic {topic}{advice}")
@@ -157,11 +159,19 @@ def queues(path: str, topic: str | None, with_bytes: bool, given: Given) -> None
     )
 
 
+def _check_seen(store: MessageStore) -> None:
+    # What could not be looked at was named; nobody knows that it is not there.
+    if store.queues.unseen or store.queues.unread:
+        nothing("no queue could be read")
+
+
 def _queue_objects(store: MessageStore, topic: str | None, with_bytes: bool) -> list[dict[str, Any]]:
     with Progress("reading the queues", "queues") as progress:
         rows = list(queue_rows(store, topic, with_bytes=with_bytes, progress=progress))
     advice = "rmqstore rebuild --what consumequeue makes queues"
-    if store.unserved is not None:
+    if store.queues.unseen:
+        note("messages whose queues cannot be looked into are not counted here; export, sql and query read them")
+    elif store.unserved is not None:
         note(f"messages from phy offset {store.unserved[0]} on are in no queue, and not counted here; {advice}")
     elif rows and store.queue_database is None and not any(queue.disk_files for queue in store.queues.opened()):
         note(f"no queue of consumequeue/ has a file: the queues are shown as the log tells; {advice}")

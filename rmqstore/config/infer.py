@@ -74,8 +74,8 @@ def _infer_once(cls: type[StoreConfig], root: str, read_only: bool, overrides: M
     found: dict[str, Any] = dict(overrides)
     assumed: list[str] = []
     segments = _numbered_files(os.path.join(root, "commitlog"))
-    _infer_sizes(root, segments, found, assumed)
-    index_files = _numbered_files(os.path.join(root, "index"), digits=None)
+    _infer_sizes(root, segments, read_only, found, assumed)
+    index_files = _numbered_files(os.path.join(root, "index"), digits=None, pass_over=read_only)
     if read_only:
         # Whoever opens the index names those that cannot be read.
         index_files = [file for file in index_files if why_not_given_out(file.path) is None]
@@ -121,12 +121,19 @@ class _File:
     size: int
 
 
-def _numbered_files(directory: str, digits: int | None = 20) -> list[_File]:
-    """The regular files whose names are decimal numbers, in their order; a missing directory has none."""
-    files = []
+def _numbered_files(directory: str, digits: int | None = 20, *, pass_over: bool = False) -> list[_File]:
+    """The regular files whose names are decimal numbers, in their order; a missing directory has none.
+
+    With `pass_over` what the system does not give out is left out: whoever lists the files names it.
+    """
+    files: list[_File] = []
     try:
         entries = list(os.scandir(directory))
     except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        if not (pass_over and is_not_given_out(error)):
+            raise
         return []
     is_number = re.compile("[0-9]{20}" if digits == 20 else "[0-9]{1,19}").fullmatch
     for entry in entries:
@@ -134,8 +141,8 @@ def _numbered_files(directory: str, digits: int | None = 20) -> list[_File]:
             continue
         try:
             status = entry.stat()
-        except OSError:
-            if entry.is_symlink():
+        except OSError as error:
+            if entry.is_symlink() or (pass_over and is_not_given_out(error)):
                 continue  # It leads nowhere, as one to a disk that is not mounted; whoever lists the files says so.
             raise
         if stat.S_ISREG(status.st_mode):
@@ -143,15 +150,24 @@ def _numbered_files(directory: str, digits: int | None = 20) -> list[_File]:
     return sorted(files, key=lambda file: file.number)
 
 
-def _queue_files(directory: str) -> Iterator[_File]:
-    """Files of <directory>/<topic>/<queueId>/, in the order in which the file system gives them."""
+def _folders(directory: str, pass_over: bool) -> list[str]:
     try:
-        topics = [entry.path for entry in os.scandir(directory) if entry.is_dir()]
+        return [entry.path for entry in os.scandir(directory) if entry.is_dir()]
+    except OSError as error:
+        if not (pass_over and is_not_given_out(error)):
+            raise
+        return []
+
+
+def _queue_files(directory: str, *, pass_over: bool = False) -> Iterator[_File]:
+    """Files of <directory>/<topic>/<queueId>/, as the file system orders them; else as `_numbered_files`."""
+    try:
+        topics = _folders(directory, pass_over)
     except (FileNotFoundError, NotADirectoryError):
         return
     for topic in topics:
-        for queue in sorted(entry.path for entry in os.scandir(topic) if entry.is_dir()):
-            yield from _numbered_files(queue)
+        for queue in sorted(_folders(topic, pass_over)):
+            yield from _numbered_files(queue, pass_over=pass_over)
 
 
 def _usual_size(files: list[_File]) -> int:
@@ -194,10 +210,11 @@ def is_usual_size(root: str | os.PathLike[str], kind: str, size: int) -> bool:
     """
     directory = os.path.join(root, kind)
     if kind == "index":
-        return _usual_index_size(_numbered_files(directory, digits=None)) == size
+        return _usual_index_size(_numbered_files(directory, digits=None, pass_over=True)) == size
     if kind == "commitlog":
         return _usual_size(_numbered_files(directory)) == size
-    return _usual_size(list(itertools.islice(_queue_files(directory), _MAX_QUEUE_FILES_LOOKED_AT))) == size
+    files = itertools.islice(_queue_files(directory, pass_over=True), _MAX_QUEUE_FILES_LOOKED_AT)
+    return _usual_size(list(files)) == size
 
 
 def _common_size(files: list[_File], kind: str, option: str) -> int:
@@ -208,7 +225,9 @@ def _common_size(files: list[_File], kind: str, option: str) -> int:
     return size
 
 
-def _infer_sizes(root: str, segments: list[_File], found: dict[str, Any], assumed: list[str]) -> None:
+def _infer_sizes(
+    root: str, segments: list[_File], read_only: bool, found: dict[str, Any], assumed: list[str]
+) -> None:
     if "mapped_file_size_commit_log" not in found:
         if not segments:
             raise GeometryError(
@@ -228,7 +247,8 @@ def _infer_sizes(root: str, segments: list[_File], found: dict[str, Any], assume
             continue
         if directory != "consumequeue_ext" and option in found:
             continue
-        files = list(itertools.islice(_queue_files(os.path.join(root, directory)), _MAX_QUEUE_FILES_LOOKED_AT))
+        listed = _queue_files(os.path.join(root, directory), pass_over=read_only)
+        files = list(itertools.islice(listed, _MAX_QUEUE_FILES_LOOKED_AT))
         if directory == "consumequeue_ext":
             found.setdefault("enable_consume_queue_ext", bool(files))
             if option in found:
@@ -249,6 +269,10 @@ def _infer_sizes(root: str, segments: list[_File], found: dict[str, Any], assume
         with os.scandir(os.path.join(root, "consumequeue")) as entries:
             dispatches = any(entry.name.startswith("%LMQ%") for entry in entries)
     except (FileNotFoundError, NotADirectoryError):
+        dispatches = False
+    except OSError as error:
+        if not (read_only and is_not_given_out(error)):
+            raise
         dispatches = False
     if dispatches:
         found.setdefault("enable_lmq", True)

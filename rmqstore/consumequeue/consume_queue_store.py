@@ -27,12 +27,12 @@ from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.consumequeue.queue_look import QueueLook, look_at_files, look_at_queue, unit_in_files
 from rmqstore.consumequeue.unit_queue import Unit
 from rmqstore.errors import GeometryError, MissingDependencyError, StoreError
-from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, read_small_file
+from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, is_not_given_out, read_small_file
 from rmqstore.message import decode_java_utf8
 from rmqstore.rocksdb.places import queue_databases
 from rmqstore.rocksdb.settings import SettingsDatabase, database_state, settings_layouts
 
-__all__ = ["AnyConsumeQueue", "ConsumeQueueStore", "QueueSource"]
+__all__ = ["AnyConsumeQueue", "ConsumeQueueStore", "QueueSource", "unseen_text"]
 
 logger = logging.getLogger(__name__)
 
@@ -73,15 +73,36 @@ class ConsumeQueueStore(NotCopied, QueueTable):
     config : StoreConfig
     pool : MappedFilePool
     read_only : bool
+    pass_over : bool
+        Read-only: a folder that the system does not give out is no error of `load`, but of whoever asks for a queue
+        in it.
+
+    Attributes
+    ----------
+    unseen : dict of str to OSError
+        Those folders, and why; which queues are in them is not known.
+    unread : dict of (str, int) to OSError
+        By topic and queue id the queues that `leave_out` was told of.
     """
 
     _queues: dict[tuple[str, int], AnyConsumeQueue | None]
 
-    def __init__(self, root: str, config: StoreConfig, pool: MappedFilePool, *, read_only: bool = False):
+    def __init__(
+        self,
+        root: str,
+        config: StoreConfig,
+        pool: MappedFilePool,
+        *,
+        read_only: bool = False,
+        pass_over: bool = False,
+    ):
         self.root = root
         self.config = config
         self.pool = pool
         self.read_only = read_only
+        self.pass_over = pass_over and read_only
+        self.unseen: dict[str, OSError] = {}
+        self.unread: dict[tuple[str, int], OSError] = {}
         self._queues = {}
         self._batch_topics: set[str] = set()
         self._topics_state: tuple[Any, ...] = ()
@@ -109,11 +130,14 @@ class ConsumeQueueStore(NotCopied, QueueTable):
         ------
         GeometryError
             A topic has both simple and batch queues, which a real broker refuses to load as well.
+        OSError
+            The system does not give out a folder, and nobody said to pass it over.
         """
         queues: dict[tuple[str, int], AnyConsumeQueue | None] = {}
-        for topic, queue_id, _ in queue_directories(self.root, ConsumeQueue.kind):
+        unseen: dict[str, OSError] | None = {} if self.pass_over else None
+        for topic, queue_id, _ in queue_directories(self.root, ConsumeQueue.kind, unseen):
             queues[topic, queue_id] = None
-        for topic, queue_id, directory in queue_directories(self.root, BatchConsumeQueue.kind):
+        for topic, queue_id, directory in queue_directories(self.root, BatchConsumeQueue.kind, unseen):
             if (topic, queue_id) in queues and os.listdir(directory):
                 raise GeometryError(
                     f"topic {topic!r} has both simple and batch queues; move the directory away that does not belong to "
@@ -122,6 +146,10 @@ class ConsumeQueueStore(NotCopied, QueueTable):
                 )
             queues[topic, queue_id] = None
             self._batch_topics.add(topic)
+        for folder, error in (unseen or {}).items():
+            if folder not in self.unseen:
+                logger.warning("%s: %s", folder, unseen_text(error))
+        self.unseen = unseen or {}
         if self.source is not None:
             for key in self.source.keys():
                 queues.setdefault(key, None)
@@ -136,9 +164,9 @@ class ConsumeQueueStore(NotCopied, QueueTable):
     def load_topics(self, path: str) -> None:
         """Take the topics of queue type BatchCQ from a ``topics.json``, and from the RocksDB of topics beside it, if any.
 
-        What is missing or cannot be read says nothing.
+        What is missing or cannot be read says nothing; but a writer that may not look does not guess.
         """
-        self._batch_topics |= _batch_topics_of(path)
+        self._batch_topics |= _batch_topics_of(path, self.read_only)
         root = os.path.dirname(os.path.dirname(path))
         state = database_state(root)
         if state != self._topics_state:
@@ -169,7 +197,13 @@ class ConsumeQueueStore(NotCopied, QueueTable):
             return True
 
     def find(self, topic: str, queue_id: int) -> AnyConsumeQueue | None:
-        """The queue, None if there is none."""
+        """The queue, None if there is none.
+
+        Raises
+        ------
+        OSError
+            The system does not give out its folder, or one in which it may lie.
+        """
         queue = self._queues.get((topic, queue_id))
         if queue is None and (topic, queue_id) in self._queues:
             with self._lock:
@@ -177,7 +211,35 @@ class ConsumeQueueStore(NotCopied, QueueTable):
                 if queue is None:
                     queue = self._open(topic, queue_id)
                     self._queues[topic, queue_id] = queue
+        if queue is None and self.unseen:
+            self.check_seen(topic)
         return queue
+
+    def check_seen(self, topic: str | None = None) -> None:
+        """Raise OSError where a folder is among `unseen` in which queues of `topic` (of any without one) may lie."""
+        for folder, error in self.unseen.items():
+            above, name = os.path.split(folder)
+            if topic is None or above == self.root or name == topic:
+                raise OSError(error.errno, error.strerror, folder)
+
+    def leave_out(self, topic: str, queue_id: int, error: OSError) -> None:
+        """Take down that an answer about many queues has to do without this one, which the system does not give out.
+
+        Raises
+        ------
+        OSError
+            `error` itself, where that is not what it says, or in a store that is open for writing.
+        """
+        if not (self.read_only and is_not_given_out(error)):
+            raise error
+        if (topic, queue_id) not in self.unread:
+            where = self.root if error.filename is None else os.fsdecode(error.filename)
+            logger.warning(
+                "%s: queue %d of %s is left out, as this cannot be read (%s); let this user read it, or restore it "
+                "from a copy where the disk fails",
+                where, queue_id, topic, error.strerror or error,
+            )  # fmt: skip
+        self.unread[topic, queue_id] = error
 
     def _open(self, topic: str, queue_id: int) -> AnyConsumeQueue:
         source = self.source
@@ -371,7 +433,15 @@ class ConsumeQueueStore(NotCopied, QueueTable):
             self.source.close()
 
 
-def _batch_topics_of(path: str) -> set[str]:
+def unseen_text(error: OSError) -> str:
+    """str: what to say of a folder of queues that the system does not give out, because of `error`."""
+    return (
+        f"this folder cannot be looked into ({error.strerror or error}), and which queues are in it is not known; let "
+        "this user list and search it"
+    )
+
+
+def _batch_topics_of(path: str, read_only: bool) -> set[str]:
     import json
 
     # What cannot be read says nothing; the directories that are there and the records decide then.  Values that are nested
@@ -379,7 +449,9 @@ def _batch_topics_of(path: str) -> set[str]:
     try:
         table = json.loads(decode_java_utf8(read_small_file(path) or b"{}")).get("topicConfigTable", {})
         return {topic for topic, options in table.items() if _has_batch_queues(options)}
-    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        if not read_only and isinstance(error, PermissionError):
+            raise
         return set()
 
 

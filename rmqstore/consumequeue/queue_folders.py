@@ -9,27 +9,43 @@ import os
 from collections.abc import Iterator
 
 from rmqstore.errors import UnsupportedFormatError
+from rmqstore.files.mapped_file import is_not_given_out
 
 
-def queue_directories(root: str, kind: str) -> Iterator[tuple[str, int, str]]:
+def queue_directories(
+    root: str, kind: str, unseen: dict[str, OSError] | None = None
+) -> Iterator[tuple[str, int, str]]:
     """Every queue below ``root/kind``: (topic, queue id, directory), sorted; other things there are passed over.
 
     Parameters
     ----------
     kind : str
         ``consumequeue``, ``batchconsumequeue`` or ``consumequeue_ext``.
+    unseen : dict of str to OSError, optional
+        Takes the folders that the system does not give out, and why; without it the first of them is an error.
     """
+    folder = os.path.join(root, kind)
     try:
-        topics = sorted(entry.name for entry in os.scandir(os.path.join(root, kind)) if entry.is_dir())
+        topics = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
     except (FileNotFoundError, NotADirectoryError):
         return
+    except OSError as error:
+        if unseen is None or not is_not_given_out(error):
+            raise
+        unseen[folder] = error
+        return
     for topic in topics:
-        directory = os.path.join(root, kind, topic)
+        directory = os.path.join(folder, topic)
         numbers = []
-        for entry in os.scandir(directory):
-            digits = entry.name.removeprefix("-")
-            if entry.is_dir() and digits.isascii() and digits.isdigit() and len(digits) <= 10:
-                numbers.append(int(entry.name))
+        try:
+            for entry in os.scandir(directory):
+                digits = entry.name.removeprefix("-")
+                if entry.is_dir() and digits.isascii() and digits.isdigit() and len(digits) <= 10:
+                    numbers.append(int(entry.name))
+        except OSError as error:
+            if unseen is None or not is_not_given_out(error):
+                raise
+            unseen[directory] = error
         for queue_id in sorted(numbers):
             yield topic, queue_id, os.path.join(directory, str(queue_id))
 

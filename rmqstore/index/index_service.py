@@ -32,7 +32,7 @@ from rmqstore.errors import (
     StoreClosedError,
     StoreError,
 )
-from rmqstore.files.mapped_file import NotCopied, fsync_directory, why_not_given_out
+from rmqstore.files.mapped_file import NotCopied, fsync_directory, is_not_given_out, why_not_given_out
 from rmqstore.files.prepared_files import PreparedFiles
 from rmqstore.index.index_file import IndexFile
 
@@ -143,7 +143,7 @@ class IndexService(NotCopied, OpenedIndexes):
         All files, newest first, while all are open.
     passed_over : dict of str to StoreError
         By name the files that `load` found damaged, or could not read, and left out (read-only use); no key is found
-        by them.
+        by them.  Where the folder cannot be looked into, it stands there by the name "".
     distrusted : set of str
         Names of the files in which an exact search met what cannot be, so that they may hide entries.
     """
@@ -197,7 +197,7 @@ class IndexService(NotCopied, OpenedIndexes):
             A directory lies there, or a file has another length than the configured slots and entries make.  Read-only
             such a file is passed over, unless most files say that the numbers are wrong.
         OSError
-            The system does not give out a file.  Read-only it is passed over.
+            The system does not give out a file, or the folder.  Read-only it is passed over.
         """
         names = []
         passed_over: dict[str, StoreError] = {}
@@ -206,6 +206,12 @@ class IndexService(NotCopied, OpenedIndexes):
             entries = list(os.scandir(self.path))
         except FileNotFoundError:
             entries = []
+        except OSError as closed:
+            if not (self.read_only and is_not_given_out(closed)):
+                raise
+            entries, passed_over[""] = [], self.folder_not_given_out(closed)
+            if "" not in self.passed_over:
+                logger.warning("%s: %s", self.path, passed_over[""].message)
         entries = [entry for entry in entries if _is_name(entry.name)]
         newest = max((entry.name for entry in entries), key=int, default=None)
         for entry in entries:
@@ -217,6 +223,13 @@ class IndexService(NotCopied, OpenedIndexes):
                 status = entry.stat()
             except FileNotFoundError:
                 continue  # Another process deleted it meanwhile.
+            except OSError as unseen:
+                if not (self.read_only and is_not_given_out(unseen)):
+                    raise
+                passed_over[entry.name] = self.not_given_out(unseen, entry.path)
+                if entry.name not in self.passed_over:
+                    logger.warning("%s: %s", entry.path, passed_over[entry.name].message)
+                continue
             length = status.st_size
             if self.read_only and length == 0 and entry.name == newest:
                 # A Java store makes a file and then extends it.
@@ -257,6 +270,15 @@ class IndexService(NotCopied, OpenedIndexes):
             "searched instead. Let this user read it, or restore it from a copy where the disk fails; without one, move "
             "it away and run rebuild, which writes the index again from the log",
             path,
+            0,
+        )
+
+    def folder_not_given_out(self, error: OSError) -> StoreError:
+        """StoreError: what to say where the system does not give out the folder, for the reason `error`."""
+        return StoreError(
+            f"the folder of the index cannot be looked into ({error.strerror or error}): no key is found by its files, "
+            "and the log is searched instead. Let this user list and search it",
+            self.path,
             0,
         )
 

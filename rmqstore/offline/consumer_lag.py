@@ -30,9 +30,9 @@ def consumer_rows(store: MessageStore, group: str | None = None, topic: str | No
     dict
         ``group``, ``topic``, ``queue_id``, ``queue_offset`` (the next one to consume; -1 where the group has progress
         in other queues of the topic only, and begins at the first message), ``max_queue_offset`` and ``lag``.  Both are
-        None where the queue is gone; the lag is None too where the group's offset lies after the end of the queue.
-        ``waiting_since`` is when the next message was stored, ms since the epoch; None where none waits, or it is not known
-        because the message is deleted or damaged.  ``kind`` is as of `progress_kind`.
+        None where the queue is gone, or cannot be read; the lag is None too where the group's offset lies after the end
+        of the queue.  ``waiting_since`` is when the next message was stored, ms since the epoch; None where none waits,
+        or it is not known because the message is deleted or damaged.  ``kind`` is as of `progress_kind`.
     """
     queue_ids: dict[str, list[int]] = {}
     for name, queue_id in store.queues.keys():
@@ -45,10 +45,14 @@ def consumer_rows(store: MessageStore, group: str | None = None, topic: str | No
             queue_offset = offsets.get(queue_id, -1)
             newest: int | None = None
             if queue_id in there:
-                newest = store.max_queue_offset(its_topic, queue_id)
-                queue = store.queues.find(its_topic, queue_id)
-                if newest == 0 and queue_offset > 0 and (queue is None or not queue.disk_files):
-                    # Only its folder is left: nobody knows what it held.
+                try:
+                    newest = store.max_queue_offset(its_topic, queue_id)
+                    queue = store.queues.find(its_topic, queue_id)
+                    if newest == 0 and queue_offset > 0 and (queue is None or not queue.disk_files):
+                        # Only its folder is left: nobody knows what it held.
+                        newest = None
+                except OSError as error:
+                    store.queues.leave_out(its_topic, queue_id, error)
                     newest = None
             lag = None if newest is None or newest < queue_offset else newest - max(queue_offset, 0)
             yield {

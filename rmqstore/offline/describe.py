@@ -127,6 +127,10 @@ class StoreDescription:
         As of `MessageStore`.
     layout : StoreLayout or None
         What it keeps where, and which versions may have written it.
+    unseen_queues : tuple of str
+        Folders of queues that cannot be looked into, so that it is not known which queues are in them.
+    unread_queues : tuple of (str, int)
+        Topic and queue id of the queues that are there, and of which the system does not give out a folder or file.
     """
 
     path: str
@@ -144,6 +148,8 @@ class StoreDescription:
     unserved: tuple[int, int] | None = None
     queue_database: QueueDatabaseState | None = None
     layout: StoreLayout | None = None
+    unseen_queues: tuple[str, ...] = ()
+    unread_queues: tuple[tuple[str, int], ...] = ()
 
     def __repr__(self) -> str:
         # As long for a store of many queues as for one of few; the fields have all of it.
@@ -230,13 +236,23 @@ def _describe_once(path: str | os.PathLike[str], config: StoreConfig | None) -> 
         first = next(store.messages(), None)
         queues = []
         last: int | None = None
-        for queue in store.queues:
-            unit = queue.last_record()
+        for topic, queue_id in store.queues.keys():
+            try:
+                queue = store.queues.find(topic, queue_id)
+                if queue is None:
+                    continue
+                unit = queue.last_record()
+                described = QueueDescription.of(queue, log.min_offset)
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                store.queues.leave_out(topic, queue_id, error)
+                continue
             if unit is not None:
                 time = log.store_timestamp_at(unit.phy_offset)
                 if time >= 0 and (last is None or time > last):
                     last = time
-            queues.append(QueueDescription.of(queue, log.min_offset))
+            queues.append(described)
         if last is None:
             last = log.last_store_timestamp()
         index_files = []
@@ -286,6 +302,8 @@ def _describe_once(path: str | os.PathLike[str], config: StoreConfig | None) -> 
             store.unserved,
             store.queue_database,
             store_layout(store.path, store.config),
+            tuple(sorted(store.queues.unseen)),
+            tuple(sorted(store.queues.unread)),
         )
 
 

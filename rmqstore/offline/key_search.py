@@ -91,6 +91,8 @@ def find_in_all_topics(
     log = store.commit_log
     files = 1 if store.index_service is None else len(store.index_service.names) + 1
     by_log = (log.max_offset - log.min_offset) / _LOG_BYTES_A_SECOND < len(names) * files * _SECONDS_A_LOOK
+    # There may be topics that nobody sees.
+    by_log |= bool(store.queues.unseen)
     if store.index_service is None or (by_log and store.tiered is None):
         return _in_log(store, key, max_num, begin, end, index_type, max_log_bytes, progress)
     found = []

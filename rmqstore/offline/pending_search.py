@@ -195,7 +195,8 @@ class Search:
         A queue that is gone although a begin is noted for it is a problem; with `zero_is_noted` also where that is 0.
         """
         store = self.store
-        there = store.queue_ids(topic)
+        # Where folders of queues cannot be looked into the log is gone over, which has what is in all of them.
+        there = [] if store.queues.unseen else store.queue_ids(topic)
         if store.unserved is None:
             for queue_id in sorted(each for each in begins if each not in there and (begins[each] or zero_is_noted)):
                 text = f"there is no queue {queue_id} of {topic}, for which the offset {begins[queue_id]} is noted; "

@@ -43,22 +43,32 @@ def queue_rows(
     dict
         ``topic``, ``queue_id``, ``kind``, ``min_queue_offset``, ``max_queue_offset``, ``messages``, ``files``,
         ``first_store_timestamp`` and ``last_store_timestamp`` (ms since epoch, None where there is no message), and
-        ``size`` (bytes) where it is asked for.
+        ``size`` (bytes) where it is asked for.  Of a queue that the system does not give out there is a warning.
+
+    Raises
+    ------
+    OSError
+        No queue of `topic` is seen, and the system does not give out a folder in which they may be.
     """
     names = [name for name in store.queues.keys() if topic in (None, name[0])]
+    if topic is not None and not names:
+        store.queues.check_seen(topic)
     for number, (name, queue_id) in enumerate(names):
         if progress is not None:
             progress(number, len(names))
         for _ in range(_TRIES):
-            queue = store.queues.find(name, queue_id)
-            if queue is None:
-                break
             try:
+                queue = store.queues.find(name, queue_id)
+                if queue is None:
+                    break
                 row = _row(store, queue, with_bytes)
             except OffsetOutOfRangeError:
                 # Retention deleted a file meanwhile; the list of files is read again.
                 store.refresh()
                 continue
+            except OSError as error:
+                store.queues.leave_out(name, queue_id, error)
+                break
             yield row
             break
 

@@ -9,6 +9,7 @@ instead of exceptions.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ from rmqstore.message import MessageExt, SysFlag, decode_java_utf8, is_queued
 from rmqstore.offline.verify_databases import has_index_database, verify_index_database
 from rmqstore.offline.verify_entries import IndexCheck
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
-from rmqstore.offline.verify_units import QueueCheck, unread_file
+from rmqstore.offline.verify_units import QueueCheck, unread_file, unread_folder
 from rmqstore.store.dispatcher import multi_dispatch_places, multi_dispatch_problem
 from rmqstore.store.opening import REBUILD_DIRECTORY, SWAPPING, is_swapping
 
@@ -225,6 +226,14 @@ def verify_queue(
         checker.queues.close()
 
 
+def _may_be_file(path: str) -> bool:
+    # Where a folder may be listed and not searched, nobody knows what a name stands for; reading it says so.
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except OSError as error:
+        return is_not_given_out(error)
+
+
 class _Checker:
     def __init__(
         self,
@@ -243,7 +252,7 @@ class _Checker:
         parts_root = root if parts_root is None else parts_root
         self.pool = MappedFilePool(config.max_mapped_files)
         self.commit_log = CommitLog(root, config, self.pool, read_only=True) if commit_log is None else commit_log
-        self.queues = ConsumeQueueStore(parts_root, config, self.pool, read_only=True)
+        self.queues = ConsumeQueueStore(parts_root, config, self.pool, read_only=True, pass_over=True)
         self.index_service = IndexService(parts_root, config, read_only=True)
         self.queue_checks: dict[tuple[str, int], QueueCheck] = {}
         self.last_timestamp = 0
@@ -288,6 +297,7 @@ class _Checker:
                 self.queues.load()
             except StoreError as error:
                 problems.append(finding_of(error, "file", self.root))
+            problems += [unread_folder(folder, error) for folder, error in self.queues.unseen.items()]
             self.listed = frozenset(self.queues.keys())
         if self.with_index:
             problems += self.load_index()
@@ -341,10 +351,16 @@ class _Checker:
             names = sorted(os.listdir(self.index_service.path))
         except FileNotFoundError:
             return problems
+        except OSError as failure:
+            if not is_not_given_out(failure):
+                raise
+            self.index_is_unread = True
+            path = self.index_service.path
+            return [finding_of(self.index_service.folder_not_given_out(failure), "file", path)]
         good = []
         for name in names:
             path = os.path.join(self.index_service.path, name)
-            if not (name.isascii() and name.isdigit()) or len(name) > 19 or not os.path.isfile(path):
+            if not (name.isascii() and name.isdigit()) or len(name) > 19 or not _may_be_file(path):
                 problems.append(Finding(path, 0, "file", "no part of the store; a directory here stops a real broker"))
                 continue
             error = why_not_given_out(path)

@@ -16,7 +16,7 @@ from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
-from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore, unseen_text
 from rmqstore.errors import Finding, StoreError, finding_of
 from rmqstore.files.mapped_file import is_not_given_out, why_not_given_out
 from rmqstore.files.mapped_file_queue import MappedFileQueue
@@ -90,6 +90,8 @@ class QueueCheck:
             where = os.fsdecode(named) if named else root
             if isinstance(error, OSError) and is_not_given_out(error):
                 self.problem = unread_file(where, error, _NOT_COMPARED)
+                # That was said of the folder, once for all that may lie in it.
+                self._files_told = where in queues.unseen
             else:
                 self.problem = Finding(where, getattr(error, "pos", None) or 0, "file", str(error))
             return
@@ -324,6 +326,11 @@ def unread_file(path: str, error: OSError, left_out: str) -> Finding:
         f"the file cannot be read ({error.strerror or error}), and {left_out}; let this user read it, or restore it "
         "from a copy where the disk fails",
     )
+
+
+def unread_folder(path: str, error: OSError) -> Finding:
+    """Finding: of a folder of queues that the system does not give out, because of `error`."""
+    return Finding(path, 0, "file", f"{unseen_text(error)}; queues that may be there are not compared with the log")
 
 
 def _said(queue: ConsumeQueue, code: int) -> str:

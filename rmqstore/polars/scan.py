@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rmqstore import _numpy as np
 from rmqstore.config import StoreConfig
 from rmqstore.errors import InvalidMessageError, MissingDependencyError
+from rmqstore.files.mapped_file import is_not_given_out
 from rmqstore.message import parse_message_id
 from rmqstore.polars.predicate import Limit, limits_of
 from rmqstore.store.columns import DEFAULT_COLUMNS, has_views, import_pyarrow, scan_schema
@@ -206,6 +207,15 @@ def _by_key(store: MessageStore, names: list[str], limits: dict[str, Limit]) -> 
 
 def _by_queue(store: MessageStore, names: list[str], limits: dict[str, Limit]) -> pa.Table | None:
     # What the queues of one topic lead to; None where that might not be all that the log holds.
+    try:
+        return _by_readable_queue(store, names, limits)
+    except OSError as error:
+        if not is_not_given_out(error):
+            raise
+        return None
+
+
+def _by_readable_queue(store: MessageStore, names: list[str], limits: dict[str, Limit]) -> pa.Table | None:
     topics = _texts(limits, "topic") if "topic" in limits else None
     if topics is None or len(topics) != 1 or "queue_offset" not in limits or store.unserved is not None:
         return None

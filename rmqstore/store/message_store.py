@@ -23,6 +23,7 @@ from rmqstore._read import get_first, query_first
 from rmqstore.arguments import Boundary, IndexType, Moment, Recovery, milliseconds, plain_text
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.config import StoreConfig
+from rmqstore.consumequeue.consume_queue_store import unseen_text
 from rmqstore.errors import InvalidMessageError, OffsetOutOfRangeError, ReadOnlyError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import NotCopied, make_directories
@@ -399,7 +400,8 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
     def unserved(self) -> tuple[int, int] | None:
         """tuple of (int, int) or None: begin and end of what is in no queue and is not served by queue either.
 
-        Of a store that nobody closed, a queue of which cannot be read: of what may be in no queue.
+        Of a store that nobody closed, a queue of which cannot be read: of what may be in no queue.  All of the log
+        where a folder of queues cannot be looked into.
         """
         return self._state.undispatched.left_out
 
@@ -413,10 +415,14 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         """list of StoreError: segments, index files, and files of queues asked for so far, that lack their length.
 
         Read-only they are read as far as they go, and index files passed over; a store with one does not open for writing.
-        So are index files that the system does not give out.
+        So are index files, folders of queues and queues that the system does not give out.
         """
         listed = [self.commit_log.files, *(queue.files for queue in self.queues.opened())]
         found: list[StoreError] = [problem for files in listed for problem in files.damaged()]
+        found += [StoreError(unseen_text(error), folder) for folder, error in self.queues.unseen.items()]
+        for (topic, queue_id), error in self.queues.unread.items():
+            text = f"queue {queue_id} of {topic} cannot be read ({error.strerror or error}), and is left out"
+            found.append(StoreError(text, None if error.filename is None else os.fsdecode(error.filename)))
         if self.index_service is not None:
             found += self.index_service.passed_over.values()
         return found
@@ -703,9 +709,18 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         return self._state.topics()
 
     def queue_ids(self, topic: str) -> list[int]:
-        """list of int: the queues of `topic`, ascending."""
+        """list of int: the queues of `topic`, ascending.
+
+        Raises
+        ------
+        OSError
+            None is seen, and the system does not give out a folder in which they may be.
+        """
         self._state.check_open()
-        return [queue_id for name, queue_id in self._state.keys() if name == topic]
+        found = [queue_id for name, queue_id in self._state.keys() if name == topic]
+        if not found:
+            self.queues.check_seen(topic)
+        return found
 
     def min_queue_offset(self, topic: str, queue_id: int = 0) -> int:
         """int: queue offset of the first message that is still there, 0 for an unknown queue."""
@@ -885,6 +900,8 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             The text is not an offset message id, and no message has it as the producer's id.
         OffsetOutOfRangeError, CorruptionError, ChecksumError
             As of `message_at`, where no message has it as the producer's id.
+        OSError
+            It was not found, and a folder of queues cannot be looked into: it may be of a topic there.
         """
         if self.tiered is None:
             return self.commit_log.message_at(self.phy_offset_by_id(msg_id, topic))

@@ -433,6 +433,9 @@ class Querying:
                 return found[0].phy_offset
         if message is not None:
             return phy_offset
+        if topic is None:
+            # It may be of a topic that nobody sees.
+            self.state.queues.check_seen()
         searched = f"nor has a message of {f'topic {topic}' if topic is not None else f'{len(names)} topics'} it as producer's id"
         if failure is not None:
             raise InvalidMessageError(f"{failure.message}; {searched}", failure.path, failure.pos)

@@ -211,7 +211,11 @@ def take_stats(
     dispatched = low
     newest = last_store_timestamp
     for topic, queue_id in queues.keys():
-        look = queues.look(topic, queue_id, low)
+        try:
+            look = queues.look(topic, queue_id, low)
+        except OSError as error:
+            queues.leave_out(topic, queue_id, error)
+            continue
         if look is None:
             continue
         unit = look.last

@@ -85,7 +85,7 @@ class StoreState(StateFields):
         self.read_only = read_only
         self.pool = MappedFilePool(config.max_mapped_files)
         self.commit_log = CommitLog(path, config, self.pool, read_only=read_only)
-        self.queues = ConsumeQueueStore(path, config, self.pool, read_only=read_only)
+        self.queues = ConsumeQueueStore(path, config, self.pool, read_only=read_only, pass_over=True)
         self.index_service: IndexService | None = (
             IndexService(path, config, read_only=read_only) if config.message_index_enable else None
         )

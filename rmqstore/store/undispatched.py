@@ -21,6 +21,7 @@ from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.plain_queue import PlainQueue
 from rmqstore.errors import CorruptionError, GeometryError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
+from rmqstore.files.mapped_file import is_not_given_out
 from rmqstore.files.store_lock import abort_mark, is_held
 from rmqstore.rocksdb.places import queue_databases
 from rmqstore.store.dispatcher import Agreement, CommitLogDispatcher, IndexProgress
@@ -58,7 +59,8 @@ class Undispatched:
         Phy offsets: where the first record lies that a queue on disk lacks and that is served from memory, and where this ends;
         None = nothing.
     left_out : tuple of (int, int) or None
-        Of what may be in no queue at all, because there is more than `MAX_UNDISPATCHED`, or a queue cannot be read.
+        Of what may be in no queue at all, because there is more than `MAX_UNDISPATCHED`, or a queue cannot be read; all
+        of the log where folders of queues cannot be looked into.
     completion : Completion or None
         Of a store with queues in RocksDB, once it was looked at.
     """
@@ -121,7 +123,11 @@ class Undispatched:
         self.served = self.left_out = None
         self._mark, self._done_to = mark, end
         # Whoever closed in order has dispatched all.
-        if end <= self.commit_log.min_offset or (mark is None and self.queues.keys()):
+        if end <= self.commit_log.min_offset or (mark is None and self.queues.keys() and not self.queues.unseen):
+            return
+        if self.queues.unseen:
+            # Any record may be in a queue that this user does not see.
+            self.left_out = self.commit_log.min_offset, end
             return
         if now - self._grew_at < _QUIET or is_held(self.root):
             self._done_to = -1
@@ -129,6 +135,10 @@ class Undispatched:
             try:
                 self._serve(end)
             except (CorruptionError, GeometryError) as error:
+                self._leave_out(end, error)
+            except OSError as error:
+                if not (self.queues.pass_over and is_not_given_out(error)):
+                    raise
                 self._leave_out(end, error)
 
     def is_current(self) -> bool:
@@ -165,14 +175,14 @@ class Undispatched:
         checkpoint = Checkpoint.load_or_zeros(os.path.join(self.root, "checkpoint"))
         return max(dispatched_before_crash(self.commit_log, checkpoint), self.commit_log.min_offset)
 
-    def _leave_out(self, end: int, error: StoreError) -> None:
+    def _leave_out(self, end: int, error: StoreError | OSError) -> None:
         # One damaged queue stops nobody who reads the log or the other queues.
         self.queues.forget_memory()
         begin = min(self._surely_dispatched(), end)
         self.left_out = begin, end
         logger.warning(
             "%s: whether queues lead to all of the log from phy offset %d on cannot be said, as one cannot be read: %s",
-            self.root, begin, error,
+            self.root, begin, error if isinstance(error, StoreError) else f"{error.strerror} [{error.filename}]",
         )  # fmt: skip
 
     def _first_missing(self, newest: int, plain: Mapping[tuple[str, int], PlainQueue]) -> int:
