@@ -14,6 +14,7 @@ __all__ = ["main"]
 _LIBRARIES = ("click", "rich")
 # As `rmqstore.cli.group.CANNOT_OPEN`, which cannot be loaded then.
 _CANNOT_OPEN = 3
+_INTERRUPTED = 128 + 2
 
 
 def main(name: str | None = None) -> None:
@@ -31,8 +32,11 @@ def main(name: str | None = None) -> None:
             file=sys.stderr,
         )
         sys.exit(_CANNOT_OPEN)
-    from rmqstore.cli import main as command
-
+    try:
+        from rmqstore.cli import main as command
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(_INTERRUPTED)
     command(prog_name=name)
 
 

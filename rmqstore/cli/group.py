@@ -6,14 +6,17 @@ user, and the exit code is 0 fine, 1 findings or nothing found, 2 wrong usage, 3
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import errno
 import importlib
 import logging
 import os
 import signal
+import socket
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import click
@@ -30,6 +33,10 @@ CANNOT_OPEN = 3
 # As a shell reports a program that these signals ended.
 INTERRUPTED = 128 + 2
 READER_GONE = 128 + 13
+# The signals that `orderly_end` is about, and Ctrl-C; so long (seconds) a library may go on after one.
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_PATIENCE = 1.0
+_ENDED = tuple(128 + number for number in _ENDING)
 
 
 class CannotOpenError(click.ClickException):
@@ -155,6 +162,16 @@ class StoreGroup(click.Group):
             told.show()
             sys.exit(told.exit_code)
 
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        try:
+            return super().make_context(info_name, args, parent, **extra)
+        except KeyboardInterrupt:
+            # Before `invoke`, which says so of what comes later.
+            note("interrupted")
+            sys.exit(INTERRUPTED)
+
     def invoke(self, ctx: click.Context) -> Any:
         for name in ("stdin", "stdout", "stderr"):
             # A shell closed it (>&-). The descriptor is taken before a file of a store could get it.
@@ -165,7 +182,7 @@ class StoreGroup(click.Group):
             with contextlib.suppress(AttributeError, ValueError):
                 stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         try:
-            with _logging_escaped():
+            with _logging_escaped(), _no_interrupt_lost():
                 try:
                     result = super().invoke(ctx)
                 except click.exceptions.Exit:
@@ -202,8 +219,15 @@ class _NoteHandler(logging.Handler):
 
 
 @contextlib.contextmanager
-def orderly_end() -> Iterator[None]:
-    """Lets a kill or a closed terminal end a command as Ctrl-C does, so that what is half done is cleared away."""
+def orderly_end(clear_away: Callable[[], object] | None = None) -> Iterator[None]:
+    """Lets a kill or a closed terminal end a command as Ctrl-C does, so that what is half done is cleared away.
+
+    Parameters
+    ----------
+    clear_away : callable, optional
+        Does that where the command does not come to it soon: no handler runs while a library works on, be it for minutes.
+        Another thread calls it then, and ends the process.
+    """
 
     def end(number: int, frame: object) -> None:
         sys.exit(128 + number)
@@ -215,10 +239,65 @@ def orderly_end() -> Iterator[None]:
             number = getattr(signal, name)
             before[number] = signal.signal(number, end)
     try:
-        yield
+        with contextlib.nullcontext() if clear_away is None or not before else _watched(clear_away):
+            yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _watched(clear_away: Callable[[], object]) -> Iterator[None]:
+    # Python's own part of a handler tells of a signal at once, in whatever the main thread is.
+    over = threading.Event()
+    told, teller = socket.socketpair()
+    teller.setblocking(False)
+
+    def watch() -> None:
+        for number in iter(lambda: told.recv(1), b""):
+            if number[0] in _ENDING and not over.wait(_PATIENCE):
+                clear_away()
+                os._exit(128 + number[0])
+
+    before = signal.set_wakeup_fd(teller.fileno(), warn_on_full_buffer=False)
+    watcher = threading.Thread(target=watch, name="rmqstore-signals", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        over.set()
+        signal.set_wakeup_fd(before)
+        teller.close()
+        watcher.join()
+        told.close()
+
+
+@contextlib.contextmanager
+def _no_interrupt_lost() -> Iterator[None]:
+    """What ends a command ends it also where it comes while an object is being cleared away, which Python only prints."""
+
+    over = threading.Event()
+
+    def again(number: int) -> None:
+        # Not within the hook, where it would be lost once more, and not where a library has noticed the first one too.
+        if not over.wait(_PATIENCE):
+            os.kill(os.getpid(), number)
+
+    def hook(lost: Any, /) -> None:
+        code = getattr(lost.exc_value, "code", None)
+        if issubclass(lost.exc_type, KeyboardInterrupt):
+            _thread.start_new_thread(again, (signal.SIGINT,))
+        elif issubclass(lost.exc_type, SystemExit) and code in _ENDED:
+            _thread.start_new_thread(again, (code - 128,))
+        else:
+            before(lost)
+
+    before, sys.unraisablehook = sys.unraisablehook, hook
+    try:
+        yield
+    finally:
+        over.set()
+        sys.unraisablehook = before
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from rmqstore.cli.group import orderly_end
 from rmqstore.cli.options import Given, store_options
 from rmqstore.cli.paths import STORE_PATH
 from rmqstore.cli.terminal import Printer, escape, note
@@ -85,7 +86,7 @@ def metrics_command(
         sys.stdout.flush()
         sys.stdout.buffer.write(found)
         return
-    with OutputFile(output, force=True) as file:
+    with orderly_end(), OutputFile(output, force=True) as file:
         file.write(found)
         # The collector runs as another user.
         os.fchmod(file.fileno(), 0o644)

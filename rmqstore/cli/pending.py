@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from rmqstore.cli.group import FOUND_NOTHING, nothing
+from rmqstore.cli.group import FOUND_NOTHING, nothing, orderly_end
 from rmqstore.cli.messages import about_topic
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.terminal import TIME, Printer, format_number, format_size, note
@@ -170,7 +170,7 @@ def _short(text: str) -> str:
 
 def _write(found: Pending, output: str, kind: str, force: bool) -> int:
     # The bytes that were written.
-    with OutputFile(output, force=force) as file:
+    with orderly_end(), OutputFile(output, force=force) as file:
         if kind == "parquet":
             import pyarrow.parquet
 

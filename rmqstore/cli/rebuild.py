@@ -14,7 +14,7 @@ import sys
 import click
 
 from rmqstore.arguments import Recovery
-from rmqstore.cli.group import FOUND_NOTHING, error_text, nothing, of_error
+from rmqstore.cli.group import FOUND_NOTHING, error_text, nothing, of_error, orderly_end
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.paths import check_store_path
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, format_time, note
@@ -60,12 +60,12 @@ def rebuild_command(
         check_config(path, kinds, config)
     agree_to_replace(path, kinds, output, yes)
     try:
-        with Progress("rebuilding", "bytes") as progress:
+        with orderly_end(), Progress("rebuilding", "bytes") as progress:
             if rocksdb:
                 report = rebuild_queue_database(path, config, output, progress)
             else:
                 report = rebuild(path, kinds, config, output, progress)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         if output is not None:
             note(f"The store is as it was, and nothing was built in {output}.")
         elif os.path.isdir(os.path.join(path, REBUILD_DIRECTORY)):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from rmqstore.cli.group import CannotOpenError, nothing
+from rmqstore.cli.group import CannotOpenError, nothing, orderly_end
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.terminal import BEGIN_HELP, END_HELP, END_TIME, TIME, Printer, escape, format_size, note
 from rmqstore.files.output_file import OutputFile, check_outside, format_of
@@ -114,7 +114,8 @@ def _refuse(error: Exception, tables: list[str]) -> NoReturn:
 
 def _write(answer: pl.LazyFrame, output: str, kind: str, force: bool) -> int:
     # The bytes that were written.
-    with OutputFile(output, force=force) as file:
+    made = OutputFile(output, force=force)
+    with orderly_end(made.abandon), made as file:
         if kind == "parquet":
             # Row group by row group: the answer as a whole is never in memory.
             answer.sink_parquet(file)

@@ -81,6 +81,7 @@ class OutputFile:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.samestat(os.fstat(file.fileno()), os.stat(self._part)):
                 raise BlockingIOError
+            self._file = file
             file.truncate(0)
         except (BlockingIOError, FileNotFoundError):
             file.close()
@@ -88,9 +89,9 @@ class OutputFile:
                 "another process is writing this output; wait for it, or give another name", self.path
             ) from None
         except BaseException:
+            self.abandon()
             file.close()
             raise
-        self._file = file
         return file
 
     def __exit__(self, kind: object, *exc_info: object) -> None:
@@ -109,17 +110,19 @@ class OutputFile:
                 fsync_directory(os.path.dirname(self.path))
                 return
         except BaseException:
-            self._discard(file)
+            self.abandon()
             raise
         finally:
             # What is still buffered after an error would only fail again.
             with contextlib.suppress(OSError, ValueError):
                 file.close()
-        self._discard(file)
+        self.abandon()
 
-    def _discard(self, file: IO[bytes]) -> None:
-        with contextlib.suppress(OSError):
-            os.unlink(self._part)
+    def abandon(self) -> None:
+        """Take away what is half made, if this makes it."""
+        if self._file is not None and not self._in_place:
+            with contextlib.suppress(OSError):
+                os.unlink(self._part)
 
 
 def format_of(path: str | os.PathLike[str]) -> tuple[str | None, str | None]:
@@ -165,9 +168,13 @@ class OutputFolder:
         # A name of its own: a folder is not to be emptied because of how it is called.
         where, name = os.path.split(self.path)
         self.part = tempfile.mkdtemp(".part", name + ".", where)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(self.part, 0o777 & ~umask)
+        try:
+            umask = os.umask(0)
+            os.umask(umask)
+            os.chmod(self.part, 0o777 & ~umask)
+        except BaseException:
+            shutil.rmtree(self.part, ignore_errors=True)
+            raise
         return self.part
 
     def __exit__(self, kind: object, *exc_info: object) -> None:
