@@ -11,6 +11,7 @@ import os
 import click
 
 from rmqstore.cli.group import CannotOpenError
+from rmqstore.config.dledger import without_log
 from rmqstore.files.mapped_file import is_directory
 
 # Whether it can be read is for the command to say, with the exit code of a store that cannot.
@@ -47,6 +48,7 @@ def check_store_path(path: str) -> None:
     """
     if is_store(path):
         return
+    without_log(path)
     # Where this user may not look, nothing is known to be missing.
     is_directory(path)
     if not os.path.lexists(path):

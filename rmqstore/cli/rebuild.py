@@ -19,6 +19,7 @@ from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.paths import check_store_path
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, format_time, note
 from rmqstore.cli.words import verdict_words
+from rmqstore.config.dledger import without_log
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.mapped_file import offset_of_name
 from rmqstore.offline.lost_messages import LostMessages, messages_behind
@@ -152,6 +153,7 @@ def recover_command(path: str, mode: Recovery, yes: bool, given: Given) -> None:
     """
     check_store_path(path)
     if not os.path.isdir(os.path.join(path, "commitlog")):
+        without_log(path)
         raise of_error(StoreError("there is no commit log here, which recovery begins with; put commitlog/ back", path))
     config = given.config(path)
     lost: LostMessages | None = None

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from rmqstore import _numpy as np
 from rmqstore._core import MAGIC_V1, MAGIC_V2, BatchUnitLayout, IndexLayout, UnitLayout, index_key_hash
+from rmqstore.config.dledger import without_log
 from rmqstore.errors import GeometryError, StoreError
 from rmqstore.files.mapped_file import (
     is_directory,
@@ -230,6 +231,7 @@ def _infer_sizes(
 ) -> None:
     if "mapped_file_size_commit_log" not in found:
         if not segments:
+            without_log(root)
             raise GeometryError(
                 "the store has no commit log segment, so that its geometry cannot be told: give the options "
                 "(mapped_file_size_commit_log=... at least) or the broker.conf",

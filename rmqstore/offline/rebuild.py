@@ -24,6 +24,7 @@ from rmqstore._core import Verdict
 from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.config import StoreConfig
+from rmqstore.config.dledger import refuse_dledger
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.consumequeue.queue_look import look_at_files
@@ -229,6 +230,7 @@ def folders_of(kinds: Iterable[str]) -> list[str]:
 
 def known_config(root: str, config: StoreConfig | None, kinds: tuple[str, ...]) -> StoreConfig:
     """The geometry, by default `StoreConfig.infer`; GeometryError where a value that would change bytes is only assumed."""
+    refuse_dledger(root)
     config = StoreConfig.infer(root) if config is None else config
     needed = []
     if "consumequeue" in kinds and queue_databases(root):

@@ -18,6 +18,7 @@ from rmqstore import _numpy as np
 from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.config import StoreConfig
+from rmqstore.config.dledger import refuse_dledger
 from rmqstore.consumequeue.collected_queues import CollectedBatchQueue, CollectedQueue, CollectedQueues
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import Unit
@@ -88,6 +89,7 @@ def rebuild_queue_database(
 
     started = time.perf_counter()
     root = check_store_root(path)
+    refuse_dledger(root)
     config = StoreConfig.infer(root) if config is None else config
     # Only a broker that dispatches to further queues says in a record which.
     config = dataclasses.replace(config, enable_lmq=True, enable_multi_dispatch=True)

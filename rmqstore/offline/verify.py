@@ -20,6 +20,7 @@ from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog, check_store_root
 from rmqstore.commitlog.log_walk import DAMAGE_KINDS, Stretch
 from rmqstore.config import StoreConfig
+from rmqstore.config.dledger import dledger_folders
 from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
@@ -277,6 +278,14 @@ class _Checker:
     def run(self) -> Iterator[Finding]:
         if is_swapping(self.root):
             yield Finding(os.path.join(self.root, REBUILD_DIRECTORY), 0, "interrupted_rebuild", SWAPPING)
+        for folder in dledger_folders(self.root):
+            yield Finding(
+                folder,
+                0,
+                "not_checked",
+                "the commit log is DLedger's, or goes on there (enableDLegerCommitLog=true), which this package does not "
+                "read: what leads there is called dangling",
+            )
         self.database = QueueDatabaseCheck.of(self.root, self.config, self.commit_log)
         yield from self.run_parts()
         yield from verify_index_database(self.commit_log, self.root, self.end)

@@ -23,6 +23,7 @@ from rmqstore._read import get_first, query_first
 from rmqstore.arguments import Boundary, IndexType, Moment, Recovery, milliseconds, plain_text
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.config import StoreConfig
+from rmqstore.config.dledger import refuse_dledger
 from rmqstore.consumequeue.consume_queue_store import unseen_text
 from rmqstore.errors import InvalidMessageError, OffsetOutOfRangeError, ReadOnlyError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
@@ -40,6 +41,7 @@ from rmqstore.store.opening import (
     is_swapping,
     recover_state,
     refuse_rocksdb,
+    warn_of_dledger,
     warn_of_swapping,
 )
 from rmqstore.store.querying import Querying
@@ -198,7 +200,8 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         StoreError
             `read_only` and there is no such directory, or ``create=False`` and there is no store.
         UnsupportedFormatError
-            The queues are in RocksDB (storeType=defaultRocksDB), which is read and not written.
+            The queues are in RocksDB (storeType=defaultRocksDB), which is read and not written; or the commit log is
+            DLedger's (enableDLegerCommitLog), which is not read: read-only what lies in front of it is.
         MissingDependencyError
             They are, and rocksdict is not installed (``pip install rmqstore[rocksdb]``).
         """
@@ -217,11 +220,13 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             store = cls.__new__(cls)
             store._take(root, config, read_only=True, tiered=_flat_store(tiered, root))
             store._state.load()
+            warn_of_dledger(store._state)
             _open_stores.add(store)
             return store
         if not create:
             check_has_store(root)
         refuse_rocksdb(root)
+        refuse_dledger(root)
         make_directories(os.path.abspath(root))
         close_forgotten(root)
         store_lock = StoreLock(root)

@@ -11,6 +11,7 @@ import logging
 import os
 
 from rmqstore.commitlog.commit_log import check_store_root
+from rmqstore.config.dledger import dledger_folders, without_log
 from rmqstore.errors import StoreChangedError, StoreError, UnsupportedFormatError
 from rmqstore.files.mapped_file import STAGING_PREFIX, fsync_directory, fsync_tree, naming_errors, open_regular
 from rmqstore.files.store_lock import abort_process
@@ -29,6 +30,7 @@ __all__ = [
     "is_swapping",
     "recover_state",
     "refuse_rocksdb",
+    "warn_of_dledger",
     "warn_of_swapping",
 ]
 
@@ -65,6 +67,20 @@ def refuse_rocksdb(root: str) -> None:
             "broker uses this folder any more, move it away",
             folder,
         )
+
+
+def warn_of_dledger(state: StoreState) -> None:
+    """Log that the log of a store that is read goes on by DLedger; UnsupportedFormatError where all of it is there."""
+    if not len(state.commit_log.files):
+        if state.tiered is None:
+            without_log(state.path)
+        return
+    for folder in dledger_folders(state.path):
+        logger.warning(
+            "%s: from phy offset %d on the commit log is DLedger's (enableDLegerCommitLog=true), which this package does "
+            "not read: newer messages are missing here",
+            folder, state.commit_log.max_offset,
+        )  # fmt: skip
 
 
 def has_store(root: str) -> bool:
