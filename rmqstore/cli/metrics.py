@@ -15,7 +15,7 @@ import click
 
 from rmqstore.cli.group import orderly_end
 from rmqstore.cli.options import Given, store_options
-from rmqstore.cli.paths import STORE_PATH
+from rmqstore.cli.paths import FILE_THERE, STORE_PATH
 from rmqstore.cli.terminal import Printer, escape, note
 from rmqstore.errors import StoreError
 from rmqstore.files.output_file import OutputFile, check_outside
@@ -36,7 +36,7 @@ from rmqstore.offline.metrics import Findings, collect, text
 @click.option(
     "--findings",
     "findings_file",
-    type=click.Path(exists=True, dir_okay=False),
+    type=FILE_THERE,
     help="What 'rmqstore verify --json' printed of this store; its findings become metrics.",
 )
 @click.option("--pending", "with_pending", is_flag=True, help="Also what still waits, which is read for that.")

@@ -61,6 +61,12 @@ _FILES = {
 _UNKNOWN = "see the kind in docs/formats.md"
 
 
+def _lasting(config_file: str) -> str:
+    # A pipe, as of a shell's <(...), is gone by then: its place has the name of what it is about.
+    is_file = os.path.isfile(config_file) and not os.path.abspath(config_file).startswith(("/dev/", "/proc/"))
+    return config_file if is_file else "broker.conf"
+
+
 class NextSteps:
     """Collects the kinds of findings, and says what to do about each.
 
@@ -75,7 +81,7 @@ class NextSteps:
 
     def __init__(self, path: str, options: Iterable[str] = (), config_file: str | None = None):
         self._path = path
-        given = [*(["--config", config_file] if config_file is not None else [])]
+        given = [*(["--config", _lasting(config_file)] if config_file is not None else [])]
         for option in options:
             given += ["-o", option]
         quoted = shlex.quote(path)

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from rmqstore.cli.completion import complete_option, complete_path, complete_topic
-from rmqstore.cli.paths import STORE_PATH, check_store_path
+from rmqstore.cli.paths import FILE_THERE, FOLDER_THERE, STORE_PATH, check_store_path
 from rmqstore.cli.terminal import escape, note
 from rmqstore.cli.words import did_you_mean
 from rmqstore.config import StoreConfig
@@ -178,13 +178,12 @@ def store_options(function: Callable[..., Any]) -> Callable[..., Any]:
     wrapped.__name__ = function.__name__
     wrapped.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
     name_help = "An option of the store, spelled as in StoreConfig or in RocketMQ; repeatable."
-    conf_type = click.Path(exists=True, dir_okay=False)
     for option in (
         click.option("--json", "as_json", is_flag=True, help="One JSON object a line."),
         click.option(
             "-o", "options", multiple=True, metavar="NAME=VALUE", help=name_help, shell_complete=complete_option
         ),
-        click.option("--config", "config_file", type=conf_type, help="The broker's broker.conf."),
+        click.option("--config", "config_file", type=FILE_THERE, help="The broker's broker.conf."),
     ):
         wrapped = option(wrapped)
     return wrapped
@@ -192,7 +191,7 @@ def store_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 tiered_option = click.option(
     "--tiered",
-    type=click.Path(exists=True, file_okay=False),
+    type=FOLDER_THERE,
     metavar="DIR",
     help="The broker's tieredStoreFilePath: also what the local log no longer has.",
 )

@@ -7,15 +7,35 @@ It looks at names only, and only after a command found that it cannot work there
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import click
 
-from rmqstore.cli.group import CannotOpenError
+from rmqstore.cli.group import CannotOpenError, of_error
 from rmqstore.config.dledger import without_log
 from rmqstore.files.mapped_file import is_directory
 
 # Whether it can be read is for the command to say, with the exit code of a store that cannot.
 STORE_PATH = click.Path(readable=False)
+
+
+class _SeenPath(click.Path):
+    """A path that must be there; where this user may not look, nothing is said to be missing."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            os.stat(value)
+        except PermissionError as error:
+            raise of_error(error) from None
+        except (OSError, ValueError):
+            pass  # Click says what is wrong.
+        return super().convert(value, param, ctx)
+
+
+FILE_THERE = _SeenPath(exists=True, dir_okay=False, readable=False)
+"""Of an option: a file, or a pipe."""
+FOLDER_THERE = _SeenPath(exists=True, file_okay=False, readable=False)
+"""Of an option: a directory."""
 # What the root of a store holds; one of them is enough for a command to have something to look at.
 _PARTS = ("commitlog", "consumequeue", "batchconsumequeue", "index")
 

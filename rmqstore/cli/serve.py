@@ -14,7 +14,7 @@ import click
 
 from rmqstore.cli.group import CannotOpenError
 from rmqstore.cli.options import Given, store_options
-from rmqstore.cli.paths import STORE_PATH, check_store_path
+from rmqstore.cli.paths import FILE_THERE, STORE_PATH, check_store_path
 from rmqstore.cli.terminal import Printer, escape, note
 from rmqstore.errors import MissingDependencyError
 from rmqstore.rabbitmq import find_vhosts
@@ -34,7 +34,7 @@ _LARGE_BLOCK = 1 << 20
     "--token", envvar="RMQSTORE_TOKEN", help="What a visitor must know; better given by --token-file or RMQSTORE_TOKEN."
 )
 @click.option(
-    "--token-file", type=click.Path(exists=True, dir_okay=False), help="A file with the token on its first line."
+    "--token-file", type=FILE_THERE, help="A file with the token on its first line."
 )
 @click.option(
     "--allowed-host",

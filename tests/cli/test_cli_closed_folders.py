@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 
 import golden
 import pytest
 from click.testing import CliRunner
 from unprivileged import closed
 
-from rmqstore import InvalidMessageError, Message, MessageStore, StoreConfig, verify
+from rmqstore import Finding, InvalidMessageError, Message, MessageStore, StoreConfig, verify
 from rmqstore.cli import main
+from rmqstore.cli.next_steps import NextSteps
 
 pytest.importorskip("polars")
 
@@ -180,3 +183,47 @@ def test_an_id_is_not_said_to_be_nowhere(store):
     with closed(store / TOPIC), MessageStore.open(store, read_only=True, config=StoreConfig(**SMALL)) as opened:
         with pytest.raises(InvalidMessageError, match="nor has a message of topic U"):
             opened.message_by_id("0" * 31 + "Z", "U")
+
+
+# ------------------------------------------------------------------------------------------- options that name a path
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        (["info", "{store}", "--config", "{path}"], "broker.conf"),
+        (["info", "{store}", "--tiered", "{path}"], ""),
+        (["metrics", "{store}", "--findings", "{path}"], "verify.jsonl"),
+    ],
+    ids=lambda value: value[2] if isinstance(value, list) else "",
+)
+@pytest.mark.parametrize("above", [True, False])
+def test_an_option_below_a_closed_folder_is_not_said_to_name_nothing(store, tmp_path, ask, command, name, above):
+    folder = tmp_path / "etc" / "broker"
+    folder.mkdir(parents=True)
+    path = folder / name
+    if name:
+        path.write_text("")
+    done, said = ask(folder.parent if above else folder, "", 0, *(each.format(store=store, path=path) for each in command))
+    assert done.exit_code == 3 and f"Permission denied [{path}" in said and "Run the command as a user who may" in said
+
+
+def test_an_option_that_names_nothing_is_wrong_usage(store, tmp_path):
+    for option in ("--config", "--tiered"):
+        done = run("info", store, option, tmp_path / "none")
+        assert done.exit_code == 2 and "does not exist" in done.stderr
+
+
+def test_advice_names_no_pipe_that_is_gone_by_then(store):
+    (store / "consumequeue" / "T" / "0" / "stray").write_text("")
+    for config, said in [("/dev/fd/63", "broker.conf"), (str(store / "lock"), str(store / "lock"))]:
+        steps = NextSteps(str(store), (), config)
+        steps.take(Finding(str(store / "consumequeue" / "T"), 0, "missing_unit", ""))
+        assert steps.steps()[0][1] == f"rmqstore rebuild {store} --config {said} --what consumequeue"
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m rmqstore verify {store} --config <(echo mappedFileSizeCommitLog=4096)"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1 and "--config broker.conf" in done.stdout and "/dev/fd" not in done.stdout
