@@ -6,7 +6,9 @@ Owns how a time that was given becomes milliseconds, and the names of the choice
 from __future__ import annotations
 
 import datetime
-from typing import Literal, TypeAlias
+import operator
+from collections.abc import Iterable
+from typing import Any, Literal, TypeAlias
 
 __all__ = ["Boundary", "IndexType", "Moment", "Recovery", "milliseconds"]
 
@@ -36,6 +38,85 @@ def check_timeout(timeout: float | None) -> None:
 def plain_text(text: str) -> str:
     """str: the same as a plain one, which the core takes alone: not numpy.str_, nor a member of a StrEnum."""
     return str.__str__(text) if isinstance(text, str) else text
+
+
+def one_text(value: str, name: str) -> str:
+    """str: a text, as a plain one; TypeError, with the parameter's name, for what is none."""
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is {shown(value)}; give a text")
+    return plain_text(value)
+
+
+def texts(value: str | Iterable[str] | None, name: str) -> list[str] | None:
+    """list of str or None: one text, or several, as a list; None stays None.
+
+    Raises
+    ------
+    TypeError
+        It is something else, or holds something else; `name` is the parameter's.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return [plain_text(value)]
+    given: list[Any] = list(value) if _is_several(value) else [value]
+    for each in given:
+        if not isinstance(each, str):
+            raise TypeError(f"{name} is {shown(value)}; give a text, or several")
+    return [plain_text(each) for each in given]
+
+
+def whole_number(value: int, name: str, low: int | None = None, high: int | None = None) -> int:
+    """int: a whole number, be it NumPy's, or a float that is one.
+
+    Parameters
+    ----------
+    name : str
+        Of the parameter, for the error.
+    low, high : int, optional
+        What it is at least, and at most.
+
+    Raises
+    ------
+    TypeError
+        It is no whole number.
+    ValueError
+        It is out of range.
+    """
+    try:
+        number = operator.index(int(value) if value % 1 == 0 else value)
+    except TypeError:
+        raise TypeError(f"{name} is {shown(value)}; give an int") from None
+    if (low is not None and number < low) or (high is not None and number > high):
+        raise ValueError(f"{name} is {number}; give an int from {_bound(low)} to {_bound(high)}")
+    return number
+
+
+def whole_numbers(value: int | Iterable[int] | None, name: str, low: int, high: int) -> list[int] | None:
+    """list of int or None: one whole number, or several, as a list; the rest as of `whole_number`."""
+    if value is None:
+        return None
+    given: Any = value if _is_several(value) else (value,)
+    return [whole_number(each, name, low, high) for each in given]
+
+
+def _is_several(value: object) -> bool:
+    return isinstance(value, Iterable) and not isinstance(value, (str, bytes, bytearray))
+
+
+def shown(value: object) -> str:
+    """str: a value in an error, which it does not fill."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _bound(number: int | None) -> str:
+    # As a reader knows it: 2**31 - 1 is easier to see than its digits.
+    for bits in (30, 31, 63):
+        for power, text in ((2**bits, f"2**{bits}"), (2**bits - 1, f"2**{bits} - 1"), (-(2**bits), f"-2**{bits}")):
+            if number == power:
+                return text
+    return str(number)
 
 
 def check_index_type(index_type: str | None) -> None:
@@ -86,6 +167,8 @@ def milliseconds(moment: Moment, name: str, *, up: bool = False) -> int | float:
         is_seconds = _SECONDS_FROM <= moment < _SECONDS_TO
     except TypeError:
         raise TypeError(f"{name} is {moment!r}: give ms since epoch, or a datetime") from None
+    if moment != moment:
+        raise ValueError(f"{name} is {moment!r}; give ms since epoch, or a datetime")
     if is_seconds:
         raise ValueError(f"{name} is {moment!r}, which looks like seconds: give ms since epoch, or a datetime")
     return moment

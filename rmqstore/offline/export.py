@@ -28,7 +28,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 from rmqstore import _numpy as np
 from rmqstore._columns import COLUMN_NAMES, ArrowColumns
 from rmqstore._core import EXT_ADDRESS_MAX, PRE_FILL_SIZE, Verdict, check_record, index_key_hash
-from rmqstore.arguments import Moment, milliseconds
+from rmqstore.arguments import Moment, milliseconds, shown, texts, whole_number, whole_numbers
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
@@ -151,6 +151,15 @@ class Selection:
     end_queue_offset: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("topics", "keys"):
+            object.__setattr__(self, name, tuple(texts(getattr(self, name), name) or ()))
+        numbers = whole_numbers(self.queue_ids, "queue_ids", -(2**31), 2**31 - 1)
+        object.__setattr__(self, "queue_ids", tuple(numbers or ()))
+        if not (self.tags is None or isinstance(self.tags, str)):
+            raise TypeError(f"tags is {shown(self.tags)}; give a text such as 'a || b'")
+        for name in ("begin_phy_offset", "end_phy_offset", "begin_queue_offset", "end_queue_offset"):
+            if getattr(self, name) is not None:
+                whole_number(getattr(self, name), name)
         if self.by_queue and not self.topics:
             raise ValueError("a range of queue offsets needs a topic: give one")
 

@@ -20,7 +20,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from rmqstore._append import append_first
 from rmqstore._core import StoreParts
 from rmqstore._read import get_first, query_first
-from rmqstore.arguments import Boundary, IndexType, Moment, Recovery, milliseconds, plain_text
+from rmqstore.arguments import (
+    Boundary,
+    IndexType,
+    Moment,
+    Recovery,
+    milliseconds,
+    one_text,
+    shown,
+    texts,
+    whole_number,
+    whole_numbers,
+)
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.config.dledger import refuse_dledger
@@ -80,6 +91,15 @@ def _range(begin: Moment | None, end: Moment | None) -> tuple[float | None, floa
     # Both are inside, so that what lies between two milliseconds is rounded inwards.
     low = None if begin is None else milliseconds(begin, "begin", up=True)
     return low, None if end is None else milliseconds(end, "end")
+
+
+def _tags(tags: str | Iterable[str] | None) -> str | list[str] | None:
+    # Several in one text stay one.
+    return tags if isinstance(tags, str) else texts(tags, "tags")
+
+
+def _offset(offset: int | None, name: str) -> int | None:
+    return None if offset is None else whole_number(offset, name)
 
 
 def _flat_store(tiered: str | os.PathLike[str] | FlatStore | None, root: str) -> FlatStore | None:
@@ -705,7 +725,10 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         GetMessageResult
         """
         self._state.check_open()
-        wanted = None if tags is None else subscription(tags)
+        topic, queue_id = one_text(topic, "topic"), whole_number(queue_id, "queue_id")
+        queue_offset, max_num = whole_number(queue_offset, "queue_offset"), whole_number(max_num, "max_num")
+        max_bytes = None if max_bytes is None else whole_number(max_bytes, "max_bytes")
+        wanted = None if tags is None else subscription(_tags(tags))
         return self._state.settled(self._reading.get, topic, queue_id, queue_offset, max_num, max_bytes, wanted)
 
     def topics(self) -> list[str]:
@@ -926,6 +949,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         broker's address may have been another when the id was made).
         """
         self._state.check_open()
+        topic = None if topic is None else one_text(topic, "topic")
         return self._querying.phy_offset_by_id(msg_id, topic)
 
     @query_first
@@ -985,7 +1009,8 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         """
         self._state.check_open()
         begin, end = _range(begin, end)
-        topic, key = plain_text(topic), plain_text(key)
+        topic, key, max_num = one_text(topic, "topic"), one_text(key, "key"), whole_number(max_num, "max_num")
+        max_log_bytes = None if max_log_bytes is None else whole_number(max_log_bytes, "max_log_bytes")
         if compat:
             return self._querying.like_java(topic, key, max_num, begin, end, index_type)
         return self._querying.query(topic, key, max_num, begin, end, max_log_bytes, progress, index_type)
@@ -1010,9 +1035,8 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             "T" asks for a tag; unique keys and keys share one form.
         """
         self._state.check_open()
-        low, high = _range(begin, end)
-        assert low is not None and high is not None
-        topic, key = plain_text(topic), plain_text(key)
+        low, high = milliseconds(begin, "begin", up=True), milliseconds(end, "end")
+        topic, key, max_num = one_text(topic, "topic"), one_text(key, "key"), whole_number(max_num, "max_num")
         return self._querying.offsets(topic, key, max_num, low, high, index_type).phy_offsets
 
     # ------------------------------------------------------------------------------------------- the log, columns
@@ -1021,6 +1045,8 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         """Every message of the log in order; damaged stretches are passed over (`verify` reports them)."""
         state = self._state
         state.check_open()
+        begin_phy_offset = _offset(begin_phy_offset, "begin_phy_offset")
+        end_phy_offset = _offset(end_phy_offset, "end_phy_offset")
         if self.read_only:
             self.commit_log.refresh()
         for page in self.commit_log.pages(begin_phy_offset, end_phy_offset):
@@ -1100,6 +1126,13 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         """
         state = self._state
         state.check_open()
+        topic, tags = texts(topic, "topic"), _tags(tags)
+        queue_id = whole_numbers(queue_id, "queue_id", -(2**31), 2**31 - 1)
+        begin_phy_offset = _offset(begin_phy_offset, "begin_phy_offset")
+        end_phy_offset = _offset(end_phy_offset, "end_phy_offset")
+        batch_size = whole_number(batch_size, "batch_size")
+        if not 1 <= batch_size <= 1 << 30:
+            raise ValueError(f"batch_size is {batch_size} rows; give 1 to 2**30")
         if self.tiered is not None and begin_phy_offset is None and end_phy_offset is None:
             from rmqstore.store.tiered_scan import scan_both
 
@@ -1163,9 +1196,15 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         """
         state = self._state
         state.check_open()
-        if max_num is not None and max_num < 0:
-            raise ValueError(f"max_num is {max_num}; give 0 or more, or None for all")
-        return state.settled(self._reading.table, topic, queue_id, queue_offset, max_num, subscription(tags), columns, views)
+        topic, queue_id = one_text(topic, "topic"), whole_number(queue_id, "queue_id")
+        queue_offset = whole_number(queue_offset, "queue_offset")
+        if max_num is not None:
+            # More than a queue can have is all.
+            max_num = min(whole_number(max_num, "max_num"), _INT64_MAX)
+            if max_num < 0:
+                raise ValueError(f"max_num is {max_num}; give 0 or more, or None for all")
+        wanted = subscription(_tags(tags))
+        return state.settled(self._reading.table, topic, queue_id, queue_offset, max_num, wanted, columns, views)
 
     def query_table(
         self,
@@ -1216,4 +1255,10 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         """
         self._state.check_open()
         begin, end = _range(begin, end)
+        for name, given in (("keys", keys), ("topic", topic)):
+            # What is in an array of Arrow is looked at where it is read.
+            if not isinstance(given, Iterable) or isinstance(given, (bytes, bytearray)):
+                raise TypeError(f"{name} is {shown(given)}; give a text, or several")
+        max_num = min(whole_number(max_num, "max_num"), _INT64_MAX)
+        max_log_bytes = None if max_log_bytes is None else whole_number(max_log_bytes, "max_log_bytes")
         return self._querying.table(keys, topic, columns, max_num, begin, end, index_type, max_log_bytes, progress, views)

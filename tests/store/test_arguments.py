@@ -269,3 +269,122 @@ def test_progress_by_names_of_a_class_made_from_str(tmp_path, text):
     offsets.persist()
     again = ConsumerOffsets.load(tmp_path / "offsets.json", read_only=True)
     assert again.offset_table == {"T@k": {0: 1}, "k@g": {0: 2}}
+
+
+# --------------------------------------------------------------------------------------- texts and whole numbers
+
+
+NO_NUMBERS = [None, "x", b"1", 1.5, math.nan, [1], ["x"]]
+NO_TEXTS = [5, 1.5, math.nan, True, b"T", [None], ["T", 5], [b"T"]]
+
+
+def odd_calls(store):
+    """By parameter the calls that take it; a number that is not asked for may also be None."""
+    number = {
+        "queue_id": [lambda value: store.scan(queue_id=value), lambda value: store.get_table("T", value)],
+        "begin_phy_offset": [
+            lambda value: store.scan(begin_phy_offset=value),
+            lambda value: next(store.messages(value)),
+        ],
+        "end_phy_offset": [
+            lambda value: store.scan(end_phy_offset=value),
+            lambda value: next(store.messages(0, value)),
+        ],
+        "batch_size": [lambda value: store.scan(batch_size=value)],
+        "queue_offset": [lambda value: store.get_table("T", 0, value), lambda value: store.get_message("T", 0, value)],
+        "max_num": [
+            lambda value: store.get_table("T", 0, 0, value),
+            lambda value: store.get_message("T", 0, 0, value),
+            lambda value: store.query_message("T", "k", value),
+            lambda value: store.query_offsets("T", "k", value, 0, 1),
+            lambda value: store.query_table(["k"], "T", max_num=value),
+        ],
+        "max_bytes": [lambda value: store.get_message("T", 0, 0, 1, max_bytes=value)],
+        "max_log_bytes": [lambda value: store.query_message("T", "k", max_log_bytes=value)],
+        "queue_ids": [lambda value: Selection(queue_ids=(value,))],
+        "begin_queue_offset": [lambda value: Selection(topics=("T",), begin_queue_offset=value)],
+    }
+    text = {
+        "topic": [
+            lambda value: store.scan(topic=value),
+            lambda value: store.query_table(["k"], value),
+            lambda value: store.query_message(value, "k"),
+            lambda value: store.get_message(value),
+            lambda value: store.get_table(value),
+            lambda value: store.message_by_id("0" * 32, value),
+        ],
+        "tags": [
+            lambda value: store.scan(tags=value),
+            lambda value: store.get_message("T", tags=value),
+            lambda value: store.get_table("T", tags=value),
+            lambda value: Selection(tags=value),
+        ],
+        "key": [lambda value: store.query_message("T", value)],
+        "topics": [lambda value: Selection(topics=value)],
+        "keys": [lambda value: Selection(keys=value), lambda value: store.query_table(value, "T")],
+    }
+    return number, text
+
+
+def test_what_is_no_whole_number_or_no_text_is_named(store):
+    pytest.importorskip("pyarrow")
+    numbers, texts = odd_calls(store)
+    arrays = (texts["topic"][1], texts["keys"][1])
+    for wrong, by_name in ((NO_NUMBERS, numbers), (NO_TEXTS, texts)):
+        for name, each in by_name.items():
+            for call in each:
+                for value in wrong:
+                    if value is None or (value == [1] and call in (numbers["queue_id"][0], numbers["queue_ids"][0])):
+                        continue  # Of many parameters that is a value.
+                    with pytest.raises((TypeError, ValueError)) as caught:
+                        call(value)
+                    # Of an array of Arrow it is said of one of its values.
+                    words = (f"{name} is ", f"{name.removesuffix('s')} ") if call in arrays else (f"{name} is ",)
+                    assert any(word in str(caught.value) for word in words), (value, caught.value)
+
+
+@pytest.mark.parametrize("number", [2**31, 2**63, 2**64, -(2**31) - 1, -(2**63) - 1])
+def test_a_queue_id_of_more_than_32_bits_is_named(store, number):
+    pytest.importorskip("pyarrow")
+    for call in (
+        lambda: store.scan(queue_id=number),
+        lambda: store.scan(queue_id=[0, number]),
+        lambda: Selection(queue_ids=(number,)),
+    ):
+        with pytest.raises(ValueError, match=rf"queue_ids? is {number}; give an int from -2\*\*31 to 2\*\*31 - 1"):
+            call()
+
+
+@pytest.mark.parametrize("number", [10, 2**31, 2**63 - 1, 2**63, 2**64])
+def test_more_than_there_can_be_is_all(store, number):
+    pytest.importorskip("pyarrow")
+    assert store.get_table("T", 0, 0, number).num_rows == 10
+    assert store.query_table(["k"], "T", max_num=number).num_rows == 10
+    assert len(store.get_message("T", 0, 0, number).messages) == 10
+    assert len(store.query_message("T", "k", number)) == 10
+    assert store.scan(end_phy_offset=number * 10**6).read_all().num_rows == 10
+
+
+def test_a_batch_of_more_rows_than_there_can_be(store):
+    pytest.importorskip("pyarrow")
+    for number in (0, -1, 2**30 + 1, 2**63, 2**64):
+        with pytest.raises(ValueError, match=rf"batch_size is {number} rows; give 1 to 2\*\*30"):
+            store.scan(batch_size=number)
+
+
+def test_whole_numbers_and_texts_of_others(store):
+    pytest.importorskip("pyarrow")
+    assert store.scan(queue_id=np.array([0, 1]), topic=np.array(["T"])).read_all().num_rows == 10
+    assert store.get_table(np.str_("T"), np.int32(0), np.int64(2), np.float64(3)).num_rows == 3
+    assert Selection(topics=iter(["T"]), keys="k", queue_ids=[np.int64(1)]) == Selection(("T",), (1,), None, ("k",))
+
+
+def test_a_time_that_is_no_number_is_named(store):
+    for call in (
+        lambda: store.query_message("T", "k", begin=math.nan),
+        lambda: store.query_offsets("T", "k", 1, math.nan, 1),
+    ):
+        with pytest.raises(ValueError, match="begin is nan; give ms since epoch, or a datetime"):
+            call()
+    with pytest.raises(TypeError, match="begin is None: give ms since epoch"):
+        store.query_offsets("T", "k", 1, None, 1)
