@@ -96,6 +96,11 @@ def check_store_path(path: str) -> None:
             f"this directory is not a store, but one lies below it [{path}]",
             f"Give the store's root: {' or '.join(_shown(each) for each in below)}",
         )
+    if os.path.isfile(os.path.join(path, "checkpoint")):
+        raise CannotOpenError(
+            f"this is a store into which nothing was put yet [{path}]",
+            "It has no message to show. rmqstore import, or a program that opens it for writing, puts the first.",
+        )
     empty = not any(os.scandir(path))
     raise CannotOpenError(
         f"this directory is {'empty' if empty else 'no RocketMQ store: it has no commitlog/'} [{path}]",

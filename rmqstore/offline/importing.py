@@ -38,6 +38,7 @@ from rmqstore.files.output_file import format_of
 from rmqstore.offline.export import MANIFEST
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.store.message_store import MessageStore
+from rmqstore.store.opening import has_store
 from rmqstore.store.table_rows import IGNORED_COLUMNS, LONE_KEY, TABLE_COLUMNS, lone_key
 
 if TYPE_CHECKING:
@@ -640,7 +641,8 @@ def _reconciled(table: pa.Table, literals: dict[str, Any]) -> pa.Table:
 
 
 def _is_store(path: str) -> bool:
-    return os.path.isdir(os.path.join(path, "commitlog"))
+    # A store into which nothing was put yet has no segment.
+    return os.path.isdir(os.path.join(path, "commitlog")) or os.path.isfile(os.path.join(path, "checkpoint"))
 
 
 def import_files(
@@ -730,7 +732,9 @@ def import_files(
         job = _Import(inputs, literals, keep_timestamps, progress)
         if created:
             return job.into_new(root, config or StoreConfig())
-        return job.into(root, StoreConfig.infer(root) if config is None else config, on_stop)
+        if config is None:
+            config = StoreConfig.infer(root) if has_store(root) else StoreConfig()
+        return job.into(root, config, on_stop)
 
 
 class _Import:

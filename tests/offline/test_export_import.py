@@ -592,3 +592,29 @@ def test_without_pyarrow_it_says_what_to_install(small, tmp_path, monkeypatch):
     result = run(tmp_path / "new", tmp_path / "a.jsonl")
     assert result.exit_code == 3
     assert "rmqstore[arrow]" in result.stderr
+
+
+@pytest.mark.parametrize("by_program", [True, False])
+def test_into_a_store_into_which_nothing_was_put(tmp_path, by_program):
+    root = tmp_path / "store"
+    MessageStore.open(root, config=config()).close()
+    (tmp_path / "rows.jsonl").write_text('{"topic":"T","body":"x"}\n')
+    for command in ("info", "verify", "rebuild", "recover", "tail"):
+        result = CliRunner().invoke(main, [command, str(root)])
+        assert result.exit_code == 3
+        assert f"this is a store into which nothing was put yet [{root}]" in result.stderr
+    if by_program:
+        assert import_files(root, [tmp_path / "rows.jsonl"], config=config()).messages == 1
+    else:
+        result = run(root, tmp_path / "rows.jsonl", *SMALL_OPTIONS)
+        assert result.exit_code == 0, result.stderr
+    with MessageStore.open(root, read_only=True) as store:
+        assert [message.body for message in store.messages()] == [b"x"]
+
+
+def test_into_a_store_without_a_message_with_the_usual_sizes(tmp_path, monkeypatch):
+    root = tmp_path / "store"
+    MessageStore.open(root, config=config()).close()
+    monkeypatch.setattr("rmqstore.offline.importing.StoreConfig", lambda: config())
+    (tmp_path / "rows.jsonl").write_text('{"topic":"T","body":"x"}\n')
+    assert import_files(root, [tmp_path / "rows.jsonl"]).messages == 1
