@@ -7,6 +7,7 @@ has agreed, by an answer or by --yes.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import sys
@@ -60,6 +61,7 @@ def rebuild_command(
         # Who is asked has then nothing left to give.
         check_config(path, kinds, config)
     agree_to_replace(path, kinds, output, yes)
+    is_new = output is not None and not os.path.lexists(output)
     try:
         with orderly_end(), Progress("rebuilding", "bytes") as progress:
             if rocksdb:
@@ -68,6 +70,10 @@ def rebuild_command(
                 report = rebuild(path, kinds, config, output, progress)
     except (KeyboardInterrupt, SystemExit):
         if output is not None:
+            if is_new:
+                # It was made for what is not built.
+                with contextlib.suppress(OSError):
+                    os.rmdir(output)
             note(f"The store is as it was, and nothing was built in {output}.")
         elif os.path.isdir(os.path.join(path, REBUILD_DIRECTORY)):
             note(

@@ -11,12 +11,11 @@ queues (RocksDB) is never deleted: it is moved aside, and queue files take its p
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rmqstore import _core
@@ -128,13 +127,12 @@ def rebuild(
     kinds = kinds_of(what)
     if output is not None:
         config = known_config(root, config, kinds)
-        with taken_back(output):
-            target = free_output(output, kinds)
-            try:
-                report = _build(root, target, kinds, config, progress)
-            except BaseException:
-                _remove(target, kinds)
-                raise
+        target = free_output(output, kinds)
+        try:
+            report = _build(root, target, kinds, config, progress)
+        except BaseException:
+            _remove(target, kinds)
+            raise
         report.output = target
         report.seconds = time.perf_counter() - started
         return report
@@ -179,19 +177,6 @@ def free_output(output: str | os.PathLike[str], kinds: Iterable[str]) -> str:
             raise StoreError(f"{folder} exists in the output directory; give an empty one", target)
     make_directories(target)
     return target
-
-
-@contextlib.contextmanager
-def taken_back(output: str | os.PathLike[str]) -> Iterator[None]:
-    """Lets an error, Ctrl-C included, leave no directory `output` that was not there before and holds nothing."""
-    is_new = not os.path.lexists(output)
-    try:
-        yield
-    except BaseException:
-        if is_new:
-            with contextlib.suppress(OSError):
-                os.rmdir(output)
-        raise
 
 
 def mark_complete(work: str, kinds: Iterable[str]) -> None:

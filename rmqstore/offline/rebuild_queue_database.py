@@ -37,7 +37,6 @@ from rmqstore.offline.rebuild import (
     moved_aside,
     refuse_assumed,
     swap_database,
-    taken_back,
 )
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
 from rmqstore.rocksdb.places import PLACES, queue_databases
@@ -94,16 +93,15 @@ def rebuild_queue_database(
     # Only a broker that dispatches to further queues says in a record which.
     config = dataclasses.replace(config, enable_lmq=True, enable_multi_dispatch=True)
     if output is not None:
-        with taken_back(output):
-            target = free_output(output, _WHAT)
-            # Under a name that nobody takes for queues until it is whole, also after a kill.
-            work = tempfile.mkdtemp(prefix=f"{REBUILD_DIRECTORY}-", dir=target)
-            try:
-                report = _build(root, os.path.join(work, "queues"), config, progress)
-                fsync_tree(work)
-                os.rename(os.path.join(work, "queues"), os.path.join(target, "consumequeue"))
-            finally:
-                delete_tree(work, ignore_errors=True)
+        target = free_output(output, _WHAT)
+        # Under a name that nobody takes for queues until it is whole, also after a kill.
+        work = tempfile.mkdtemp(prefix=f"{REBUILD_DIRECTORY}-", dir=target)
+        try:
+            report = _build(root, os.path.join(work, "queues"), config, progress)
+            fsync_tree(work)
+            os.rename(os.path.join(work, "queues"), os.path.join(target, "consumequeue"))
+        finally:
+            delete_tree(work, ignore_errors=True)
         fsync_directory(target)
         report.output = target
     else:
