@@ -1,6 +1,7 @@
 """What to do about what `verify` found: one short line a kind, with the command that comes next.
 
-Owns which command repairs which kind of finding of a RocketMQ store.  It does nothing itself, and judges no finding.
+Owns which command repairs which kind of finding of a RocketMQ store.  It does nothing itself, and judges no finding; of a file
+or folder it asks whether this user may read it, as a rebuild may not either.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ _FILES = {
     "config": _SETTINGS,
     "": "move the file away, then verify again",
 }
+_CLOSED = "let this user read it (chmod, chown), then verify again: it was not looked at, and a rebuild refuses"
 _UNKNOWN = "see the kind in docs/formats.md"
 
 
@@ -65,6 +67,14 @@ def _lasting(config_file: str) -> str:
     # A pipe, as of a shell's <(...), is gone by then: its place has the name of what it is about.
     is_file = os.path.isfile(config_file) and not os.path.abspath(config_file).startswith(("/dev/", "/proc/"))
     return config_file if is_file else "broker.conf"
+
+
+def _is_closed(path: str) -> bool:
+    # A folder that is listed only does not say what its entries are: the one below it is no more to be had.
+    while not os.path.lexists(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    needed = os.R_OK | os.X_OK if os.path.isdir(path) else os.R_OK
+    return not os.access(path, needed, effective_ids=os.access in os.supports_effective_ids)
 
 
 class NextSteps:
@@ -98,7 +108,7 @@ class NextSteps:
         step = _STEPS.get(finding.kind, _UNKNOWN)
         if finding.kind == "file":
             part = os.path.relpath(finding.path, self._path).split(os.sep)[0]
-            step = _FILES.get(part, _FILES[""])
+            step = _CLOSED if _is_closed(finding.path) else _FILES.get(part, _FILES[""])
         elif finding.kind in _LOG and os.sep + "commitlog" + os.sep not in finding.path:
             step = _TIERED
         elif finding.kind == "bad_unit" and os.sep + "CONSUME_QUEUE" + os.sep in finding.path:

@@ -214,6 +214,14 @@ def test_an_option_that_names_nothing_is_wrong_usage(store, tmp_path):
         assert done.exit_code == 2 and "does not exist" in done.stderr
 
 
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_advice_for_a_closed_folder_is_to_open_it(store, ask, folder, mode):
+    done, _ = ask(store, folder, mode, "verify", store, *SIZES)
+    advice = done.stdout.partition("what to do next")[2]
+    assert "file: let this user read it (chmod, chown), then verify again" in advice and "rmqstore rebuild" not in advice
+
+
 def test_advice_names_no_pipe_that_is_gone_by_then(store):
     (store / "consumequeue" / "T" / "0" / "stray").write_text("")
     for config, said in [("/dev/fd/63", "broker.conf"), (str(store / "lock"), str(store / "lock"))]:
