@@ -5,7 +5,8 @@ reads and writes and never maps it.  Invariants:
 
 - A flush writes the whole 4096 bytes at their place in the file and returns after they are on disk.
 - Bytes after the known fields are kept as they were read, but for the last 32: they hold a mark of this package while a
-  store is open for writing, and zeros after an orderly close.  The mark is void when anybody changed the fields.
+  store is open for writing, and zeros after an orderly close.  The mark is void when anybody changed the fields.  It goes
+  after `abort` went: whoever finds that file finds the mark too.
 - A checkpoint that was loaded read-only never writes; a missing file reads as zeros and is not created by loading.
 
 Layout: Apache RocketMQ 4.0 to 5.5.0 (StoreCheckpoint); six i64 big-endian.  Versions before 5.0.0 hold the first three

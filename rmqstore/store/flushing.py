@@ -80,7 +80,7 @@ class Flushing:
                 index.force()
             checkpoint.physic_msg_timestamp = max(checkpoint.physic_msg_timestamp, timestamp)
             if not queue_pages:
-                checkpoint.flushed_offset = checkpoint.log_end = -1 if closing else end
+                checkpoint.flushed_offset = checkpoint.log_end = end
                 checkpoint.logics_physical_offset, reached_time, checkpoint.index_msg_timestamp = for_java
                 checkpoint.logics_msg_timestamp = min(timestamp, reached_time)
                 self.all_flushed_where = end

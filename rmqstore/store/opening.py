@@ -189,3 +189,6 @@ def close_in_order(state: StoreState, flushing: Flushing) -> None:
         if os.path.exists(abort):
             os.unlink(abort)
             fsync_directory(state.path)
+            # Until here the mark says how far the log goes: should power be lost meanwhile, `abort` may be there again.
+            state.checkpoint.flushed_offset = state.checkpoint.log_end = -1
+            state.checkpoint.flush()

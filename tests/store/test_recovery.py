@@ -874,3 +874,36 @@ def test_a_cut_goes_on_before_a_file_of_lost_units(root):
         got = store.get_message("Inner", 0, 0, 32).messages
         assert [message.body for message in got] == [b"0", b"1", b"next"]
     check_bytes(root, geo)
+
+
+def test_power_lost_after_the_last_flush_of_a_close_hides_nothing(tmp_path, monkeypatch):
+    """`abort` is there again, though nothing else is lost: the mark says that what is older, behind damage, is of the log."""
+    now = [1_700_000_000_000]
+    config = StoreConfig(mapped_file_size_commit_log=16384, clock=lambda: now[0])
+    with MessageStore.open(tmp_path / "store", config=config) as store:
+        first, second = (store.put_message(Message("T", body)) for body in (b"first", b"second"))
+        now[0] -= 3_600_000
+        third = store.put_message(Message("T", b"third"))
+    segment = tmp_path / "store" / "commitlog" / f"{0:020}"
+    data = bytearray(segment.read_bytes())
+    data[second.phy_offset + 4] ^= 1
+    segment.write_bytes(data)
+    unlink, root = os.unlink, tmp_path / "store"
+
+    def unlinked(path, *arguments, **options):
+        if os.path.basename(path) == "abort":
+            shutil.copytree(root, tmp_path / "lost power")
+        unlink(path, *arguments, **options)
+
+    with MessageStore.open(root, config=config, recovery="skip") as store:
+        fourth = store.put_message(Message("T", b"fourth"))
+        monkeypatch.setattr(os, "unlink", unlinked)
+    monkeypatch.undo()
+    whole = [first.phy_offset, third.phy_offset, fourth.phy_offset]
+    for path in (tmp_path / "lost power", root):
+        assert (path / "abort").exists() == (path != root)
+        assert any((path / "checkpoint").read_bytes()[-32:]) == (path != root)
+        with MessageStore.open(path, config=config, read_only=True) as store:
+            assert [message.phy_offset for message in store.messages()] == whole
+        with MessageStore.open(path, config=config, recovery="skip") as store:
+            assert [message.phy_offset for message in store.messages()] == whole
