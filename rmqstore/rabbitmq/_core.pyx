@@ -588,17 +588,24 @@ cdef int64_t copy_damage(const unsigned char* image, int64_t journal_word, const
 
 
 cdef int64_t torn_mark(const int64_t* entries, const unsigned char* p, int64_t size, int64_t base_seq,
-                       const int64_t* seqs, const int64_t* words, int64_t count, int64_t end) noexcept nogil:
+                       const int64_t* seqs, const int64_t* words, int64_t count, const unsigned char* image,
+                       int64_t end) noexcept nogil:
     # The entry that a segment's last mark looks like one of, where only the first byte of that mark was written, and
     # zeros may follow; else -1.  A flush writes from the highest number down what the journal still has: the mark is
     # that of the first number of which not all is there.
-    cdef int64_t i = count - 1, rel
+    cdef int64_t i = count - 1, rel, entry
     cdef bint begun = False
     if entries == NULL or end < SEGMENT_HEAD or p[end - 1] != 0 or p[end - 2] & 0xC0 != 0x40:
         return -1
     if not is_zero(p + end, size - end):
         return -1
-    while i >= 0 and words[i] & (W_PUBLISH | W_DELIVER | W_ACK) & ~entries[seqs[i] - base_seq] == 0:
+    while i >= 0:
+        entry = entries[seqs[i] - base_seq]
+        if words[i] & entry & W_PUBLISH and not is_same_publish(image, words[i], p, entry):
+            # No flush of this journal wrote that.
+            return -1
+        if words[i] & (W_PUBLISH | W_DELIVER | W_ACK) & ~entry != 0:
+            break
         begun = True
         i -= 1
     if i < 0:
@@ -619,7 +626,7 @@ cdef int64_t merge_segment(int64_t* entries, int64_t entry_count, const unsigned
     cdef int64_t i, rel, word, kept, other, pos, extent, damage, changed = 0, live = 0
     cdef int j, s
     # A third mark changed nothing that could be taken back, and is damage already.
-    rel = -1 if malformed[0] else torn_mark(entries, p, size, base_seq, seqs, words, count, end[0])
+    rel = -1 if malformed[0] else torn_mark(entries, p, size, base_seq, seqs, words, count, image, end[0])
     if rel >= 0 and entries[rel] & W_PUBLISH:
         end[0] -= SEGMENT_HEAD
         sink.segment = base_seq // entry_count

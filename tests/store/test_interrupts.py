@@ -39,6 +39,8 @@ class Interrupt:
 
     def __init__(self, number: int):
         self.number, self.count, self.place = number, 0, None
+        #: It came while an object was being cleared away, where Python prints it and goes on.
+        self.lost = False
         self.before = {}
 
     def trace(self, frame, event, argument):
@@ -62,12 +64,20 @@ class Interrupt:
         sys.settrace(None)
         self.before.clear()
 
+    def note(self, unraisable):
+        if unraisable.exc_type is KeyboardInterrupt:
+            self.lost = True
+        else:
+            self.hook(unraisable)
+
     def __enter__(self):
+        self.hook, sys.unraisablehook = sys.unraisablehook, self.note
         sys.settrace(self.trace)
         return self
 
     def __exit__(self, *exc_info):
         self.end()
+        sys.unraisablehook = self.hook
 
 
 
@@ -132,7 +142,7 @@ def interrupted_call(path, config, name, number):
             acknowledged += [put[0] for put in CALLS[name](store)]
         except KeyboardInterrupt:
             ended = False
-    assert ended == (interrupt.place is None), f"{interrupt.place}: the interrupt was swallowed"
+    assert ended == (interrupt.place is None or interrupt.lost), f"{interrupt.place}: the interrupt was swallowed"
     try:
         goes_on(store, acknowledged, name == "close")
         check(path, config, acknowledged)
@@ -154,7 +164,7 @@ def interrupted_opening(path, config, how, number):
             store = MessageStore.open(path, config=config)
         except KeyboardInterrupt:
             ended = False
-    assert ended == (interrupt.place is None), f"{interrupt.place}: the interrupt was swallowed"
+    assert ended == (interrupt.place is None or interrupt.lost), f"{interrupt.place}: the interrupt was swallowed"
     try:
         if store is not None:
             goes_on(store, acknowledged, False)
@@ -207,10 +217,10 @@ def test_a_call_interrupted_at_every_place_loses_nothing(tmp_path, name):
     at_places(tmp_path, 0, lambda path, number: interrupted_call(path, CONFIG, name, number))
 
 
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(2))
 @pytest.mark.parametrize("how", ["new", "closed", "not closed in order"])
 def test_an_opening_interrupted_at_many_places_can_be_done_again(tmp_path, how, part):
-    at_places(tmp_path, 200, lambda path, number: interrupted_opening(path, CONFIG, how, number and number + part))
+    at_places(tmp_path, 100, lambda path, number: interrupted_opening(path, CONFIG, how, number and number + part))
 
 
 def test_a_close_that_was_interrupted_is_finished_by_the_next(tmp_path, monkeypatch):
