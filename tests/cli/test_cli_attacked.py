@@ -18,6 +18,7 @@ import golden_rabbitmq
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
+from small_store import SMALL, options_of
 
 import rmqstore.offline.importing
 from rmqstore import InvalidMessageError, Message, MessageStore, StoreConfig, rabbitmq
@@ -27,13 +28,7 @@ from rmqstore.texts import parse_time
 
 zstandard = pytest.importorskip("zstandard")
 
-SMALL = {
-    "mapped_file_size_commit_log": 4096,
-    "mapped_file_size_consume_queue": 2000,
-    "max_hash_slot_num": 20,
-    "max_index_num": 80,
-}
-SIZES = [word for name, value in SMALL.items() for word in ("-o", f"{name}={value}")]
+SIZES = options_of(SMALL)
 ROWS = b"".join(b'{"topic":"T","keys":["K%d"],"body":"%d"}\n' % (i, i) for i in range(40))
 
 

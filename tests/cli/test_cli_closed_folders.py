@@ -12,7 +12,9 @@ import sys
 
 import golden
 import pytest
+import small_store
 from click.testing import CliRunner
+from small_store import options_of
 from unprivileged import closed
 
 from rmqstore import Finding, InvalidMessageError, Message, MessageStore, StoreConfig, verify
@@ -21,13 +23,8 @@ from rmqstore.cli.next_steps import NextSteps
 
 pytest.importorskip("polars")
 
-SMALL = {
-    "mapped_file_size_commit_log": 4096,
-    "mapped_file_size_consume_queue": 200,
-    "max_hash_slot_num": 20,
-    "max_index_num": 80,
-}
-SIZES = [word for name, value in SMALL.items() for word in ("-o", f"{name}={value}")]
+SMALL = {**small_store.SMALL, "mapped_file_size_consume_queue": 200}
+SIZES = options_of(SMALL)
 TOPIC, QUEUE = "consumequeue/T", "consumequeue/T/0"
 FOLDERS = ["consumequeue", TOPIC, QUEUE, "index"]
 MODES = [0, 0o444, 0o111]

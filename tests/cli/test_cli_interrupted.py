@@ -8,18 +8,13 @@ import subprocess
 import sys
 
 import pytest
+from small_store import SMALL, options_of
 
 from rmqstore import Message, MessageStore, StoreConfig
 
 pytest.importorskip("polars")
 
-SMALL = {
-    "mapped_file_size_commit_log": 4096,
-    "mapped_file_size_consume_queue": 2000,
-    "max_hash_slot_num": 20,
-    "max_index_num": 80,
-}
-SIZES = [word for name, value in SMALL.items() for word in ("-o", f"{name}={value}")]
+SIZES = options_of(SMALL)
 SIGNALS = [signal.SIGINT, signal.SIGTERM]
 
 # The signal comes where `place` is called; `blocked` is a call of C that no handler interrupts.

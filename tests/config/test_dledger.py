@@ -7,17 +7,12 @@ import shutil
 
 import pytest
 from click.testing import CliRunner
+from small_store import SMALL, options_of
 
 from rmqstore import Message, MessageStore, StoreConfig, UnsupportedFormatError, rebuild, verify
 from rmqstore.cli import main
 
-SMALL = {
-    "mapped_file_size_commit_log": 4096,
-    "mapped_file_size_consume_queue": 2000,
-    "max_hash_slot_num": 20,
-    "max_index_num": 80,
-}
-SIZES = [word for name, value in SMALL.items() for word in ("-o", f"{name}={value}")]
+SIZES = options_of(SMALL)
 COMMANDS = ["info", "verify", "topics", "tail", "dump", "export", "recover", "rebuild"]
 
 

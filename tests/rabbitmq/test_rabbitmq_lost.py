@@ -321,16 +321,22 @@ def test_what_a_crash_leaves_is_no_reason(golden_vhost_copy):
         assert run(command, path).exit_code == 0
 
 
-@pytest.mark.parametrize("zeros", [False, True], ids=["cut", "zeros"])
-def test_a_journal_that_an_orderly_stop_left_has_no_end_of_a_crash(zeros, tmp_path):
-    # Its last message was gone, and what was said was that nothing was lost: export ended with 0, and an import took a
-    # message for one that nobody refers to.
+def vhost_of_one_queue(tmp_path):
+    """Queue q, without a message: the vhost's folder, and the queue's."""
     path = tmp_path / "vhost"
     directory = path / "queues" / layout.queue_directory("/", "q")
     directory.mkdir(parents=True)
     (path / ".vhost").write_bytes(b"/")
     (path / ".config").write_bytes(layout.format_config(2048))
     (directory / ".queue_name").write_bytes(layout.format_queue_name("/", "q", None))
+    return path, directory
+
+
+@pytest.mark.parametrize("zeros", [False, True], ids=["cut", "zeros"])
+def test_a_journal_that_an_orderly_stop_left_has_no_end_of_a_crash(zeros, tmp_path):
+    # Its last message was gone, and what was said was that nothing was lost: export ended with 0, and an import took a
+    # message for one that nobody refers to.
+    path, directory = vhost_of_one_queue(tmp_path)
     with QueueIndex.open(directory) as index:
         index.publish_many([Message(b"%d" % i, properties={"delivery_mode": 2}) for i in range(4)], deliver=True)
         # An ack that is lost with the message: no count of the recovery terms is too low then.
@@ -359,12 +365,7 @@ def test_a_journal_that_an_orderly_stop_left_has_no_end_of_a_crash(zeros, tmp_pa
 def test_what_power_left_of_an_entry_hides_no_whole_one(written, stored, tmp_path):
     # The beginning of an entry that a flush was writing, and zeros: it was taken for another message of that number,
     # and the journal's whole one was left out everywhere.
-    path = tmp_path / "vhost"
-    directory = path / "queues" / layout.queue_directory("/", "q")
-    directory.mkdir(parents=True)
-    (path / ".vhost").write_bytes(b"/")
-    (path / ".config").write_bytes(layout.format_config(2048))
-    (directory / ".queue_name").write_bytes(layout.format_queue_name("/", "q", None))
+    path, directory = vhost_of_one_queue(tmp_path)
     pubs = []
     for seq in range(3):
         msg_id, body = bytes(range(seq + 1, seq + 17)), b"body %d" % seq

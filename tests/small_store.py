@@ -1,0 +1,17 @@
+"""The geometry of small stores that commands are tried on: no tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SMALL = {
+    "mapped_file_size_commit_log": 4096,
+    "mapped_file_size_consume_queue": 2000,
+    "max_hash_slot_num": 20,
+    "max_index_num": 80,
+}
+
+
+def options_of(geometry: dict[str, Any]) -> list[str]:
+    """The same for a command: ``-o NAME=VALUE`` for each."""
+    return [word for name, value in geometry.items() for word in ("-o", f"{name}={value}")]
