@@ -1,10 +1,9 @@
 """Closing a store: in which order, and for whom: who has it, the end of the program, or nobody who has it any more.
 
 Owns the parts of every store that is open for writing, so that they are whole when the store itself was forgotten.  A close
-that was interrupted is finished by the next one.  A
-finalizer closes nothing: it may run within any allocation on any thread, which may hold a lock that closing waits
-for.  It hands the parts to the store's housekeeping thread, and whoever opens the store again, or the end of the
-program, waits for that.
+that was interrupted is finished by the next one.  A finalizer closes nothing: it may run within any allocation on any
+thread, which may hold a lock that closing waits for.  It hands the parts to the store's housekeeping thread, and whoever
+opens the store again, or the end of the program, waits for that.
 """
 
 from __future__ import annotations

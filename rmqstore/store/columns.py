@@ -701,11 +701,13 @@ def queue_table(
         else:
             phy_offsets, queue_offsets, sizes = (each[: limit - num] for each in (phy_offsets, queue_offsets, sizes))
         found, rows = rows_at(log, columns, phy_offsets, sizes, queue, queue_offsets)
-        is_real = (sizes > 0) & ((phy_offsets != 0) | (sizes != PRE_FILL_SIZE))
-        went = phy_offsets[is_real & (phy_offsets < log.min_offset)]
-        if len(went):
+        before = phy_offsets < log.min_offset
+        if before.any():
             # The first unit that is asked for leads into the log.
-            log.warn_of_missing(int(went.min()), log.min_offset)
+            is_real = (sizes > 0) & ((phy_offsets != 0) | (sizes != PRE_FILL_SIZE))
+            went = phy_offsets[is_real & before]
+            if len(went):
+                log.warn_of_missing(int(went.min()), log.min_offset)
         batches += found
         num += len(rows)
         if num >= limit:
