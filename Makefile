@@ -34,7 +34,7 @@ ASV_MACHINE := $(BIN)/asv machine --yes --config asv_bench/asv.conf.json >/dev/n
 ASV_RUN := cd asv_bench && ../$(BIN)/asv run --python=same
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build test-venv demo docs test test-rest test-all soak debug-test sanitize sanitize-rest sanitize-threads sanitized-address sanitized-thread test-portable test-pythons test-arm64 check lint typecheck fuzz fuzz-address fuzz-long simulate simulate-long simulate-rabbitmq instructions bench bench-full bench-peers bench-growth clean distclean
+.PHONY: help venv build test-venv demo docs test test-rest test-all soak debug-test sanitize sanitize-rest sanitize-threads sanitized-address sanitized-thread test-portable test-pythons test-arm64 check lint typecheck docstrings fuzz fuzz-address fuzz-long simulate simulate-long simulate-rabbitmq instructions bench bench-full bench-peers bench-growth clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -152,7 +152,10 @@ lint: venv ## ruff
 typecheck: venv ## mypy over the package
 	$(BIN)/mypy
 
-check: lint typecheck ## ruff, mypy, and the tests that hold sources, stub and documents together
+docstrings: venv ## what is public and has no docstring is named
+	$(BIN)/interrogate -vv --omit-covered-files rmqstore
+
+check: lint typecheck docstrings ## ruff, mypy, and the tests that hold sources, stub and documents together
 	$(BIN)/python -m pytest tests/project/test_source.py tests/project/test_stub.py \
 		$(wildcard tests/project/test_*docs*.py tests/project/test_*readme*.py)
 

@@ -81,7 +81,7 @@ wheels() {
 check "ruff" make lint
 check "mypy" make typecheck
 check "pyright on the stubs" stubs
-check "docstrings" "$bin/interrogate" --quiet rmqstore
+check "docstrings" make docstrings
 check "site of the documents" site
 check "wheels" wheels
 

@@ -3,8 +3,8 @@
 # watch, the other environments (a build without Linux's own, another Python, aarch64), instruction counts, benchmarks once.
 #
 # ci/run.sh starts this as a stranger.  After a failed demo or set-up nothing else runs; any other step that fails lets the
-# following ones run, so that one run says everything that is wrong.  The last lines are the time of each step, pytest's closing
-# lines, and "N passed, N failed" (errors count as failed).
+# following ones run, so that one run says everything that is wrong.  The last lines are what the failed steps said last, the time
+# of each step, pytest's closing lines, and "N passed, N failed" (errors count as failed).
 #
 # A run has 90 minutes, and what takes 44 on one day, without the simulated lives, takes twice that on another.  So what holds for
 # every commit comes first; what comes after is begun only while there is time for it (`in_time`), and the simulated lives take
@@ -20,7 +20,9 @@ step() {
     local name=$1 begin=$SECONDS code=0
     shift
     printf '\n=== %s: %s\n' "$name" "$*"
-    "$@" || code=$?
+    mkdir -p build/ci
+    # Into a file as well: where the step fails, its last lines are said once more at the end.
+    "$@" 2>&1 | tee "build/ci/$name.out" || code=$?
     times+=("$(printf '%-12s %4d s  %s' "$name" $((SECONDS - begin)) "$([ "$code" = 0 ] && echo ok || echo "FAILED, code $code")")")
     echo "${times[-1]}"
     [ "$code" = 0 ] || failed_steps+=("$name")
@@ -50,6 +52,11 @@ count() {
 summary() {
     local name line failed=0
     closing=
+    # Who reads a long run reads its end: the reason stands there.
+    for name in ${failed_steps[@]+"${failed_steps[@]}"}; do
+        printf '\n=== %s failed; its last lines:\n' "$name"
+        tail -n 40 "build/ci/$name.out"
+    done
     printf '\n=== steps\n'
     printf '%s\n' ${times[@]+"${times[@]}"}
     printf 'all          %4d s\n' "$SECONDS"

@@ -130,6 +130,7 @@ def object_message(value: Mapping[str, Any]) -> tuple[Message, int | None]:
 
 
 def checked_expiry(expiry: Any) -> int | None:
+    """The expiry of a message in ms since the epoch, or None; anything else is an `InvalidMessageError`."""
     if expiry is None:
         return None
     if isinstance(expiry, bool) or not isinstance(expiry, int) or not 0 < expiry <= _LAST_EXPIRY:

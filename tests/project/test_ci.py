@@ -132,6 +132,10 @@ def test_a_step_that_fails_fails_the_steps(steps, failing):
     assert ran.returncode == 1
     expected = "0 passed, 1 failed" if failing == "demo.sh" else "76 passed, 8 failed"
     assert ran.stdout.splitlines()[-1] == expected and "FAILED, code 1" in ran.stdout
+    # A long output is cut in its middle by most systems: what the step said last stands at the end.
+    said = {"checks.sh": "checks", "make": "make venv", "unshare": "unshare", "demo.sh": "demo", "tests.sh": ""}[failing]
+    reasons = re.findall(r"^=== \S+ failed; its last lines:\n(.*)$", ran.stdout, re.MULTILINE)
+    assert reasons and reasons[0].startswith(said) and ran.stdout.index(" failed; its last lines:") < ran.stdout.index("=== steps")
 
 
 @pytest.mark.parametrize(
