@@ -116,12 +116,9 @@ class Flushing:
                 return reached, min([header.end_timestamp, *times]), latest
         return (end, timestamp, timestamp) if closing else (0, 0, 0)
 
-    def allow_for_clock(self) -> None:
-        """Let the checkpoint say no earlier time than that of a full index file that is on the disk.
-
-        A Java store says the time of the newest one, which it forced after all others.  Where the clock was set back an older one
-        ends later; should this process be killed before its first flush, a Java store would delete that.
-        """
+    def _allow_for_clock(self) -> None:
+        # A Java store says the time of the newest full index file, which it forced after all others.  Where the clock was set
+        # back an older one ends later; should this process be killed before its first flush, a Java store would delete that.
         checkpoint, index_service = self.state.checkpoint, self.state.index_service
         if index_service is None or not checkpoint.index_msg_timestamp:
             return
@@ -131,14 +128,15 @@ class Flushing:
         times = [each.end_timestamp for each in full if each.end_phy_offset <= reached]
         checkpoint.index_msg_timestamp = max([checkpoint.index_msg_timestamp, *times])
 
-    def allow_for_puts(self) -> None:
-        """Let the checkpoint say no more of queues and index than that of an open store may say.
+    def allow_for_abort(self, end: int) -> None:
+        """Let the checkpoint say no more of queues and index than that of an open store may say, whose log ends at `end`.
 
-        A Java store says there that everything was dispatched.  Should this process be killed after a put, before its first
-        flush, a Java store would delete the newest index file and begin behind the first of its keys.
+        A store that was closed says there that everything was dispatched.  Should this process be killed before its first
+        flush, a Java store would delete the newest index file, because of `abort`, and begin behind the first of its keys.
         """
         checkpoint = self.state.checkpoint
-        reached, begin, _ = self._index_for_java(self.state.commit_log.max_offset, checkpoint.logics_msg_timestamp, False)
+        self._allow_for_clock()
+        reached, begin, _ = self._index_for_java(end, checkpoint.logics_msg_timestamp, False)
         checkpoint.logics_physical_offset = min(checkpoint.logics_physical_offset, reached)
         checkpoint.logics_msg_timestamp = min(checkpoint.logics_msg_timestamp, begin)
         # The checkpoint does not speak for these files: nothing of them was forced here.

@@ -115,6 +115,11 @@ def recover_state(state: StoreState, flushing: Flushing, mode: str) -> RecoveryR
     def before_writing(end: int) -> None:
         # The mark counts for the one who had the store before until `abort` names this process: should it die in between, or
         # before its first flush, it is still known how far the log went.
+        if checkpoint.flushed_offset < 0:
+            # A flush of ours has said so already, and old index files need not be opened for it.  Recovery, which comes next,
+            # repairs an index file that is damaged, or says what is the matter with it.
+            with contextlib.suppress(StoreError, OSError):
+                flushing.allow_for_abort(end)
         checkpoint.log_end = end
         checkpoint.previous_process_id, checkpoint.process_id = process if is_ours else 0, os.getpid()
         checkpoint.flush()
@@ -159,9 +164,8 @@ def recover_state(state: StoreState, flushing: Flushing, mode: str) -> RecoveryR
         state.index_service.flush()
     checkpoint.flushed_offset = min(checkpoint.flushed_offset, state.commit_log.max_offset)
     if checkpoint.flushed_offset < 0:
-        # A flush of ours has said so already, and old index files need not be opened for it.
-        flushing.allow_for_clock()
-        flushing.allow_for_puts()
+        # Recovery may have cut the index.
+        flushing.allow_for_abort(state.commit_log.max_offset)
     checkpoint.flush()
     for base in state.commit_log.files.offsets:
         if base + state.commit_log.segment_size > report.began_at:

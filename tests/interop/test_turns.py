@@ -400,6 +400,47 @@ def test_a_kill_after_the_clock_was_set_back_since_the_last_flush(java_store, tm
     }
 
 
+def open_and_die(root, settings):
+    """Open the store in a process that dies when its abort file is there and it has flushed nothing."""
+    child = os.fork()
+    if not child:
+        recovery._cut_log = lambda *args: os._exit(7)
+        MessageStore.open(root, config=StoreConfig(**settings))
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+@pytest.mark.parametrize("max_index_num", [20_000, 120], ids=["none full", "some full"])
+@pytest.mark.parametrize("left_by", ["java closed", "java killed", "rmqstore closed"])
+def test_a_kill_within_an_opening(java_store, tmp_path, left_by, max_index_num):
+    """Java's checkpoint says that all was dispatched: by that it would begin behind keys of the index file it deletes."""
+    settings = {**SMALL, "max_index_num": max_index_num}
+    root = tmp_path / "store"
+    root.mkdir()
+    ledger = Ledger()
+    lines = script(0, 260)
+    for number, line in enumerate(lines):
+        line["storeTimestamp"] += 1000 * number
+    if left_by == "rmqstore closed":
+        with RmqstoreProcess(root, settings) as process:
+            put_all(process, ledger, lines)
+        MessageStore.open(root, config=StoreConfig(**settings)).close()
+    else:
+        # Java says so when it closes, and one that is killed after it leaves that as it is.
+        kills = [False, True][: 1 + (left_by == "java killed")]
+        for part, kill in zip((lines[:250], lines[250:]), kills):
+            _, puts, _ = java_store.turn(root, settings, part, kill=kill)
+            for line, put in zip(part, puts, strict=True):
+                ledger.add(line, put["queueOffset"], put["offset"])
+    assert 2 < len(os.listdir(root / "commitlog")) <= 10
+    open_and_die(root, settings)
+    found, _, _ = java_store.turn(root, settings, script(400, 1))
+    assert_whole(found, ledger.places)
+    assert {offset for line in lines_of(found, "query") for offset in line["offsets"]} == {
+        offset for offsets in ledger.keys.values() for offset in offsets
+    }
+
+
 @pytest.mark.parametrize("openings", [1, 2])
 def test_a_kill_right_after_opening_what_a_killed_broker_left_after_a_clock_was_set_back(
     java_store, tmp_path, openings
@@ -418,13 +459,7 @@ def test_a_kill_right_after_opening_what_a_killed_broker_left_after_a_clock_was_
     for line, put in zip(lines[200:], puts, strict=True):
         ledger.add(line, put["queueOffset"], put["offset"])
     if openings == 2:
-        # The first is killed when its abort file is there, and has flushed nothing.
-        child = os.fork()
-        if not child:
-            recovery._cut_log = lambda *args: os._exit(7)
-            MessageStore.open(root, config=StoreConfig(**settings))
-            os._exit(1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        open_and_die(root, settings)
     with RmqstoreProcess(root, settings) as process:
         assert not process.clean
         process.kill()
