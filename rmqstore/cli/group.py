@@ -206,8 +206,19 @@ class StoreGroup(click.Group):
                 ctx.exit(INTERRUPTED)
             click.echo(err=True)
             nothing("nothing was changed")
+        except click.UsageError as error:
+            error.message += _where_output_goes(error)
+            raise
         except (StoreError, OSError) as error:
             raise of_error(error) from None
+
+
+def _where_output_goes(error: click.UsageError) -> str:
+    # Many programs take the file to write as a second argument.  A group within a group comes here twice.
+    if error.ctx is None or "unexpected extra argument (" not in error.message or "--output" in error.message:
+        return ""
+    takes = [each for each in error.ctx.command.params if "--output" in each.opts]
+    return ". What is to be written is named by --output" if takes else ""
 
 
 class _NoteHandler(logging.Handler):

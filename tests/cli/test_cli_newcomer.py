@@ -138,6 +138,15 @@ def test_words_that_are_no_command(broker, tmp_path, monkeypatch):
         assert_harmless(result.stderr)
 
 
+@pytest.mark.parametrize("command", ["export", "rebuild", "rabbitmq export", "info"])
+def test_a_second_path_is_told_where_output_goes(broker, command):
+    result = run(*command.split(), broker, "out.parquet")
+    told = result.stderr
+    assert result.exit_code == 2
+    hint = "What is to be written is named by --output"
+    assert "unexpected extra argument (out.parquet)" in told and told.count(hint) == (command != "info")
+
+
 def test_a_topic_that_is_not_there_is_said_with_those_that_are(broker):
     for arguments in (
         ["get", broker, "Oders", "0"], ["query", broker, "Oders", "k"], ["tail", broker, "Oders"], ["queues", broker, "Oders"],
