@@ -139,6 +139,9 @@ class Flushing:
         reached, begin, _ = self._index_for_java(end, checkpoint.logics_msg_timestamp, False)
         checkpoint.logics_physical_offset = min(checkpoint.logics_physical_offset, reached)
         checkpoint.logics_msg_timestamp = min(checkpoint.logics_msg_timestamp, begin)
+        if not reached:
+            # It spoke for a file that is not full.  Without an offset it would speak for that when it is, by its time alone.
+            checkpoint.index_msg_timestamp = 0
         # The checkpoint does not speak for these files: nothing of them was forced here.
         self._index_ends = {}
 

@@ -45,6 +45,7 @@ from rmqstore.commitlog import log_walk
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.store import recovery
 from rmqstore.store.dispatcher import CommitLogDispatcher
 
 
@@ -907,3 +908,35 @@ def test_power_lost_after_the_last_flush_of_a_close_hides_nothing(tmp_path, monk
             assert [message.phy_offset for message in store.messages()] == whole
         with MessageStore.open(path, config=config, recovery="skip") as store:
             assert [message.phy_offset for message in store.messages()] == whole
+
+
+def test_an_index_file_is_not_believed_full_by_a_time_of_before_the_clock_was_set_back(root, monkeypatch):
+    """An orderly close speaks for an index file that is not full; two processes later it is, and nothing of that was forced."""
+    geo = {**geometry("plain"), "mapped_file_size_commit_log": 65536, "max_index_num": 100}
+    clock = [NOW]
+
+    def put(store, number):
+        acknowledging = Writer(store, clock)
+        for each in range(number):
+            acknowledging.put("one", [Message("Orders", b"body", keys=[f"{clock[0]}.{each}"])], 0)
+        return acknowledging.acknowledged
+
+    with MessageStore.open(root, config=config_of(geo, lambda: clock[0])) as store:
+        acknowledged = put(store, 10)
+    with monkeypatch.context() as patch:
+        # Dies when its abort file is there.
+        patch.setattr(recovery, "_cut_log", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            MessageStore.open(root, config=config_of(geo))
+    clock[0] -= 3_600_000
+    with MessageStore.open(root, config=config_of(geo, lambda: clock[0])) as store:
+        assert not store.recovery_report.clean
+        acknowledged += put(store, 120)
+        killed = f"{root}.killed"
+        shutil.copytree(root, killed)
+    full, _ = sorted(os.listdir(os.path.join(killed, "index")))
+    # A page within it is lost.
+    overwrite(killed, f"index/{full}", 40 + 4 * geo["max_hash_slot_num"] + 20 * 50, bytes(20 * 5))
+    with MessageStore.open(killed, config=config_of(geo)) as store:
+        check_readable(store, acknowledged)
+    check_bytes(killed, geo)
