@@ -59,6 +59,8 @@ class Answers(NamedTuple):
     exported: Counter[tuple[str, bytes]]
     #: Of those given, what the index calls transient.
     transient: dict[str, set[int]]
+    #: Of those given, whose properties cannot be read: their body can.
+    spoilt: dict[str, set[int]]
 
     def lasting(self, directory: str) -> dict[int, tuple[bytes, bytes]]:
         """What is given of a queue and outlives a start of a node; what does not was made so by damage."""
@@ -153,6 +155,7 @@ def ask(path: Path) -> Answers:
     lost: dict[str, set[int]] = {}
     incomplete: dict[str, list[Any]] = {}
     transient: dict[str, set[int]] = {}
+    spoilt: dict[str, set[int]] = {}
     with Vhost.open(path) as vhost:
         stray = vhost.incomplete
         for queue in vhost.queues():
@@ -165,6 +168,7 @@ def ask(path: Path) -> Answers:
                 given[each.name] = {row.seq_id: (row.msg_id, row.body) for row in rows}
                 lost[each.name] = {one.seq_id for one in told}
                 transient[each.name] = {row.seq_id for row in rows if not row.persistent}
+                spoilt[each.name] = {row.seq_id for row in rows if is_spoilt(row.message)}
                 assert queue.depth == len(rows) + len(told), f"{queue.name}: a depth of {queue.depth}"
                 incomplete[each.name] = [*queue.incomplete, *stray]
         lines = io.BytesIO()
@@ -176,7 +180,16 @@ def ask(path: Path) -> Answers:
     )
     assert number == len(texts) <= sum(map(len, given.values()))
     assert tree(path) == before, "a reader changed a file"
-    return Answers(given, lost, incomplete, findings, exported, transient)
+    return Answers(given, lost, incomplete, findings, exported, transient, spoilt)
+
+
+def is_spoilt(message: Message) -> bool:
+    """bool: the properties cannot be read."""
+    try:
+        message.properties  # noqa: B018
+    except StoreError:
+        return True
+    return False
 
 
 def scars(path: Path) -> set[tuple[str, int]]:
@@ -514,6 +527,8 @@ class Life:
             self.steps = self.length
             return
         for directory, given in said.given.items():
+            # A node's queue crashes when it comes to such a message, and repair leaves it out.
+            given = {seq: one for seq, one in given.items() if seq not in said.spoilt[directory]}
             have = entries(repaired.queues[directory]) if directory in repaired.queues else {}
             if file.name in (".vhost", ".queue_name"):
                 continue
