@@ -199,6 +199,20 @@ cdef int64_t atom_text(const unsigned char* p, int64_t pos, int64_t end, int64_t
     return pos + head
 
 
+cdef bint is_above_largest(const unsigned char* p) noexcept nogil:
+    # Whether these digits, before e+308, are more than those of the largest double.
+    cdef const unsigned char* largest = b"1.79769313486231570815"
+    cdef int i = 0
+    while c'0' <= p[i] <= c'9' or p[i] == c'.':
+        if i >= 22:
+            if p[i] != c'0':
+                return True
+        elif p[i] != largest[i]:
+            return p[i] > largest[i]
+        i += 1
+    return False
+
+
 cdef bint is_float_text(const unsigned char* p) noexcept nogil:
     # 31 bytes as printf's "%.20e" writes them, filled up with zeros; not above the largest double.
     cdef int i = 0, first, digits, exponent = 0
@@ -225,7 +239,7 @@ cdef bint is_float_text(const unsigned char* p) noexcept nogil:
             i += 1
         if i == digits:
             return False
-        if not negative and (exponent > 308 or exponent == 308 and memcmp(p + first, b"1.79769313486231570815e", 23) > 0):
+        if not negative and (exponent > 308 or exponent == 308 and is_above_largest(p + first)):
             return False
     while i < 31:
         if p[i] != 0:

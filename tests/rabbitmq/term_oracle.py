@@ -6,6 +6,8 @@ holds.  It imports nothing of rmqstore.  Facts: Erlang/OTP, "External Term Forma
 
 from __future__ import annotations
 
+import decimal
+import re
 import struct
 import zlib
 from typing import Any
@@ -13,6 +15,10 @@ from typing import Any
 VERSION, COMPRESSED = 131, 80
 #: Tags of atoms: bytes of the length, and how the text is written.
 ATOMS = {100: (2, "latin-1"), 115: (1, "latin-1"), 118: (2, "utf-8"), 119: (1, "utf-8")}
+#: The largest double as `%.20e` prints it.
+LARGEST = decimal.Decimal("1.79769313486231570815e+308")
+#: OTP 25 also reads more digits in front of the point and in the exponent, which nothing writes.
+WRITTEN_FLOAT = re.compile(rb"[+-]?\d\.\d+([eE][+-]?\d{1,3})?")
 #: Processes, ports and references: what stands behind the name of the node, bytes; None has a count in front.
 IDENTITIES = {103: 9, 88: 12, 102: 5, 89: 8, 120: 12, 101: 5, 114: None, 90: None}
 
@@ -72,7 +78,10 @@ def _value(data: _Bytes) -> tuple[str, Any]:
             raise ValueError("a float is a finite number")
         return "float", bits
     if tag == 99:
-        return "float", struct.pack(">d", float(data.take(31).rstrip(b"\0")))
+        text = data.take(31).rstrip(b"\0")
+        if WRITTEN_FLOAT.fullmatch(text) is None or abs(decimal.Decimal(text.decode())) > LARGEST:
+            raise ValueError("a float is written as printf does it for %.20e")
+        return "float", struct.pack(">d", float(text))
     if tag in ATOMS:
         return "atom", _atom(data, tag)
     if tag == 109:

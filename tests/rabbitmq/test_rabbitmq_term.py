@@ -6,12 +6,14 @@ import pickle
 import shutil
 import struct
 import subprocess
+import sys
 import tracemalloc
 import zlib
 
 import classic_queue_oracle as oracle
 import golden_rabbitmq
 import pytest
+import term_oracle
 from fuzz import terms as fuzz_terms
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,6 +34,8 @@ from rmqstore.rabbitmq.term import (
     encode,
     format_term,
 )
+
+DBL_MAX = sys.float_info.max
 
 # A message as node 3.10.8 on OTP 25 writes it: vhost "/", exchange "", routing key "qk", delivery_mode 2, body "hello".
 MESSAGE = bytes.fromhex(
@@ -227,7 +231,8 @@ def test_how_atoms_are_written():
     ["", "00", "83", "8300", "83ff", "83640100" + "61" * 256, "83770261ff", "8376000480808080", "8377 03 eda080", "837702c080",
      "837705f490808080", "837704f0808080", "8377 03e08080",  "83467ff0000000000000",
      "8346fff8000000000000", "8363" + b"nonsense".ljust(31, b"\0").hex(), "8363" + b"1.0e999".ljust(31, b"\0").hex(),
-     "8363" + b"1.0e9999".ljust(31, b"\0").hex(), "8363" + b"1.0".ljust(31, b"x").hex(), "834d000000010920", "834d0000000003",
+     "8363" + b"1.0e9999".ljust(31, b"\0").hex(), "8363" + b"1.0".ljust(31, b"x").hex(),
+     "8363" + b"1".hex() * 31, "834d000000010920", "834d0000000003",
      "834d000000010020", "835a000664000161" + "00" * 40, "836cffffffff6a", "8369ffffffff", "8374ffffffff", "836dffffffff",
      "836bffff", "836fffffffff00", "8368ff", "83505050"],
 )  # fmt: skip
@@ -237,6 +242,25 @@ def test_what_is_no_term(text):
         decode(data)
     assert caught.value.pos is not None
     assert _term.extent(data) == -1 and _term.check(data) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1.79769313486231570815e+308", DBL_MAX), ("1.7976931348623157e308", DBL_MAX), ("-1.79769313486231570815E308", -DBL_MAX),
+     ("1.797693134862315708150000e308", DBL_MAX), ("1.797693134862315708151e308", None), ("1.79769313486231570816e+308", None),
+     ("1.8e308", None), ("-9.0e308", None), ("1.0e309", None), ("1.0e308", 1e308),
+     ("9.9e-400", 0.0), ("11.5", None), ("1e5", None)],
+)  # fmt: skip
+def test_floats_as_text(text, value):
+    data = b"\x83c" + text.encode().ljust(31, b"\0")
+    if value is None:
+        with pytest.raises(CorruptionError):
+            decode(data)
+        with pytest.raises(ValueError, match="printf"):
+            term_oracle.decode_at(data)
+    else:
+        assert decode(data) == value
+        assert term_oracle.decode_at(data)[0] == ("float", struct.pack(">d", value))
 
 
 def test_what_no_term_holds():
