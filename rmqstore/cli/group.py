@@ -207,7 +207,9 @@ class StoreGroup(click.Group):
             click.echo(err=True)
             nothing("nothing was changed")
         except click.UsageError as error:
-            error.message += _where_output_goes(error)
+            hint = _where_output_goes(error)
+            if hint:
+                raise click.UsageError(error.message + hint, error.ctx) from None
             raise
         except (StoreError, OSError) as error:
             raise of_error(error) from None

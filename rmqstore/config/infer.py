@@ -283,7 +283,7 @@ def _infer_sizes(
 
 # ---------------------------------------------------------------------------------------------- index geometry
 
-_INDEX_HEADER = struct.Struct(">qqqqii")
+INDEX_HEADER = struct.Struct(">qqqqii")
 _ENTRY = [("hash", ">i4"), ("phy_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")]
 _ENTRIES_CHECKED = 100_000
 _DEFAULT_SLOTS = 5_000_000
@@ -402,7 +402,7 @@ def _fitting_slot_counts(path: str, words: int) -> list[int]:
         header = _read(descriptor, INDEX_HEADER_SIZE, 0)
         if len(header) < INDEX_HEADER_SIZE:
             return []
-        *_, end_phy_offset, hash_slot_count, index_count = _INDEX_HEADER.unpack(header)
+        *_, end_phy_offset, hash_slot_count, index_count = INDEX_HEADER.unpack(header)
         if index_count <= 1 or index_count > words // 5:
             return []
         last = _last_nonzero(descriptor, size)
@@ -582,7 +582,7 @@ def _infer_index_tags(
         with open(open_regular(file.path), "rb", buffering=0) as handle:
             header = handle.read(INDEX_HEADER_SIZE)
         if len(header) == INDEX_HEADER_SIZE:
-            _, _, begin, end, _, index_count = _INDEX_HEADER.unpack(header)
+            _, _, begin, end, _, index_count = INDEX_HEADER.unpack(header)
             if 1 < index_count <= config.max_index_num:
                 heads.append(_IndexHead(file.path, begin, end, index_count))
     if not heads or not segments:

@@ -313,6 +313,18 @@ def delete_staged(path: str) -> None:
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS)
 
 
+def _write_head(path: str, head: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        with naming_errors(path):
+            done = 0
+            while done < len(head):
+                done += os.pwrite(descriptor, head[done:], done)
+            force_data(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _rename_without_replacing(source: str, target: str) -> None:
     # A link fails where a file exists, a rename would replace it; some file systems have no links.
     try:
@@ -490,6 +502,7 @@ class MappedFile(NotCopied):
         pool: MappedFilePool | None = None,
         staging: str | os.PathLike[str] | None = None,
         allocated: str | None = None,
+        head: bytes = b"",
     ) -> MappedFile:
         """Make a file of `size` zero bytes, allocated on disk unless `pool` is sparse, and open it for writing.
 
@@ -500,6 +513,8 @@ class MappedFile(NotCopied):
             directory of `path`.  A real broker refuses strange names beside its segments, so stores stage in their root.
         allocated : path, optional
             A file that `allocate` made before, to be used instead of a new one.
+        head : bytes, optional
+            The first bytes, which are on disk before the file has its name.
 
         Raises
         ------
@@ -518,6 +533,9 @@ class MappedFile(NotCopied):
             temporary = cls.allocate(directory if staging is None else staging, size)
         made = os.stat(temporary)
         try:
+            # One that waited may have the head that it got for a try that failed.
+            if head and (allocated is not None or any(head)):
+                _write_head(temporary, head)
             _rename_without_replacing(temporary, path)
             fsync_directory(directory)
         except BaseException:

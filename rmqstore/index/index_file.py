@@ -15,6 +15,7 @@ from rmqstore import _numpy as np
 from rmqstore._core import IndexRegion
 from rmqstore._shown import shows
 from rmqstore.config import StoreConfig
+from rmqstore.config.infer import INDEX_HEADER
 from rmqstore.errors import GeometryError, ReadOnlyError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, naming_errors
 
@@ -69,8 +70,9 @@ class IndexFile(NotCopied, IndexRegion):
         staging: str | None = None,
         allocated: str | None = None,
         sparse: bool = False,
+        previous: IndexFile | None = None,
     ) -> IndexFile:
-        """Make a new index file of zero bytes, allocated on disk.
+        """Make a new index file without an entry, allocated on disk.
 
         Parameters
         ----------
@@ -83,6 +85,9 @@ class IndexFile(NotCopied, IndexRegion):
             A file that `MappedFile.allocate` made before, to be used instead of a new one.
         sparse : bool
             All but the header is a hole; `reserve_entries` before each put.
+        previous : IndexFile, optional
+            The full one that it follows.  It has that one's end time and offset from the moment on at which it has its name:
+            RocketMQ (5.5.0) takes one without them for one that lacks everything, and puts all entries again.
 
         Raises
         ------
@@ -91,7 +96,16 @@ class IndexFile(NotCopied, IndexRegion):
         """
         config = StoreConfig() if config is None else config
         pool = MappedFilePool(1, sparse=sparse)
-        created = MappedFile.create(path, config.index_file_size, staging=staging, allocated=allocated, pool=pool)
+        time, phy_offset = (0, 0) if previous is None else (previous.header.end_timestamp, previous.header.end_phy_offset)
+        time, phy_offset = max(time, 0), max(phy_offset, 0)
+        created = MappedFile.create(
+            path,
+            config.index_file_size,
+            staging=staging,
+            allocated=allocated,
+            pool=pool,
+            head=INDEX_HEADER.pack(time, time, phy_offset, phy_offset, 0, 0),
+        )
         try:
             if sparse:
                 created.reserve_range(0, int(_core.IndexLayout.INDEX_HEADER_SIZE))
@@ -165,13 +179,6 @@ class IndexFile(NotCopied, IndexRegion):
     def index_count(self) -> int:
         """int: number of the next entry, from 1 on."""
         return max(self.read_header()[5], 1)
-
-    def follow(self, previous: IndexFile) -> None:
-        """Give this new file the beginning that RocketMQ gives one that follows a full one: its end time and offset."""
-        header = previous.header
-        time = max(header.end_timestamp, 0)
-        phy_offset = max(header.end_phy_offset, 0)
-        self.write_header(time, time, phy_offset, phy_offset, 0, 0)
 
     def matches_time(self, begin: int, end: int) -> bool:
         """bool: whether RocketMQ (5.5.0) looks into this file for the inclusive time range, ms since epoch."""

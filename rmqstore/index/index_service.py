@@ -531,12 +531,11 @@ class IndexService(NotCopied, OpenedIndexes):
                 staging=self.root,
                 allocated=allocated,
                 sparse=self.sparse,
+                previous=newest,
             )
         except BaseException:
             self.prepared.give_back(allocated)
             raise
-        if newest is not None:
-            index.follow(newest)
         with self.lock.write(), self._open_lock:
             self._list_changed()
             self._names.append(name)

@@ -11,12 +11,14 @@ import shutil
 import time
 from collections import Counter
 
+import oracle
 import pytest
 from answers import assert_same, assert_whole, differences, dump, lines_of
 from our_process import RmqstoreProcess
 from peer import copy_store, disk_size
 
 from rmqstore import Message, MessageStore, StoreConfig
+from rmqstore.files import mapped_file
 from rmqstore.store import recovery
 
 pytestmark = pytest.mark.java
@@ -439,6 +441,35 @@ def test_a_kill_within_an_opening(java_store, tmp_path, left_by, max_index_num):
     assert {offset for line in lines_of(found, "query") for offset in line["offsets"]} == {
         offset for offsets in ledger.keys.values() for offset in offsets
     }
+
+
+def test_a_kill_before_the_first_entry_of_an_index_file(java_store, tmp_path):
+    """Java takes a file without its head for one that lacks everything, and puts the entries of all files again."""
+    root = tmp_path / "store"
+    child = os.fork()
+    if not child:
+        forced = mapped_file.fsync_directory
+
+        def force(path):
+            forced(path)
+            if os.path.basename(path) == "index" and len(os.listdir(path)) == 2:
+                os._exit(7)
+
+        mapped_file.fsync_directory = force
+        store = MessageStore.open(root, config=StoreConfig(**SMALL, clock=lambda: T0))
+        for number in range(SMALL["max_index_num"]):
+            store.put_message(Message("Orders", b"body", keys=[f"k{number}"]), 0)
+            # So that the checkpoint speaks for the first file, which Java keeps then.
+            store.flush()
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    newest = max((root / "index").iterdir())
+    assert oracle.read_files(root)[f"index/{newest.name}"][36:40] == bytes(4), "it has entries"
+    found, _, _ = java_store.turn(root, SMALL, script(400, 1))
+    queries = {line["key"]: line["offsets"] for line in lines_of(found, "query")}
+    # After a kill Java also indexes the record again where an index file ends that it keeps.
+    last = f"k{SMALL['max_index_num'] - 2}"
+    assert len(queries) == SMALL["max_index_num"] and {key for key in queries if len(queries[key]) != 1} == {last}
 
 
 @pytest.mark.parametrize("openings", [1, 2])

@@ -214,8 +214,7 @@ def test_t10_an_index_file_step_by_step(vectors, tmp_path):
         assert index.is_full
         assert bytes(data[:40]).hex() == fill["header"]
         assert bytes(data[40:80]).hex() == fill["slots"]
-        with IndexFile.create(tmp_path / "2", config) as following:
-            following.follow(index)
+        with IndexFile.create(tmp_path / "2", config, previous=index) as following:
             new = following.mapped_file.hold()
             assert bytes(new[:40]).hex() == t10["rolled"]["header"]
             for key, phy_offset, time in t10["rolled"]["puts"]:
