@@ -285,7 +285,7 @@ class Life:
         except Killed as killed:
             self.say("killed", f"in {killed}, call {death.calls}")
             death.lose_pages()
-        self.after_death()
+        self.after_death(death.torn)
 
     def deed(self, writer: Node | Package) -> None:
         rng = self.rng
@@ -327,13 +327,16 @@ class Life:
         msg_id = self.rng.randbytes(16)
         return Letter(msg_id, body, oracle.message_term(body, msg_id, routing_keys=[b"k"]))
 
-    def after_death(self) -> None:
+    def after_death(self, written: set[Path]) -> None:
+        """Hold what is left against the model; `written` are files of which something was not forced."""
         said = self.hold("dead")
         node = oracle.read_vhost(self.vhost)
         for queue in self.queues.values():
             found = said.lasting(queue.directory)
             crashes = node.queues[queue.directory].crashes if queue.directory in node.queues else []
-            queue.check(found, self.count, {int(one.file[:-4]) for one in crashes if one.file.endswith(".idx")})
+            torn = {int(one.file[:-4]) for one in crashes if one.file.endswith(".idx")}
+            torn |= {int(file.stem) for file in written if file.suffix == ".idx" and file.parent.name == queue.directory}
+            queue.check(found, self.count, torn)
             queue.adopt(found)
         self.note_what_stays()
         if node.crashes:

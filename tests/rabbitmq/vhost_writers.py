@@ -62,6 +62,8 @@ class Death:
         self.real = {name: getattr(os, name) for name in self.CALLS if hasattr(os, name)}
         self.real_open = builtins.open
         self.forced: dict[int, int] = {}
+        #: Of what files something was written, whole or in part, and not forced.
+        self.torn: set[Path] = set()
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if name == "open" and not args[1] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC):
@@ -110,11 +112,14 @@ class Death:
 
     def lose_pages(self) -> None:
         """Cut, or fill with zeros, what was written and never forced."""
-        for file in sorted(self.path.rglob("*")) if self.power else ():
+        for file in sorted(self.path.rglob("*")):
             if not file.is_file():
                 continue
             forced, size = self.forced.get(file.stat().st_ino, 0), file.stat().st_size
-            if size > forced:
+            if size <= forced:
+                continue
+            self.torn.add(file)
+            if self.power:
                 keep = self.rng.randint(forced, size)
                 with open(file, "r+b") as torn:
                     torn.truncate(keep)
