@@ -186,7 +186,8 @@ def _make_plan(
         log.close()
     size = config.mapped_file_size_commit_log
     missing = tuple((low + size, high) for low, high in itertools.pairwise(offsets) if high > low + size)
-    store = ConsumeQueueStore(root, config, MappedFilePool(1), read_only=True)
+    # Of queues that are to be written nobody guesses the kind: where the topics may not be read, that is an error.
+    store = ConsumeQueueStore(root, config, MappedFilePool(1), read_only="consumequeue" not in kinds)
     store.load_topics(os.path.join(root, "config", "topics.json"))
     batch_topics = frozenset(
         {topic for topic, _, _ in queue_directories(root, "batchconsumequeue")} | store.batch_topics

@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import random
+import re
 import shutil
 import signal
 import struct
@@ -19,6 +20,7 @@ from pathlib import Path
 import golden
 import oracle
 import pytest
+from unprivileged import closed
 
 import rmqstore
 import rmqstore.spark.rebuild
@@ -98,6 +100,23 @@ def test_every_byte_is_the_brokers(golden_copy, tmp_path, number, pieces):
     assert not (root / REBUILD_DIRECTORY).exists()
     with MessageStore.open(root, config=config):
         pass
+
+
+def test_queues_are_not_made_where_settings_are_closed(tmp_path):
+    root = tmp_path / "store"
+    with MessageStore.open(root, config=SMALL) as store:
+        store.put_message(Message("Orders", b"x", keys=["K"]), 0)
+    topics = root / "config" / "topics.json"
+    topics.parent.mkdir(exist_ok=True)
+    topics.write_text('{"topicConfigTable":{"Orders":{"attributes":{"+queue.type":"BatchCQ"}}}}')
+    before = sorted(os.listdir(root))
+    with closed(topics):
+        for output in (None, tmp_path / "new"):
+            with pytest.raises(PermissionError, match=re.escape(str(topics))):
+                rebuild_with(in_order, root, config=SMALL, output=output)
+        assert sorted(os.listdir(root)) == before
+        # The index is the same for every kind of queue.
+        assert rebuild_with(in_order, root, ("index",), SMALL).index_entries == 1
 
 
 # ------------------------------------------------------------------------------------------------------------ odd stores
