@@ -380,7 +380,8 @@ class _Follower:
             self._look_behind_damage()
             return
         self.idle = 0
-        for entry in log.entries(self.position, end):
+        # What is deleted meanwhile is told below.
+        for entry in log.entries(self.position, end, on_gone=lambda begin, until: None):
             if entry.phy_offset > self.position:
                 note(
                     f"phy offsets {self.position} to {entry.phy_offset} were deleted before they were shown (retention)"

@@ -481,7 +481,13 @@ class CommitLog(NotCopied):
         """
         return self._walk.scan_columns(begin, end, columns, check_crc=check_crc)
 
-    def entries(self, begin: int | None = None, end: int | None = None) -> Iterator[MessageExt | Blank | Damage]:
+    def entries(
+        self,
+        begin: int | None = None,
+        end: int | None = None,
+        *,
+        on_gone: Callable[[int, int], object] | None = None,
+    ) -> Iterator[MessageExt | Blank | Damage]:
         """Everything in the log in order: messages, blanks, and stretches in which nothing could be read.
 
         A damaged stretch ends at the next whole record, which is recognised by magic, lengths, its own offset and CRC.
@@ -491,12 +497,29 @@ class CommitLog(NotCopied):
         ----------
         begin, end : int, optional
             Offsets of a record to begin with and of where to stop; by default the whole log.
+        on_gone : callable, optional
+            Told of offsets, the first and the one after the last, whose segment was deleted since it was listed and which
+            are passed over; by default that is a warning.
         """
-        return self._walk.entries(begin, end)
+        return self._walk.entries(begin, end, on_gone or self.warn_of_missing)
 
-    def pages(self, begin: int | None = None, end: int | None = None) -> Iterator[list[MessageExt] | Blank | Damage]:
-        """As `entries`, with messages that follow each other in lists, as they are read ahead."""
-        return self._walk.pages(begin, end)
+    def pages(
+        self,
+        begin: int | None = None,
+        end: int | None = None,
+        *,
+        on_missing: Callable[[int, int], object] | None = None,
+    ) -> Iterator[list[MessageExt] | Blank | Damage]:
+        """As `entries`, with messages that follow each other in lists, as they are read ahead.
+
+        Parameters
+        ----------
+        begin, end : int, optional
+            As of `entries`.
+        on_missing : callable, optional
+            Told of offsets that no segment holds, before they come as damage.
+        """
+        return self._walk.pages(begin, end, self.warn_of_missing, on_missing)
 
     def fill(
         self,

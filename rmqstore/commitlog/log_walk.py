@@ -276,15 +276,23 @@ class LogWalk:
         for stretch in self.stretches(begin, end, columns, check_crc=check_crc, resume=False):
             yield stretch.end, stretch.verdict
 
-    def entries(self, begin: int | None = None, end: int | None = None) -> Iterator[MessageExt | Blank | Damage]:
+    def entries(
+        self, begin: int | None, end: int | None, on_gone: Callable[[int, int], object]
+    ) -> Iterator[MessageExt | Blank | Damage]:
         """See `CommitLog.entries`."""
-        for page in self.pages(begin, end):
+        for page in self.pages(begin, end, on_gone):
             if isinstance(page, list):
                 yield from page
             else:
                 yield page
 
-    def pages(self, begin: int | None = None, end: int | None = None) -> Iterator[list[MessageExt] | Blank | Damage]:
+    def pages(
+        self,
+        begin: int | None,
+        end: int | None,
+        on_gone: Callable[[int, int], object],
+        on_missing: Callable[[int, int], object] | None = None,
+    ) -> Iterator[list[MessageExt] | Blank | Damage]:
         """See `CommitLog.pages`."""
         at, stop = self._bounds(begin, end)
         passed = ScanProgress(self.files)
@@ -296,6 +304,8 @@ class LogWalk:
             if mapped_file is None:
                 following = [base for base in self.files.offsets if base > at]
                 until = min(following[0], stop) if following else stop
+                if on_missing is not None:
+                    on_missing(at, until)
                 yield Damage(at, until - at, Verdict.EMPTY)
                 at = until
                 continue
@@ -304,7 +314,9 @@ class LogWalk:
                 region = mapped_file.region
             except OffsetOutOfRangeError:
                 # It expired meanwhile, and so did what is older.
-                at = max(base + self.segment_size, self.files.min_offset)
+                until = max(base + self.segment_size, self.files.min_offset)
+                on_gone(at, min(until, stop))
+                at = until
                 continue
             messages, pos = _read.read_messages(
                 region, at - base, stop - base, base, MessageExt, num, _READ_AHEAD_SIZE, self.crc_check

@@ -1042,14 +1042,18 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
     # ------------------------------------------------------------------------------------------- the log, columns
 
     def messages(self, begin_phy_offset: int | None = None, end_phy_offset: int | None = None) -> Iterator[MessageExt]:
-        """Every message of the log in order; damaged stretches are passed over (`verify` reports them)."""
+        """Every message of the log in order; damaged stretches are passed over (`verify` reports them).
+
+        A segment that is missing, or that retention deletes meanwhile, is named in a warning.
+        """
         state = self._state
         state.check_open()
         begin_phy_offset = _offset(begin_phy_offset, "begin_phy_offset")
         end_phy_offset = _offset(end_phy_offset, "end_phy_offset")
         if self.read_only:
             self.commit_log.refresh()
-        for page in self.commit_log.pages(begin_phy_offset, end_phy_offset):
+        log = self.commit_log
+        for page in log.pages(begin_phy_offset, end_phy_offset, on_missing=log.warn_of_missing):
             if isinstance(page, list):
                 for message in page:
                     yield message

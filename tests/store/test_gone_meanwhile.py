@@ -15,6 +15,7 @@ import pytest
 
 from rmqstore import CorruptionError, Message, MessageStore, StoreConfig
 from rmqstore.commitlog import pieces as pieces_module
+from rmqstore.commitlog.log_walk import Damage
 from rmqstore.offline import export as export_module
 from rmqstore.offline.export import Selection, export
 from rmqstore.store import columns as columns_module
@@ -105,6 +106,37 @@ def test_a_scan_names_what_it_did_not_come_to(path, planned, caplog, numbers, re
         assert len(found) < len(planned)
 
 
+@pytest.mark.parametrize(("numbers", "refresh"), LOSSES)
+def test_messages_and_pages_name_what_they_did_not_come_to(path, planned, caplog, numbers, refresh):
+    copy = shutil.copytree(path, path.parent / "copy")
+    with MessageStore.open(path, config=config(), read_only=True) as store:
+        reader = store.messages()
+        # It begins with the first message, which is a page of its own, so that the oldest segment goes half read.
+        found = [next(reader).phy_offset]
+        unlink(path, *numbers)
+        store.commit_log.files.let_go()
+        if refresh:
+            store.refresh()
+        found += [message.phy_offset for message in reader]
+    gone = named(caplog)
+    assert found == planned[:1] + without(planned[1:], gone) and len(found) < len(planned)
+    assert {begin // SEGMENT for begin, _ in gone} == set(numbers) or gone == [(0, len(numbers) * SEGMENT)]
+    caplog.clear()
+    with MessageStore.open(copy, config=config(), read_only=True) as store:
+        reader = store.commit_log.pages()
+        pages = [next(reader)]
+        unlink(copy, *numbers)
+        store.commit_log.files.let_go()
+        if refresh:
+            store.refresh()
+        pages += reader
+    # What no segment holds any more is a page of its own, or was told.
+    damaged = [(page.phy_offset, page.phy_offset + page.size) for page in pages if isinstance(page, Damage)]
+    found = [message.phy_offset for page in pages if isinstance(page, list) for message in page]
+    assert found[1:] == without(planned[1:], [*damaged, *named(caplog)]) and len(found) < len(planned)
+    assert bool(damaged) == refresh
+
+
 def test_a_scan_of_many_threads_names_what_it_did_not_come_to(path, planned, caplog, monkeypatch):
     for name, value in (("_PIECE", 2048), ("_LONG_PIECE", 2048), ("_PIECE_BYTES_PER_ROW", 0), ("_PIECE_SEARCH", 1024)):
         monkeypatch.setattr(columns_module, name, value)
@@ -129,6 +161,7 @@ def test_a_range_that_begins_before_the_log_is_nothing_that_went(path, caplog):
         rows = store.scan(["phy_offset"], begin_phy_offset=0).read_all().num_rows
         assert rows == store.scan(["phy_offset"]).read_all().num_rows == sum(1 for _ in store.messages())
         assert store.scan(["phy_offset"], begin_phy_offset=5, end_phy_offset=9).read_all().num_rows == 0
+        assert not list(store.messages(begin_phy_offset=5, end_phy_offset=9))
     assert not named(caplog)
 
 
@@ -137,6 +170,7 @@ def test_a_gap_is_named_once_for_each_store_that_is_opened(path, planned, caplog
     with MessageStore.open(path, config=config(), read_only=True) as store:
         for _ in range(3):
             assert store.scan(["phy_offset"]).read_all().num_rows == len(without(planned, named(caplog))) < len(planned)
+            assert sum(1 for _ in store.messages()) == len(without(planned, named(caplog)))
         assert named(caplog) == [(2 * SEGMENT, 3 * SEGMENT)]
 
 
