@@ -6,12 +6,13 @@ log.  A damaged unit is passed over by what its neighbours say, never trusted.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 
 from rmqstore import _core
 from rmqstore.arguments import check_boundary
-from rmqstore.consumequeue.unit_queue import Unit, UnitQueue
+from rmqstore.consumequeue.unit_queue import NO_TAGS_CODE, Unit, UnitQueue
 from rmqstore.errors import CorruptionError
 from rmqstore.files.mapped_file import MappedFile
 
@@ -136,9 +137,27 @@ class BatchConsumeQueue(UnitQueue):
         Their queue offsets rise and each holds one message at least: a base or a number that is damaged, so that it goes
         back, or beyond the unit after it, is taken for what the units around it leave.
         """
-        number = self._number_of(queue_offset)
-        if number is not None:
-            for _, unit in self.numbered(number, count):
+        number = self._written_before(self._number_above(queue_offset))
+        before = self._written_before(number) if number >= 0 else -1
+        if before >= 0 and self._read(before)[4] >= self._read(number)[4]:
+            # It lost its base, or the one before it did, and may hide the unit that is looked for.
+            units = self._around(queue_offset, before - before % self.units_per_file)
+            found = list(itertools.islice(units, count))
+            if found:
+                yield from found
+                return
+        begin = self._number_of(queue_offset)
+        if begin is not None:
+            for _, unit in self.numbered(begin, count):
+                yield unit
+
+    def _around(self, queue_offset: int, first: int) -> Iterator[Unit]:
+        # The units of the file that begins with unit `first`, from the one that holds the queue offset by what the units
+        # around it leave.
+        begun = False
+        for _, unit in self.numbered(self._written_from(first), self.units_per_file):
+            begun = begun or unit.queue_offset <= queue_offset < unit.queue_offset + unit.num
+            if begun:
                 yield unit
 
     def numbered(self, number: int, count: int, reached: int | None = None) -> Iterator[tuple[int, Unit]]:
@@ -149,6 +168,7 @@ class BatchConsumeQueue(UnitQueue):
         reached : int, optional
             Where the unit before it ends.
         """
+        torn = self.torn_units()
         last = min(self.unit_num, number - number % self.units_per_file + self.units_per_file, number + count)
         unit = self.unit_of(number)
         if reached is None:
@@ -167,7 +187,7 @@ class BatchConsumeQueue(UnitQueue):
             if base < following < base + num:
                 num = following - base
             reached = base + num
-            yield here, unit._replace(queue_offset=base, num=num)
+            yield here, Unit(base, unit.phy_offset, unit.size, NO_TAGS_CODE if here in torn else unit.tags_code, num)
             if after is None:
                 return
             unit = after
@@ -206,8 +226,8 @@ class BatchConsumeQueue(UnitQueue):
         return self._written_before(number) == number - 1
 
     def tags_code(self, unit: Unit) -> int | None:
-        """int: the hash of the tags."""
-        return unit.tags_code
+        """int or None: the hash of the tags; None where it is lost."""
+        return None if unit.tags_code == NO_TAGS_CODE else unit.tags_code
 
     def _whole_units(self, mapped_file: MappedFile, count: int, end_phy_offset: int) -> int:
         for number in range(count):

@@ -295,7 +295,9 @@ class ConsumeQueue(UnitQueue):
         return self.unit_num
 
     def tags_code(self, unit: Unit) -> int | None:
-        """int or None: the hash of the tags; None when it is an address in the extension that leads nowhere."""
+        """int or None: the hash of the tags; None when it is lost, or an address in the extension that leads nowhere."""
+        if unit.queue_offset in self.torn_units():
+            return None
         if unit.tags_code > EXT_ADDRESS_MAX:
             return unit.tags_code
         found = self.ext.get(unit.tags_code) if self.ext is not None else None

@@ -47,12 +47,19 @@ class ConsumeQueueExt(NotCopied):
         self.files.wrote_where = base + pos
 
     def get(self, address: int) -> tuple[int, int, bytes] | None:
-        """(tags code, store timestamp, bitmap) at an address from a tags code, None where there is none."""
+        """(tags code, store timestamp, bitmap) at an address from a tags code, None where there is none that is whole."""
         offset = address - EXT_ADDRESS_BASE
         mapped_file = self.files.find(offset)
         if mapped_file is None:
             return None
-        return _core.read_ext_unit(mapped_file.region, offset - mapped_file.file_from_offset)
+        pos = offset - mapped_file.file_from_offset
+        unit = _core.read_ext_unit(mapped_file.region, pos)
+        if unit is None:
+            return None
+        # Where a file was cut short the rest of a unit reads as zeros.
+        end = pos + int(_core.ExtUnitLayout.EXT_UNIT_MIN_SIZE) + len(unit[2])
+        ends = (problem.pos for problem in self.files.damaged() if problem.path == mapped_file.path)
+        return None if any(cut is not None and cut < end for cut in ends) else unit
 
     def agreeing(
         self, addresses: np.ndarray, tags_codes: np.ndarray | None = None, store_timestamps: np.ndarray | None = None

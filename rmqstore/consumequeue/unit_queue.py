@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from rmqstore import _core
-from rmqstore._core import PRE_FILL_SIZE
+from rmqstore._core import EXT_ADDRESS_MAX, PRE_FILL_SIZE
 from rmqstore.config import StoreConfig, is_usual_size
 from rmqstore.consumequeue.queue_folders import queue_directory
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, offset_of_name
@@ -25,6 +25,9 @@ UNIT_SIZE = int(_core.UnitLayout.UNIT_SIZE)
 
 REPAIR = "rebuild the queues from the log (rmqstore rebuild --what consumequeue), which needs no file of them"
 """What makes a file of a queue again."""
+
+NO_TAGS_CODE = EXT_ADDRESS_MAX
+"""Stands for a tags code that is lost: an address in an extension that leads nowhere, so that the record decides."""
 
 
 class Unit(NamedTuple):

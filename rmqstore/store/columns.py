@@ -22,6 +22,7 @@ from rmqstore.commitlog.pieces import Pieces, ScanProgress
 from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
+from rmqstore.consumequeue.unit_queue import NO_TAGS_CODE
 from rmqstore.errors import CorruptionError, MissingDependencyError, OffsetOutOfRangeError, UnsupportedFormatError
 from rmqstore.index.index_service import IndexService
 from rmqstore.message import decompress_body, encode_java_utf8, host_from_bytes, tags_code
@@ -580,6 +581,8 @@ def queue_places(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
     """(arrays): phy offset, queue offset, size, tags code of the units from `queue_offset` to `end`, some at a time.
 
+    `NO_TAGS_CODE` stands for a tags code that is lost, as where a file was cut short within the unit.
+
     Parameters
     ----------
     on_gone : callable, optional
@@ -597,6 +600,7 @@ def queue_places(
             on_gone(queue_offset, first)
             queue_offset = first
     tell = queue.warn_of_lost if on_gone is None else on_gone
+    torn = queue.torn_units()
     while queue_offset < min(queue.max_queue_offset, end):
         phy_offsets, sizes, codes = _units(queue, queue_offset, min(_QUEUE_STEP, end - queue_offset), on_gone)
         if len(phy_offsets):
@@ -605,7 +609,10 @@ def queue_places(
                 edges = np.flatnonzero(np.diff(np.concatenate([[False], sizes <= 0, [False]])))
                 for begin, until in edges.reshape(-1, 2).tolist():
                     tell(queue_offset + begin, queue_offset + until)
-            yield phy_offsets, np.arange(queue_offset, queue_offset + len(phy_offsets)), sizes, codes
+            queue_offsets = np.arange(queue_offset, queue_offset + len(phy_offsets))
+            if torn:
+                codes = np.where(np.isin(queue_offsets, torn), NO_TAGS_CODE, codes)
+            yield phy_offsets, queue_offsets, sizes, codes
             queue_offset += len(phy_offsets)
         else:
             following = min(queue.next_file_offset(queue_offset), end)
@@ -753,11 +760,7 @@ def queue_batches(
         if end_phy_offset is not None:
             kept &= phy_offsets < end_phy_offset
         if codes is not None:
-            kept &= (
-                np.isin(unit_codes & 0xFFFFFFFF, codes)
-                | (unit_codes <= EXT_ADDRESS_MAX)
-                | np.isin(queue_offsets, queue.torn_units())
-            )
+            kept &= np.isin(unit_codes & 0xFFFFFFFF, codes) | (unit_codes <= EXT_ADDRESS_MAX)
         phy_offsets, queue_offsets, sizes = phy_offsets[kept], queue_offsets[kept], sizes[kept]
         batches, rows = rows_at(log, columns, phy_offsets, sizes, queue, queue_offsets)
         if on_damage is not None and len(rows) < len(phy_offsets):

@@ -77,7 +77,7 @@ class Reading:
                 status, following = GetMessageStatus.OFFSET_OVERFLOW_ONE, queue_offset
             elif queue_offset > high:
                 status, following = GetMessageStatus.OFFSET_OVERFLOW_BADLY, high
-            elif isinstance(queue, ConsumeQueue) and (wanted is None or queue.ext is None):
+            elif isinstance(queue, ConsumeQueue) and (wanted is None or (queue.ext is None and not queue.torn_units())):
                 return self.read_queued(queue, queue_offset, max_num, max_bytes, wanted, low, high)
             else:
                 return self.walk(queue, queue_offset, max_num, max_bytes, wanted, low, high)

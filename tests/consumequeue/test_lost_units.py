@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import struct
 from pathlib import Path
 
 import pytest
 
-from rmqstore import StoreConfig
+from rmqstore import Message, MessageStore, StoreConfig
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
 from rmqstore.files.mapped_file import MappedFilePool
 
 CONFIG = StoreConfig(mapped_file_size_consume_queue=80)
+TAGS = ("Alpha", "Beta", "Gamma")
 HOLE = bytes(20)
 TORN = struct.pack(">qiq", 0, 100, 7)
 PRE_FILL = struct.pack(">qiq", 0, 0x7FFFFFFF, 0)
@@ -124,3 +127,86 @@ def test_retention_deletes_no_file_that_leads_to_a_message(tmp_path, text, min_p
     assert queue.delete_before(min_phy_offset) == deleted
     assert queue.first_unit == 4 * deleted
     queue.close()
+
+
+# ------------------------------------------------------------------------------------------------- files that are cut short
+
+
+def cut_config(extended):
+    return StoreConfig(
+        mapped_file_size_commit_log=16384,
+        mapped_file_size_consume_queue=400,
+        mapper_file_size_batch_consume_queue=3 * 46,
+        mapped_file_size_consume_queue_ext=404,
+        enable_consume_queue_ext=extended,
+        max_hash_slot_num=50,
+        max_index_num=200,
+    )
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "extended"])
+def tagged(request, tmp_path_factory):
+    """A store with thirty messages of three tags in a simple queue, and thirty records of two messages in a batch queue."""
+    path = tmp_path_factory.mktemp("tagged") / "store"
+    with MessageStore.open(path, config=cut_config(request.param)) as store:
+        for number in range(30):
+            store.put_message(Message("Orders", b"%d" % number, tags=TAGS[number % 3]), 0)
+            inner = {"INNER_NUM": "2"}
+            store.put_message(Message("Inner", b"%d" % number, tags=TAGS[number % 3], sys_flag=0xC0, properties=inner), 0)
+    return path, cut_config(request.param)
+
+
+def got(store, topic, tags=None):
+    """Queue offset and tags of what gets give, one after the other."""
+    found, at = [], 0
+    while True:
+        result = store.get_message(topic, 0, at, 4, tags=tags)
+        assert not any(message.corrupt for message in result.messages)
+        found += [(message.queue_offset, message.tags) for message in result.messages]
+        if result.next_queue_offset <= at:
+            return found
+        at = result.next_queue_offset
+
+
+CUTS = [
+    ("consumequeue/Orders", 20, 5, range(12, 20)),
+    ("consumequeue/Orders", 20, 6, range(12, 20)),
+    # The first unit of the extension may be led to by mistake, and has the tags of this one.
+    ("consumequeue_ext/Orders", 20, 5, range(1, 20)),
+    ("batchconsumequeue/Inner", 46, 4, range(12, 46)),
+]
+
+
+@pytest.mark.parametrize(("folder", "size", "number", "cuts"), CUTS)
+def test_a_cut_unit_hides_no_message_from_whoever_asks_for_tags(tagged, tmp_path, folder, size, number, cuts):
+    path, config = tagged
+    if not (path / folder).exists():
+        pytest.skip("there is no extension")
+    topic = folder.partition("/")[2]
+    for cut in cuts:
+        copy = shutil.copytree(path, tmp_path / str(cut))
+        file = sorted((copy / folder / "0").iterdir())[number * size // (138 if size == 46 else 400)]
+        os.truncate(file, number * size - int(file.name) + cut)
+        with MessageStore.open(copy, config=config, read_only=True) as store:
+            table = store.get_table(topic, 0, columns=["queue_offset", "tags"])
+            every = list(zip(*(table.column(name).to_pylist() for name in ("queue_offset", "tags"))))
+            assert (number * (2 if topic == "Inner" else 1), TAGS[number % 3]) in every
+            for tags in TAGS:
+                wanted = [each for each in every if each[1] == tags]
+                chosen = store.get_table(topic, 0, tags=tags, columns=["queue_offset"]).column(0).to_pylist()
+                assert [(at, tags) for at in chosen] == wanted, (cut, tags)
+                assert got(store, topic, tags) == wanted, (cut, tags)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_batch_unit_that_lost_its_base_hides_no_other_from_a_get(tagged, tmp_path, number):
+    # It says queue offset 0, which the message in front of all has.
+    path, config = tagged
+    for cut in (12, 28, 35):
+        copy = shutil.copytree(path, tmp_path / str(cut))
+        os.truncate(copy / "batchconsumequeue" / "Inner" / "0" / f"{0:020d}", number * 46 + cut)
+        with MessageStore.open(copy, config=config, read_only=True) as store:
+            left = [*range(0, 2 * number + 2, 2), *range(6, 60, 2)]
+            assert [at for at, _ in got(store, "Inner")] == left
+            for at in left:
+                assert store.get_message("Inner", 0, at, 1).messages[0].queue_offset == at
