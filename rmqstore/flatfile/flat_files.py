@@ -12,16 +12,20 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rmqstore import _core
-from rmqstore.errors import Finding
+from rmqstore.errors import Finding, OffsetOutOfRangeError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
 from rmqstore.flatfile.metadata import FlatFileMetadata
 
-__all__ = ["FlatFiles", "Hole", "flat_file_name", "name_prefix"]
+__all__ = ["EXPIRED", "FlatFiles", "Hole", "flat_file_name", "name_prefix"]
+
+EXPIRED = "expired"
+"""The kind of a `Finding` about what went since it was listed while nothing older is there: retention, and no damage."""
 
 _PREFIX, _DIGITS = 8, 20
 _INT64_MAX = 2**63 - 1
@@ -56,6 +60,9 @@ class FlatFiles(NotCopied):
     pool : MappedFilePool
     metadata : mapping of int to FlatFileMetadata, optional
         What the broker says of these files, by base offset.
+    goes_on : bool
+        A file that was deleted since it was listed is a hole from then on, and no error: for whoever goes over all of
+        them, and tells what it did not come to.
 
     Attributes
     ----------
@@ -76,8 +83,10 @@ class FlatFiles(NotCopied):
         path: str | os.PathLike[str],
         pool: MappedFilePool,
         metadata: Mapping[int, FlatFileMetadata] | None = None,
+        *,
+        goes_on: bool = False,
     ):
-        self.path = os.fspath(path)
+        self.path, self.goes_on = os.fspath(path), goes_on
         self._pool = pool
         self._metadata = metadata or {}
         # Replaced as a whole, so that a reader on another thread sees one listing or the other.
@@ -87,6 +96,9 @@ class FlatFiles(NotCopied):
         self.unreadable: Finding | None = None
         # Files that may not be read: length, by base offset.
         self._refused: dict[int, int] = {}
+        # Files that were deleted since they were listed: length, by base offset.
+        self._lost: dict[int, int] = {}
+        self._lock = threading.Lock()
         self.min_offset = self.max_offset = 0
         self.load(self._metadata)
 
@@ -121,8 +133,20 @@ class FlatFiles(NotCopied):
                     refused[base] = entry.stat().st_size
             except FileNotFoundError:
                 continue  # Its broker deleted it meanwhile.
-        self._refused = refused
-        self._arrange(lengths)
+        with self._lock:
+            self._refused, self._lost = refused, {}
+            self._arrange(lengths)
+
+    def lose(self, offset: int) -> None:
+        """Take down that the file that holds `offset` was deleted since it was listed: it is a hole from now on."""
+        with self._lock:
+            mapped_file = self.find(offset)
+            if mapped_file is None:
+                return
+            self._lost[mapped_file.file_from_offset] = mapped_file.size
+            self.problems = [each for each in self.problems if all(each is not hole.finding for hole in self.holes)]
+            files = self._layout[2].values()
+            self._arrange({each.file_from_offset: each.size for each in files if each is not mapped_file})
 
     def _arrange(self, lengths: dict[int, int]) -> None:
         # A file that has no bytes yet is made before the first append: it holds nothing, and lacks nothing.
@@ -134,7 +158,7 @@ class FlatFiles(NotCopied):
             if end < base + lengths[base]:
                 detail = f"{lengths[base]} bytes, but the next file begins {end - base} bytes after this one does"
                 self.problems.append(Finding(self._path(base), end - base, "overlap", detail))
-        sizes = {**{base: each.size for base, each in self._metadata.items()}, **self._refused}
+        sizes = {**{base: each.size for base, each in self._metadata.items()}, **self._refused, **self._lost}
         known = {base: base + size for base, size in sizes.items() if size and base + size <= _INT64_MAX}
         self.min_offset = min([*bases[:1], *known], default=0)
         self.max_offset = max([*ends[-1:], *known.values()], default=0)
@@ -171,6 +195,11 @@ class FlatFiles(NotCopied):
         # Which file it is that does not hold `begin` although it should.
         if begin in self._refused:
             return Finding(self._path(begin), 0, "file", f"may not be read; it holds offsets {begin} to {end}")
+        if begin in self._lost:
+            # Retention begins with the oldest.
+            kind = "missing_file" if any(base < begin for base in bases) else EXPIRED
+            detail = f"was deleted since it was listed; it held offsets {begin} to {end}"
+            return Finding(self._path(begin), 0, kind, detail)
         if self.unreadable is not None:
             return self.unreadable
         if begin in self._metadata:
@@ -202,10 +231,26 @@ class FlatFiles(NotCopied):
         Raises
         ------
         OffsetOutOfRangeError
-            Its broker deleted the file since it was listed.
+            Its broker deleted the file since it was listed, and this does not go on.
         """
         mapped_file = self.find(offset)
-        return None if mapped_file is None else (mapped_file.region, mapped_file.file_from_offset)
+        if mapped_file is None:
+            return None
+        try:
+            return mapped_file.region, mapped_file.file_from_offset
+        except OffsetOutOfRangeError:
+            if not self.goes_on:
+                raise
+            self.lose(offset)
+            return None
+
+    def region_if_there(self, offset: int) -> tuple[_core.Region, int] | None:
+        """(Region, int) or None: as `region_of`, for a pass over many files, which always goes on."""
+        try:
+            return self.region_of(offset)
+        except OffsetOutOfRangeError:
+            self.lose(offset)
+            return None
 
     def place_of(self, offset: int) -> tuple[str, int]:
         """(str, int): path and position in bytes of `offset`, for an error that names them."""

@@ -19,9 +19,9 @@ from rmqstore import _core, _read
 from rmqstore import _numpy as np
 from rmqstore._columns import ArrowColumns, KeyTexts
 from rmqstore._core import UnitLayout, Verdict
-from rmqstore.errors import Finding, OffsetOutOfRangeError
+from rmqstore.errors import Finding
 from rmqstore.files.mapped_file import MappedFilePool, NotCopied
-from rmqstore.flatfile.flat_files import FlatFiles
+from rmqstore.flatfile.flat_files import EXPIRED, FlatFiles
 from rmqstore.flatfile.metadata import FlatFileMetadata
 from rmqstore.message import MessageExt
 
@@ -57,6 +57,8 @@ class FlatQueue(NotCopied):
         As of `FlatFiles`.
     crc_check : int
         As of `_core.decode_record`.
+    goes_on : bool
+        As of `FlatFiles`.
 
     Attributes
     ----------
@@ -75,12 +77,14 @@ class FlatQueue(NotCopied):
         log_metadata: Mapping[int, FlatFileMetadata] | None = None,
         unit_metadata: Mapping[int, FlatFileMetadata] | None = None,
         crc_check: int = 1,
+        *,
+        goes_on: bool = False,
     ):
         self.path = os.fspath(path)
         self.topic, self.queue_id = topic, queue_id
         self.report, self.crc_check = report, crc_check
-        self.log = FlatFiles(os.path.join(self.path, "COMMIT_LOG"), pool, log_metadata)
-        self.units = FlatFiles(os.path.join(self.path, "CONSUME_QUEUE"), pool, unit_metadata)
+        self.log = FlatFiles(os.path.join(self.path, "COMMIT_LOG"), pool, log_metadata, goes_on=goes_on)
+        self.units = FlatFiles(os.path.join(self.path, "CONSUME_QUEUE"), pool, unit_metadata, goes_on=goes_on)
         self.min_queue_offset = self.max_queue_offset = 0
         self._find_bounds()
 
@@ -97,10 +101,13 @@ class FlatQueue(NotCopied):
 
     def _find_bounds(self) -> None:
         low, high = -(-self.units.min_offset // UNIT_SIZE), self.units.max_offset // UNIT_SIZE
-        first = self.look_up(self.log.min_offset) if self.log.min_offset else None
+        # Looked at before it is read: a file that goes in between holds nothing that would tell.
+        there = self.log.min_offset > 0 and self.log.region_if_there(self.log.min_offset) is not None
+        first = self.look_up(self.log.min_offset) if there else None
         if first is not None and low < first.queue_offset < high:
             # A damaged number must not hide what is there, so that its unit has to say the same.
-            unit = self.unit_at(first.queue_offset)
+            there = self.units.region_if_there(first.queue_offset * UNIT_SIZE) is not None
+            unit = self.unit_at(first.queue_offset) if there else None
             if unit is not None and unit[0] == self.log.min_offset:
                 low = first.queue_offset
         self.min_queue_offset, self.max_queue_offset = low, max(high, low)
@@ -159,6 +166,9 @@ class FlatQueue(NotCopied):
 
     def judge(self, log_offset: int, size: int, queue_offset: int) -> Finding:
         """Finding: why the unit at `queue_offset` leads to no record of this size, or to that of another message."""
+        # What went meanwhile is a hole.
+        self.log.region_if_there(log_offset)
+        self.units.region_if_there(queue_offset * UNIT_SIZE)
         if size <= 0:
             return self.blank(queue_offset, 1)
         unit_path, unit_pos = self.units.place_of(queue_offset * UNIT_SIZE)
@@ -166,7 +176,7 @@ class FlatQueue(NotCopied):
         hole = self.log.hole_at(log_offset)
         if hole is not None:
             detail = f"the record of queue offset {queue_offset}, at log offset {log_offset}, is gone: {hole.finding.detail}"
-            return Finding(path, pos, "missing_file", detail)
+            return Finding(path, pos, EXPIRED if hole.finding.kind == EXPIRED else "missing_file", detail)
         found = self.log.region_of(log_offset)
         if found is None:
             detail = f"leads to log offset {log_offset}, and the log holds {self.log.min_offset} to {self.log.max_offset}"
@@ -212,13 +222,22 @@ class FlatQueue(NotCopied):
         """(Finding, int): why no file holds the unit at `queue_offset`, and the queue offset at which the next one is."""
         begin = queue_offset * UNIT_SIZE
         hole = next((each for each in self.units.holes if each.begin < begin + UNIT_SIZE and each.end > begin), None)
+        if hole is None and begin < self.units.min_offset:
+            return self.gone(queue_offset, -(-self.units.min_offset // UNIT_SIZE))
         if hole is None:
             # Its files are not cut at multiples of a unit.
             detail = f"queue offset {queue_offset} has no whole unit"
             return Finding(*self.units.place_of(begin), "bad_unit", detail), queue_offset + 1
         following = max(-(-hole.end // UNIT_SIZE), queue_offset + 1)
         detail = f"queue offsets {queue_offset} to {following} have no units: {hole.finding.detail}"
-        return Finding(hole.finding.path, hole.finding.pos, "missing_file", detail), following
+        kind = EXPIRED if hole.finding.kind == EXPIRED else "missing_file"
+        return Finding(hole.finding.path, hole.finding.pos, kind, detail), following
+
+    def gone(self, begin: int, end: int) -> tuple[Finding, int]:
+        """(Finding, int): that the queue offsets from `begin` to before `end` went since they were known, and `end`."""
+        kind = EXPIRED if begin < self.min_queue_offset else "missing_file"
+        detail = f"queue offsets {begin} to {end} of {self.topic}/{self.queue_id} were deleted meanwhile"
+        return Finding(self.path, 0, kind, detail), end
 
     def read(
         self,
@@ -354,17 +373,21 @@ class FlatQueue(NotCopied):
     def unit_arrays(self, begin: int, end: int, step: int = _STEP) -> Iterator[Units]:
         """The units from queue offset `begin` to before `end`, at most `step` at a time; what no file holds is reported.
 
+        So is what was known when the caller chose these offsets, and went since.
+
         Yields
         ------
         Units
             Arrays of int64, int32 and int64 of one length.
         """
-        at = max(begin, self.min_queue_offset)
-        end = min(end, self.max_queue_offset)
-        while at < end:
-            found = self.units.region_of(at * UNIT_SIZE)
+        at, stop = begin, min(end, self.max_queue_offset)
+        if begin < min(self.min_queue_offset, end):
+            finding, at = self.gone(begin, min(self.min_queue_offset, end))
+            self.report(finding)
+        while at < stop:
+            found = self.units.region_if_there(at * UNIT_SIZE)
             pos = 0 if found is None else at * UNIT_SIZE - found[1]
-            num = 0 if found is None else min((found[0].size - pos) // UNIT_SIZE, end - at, step)
+            num = 0 if found is None else min((found[0].size - pos) // UNIT_SIZE, stop - at, step)
             if found is None or num <= 0:
                 finding, at = self.no_unit(at)
                 self.report(finding)
@@ -372,6 +395,8 @@ class FlatQueue(NotCopied):
             packed = np.frombuffer(found[0].read(pos, num * UNIT_SIZE), _unit_type())
             yield at, packed["o"].astype(np.int64), packed["s"].astype(np.int32), packed["c"].astype(np.int64)
             at += num
+        if max(at, stop) < end:
+            self.report(self.gone(max(at, stop), end)[0])
 
     def located(self, log_offsets: np.ndarray) -> Iterator[tuple[slice, list[Any], np.ndarray, np.ndarray]]:
         """Offsets in parts that lie in few files each, for the core's `fill_at`.
@@ -380,40 +405,37 @@ class FlatQueue(NotCopied):
         ------
         (slice, list of Region, array of int64, array of int32)
             Which part, its files, their base offsets, and for each offset the number of its file, -1 where none holds it.
+            A part of which no file holds any offset is left out.
         """
         if not len(log_offsets):
             return
+        # One list for all of it: a file that goes meanwhile leaves the queue's.
         bases = np.array(self.log.bases, np.int64)
         lowest, highest = np.searchsorted(bases, [log_offsets.min(), log_offsets.max()], "right").tolist()
         if lowest == highest:
-            region = self._file_region(lowest - 1)
-            number = -1 if region is None else 0
-            regions = [] if region is None else [region]
-            yield slice(0, len(log_offsets)), regions, bases[lowest - 1 : lowest], np.full(len(log_offsets), number, np.int32)
+            region = self._file_region(bases, lowest - 1)
+            if region is not None:
+                yield slice(0, len(log_offsets)), [region], bases[lowest - 1 : lowest], np.zeros(len(log_offsets), np.int32)
             return
         files = np.searchsorted(bases, log_offsets, "right") - 1
         step = max(len(files), 1) if len(np.unique(files)) <= MAX_REGIONS else MAX_REGIONS
         for first in range(0, len(files), step):
             part = slice(first, first + step)
             there, numbers = np.unique(files[part], return_inverse=True)
-            regions = []
+            regions: list[Any] = []
             begins: list[int] = []
             number_of = []
             for file in there.tolist():
-                found = self._file_region(file)
+                found = self._file_region(bases, file)
                 number_of.append(-1 if found is None else len(regions))
                 if found is not None:
                     regions.append(found)
-                    begins.append(self.log.bases[file])
-            yield part, regions, np.array(begins, np.int64), np.array(number_of, np.int32)[numbers]
+                    begins.append(int(bases[file]))
+            if regions:
+                yield part, regions, np.array(begins, np.int64), np.array(number_of, np.int32)[numbers]
 
-    def _file_region(self, number: int) -> _core.Region | None:
-        if number < 0:
-            return None
-        try:
-            found = self.log.region_of(self.log.bases[number])
-        except OffsetOutOfRangeError:
-            return None  # Its broker deleted it meanwhile.
+    def _file_region(self, bases: np.ndarray, number: int) -> _core.Region | None:
+        found = self.log.region_if_there(int(bases[number])) if number >= 0 else None
         return None if found is None else found[0]
 
     def without_record(self, log_offsets: np.ndarray, sizes: np.ndarray) -> np.ndarray:

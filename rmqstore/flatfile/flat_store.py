@@ -11,6 +11,7 @@ tags.  The real query asks only files that were made between begin and end, and 
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
@@ -21,13 +22,15 @@ from rmqstore._columns import KeyTexts
 from rmqstore.arguments import KEY_BITS
 from rmqstore.errors import CorruptionError, Finding, OffsetOutOfRangeError, StoreClosedError, StoreError
 from rmqstore.files.mapped_file import MappedFilePool, NotCopied, is_directory
-from rmqstore.flatfile.flat_files import name_prefix
+from rmqstore.flatfile.flat_files import EXPIRED, name_prefix
 from rmqstore.flatfile.flat_index import FlatIndex, IndexItem, flat_index_hash
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.flatfile.metadata import FlatFileMetadata, TieredMetadata
 from rmqstore.message import MessageExt, encode_java_utf8, tags_code
 
 __all__ = ["INDEX_TOPIC", "FlatStore"]
+
+logger = logging.getLogger(__name__)
 
 INDEX_TOPIC = "rmq_sys_INDEX"
 """The folder among the topics that has the index files."""
@@ -54,6 +57,9 @@ class FlatStore(NotCopied):
     on_damage : callable, optional
         Takes a `Finding` of each place that an answer cannot look at; without it such an answer is a `CorruptionError`.
 
+    goes_on : bool
+        As of `FlatFiles`; it may be set until the first queue is asked for.
+
     Attributes
     ----------
     folder : str
@@ -76,10 +82,12 @@ class FlatStore(NotCopied):
         broker: str | None = None,
         on_damage: Callable[[Finding], object] | None = None,
         crc_check: int = 1,
+        goes_on: bool = False,
     ):
         self.path = os.fspath(path)
         self.store_path = None if store_path is None else os.fspath(store_path)
-        self.on_damage, self._crc_check = on_damage, crc_check
+        self.on_damage, self._crc_check, self.goes_on = on_damage, crc_check, goes_on
+        self._warned_of: set[str] = set()
         self._pool = MappedFilePool(1024)
         self.metadata: TieredMetadata | None = None
         self._metadata_problem: Finding | None = None
@@ -182,7 +190,9 @@ class FlatStore(NotCopied):
         log, units = self.said("COMMIT_LOG", topic, queue_id), self.said("CONSUME_QUEUE", topic, queue_id)
         if log is None and units is None and not _may_be_there(path):
             return None
-        queue = FlatQueue(path, topic, queue_id, self._pool, self.report, log, units, self._crc_check)
+        queue = FlatQueue(
+            path, topic, queue_id, self._pool, self.report, log, units, self._crc_check, goes_on=self.goes_on
+        )
         return self._queues.setdefault((topic, queue_id), queue)
 
     def queues(self, topic: str | None = None) -> Iterator[FlatQueue]:
@@ -218,7 +228,12 @@ class FlatStore(NotCopied):
         return [*own, *self._unlisted.values(), *of_queues, *self.index.problems]
 
     def report(self, finding: Finding) -> None:
-        """Tell `on_damage`, or raise."""
+        """Tell `on_damage`, or raise; what retention took meanwhile is said in a warning, once for each file."""
+        if finding.kind == EXPIRED:
+            if finding.path not in self._warned_of:
+                self._warned_of.add(finding.path)
+                logger.warning("%s: %s; what lay there is left out (retention)", finding.path, finding.detail)
+            return
         if self.on_damage is None:
             raise CorruptionError(
                 f"{finding.detail}; restore the file from a copy, or read around it (on_damage)", finding.path, finding.pos

@@ -24,6 +24,7 @@ from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.log_walk import DAMAGE_KINDS
 from rmqstore.errors import Finding
 from rmqstore.files.mapped_file import MappedFile
+from rmqstore.flatfile.flat_files import EXPIRED
 from rmqstore.flatfile.flat_index import (
     COMPACTED_ITEM_SIZE,
     HEADER_SIZE,
@@ -51,7 +52,8 @@ def verify_flat(flat_store: FlatStore, progress: Callable[[int, int], object] | 
     Parameters
     ----------
     flat_store : FlatStore
-        Of its own, with an `on_damage` that raises nothing: every place is told here.
+        Of its own, which goes on, with an `on_damage` that raises nothing: every place is told here.  What retention takes
+        meanwhile is a warning.
     progress : callable, optional
         Called with (bytes of records done, bytes in all), now and then and at the end.
     """
@@ -64,6 +66,8 @@ class _Verify:
         self.topic_ids = {} if flat_store.metadata is None else flat_store.metadata.topic_ids
         self.ids_of = {topic: number for number, topic in self.topic_ids.items()}
         self.done, self.whole = 0, 0
+        # What was wrong with files as a whole at first.
+        self.told: list[Finding] = []
         # What the records say that index files should hold: how many items, and a sum over them that has no order.
         self.expected = _Sum()
         # Items of empty keys are looked at one by one: few records have them, and the core passes over such keys.
@@ -71,7 +75,8 @@ class _Verify:
 
     def run(self) -> Iterator[Finding]:
         yield from self._strange()
-        yield from self.flat_store.problems
+        self.told = self.flat_store.problems
+        yield from self.told
         queues = list(self.flat_store.queues())
         self.empty_hashes = np.array(sorted({flat_index_hash(queue.topic, "") for queue in queues}), np.int64)
         self.whole = sum(queue.log.max_offset - queue.log.min_offset for queue in queues)
@@ -97,7 +102,8 @@ class _Verify:
         for base in queue.log.bases:
             mapped_file = queue.log.find(base)
             if mapped_file is not None:
-                yield from self._file(queue, mapped_file, columns, covered, indexed_to)
+                if queue.log.region_of(base) is not None:
+                    yield from self._file(queue, mapped_file, columns, covered, indexed_to)
         at = covered.next_missing(queue.min_queue_offset)
         while at is not None:
             unit, following = queue.unit_at(at), at + 1
@@ -106,8 +112,18 @@ class _Verify:
                 yield queue.blank(at, following - at)
             elif unit is not None:
                 # Otherwise it is in a hole among the units, which is a finding already.
-                yield queue.judge(unit[0], unit[1], at)
+                yield from self._unless_expired(queue.judge(unit[0], unit[1], at))
             at = covered.next_missing(following)
+        for files in (queue.units, queue.log):
+            for hole in files.holes:
+                if hole.finding not in self.told:
+                    yield from self._unless_expired(hole.finding)
+
+    def _unless_expired(self, finding: Finding) -> Iterator[Finding]:
+        if finding.kind == EXPIRED:
+            self.flat_store.report(finding)
+        else:
+            yield finding
 
     def _file(
         self, queue: FlatQueue, mapped_file: MappedFile, columns: RecordColumns, covered: _Covered, indexed_to: int
@@ -325,7 +341,8 @@ class _Verify:
             queue = self.flat_store.queue(name, item.queue_id) if item.queue_id >= 0 else None
             if queue is None or item.log_offset < 0:
                 continue
-            if item.log_offset < queue.log.min_offset:
+            hole = queue.log.hole_at(item.log_offset)
+            if item.log_offset < queue.log.min_offset or (hole is not None and hole.finding.kind == EXPIRED):
                 return None  # Its record expired.
             message = queue.look_up(item.log_offset, item.size)
             if message is not None:

@@ -522,7 +522,7 @@ class _Source:
 def _messages(source: _Source, names: Sequence[str]) -> Iterator[MessageExt]:
     damage = source.damage
     yield from older_messages(
-        source.store, source.chosen, damage.finding, lambda queue, message: damage.is_sound_in(queue, message, names)
+        source.store, source.chosen, lambda queue, message: damage.is_sound_in(queue, message, names)
     )
     for phy_offsets in source.offsets():
         for phy_offset in phy_offsets.tolist():
@@ -536,7 +536,7 @@ def _batches(source: _Source, columns: tuple[str, ...]) -> Iterator[pa.RecordBat
     judged = not _JUDGED.isdisjoint(columns)
     extra = [name for name in ("corrupt", "phy_offset") if judged and name not in columns]
     made = Columns([*columns, *extra], _BATCH_ROWS, source.log.crc_check, _BATCH_BYTES)
-    for queue, batch in older_batches(source.store, source.chosen, made, source.damage.finding):
+    for queue, batch in older_batches(source.store, source.chosen, made):
         source.damage.queue = queue
         sound = _sound_rows(batch, columns, source.damage, judged)
         source.damage.queue = None
@@ -980,7 +980,7 @@ def export(
         damage = _Damage(log, corrupt)
         notes: tuple[str, ...] = ()
         if store.tiered is not None:
-            store.tiered.on_damage = damage.finding
+            store.tiered.on_damage, store.tiered.goes_on = damage.finding, True
             notes = tuple(store.tiered.notes)
         source = _Source(store, selection or Selection(), damage, progress)
         source.tell(source.begin)

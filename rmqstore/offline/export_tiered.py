@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from rmqstore import _numpy as np
-from rmqstore.errors import Finding
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.message import MessageExt
@@ -67,9 +66,7 @@ def _ranges(store: MessageStore, choice: _Choice) -> Iterator[FlatRange]:
             yield FlatRange(part.queue, begin, end)
 
 
-def _places(
-    store: MessageStore, choice: _Choice, on_damage: Callable[[Finding], None]
-) -> Iterator[tuple[FlatQueue, list[int]]]:
+def _places(store: MessageStore, choice: _Choice) -> Iterator[tuple[FlatQueue, list[int]]]:
     # Log offsets of the chosen messages of one queue, some at a time.
     selection = choice.selection
     names = selection.tag_names
@@ -91,7 +88,7 @@ def _places(
                     continue
                 message = queue.look_up(int(offsets[row]), int(sizes[row]))
                 if message is None or not message.check_queue(queue.topic, queue.queue_id, first + row):
-                    on_damage(queue.judge(int(offsets[row]), int(sizes[row]), first + row))
+                    queue.report(queue.judge(int(offsets[row]), int(sizes[row]), first + row))
                 elif choice.has(message):
                     found.append(int(offsets[row]))
             if found:
@@ -105,31 +102,38 @@ def older_parts(store: MessageStore, topic: str, queue_id: int) -> list[tuple[in
 
 
 def older_messages(
-    store: MessageStore,
-    choice: _Choice,
-    on_damage: Callable[[Finding], None],
-    is_sound: Callable[[FlatQueue, MessageExt], bool],
+    store: MessageStore, choice: _Choice, is_sound: Callable[[FlatQueue, MessageExt], bool]
 ) -> Iterator[MessageExt]:
-    """The chosen messages that only tiered storage has.
+    """The chosen messages that only tiered storage has; a unit that leads to no message of its queue is reported.
 
     Parameters
     ----------
-    on_damage : callable
-        Told of each unit that leads to no message of its queue; it may raise.
     is_sound : callable
         Whether to give a message whose CRC or body may be wrong.
     """
-    for queue, offsets in _places(store, choice, on_damage):
+    for queue, offsets in _places(store, choice):
         for offset in offsets:
             message = queue.look_up(offset)
-            if message is not None and is_sound(queue, message):
+            if message is None:
+                _report_gone(queue, offset)
+            elif is_sound(queue, message):
                 yield message
 
 
 def older_batches(
-    store: MessageStore, choice: _Choice, columns: Columns, on_damage: Callable[[Finding], None]
+    store: MessageStore, choice: _Choice, columns: Columns
 ) -> Iterator[tuple[FlatQueue, pa.RecordBatch]]:
     """The same as record batches of these columns, each of one queue."""
-    for queue, offsets in _places(store, choice, on_damage):
-        for batch in flat_rows_at(columns, queue, np.array(offsets, np.int64))[0]:
+    for queue, offsets in _places(store, choice):
+        batches, taken = flat_rows_at(columns, queue, np.array(offsets, np.int64))
+        for batch in batches:
             yield queue, batch
+        for number in np.setdiff1d(np.arange(len(offsets)), taken).tolist():
+            _report_gone(queue, offsets[number])
+
+
+def _report_gone(queue: FlatQueue, log_offset: int) -> None:
+    # It was there a moment ago; what the columns were not chosen to is no matter of a hole.
+    hole = queue.log.hole_at(log_offset)
+    if hole is not None:
+        queue.report(hole.finding)

@@ -7,7 +7,8 @@ local log is made first, so that none is missing between them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,9 @@ from rmqstore import _core
 from rmqstore._core import Verdict
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
-from rmqstore.errors import CorruptionError, Finding, OffsetOutOfRangeError, StoreError
+from rmqstore.errors import CorruptionError, Finding, StoreError
 from rmqstore.files.mapped_file import MappedFilePool
+from rmqstore.flatfile.flat_files import EXPIRED, FlatFiles
 from rmqstore.flatfile.flat_queue import UNIT_SIZE, FlatQueue
 from rmqstore.flatfile.flat_store import FlatStore
 from rmqstore.flatfile.metadata import FlatFileMetadata
@@ -36,7 +38,10 @@ if TYPE_CHECKING:
 
 __all__ = ["TieredPiece", "tiered_piece_batches", "tiered_pieces"]
 
+logger = logging.getLogger(__name__)
+
 _STEP = 8192
+_INT64_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class TieredPiece:
     path : str
         The queue's folder.
     log_metadata, unit_metadata : dict
-        As of `FlatFiles`, so that a task knows of missing files what the plan knew.
+        As of `FlatFiles`, of the files that the plan knew for the piece, there or not: a task names those that it misses.
     """
 
     path: str
@@ -92,21 +97,37 @@ def tiered_pieces(
     """
     wanted_topics = None if topics is None else set(topics)
     wanted_ids = None if queue_ids is None else set(queue_ids)
-    flat_store = FlatStore(tiered, plan.root, on_damage=None if strict else lambda finding: None)
+    # Files that go while the plan is made are told by the tasks.
+    flat_store = FlatStore(tiered, plan.root, on_damage=None if strict else lambda finding: None, goes_on=True)
     try:
         queues = [part.queue for part in flat_ranges(flat_store, wanted_topics, wanted_ids)]
         for queue, spans in zip(queues, _local_spans(plan, queues, by_log)):
             begin, end = queue.min_queue_offset, queue.max_queue_offset
             if spans and end < spans[0][0]:
                 report_gap(queue, end, spans[0][0])
-            metadata = [
-                dict(flat_store.said(kind, queue.topic, queue.queue_id) or {}) for kind in ("COMMIT_LOG", "CONSUME_QUEUE")
-            ]
+            said = [flat_store.said(kind, queue.topic, queue.queue_id) for kind in ("COMMIT_LOG", "CONSUME_QUEUE")]
             for first, last in without(begin, end, spans):
                 for at, until in _cut(queue, first, last, size):
-                    yield TieredPiece(queue.path, queue.topic, queue.queue_id, at, until, metadata[0], metadata[1])
+                    ends = [queue.unit_at(number) for number in (at, until - 1)]
+                    # Where units do not say where their records are, these may be anywhere.
+                    low = 0 if ends[0] is None else ends[0][0]
+                    high = _INT64_MAX if ends[1] is None else ends[1][0] + max(ends[1][1], 1)
+                    logs = _known(queue.log, said[0], low, high)
+                    units = _known(queue.units, said[1], at * UNIT_SIZE, until * UNIT_SIZE)
+                    yield TieredPiece(queue.path, queue.topic, queue.queue_id, at, until, logs, units)
     finally:
         flat_store.close()
+
+
+def _known(
+    files: FlatFiles, said: Mapping[int, FlatFileMetadata] | None, begin: int, end: int
+) -> dict[int, FlatFileMetadata]:
+    # The files that hold, or held, offsets from `begin` to before `end`.
+    known = {base: (0 if said is None or base not in said else said[base].size) for base in {*files.bases, *(said or ())}}
+    for base in files.bases:
+        mapped_file = files.find(base)
+        known[base] = max(known[base], 0 if mapped_file is None else mapped_file.size)
+    return {base: FlatFileMetadata(base, size, 0, 0) for base, size in known.items() if base < end and base + size > begin}
 
 
 def _local_spans(plan: LogPlan, flat_queues: Sequence[FlatQueue], by_log: bool) -> list[list[Span]]:
@@ -166,6 +187,8 @@ def _first_at(queue: FlatQueue, begin: int, end: int, log_offset: int) -> int:
 class _TieredReader(PieceReader):
     # Damage by the flat files' own names.
     queue: FlatQueue
+    # Files of which a warning said that they are gone.
+    warned_of: set[str]
 
     def place(self, phy_offset: int) -> tuple[str, int]:
         return self.queue.log.place_of(phy_offset)
@@ -184,12 +207,11 @@ class _TieredReader(PieceReader):
         self.take()
         if self.options.corrupt == "report":
             text = f"{finding.path}, position {finding.pos}: {finding.detail}"
-            values = {CORRUPT_COLUMN: text}
-            if not self.columns:
-                self.ready.append(self.counted(1))
-                return
-            arrays = [self.pa.array([values.get(field.name)], field.type) for field in self.schema]
-            self.ready.append(self.pa.RecordBatch.from_arrays(arrays, schema=self.schema))
+            values = {"topic": self.queue.topic, "queue_id": self.queue.queue_id, CORRUPT_COLUMN: text}
+            self.ready.append(self.one_row(values))
+        elif finding.kind in ("missing_file", EXPIRED) and finding.path not in self.warned_of:
+            self.warned_of.add(finding.path)
+            logger.warning("%s: %s; what lay there is left out", finding.path, finding.detail)
 
 
 def tiered_piece_batches(
@@ -200,24 +222,17 @@ def tiered_piece_batches(
     Raises
     ------
     CorruptionError, ChecksumError
-        With ``corrupt=fail``, at the first damage; names file and position.
-    OffsetOutOfRangeError
-        The broker deleted a part of the piece since the job was planned.
+        With ``corrupt=fail``, at the first damage; names file and position.  What the broker deleted since the job was
+        planned is damage too, so that what is read and what is named is what was planned.
     """
     pool = MappedFilePool(64)
     reader = _TieredReader(root, config, options, schema, 1, 0, 0)
     queue = FlatQueue(
-        piece.path, piece.topic, piece.queue_id, pool, reader.finding, piece.log_metadata, piece.unit_metadata
-    )
-    reader.queue = queue
+        piece.path, piece.topic, piece.queue_id, pool, reader.finding, piece.log_metadata, piece.unit_metadata,
+        goes_on=True,
+    )  # fmt: skip
+    reader.queue, reader.warned_of = queue, set()
     try:
-        if queue.min_queue_offset > piece.begin or queue.max_queue_offset < piece.end:
-            raise OffsetOutOfRangeError(
-                f"queue offsets {piece.begin} to {piece.end} were planned, {queue.min_queue_offset} to "
-                f"{queue.max_queue_offset} are there: the broker deleted the others since; plan the job again",
-                piece.path,
-                UNIT_SIZE * piece.begin,
-            )
         tags = options.tags
         codes = tags_codes(tags)
         reader.made.out.choose(

@@ -778,7 +778,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         """
         self._state.check_open()
         timestamp = milliseconds(timestamp, "timestamp", up=boundary == "lower")
-        return self._reading.offset_by_time(topic, queue_id, timestamp, boundary)
+        return self._state.settled(self._reading.offset_by_time, topic, queue_id, timestamp, boundary)
 
     def consume(
         self,

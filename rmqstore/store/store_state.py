@@ -286,6 +286,8 @@ class StoreState(StateFields):
                 self.check_open()
                 if self.read_only:
                     self.refresh()
+                if self.tiered is not None:
+                    self.tiered.load()
         return ask(*arguments)
 
     def checkpoint_now(self) -> Checkpoint:

@@ -15,6 +15,7 @@ from rmqstore._core import Verdict
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
+from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.message import MessageExt, encode_java_utf8
 from rmqstore.spans import Span, joined
@@ -103,7 +104,10 @@ def _is_before(log: CommitLog, flat: FlatQueue, queue_offset: int) -> bool:
     # Whether this message of tiered storage was stored before all that the log has; in doubt it was not.
     if queue_offset < flat.min_queue_offset:
         return True
-    return 0 <= flat.store_timestamp_of(queue_offset) < log.store_timestamp_at(log.min_offset)
+    try:
+        return 0 <= flat.store_timestamp_of(queue_offset) < log.store_timestamp_at(log.min_offset)
+    except OffsetOutOfRangeError:
+        return False  # Its broker deleted it meanwhile.
 
 
 def _go_over(log: CommitLog, until: int, wanted: dict[tuple[bytes, int], list[Span]]) -> None:

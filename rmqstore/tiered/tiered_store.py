@@ -394,7 +394,7 @@ class TieredStore(NotCopied):
         """
         own = self.flat_store
         flat_store = FlatStore(
-            own.path, own.store_path, cluster=own.cluster, broker=own.broker, on_damage=lambda finding: None
+            own.path, own.store_path, cluster=own.cluster, broker=own.broker, on_damage=lambda finding: None, goes_on=True
         )
         try:
             yield from verify_flat(flat_store, progress)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import tiered_oracle as oracle_tiered
 
@@ -34,3 +36,22 @@ def test_a_stream_has_no_tiered_storage(spark, root):
     frame = spark.readStream.format("rocketmq-store").options(tiered=str(root / "tiered")).load(str(root / "store"))
     with pytest.raises(Exception, match="leave option tiered out"):
         frame.writeStream.format("memory").queryName("tiered").start().processAllAvailable()
+
+
+@pytest.mark.parametrize("kind", ["COMMIT_LOG", "CONSUME_QUEUE"])
+def test_what_its_broker_deletes_after_the_plan_is_damage(spark, root, tmp_path, kind):
+    copy = shutil.copytree(root, tmp_path / "copy")
+    frames = {}
+    for corrupt in ("fail", "skip", "report"):
+        reader = spark.read.format("rocketmq-store").options(tiered=str(copy / "tiered"), corrupt=corrupt)
+        frame = reader.options(topic="Orders", queue_id="0").load(str(copy / "store"))
+        assert frame.count() == 960
+        frames[corrupt] = frame
+    min((copy / "tiered").glob(f"*/golden/Orders/0/{kind}/*"), key=lambda path: path.name[8:]).unlink()
+    left = 960 - (208 if kind == "COMMIT_LOG" else 200)
+    assert frames["skip"].count() == left
+    with pytest.raises(Exception, match="option corrupt=skip passes over it"):
+        frames["fail"].count()
+    rows = frames["report"].select("topic", "queue_id", "_corrupt", "queue_offset").collect()
+    assert sum(row._corrupt is None for row in rows) == left
+    assert {(row.topic, row.queue_id, row.queue_offset) for row in rows if row._corrupt} == {("Orders", 0, None)}

@@ -9,7 +9,7 @@ import shutil
 import pytest
 import tiered_oracle as oracle_tiered
 
-from rmqstore import CorruptionError, MessageStore, OffsetOutOfRangeError
+from rmqstore import CorruptionError, MessageStore
 from rmqstore.spark.batches import piece_batches, spark_arrow_schema
 from rmqstore.spark.options import ReadOptions
 from rmqstore.spark.plan import LogPlan
@@ -83,15 +83,3 @@ def test_damage(root, tmp_path):
     rows = read_tiered(copy, 1 << 20, ("phy_offset", "body", "_corrupt"), corrupt="report")[1]
     (text,) = {row["_corrupt"] for row in rows} - {*bad, None}
     assert first.name in text and "BAD_BODY_CRC" in text
-
-
-def test_what_the_broker_deletes_after_the_plan_is_an_error(root, tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(root, copy)
-    plan, options = LogPlan.of(copy / "store"), options_of(copy)
-    piece = next(iter(tiered_pieces(plan, options.tiered, ["Orders"], [0], 1 << 30)))
-    object.__setattr__(piece, "unit_metadata", {})
-    units = next((copy / "tiered").glob("*/golden/Orders/0/CONSUME_QUEUE"))
-    min(units.iterdir(), key=lambda path: path.name[8:]).unlink()
-    with pytest.raises(OffsetOutOfRangeError, match="plan the job again"):
-        list(tiered_piece_batches(plan.root, plan.config, piece, options, spark_arrow_schema(COLUMNS)))
