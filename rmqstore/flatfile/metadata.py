@@ -16,7 +16,7 @@ from typing import Any
 
 from rmqstore.consumer.fastjson import parse_fastjson
 from rmqstore.errors import CorruptionError
-from rmqstore.files.mapped_file import read_small_file
+from rmqstore.files.mapped_file import is_not_given_out, read_small_file
 
 __all__ = ["METADATA_FILE", "FlatFileMetadata", "TieredMetadata"]
 
@@ -86,18 +86,21 @@ class TieredMetadata:
         Raises
         ------
         CorruptionError
-            Neither the file nor its backup can be read.
+            Neither the file nor its backup can be read: both are damaged, or the system does not give them out.
         """
         path = os.path.join(store_path, METADATA_FILE)
         failure: CorruptionError | None = None
         for each in (path, path + _BACKUP):
-            data = read_small_file(each)
-            if data is None:
-                continue
             try:
-                return cls._parse(data, each)
+                data = read_small_file(each)
+                if data is not None:
+                    return cls._parse(data, each)
             except CorruptionError as error:
                 failure = failure or error
+            except OSError as error:
+                if not is_not_given_out(error):
+                    raise
+                failure = failure or CorruptionError(f"cannot be read: {error.strerror}", each, 0)
         if failure is not None:
             raise failure
         return None

@@ -86,7 +86,8 @@ def tiered_pieces(
     topics, queue_ids : iterable, optional
         Only these.
     strict : bool
-        A queue without units is an error; otherwise it has no piece.
+        Queues that cannot be listed or have no units, and queue offsets that are in neither part, are an error; otherwise they
+        have no piece, and are named in a warning.
     by_log : bool
         The local part is read from the log; otherwise by the units of its queues.
 
@@ -98,7 +99,9 @@ def tiered_pieces(
     wanted_topics = None if topics is None else set(topics)
     wanted_ids = None if queue_ids is None else set(queue_ids)
     # Files that go while the plan is made are told by the tasks.
-    flat_store = FlatStore(tiered, plan.root, on_damage=None if strict else lambda finding: None, goes_on=True)
+    flat_store = FlatStore(tiered, plan.root, on_damage=None if strict else _warn, goes_on=True)
+    for text in flat_store.notes:
+        logger.warning("tiered storage: %s", text)
     try:
         queues = [part.queue for part in flat_ranges(flat_store, wanted_topics, wanted_ids)]
         for queue, spans in zip(queues, _local_spans(plan, queues, by_log)):
@@ -117,6 +120,11 @@ def tiered_pieces(
                     yield TieredPiece(queue.path, queue.topic, queue.queue_id, at, until, logs, units)
     finally:
         flat_store.close()
+
+
+def _warn(finding: Finding) -> None:
+    # Of what has no piece no task tells.
+    logger.warning("%s: %s; what may be there is left out", finding.path, finding.detail)
 
 
 def _known(

@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import tiered_oracle as oracle_tiered
+from unprivileged import closed
 
 from rmqstore import CorruptionError, MessageStore
 from rmqstore.spark.batches import piece_batches, spark_arrow_schema
@@ -83,3 +84,32 @@ def test_damage(root, tmp_path):
     rows = read_tiered(copy, 1 << 20, ("phy_offset", "body", "_corrupt"), corrupt="report")[1]
     (text,) = {row["_corrupt"] for row in rows} - {*bad, None}
     assert first.name in text and "BAD_BODY_CRC" in text
+
+
+def test_what_no_task_can_tell_is_said_by_the_plan(root, tmp_path, caplog):
+    copy = shutil.copytree(root, tmp_path / "copy")
+    for path in (copy / "store" / "config").glob("tieredStoreMetadata.json*"):
+        path.unlink()
+    topic = next((copy / "tiered").glob("*/golden/Orders"))
+    with closed(topic):
+        rows = read_tiered(copy, 1 << 20, corrupt="skip")[1]
+        assert rows and all(row["topic"] != "Orders" for row in rows)
+        texts = [record.getMessage() for record in caplog.records]
+        assert any(f"{topic}: cannot be listed" in text and "left out" in text for text in texts)
+        assert any("there are no metadata" in text for text in texts)
+        with pytest.raises(CorruptionError, match="cannot be listed"):
+            read_tiered(copy, 1 << 20)
+
+
+def test_metadata_that_may_not_be_read_stop_nobody(root, tmp_path, caplog):
+    copy = shutil.copytree(root, tmp_path / "copy")
+    for path in (copy / "store" / "config").glob("tieredStoreMetadata.json.bak"):
+        path.unlink()
+    metadata = copy / "store" / "config" / "tieredStoreMetadata.json"
+    with closed(metadata):
+        assert len(read_tiered(copy, 1 << 20)[1]) == len(read_tiered(root, 1 << 20)[1])
+        assert any(f"the metadata in {metadata} cannot be read" in record.getMessage() for record in caplog.records)
+        with MessageStore.open(copy / "store", read_only=True, tiered=copy / "tiered") as store:
+            assert store.scan(["queue_id"]).read_all().num_rows == 3007
+            assert "not noticed" in "".join(store.tiered.notes)
+            assert [each.kind for each in store.tiered.problems] == ["bad_metadata"]
