@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from rmqstore import _core
-from rmqstore.errors import Finding
+from rmqstore.errors import Finding, OffsetOutOfRangeError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied
 from rmqstore.flatfile.flat_files import FlatFiles
 from rmqstore.flatfile.metadata import FlatFileMetadata
@@ -293,29 +293,42 @@ class FlatIndex(NotCopied):
         self.local_path = None if local_path is None else os.path.join(local_path, LOCAL_FOLDER)
         self.files: list[FlatIndexFile] = []
         self._strange: list[Finding] = []
-        self._open()
+        self._open(metadata)
 
     def load(self, metadata: Mapping[int, FlatFileMetadata] | None = None) -> None:
         """Look at the folders again, where a broker wrote meanwhile."""
         # A local file goes when it was uploaded, so that one of both is seen.
         self.uploaded.load(metadata)
-        self._open()
+        self._open(metadata)
 
-    def _open(self) -> None:
+    def _open(self, metadata: Mapping[int, FlatFileMetadata] | None, tries: int = 3) -> None:
         local = self._local_files()
         found: list[FlatIndexFile] = []
         for base in self.uploaded.bases:
             mapped_file = self.uploaded.find(base)
-            if mapped_file is not None:
-                found.append(FlatIndexFile(mapped_file, compacted=True))
+            try:
+                if mapped_file is not None:
+                    found.append(FlatIndexFile(mapped_file, compacted=True))
+            except OffsetOutOfRangeError:
+                # Deleted since it was listed.
+                self.uploaded.lose(base)
         slot_num = next((each.slot_num for each in found if each.slot_num), None)
         uploaded = {each.begin_timestamp for each in found if each.slot_num}
+        moved = False
         for mapped_file in local:
-            index = FlatIndexFile(mapped_file, compacted=False, slot_num=slot_num)
+            try:
+                index = FlatIndexFile(mapped_file, compacted=False, slot_num=slot_num)
+            except OffsetOutOfRangeError:
+                moved = True
+                continue
             # The file stays for a moment after it was uploaded.
             if index.damage is not None or index.begin_timestamp not in uploaded:
                 found.append(index)
         self.files = sorted(found, key=lambda each: -each.begin_timestamp)
+        if moved and tries > 1:
+            # It was uploaded meanwhile.
+            self.uploaded.load(metadata)
+            self._open(metadata, tries - 1)
 
     def _local_files(self) -> list[MappedFile]:
         self._strange = []

@@ -389,6 +389,15 @@ class FlatStore(NotCopied):
         """list of MessageExt: what RocketMQ 5.5.0 finds in tiered storage, with all that it misses."""
         self.check_open()
         self.refresh()
+        for _ in range(_TRIES):
+            try:
+                return self._like_java(topic, key, max_num, begin, end)
+            except OffsetOutOfRangeError:
+                # The broker deleted a file meanwhile.
+                self.load()
+        return self._like_java(topic, key, max_num, begin, end)
+
+    def _like_java(self, topic: str, key: str, max_num: int, begin: int, end: int) -> list[MessageExt]:
         key_hash = flat_index_hash(topic, key)
         chosen: dict[str, IndexItem] = {}
         for index in self.index.files:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import tiered_oracle as oracle_tiered
 
 from rmqstore import CorruptionError, MessageStore
-from rmqstore.flatfile import flat_verify
+from rmqstore.flatfile import flat_index, flat_verify
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.offline import export as export_module
 from rmqstore.offline.export import Selection, export
@@ -267,3 +268,52 @@ def test_logging_is_that_of_the_package(copied, caplog):
         # Once for each store that is opened.
         READERS["table"](store)
     assert len(said_to_be_left_out(caplog)) == 1
+
+
+def index_files(root):
+    return sorted((root / "tiered").glob("*/golden/rmq_sys_INDEX/0/INDEX/*"), key=lambda path: path.name[8:])
+
+
+def test_index_files_that_go_are_asked_for_no_more(copied, monkeypatch):
+    root = copied(said=False)
+    asked = "Orders", "ORD-100400"
+    with opened(root) as store:
+        wanted = [message.queue_offset for message in store.query_message(*asked)]
+        index_files(root)[0].unlink()
+        for index in store.tiered.index.files:
+            index.file.let_go()
+        assert store.query_message(*asked, compat=True) == []
+        assert [message.queue_offset for message in store.query_message(*asked)] == wanted == [536, 535, 534, 533]
+    with TieredStore.open(root / "tiered", root / "store") as tiered:
+        expected = [(each.kind, each.path) for each in tiered.verify()]
+    root.rename(root.with_name("first"))
+    root = copied(said=False)
+    looked_at = flat_verify._Verify._index
+
+    def then_it_goes(self, queues):
+        index_files(root)[0].unlink()
+        for index in self.flat_store.index.files:
+            index.file.let_go()
+        yield from looked_at(self, queues)
+
+    monkeypatch.setattr(flat_verify._Verify, "_index", then_it_goes)
+    with TieredStore.open(root / "tiered", root / "store") as tiered:
+        assert len(list(tiered.verify())) >= len(expected)
+
+
+def test_a_local_index_file_that_goes_while_it_is_opened(tmp_path, monkeypatch):
+    root = oracle_tiered.unpack("store.running", tmp_path)
+    with opened(root) as store:
+        wanted = [message.queue_offset for message in store.query_message("Orders", "ORD-100400")]
+        assert not all(index.compacted for index in store.tiered.index.files)
+    made = flat_index.FlatIndexFile
+
+    def then_it_goes(mapped_file, **options):
+        if not options["compacted"]:
+            Path(mapped_file.path).unlink(missing_ok=True)
+        return made(mapped_file, **options)
+
+    monkeypatch.setattr(flat_index, "FlatIndexFile", then_it_goes)
+    with opened(root) as store:
+        assert [message.queue_offset for message in store.query_message("Orders", "ORD-100400")] == wanted
+        assert wanted and all(index.compacted for index in store.tiered.index.files)
