@@ -95,6 +95,13 @@ class CommitLog(NotCopied):
     def load(self) -> None:
         """List the segments.  The end of the log is not known yet: see `find_end` and `set_end`."""
         self.files.load()
+        path = self.files.path
+        if not self.files.file_offsets and os.path.islink(path) and not os.path.exists(path):
+            raise StoreError(
+                "the folder of the log is a link that leads nowhere, so that nothing can be said of the log; bring back what it "
+                "leads to (mount its disk)",
+                path,
+            )
 
     @property
     def path(self) -> str:

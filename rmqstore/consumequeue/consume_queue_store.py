@@ -9,6 +9,7 @@ inner batch settles it for a new topic.  It never reads the commit log.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -35,6 +36,9 @@ from rmqstore.rocksdb.settings import SettingsDatabase, database_state, settings
 __all__ = ["AnyConsumeQueue", "ConsumeQueueStore", "QueueSource", "unseen_text"]
 
 logger = logging.getLogger(__name__)
+
+# As `queue_folders` and the system say it of links.
+_BAD_LINKS = (errno.ESTALE, errno.ELOOP)
 
 AnyConsumeQueue = ConsumeQueue | BatchConsumeQueue
 
@@ -217,10 +221,18 @@ class ConsumeQueueStore(NotCopied, QueueTable):
 
     def check_seen(self, topic: str | None = None) -> None:
         """Raise OSError where a folder is among `unseen` in which queues of `topic` (of any without one) may lie."""
+        for folder, error in self.unseen_of(topic):
+            raise OSError(error.errno, error.strerror, folder)
+
+    def unseen_of(self, topic: str | None = None) -> list[tuple[str, OSError]]:
+        """list of (str, OSError): the folders of `unseen` in which queues of `topic` (of any without one) may lie."""
+        found = []
         for folder, error in self.unseen.items():
-            above, name = os.path.split(folder)
-            if topic is None or above == self.root or name == topic:
-                raise OSError(error.errno, error.strerror, folder)
+            # The folder of all queues, of a topic, or of one queue.
+            names = folder[len(self.root) :].strip(os.sep).split(os.sep)
+            if topic is None or len(names) == 1 or names[1] == topic:
+                found.append((folder, error))
+        return found
 
     def leave_out(self, topic: str, queue_id: int, error: OSError) -> None:
         """Take down that an answer about many queues has to do without this one, which the system does not give out.
@@ -436,8 +448,8 @@ class ConsumeQueueStore(NotCopied, QueueTable):
 def unseen_text(error: OSError) -> str:
     """str: what to say of a folder of queues that the system does not give out, because of `error`."""
     return (
-        f"this folder cannot be looked into ({error.strerror or error}), and which queues are in it is not known; let "
-        "this user list and search it"
+        f"this folder cannot be looked into ({error.strerror or error}), and which queues are in it is not known; "
+        + ("bring back what it leads to" if error.errno in _BAD_LINKS else "let this user list and search it")
     )
 
 

@@ -5,6 +5,7 @@ Owns which topic can name a folder, and what there is below the root of a store.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 
@@ -26,7 +27,7 @@ def queue_directories(
     """
     folder = os.path.join(root, kind)
     try:
-        topics = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+        topics = sorted(entry.name for entry in os.scandir(folder) if _is_folder(entry, unseen))
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:
@@ -40,7 +41,7 @@ def queue_directories(
         try:
             for entry in os.scandir(directory):
                 digits = entry.name.removeprefix("-")
-                if entry.is_dir() and digits.isascii() and digits.isdigit() and len(digits) <= 10:
+                if digits.isascii() and digits.isdigit() and len(digits) <= 10 and _is_folder(entry, unseen):
                     numbers.append(int(entry.name))
         except OSError as error:
             if unseen is None or not is_not_given_out(error):
@@ -48,6 +49,20 @@ def queue_directories(
             unseen[directory] = error
         for queue_id in sorted(numbers):
             yield topic, queue_id, os.path.join(directory, str(queue_id))
+
+
+def _is_folder(entry: os.DirEntry[str], unseen: dict[str, OSError] | None) -> bool:
+    # What a link leads to may lie on a disk that is not mounted; then nobody knows what is in it.
+    try:
+        if entry.is_dir():
+            return True
+        if unseen is not None and entry.is_symlink() and not os.path.exists(entry.path):
+            unseen[entry.path] = OSError(errno.ESTALE, "it is a link that leads nowhere", entry.path)
+    except OSError as error:
+        if unseen is None or not is_not_given_out(error):
+            raise
+        unseen[entry.path] = error
+    return False
 
 
 def can_name_queue(topic: str) -> bool:

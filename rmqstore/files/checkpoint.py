@@ -21,7 +21,14 @@ import zlib
 
 from rmqstore._core import CheckpointLayout
 from rmqstore.errors import GeometryError, ReadOnlyError
-from rmqstore.files.mapped_file import force_data, fsync_directory, is_not_given_out, naming_errors, open_regular
+from rmqstore.files.mapped_file import (
+    force_data,
+    fsync_directory,
+    is_no_file,
+    is_not_given_out,
+    naming_errors,
+    open_regular,
+)
 from rmqstore.files.store_lock import abort_mark, abort_process
 
 __all__ = ["CHECKPOINT_SIZE", "SAFETY_MARGIN", "Checkpoint", "marked_end"]
@@ -113,7 +120,7 @@ class Checkpoint:
         except GeometryError:
             return cls(path, read_only=True)
         except OSError as error:
-            if not is_not_given_out(error):
+            if not (is_not_given_out(error) or is_no_file(error)):
                 raise
             return cls(path, read_only=True)
 

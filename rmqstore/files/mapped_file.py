@@ -42,6 +42,7 @@ __all__ = [
     "fsync_directory",
     "fsync_tree",
     "is_directory",
+    "is_no_file",
     "is_not_given_out",
     "last_nonzero",
     "make_directories",
@@ -64,7 +65,9 @@ _staging_numbers = itertools.count()
 _FEW_FOLDERS = 256
 # What the system says of a file that it does not give out; others (too many open files) say nothing of a file.
 _NOT_GIVEN_OUT = frozenset(
-    getattr(errno, name) for name in ("EACCES", "EPERM", "EIO", "EBADMSG", "EUCLEAN", "ESTALE") if hasattr(errno, name)
+    getattr(errno, name)
+    for name in ("EACCES", "EPERM", "EIO", "EBADMSG", "EUCLEAN", "ESTALE", "ELOOP")
+    if hasattr(errno, name)
 )
 # More than a broker's JSON with millions of entries has.
 _SMALL = 256 << 20
@@ -125,8 +128,13 @@ def is_directory(path: str) -> bool:
 
 
 def is_not_given_out(error: OSError) -> bool:
-    """bool: the system does not give out a file that is there: this user may not read it, or the disk fails."""
+    """bool: the system does not give out a file that is there: this user may not read it, the disk fails, a link leads round."""
     return error.errno in _NOT_GIVEN_OUT
+
+
+def is_no_file(error: OSError) -> bool:
+    """bool: `open_regular` found something else in the place of a file: a directory, a FIFO, a device."""
+    return error.errno in (errno.EISDIR, errno.EINVAL)
 
 
 def why_not_given_out(path: str) -> OSError | None:

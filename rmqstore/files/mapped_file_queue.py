@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import stat
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
@@ -168,6 +169,11 @@ class MappedFileQueue(NotCopied, FileStream):
             entries = sorted(os.scandir(self.path), key=lambda entry: entry.name)
         except FileNotFoundError:
             entries = []
+        except NotADirectoryError:
+            # A file in the place of a folder above this one, which then holds nothing.
+            if not self.read_only or os.path.lexists(self.path):
+                raise
+            entries = []
         sized: list[tuple[int, int, str]] = []
         for entry in entries:
             offset = offset_of_name(entry.name)
@@ -177,7 +183,8 @@ class MappedFileQueue(NotCopied, FileStream):
                 else:
                     kind = "file" if entry.is_file() else "directory"
                     detail = f"a {kind} that is not part of the store lies among its files; move it away"
-                yield _Listed(GeometryError(detail, entry.path, 0))
+                # What has a file's name stands where one should be.
+                yield _Listed(GeometryError(detail, entry.path, 0), damaged=offset is not None)
                 continue
             with contextlib.suppress(FileNotFoundError):
                 # What another process deletes meanwhile is not there.
@@ -500,7 +507,8 @@ class MappedFileQueue(NotCopied, FileStream):
     def _is_whole(self, offset: int) -> bool:
         # A Java store makes a file and then extends it; one that is not as long as the others yet does not count.
         try:
-            return os.stat(self._path_of(offset)).st_size == self.mapped_file_size
+            status = os.stat(self._path_of(offset))
+            return stat.S_ISREG(status.st_mode) and status.st_size == self.mapped_file_size
         except OSError:
             return False
 

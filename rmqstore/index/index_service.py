@@ -40,6 +40,8 @@ __all__ = ["IndexService", "QueryOffsetResult", "ReadWriteLock", "index_name_aft
 
 logger = logging.getLogger(__name__)
 
+# The system's word for a link to nothing, and for a file, where a folder should be.
+_NO_FOLDER = (FileNotFoundError, NotADirectoryError)
 _CREATE_TRIES = 3
 _CREATE_PAUSE = 1.0  # seconds, as in RocketMQ
 
@@ -204,22 +206,27 @@ class IndexService(NotCopied, OpenedIndexes):
         given_out: dict[str, tuple[int, int]] = {}
         try:
             entries = list(os.scandir(self.path))
-        except FileNotFoundError:
-            entries = []
         except OSError as closed:
-            if not (self.read_only and is_not_given_out(closed)):
-                raise
-            entries, passed_over[""] = [], self.folder_not_given_out(closed)
-            if "" not in self.passed_over:
-                logger.warning("%s: %s", self.path, passed_over[""].message)
+            entries = []
+            # A link that leads nowhere, to a disk that is not mounted for instance, is more than a folder that is missing.
+            if not isinstance(closed, FileNotFoundError) or (self.read_only and os.path.islink(self.path)):
+                if not (self.read_only and (is_not_given_out(closed) or isinstance(closed, _NO_FOLDER))):
+                    raise
+                passed_over[""] = self.folder_not_given_out(closed)
+                if "" not in self.passed_over:
+                    logger.warning("%s: %s", self.path, passed_over[""].message)
         entries = [entry for entry in entries if _is_name(entry.name)]
         newest = max((entry.name for entry in entries), key=int, default=None)
         for entry in entries:
-            if not entry.is_file():
-                if self.read_only:
-                    continue
-                raise GeometryError("a directory lies among the index files; move it away", entry.path)
             try:
+                if not entry.is_file():
+                    text = "a directory lies among the index files; move it away"
+                    if entry.is_symlink() and not os.path.exists(entry.path):
+                        text = "a link that leads nowhere stands for an index file; bring back what it leads to"
+                    if not self.read_only:
+                        raise GeometryError(text, entry.path)
+                    passed_over[entry.name] = GeometryError(text, entry.path, 0)
+                    continue
                 status = entry.stat()
             except FileNotFoundError:
                 continue  # Another process deleted it meanwhile.
@@ -275,9 +282,14 @@ class IndexService(NotCopied, OpenedIndexes):
 
     def folder_not_given_out(self, error: OSError) -> StoreError:
         """StoreError: what to say where the system does not give out the folder, for the reason `error`."""
+        reason, advice = error.strerror or error, "Let this user list and search it"
+        if isinstance(error, _NO_FOLDER):
+            leads_nowhere = isinstance(error, FileNotFoundError)
+            reason = "it is a link that leads nowhere" if leads_nowhere else "it is no folder"
+            advice = "Bring back what it leads to" if leads_nowhere else "Move it away"
         return StoreError(
-            f"the folder of the index cannot be looked into ({error.strerror or error}): no key is found by its files, "
-            "and the log is searched instead. Let this user list and search it",
+            f"the folder of the index cannot be looked into ({reason}): no key is found by its files, "
+            f"and the log is searched instead. {advice}",
             self.path,
             0,
         )
