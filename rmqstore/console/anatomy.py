@@ -21,9 +21,11 @@ from rmqstore._core import (
     crc32,
     index_key_hash,
 )
+from rmqstore.console.errors import error_text
 from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.errors import OffsetOutOfRangeError, StoreError
 from rmqstore.index.index_file import IndexFile
+from rmqstore.index.index_service import IndexService
 from rmqstore.message import MessageExt, host_from_bytes
 from rmqstore.store.dispatcher import multi_dispatch_places
 from rmqstore.store.message_store import MessageStore
@@ -171,7 +173,7 @@ def queue_units(store: MessageStore, message: MessageExt) -> list[dict[str, Any]
         try:
             unit |= _unit(store, message, topic, queue_id, queue_offset)
         except (StoreError, OSError) as error:
-            unit |= {"state": "unreadable", "detail": str(error)}
+            unit |= {"state": "unreadable", "detail": error_text(error)}
         found.append(unit)
     return found
 
@@ -245,6 +247,7 @@ def index_entries(store: MessageStore, message: MessageExt) -> list[dict[str, An
             continue
         for entry in _entries_of(index, message.phy_offset):
             by_hash.setdefault(entry["hash"], []).append(entry)
+    unread = _unread_index(store, service)
     found = []
     for kind, key, key_hash in wanted:
         entries = by_hash.get(key_hash, [])
@@ -254,10 +257,21 @@ def index_entries(store: MessageStore, message: MessageExt) -> list[dict[str, An
             "kind": kind,
             "key": key,
             "hash": key_hash,
-            "state": "found" if found_entry else "missing",
+            "state": "found" if found_entry else "missing" if unread is None else "unread",
         }
+        if found_entry is None and unread is not None:
+            row["detail"] = unread
         found.append(row | (found_entry or {}))
     return found
+
+
+def _unread_index(store: MessageStore, service: IndexService) -> str | None:
+    # Why an entry that was not found may be there all the same.
+    for problem in service.passed_over.values():
+        return f"{file_name(problem.path or service.path, store.path)}: {problem.message}"
+    if store.database_index.damage is not None:
+        return f"the index in RocksDB: {store.database_index.damage.message}"
+    return "the index is in RocksDB, which this page does not look into" if store.database_index.is_used() else None
 
 
 def _entries_of(index: IndexFile, phy_offset: int) -> Iterator[dict[str, Any]]:

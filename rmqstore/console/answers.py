@@ -159,6 +159,10 @@ class Answers:
         """The index files, oldest first."""
         return self._of_index.index(store)
 
+    def index_problems(self, store: MessageStore) -> list[dict[str, str]]:
+        """The index files that could not be read."""
+        return self._of_index.problems(store)
+
     def index_file(self, store: MessageStore, name: str) -> dict[str, Any]:
         """One index file: its header, fill, and how long its chains are."""
         return self._of_index.index_file(store, name)

@@ -229,11 +229,12 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
     "Overview": _object(
         "The store; `topics` is a page of the `topics_number` that were asked for, `messages` and `sums` are of the queues that "
         "were looked at (`queues_looked_at` of `queues`: of many the others follow soon), `log_bytes` is what the records of a "
-        "topic take in the log, from the sizes in its units: of some of them where `log_bytes_exact` is false",
+        "topic take in the log, from the sizes in its units: of some of them where `log_bytes_exact` is false; `unread` are "
+        "folders of queues, by path, that cannot be looked into, so that there may be more topics and queues",
         "path", "clean", "commit_log", "topics", "topics_number", "topics_first", "messages", "queues", "queues_looked_at",
-        "sums", "index", "checkpoint", "rates", "health",
+        "sums", "index", "checkpoint", "rates", "health", "unread",
         path={"type": "string"}, clean={"type": "boolean"}, topics=_LIST, health=_LIST, messages=_WHOLE, queues=_WHOLE,
-        queues_looked_at=_WHOLE, topics_number=_WHOLE, topics_first=_WHOLE, sums={"type": "object"},
+        queues_looked_at=_WHOLE, topics_number=_WHOLE, topics_first=_WHOLE, sums={"type": "object"}, unread=_LIST,
     ),
     "Timeline": _object(
         "What came when. Not `exact`: `places` of the log were looked at, and `units` of queues read to find them; between two "
@@ -245,9 +246,11 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
         topics=_LIST, others={"type": "object"}, exact={"type": "boolean"}, queues=_WHOLE, queues_looked_at=_WHOLE,
     ),
     "Queues": _object(
-        "A page of the `number` queues that were asked for; `sums` are of the `looked_at` that are known so far",
-        "queues", "number", "first", "looked_at", "complete", "sums",
+        "A page of the `number` queues that were asked for; `sums` are of the `looked_at` that are known so far; `unread` are "
+        "folders, by path, that cannot be looked into, so that there may be more queues",
+        "queues", "number", "first", "looked_at", "complete", "unread", "sums",
         queues=_LIST, number=_WHOLE, first=_WHOLE, looked_at=_WHOLE, complete={"type": "boolean"}, sums={"type": "object"},
+        unread=_LIST,
     ),
     "Queue": _object(
         "A queue", "topic", "queue_id", "min_queue_offset", "max_queue_offset", "start", "rows",
@@ -255,10 +258,11 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
     ),
     "Messages": _object(
         "A page of messages; `stopped` says that the search paused before the page was full, `uncovered` which stretches "
-        "of the log (begin and end, phy offsets) neither the index covers nor anybody looked at",
-        "messages", "next_cursor", "stopped", "complete", "uncovered",
+        "of the log (begin and end, phy offsets) neither the index covers nor anybody looked at, `unread` which queues were left "
+        "out because they cannot be read",
+        "messages", "next_cursor", "stopped", "complete", "uncovered", "unread",
         messages=_ROWS, next_cursor={"type": ["string", "null"]}, stopped={"type": "boolean"}, complete={"type": "boolean"},
-        uncovered={"type": "array", "items": {"type": "array", "items": _WHOLE}},
+        uncovered={"type": "array", "items": {"type": "array", "items": _WHOLE}}, unread=_LIST,
     ),
     "Message": {
         "allOf": [
@@ -268,7 +272,10 @@ _SCHEMAS: dict[str, dict[str, Any]] = {
                     record={"type": "object"}, units=_LIST, entries=_LIST),
         ]
     },
-    "IndexFiles": _object("Index files", "files", files=_LIST),
+    "IndexFiles": _object(
+        "Index files; `problems` are those that cannot be read, by path, or their folder", "files", "problems",
+        files=_LIST, problems=_LIST,
+    ),
     "IndexFile": _object("An index file", "name", "entries", "capacity", "slots", "chains", chains={"type": "object"}),
     "Consumers": _object(
         "Rows of group, topic and queue, and the sums by group: messages left, and since when the oldest of them waits",
@@ -452,7 +459,8 @@ class Api:
         """The index files."""
         sort = choice(request, "sort", choices(INDEX_COLUMNS))
         with self._console.store.use() as store:
-            return _json({"files": in_order(self._answers.index(store), sort)})
+            files = in_order(self._answers.index(store), sort)
+            return _json({"files": files, "problems": self._answers.index_problems(store)})
 
     @answering
     def index_file(self, request: Request) -> Response:
@@ -543,8 +551,9 @@ def _page(page: Page) -> Response:
             "messages": page.rows,
             "next_cursor": page.following,
             "stopped": page.stopped,
-            "complete": not page.uncovered,
+            "complete": not page.uncovered and not page.unread,
             "uncovered": [list(stretch) for stretch in page.uncovered],
+            "unread": page.unread,
         }
     )
 

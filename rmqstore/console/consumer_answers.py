@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from rmqstore.console.errors import error_text
 from rmqstore.console.lists import in_order
 from rmqstore.consumequeue.queue_look import QueueLook
 from rmqstore.consumer.system_names import group_kind, progress_kind
@@ -47,12 +48,12 @@ def consumer_rows(store: MessageStore) -> list[dict[str, Any]]:
                         looks[key] = error
                 look = looks[key]
                 if isinstance(look, Exception):
-                    row["error"] = str(look)
+                    row["error"] = error_text(look)
                 elif look is not None:
                     try:
                         row |= _progress(store, topic, queue_id, look, offset)
                     except (StoreError, OSError) as error:
-                        row["error"] = str(error)
+                        row["error"] = error_text(error)
                 found.append(row)
     return found
 

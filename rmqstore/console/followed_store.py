@@ -66,6 +66,11 @@ class FollowedStore:
                 status = os.stat(os.path.join(self.path, name) if name else self.path)
             except (FileNotFoundError, NotADirectoryError):
                 found.append(None)
+            except OSError:
+                # Links that lead round: the opening says what of it can be read.
+                if not name:
+                    raise
+                found.append(None)
             else:
                 found.append((status.st_dev, status.st_ino))
         if found[0] is None:

@@ -50,13 +50,19 @@ def health(store: MessageStore, last: int | None, surveyed: Surveyed) -> list[di
     if os.path.exists(os.path.join(store.path, ".rmqstore-rebuild")):
         note("rebuild", "bad", "a rebuild was interrupted or is running; run the same rebuild again if none is")
     damaged = [(problem.path or store.path, problem.message) for problem in store.damaged_files()]
-    queue_files = sum(os.path.relpath(path, store.path).startswith("consumequeue") for path, _ in damaged)
+    queue_files = sum(
+        os.path.relpath(path, store.path).startswith("consumequeue") and path not in store.queues.unseen
+        for path, _ in damaged
+    )
     errors = surveyed.errors
     if errors:
         note("queues", "bad", f"{len(errors)} queues cannot be read, the first: {errors[0]}")
+    elif store.queues.unseen:
+        folders = ", ".join(file_name(folder, store.path) for folder in sorted(store.queues.unseen))
+        note("queues", "bad", f"which there are is not known, as this cannot be looked into: {folders}")
     elif queue_files:
         note(
-            "queues", "bad", f"{queue_files} of their files are damaged, and what those lost reads as zeros: see files"
+            "queues", "bad", f"{queue_files} of their files are damaged; what those lost is not shown, or reads as zeros: see files"
         )
     elif not surveyed.complete:
         note("queues", "good", f"the {len(surveyed.rows)} of {surveyed.number} that were looked at so far can be read")
@@ -93,10 +99,12 @@ def health(store: MessageStore, last: int | None, surveyed: Surveyed) -> list[di
     point = store.checkpoint
     if last is not None and point.physic_msg_timestamp < last:
         seconds = (last - point.physic_msg_timestamp) / 1000
-        text = (
-            "the checkpoint was never written" if not point.physic_msg_timestamp else f"{seconds:.1f} s behind the log"
-        )
-        note("checkpoint", "note", text)
+        if point.physic_msg_timestamp:
+            note("checkpoint", "note", f"{seconds:.1f} s behind the log")
+        elif os.path.lexists(point.path):
+            note("checkpoint", "bad", "it cannot be read, or has no times; a verify run says more")
+        else:
+            note("checkpoint", "note", "the checkpoint was never written")
     else:
         note("checkpoint", "good", "up to the end of the log")
     if store.index_service is None:
@@ -106,6 +114,8 @@ def health(store: MessageStore, last: int | None, surveyed: Surveyed) -> list[di
         if newest is None and store.database_index.is_used():
             behind = log.max_offset - store.database_index.last_offset
             note("index", "good", f"in RocksDB; its last record lies {behind} bytes before the end of the log")
+        elif newest is None and store.index_service.passed_over:
+            note("index", "bad", "it cannot be read, and queries by key search the log, up to a bound: see files")
         elif newest is None:
             state = "note" if log.max_offset == log.min_offset else "bad"
             note(
@@ -115,7 +125,10 @@ def health(store: MessageStore, last: int | None, surveyed: Surveyed) -> list[di
             )
         else:
             behind = log.max_offset - newest.header.end_phy_offset
-            note("index", "good", f"its newest entry lies {behind} bytes before the end of the log")
+            if behind >= 0:
+                note("index", "good", f"its newest entry lies {behind} bytes before the end of the log")
+            else:
+                note("index", "bad", f"its newest entry lies {-behind} bytes beyond the end of the log, which lost its end")
     room = disk(store.path)
     if room is not None:
         state = "bad" if room["used_ratio"] > _DISK_WARNING else "good"

@@ -16,6 +16,7 @@ from rmqstore.console.anatomy import file_name
 from rmqstore.console.errors import NotFoundError
 from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.index.index_file import IndexFile
+from rmqstore.rocksdb.index import index_folder
 from rmqstore.store.message_store import MessageStore
 
 __all__ = ["INDEX_COLUMNS", "IndexAnswers"]
@@ -46,12 +47,26 @@ class IndexAnswers:
                 continue
         return found
 
+    def problems(self, store: MessageStore) -> list[dict[str, str]]:
+        """The index files that are passed over, or their folder: path and detail of each."""
+        service = store.index_service
+        passed_over = {} if service is None else service.passed_over
+        found = [(each.path or store.path, each.message) for each in passed_over.values()]
+        if store.database_index.damage is not None:
+            damage = store.database_index.damage
+            found.append((damage.path or index_folder(store.path), damage.message))
+        return [{"path": file_name(path, store.path), "detail": detail} for path, detail in found]
+
     def index_file(self, store: MessageStore, name: str) -> dict[str, Any]:
         """One index file: its header, fill, and how long its chains are."""
         service = store.index_service
         if service is not None and name not in service.names:
             service.load()
+        if service is not None and name not in service.names and (problem := service.passed_over.get(name)):
+            raise problem
         if service is None or name not in service.names:
+            if service is not None and (problem := service.passed_over.get("")):
+                raise problem
             raise NotFoundError("there is no index file of that name in this store")
         index = service.file(name)
         row = _index_row(index)

@@ -19,7 +19,7 @@ from rmqstore._version import __version__
 from rmqstore.console.errors import NotFoundError
 from rmqstore.console.health import disk, health
 from rmqstore.console.lists import in_order, sums
-from rmqstore.console.survey import AT_ONCE, Survey, Surveyed, queue_row, topic_rows
+from rmqstore.console.survey import AT_ONCE, Survey, Surveyed, queue_row, topic_rows, unread_folders
 from rmqstore.offline.timeline import EXACT_BYTES, timeline
 from rmqstore.store.message_store import MessageStore
 
@@ -78,6 +78,7 @@ class OverviewAnswers:
             "topics_number": number,
             "topics_first": first,
             "sort": sort,
+            "unread": unread_folders(store),
             "topic_number": len({topic for topic, _ in store.queues.keys()}),
             "queues": surveyed.number,
             "queues_looked_at": len(surveyed.rows),
@@ -148,9 +149,12 @@ class OverviewAnswers:
         ------
         NotFoundError
             There is no queue of that topic.
+        OSError
+            The system does not give out a folder in which there may be one.
         """
         keys = [key for key in store.queues.keys() if topic is None or key[0] == topic]
         if topic is not None and not keys:
+            store.queues.check_seen(topic)
             raise NotFoundError("there is no queue of that topic in this store")
         rows: dict[tuple[str, int], dict[str, Any]]
         if topic is not None and len(keys) <= AT_ONCE:
@@ -161,6 +165,7 @@ class OverviewAnswers:
             surveyed = self.survey.known(store)
             rows = {key: surveyed.rows[key] for key in keys if key in surveyed.rows}
             complete = surveyed.complete
+        unread = unread_folders(store, topic)
         if sort.removeprefix("-") == "queue":
             ordered = keys[::-1] if sort.startswith("-") else keys
         else:
@@ -177,7 +182,8 @@ class OverviewAnswers:
             "first": first,
             "sort": sort,
             "looked_at": len(rows),
-            "complete": complete,
+            "complete": complete and not unread,
+            "unread": unread,
             "sums": _totals(list(rows.values()), "messages", "files", "size", "log_bytes"),
         }
 

@@ -34,7 +34,7 @@ from rmqstore.console.bodies import JSON_SHOWN, body_view
 from rmqstore.console.charts import bars, time_columns
 from rmqstore.console.consumer_answers import CONSUMER_COLUMNS, GROUP_COLUMNS, group_rows
 from rmqstore.console.downloads import Download
-from rmqstore.console.errors import BadQueryError, NotFoundError
+from rmqstore.console.errors import BadQueryError, NotFoundError, error_text
 from rmqstore.console.followed_store import FollowedStore, StoreGoneError
 from rmqstore.console.gate import Gate, is_for_programs, local_address, path_of, way_back
 from rmqstore.console.index_answers import INDEX_COLUMNS
@@ -55,6 +55,7 @@ from rmqstore.console.rendering import duration, render, url
 from rmqstore.console.settings_answers import SETTINGS_COLUMNS
 from rmqstore.console.verify_run import VerifyRun
 from rmqstore.errors import GeometryError, StoreError
+from rmqstore.files.mapped_file import is_not_given_out
 from rmqstore.store.message_store import MessageStore
 from rmqstore.texts import escape, format_size
 
@@ -129,7 +130,9 @@ def answering(endpoint: _Endpoint) -> _Endpoint:
             response.headers["Retry-After"] = "5"
             return response
         except (StoreError, OSError) as error:
-            text = str(error)
+            text = error_text(error)
+            if isinstance(error, OSError) and is_not_given_out(error):
+                text += ": let the user that the console runs as read it, or restore it from a copy where the disk fails"
             if isinstance(error, GeometryError):
                 text += ". Options are given to rmqstore serve as -o NAME=VALUE, or with --config broker.conf."
             response = _error(scope, 503, "The store cannot be read now", text)
@@ -395,12 +398,12 @@ class Pages:
         first = some_number(request, "first", 0, 0, INT64_MAX)
         sort = choice(request, "sort", ("-name", *(each for each in choices(INDEX_COLUMNS) if each != "-name")))
         with self._console.store.use() as store:
-            rows = self._answers.index(store)
+            rows, problems = self._answers.index(store), self._answers.index_problems(store)
         newest = rows[-_DRAWN:]
         ordered = in_order(rows, sort)
         return self._page(
             request, "index.html", rows=ordered[first : first + _LIST_SHOWN], number=len(rows), first=first,
-            step=_LIST_SHOWN, sort=sort, sums=sums(rows, "entries", "slots_used", "size"), drawn=newest,
+            step=_LIST_SHOWN, sort=sort, sums=sums(rows, "entries", "slots_used", "size"), drawn=newest, problems=problems,
             fill_chart=bars(
                 [(each["name"], each["fill"], f"{100 * each['fill']:.1f} %") for each in newest], whole=1.0
             ),

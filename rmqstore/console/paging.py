@@ -11,13 +11,14 @@ import heapq
 import itertools
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from rmqstore import _core
 from rmqstore._core import index_key_hash
+from rmqstore.console.errors import error_text
 from rmqstore.consumequeue.batch_consume_queue import BatchConsumeQueue
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue
 from rmqstore.consumequeue.unit_queue import Unit
@@ -48,13 +49,15 @@ class BadCursorError(ValueError):
 class Page:
     """Rows, and the cursor of what follows; None at the end.  `stopped`: the search paused before the page was full.
 
-    `uncovered`: stretches of the log, begin and end in phy offsets, that nobody looked at.
+    `uncovered`: stretches of the log, begin and end in phy offsets, that nobody looked at.  `unread`: queues that the system
+    does not give out, each as topic, queue id and why.
     """
 
     rows: list[Row]
     following: str | None
     stopped: bool = False
     uncovered: tuple[tuple[int, int], ...] = ()
+    unread: list[Row] = field(default_factory=list)
 
 
 # ---------------------------------------------------------------------------------------------------------------- by key
@@ -286,8 +289,35 @@ def time_page(
 ) -> Page:
     """Messages of all queues of a topic within a time range, in the order of the log or against it.
 
-    Parameters as of `key_page`; the cursor is a phy offset.
+    Parameters as of `key_page`; the cursor is a phy offset.  A queue that the system does not give out is left out and named,
+    but where there is no other.
+
+    Raises
+    ------
+    OSError
+        No queue of the topic can be read.
     """
+    left_out: dict[int, OSError] = {}
+    page = _time_page(store, topic, begin, end, newest_first, cursor, size, make_row, left_out)
+    if left_out and len(left_out) == len(store.queue_ids(topic)):
+        raise next(iter(left_out.values()))
+    page.unread = [
+        {"topic": topic, "queue_id": queue_id, "error": error_text(error)} for queue_id, error in left_out.items()
+    ]
+    return page
+
+
+def _time_page(
+    store: MessageStore,
+    topic: str,
+    begin: int | None,
+    end: int | None,
+    newest_first: bool,
+    cursor: str | None,
+    size: int,
+    make_row: MakeRow,
+    left_out: dict[int, OSError],
+) -> Page:
     behind: int | None = None
     if cursor:
         if not re.fullmatch("[0-9]{1,19}", cursor):
@@ -295,24 +325,30 @@ def time_page(
         behind = int(cursor)
     parts = []
     for queue_id in store.queue_ids(topic):
-        queue = store.queues.find(topic, queue_id)
-        if queue is None:
+        try:
+            queue = store.queues.find(topic, queue_id)
+            if queue is None:
+                continue
+            low, high = store.min_queue_offset(topic, queue_id), store.max_queue_offset(topic, queue_id)
+            if begin is not None:
+                low = max(low, store.offset_by_time(topic, queue_id, begin))
+            if end is not None:
+                high = min(high, store.offset_by_time(topic, queue_id, end, "upper") + _width(queue))
+            if newest_first:
+                high = high if behind is None else min(high, _first_at(queue, low, high, behind))
+                units = _descending(queue, low, high)
+            else:
+                low = low if behind is None else max(low, _first_at(queue, low, high, behind + 1))
+                units = _ascending(queue, low, high)
+        except OSError as error:
+            store.queues.leave_out(topic, queue_id, error)
+            left_out[queue_id] = error
             continue
-        low, high = store.min_queue_offset(topic, queue_id), store.max_queue_offset(topic, queue_id)
-        if begin is not None:
-            low = max(low, store.offset_by_time(topic, queue_id, begin))
-        if end is not None:
-            high = min(high, store.offset_by_time(topic, queue_id, end, "upper") + _width(queue))
-        if newest_first:
-            high = high if behind is None else min(high, _first_at(queue, low, high, behind))
-            parts.append(zip(_descending(queue, low, high), itertools.repeat(queue_id)))
-        else:
-            low = low if behind is None else max(low, _first_at(queue, low, high, behind + 1))
-            parts.append(zip(_ascending(queue, low, high), itertools.repeat(queue_id)))
-    units = heapq.merge(*parts, key=lambda each: each[0].phy_offset, reverse=newest_first)
+        parts.append(zip(_given_out(store, topic, queue_id, units, left_out), itertools.repeat(queue_id)))
+    merged = heapq.merge(*parts, key=lambda each: each[0].phy_offset, reverse=newest_first)
     rows: list[Row] = []
     last = -1
-    for number, (unit, queue_id) in enumerate(units):
+    for number, (unit, queue_id) in enumerate(merged):
         phy_offset = unit.phy_offset
         if phy_offset == last or (
             behind is not None and (phy_offset >= behind if newest_first else phy_offset <= behind)
@@ -328,6 +364,17 @@ def time_page(
         if (begin is None or message.store_timestamp >= begin) and (end is None or message.store_timestamp <= end):
             rows.append(make_row(message))
     return Page(rows, None)
+
+
+def _given_out(
+    store: MessageStore, topic: str, queue_id: int, units: Iterator[Unit], left_out: dict[int, OSError]
+) -> Iterator[Unit]:
+    # The units up to a file that the system does not give out.
+    try:
+        yield from units
+    except OSError as error:
+        store.queues.leave_out(topic, queue_id, error)
+        left_out[queue_id] = error
 
 
 def _width(queue: AnyConsumeQueue) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from rmqstore.console.errors import NotFoundError
+from rmqstore.console.errors import NotFoundError, error_text
 from rmqstore.errors import StoreError
 from rmqstore.rabbitmq import LostMessage, Queue, QueuedMessage, Vhost, find_vhosts, node_process
 from rmqstore.rabbitmq.transfer import message_object
@@ -56,7 +56,7 @@ class RabbitmqAnswers:
                 with self._turn, Vhost.open(place) as vhost:
                     found.append({"number": number, **_vhost_object(vhost), "error": None})
             except (StoreError, OSError) as error:
-                found.append({"number": number, "name": place, "path": place, "error": str(error)})
+                found.append({"number": number, "name": place, "path": place, "error": error_text(error)})
         return found
 
     def vhost(self, number: int) -> dict[str, Any]:

@@ -16,10 +16,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from rmqstore.console.anatomy import file_name
+from rmqstore.console.errors import error_text
+from rmqstore.consumequeue.consume_queue_store import unseen_text
 from rmqstore.errors import StoreError
 from rmqstore.store.message_store import MessageStore
 
-__all__ = ["AT_ONCE", "Survey", "Surveyed", "queue_row"]
+__all__ = ["AT_ONCE", "Survey", "Surveyed", "queue_row", "topic_rows", "unread_folders"]
 
 AT_ONCE = 2000
 """So many queues are looked at for one request; those of a longer list go on in a thread."""
@@ -35,6 +38,14 @@ _RATE_SPAN = 300.0
 Key = tuple[str, int]
 
 
+def unread_folders(store: MessageStore, topic: str | None = None) -> list[dict[str, str]]:
+    """list of dict: path and detail of the folders in which queues (of `topic`) may be that nobody can see here."""
+    return [
+        {"path": file_name(folder, store.path), "detail": unseen_text(error)}
+        for folder, error in store.queues.unseen_of(topic)
+    ]
+
+
 def queue_row(store: MessageStore, topic: str, queue_id: int) -> dict[str, Any] | None:
     """dict: what a list shows of a queue, also of one that cannot be read; None where there is none."""
     log = store.commit_log
@@ -44,7 +55,7 @@ def queue_row(store: MessageStore, topic: str, queue_id: int) -> dict[str, Any] 
         return {
             "topic": topic, "queue_id": queue_id, "kind": "", "min_queue_offset": 0, "max_queue_offset": 0, "messages": 0,
             "files": 0, "size": 0, "log_bytes": None, "log_bytes_exact": False, "last_store_timestamp": None,
-            "error": str(error),
+            "error": error_text(error),
         }  # fmt: skip
     if look is None:
         return None
@@ -96,9 +107,10 @@ def topic_rows(rows: Iterable[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         if topic is None:
             topic = topics[row["topic"]] = {
                 "topic": row["topic"], "queues": 0, "messages": 0, "total": 0, "size": 0, "kind": row["kind"],
-                "log_bytes": 0, "log_bytes_exact": True, "last_store_timestamp": None,
+                "log_bytes": 0, "log_bytes_exact": True, "last_store_timestamp": None, "unread_queues": 0,
             }  # fmt: skip
         topic["queues"] += 1
+        topic["unread_queues"] += row["error"] is not None
         topic["messages"] += row["messages"]
         topic["total"] += row["max_queue_offset"]
         topic["size"] += row["size"]

@@ -72,6 +72,10 @@ _FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
         "1 if there is no abort file: nobody writes, and the last who did closed in order.",
         _STORE_LABELS,
     ),
+    "rmqstore_damaged_files": (
+        "Files and folders that are damaged or cannot be read, which rmqstore info names; no metric has what they held.",
+        _STORE_LABELS,
+    ),
     "rmqstore_files": ("Files of a part of the store.", (*_STORE_LABELS, "part")),
     "rmqstore_size_bytes": ("Bytes of these files, unused rest included.", (*_STORE_LABELS, "part")),
     "rmqstore_log_bytes": ("Bytes of the log that hold records.", _STORE_LABELS),
@@ -325,11 +329,17 @@ def _add(
 
     store("rmqstore_up", 1)
     store("rmqstore_clean", int(stats.clean))
+    store("rmqstore_damaged_files", stats.damaged_files)
+    # Sums over queues that cannot all be read would seem to fall.
+    queues_known = not stats.unread_queues and not stats.unseen_folders
     for part, number in stats.files.items():
+        if part == "consumequeue" and not queues_known:
+            continue
         store("rmqstore_files", number, part=part)
         store("rmqstore_size_bytes", stats.sizes[part], part=part)
     store("rmqstore_log_bytes", stats.max_phy_offset - stats.min_phy_offset)
-    store("rmqstore_log_behind_queues_bytes", stats.max_phy_offset - stats.dispatched_phy_offset)
+    if queues_known:
+        store("rmqstore_log_behind_queues_bytes", stats.max_phy_offset - stats.dispatched_phy_offset)
     store("rmqstore_disk_usable_bytes", stats.disk.usable)
     seconds("rmqstore_first_store_timestamp_seconds", stats.first_store_timestamp)
     seconds("rmqstore_last_store_timestamp_seconds", stats.last_store_timestamp)
@@ -374,12 +384,16 @@ def _add_topics(samples: _Samples, stats: StoreStats, common: _Pairs) -> None:
     topics: dict[str, list[QueueStats]] = {}
     for queue in stats.queues:
         topics.setdefault(queue.topic, []).append(queue)
+    partly = {topic for topic, _ in stats.unread_queues}
+    partly |= {os.path.basename(os.path.dirname(folder)) for folder in stats.unseen_folders}
     for topic, queues in topics.items():
         where = common + _pairs(topic=topic)
         for queue in queues:
             of_queue = (*where, ("queue_id", str(queue.queue_id)))
             add("rmqstore_queue_min_offset", queue.min_queue_offset, of_queue)
             add("rmqstore_queue_max_offset", queue.max_queue_offset, of_queue)
+        if topic in partly:
+            continue
         total = sum([queue.max_queue_offset for queue in queues])
         if topic.startswith(RETRY_PREFIX):
             add("rocketmq_topic_retry_offset", total, where)

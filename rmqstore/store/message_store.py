@@ -11,6 +11,7 @@ Owns what users meet: open and close, and every operation with its words; the wo
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import os
 import weakref
@@ -491,7 +492,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
                 return taken(own)
 
         def taken(own: bool) -> StoreStats:
-            return take_stats(
+            stats = take_stats(
                 self.path,
                 self.commit_log,
                 self.queues,
@@ -505,6 +506,9 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
                 flushed_where=max(self._flushing.flushed_where, self.commit_log.min_offset) if own else None,
                 undispatched=self.undispatched,
             )
+            # Known when all queues were looked at.
+            damaged = len(self.damaged_files()) + (stats.consumer_offsets_error is not None)
+            return dataclasses.replace(stats, damaged_files=damaged)
 
         return state.settled(ask)
 

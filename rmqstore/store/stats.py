@@ -148,6 +148,13 @@ class StoreStats:
         Bytes of the same parts; files have their whole size, although a file system may keep the unused rest as a hole.
     consumer_offsets_error : str or None
         Why the progress of consumer groups cannot be read; `consumers` is empty then, which says nothing.
+    damaged_files : int
+        How many files and folders are damaged, or cannot be read: `MessageStore.damaged_files` names them, and
+        `consumer_offsets_error` one more.
+    unread_queues : tuple of (str, int)
+        Topic and queue id of the queues that `queues` lacks because they cannot be read.
+    unseen_folders : tuple of str
+        Folders that cannot be looked into, so that `queues` may lack those in them.
     """
 
     path: str
@@ -171,6 +178,9 @@ class StoreStats:
     files: dict[str, int] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     consumer_offsets_error: str | None = None
+    damaged_files: int = 0
+    unread_queues: tuple[tuple[str, int], ...] = ()
+    unseen_folders: tuple[str, ...] = ()
 
 
 def take_stats(
@@ -208,6 +218,7 @@ def take_stats(
     """
     low, high = commit_log.min_offset, commit_log.max_offset
     queue_stats = []
+    unread = []
     dispatched = low
     newest = last_store_timestamp
     for topic, queue_id in queues.keys():
@@ -215,6 +226,7 @@ def take_stats(
             look = queues.look(topic, queue_id, low)
         except OSError as error:
             queues.leave_out(topic, queue_id, error)
+            unread.append((topic, queue_id))
             continue
         if look is None:
             continue
@@ -271,6 +283,8 @@ def take_stats(
             "index": sum(each.size for each in index_files),
         },
         consumer_offsets_error=consumer_offsets_error,
+        unread_queues=tuple(unread),
+        unseen_folders=tuple(sorted(queues.unseen)),
     )
 
 
