@@ -18,6 +18,9 @@ from rmqstore.consumer.system_names import progress_kind
 from rmqstore.offline.describe import StoreDescription, describe
 from rmqstore.tiered import TieredStore
 
+# Damaged files that are listed one by one.
+_DAMAGED_SHOWN = 20
+
 
 @click.command()
 @path_argument
@@ -165,6 +168,7 @@ def _print_info(printer: Printer, description: StoreDescription) -> None:
             *([("queues in RocksDB", text) for text in _queue_database_texts(description)]),
             *([("RocksDB", _rocksdb_text(description))] if description.rocksdb else []),
             *_layout_fields(description),
+            *_damaged_fields(description),
         ]
     )  # fmt: skip
     printer.table(
@@ -254,6 +258,14 @@ def _queue_database_texts(description: StoreDescription) -> list[str]:
         for begin, end in state.completed
     ]
     return texts + [f"damaged: {escape(text)}" for text in state.damage]
+
+
+def _damaged_fields(description: StoreDescription) -> list[tuple[str, str]]:
+    damaged = description.damaged_files
+    found = [("not read, or damaged", f"{escape(path)}: {escape(detail)}") for path, detail in damaged[:_DAMAGED_SHOWN]]
+    if len(damaged) > _DAMAGED_SHOWN:
+        found.append(("", f"and {len(damaged) - _DAMAGED_SHOWN} more; --json has all"))
+    return found
 
 
 def _rocksdb_text(description: StoreDescription) -> str:

@@ -77,7 +77,12 @@ def health(store: MessageStore, last: int | None, surveyed: Surveyed) -> list[di
         if gone_over:
             text += f"; units of {gone_over} bytes of the log were lost or are damaged, and are read from it"
         note("queues in RocksDB", "bad" if gone_over or database.damage else "good", text)
-    elif rocksdb and log.max_offset > log.min_offset and not any(row["files"] for row in surveyed.rows.values()):
+    elif (
+        rocksdb
+        and not store.queues.unseen
+        and log.max_offset > log.min_offset
+        and not any(row["files"] for row in surveyed.rows.values())
+    ):
         folders = ", ".join(f"{name}/" for name in rocksdb)
         note(
             "queue files",
@@ -114,7 +119,7 @@ def health(store: MessageStore, last: int | None, surveyed: Surveyed) -> list[di
         if newest is None and store.database_index.is_used():
             behind = log.max_offset - store.database_index.last_offset
             note("index", "good", f"in RocksDB; its last record lies {behind} bytes before the end of the log")
-        elif newest is None and store.index_service.passed_over:
+        elif newest is None and (store.index_service.passed_over or store.database_index.damage is not None):
             note("index", "bad", "it cannot be read, and queries by key search the log, up to a bound: see files")
         elif newest is None:
             state = "note" if log.max_offset == log.min_offset else "bad"

@@ -399,11 +399,13 @@ class Pages:
         sort = choice(request, "sort", ("-name", *(each for each in choices(INDEX_COLUMNS) if each != "-name")))
         with self._console.store.use() as store:
             rows, problems = self._answers.index(store), self._answers.index_problems(store)
+            in_database = store.database_index.is_used()
         newest = rows[-_DRAWN:]
         ordered = in_order(rows, sort)
         return self._page(
             request, "index.html", rows=ordered[first : first + _LIST_SHOWN], number=len(rows), first=first,
             step=_LIST_SHOWN, sort=sort, sums=sums(rows, "entries", "slots_used", "size"), drawn=newest, problems=problems,
+            in_database=in_database,
             fill_chart=bars(
                 [(each["name"], each["fill"], f"{100 * each['fill']:.1f} %") for each in newest], whole=1.0
             ),

@@ -18,9 +18,10 @@ from collections.abc import Iterator
 
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.errors import CorruptionError, MissingDependencyError, StoreError
+from rmqstore.files.mapped_file import is_not_given_out
 from rmqstore.message import MessageExt, encode_java_utf8
-from rmqstore.rocksdb.database import is_database
 from rmqstore.rocksdb.index import HOUR, IndexDatabase, IndexKind, index_folder, keys_of_message, may_have_entries
+from rmqstore.rocksdb.places import may_be_database
 
 __all__ = ["DatabaseIndex"]
 
@@ -111,13 +112,17 @@ class DatabaseIndex:
                 ]
         except (FileNotFoundError, NotADirectoryError):
             return ()
+        except OSError as error:
+            if not is_not_given_out(error):
+                raise
+            return (("", -1, -1),)
         return tuple(sorted(found))
 
     def _open(self) -> IndexDatabase | None:
         if self._state is not None:
             return self._database if self.damage is None else None
         self._state = self._files()
-        if not is_database(index_folder(self.root)):
+        if not may_be_database(index_folder(self.root)):
             return None
         try:
             database = IndexDatabase(self.root)

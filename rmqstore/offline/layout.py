@@ -22,6 +22,7 @@ from rmqstore.errors import MissingDependencyError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.rocksdb.database import Database, is_database
 from rmqstore.rocksdb.index import index_folder, may_have_entries
+from rmqstore.rocksdb.places import FOLDERS, closed_folder, may_be_database
 from rmqstore.rocksdb.pop_records import has_pop_records
 from rmqstore.rocksdb.settings import settings_layouts
 
@@ -116,7 +117,7 @@ def _queues(root: str) -> str:
     databases = [
         f"RocksDB ({name})"
         for name in ("consumequeue", "consumequeue_rocksdb")
-        if is_database(os.path.join(root, name))
+        if is_database(os.path.join(root, name)) or (name in FOLDERS and may_be_database(os.path.join(root, name)))
     ]
     return _joined([files, batch, *databases])
 
@@ -124,7 +125,7 @@ def _queues(root: str) -> str:
 def _families(root: str) -> dict[str, bool] | str:
     # Which families of the database of index, timers and transactions have entries, or why that is not known.
     path = index_folder(root)
-    if not is_database(path):
+    if not may_be_database(path):
         return {}
     try:
         with Database(path) as database:
@@ -165,6 +166,8 @@ def _sources(root: str) -> Iterator[SettingsSource]:
 def _settings(root: str, sources: list[SettingsSource]) -> str:
     forms = [form for layout, form in _FORMS.items() if any(layout in settings_layouts(root, kind) for kind in _KINDS)]
     json = "JSON" if any(source.form == "json" for source in sources) or _has_json(root) else ""
+    if closed_folder(os.path.join(root, "config")) is not None:
+        return "not known (config/ cannot be looked into)"
     return _joined([json, *forms])
 
 

@@ -18,6 +18,7 @@ from rmqstore.errors import CorruptionError, MissingDependencyError, StoreError
 from rmqstore.offline.pending_rows import Records, records_in_log, records_of_queue
 from rmqstore.rocksdb.database import Database, is_database
 from rmqstore.rocksdb.index import index_folder
+from rmqstore.rocksdb.places import may_be_database
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.store.message_store import MessageStore
 
@@ -157,7 +158,7 @@ class Search:
     @property
     def has_database(self) -> bool:
         """bool: there is a database in ``rocksdbstore/``, readable or not."""
-        return is_database(index_folder(self.store.path))
+        return may_be_database(index_folder(self.store.path))
 
     @functools.cached_property
     def database(self) -> Database | None:

@@ -35,7 +35,7 @@ from rmqstore.index.index_service import IndexService
 from rmqstore.message import SCHEDULE_TOPIC
 from rmqstore.offline.verify import verify_parts
 from rmqstore.rocksdb.database import is_database
-from rmqstore.rocksdb.places import PLACES, queue_databases
+from rmqstore.rocksdb.places import PLACES, check_queue_databases, queue_databases
 from rmqstore.store.dispatcher import CommitLogDispatcher, IndexProgress, QueueKindError, without_unit
 from rmqstore.store.opening import REBUILD_COMPLETE, REBUILD_DIRECTORY, is_swapping
 
@@ -214,8 +214,13 @@ def folders_of(kinds: Iterable[str]) -> list[str]:
 
 
 def known_config(root: str, config: StoreConfig | None, kinds: tuple[str, ...]) -> StoreConfig:
-    """The geometry, by default `StoreConfig.infer`; GeometryError where a value that would change bytes is only assumed."""
+    """The geometry, by default `StoreConfig.infer`; GeometryError where a value that would change bytes is only assumed.
+
+    OSError where queues may be in a database that this user may not look into: it would be moved aside unseen.
+    """
     refuse_dledger(root)
+    if "consumequeue" in kinds:
+        check_queue_databases(root)
     config = StoreConfig.infer(root) if config is None else config
     needed = []
     if "consumequeue" in kinds and queue_databases(root):

@@ -39,7 +39,7 @@ from rmqstore.offline.rebuild import (
     swap_database,
 )
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
-from rmqstore.rocksdb.places import PLACES, queue_databases
+from rmqstore.rocksdb.places import PLACES, check_queue_databases, queue_databases
 from rmqstore.rocksdb.queue_writer import QueueDatabaseWriter
 from rmqstore.store.completion import dispatch_stretch
 from rmqstore.store.dispatcher import CommitLogDispatcher
@@ -89,6 +89,8 @@ def rebuild_queue_database(
     started = time.perf_counter()
     root = check_store_root(path)
     refuse_dledger(root)
+    if output is None:
+        check_queue_databases(root)
     config = StoreConfig.infer(root) if config is None else config
     # Only a broker that dispatches to further queues says in a record which.
     config = dataclasses.replace(config, enable_lmq=True, enable_multi_dispatch=True)

@@ -39,7 +39,7 @@ from rmqstore.message import MessageExt, SysFlag, decode_java_utf8, is_queued
 from rmqstore.offline.verify_databases import has_index_database, verify_index_database
 from rmqstore.offline.verify_entries import IndexCheck
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
-from rmqstore.offline.verify_units import QueueCheck, unread_file, unread_folder
+from rmqstore.offline.verify_units import QueueCheck, unread_database, unread_file, unread_folder
 from rmqstore.store.dispatcher import multi_dispatch_places, multi_dispatch_problem
 from rmqstore.store.opening import REBUILD_DIRECTORY, SWAPPING, is_swapping
 
@@ -306,7 +306,12 @@ class _Checker:
                 self.queues.load()
             except StoreError as error:
                 problems.append(finding_of(error, "file", self.root))
-            problems += [unread_folder(folder, error) for folder, error in self.queues.unseen.items()]
+            databases = () if self.database is None else self.database.folders
+            problems += [
+                unread_folder(folder, error)
+                for folder, error in self.queues.unseen.items()
+                if folder not in databases
+            ]
             self.listed = frozenset(self.queues.keys())
         if self.with_index:
             problems += self.load_index()
@@ -646,5 +651,5 @@ class _Checker:
             except CorruptionError as error:
                 findings.append(Finding(path, 0, "damaged_database", f"pop records: {error.message}"))
             except (StoreError, OSError) as error:
-                findings.append(Finding(path, 0, "not_checked", f"pop records: {error}"))
+                findings.append(unread_database(path, error, "pop records"))
             yield from findings

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError
 from rmqstore.message import MessageExt
-from rmqstore.rocksdb.database import is_database
+from rmqstore.offline.verify_units import unread_database
 from rmqstore.rocksdb.index import IndexDatabase, index_folder, keys_of_message, may_have_entries, parse_entry
+from rmqstore.rocksdb.places import may_be_database
 
 __all__ = ["has_index_database", "verify_index_database"]
 
@@ -22,7 +23,7 @@ _MASK = 2**64 - 1
 
 def has_index_database(root: str) -> bool:
     """bool: the store at `root` has its index in RocksDB, or may have: a damaged database does not tell."""
-    if not is_database(index_folder(root)):
+    if not may_be_database(index_folder(root)):
         return False
     try:
         database = IndexDatabase(root)
@@ -46,7 +47,7 @@ def verify_index_database(commit_log: CommitLog, root: str, end: int) -> Iterato
         rocksdict is not installed.
     """
     path = index_folder(root)
-    if not is_database(path):
+    if not may_be_database(path):
         return
     try:
         database = IndexDatabase(root)
@@ -59,7 +60,7 @@ def verify_index_database(commit_log: CommitLog, root: str, end: int) -> Iterato
         yield Finding(error.path or path, error.pos or 0, "damaged_database", f"the index in RocksDB: {error.message}")
         return
     except (StoreError, OSError) as error:
-        yield Finding(path, 0, "not_checked", f"the index in RocksDB: {error}")
+        yield unread_database(path, error, "the index in RocksDB")
         return
     try:
         if database.log_damage is not None:

@@ -17,7 +17,9 @@ from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.config import StoreConfig
 from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError, finding_of
+from rmqstore.files.mapped_file import is_not_given_out
 from rmqstore.message import SCHEDULE_TOPIC, decode_java_utf8
+from rmqstore.offline.verify_units import unread_database
 from rmqstore.rocksdb.places import queue_databases
 from rmqstore.rocksdb.queues import QueueDatabase, Units
 from rmqstore.spans import Span, without
@@ -65,8 +67,12 @@ class QueueDatabaseCheck:
             # Nothing is known of the database then.
             self.findings.append(finding_of(error, "not_checked", self.path))
         except OSError as error:
-            path = os.fsdecode(error.filename) if error.filename is not None else self.path
-            self._damaged(CorruptionError(f"the database is not checked, it cannot be read: {error.strerror or error}", path))
+            if is_not_given_out(error):
+                self.findings.append(unread_database(self.path, error, "queues in RocksDB"))
+            else:
+                path = os.fsdecode(error.filename) if error.filename is not None else self.path
+                text = f"the database is not checked, it cannot be read: {error.strerror or error}"
+                self._damaged(CorruptionError(text, path))
         self._missing: dict[tuple[str, int], tuple[int, int, int]] = {}
         # The queue offsets of the units that a record stands behind, in runs.
         self._met: dict[tuple[str, int], list[Span]] = {}

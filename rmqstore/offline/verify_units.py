@@ -346,3 +346,12 @@ def _needed(queue: ConsumeQueue, tags_code: int, store_timestamp: int) -> str:
     if queue.ext is None:
         return str(tags_code)
     return f"{tags_code} (tags code {tags_code} and store time {store_timestamp})"
+
+
+def unread_database(path: str, error: StoreError | OSError, what: str) -> Finding:
+    """Finding: that `what` is in a database which was not looked at, because of `error`."""
+    if isinstance(error, OSError) and is_not_given_out(error):
+        where = path if error.filename is None else os.fsdecode(error.filename)
+        text = f"{what}: this cannot be read ({error.strerror or error}), and is not compared with the log; let this user read "
+        return Finding(where, 0, "file", text + "it, or restore it from a copy where the disk fails")
+    return Finding(path, 0, "not_checked", f"{what}: {error}")

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError
-from rmqstore.rocksdb.database import Database, is_database
+from rmqstore.offline.verify_units import unread_database
+from rmqstore.rocksdb.database import Database
 from rmqstore.rocksdb.index import index_folder, may_have_entries
+from rmqstore.rocksdb.places import may_be_database
 from rmqstore.rocksdb.timers import FAMILY as TIMER_FAMILY
 from rmqstore.rocksdb.timers import read_timers
 from rmqstore.rocksdb.transactions import FAMILY as TRANSACTION_FAMILY
@@ -36,7 +38,7 @@ def verify_waiting(commit_log: CommitLog, root: str) -> Iterator[Finding]:
     """
     yield from _timer_files(commit_log, root)
     path = index_folder(root)
-    if not is_database(path):
+    if not may_be_database(path):
         return
     try:
         with Database(path) as database:
@@ -47,7 +49,7 @@ def verify_waiting(commit_log: CommitLog, root: str) -> Iterator[Finding]:
     except CorruptionError as error:
         yield Finding(error.path or path, 0, "damaged_database", f"timers and transactions in RocksDB: {error.message}")
     except (StoreError, OSError) as error:
-        yield Finding(path, 0, "not_checked", f"timers and transactions in RocksDB: {error}")
+        yield unread_database(path, error, "timers and transactions in RocksDB")
 
 
 def _timer_files(commit_log: CommitLog, root: str) -> Iterator[Finding]:

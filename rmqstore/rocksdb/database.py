@@ -329,7 +329,7 @@ def _is_file(path: str) -> bool:
     # False for a directory, which a topic may be.  RocksDB waits at a FIFO, and a device may have no end.
     try:
         mode = os.stat(path).st_mode
-    except OSError:
+    except FileNotFoundError:
         # A link that leads nowhere is a file that is missing: the opening names it.
         return True
     if stat.S_ISDIR(mode):
@@ -338,6 +338,9 @@ def _is_file(path: str) -> bool:
         raise CorruptionError("the RocksDB database cannot be opened: this is not a regular file; move it away", path)
     if not os.access(path, os.R_OK):
         raise PermissionError(13, "Permission denied", path)
+    # What is not told by that would be an error of RocksDB's own, and taken for damage.  A broker may take the file away meanwhile.
+    with contextlib.suppress(FileNotFoundError):
+        os.close(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
     return True
 
 

@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple
 
 from rmqstore.message import MessageExt, SysFlag, encode_java_utf8
 from rmqstore.rocksdb.database import Database, is_database
+from rmqstore.rocksdb.places import may_be_database
 
 __all__ = [
     "HOUR", "IndexDatabase", "IndexEntry", "IndexKind", "index_folder", "keys_of_message", "keys_of_record",
@@ -55,11 +56,16 @@ def may_have_entries(root: str | os.PathLike[str]) -> bool:
     """bool: there is a database, and it is not empty as far as its files tell without being opened."""
     path = index_folder(root)
     if not is_database(path):
-        return False
-    with os.scandir(path) as entries:
-        return any(
-            entry.name.endswith(".sst") or (entry.name.endswith(".log") and entry.stat().st_size > 0) for entry in entries
-        )
+        return may_be_database(path)
+    try:
+        with os.scandir(path) as entries:
+            return any(
+                entry.name.endswith(".sst") or (entry.name.endswith(".log") and entry.stat().st_size > 0)
+                for entry in entries
+            )
+    except PermissionError:
+        # Nobody can tell.
+        return True
 
 
 def _prefix(topic: str, kind: IndexKind, text: str) -> bytes:

@@ -11,13 +11,13 @@ are first written to, so a missing one is an empty one.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from rmqstore.errors import CorruptionError, Finding
+from rmqstore.files.mapped_file import is_not_given_out
 from rmqstore.rocksdb.database import Database, lost_log_text, unlisted_text
 from rmqstore.rocksdb.places import may_be_database
 
@@ -77,11 +77,15 @@ def database_state(root: str | os.PathLike[str], kind: Kind = "topics") -> tuple
     found = []
     for layout in settings_layouts(root, kind):
         path = _path(root, layout, kind) or ""
-        with contextlib.suppress(FileNotFoundError, PermissionError), os.scandir(path) as entries:
-            for entry in entries:
-                if entry.name == "CURRENT" or entry.name.endswith((".sst", ".log")):
-                    status = entry.stat()
-                    found.append((f"{layout}/{entry.name}", status.st_size, status.st_mtime_ns))
+        try:
+            with os.scandir(path) as entries:
+                for entry in entries:
+                    if entry.name == "CURRENT" or entry.name.endswith((".sst", ".log")):
+                        status = entry.stat()
+                        found.append((f"{layout}/{entry.name}", status.st_size, status.st_mtime_ns))
+        except OSError as error:
+            if not (isinstance(error, FileNotFoundError) or is_not_given_out(error)):
+                raise
     return tuple(sorted(found))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from collections.abc import Iterable, Iterator
 
 from rmqstore._core import Verdict, check_record
@@ -22,7 +23,9 @@ from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
 from rmqstore.consumequeue.database_queues import DatabaseQueues, UnitStream
 from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError
+from rmqstore.files.mapped_file import is_not_given_out
 from rmqstore.message import MessageExt, is_queued
+from rmqstore.rocksdb.places import closed_folder
 from rmqstore.rocksdb.queues import QueueDatabase
 from rmqstore.spans import joined, without
 from rmqstore.store.dispatcher import CommitLogDispatcher, IndexProgress
@@ -90,8 +93,8 @@ class Completion:
     ------
     MissingDependencyError
         rocksdict is not installed.
-    PermissionError
-        A file of the database cannot be read.
+    OSError
+        A file of the database cannot be read, and the queues are not those of a reader who passes that over.
     """
 
     def __init__(self, folders: tuple[str, ...], root: str, commit_log: CommitLog, queues: ConsumeQueueStore):
@@ -103,10 +106,23 @@ class Completion:
         self.ranges: list[tuple[int, int]] = []
         damage: CorruptionError | None = None
         try:
+            closed = closed_folder(folder)
+            if closed is not None:
+                raise closed
             database: QueueDatabase | None = QueueDatabase(folder)
         except CorruptionError as error:
             logger.warning("%s: %s; the queues are made from the log", error.path, error.message)
             database, damage = None, error
+        except OSError as error:
+            if not (queues.pass_over and is_not_given_out(error)):
+                raise
+            text = (
+                f"the RocksDB database of the queues cannot be read ({error.strerror or error}): let this user read it, or "
+                "restore it from a copy where the disk fails"
+            )
+            damage = CorruptionError(text, folder if error.filename is None else os.fsdecode(error.filename))
+            logger.warning("%s: %s; the queues are made from the log", damage.path, damage.message)
+            database = None
         self.begin = self._place(-1 if database is None else database.checkpoint)
         self._done_to = self.begin
         self.source = DatabaseQueues(

@@ -44,6 +44,7 @@ from rmqstore.files.store_lock import StoreLock
 from rmqstore.files.unclosed import ClosedAtExit
 from rmqstore.index.log_index import DEFAULT_LOG_BYTES
 from rmqstore.message import Message, MessageExt
+from rmqstore.rocksdb.places import closed_databases
 from rmqstore.store.closing import Closing, close_forgotten
 from rmqstore.store.columns import scan_log, time_range
 from rmqstore.store.flushing import Flushing
@@ -441,7 +442,8 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         """list of StoreError: segments, index files, and files of queues asked for so far, that lack their length.
 
         Read-only they are read as far as they go, and index files passed over; a store with one does not open for writing.
-        So are index files, folders of queues and queues that the system does not give out.
+        So are index files, folders of queues and queues that the system does not give out, a broker's databases that are
+        damaged or closed, and the folder of its settings.
         """
         listed = [self.commit_log.files, *(queue.files for queue in self.queues.opened())]
         found: list[StoreError] = [problem for files in listed for problem in files.damaged()]
@@ -451,6 +453,15 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             found.append(StoreError(text, None if error.filename is None else os.fsdecode(error.filename)))
         if self.index_service is not None:
             found += self.index_service.passed_over.values()
+        databases: list[StoreError] = [*closed_databases(self.path)]
+        completion = self._state.undispatched.completion
+        databases += () if completion is None else completion.damage
+        databases += () if self.database_index.damage is None else [self.database_index.damage]
+        told = {problem.path for problem in found}
+        for problem in databases:
+            if problem.path not in told:
+                told.add(problem.path)
+                found.append(problem)
         return found
 
     def stats(self, *, refresh: bool = True) -> StoreStats:
@@ -507,7 +518,12 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
                 undispatched=self.undispatched,
             )
             # Known when all queues were looked at.
-            damaged = len(self.damaged_files()) + (stats.consumer_offsets_error is not None)
+            problems = self.damaged_files()
+            config = os.path.join(self.path, "config")
+            damaged = len(problems)
+            # Where the folder is closed, that was counted.
+            if stats.consumer_offsets_error is not None and not any((each.path or "").startswith(config) for each in problems):
+                damaged += 1
             return dataclasses.replace(stats, damaged_files=damaged)
 
         return state.settled(ask)

@@ -15,7 +15,7 @@ from rmqstore.config.dledger import dledger_folders, without_log
 from rmqstore.errors import StoreChangedError, StoreError, UnsupportedFormatError
 from rmqstore.files.mapped_file import STAGING_PREFIX, fsync_directory, fsync_tree, naming_errors, open_regular
 from rmqstore.files.store_lock import abort_process
-from rmqstore.rocksdb.places import queue_databases
+from rmqstore.rocksdb.places import check_queue_databases, queue_databases
 from rmqstore.store.flushing import Flushing
 from rmqstore.store.recovery import RecoveryReport, recover
 from rmqstore.store.store_state import StoreState
@@ -60,6 +60,7 @@ def warn_of_swapping(root: str) -> None:
 
 def refuse_rocksdb(root: str) -> None:
     """Raise UnsupportedFormatError if the store at `root` has queues in RocksDB: a message put there would be in none of them."""
+    check_queue_databases(root)
     for folder in queue_databases(root):
         raise UnsupportedFormatError(
             "the consume queues of this store are in RocksDB, which can be read and not written: open it with read_only=True, or "

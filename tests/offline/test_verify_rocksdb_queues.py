@@ -134,9 +134,9 @@ def test_a_database_that_may_not_be_read_does_not_stop_the_rest(tmp_path, monkey
         file.seek(200)
         file.write(b"!")
     found = findings(root)
-    assert {each.kind for each in found} == {"bad_database", "bad_body_crc"}, found
-    (unread,) = [each for each in found if each.kind == "bad_database"]
-    assert "not checked" in unread.detail and "/consumequeue/" in unread.path
+    assert {each.kind for each in found} == {"file", "bad_body_crc"}, found
+    (unread,) = [each for each in found if each.kind == "file"]
+    assert "not compared" in unread.detail and "/consumequeue/" in unread.path
 
 
 def test_a_stray_file_and_a_second_database(tmp_path):

@@ -435,7 +435,7 @@ def test_a_database_that_may_not_be_read_leaves_the_log(stores, monkeypatch, cap
         with pytest.raises(StoreError, match="cannot be read: Permission denied"):
             store.query_message("Orders", "CUST-7", compat=True)
     (finding,) = [each for each in verify(path) if "index in RocksDB" in each.detail]
-    assert finding.kind == "not_checked" and "Permission denied" in finding.detail
+    assert finding.kind == "file" and "Permission denied" in finding.detail
 
 
 def test_flips_and_truncations_are_no_shorter_answer(tmp_path):
