@@ -30,8 +30,14 @@ KEY_BITS = {None: 3, "U": 1, "K": 2, "T": 4}
 
 
 def check_timeout(timeout: float | None) -> None:
-    """ValueError for a NaN, with which nobody would ever stop waiting."""
-    if timeout is not None and timeout != timeout:
+    """ValueError for a NaN, with which nobody would ever stop waiting; TypeError for what is no number."""
+    if timeout is None:
+        return
+    try:
+        is_number = timeout < 1 or timeout >= 1
+    except TypeError:
+        raise TypeError(f"timeout is {shown(timeout)}; give seconds, or None to wait without an end") from None
+    if not is_number:
         raise ValueError(f"timeout is {timeout!r}; give seconds, or None to wait without an end")
 
 
@@ -90,6 +96,20 @@ def whole_number(value: int, name: str, low: int | None = None, high: int | None
     if (low is not None and number < low) or (high is not None and number > high):
         raise ValueError(f"{name} is {number}; give an int from {_bound(low)} to {_bound(high)}")
     return number
+
+
+def one_queue(topic: str, queue_id: int) -> tuple[str, int]:
+    """(str, int): a topic and a queue id, as of `one_text` and `whole_number`; those that are plain are not looked at."""
+    if type(topic) is not str:
+        topic = one_text(topic, "topic")
+    if type(queue_id) is not int:
+        queue_id = whole_number(queue_id, "queue_id")
+    return topic, queue_id
+
+
+def given_tags(tags: str | Iterable[str] | None) -> str | list[str] | None:
+    """str, list of str or None: tags as given; several in one text stay one.  TypeError for what are none."""
+    return tags if isinstance(tags, str) else texts(tags, "tags")
 
 
 def whole_numbers(value: int | Iterable[int] | None, name: str, low: int, high: int) -> list[int] | None:

@@ -26,7 +26,9 @@ from rmqstore.arguments import (
     IndexType,
     Moment,
     Recovery,
+    given_tags,
     milliseconds,
+    one_queue,
     one_text,
     shown,
     texts,
@@ -93,11 +95,6 @@ def _range(begin: Moment | None, end: Moment | None) -> tuple[float | None, floa
     # Both are inside, so that what lies between two milliseconds is rounded inwards.
     low = None if begin is None else milliseconds(begin, "begin", up=True)
     return low, None if end is None else milliseconds(end, "end")
-
-
-def _tags(tags: str | Iterable[str] | None) -> str | list[str] | None:
-    # Several in one text stay one.
-    return tags if isinstance(tags, str) else texts(tags, "tags")
 
 
 def _offset(offset: int | None, name: str) -> int | None:
@@ -748,7 +745,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         topic, queue_id = one_text(topic, "topic"), whole_number(queue_id, "queue_id")
         queue_offset, max_num = whole_number(queue_offset, "queue_offset"), whole_number(max_num, "max_num")
         max_bytes = None if max_bytes is None else whole_number(max_bytes, "max_bytes")
-        wanted = None if tags is None else subscription(_tags(tags))
+        wanted = None if tags is None else subscription(given_tags(tags))
         return self._state.settled(self._reading.get, topic, queue_id, queue_offset, max_num, max_bytes, wanted)
 
     def topics(self) -> list[str]:
@@ -765,6 +762,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             None is seen, and the system does not give out a folder in which they may be.
         """
         self._state.check_open()
+        topic = one_text(topic, "topic")
         found = [queue_id for name, queue_id in self._state.keys() if name == topic]
         if not found:
             self.queues.check_seen(topic)
@@ -773,12 +771,12 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
     def min_queue_offset(self, topic: str, queue_id: int = 0) -> int:
         """int: queue offset of the first message that is still there, 0 for an unknown queue."""
         self._state.check_open()
-        return self._state.settled(self._reading.bounds_of, topic, queue_id)[0]
+        return self._state.settled(self._reading.bounds_of, *one_queue(topic, queue_id))[0]
 
     def max_queue_offset(self, topic: str, queue_id: int = 0) -> int:
         """int: queue offset of the next message to come, 0 for an unknown queue."""
         self._state.check_open()
-        return self._state.settled(self._reading.bounds_of, topic, queue_id)[1]
+        return self._state.settled(self._reading.bounds_of, *one_queue(topic, queue_id))[1]
 
     def offset_by_time(self, topic: str, queue_id: int, timestamp: Moment, boundary: Boundary = "lower") -> int:
         """int: queue offset that belongs to a store time.
@@ -798,7 +796,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         """
         self._state.check_open()
         timestamp = milliseconds(timestamp, "timestamp", up=boundary == "lower")
-        return self._state.settled(self._reading.offset_by_time, topic, queue_id, timestamp, boundary)
+        return self._state.settled(self._reading.offset_by_time, *one_queue(topic, queue_id), timestamp, boundary)
 
     def consume(
         self,
@@ -845,12 +843,14 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         ------
         ReadOnlyError
             No `offsets` were given, and the store is read-only or its progress is kept in RocksDB.
-        ValueError
-            A value out of range.
+        TypeError, ValueError
+            A value of another kind, or out of range.
         """
         from rmqstore.consumer.consumer import Consumer
 
         self._state.check_open()
+        topic, group, broker = one_text(topic, "topic"), one_text(group, "group"), one_text(broker, "broker")
+        chosen = whole_numbers(queue_ids, "queue_ids", -(2**31), 2**31 - 1)
         if offsets is None:
             if self.read_only:
                 raise ReadOnlyError(
@@ -864,9 +864,9 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             self,
             topic,
             group,
-            queue_ids=queue_ids,
-            tags=tags,
-            max_num=max_num,
+            queue_ids=chosen,
+            tags=given_tags(tags),
+            max_num=whole_number(max_num, "max_num"),
             consume_from=consume_from,
             timeout=timeout,
             offsets=self.consumer_offsets if offsets is None else offsets,
@@ -932,6 +932,8 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             A CRC does not agree.
         """
         self._state.check_open()
+        if type(phy_offset) is not int:
+            phy_offset = whole_number(phy_offset, "phy_offset")
         return self.commit_log.message_at(phy_offset)
 
     def message_by_id(self, msg_id: str, topic: str | None = None) -> MessageExt:
@@ -970,7 +972,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         """
         self._state.check_open()
         topic = None if topic is None else one_text(topic, "topic")
-        return self._querying.phy_offset_by_id(msg_id, topic)
+        return self._querying.phy_offset_by_id(one_text(msg_id, "msg_id"), topic)
 
     @query_first
     def query_message(
@@ -1150,7 +1152,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         """
         state = self._state
         state.check_open()
-        topic, tags = texts(topic, "topic"), _tags(tags)
+        topic, tags = texts(topic, "topic"), given_tags(tags)
         queue_id = whole_numbers(queue_id, "queue_id", -(2**31), 2**31 - 1)
         begin_phy_offset = _offset(begin_phy_offset, "begin_phy_offset")
         end_phy_offset = _offset(end_phy_offset, "end_phy_offset")
@@ -1227,7 +1229,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             max_num = min(whole_number(max_num, "max_num"), _INT64_MAX)
             if max_num < 0:
                 raise ValueError(f"max_num is {max_num}; give 0 or more, or None for all")
-        wanted = subscription(_tags(tags))
+        wanted = subscription(given_tags(tags))
         return state.settled(self._reading.table, topic, queue_id, queue_offset, max_num, wanted, columns, views)
 
     def query_table(

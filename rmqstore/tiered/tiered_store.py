@@ -13,7 +13,20 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from rmqstore._shown import shows
-from rmqstore.arguments import Boundary, IndexType, Moment, check_boundary, check_index_type, milliseconds
+from rmqstore.arguments import (
+    Boundary,
+    IndexType,
+    Moment,
+    check_boundary,
+    check_index_type,
+    given_tags,
+    milliseconds,
+    one_queue,
+    one_text,
+    texts,
+    whole_number,
+    whole_numbers,
+)
 from rmqstore.errors import Finding, OffsetOutOfRangeError
 from rmqstore.files.mapped_file import NotCopied
 from rmqstore.flatfile.flat_queue import FlatQueue
@@ -157,6 +170,7 @@ class TieredStore(NotCopied):
 
     def queue_ids(self, topic: str) -> list[int]:
         """list of int: the queues of `topic`, ascending."""
+        topic = one_text(topic, "topic")
         return [queue_id for _, queue_id in self.flat_store.keys(topic)]
 
     def queues(self) -> list[TieredQueue]:
@@ -177,12 +191,12 @@ class TieredStore(NotCopied):
 
     def min_queue_offset(self, topic: str, queue_id: int = 0) -> int:
         """int: queue offset of the first message that is there, 0 for an unknown queue."""
-        queue = self._queue(topic, queue_id)
+        queue = self._queue(*one_queue(topic, queue_id))
         return 0 if queue is None else queue.min_queue_offset
 
     def max_queue_offset(self, topic: str, queue_id: int = 0) -> int:
         """int: queue offset after the last message that was uploaded, 0 for an unknown queue."""
-        queue = self._queue(topic, queue_id)
+        queue = self._queue(*one_queue(topic, queue_id))
         return 0 if queue is None else queue.max_queue_offset
 
     def get_message(
@@ -206,7 +220,10 @@ class TieredStore(NotCopied):
         CorruptionError
             Nothing can be read at `queue_offset`, and no `on_damage` was given.
         """
-        wanted = None if tags is None else subscription(tags)
+        topic, queue_id = one_queue(topic, queue_id)
+        queue_offset, max_num = whole_number(queue_offset, "queue_offset"), whole_number(max_num, "max_num")
+        max_bytes = None if max_bytes is None else whole_number(max_bytes, "max_bytes")
+        wanted = None if tags is None else subscription(given_tags(tags))
 
         def ask() -> GetMessageResult:
             queue = self._queue(topic, queue_id)
@@ -238,6 +255,7 @@ class TieredStore(NotCopied):
             As of `get_message`, for a message that the search comes by.
         """
         check_boundary(boundary)
+        topic, queue_id = one_queue(topic, queue_id)
         at = milliseconds(timestamp, "timestamp", up=boundary == "lower")
 
         def ask() -> int:
@@ -288,6 +306,7 @@ class TieredStore(NotCopied):
             A place cannot be looked at, and no `on_damage` was given.
         """
         check_index_type(index_type)
+        topic, key, max_num = one_text(topic, "topic"), one_text(key, "key"), whole_number(max_num, "max_num")
         low = None if begin is None else milliseconds(begin, "begin", up=True)
         high = None if end is None else milliseconds(end, "end")
         times = time_range(low, high)
@@ -325,15 +344,15 @@ class TieredStore(NotCopied):
         """
         low = None if begin is None else milliseconds(begin, "begin", up=True)
         high = None if end is None else milliseconds(end, "end")
+        topics, numbers = texts(topic, "topic"), whole_numbers(queue_id, "queue_id", -(2**31), 2**31 - 1)
+        wanted, batch_size = subscription(given_tags(tags)), whole_number(batch_size, "batch_size")
         flat_store = self.flat_store
         flat_store.check_open()
         flat_store.refresh()
-        topics = topic if topic is None or isinstance(topic, str) else list(topic)
-        numbers = queue_id if queue_id is None or isinstance(queue_id, int) else list(queue_id)
         return scan_flat(
             flat_ranges(flat_store, topics, numbers),
             columns,
-            subscription(tags),
+            wanted,
             time_range(low, high),
             batch_size,
             use_threads,
@@ -361,10 +380,14 @@ class TieredStore(NotCopied):
         ValueError, MissingDependencyError, CorruptionError
             As of `scan`.
         """
-        if max_num is not None and max_num < 0:
-            raise ValueError(f"max_num is {max_num}; give 0 or more, or None for all")
-        wanted = subscription(tags)
-        texts = tag_texts(wanted)
+        topic, queue_id = one_queue(topic, queue_id)
+        queue_offset = whole_number(queue_offset, "queue_offset")
+        if max_num is not None:
+            max_num = whole_number(max_num, "max_num")
+            if max_num < 0:
+                raise ValueError(f"max_num is {max_num}; give 0 or more, or None for all")
+        wanted = subscription(given_tags(tags))
+        words = tag_texts(wanted)
         names = chosen_columns(columns)
 
         def ask() -> pa.Table:
@@ -373,7 +396,7 @@ class TieredStore(NotCopied):
                 return scan_flat((), names, None, (1, 0), 1, False, views, (), 1, self.flat_store.check_open).read_all()
             begin = max(queue_offset, queue.min_queue_offset)
             return flat_table(
-                queue, begin, queue.max_queue_offset, max_num, texts, names, views, 1, self.flat_store.check_open
+                queue, begin, queue.max_queue_offset, max_num, words, names, views, 1, self.flat_store.check_open
             )
 
         return self._settled(ask)

@@ -15,7 +15,7 @@ import typing
 import numpy as np
 import pytest
 
-from rmqstore import ConsumerOffsets, Message, MessageStore, StoreConfig, arguments, verify
+from rmqstore import ConsumerOffsets, Message, MessageStore, OffsetOutOfRangeError, StoreConfig, arguments, verify
 from rmqstore.arguments import Boundary, IndexType, Recovery, milliseconds
 from rmqstore.offline.export import Selection, _Chosen
 from rmqstore.store.recovery import RECOVERY_MODES
@@ -388,3 +388,57 @@ def test_a_time_that_is_no_number_is_named(store):
             call()
     with pytest.raises(TypeError, match="begin is None: give ms since epoch"):
         store.query_offsets("T", "k", 1, None, 1)
+
+
+def test_calls_for_bounds_places_and_consumers_name_what_is_odd(store):
+    numbers = {
+        "phy_offset": [store.message_at],
+        "queue_id": [
+            lambda value: store.min_queue_offset("T", value),
+            lambda value: store.max_queue_offset("T", value),
+            lambda value: store.offset_by_time("T", value, START),
+        ],
+        "max_num": [lambda value: store.consume("T", "g", max_num=value)],
+        "queue_ids": [lambda value: store.consume("T", "g", queue_ids=[0, value])],
+    }
+    words = {
+        "topic": [
+            store.queue_ids,
+            store.min_queue_offset,
+            store.max_queue_offset,
+            lambda value: store.offset_by_time(value, 0, START),
+            lambda value: store.consume(value, "g"),
+        ],
+        "group": [lambda value: store.consume("T", value)],
+        "broker": [lambda value: store.consume("T", "g", broker=value)],
+        "msg_id": [store.message_by_id, store.phy_offset_by_id],
+    }
+    for wrong, by_name in ((NO_NUMBERS, numbers), ([None, *NO_TEXTS], words)):
+        for name, each in by_name.items():
+            for call in each:
+                for value in wrong:
+                    with pytest.raises((TypeError, ValueError), match=rf"^{name} is "):
+                        call(value)
+    for value in (5, b"a", [5]):
+        with pytest.raises(TypeError, match=r"^tags is "):
+            store.consume("T", "g", tags=value)
+    for value in ("1", b"1", [1]):
+        for call in (lambda v: store.consume("T", "g", timeout=v), lambda v: store.wait_for_messages(bool, v)):
+            with pytest.raises(TypeError, match=r"^timeout is "):
+                call(value)
+    with pytest.raises(ValueError, match=r"queue_ids is 1180591620717411303424; give an int from"):
+        store.consume("T", "g", queue_ids=[2**70])
+
+
+def test_bounds_and_places_by_numbers_of_numpy(store):
+    for kind in (np.int32, np.int64, np.uint8, np.float64, bool):
+        assert store.message_at(kind(0)).body == b"0"
+        assert (store.min_queue_offset("T", kind(0)), store.max_queue_offset(np.str_("T"), kind(0))) == (0, 10)
+        assert store.offset_by_time("T", kind(0), START + 3) == 3
+    assert store.queue_ids(np.str_("T")) == [0]
+    with store.consume(np.str_("T"), "g", queue_ids=np.array([0]), max_num=np.int64(3), timeout=np.float32(0)) as consumer:
+        assert [message.body for message in consumer] == [b"%d" % i for i in range(10)]
+    for number in (2**70, -(2**70), np.uint64(2**63 + 1)):
+        assert store.max_queue_offset("T", number) == 0
+        with pytest.raises(OffsetOutOfRangeError):
+            store.message_at(number)

@@ -12,6 +12,7 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiered_oracle as oracle_tiered
 
@@ -400,3 +401,59 @@ def test_a_broker_that_uploads_and_deletes_meanwhile(root, tmp_path):
 
 def test_data_are_there():
     assert {path.name for path in Path(oracle_tiered.DATA).iterdir()} >= {"store.tar.xz", "store.running.tar.xz"}
+
+
+def test_odd_arguments_are_named(tiered):
+    pytest.importorskip("pyarrow")
+    topic = tiered.topics()[0]
+    queue_id = tiered.queue_ids(topic)[0]
+    numbers = {
+        "queue_id": [
+            lambda value: tiered.min_queue_offset(topic, value),
+            lambda value: tiered.max_queue_offset(topic, value),
+            lambda value: tiered.get_message(topic, value),
+            lambda value: tiered.get_table(topic, value),
+            lambda value: tiered.offset_by_time(topic, value, 0),
+            lambda value: tiered.scan(queue_id=[0, value]),
+        ],
+        "queue_offset": [
+            lambda value: tiered.get_message(topic, queue_id, value),
+            lambda value: tiered.get_table(topic, queue_id, value),
+        ],
+        "max_num": [
+            lambda value: tiered.get_message(topic, queue_id, 0, value),
+            lambda value: tiered.get_table(topic, queue_id, 0, "1" if value is None else value),
+            lambda value: tiered.query_message(topic, "k", value),
+        ],
+        "max_bytes": [lambda value: tiered.get_message(topic, queue_id, max_bytes="1" if value is None else value)],
+        "batch_size": [lambda value: tiered.scan(batch_size=value)],
+    }
+    words = {
+        "topic": [
+            tiered.queue_ids,
+            tiered.min_queue_offset,
+            tiered.max_queue_offset,
+            tiered.get_message,
+            tiered.get_table,
+            lambda value: tiered.offset_by_time(value, 0, 0),
+            lambda value: tiered.query_message(value, "k"),
+            lambda value: tiered.scan(topic=[topic, value]),
+        ],
+        "key": [lambda value: tiered.query_message(topic, value)],
+        "tags": [
+            lambda value: tiered.get_message(topic, tags=["a", value]),
+            lambda value: tiered.get_table(topic, tags=["a", value]),
+            lambda value: tiered.scan(tags=["a", value]),
+        ],
+    }
+    for wrong, by_name in (([None, "1", b"1", 1.5, [1]], numbers), ([None, 1, b"T", ["T"]], words)):
+        for name, calls in by_name.items():
+            for call in calls:
+                for value in wrong:
+                    with pytest.raises((TypeError, ValueError), match=rf"^{name} is "):
+                        call(value)
+    high = tiered.max_queue_offset(np.str_(topic), np.int32(queue_id))
+    assert high > 0 and tiered.offset_by_time(topic, np.int64(queue_id), np.int64(2**60)) == high
+    assert tiered.get_table(np.str_(topic), np.int32(queue_id), np.int64(0), np.int64(2)).num_rows == 2
+    assert len(tiered.get_message(topic, np.int32(queue_id), np.int64(high - 1), np.int64(2)).messages) == 1
+    assert tiered.scan(topic=np.array([topic]), queue_id=np.int64(queue_id), batch_size=np.int64(5)).read_all().num_rows > 0
