@@ -7,6 +7,7 @@ from __future__ import annotations
 LONG = (
     "cli/test_cli.py::test_damage_anywhere",
     "cli/test_cli.py::test_documented_commands",
+    "cli/test_cli_closed_databases.py",
     "cli/test_cli_every_kind.py",
     "cli/test_cli_examples.py",
     "cli/test_cli_terminal.py",
@@ -74,6 +75,8 @@ LONG = (
     "store/test_rocksdb_queues.py::test_every_flip",
     "store/test_scan_threads.py",
     "tiered/test_tiered_damage.py::test_bit_flips_are_never_silent",
+    "tiered/test_tiered_gone_meanwhile.py::test_index_files_that_go",
+    "tiered/test_tiered_gone_meanwhile.py::test_what_goes_while_verify_runs",
     "timer/test_timer_files.py::test_every_flip_of_a_timer_log",
     "timer/test_timer_files.py::test_every_flip_of_a_wheel",
 )
