@@ -21,6 +21,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 
 import oracle
@@ -506,10 +507,14 @@ def run_child(root: str, geo: dict, seed: int) -> list[tuple]:
         finally:
             os._exit(1)
     os.close(writer)
+    return kill_soon(child, reader, seed, 6000)
+
+
+def kill_soon(child: int, reader: int, seed: int, most: int) -> list[tuple]:
+    """Kill a child after so many bytes of acknowledgements, and a moment more; what it had been told is stored."""
     data = b""
     with open(reader, "rb", buffering=0) as stream:
-        # Killed after so many bytes of acknowledgements, and a moment more.
-        wanted = random.Random(seed).randrange(200, 6000)
+        wanted = random.Random(seed).randrange(200, most)
         while len(data) < wanted:
             piece = stream.read(4096)
             assert piece, "the child ended by itself"
@@ -544,6 +549,71 @@ def without_crowded_keys(acknowledged: list[tuple]) -> list[tuple]:
     return [
         (*each[:4], tuple(key for key in each[4] if not key.startswith("k")), None, each[6]) for each in acknowledged
     ]
+
+
+def put_on(store: MessageStore, clock: list[int], dice: random.Random, thread: int, writer: int) -> None:
+    """Put messages of one thread in every way, and write down what was acknowledged, until the process dies."""
+    for number in range(100_000):
+        topic, queue_id, count = dice.choice(("Orders", "Pay")), dice.randrange(2), dice.choice((1, 1, 1, 2, 3, 5))
+        messages = [
+            Message(topic, dice.randbytes(dice.randrange(40)), keys=[f"u{thread}.{number}.{i}"], tags="T") for i in range(count)
+        ]
+        clock[0] += dice.choice((0, 1, 700))
+        if count == 1:
+            answers = [store.put_message(messages[0], queue_id)]
+        else:
+            answers = dice.choice((store.put_message_batch, store.put_messages))(messages, queue_id)
+        lines = ""
+        for message, answer in zip(messages, answers, strict=True):
+            keys = [*message.keys, *([message.unique_key] if message.unique_key else ())]
+            place = topic, queue_id, answer.queue_offset, answer.phy_offset
+            lines += json.dumps([*place, keys, message.tags, message.body.hex()]) + "\n"
+        # A pipe takes so few bytes at once.
+        os.write(writer, lines.encode())
+        if dice.random() < 0.02:
+            store.flush()
+
+
+def put_by_threads(root: str, geo: dict, flush: str, seed: int, writer: int) -> None:
+    """Open the store, and let six threads `put_on`."""
+    # A put that fails is no kill: the parent misses the others then.
+    threading.excepthook = lambda failure: (sys.__excepthook__(*failure[:3]), os._exit(1))
+    sys.setswitchinterval(1e-5)
+    clock = [NOW]
+    config = config_of(geo, lambda: clock[0]).replace(
+        flush_disk_type=flush, flush_interval_commit_log=5, flush_interval_consume_queue=5
+    )
+    store = MessageStore.open(root, config=config)
+    threads = [
+        threading.Thread(target=put_on, args=(store, clock, random.Random(10 * seed + each), each, writer)) for each in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+@pytest.mark.parametrize("flush", ["SYNC_FLUSH", "ASYNC_FLUSH"])
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_kill_9_while_threads_put(scratch, name, flush):
+    """Six threads, group commit, and a housekeeping thread that flushes all the time."""
+    geo = {**geometry(name), "mapped_file_size_commit_log": 4096, "max_index_num": 100}
+    for seed in range(4):
+        root = os.path.join(scratch, str(seed))
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            try:
+                put_by_threads(root, geo, flush, seed, writer)
+            finally:
+                os._exit(1)
+        os.close(writer)
+        acknowledged = kill_soon(child, reader, seed, 40_000)
+        assert acknowledged and len({each[3] for each in acknowledged}) == len(acknowledged)
+        assert len({each[:3] for each in acknowledged}) == len(acknowledged)
+        some = random.Random(seed).sample(acknowledged, min(len(acknowledged), 80))
+        assert check_recovered(root, geo, some) == "recovered"
+        shutil.rmtree(root)
 
 
 @pytest.mark.slow
