@@ -297,56 +297,19 @@ def time_page(
     OSError
         No queue of the topic can be read.
     """
-    left_out: dict[int, OSError] = {}
-    page = _time_page(store, topic, begin, end, newest_first, cursor, size, make_row, left_out)
-    if left_out and len(left_out) == len(store.queue_ids(topic)):
-        raise next(iter(left_out.values()))
-    page.unread = [
-        {"topic": topic, "queue_id": queue_id, "error": error_text(error)} for queue_id, error in left_out.items()
-    ]
-    return page
-
-
-def _time_page(
-    store: MessageStore,
-    topic: str,
-    begin: int | None,
-    end: int | None,
-    newest_first: bool,
-    cursor: str | None,
-    size: int,
-    make_row: MakeRow,
-    left_out: dict[int, OSError],
-) -> Page:
     behind: int | None = None
     if cursor:
         if not re.fullmatch("[0-9]{1,19}", cursor):
             raise BadCursorError(f"{cursor!r} is not a cursor; start the search again")
         behind = int(cursor)
+    queue_ids = store.queue_ids(topic)
+    left_out: dict[int, OSError] = {}
     parts = []
-    for queue_id in store.queue_ids(topic):
-        try:
-            queue = store.queues.find(topic, queue_id)
-            if queue is None:
-                continue
-            low, high = store.min_queue_offset(topic, queue_id), store.max_queue_offset(topic, queue_id)
-            if begin is not None:
-                low = max(low, store.offset_by_time(topic, queue_id, begin))
-            if end is not None:
-                high = min(high, store.offset_by_time(topic, queue_id, end, "upper") + _width(queue))
-            if newest_first:
-                high = high if behind is None else min(high, _first_at(queue, low, high, behind))
-                units = _descending(queue, low, high)
-            else:
-                low = low if behind is None else max(low, _first_at(queue, low, high, behind + 1))
-                units = _ascending(queue, low, high)
-        except OSError as error:
-            store.queues.leave_out(topic, queue_id, error)
-            left_out[queue_id] = error
-            continue
+    for queue_id in queue_ids:
+        units = _units_between(store, topic, queue_id, begin, end, newest_first, behind)
         parts.append(zip(_given_out(store, topic, queue_id, units, left_out), itertools.repeat(queue_id)))
     merged = heapq.merge(*parts, key=lambda each: each[0].phy_offset, reverse=newest_first)
-    rows: list[Row] = []
+    page = Page([], None)
     last = -1
     for number, (unit, queue_id) in enumerate(merged):
         phy_offset = unit.phy_offset
@@ -354,16 +317,48 @@ def _time_page(
             behind is not None and (phy_offset >= behind if newest_first else phy_offset <= behind)
         ):
             continue
-        if len(rows) == size or number >= _STEPS:
-            return Page(rows, str(last) if last >= 0 else None, stopped=len(rows) < size)
+        if len(page.rows) == size or number >= _STEPS:
+            page.following, page.stopped = str(last) if last >= 0 else None, len(page.rows) < size
+            break
         last = phy_offset
         message = store.commit_log.look_up(phy_offset)
         if message is None:
             continue
         message.check_queue(topic, queue_id, unit.queue_offset)
         if (begin is None or message.store_timestamp >= begin) and (end is None or message.store_timestamp <= end):
-            rows.append(make_row(message))
-    return Page(rows, None)
+            page.rows.append(make_row(message))
+    if left_out and len(left_out) == len(queue_ids):
+        raise next(iter(left_out.values()))
+    page.unread = [
+        {"topic": topic, "queue_id": queue_id, "error": error_text(error)} for queue_id, error in left_out.items()
+    ]
+    return page
+
+
+def _units_between(
+    store: MessageStore,
+    topic: str,
+    queue_id: int,
+    begin: int | None,
+    end: int | None,
+    newest_first: bool,
+    behind: int | None,
+) -> Iterator[Unit]:
+    # The units of one queue that may lie within the time range, from the cursor's phy offset on.
+    queue = store.queues.find(topic, queue_id)
+    if queue is None:
+        return
+    low, high = store.min_queue_offset(topic, queue_id), store.max_queue_offset(topic, queue_id)
+    if begin is not None:
+        low = max(low, store.offset_by_time(topic, queue_id, begin))
+    if end is not None:
+        high = min(high, store.offset_by_time(topic, queue_id, end, "upper") + _width(queue))
+    if newest_first:
+        high = high if behind is None else min(high, _first_at(queue, low, high, behind))
+        yield from _descending(queue, low, high)
+    else:
+        low = low if behind is None else max(low, _first_at(queue, low, high, behind + 1))
+        yield from _ascending(queue, low, high)
 
 
 def _given_out(

@@ -126,10 +126,13 @@ class BatchConsumeQueue(UnitQueue):
 
     def _number_of(self, queue_offset: int) -> int | None:
         number = self._written_before(self._number_above(queue_offset))
+        return number if self._holds(number, queue_offset) else None
+
+    def _holds(self, number: int, queue_offset: int) -> bool:
         if number < 0:
-            return None
+            return False
         unit = self.unit_of(number)
-        return number if unit.queue_offset <= queue_offset < unit.queue_offset + max(unit.num, 1) else None
+        return unit.queue_offset <= queue_offset < unit.queue_offset + max(unit.num, 1)
 
     def read(self, queue_offset: int, count: int) -> Iterator[Unit]:
         """Up to `count` units from the one that holds `queue_offset` on, none beyond its file.
@@ -146,9 +149,8 @@ class BatchConsumeQueue(UnitQueue):
             if found:
                 yield from found
                 return
-        begin = self._number_of(queue_offset)
-        if begin is not None:
-            for _, unit in self.numbered(begin, count):
+        if self._holds(number, queue_offset):
+            for _, unit in self.numbered(number, count):
                 yield unit
 
     def _around(self, queue_offset: int, first: int) -> Iterator[Unit]:

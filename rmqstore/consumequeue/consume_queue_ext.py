@@ -56,10 +56,12 @@ class ConsumeQueueExt(NotCopied):
         unit = _core.read_ext_unit(mapped_file.region, pos)
         if unit is None:
             return None
-        # Where a file was cut short the rest of a unit reads as zeros.
-        end = pos + int(_core.ExtUnitLayout.EXT_UNIT_MIN_SIZE) + len(unit[2])
-        ends = (problem.pos for problem in self.files.damaged() if problem.path == mapped_file.path)
-        return None if any(cut is not None and cut < end for cut in ends) else unit
+        for problem in self.files.damaged():
+            # Where a file was cut short the rest of a unit reads as zeros.
+            end = pos + int(_core.ExtUnitLayout.EXT_UNIT_MIN_SIZE) + len(unit[2])
+            if problem.path == mapped_file.path and problem.pos is not None and problem.pos < end:
+                return None
+        return unit
 
     def agreeing(
         self, addresses: np.ndarray, tags_codes: np.ndarray | None = None, store_timestamps: np.ndarray | None = None

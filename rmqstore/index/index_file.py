@@ -96,8 +96,10 @@ class IndexFile(NotCopied, IndexRegion):
         """
         config = StoreConfig() if config is None else config
         pool = MappedFilePool(1, sparse=sparse)
-        time, phy_offset = (0, 0) if previous is None else (previous.header.end_timestamp, previous.header.end_phy_offset)
-        time, phy_offset = max(time, 0), max(phy_offset, 0)
+        time = phy_offset = 0
+        if previous is not None:
+            header = previous.header
+            time, phy_offset = max(header.end_timestamp, 0), max(header.end_phy_offset, 0)
         created = MappedFile.create(
             path,
             config.index_file_size,

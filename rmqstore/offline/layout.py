@@ -22,7 +22,7 @@ from rmqstore.errors import MissingDependencyError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.rocksdb.database import Database, is_database
 from rmqstore.rocksdb.index import index_folder, may_have_entries
-from rmqstore.rocksdb.places import FOLDERS, closed_folder, may_be_database
+from rmqstore.rocksdb.places import closed_folder, may_be_database, queue_databases
 from rmqstore.rocksdb.pop_records import has_pop_records
 from rmqstore.rocksdb.settings import settings_layouts
 
@@ -114,11 +114,7 @@ def _queues(root: str) -> str:
     if files and os.path.isdir(os.path.join(root, "consumequeue_ext")):
         files = "files with an extension"
     batch = "batch files" if _has_files(os.path.join(root, "batchconsumequeue")) else ""
-    databases = [
-        f"RocksDB ({name})"
-        for name in ("consumequeue", "consumequeue_rocksdb")
-        if is_database(os.path.join(root, name)) or (name in FOLDERS and may_be_database(os.path.join(root, name)))
-    ]
+    databases = [f"RocksDB ({os.path.basename(folder)})" for folder in queue_databases(root)]
     return _joined([files, batch, *databases])
 
 
