@@ -117,6 +117,18 @@ class Ledger:
         for key, index_type in names:
             self.keys.setdefault((topic, key, index_type), []).insert(0, phy_offset)
 
+    def note(self, lines: list[dict], puts: list[dict]) -> None:
+        """Add lines that Java put, with its answers."""
+        for line, put in zip(lines, puts, strict=True):
+            self.add(line, put["queueOffset"], put["offset"])
+
+    def assert_found(self, lines: list[dict]) -> None:
+        """A dump has all of it in its queues, and every message under some key; more than once, it may be."""
+        assert_whole(lines, self.places)
+        assert {offset for line in lines_of(lines, "query") for offset in line["offsets"]} == {
+            offset for offsets in self.keys.values() for offset in offsets
+        }
+
     def assert_in(self, lines: list[dict], doubled: int) -> None:
         """A dump holds all of it; at most `doubled` records come twice in the index, each time the index was made again."""
         assert_whole(lines, self.places)
@@ -131,6 +143,13 @@ class Ledger:
             assert list(dict.fromkeys(found[name])) == offsets, name
             twice |= {offset for offset, count in Counter(found[name]).items() if count > 1}
         assert len(twice) <= doubled
+
+
+def seconds_apart(lines: list[dict]) -> list[dict]:
+    """The lines, each stored a second later: Java begins three seconds before the checkpoint's time."""
+    for number, line in enumerate(lines):
+        line["storeTimestamp"] += 1000 * number
+    return lines
 
 
 def put_all(process: RmqstoreProcess, ledger: Ledger, lines: list[dict]) -> None:
@@ -365,10 +384,7 @@ def test_a_kill_after_the_clock_was_set_back(java_store, tmp_path, hours):
             process.flush()
         process.kill()
     found, _, _ = java_store.turn(root, settings, script(400, 1))
-    assert_whole(found, ledger.places)
-    assert {offset for line in lines_of(found, "query") for offset in line["offsets"]} == {
-        offset for offsets in ledger.keys.values() for offset in offsets
-    }
+    ledger.assert_found(found)
 
 
 @pytest.mark.parametrize(
@@ -396,10 +412,7 @@ def test_a_kill_after_the_clock_was_set_back_since_the_last_flush(java_store, tm
         put_all(process, ledger, lines[flushed:])
         process.kill()
     found, _, _ = java_store.turn(root, settings, script(400, 1))
-    assert_whole(found, ledger.places)
-    assert {offset for line in lines_of(found, "query") for offset in line["offsets"]} == {
-        offset for offsets in ledger.keys.values() for offset in offsets
-    }
+    ledger.assert_found(found)
 
 
 def open_and_die(root, settings):
@@ -419,10 +432,7 @@ def test_a_kill_within_an_opening(java_store, tmp_path, left_by, max_index_num):
     settings = {**SMALL, "max_index_num": max_index_num}
     root = tmp_path / "store"
     root.mkdir()
-    ledger = Ledger()
-    lines = script(0, 260)
-    for number, line in enumerate(lines):
-        line["storeTimestamp"] += 1000 * number
+    ledger, lines = Ledger(), seconds_apart(script(0, 260))
     if left_by == "rmqstore closed":
         with RmqstoreProcess(root, settings) as process:
             put_all(process, ledger, lines)
@@ -432,15 +442,11 @@ def test_a_kill_within_an_opening(java_store, tmp_path, left_by, max_index_num):
         kills = [False, True][: 1 + (left_by == "java killed")]
         for part, kill in zip((lines[:250], lines[250:]), kills):
             _, puts, _ = java_store.turn(root, settings, part, kill=kill)
-            for line, put in zip(part, puts, strict=True):
-                ledger.add(line, put["queueOffset"], put["offset"])
+            ledger.note(part, puts)
     assert 2 < len(os.listdir(root / "commitlog")) <= 10
     open_and_die(root, settings)
     found, _, _ = java_store.turn(root, settings, script(400, 1))
-    assert_whole(found, ledger.places)
-    assert {offset for line in lines_of(found, "query") for offset in line["offsets"]} == {
-        offset for offsets in ledger.keys.values() for offset in offsets
-    }
+    ledger.assert_found(found)
 
 
 def test_a_kill_before_the_first_entry_of_an_index_file(java_store, tmp_path):
@@ -487,18 +493,14 @@ def test_a_kill_right_after_opening_what_a_killed_broker_left_after_a_clock_was_
         put_all(process, ledger, lines[:200])
     found, puts, _ = java_store.turn(root, settings, lines[200:], kill=True)
     assert_whole(found, ledger.places)
-    for line, put in zip(lines[200:], puts, strict=True):
-        ledger.add(line, put["queueOffset"], put["offset"])
+    ledger.note(lines[200:], puts)
     if openings == 2:
         open_and_die(root, settings)
     with RmqstoreProcess(root, settings) as process:
         assert not process.clean
         process.kill()
     found, _, _ = java_store.turn(root, settings, script(400, 1))
-    assert_whole(found, ledger.places)
-    assert {offset for line in lines_of(found, "query") for offset in line["offsets"]} == {
-        offset for offsets in ledger.keys.values() for offset in offsets
-    }
+    ledger.assert_found(found)
 
 
 def test_a_kill_before_the_first_flush_after_a_killed_broker(java_store, tmp_path):
@@ -506,26 +508,18 @@ def test_a_kill_before_the_first_flush_after_a_killed_broker(java_store, tmp_pat
     settings = {**SMALL, "max_index_num": 20_000}
     root = tmp_path / "store"
     root.mkdir()
-    ledger = Ledger()
-    lines = script(0, 300)
-    for number, line in enumerate(lines):
-        # Java begins three seconds before the checkpoint's time.
-        line["storeTimestamp"] += 1000 * number
+    ledger, lines = Ledger(), seconds_apart(script(0, 300))
     # It says so when it closes, and the next one leaves that as it is.
     for part, kill in ((lines[:250], False), (lines[250:260], True)):
         _, puts, _ = java_store.turn(root, settings, part, kill=kill)
-        for line, put in zip(part, puts, strict=True):
-            ledger.add(line, put["queueOffset"], put["offset"])
+        ledger.note(part, puts)
     with RmqstoreProcess(root, settings) as process:
         assert not process.clean
         put_all(process, ledger, lines[260:])
         process.kill()
     assert 2 < len(os.listdir(root / "commitlog")) <= 10
     found, _, _ = java_store.turn(root, settings, script(400, 1))
-    assert_whole(found, ledger.places)
-    assert {offset for line in lines_of(found, "query") for offset in line["offsets"]} == {
-        offset for offsets in ledger.keys.values() for offset in offsets
-    }
+    ledger.assert_found(found)
 
 
 def test_a_batch_queue_whose_units_were_all_cut(java_store, tmp_path):

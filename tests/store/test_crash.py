@@ -97,8 +97,8 @@ class Writer:
         self.clock = clock
         self.acknowledged: list[tuple] = []
 
-    def put(self, kind: str, messages: list[Message], queue_id: int) -> None:
-        self.clock[0] += 700
+    def put(self, kind: str, messages: list[Message], queue_id: int, step: int = 700) -> None:
+        self.clock[0] += step
         if kind == "one":
             answers = [self.store.put_message(messages[0], queue_id)]
         elif kind == "batch":
@@ -110,6 +110,11 @@ class Writer:
             self.acknowledged.append(
                 (message.topic, queue_id, answer.queue_offset, answer.phy_offset, keys, message.tags, message.body)
             )
+
+    def tell(self, descriptor: int) -> None:
+        """Write down, for `kill_soon`, what was acknowledged since the last time; a pipe takes so few bytes at once."""
+        os.write(descriptor, "".join(json.dumps([*each[:6], each[6].hex()]) + "\n" for each in self.acknowledged).encode())
+        self.acknowledged.clear()
 
     def run(self, script) -> None:
         for step in script:
@@ -498,10 +503,8 @@ def run_child(root: str, geo: dict, seed: int) -> list[tuple]:
                     )
                     for i in range(count)
                 ]
-                acknowledging.acknowledged.clear()
                 acknowledging.put("one" if count == 1 else dice.choice(("batch", "many")), messages, dice.randrange(2))
-                lines = "".join(json.dumps([*each[:6], each[6].hex()]) + "\n" for each in acknowledging.acknowledged)
-                os.write(writer, lines.encode())
+                acknowledging.tell(writer)
                 if dice.random() < 0.02:
                     store.flush()
         finally:
@@ -553,23 +556,15 @@ def without_crowded_keys(acknowledged: list[tuple]) -> list[tuple]:
 
 def put_on(store: MessageStore, clock: list[int], dice: random.Random, thread: int, writer: int) -> None:
     """Put messages of one thread in every way, and write down what was acknowledged, until the process dies."""
+    acknowledging = Writer(store, clock)
     for number in range(100_000):
         topic, queue_id, count = dice.choice(("Orders", "Pay")), dice.randrange(2), dice.choice((1, 1, 1, 2, 3, 5))
         messages = [
             Message(topic, dice.randbytes(dice.randrange(40)), keys=[f"u{thread}.{number}.{i}"], tags="T") for i in range(count)
         ]
-        clock[0] += dice.choice((0, 1, 700))
-        if count == 1:
-            answers = [store.put_message(messages[0], queue_id)]
-        else:
-            answers = dice.choice((store.put_message_batch, store.put_messages))(messages, queue_id)
-        lines = ""
-        for message, answer in zip(messages, answers, strict=True):
-            keys = [*message.keys, *([message.unique_key] if message.unique_key else ())]
-            place = topic, queue_id, answer.queue_offset, answer.phy_offset
-            lines += json.dumps([*place, keys, message.tags, message.body.hex()]) + "\n"
-        # A pipe takes so few bytes at once.
-        os.write(writer, lines.encode())
+        kind = "one" if count == 1 else dice.choice(("batch", "many"))
+        acknowledging.put(kind, messages, queue_id, dice.choice((0, 1, 700)))
+        acknowledging.tell(writer)
         if dice.random() < 0.02:
             store.flush()
 
