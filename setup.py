@@ -17,10 +17,13 @@ that of SOURCE_DATE_EPOCH where that is set; `ci/checks.sh` builds twice and com
 
 import gzip
 import os
+import shutil
+import sys
+import sysconfig
 import tarfile
 
-from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 from setuptools.command.sdist import sdist
 
 MODULES = (
@@ -131,19 +134,62 @@ class Sdist(sdist):
         return path
 
 
+class BuildExt(build_ext):
+    """Translate the Cython sources and compile them; without a C compiler, fail before either."""
+
+    def run(self):
+        """Build the extension modules, or exit and name what is missing."""
+        if self.extensions:
+            missing = missing_tools()
+            if missing:
+                sys.exit(f"error: rmqstore is compiled from source here, which needs {missing}")
+            self.translate()
+        super().run()
+
+    def translate(self):
+        """Give each extension its generated C as its source; Cython skips what did not change."""
+        from Cython.Build import cythonize
+
+        translated = cythonize(
+            [extension(name) for name in MODULES],
+            build_dir=C_FOLDER,
+            compiler_directives=DIRECTIVES,
+            nthreads=PROCESSES,
+            force=any(generated_before_setup_changed(name) for name in MODULES),
+        )
+        by_name = {each.name: each for each in translated}
+        for each in self.extensions:
+            each.sources, each.depends = by_name[each.name].sources, by_name[each.name].depends
+
+
+def missing_tools():
+    """Return what to install before a build can succeed, "" if nothing is missing."""
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    if not shutil.which(compiler):
+        return (
+            f"a C compiler: there is no {compiler!r} on the PATH. Install one (Debian, Ubuntu: apt install gcc python3-dev; "
+            "Fedora: dnf install gcc python3-devel; macOS: xcode-select --install), or name yours in CC"
+        )
+    header = os.path.join(sysconfig.get_path("include"), "Python.h")
+    if not os.path.exists(header):
+        return (
+            f"Python's header files: there is no {header}. Install them (Debian, Ubuntu: apt install python3-dev; "
+            "Fedora: dnf install python3-devel)"
+        )
+    return ""
+
+
 def extensions():
-    """The compiled modules, none where RMQSTORE_WITHOUT_CORE=1: an editable install then takes those that are built in place."""
+    """Return the compiled modules; none with RMQSTORE_WITHOUT_CORE=1: an editable install then uses those built in place."""
     if os.environ.get("RMQSTORE_WITHOUT_CORE", "0") not in ("", "0"):
         return []
-    return cythonize(
-        [extension(name) for name in MODULES],
-        build_dir=C_FOLDER,
-        compiler_directives=DIRECTIVES,
-        nthreads=PROCESSES,
-        force=any(generated_before_setup_changed(name) for name in MODULES),
-    )
+    return [extension(name) for name in MODULES]
 
 
 # The processes that translate read this file again where they are not forks of this one (macOS, Python 3.14).
 if __name__ == "__main__":
-    setup(cmdclass={"sdist": Sdist}, ext_modules=extensions(), options={"build_ext": {"parallel": PROCESSES}})
+    setup(
+        cmdclass={"build_ext": BuildExt, "sdist": Sdist},
+        ext_modules=extensions(),
+        options={"build_ext": {"parallel": PROCESSES}},
+    )

@@ -337,6 +337,26 @@ def test_the_workflow_builds_on_each_architecture():
     assert workflow["permissions"] == {"contents": "read"}
 
 
+@pytest.mark.parametrize(
+    ("without", "named"), [("compiler", "apt install gcc python3-dev"), ("headers", "apt install python3-dev")]
+)
+def test_a_build_without_a_compiler_or_headers_names_what_to_install(tmp_path, without, named):
+    pytest.importorskip("setuptools")
+    shutil.copy(ROOT / "setup.py", tmp_path)
+    program = "import runpy, sys, sysconfig; sys.argv[1:] = ['build_ext']; "
+    if without == "headers":
+        program += "sysconfig.get_path = lambda *names: '/no/such/folder'; "
+    env = {**os.environ, "CC": "no-such-compiler" if without == "compiler" else sys.executable}
+    program += "runpy.run_path('setup.py', run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 1
+    assert "error: rmqstore is compiled from source here, which needs" in done.stderr and named in done.stderr
+    # It ends before Cython begins, which takes a minute and a half.
+    assert not (tmp_path / "build").exists()
+
+
 @pytest.mark.parametrize("installed", [False, True])
 def test_a_source_folder_without_the_compiled_core_says_so(tmp_path, installed):
     # After `pip install .` the checkout hides what was installed, and "No module named 'rmqstore._core'" taught nobody.
