@@ -22,12 +22,21 @@ settings_of() {
     esac
 }
 
+# The version of the modules that Maven Central does not have of 5.5.1: name server, client, tools.
+others_of() {
+    case "$1" in
+        5.5.1) echo 5.5.0 ;;
+        *) echo "$1" ;;
+    esac
+}
+
 # The jars and the classes of a version; fetched once, compiled each time.
 prepare() {
     local version=$1 lib="$build/$1/lib"
     [ -d "$lib" ] || {
-        mvn -q -B -Dstyle.color=never "-Drocketmq.version=$version" -f "$source_dir/pom.xml" \
-            dependency:copy-dependencies "-DoutputDirectory=$lib.part" -DincludeScope=runtime
+        mvn -q -B -Dstyle.color=never "-Drocketmq.version=$version" -f "$source_dir/../pom.xml" \
+            "-Dothers.version=$(others_of "$version")" dependency:copy-dependencies "-DoutputDirectory=$lib.part" \
+            -DincludeScope=runtime
         mv "$lib.part" "$lib"
     }
     rm -rf "$build/$version/classes"
@@ -59,7 +68,7 @@ read_back() {
     xz -9e --force "$3"
 }
 
-[ $# -gt 0 ] || set -- 4.9.7 5.1.4 5.3.3
+[ $# -gt 0 ] || set -- 4.9.7 5.1.4 5.3.3 5.5.1
 for version in "$@"; do
     prepare "$version"
     store="$scratch/$version"

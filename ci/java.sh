@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes the real RocketMQ store available to the interoperability tests: fetches the published artifacts that
-# tests/interop/rocketmq/pom.xml names into build/java/lib and compiles the tool into build/java/classes.
-# Does nothing when both are there and the sources are unchanged.  Without Java 17 or Maven it says so and ends well,
-# except when CI is true, where the peer must not be missing.
+# Make the real RocketMQ available to the interoperability tests: fetch the published artifacts that
+# tests/interop/rocketmq/pom.xml names into build/java/lib, and compile the tools into build/java/classes.
+# Does nothing if both are there and up to date. Without Java 17 or Maven it says so and succeeds, but fails if CI is true.
+# RMQSTORE_ROCKETMQ=5.5.0 chooses another version than that of pom.xml.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -18,7 +18,8 @@ give_up() {
     exit 0
 }
 
-stamp="$(cd "$source_dir" && find pom.xml jvm.options training.jsonl src resources -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum)"
+options=(${RMQSTORE_ROCKETMQ:+"-Drocketmq.version=$RMQSTORE_ROCKETMQ"})
+stamp="${RMQSTORE_ROCKETMQ:-} $(cd "$source_dir" && find pom.xml jvm.options training.jsonl src resources -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum | sha256sum)"
 if [ -f "$build/stamp" ] && [ "$(cat "$build/stamp")" = "$stamp" ]; then
     echo "java.sh: build/java is up to date"
     exit 0
@@ -35,10 +36,10 @@ echo '*' > "$build/.gitignore"
 rm -f "$build/stamp"
 
 # The jars are fetched again only when pom.xml changed; compiling alone needs no network.
-pom="$(sha256sum < "$source_dir/pom.xml")"
+pom="${RMQSTORE_ROCKETMQ:-} $(sha256sum < "$source_dir/pom.xml")"
 if [ ! -f "$build/pom.stamp" ] || [ "$(cat "$build/pom.stamp")" != "$pom" ]; then
     rm -rf "$build/lib" "$build/pom.stamp"
-    mvn -q -B -Dstyle.color=never -f "$source_dir/pom.xml" dependency:copy-dependencies \
+    mvn -q -B -Dstyle.color=never "${options[@]}" -f "$source_dir/pom.xml" dependency:copy-dependencies \
         -DoutputDirectory="$build/lib" -DincludeScope=runtime \
         || give_up "Maven could not fetch the RocketMQ artifacts"
     echo "$pom" > "$build/pom.stamp"
@@ -52,8 +53,8 @@ find "$source_dir/src" -name '*.java' -print0 \
 cp -R "$source_dir/resources/." "$build/classes/"
 jar --create --file "$build/tool.jar" -C "$build/classes" .
 
-# An archive of the classes that a broker and its clients load: it halves the start of each of a hundred processes. It is
-# made by running them once on a store of their own; without it, or with another Java later, all works as well, only slower.
+# An archive of the classes that a broker and its clients load, from one run on a store of its own. It halves the start of each of
+# a hundred processes; without it everything still works.
 scratch="$(mktemp -d)"
 trap 'rm -rf "$scratch"' EXIT
 mkdir "$scratch/store" "$scratch/home"

@@ -34,8 +34,8 @@ JAVA_STORES = (
 )
 #: Stores of a whole RocketMQ 5.5.0 broker: after an orderly shutdown, and as a killed process leaves it.
 BROKER_STORES = ("broker", "broker.killed")
-#: Stores of whole brokers of the older versions that they are named by, after an orderly shutdown.
-VERSION_STORES = ("4.9.7", "5.1.4", "5.3.3")
+#: Stores of whole brokers of the versions that they are named by, after an orderly shutdown.
+VERSION_STORES = ("4.9.7", "5.1.4", "5.3.3", "5.5.1")
 #: The store that comes with the package: laid out as "broker", with bodies that can be read. Documents run on it.
 SAMPLE = "sample"
 STORES = JAVA_STORES + BROKER_STORES + VERSION_STORES
@@ -74,7 +74,7 @@ _LINES = {
 def geometry(name: str) -> dict[str, Any]:
     """Return the geometry that golden store `name` was written with, keyed by StoreConfig's field names.
 
-    Sizes are bytes.  `index_tags` is False for the stores of 5.3.x and before, and True for those of 5.5.0.
+    Sizes are bytes.  `index_tags` is False for the stores of 5.3.x and before, and True for those of 5.5.0 and 5.5.1.
     """
     if name in VERSION_STORES:
         return {
@@ -84,7 +84,7 @@ def geometry(name: str) -> dict[str, Any]:
             "max_index_num": 150,
             "mapped_file_size_consume_queue_ext": 256 if name == "5.3.3" else 50331648,
             "message_delay_level": "1s 2s 30m 1h",
-            "index_tags": False,
+            "index_tags": name == "5.5.1",
             "enable_consume_queue_ext": name == "5.3.3",
             "enabled_append_prop_crc": name == "5.3.3",
         }

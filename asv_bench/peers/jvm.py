@@ -19,7 +19,7 @@ JAVA = ROOT / "build" / "java"
 CLASSES = ROOT / "build" / "peers"
 SOURCES = Path(__file__).resolve().parent / "java"
 OPTIONS = [
-    # RocketMQ 5.5.0 on Java 17 reaches into these packages.
+    # RocketMQ on Java 17 uses these packages.
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",

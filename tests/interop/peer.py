@@ -262,7 +262,7 @@ def _message_line(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class JavaStore:
-    """RocketMQ 5.5.0's DefaultMessageStore in a subprocess, opened again for each call.
+    """RocketMQ's DefaultMessageStore in a subprocess, opened again for each call.
 
     One process serves many calls, as starting it takes longer than most of them; a call that ends by `kill`, or fails,
     ends the process, and the next one starts another.  Use it by ``with``, or call `close`.
@@ -369,7 +369,7 @@ class JavaStore:
         path : path
             The store directory.
         config : object or mapping, optional
-            Geometry, see the class.  `index_tags=False` is refused: 5.5.0 always indexes tags.
+            Geometry, see the class.  `index_tags=False` is refused: 5.4.0 and later always index tags.
         messages : iterable of mapping
             `topic`, `queueId`, `body` (bytes, or str that is base64 already), `properties` (mapping or list of pairs;
             the order is kept), `flag`, `sysFlag`, `bornTimestamp`, `storeTimestamp` (ms; the store's clock stands
@@ -393,7 +393,7 @@ class JavaStore:
             The Java store failed; a refused message is no failure but a status.
         """
         if config is not None and _field(config, "index_tags") is False:
-            raise ValueError("RocketMQ 5.5.0 always indexes tags; it cannot write with index_tags=False")
+            raise ValueError("RocketMQ 5.4.0 and later always index tags; they cannot write with index_tags=False")
         target = Path(path)
         target.mkdir(parents=True, exist_ok=True)
         script = "".join(json.dumps(_message_line(message), ensure_ascii=False) + "\n" for message in messages)
@@ -593,7 +593,7 @@ def _store_options(config: Any, batch_topics: Sequence[str], extra: Mapping[str,
 
 
 class JavaBroker:
-    """A real RocketMQ 5.5.0 broker with its name server, in one process on loopback, on a store directory.
+    """A real RocketMQ broker with its name server, in one process on loopback, on a store directory.
 
     Use it by ``with``: entering starts both and waits until the store is recovered and dispatched, leaving kills what
     still runs.  `shutdown` ends it in order, `kill` as SIGKILL does.  Requests are answered one at a time, also when

@@ -1,4 +1,4 @@
-"""A store that many tasks wrote is one to RocketMQ 5.5.0: it reads every record, unit and key, and leaves the files alone."""
+"""A store that many tasks wrote is one to RocketMQ: it reads every record, unit and key, and leaves the files alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The peer itself: RocketMQ 5.5.0 must read the golden stores as they were read, and write them again byte for byte.
+"""The peer itself: RocketMQ must read the golden stores as they were read, and write them again byte for byte.
 
 These tests are about the Java tool and its wrapper and never import rmqstore: a difference between rmqstore and Java
 means something only while they pass.

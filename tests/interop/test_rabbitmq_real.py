@@ -274,7 +274,7 @@ def test_a_process_lives_as_long_as_one_of_its_threads():
         assert process.stdout is not None and process.stdin is not None
         assert process.stdout.readline() == b"ready\n"
         stat = Path(f"/proc/{process.pid}/stat")
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while stat.read_text().rpartition(")")[2].split()[0] != "Z":
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -302,7 +302,7 @@ def test_no_process_outlives_a_killed_interpreter(rabbitmq_home, tmp_path):
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 4, done.stderr
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while any(map(is_alive, pids)):
         assert time.monotonic() < deadline, pids
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Stores that cross over: written by rmqstore and read by RocketMQ 5.5.0, written by that and continued by rmqstore.
+"""Stores that cross over: written by rmqstore and read by RocketMQ, written by that and continued by rmqstore.
 
 The Java side is the real store of `peer.py`.  A store counts as understood when every record, unit and query answer
 that one side gives of it equals the other's.

@@ -1,4 +1,4 @@
-"""Stores of brokers of 4.9.7, 5.1.4 and 5.3.3: what is true of one version, and what it reads after rmqstore wrote.
+"""Stores of brokers of 4.9.7, 5.1.4, 5.3.3 and 5.5.1: what is true of one version, and what it reads after rmqstore wrote.
 
 The questions that every golden store is asked, these among them, are in `test_golden.py`, `test_oracle.py`,
 `test_rebuild.py`, `test_reading.py`, `test_read_only.py`, `test_columns.py` and `test_config.py`.
@@ -18,6 +18,7 @@ from rmqstore import ConsumerOffsets, MessageStore, StoreConfig
 from rmqstore.consumer.fastjson import parse_fastjson
 
 WITH_5_3_3 = "5.3.3"
+WITH_5_5_1 = "5.5.1"
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 
@@ -122,10 +123,10 @@ def test_transactions_delays_and_a_retry_are_where_a_broker_puts_them(store):
 
 
 def test_the_last_separator_of_properties(golden_store, name):
-    # 4.9.1 to 5.1.4 write none; the property CRC of 5.3.3 ends in one, and so does what stands in front of it.
+    # 4.9.1 to 5.1.4 write none; the property CRC of 5.3.3 ends in one, and so does what is before it.
     records = list(oracle.records_of(oracle.segments(oracle.read_files(golden_store(name)))))
     ends = {record.properties_raw[-1:] == b"\x02" for record in records if record.properties_raw}
-    assert ends == {name == WITH_5_3_3}
+    assert ends == {name in (WITH_5_3_3, WITH_5_5_1)}
     assert {"WAIT" in record.properties for record in records[:60]} == {name != "4.9.7"}
 
 
@@ -143,10 +144,11 @@ def test_property_crc_and_extension_are_those_of_5_3_3(golden_store, store, name
     assert [len(store.get_message("Orders", 3, begin, 100, "paid")) for begin in (0, 10)] == [0, 0]
 
 
-def test_tags_are_not_in_the_index(store):
+def test_tags_are_in_the_index_since_5_4_0(store, name):
     assert store.query_message("Orders", "created") == []
-    assert store.query_message("Orders", "created", index_type="T") == []
-    assert store.query_offsets("Orders", "created", index_type="T") == []
+    num = 15 if name == WITH_5_5_1 else 0
+    assert len(store.query_message("Orders", "created", index_type="T")) == num
+    assert len(store.query_offsets("Orders", "created", index_type="T")) == num
 
 
 def test_progress_and_config_files(golden_store, name):
