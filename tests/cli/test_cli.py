@@ -565,7 +565,7 @@ def test_ctrl_c_at_the_question_is_130(golden_copy):
                 break
         if said.strip() or process.poll() is not None:
             break
-    assert process.wait(timeout=60) == 130, said
+    assert process.wait(timeout=240) == 130, said
     os.close(parent)
     assert golden.tree(copy) == before
 
@@ -595,7 +595,7 @@ def test_ctrl_c_during_a_rebuild_leaves_the_store_whole(golden_copy):
     )  # fmt: skip
     assert process.stdout.readline() == b"building\n"
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == 130 and b"as it was" in errors and b"Traceback" not in errors, errors
     after = {
         path.relative_to(copy): path.read_bytes() for path in copy.rglob("*") if path.is_file() and path.name != "lock"
@@ -691,7 +691,7 @@ def on_a_terminal(*arguments, answer=b"", width=100):
                 break
             output += part
     os.close(parent)
-    return output.decode(), process.wait(timeout=60)
+    return output.decode(), process.wait(timeout=240)
 
 
 @pytest.fixture
@@ -744,7 +744,7 @@ def test_a_path_that_is_no_text(golden_copy, tmp_path):
     shutil.copytree(os.fsencode(golden_copy("base")), root)
     for options in ([], ["--json"]):
         process = start("info", os.fsdecode(root), *options)
-        output, errors = process.communicate(timeout=60)
+        output, errors = process.communicate(timeout=240)
         assert process.returncode == 0 and errors == b"" and b"\\udcff" in output
     assert json.loads(output)["path"].endswith("st\udcffre")
 
@@ -799,11 +799,11 @@ def test_a_bar_is_shown_only_on_a_terminal(broker):
 def test_output_in_other_encodings(broker, encoding):
     arguments = ["get", broker, "Orders", "3", "--max-num", "1"]
     process = start(*arguments, env=environment(PYTHONIOENCODING=encoding, LC_ALL="C"))
-    output, errors = process.communicate(timeout=60)
+    output, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
     assert ("tags=取消" if encoding == "utf-8" else "tags=\\u53d6\\u6d88") in output.decode(encoding)
     process = start(*arguments, "--json", env=environment(PYTHONIOENCODING=encoding, LC_ALL="C"))
-    assert json.loads(process.communicate(timeout=60)[0].decode(encoding))["tags"] == "取消"
+    assert json.loads(process.communicate(timeout=240)[0].decode(encoding))["tags"] == "取消"
 
 
 def test_a_reader_that_leaves_ends_it_quietly(broker):
@@ -812,13 +812,13 @@ def test_a_reader_that_leaves_ends_it_quietly(broker):
     process.stdout.close()
     assert line.split()[:2] == [b"0", b"484"]
     errors = process.stderr.read()
-    assert process.wait(timeout=60) == 141 and errors == b""
+    assert process.wait(timeout=240) == 141 and errors == b""
 
 
 def test_through_head(broker):
     ran = subprocess.run(
         f'"{sys.executable}" -m rmqstore dump "{broker}" --json | head -n 2',
-        shell=True, capture_output=True, env=environment(), check=True, timeout=60,
+        shell=True, capture_output=True, env=environment(), check=True, timeout=240,
     )  # fmt: skip
     assert len(ran.stdout.splitlines()) == 2 and ran.stderr == b""
 

@@ -37,7 +37,7 @@ def run(*args, **more):
 
 
 def program(*args, **more):
-    return subprocess.run([sys.executable, "-m", "rmqstore", *map(str, args)], timeout=60, **more)
+    return subprocess.run([sys.executable, "-m", "rmqstore", *map(str, args)], timeout=240, **more)
 
 
 def golden_vhost(folder):

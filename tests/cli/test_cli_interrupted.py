@@ -71,7 +71,7 @@ def ended(code, *args, **values):
         [sys.executable, "-c", (code + RUN).format(args=[str(each) for each in args], **values)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
     )
     assert "Traceback" not in done.stderr and "Exception" not in done.stderr, done.stderr
     return done
@@ -128,7 +128,7 @@ def test_an_interrupt_where_an_object_is_cleared_away_is_not_lost(store):
     code = AT_A_CALL.replace(
         "{come}",
         "type('Dying', (), {{'__del__': lambda self: signal.raise_signal(signal.SIGINT)}})()\n"
-        "    import threading; threading.Event().wait(30)",
+        "    import threading; threading.Event().wait(240)",
     )
     done = ended(code, "info", store, *SIZES, place="rmqstore.cli.info:_print_info")
     assert done.returncode == 130 and done.stderr == "interrupted\n"

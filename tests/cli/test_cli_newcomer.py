@@ -110,7 +110,7 @@ def test_the_advice_can_be_followed(golden_copy, vhost, tmp_path, monkeypatch):
         advice = run("info", path).stderr.strip().splitlines()[-1].partition(": ")[2]
         ran = subprocess.run(
             ["bash", "-c", f'"{sys.executable}" -m rmqstore info {advice}'],
-            env=environment(), capture_output=True, timeout=60, check=False,
+            env=environment(), capture_output=True, timeout=240, check=False,
         )  # fmt: skip
         assert ran.returncode == 0, (advice, ran.stderr)
     assert run("info", "my store/commitlog").stderr.endswith("Give the store's root: 'my store'\n")
@@ -163,7 +163,7 @@ def test_output_that_cannot_be_written(broker, command):
         pytest.skip("this system has no /dev/full")
     shell = f'"{sys.executable}" -m rmqstore {command} "{broker}" > /dev/full; echo "$?"'
     ran = subprocess.run(
-        ["bash", "-c", shell], env=environment(), capture_output=True, text=True, timeout=60, check=True
+        ["bash", "-c", shell], env=environment(), capture_output=True, text=True, timeout=240, check=True
     )
     assert ran.stdout == "3\n" and "No space left on device, where the output goes" in ran.stderr
     assert "Traceback" not in ran.stderr and "Exception ignored" not in ran.stderr
@@ -178,7 +178,7 @@ def test_findings_that_cannot_be_written_are_not_findings(golden_copy):
     for redirection in ("> /dev/full", "> /dev/full 2> /dev/full"):
         shell = f'"{sys.executable}" -m rmqstore verify "{copy}" {redirection}; echo "$?" >&3'
         ran = subprocess.run(
-            ["bash", "-c", f"exec 3>&1; {shell}"], env=environment(), capture_output=True, text=True, timeout=60, check=True
+            ["bash", "-c", f"exec 3>&1; {shell}"], env=environment(), capture_output=True, text=True, timeout=240, check=True
         )
         assert ran.stdout == "3\n" and "Exception ignored" not in ran.stderr
 
@@ -186,7 +186,7 @@ def test_findings_that_cannot_be_written_are_not_findings(golden_copy):
 def test_streams_that_are_closed(broker):
     for redirection, code in ((">&-", 0), ("2>&-", 0), ("<&- >&- 2>&-", 0)):
         shell = f'"{sys.executable}" -m rmqstore info "{broker}" {redirection}'
-        ran = subprocess.run(["bash", "-c", shell], env=environment(), capture_output=True, timeout=60, check=False)
+        ran = subprocess.run(["bash", "-c", shell], env=environment(), capture_output=True, timeout=240, check=False)
         assert ran.returncode == code and b"Traceback" not in ran.stderr, ran.stderr
 
 
@@ -207,7 +207,7 @@ def test_warnings_of_the_package_are_harmless_notes(golden_copy):
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
     )
     assert ran.stderr == "about T\\x1b[2J\\u202e\n"
@@ -267,7 +267,7 @@ def test_the_script_of_a_shell(shell):
     program = shutil.which(shell)
     if program is None:
         pytest.skip(f"{shell} is not installed here, so that its syntax cannot be checked")
-    subprocess.run([program, "-n"], input=result.stdout.encode(), check=True, timeout=60)
+    subprocess.run([program, "-n"], input=result.stdout.encode(), check=True, timeout=240)
 
 
 def test_the_script_works_in_bash(broker, tmp_path):
@@ -279,6 +279,6 @@ def test_the_script_works_in_bash(broker, tmp_path):
         f'COMP_WORDS=(rmqstore get {broker} Ord); COMP_CWORD=3; _rmqstore_completion rmqstore; echo "${{COMPREPLY[@]}}"\n'
     )
     ran = subprocess.run(
-        ["bash", "-c", script], env=environment(), capture_output=True, text=True, timeout=60, check=True
+        ["bash", "-c", script], env=environment(), capture_output=True, text=True, timeout=240, check=True
     )
     assert ran.stdout.splitlines() == ["complete -o nosort -F _rmqstore_completion rmqstore", "Orders"], ran.stderr

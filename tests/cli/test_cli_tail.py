@@ -47,7 +47,7 @@ class Follower:
             self.lines.put(line)
 
     def take(self, number):
-        return [json.loads(self.lines.get(timeout=60)) for _ in range(number)]
+        return [json.loads(self.lines.get(timeout=240)) for _ in range(number)]
 
     def keys(self, number):
         return [message["keys"][0] for message in self.take(number)]
@@ -56,7 +56,7 @@ class Follower:
         """(exit code, stderr), and nothing more was shown."""
         if expected == -1:
             self.process.send_signal(signal.SIGINT)
-        code = self.process.wait(timeout=60)
+        code = self.process.wait(timeout=240)
         assert self.lines.empty()
         return code, self.process.stderr.read()
 
@@ -300,7 +300,7 @@ def test_damage_in_front_of_a_newer_segment_is_passed_over(tmp_path):
             following_keys = [message.keys[0] for message in store.messages(second, second + 2 * 65536)][1:]
         assert follower.keys(len(following_keys)) == following_keys
         follower.process.send_signal(signal.SIGINT)
-        assert follower.process.wait(timeout=60) == 130
+        assert follower.process.wait(timeout=240) == 130
         assert f"phy offset {damaged.phy_offset} are damaged" in follower.process.stderr.read()
 
 
@@ -310,7 +310,7 @@ def test_a_reader_that_leaves_ends_it(tmp_path):
         put(store, range(10))
     ran = subprocess.run(
         ["bash", "-c", f'"{sys.executable}" -m rmqstore tail -f "{root}" | head -n 1; echo "${{PIPESTATUS[0]}}"'],
-        capture_output=True, env=environment(), timeout=60, check=True, text=True,
+        capture_output=True, env=environment(), timeout=240, check=True, text=True,
     )  # fmt: skip
     # Nothing is put: it notices by itself.
     assert ran.stdout.splitlines()[-1] == "141" and ran.stderr == ""

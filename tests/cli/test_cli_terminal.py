@@ -46,7 +46,7 @@ def run_on_a_terminal(code, width=100, **extra):
                 break
             output += part
     os.close(parent)
-    assert process.wait(timeout=60) == 0, output
+    assert process.wait(timeout=240) == 0, output
     return output.decode()
 
 

@@ -132,8 +132,8 @@ class Writer:
 
     def stop(self) -> None:
         self.process.terminate()
-        self.process.wait(30)
-        self._reader.join(10)
+        self.process.wait(240)
+        self._reader.join(240)
 
 
 @dataclass
@@ -259,7 +259,7 @@ class MemoryWatch:
 
     def __exit__(self, *error: object) -> None:
         self._done.set()
-        self._thread.join(10)
+        self._thread.join(240)
         self.samples.append(self.server.anonymous_memory())
 
 

@@ -177,11 +177,11 @@ class ConsoleServer:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             try:
-                self.process.wait(20)
+                self.process.wait(240)
             except subprocess.TimeoutExpired:
                 self.process.kill()
         code = self.process.wait()
-        self._reader.join(10)
+        self._reader.join(240)
         return code
 
     def __enter__(self) -> ConsoleServer:

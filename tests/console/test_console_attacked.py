@@ -209,19 +209,19 @@ def test_who_begins_a_run_while_the_one_before_ends_gets_it(monkeypatch):
         if len(runs) == 1:
             told.set()
             # As one that is in a long step when it is told to end.
-            assert go_on.wait(30)
+            assert go_on.wait(240)
             progress(1, 2)
         yield from ()
 
     monkeypatch.setattr(verify_run, "verify", verify)
     run = verify_run.VerifyRun("/nowhere", None)
-    assert run.start() and told.wait(30)
+    assert run.start() and told.wait(240)
     assert run.stop(timeout=0) and run.status()["state"] == "running"
     timer = threading.Timer(0.1, go_on.set)
     timer.start()
     assert run.start(), "the run of the second visitor was swallowed"
     timer.join()
-    run._thread.join(30)
+    run._thread.join(240)
     assert run.status()["state"] == "finished" and len(runs) == 2
 
 
@@ -671,7 +671,7 @@ def test_half_requests_keep_nobody_out(broker, start_console):
                 half.sendall(b"GET / HT" if number % 2 else b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nab")
         # Long before a silent connection is closed for itself, whoever asks from there or from elsewhere is answered.
         for source in ("127.0.0.1", "127.0.0.2"):
-            link = http.client.HTTPConnection(server.host, server.port, timeout=15, source_address=(source, 0))
+            link = http.client.HTTPConnection(server.host, server.port, timeout=240, source_address=(source, 0))
             link.request("GET", "/healthz")
             assert link.getresponse().status == 200
             link.close()

@@ -326,7 +326,7 @@ def test_a_rebuild_underneath(living, start_console):
     finally:
         done.set()
         for looker in lookers:
-            looker.join(60)
+            looker.join(240)
     assert not bad, bad[:5]
     for number in (0, 150, 299):
         eventually(lambda number=number: server.get(key_page(number)), has(number))
@@ -419,7 +419,7 @@ def test_the_store_is_deleted_while_many_ask(living, start_console):
     finally:
         done.set()
         for looker in lookers:
-            looker.join(60)
+            looker.join(240)
     assert not bad, bad[:5]
     # Another store at the same place is another store.
     eventually(lambda: server.get(key_page(1007)), has(1007))

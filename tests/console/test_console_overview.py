@@ -86,7 +86,7 @@ def test_the_others_follow_in_a_thread(many, counts, monkeypatch):
         monkeypatch.setattr(module, "AT_ONCE", 150)
     asker = Asker(console.app(many))
     asker.json("/api/overview?max_num=1")
-    assert answers_of(asker).survey.wait(60)
+    assert answers_of(asker).survey.wait(240)
     value = asker.json("/api/overview?max_num=1&sort=-messages&topic=topic-")
     assert value["queues_looked_at"] == value["queues"] == TOPICS + 1
     wanted = sum(3 + n % 5 for n in range(TOPICS))

@@ -38,7 +38,7 @@ SMALL = StoreConfig(
     flush_consumer_offset_interval=0,
     clean_resource_interval=0,
 )
-PATIENCE = 60.0
+PATIENCE = 240
 
 
 class Clock:

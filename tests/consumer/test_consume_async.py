@@ -20,7 +20,7 @@ CONFIG = StoreConfig(
     max_hash_slot_num=10,
     max_index_num=20,
 )
-PATIENCE = 60
+PATIENCE = 240
 
 
 @pytest.fixture

@@ -1341,7 +1341,7 @@ def test_commits_during_a_persist_are_not_lost_and_do_not_wait(kind, tmp_path, m
     def block(name, arguments):
         if name == "fsync" and not writing.is_set():
             writing.set()
-            assert go_on.wait(60)
+            assert go_on.wait(240)
 
     subject.commit(1)
     results = []
@@ -1349,11 +1349,11 @@ def test_commits_during_a_persist_are_not_lost_and_do_not_wait(kind, tmp_path, m
         record_calls(patch, block)
         thread = threading.Thread(target=lambda: results.append(subject.offsets.persist()))
         thread.start()
-        assert writing.wait(60)
+        assert writing.wait(240)
         subject.commit(2)
         assert subject.number(subject.offsets) == 2 and subject.offsets.dirty
         go_on.set()
-        thread.join(60)
+        thread.join(240)
     assert results == [True]
     assert subject.loaded() == 1 and subject.offsets.dirty and subject.number(subject.offsets) == 2
     assert subject.offsets.persist() and not subject.offsets.dirty
@@ -1460,7 +1460,7 @@ def commit_read_and_persist(directory, rounds):
             for _ in range(4):
                 assert committing.acquire(timeout=120)
             # On a busy machine the reader may not have had its turn yet.
-            end = time.monotonic() + 120
+            end = time.monotonic() + 240
             while not seen[0] and time.monotonic() < end:
                 time.sleep(0.001)
         finally:

@@ -2492,7 +2492,7 @@ def misuse(tmp_path_factory):
 
         yield run
         server.stdin.close()
-        assert server.wait(timeout=30) == 0
+        assert server.wait(timeout=240) == 0
 
 
 @pytest.mark.parametrize("name", MISUSE)

@@ -61,7 +61,7 @@ def run(program, root, code=0, **environment):
         env={**os.environ, "PYTHONFAULTHANDLER": "", **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert done.returncode == code, (done.returncode, done.stdout, done.stderr)

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import oracle
 import pytest
+from mappings import mappings
 from scratch import SCRATCH
 
 from rmqstore import _core, _dispatch
@@ -55,8 +56,7 @@ def named(path: Path, size: int, writable: bool = True) -> Region:
 
 
 def is_mapped(path: Path) -> bool:
-    maps = Path("/proc/self/maps").read_text(errors="surrogateescape")
-    return any(line.rstrip().endswith(str(path)) for line in maps.splitlines())
+    return any(line.endswith(str(path)) for line in mappings(path))
 
 
 # ---------------------------------------------------------------------------------------------------------------
@@ -555,7 +555,7 @@ def run_until_closed(calls, regions):
         time.sleep(0.001)
         region.close()
     for thread in threads:
-        thread.join(60)
+        thread.join(240)
         assert not thread.is_alive()
     assert failures == []
     assert all(region.pins == 0 for region in regions)
@@ -645,7 +645,7 @@ def test_puts_of_many_threads_are_each_whole():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(240)
         assert not thread.is_alive()
     total = threads_num * 3 * (each + 50)
     assert index.read_header()[5] == total + 1
@@ -661,7 +661,7 @@ def test_close_in_another_thread_while_a_view_lives():
         thread.start()
         for _ in range(20):
             assert bytes(view[:4]) == b"kept"
-        thread.join(60)
+        thread.join(240)
         assert region.closed and region.pins == 1
         assert bytes(view[:4]) == b"kept"
         # The last use ends in another thread than the one that closed.
@@ -669,7 +669,7 @@ def test_close_in_another_thread_while_a_view_lives():
         del view
         thread = threading.Thread(target=last.clear)
         thread.start()
-        thread.join(60)
+        thread.join(240)
         assert region.pins == 0
 
 
@@ -680,7 +680,7 @@ def test_close_twice_at_once():
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(240)
         assert region.closed and region.pins == 0
 
 
@@ -836,7 +836,7 @@ threading.Thread(target=loop, daemon=True).start()
         [sys.executable, "-X", "faulthandler", "-c", code],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
     )
     assert run.returncode == 0, run.stderr[-2000:]

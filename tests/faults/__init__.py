@@ -199,7 +199,7 @@ class Server:
 
     def __exit__(self, *exc_info: object) -> None:
         self._process.stdin.close()
-        self._process.wait(30)
+        self._process.wait(240)
         self._process.stdout.close()
 
 

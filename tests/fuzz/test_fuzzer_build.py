@@ -48,7 +48,7 @@ def fuzz(tmp_path, name, *flags):
     library = tmp_path / f"{name}.so"
     # Not optimised: the branches are to stay branches.
     build = ["gcc", "-O0", "-shared", "-fPIC", *flags, "planted.c", "-o", library]
-    subprocess.run(build, cwd=tmp_path, check=True, timeout=60)
+    subprocess.run(build, cwd=tmp_path, check=True, timeout=240)
     return subprocess.run(
         [sys.executable, "target.py", library, f"-runs={RUNS}", "-seed=1", "-max_len=16", "-len_control=0"],
         cwd=tmp_path,

@@ -244,7 +244,7 @@ def test_without_pyarrow_text_goes_and_columns_say_what_to_install(tmp_path):
 
     def without(*arguments):
         return subprocess.run(
-            [sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True, timeout=60
+            [sys.executable, "-c", program, *map(str, arguments)], capture_output=True, text=True, timeout=240
         )
 
     for name in ("b.jsonl", "b.csv", "b.jsonl.gz"):
@@ -645,12 +645,12 @@ def test_an_interrupt_leaves_nothing_and_a_kill_no_output(broker, tmp_path, name
         child = slow_export(broker, tmp_path / name, *more)
         assert any(each.endswith(".part") for each in os.listdir(tmp_path)), "it had not begun to write"
         child.send_signal(number)
-        assert child.wait(60) == code
+        assert child.wait(240) == code
         child.stderr.close()
         assert os.listdir(tmp_path) == []
     child = slow_export(broker, tmp_path / name, *more)
     child.kill()
-    child.wait(60)
+    child.wait(240)
     child.stderr.close()
     assert not (tmp_path / name).exists()
     # What was left does not disturb the next one.
@@ -665,7 +665,7 @@ def test_standard_output(tmp_path):
         done = subprocess.run(
             [sys.executable, "-m", "rmqstore", "export", str(tmp_path / "s"), "--format", kind, *more],
             capture_output=True,
-            timeout=60,
+            timeout=240,
         )
         assert done.returncode == 0, done.stderr
         assert done.stderr.decode().strip() == f"{len(HOSTILE)} messages"

@@ -166,7 +166,7 @@ def test_several_files_packed_and_without_endings(small, tmp_path, monkeypatch):
         assert json.loads(done.stdout)["messages"] == len(BODIES)
     done = subprocess.run(
         [sys.executable, "-m", "rmqstore", "import", str(tmp_path / "new"), "-", "--json"],
-        input=data.getvalue(), capture_output=True, timeout=60,
+        input=data.getvalue(), capture_output=True, timeout=240,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["messages"] == len(BODIES)
@@ -566,7 +566,7 @@ def test_a_kill_leaves_no_half_store(tmp_path):
         )
         assert child.stderr.readline() == "stopped\n"
         child.send_signal(number)
-        code = child.wait(60)
+        code = child.wait(240)
         child.stderr.close()
         assert code == (130 if number == signal.SIGINT else -signal.SIGKILL)
         assert not (tmp_path / "new").exists()
@@ -580,7 +580,7 @@ def test_readers_see_an_import_grow(small, tmp_path):
     thread = threading.Thread(target=lambda: seen.append(import_files(small, [tmp_path / "b.jsonl"], config=config())))
     thread.start()
     with MessageStore.open(small, config=config(), read_only=True) as reader:
-        thread.join(60)
+        thread.join(240)
         reader.refresh()
         assert reader.max_queue_offset("A") == 5000
     assert seen[0].messages == 5000

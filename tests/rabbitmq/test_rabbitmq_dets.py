@@ -225,7 +225,7 @@ def test_erlang_itself_opens_our_tables(num, tmp_path):
         {ok, New} = dets:open_file(new, [{file, "new.dets"}]), ok = dets:insert(New, Objects), ok = dets:close(New).
     """
     (tmp_path / "script").write_text("#!/usr/bin/env escript\n" + script)
-    subprocess.run(["escript", "script"], cwd=tmp_path, check=True, timeout=60)
+    subprocess.run(["escript", "script"], cwd=tmp_path, check=True, timeout=240)
     table = dets.read(tmp_path / "our.dets")
     assert table.problems == []
     assert len(table.objects) == num + 300 - (num > 1)

@@ -80,7 +80,7 @@ def child(tmp_path_factory):
 
     yield run
     process.stdin.close()
-    process.wait(30)
+    process.wait(240)
     process.stdout.close()
     shutil.rmtree(scratch, ignore_errors=True)
 

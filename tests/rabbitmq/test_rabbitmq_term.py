@@ -174,7 +174,7 @@ def test_erlang_itself_writes_the_same_terms(tmp_path):
     """
     (tmp_path / "script").write_text("#!/usr/bin/env escript\n" + script)
     (tmp_path / "in").write_bytes(b"".join(struct.pack(">I", len(term)) + term for term in terms))
-    subprocess.run(["escript", "script", "in", "out"], cwd=tmp_path, check=True, timeout=60)
+    subprocess.run(["escript", "script", "in", "out"], cwd=tmp_path, check=True, timeout=240)
     data, at = (tmp_path / "out").read_bytes(), 0
     for term in terms:
         (size,) = struct.unpack_from(">I", data, at)

@@ -36,7 +36,7 @@ LOOPBACK = "127.0.0.1"
 # What the Python of a task needs beside the wheel; pyspark itself comes with the executor.
 PACKAGES = ("numpy", "pyarrow")
 # Seconds until a daemon has started on a machine that is busy.
-PATIENCE = 120
+PATIENCE = 240
 # The switch of Linux by which a process gets a signal when its parent is gone.
 _PR_SET_PDEATHSIG = 1
 

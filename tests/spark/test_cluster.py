@@ -18,7 +18,7 @@ from rmqstore import MessageStore, rebuild, verify
 
 pytestmark = [pytest.mark.spark, pytest.mark.java, pytest.mark.timeout(600)]
 
-PATIENCE = 120
+PATIENCE = 240
 GEOMETRY = {
     "mapped_file_size_commit_log": 2**20,
     "mapped_file_size_consume_queue": 20_000,

@@ -21,6 +21,7 @@ import numpy as np
 import oracle
 import pytest
 from click.testing import CliRunner
+from mappings import MAPS, mappings
 
 from rmqstore import ConsumerOffsets, GeometryError, Message, MessageStore, StoreConfig, describe
 from rmqstore._core import index_key_hash
@@ -1105,10 +1106,8 @@ def test_units_on_disk_win_when_a_writer_comes(tmp_path):
             # Beside a live writer nothing is made in memory: it dispatches by itself.
             with MessageStore.open(path, config=config, read_only=True) as other:
                 assert other.undispatched is None and answers_of(other) == answers_of(writer)
-    if os.path.exists("/proc/self/maps"):
-        with open("/proc/self/maps", encoding="utf-8") as maps:
-            left = [line for line in maps if str(path) in line]
-        assert not left
+    if MAPS.exists():
+        assert not mappings(path)
 
 
 @pytest.mark.parametrize("mark", [True, False], ids=["killed", "closed"])

@@ -15,6 +15,7 @@ import duckdb
 import numpy as np
 import polars
 import pytest
+from mappings import mappings
 
 from rmqstore import Message, MessageStore, MissingDependencyError, StoreClosedError, StoreConfig, _columns
 from rmqstore._core import Region
@@ -40,8 +41,7 @@ def store(tmp_path):
 
 def mapped(store) -> int:
     """How many mappings of segments this process has."""
-    lines = Path("/proc/self/maps").read_text(encoding="ascii").splitlines()
-    return sum(f"{store.path}/commitlog/" in line for line in lines)
+    return len(mappings(f"{store.path}/commitlog/"))
 
 
 def ranges(array) -> list[tuple[int, int]]:
@@ -58,10 +58,8 @@ def ranges(array) -> list[tuple[int, int]]:
 
 def test_values_lie_in_the_segment(store):
     names = ["body", "keys", "properties", "unique_key", "topic", "body_stored", "msg_id"]
-    lines = Path("/proc/self/maps").read_text(encoding="ascii").splitlines()
-    # What an earlier test mapped may wait for a collection of garbage.
     path = os.path.join(store.path, "commitlog", f"{0:020d}")
-    (region,) = [line.split()[0] for line in lines if line.endswith(path)]
+    (region,) = [line.split()[0] for line in mappings(path) if line.endswith(path)]
     low, high = (int(end, 16) for end in region.split("-"))
     batch = next(iter(store.scan(names, end_phy_offset=SEGMENT // 2, views=True)))
     for array in (

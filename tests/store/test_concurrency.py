@@ -229,11 +229,11 @@ def test_a_second_writer_is_refused(root):
         # A refused opening and a reader take nothing away from the lock.
         MessageStore.open(root, config=CONFIG, read_only=True).close()
         for _ in range(2):
-            said = child(OPEN_ONCE, root).communicate(timeout=60)[0]
+            said = child(OPEN_ONCE, root).communicate(timeout=240)[0]
             assert said.startswith("locked")
             assert root in said
         store.put_message(Message("Orders", b"2"))
-    assert child(OPEN_ONCE, root).communicate(timeout=60)[0] == "opened\n"
+    assert child(OPEN_ONCE, root).communicate(timeout=240)[0] == "opened\n"
     with MessageStore.open(root, config=CONFIG) as store:
         assert [message.body for message in store.messages()] == [b"1", b"2"]
 
@@ -258,7 +258,7 @@ def test_a_broker_s_lock_is_respected(root):
             MessageStore.open(root, config=CONFIG)
         MessageStore.open(root, config=CONFIG, read_only=True).close()
     finally:
-        holder.communicate("", timeout=60)
+        holder.communicate("", timeout=240)
     with MessageStore.open(root, config=CONFIG), open(os.path.join(root, "lock"), "r+b") as file:
         # And a broker would find ours: seen from another process, for a lock of one's own never conflicts.
         pid = os.fork()
@@ -327,7 +327,7 @@ def test_a_reader_follows_a_writer_in_another_process(root):
                 key = random.Random(looks).randrange(seen - 5)
                 hits = reader.query_message("Orders", f"k{key}")
                 assert [int(hit.body.partition(b":")[0]) for hit in hits] == [key]
-        number = int(writer.communicate(timeout=60)[0])
+        number = int(writer.communicate(timeout=240)[0])
         reader.refresh()
         assert check_prefix(reader, seen) == number
         for queue_id in range(2):
@@ -344,7 +344,7 @@ def test_readers_that_open_again_see_a_prefix(root):
     while writer.poll() is None:
         with MessageStore.open(root, config=CONFIG, read_only=True) as reader:
             seen = check_prefix(reader, seen)
-    number = int(writer.communicate(timeout=60)[0])
+    number = int(writer.communicate(timeout=240)[0])
     with MessageStore.open(root, config=CONFIG, read_only=True) as reader:
         assert check_prefix(reader, seen) == number
 
@@ -354,7 +354,7 @@ def test_writers_take_turns(root):
     program = """
         number = int(sys.argv[2])
         put = []
-        until = time.monotonic() + 60
+        until = time.monotonic() + 240
         while len(put) < 15 and time.monotonic() < until:
             try:
                 with MessageStore.open(sys.argv[1], config=CONFIG) as store:
@@ -391,7 +391,7 @@ def test_a_killed_writer_leaves_its_readers_whole(root):
                 seen = check_prefix(reader, seen)
             assert seen >= 100
             writer.kill()
-            writer.communicate(timeout=60)
+            writer.communicate(timeout=240)
             reader.refresh()
             check_prefix(reader, seen)
         with MessageStore.open(root, config=CONFIG) as store:

@@ -23,6 +23,7 @@ import threading
 import time
 
 import pytest
+from mappings import MAPS, mappings
 
 from rmqstore import (
     GetMessageStatus,
@@ -51,7 +52,7 @@ QUIET = CONFIG.replace(
     flush_consumer_offset_interval=0,
     clean_resource_interval=0,
 )
-PATIENCE = 60.0
+PATIENCE = 240
 needs_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux about locks and open files")
 
 
@@ -619,8 +620,7 @@ def delete_all_but_the_newest(writer: MessageStore) -> int:
 
 
 def mapped_deleted(root) -> list[str]:
-    with open("/proc/self/maps", errors="surrogateescape") as file:
-        return [line for line in file if str(root) in line and "(deleted)" in line]
+    return [line for line in mappings(root) if "(deleted)" in line]
 
 
 @pytest.fixture
@@ -661,7 +661,7 @@ def test_retention_by_the_writer(two, root):
     for number in range(150):
         assert numbers(reader.query_message("Orders", f"k{number}")) == [number] * (number in left)
     # The space of what is gone is free again, although this process read it.
-    if os.path.exists("/proc/self/maps"):
+    if MAPS.exists():
         assert not mapped_deleted(root)
 
 
@@ -1195,7 +1195,7 @@ FORK = """
                     each.release()
             holder = threading.Thread(target=hold, daemon=True)
             holder.start()
-            assert holding.wait(30)
+            assert holding.wait(240)
             code = fork(turn)
             may_go.set()
             holder.join()

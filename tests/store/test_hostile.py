@@ -491,7 +491,7 @@ def test_settings_of_a_terabyte_take_no_memory_and_hide_nothing_else(tmp_path, n
             env=environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
         assert ran.returncode in (0, 1) and "Traceback" not in ran.stderr, (command, ran.stderr)

@@ -191,7 +191,7 @@ def threads_of_stores():
 def no_thread_is_left():
     yield
     gc.collect()
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     while threads_of_stores():
         assert time.monotonic() < until, threads_of_stores()
         time.sleep(0.01)

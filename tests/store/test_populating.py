@@ -30,7 +30,7 @@ from rmqstore.store.populating import PopulateAhead
 
 MIB = 1 << 20
 PAGE = os.sysconf("SC_PAGESIZE")
-PATIENCE = 30
+PATIENCE = 240
 SLACK = 2 * MIB
 CONFIG = StoreConfig(
     mapped_file_size_commit_log=32 * MIB,
@@ -223,7 +223,7 @@ def test_where_a_write_would_end_the_process_populate_says_false(tmp_path, case)
         pytest.skip("a small file system cannot be mounted here")
     try:
         command = [sys.executable, "-c", NO_SPACE, folder / "file", case]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        ran = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
         assert (ran.returncode, ran.stdout.split()) == (0, ["True", "False", "False", "0"]), ran.stderr
     finally:
         if mounted:

@@ -465,12 +465,12 @@ def test_who_waits_for_a_piece_works_at_a_later_one(odd):
             helped.set()
             return "here"
         begun.set()
-        return "there" if helped.wait(60) else "nobody came"
+        return "there" if helped.wait(240) else "nobody came"
 
     try:
         begin = ahead.end_behind(0)
         ahead.launch(work)
-        assert begun.wait(60)
+        assert begun.wait(240)
         piece = ahead.come_to(begin)
         assert ahead.result_of(piece) == "there" and helped.is_set()
         piece = ahead.come_to(ahead.end_behind(begin))
@@ -597,7 +597,7 @@ def test_a_scan_that_its_own_thread_closes(odd, monkeypatch):
 
     def closes(body, sys_flag):
         if threading.current_thread() is not threading.main_thread() and not closed.is_set():
-            assert suspended.wait(20)
+            assert suspended.wait(240)
             held.clear()
             closed.set()
         return decompress(body, sys_flag)
@@ -606,9 +606,9 @@ def test_a_scan_that_its_own_thread_closes(odd, monkeypatch):
     held = [odd.scan(["body"], batch_size=1)]
     next(held[0]), next(held[0])
     suspended.set()
-    assert closed.wait(20)
+    assert closed.wait(240)
     for thread in scan_threads():
-        thread.join(20)
+        thread.join(240)
     assert not scan_threads()
 
 
@@ -627,7 +627,7 @@ def test_an_interpreter_that_ends(made, tmp_path, end):
         "next(scan), next(scan), next(scan)\n"
         f"{end}\n"
     )
-    ran = subprocess.run([sys.executable, "-c", statements], capture_output=True, text=True, check=False, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", statements], capture_output=True, text=True, check=False, timeout=240)
     expected = {"raise SystemExit(3)": 3, "1 // 0": 1}.get(end, 0)
     assert ran.returncode == expected
     assert ("ZeroDivisionError" in ran.stderr) is (end == "1 // 0") and "Exception ignored" not in ran.stderr

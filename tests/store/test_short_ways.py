@@ -176,7 +176,7 @@ def test_who_waits_is_woken(store):
     while not store._state.waiting:
         pass
     store.put_message(Message("T", b"x"))
-    waiter.join(30)
+    waiter.join(240)
     assert woken.is_set()
 
 

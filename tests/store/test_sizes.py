@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import oracle
 import pytest
+from mappings import mappings
 
 from rmqstore import GeometryError, IndexFile, Message, MessageStore, StoreConfig
 from rmqstore.commitlog.log_walk import Blank
@@ -66,8 +67,7 @@ def blank(base: int, pos: int, segment_size: int) -> bytes:
 
 def maps_of(root) -> list[str]:
     """The files below `root` that this process has mapped."""
-    maps = Path("/proc/self/maps").read_text(errors="surrogateescape")
-    return [line.split(maxsplit=5)[5] for line in maps.splitlines() if str(root) in line]
+    return [line.split(maxsplit=5)[5] for line in mappings(root)]
 
 
 # ----------------------------------------------------------------------------------------- far out, at default geometry

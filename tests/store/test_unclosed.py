@@ -51,7 +51,7 @@ def run(root: os.PathLike[str], program: str, *options: str) -> subprocess.Compl
         [sys.executable, *options, "-c", HEAD + textwrap.dedent(program), os.fspath(root)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
 
@@ -210,19 +210,19 @@ def test_a_finalizer_waits_for_nothing(tmp_path, monkeypatch):
 
     def flush(upkeep: Upkeep) -> None:
         busy.set()
-        assert may_end.wait(60)
+        assert may_end.wait(240)
 
     monkeypatch.setattr(Upkeep, "flush_log", flush)
     store = MessageStore.open(path, config=CONFIG.replace(flush_interval_commit_log=1))
     store.put_message(Message("Orders", b"paid"))
     thread = store._upkeep._housekeeping._thread
-    assert busy.wait(60)
+    assert busy.wait(240)
     with pytest.warns(ResourceWarning, match="forgotten"):
         del store
         gc.collect()
     assert thread.is_alive() and os.path.exists(os.path.join(path, "abort"))
     may_end.set()
-    thread.join(60)
+    thread.join(240)
     assert not thread.is_alive() and not os.path.exists(os.path.join(path, "abort"))
 
 
@@ -238,7 +238,7 @@ def test_a_forgotten_store_that_cannot_be_closed_is_logged(tmp_path, monkeypatch
     with pytest.warns(ResourceWarning, match="forgotten"):
         del store
         gc.collect()
-    thread.join(60)
+    thread.join(240)
     assert f"{path} was forgotten, and could not be closed in order: " in caplog.text and "No space left" in caplog.text
     # It is closed all the same, and nobody is kept out.
     with MessageStore.open(path, config=CONFIG) as store:
