@@ -17,7 +17,7 @@ JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 PARALLEL := -n $(JOBS) --dist loadscope
 
 # The build requirements of pyproject.toml; a test holds the two equal.
-BUILD_REQUIREMENTS := "setuptools>=77" "Cython>=3.1"
+BUILD_REQUIREMENTS := "setuptools>=77" "Cython>=3.2"
 
 CORE_SOURCES := setup.py $(shell find rmqstore -name '*.pyx' -o -name '*.pxd' -o -name '*.h')
 DEBUG_LIB := build/debug/lib
@@ -34,7 +34,7 @@ ASV_MACHINE := $(BIN)/asv machine --yes --config asv_bench/asv.conf.json >/dev/n
 ASV_RUN := cd asv_bench && ../$(BIN)/asv run --python=same
 
 .DEFAULT_GOAL := help
-.PHONY: help venv build test-venv demo docs test test-rest test-all soak debug-test sanitize sanitize-rest sanitize-threads sanitized-address sanitized-thread test-portable test-pythons test-arm64 check lint typecheck docstrings fuzz fuzz-address fuzz-long simulate simulate-long simulate-rabbitmq instructions bench bench-full bench-peers bench-growth clean distclean
+.PHONY: help venv build test-venv demo docs test test-rest test-interop test-outages test-all soak debug-test sanitize sanitize-rest sanitize-threads sanitized-address sanitized-thread test-portable test-pythons test-arm64 check lint typecheck docstrings fuzz fuzz-address fuzz-long simulate simulate-long simulate-rabbitmq instructions bench bench-full bench-peers bench-growth clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -70,13 +70,22 @@ test-venv: build $(VENV)/.stamp-test
 demo: build ## the main job on a real broker's store, with rates
 	$(BIN)/python -m rmqstore.demo
 
-test: test-venv ## the tests for every change: all but the long ones; at most five minutes on two processors
+test: test-venv ## the tests for every change; at most three minutes on two idle processors
 	$(BIN)/python -m pytest $(PARALLEL) -m "not slow and not long" $(PYTEST_ARGS)
 
-test-rest: test-venv $(VENV)/.stamp-browser $(VENV)/.stamp-spark ## what `make test` leaves out: RocketMQ's and RabbitMQ's own programs, clusters, a browser, long runs
-	$(BIN)/python -m pytest $(PARALLEL) -m "long and not slow" $(PYTEST_ARGS)
+test-rest: test-venv $(VENV)/.stamp-browser $(VENV)/.stamp-spark ## what `make test` leaves out: Spark, a browser, sweeps over damage and crashes
+	$(BIN)/python -m pytest $(PARALLEL) -m "long and not slow" --ignore=tests/interop $(PYTEST_ARGS)
 
-test-all: test test-rest ## both
+test-interop: test-venv $(VENV)/.stamp-spark ## tests against the real RocketMQ and RabbitMQ
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow" tests/interop $(PYTEST_ARGS)
+
+test-all: test test-rest test-interop ## all three
+
+# Full and read-only disks, which only root can mount: root of a user namespace.
+test-outages: test-venv ## tests on full and read-only disks
+	RMQSTORE_MOUNTS=required unshare --user --map-root-user --mount $(BIN)/python -m pytest -q \
+		tests/store/test_faults.py tests/store/test_populating.py \
+		-k "full_disk or read_only_file_system or end_the_process" $(PYTEST_ARGS)
 
 soak: test-venv $(VENV)/.stamp-browser $(VENV)/.stamp-spark ## every bit flip, every crash state, long random runs: takes an hour or more
 	$(BIN)/python -m pytest --slow --timeout=7200 $(PYTEST_ARGS)
@@ -140,7 +149,7 @@ test-portable: test-venv build/portable/.stamp ## the same on a build without wh
 		RMQSTORE_PORTABLE=1 PYTHONSAFEPATH=1 \
 		$(BIN)/pytest $(PARALLEL) -m "not slow and not long and not java and not rabbitmq" $(NO_CORE_TESTS:%=--ignore=%) $(PYTEST_ARGS)
 
-test-pythons: ## the suite without Spark and browser on 3.10, 3.12, 3.13, 3.14, or PYTHONS="3.12 3.14"
+test-pythons: ## the suite without Spark and browser on 3.10, 3.12 to 3.15, or PYTHONS="3.12 3.15"
 	JOBS=$(JOBS) PYTEST_ARGS="$(PYTEST_ARGS)" bash ci/pythons.sh $(PYTHONS)
 
 test-arm64: build ## the tests of the core on aarch64, under qemu; fetching its Debian needs root

@@ -87,7 +87,7 @@ make_debian() {
         "${as_root[@]}" mkdir -p "$part/etc/ssl/certs"
         "${as_root[@]}" touch "$part/etc/hosts" "$part/etc/pip.conf" "$part/etc/resolv.conf"
         [ ! -e "$part/usr/bin/gcc" ] || "${as_root[@]}" ln -sf gcc "$part/usr/bin/cc"
-        [ -e "$part/usr/bin/python3" ] || "${as_root[@]}" ln -s "$(basename "$part"/usr/bin/python3.??)" "$part/usr/bin/python3"
+        [ -e "$part/usr/bin/python3" ] || "${as_root[@]}" ln -s "$(cd "$part/usr/bin" && ls python3.?? | tail -n 1)" "$part/usr/bin/python3"
         "${as_root[@]}" chroot "$part" /sbin/ldconfig
         echo "$wanted" | "${as_root[@]}" tee "$part/packages-asked-for" >/dev/null
         "${as_root[@]}" mv "$part" "$folder"

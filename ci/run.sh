@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
-# The whole of continuous integration: system packages as whoever runs this, then everything else as a stranger (ci/stranger.sh).
+# Run continuous integration: system packages first, then every step (ci/steps.sh) on a clean copy of the checkout (ci/clean.sh).
 #
-# Needs bash, make, git, a C compiler, Python >= 3.10 with venv, and a package index.  The last lines are the time of each step,
-# pytest's closing lines, and "N passed, N failed" (ci/steps.sh).
+# Needs bash, make, git, a C compiler, Java 17, Maven, Python >= 3.10 with venv, and a package index.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 exec </dev/null
@@ -11,4 +10,4 @@ rm -rf build/ci
 begin=$SECONDS
 bash ci/system.sh || { echo "0 passed, 1 failed"; exit 1; }
 echo "system.sh took $((SECONDS - begin)) s"
-exec bash ci/stranger.sh "SECONDS=$SECONDS" bash ci/steps.sh
+exec bash ci/clean.sh "SECONDS=$SECONDS" bash ci/steps.sh

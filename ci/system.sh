@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# The system packages that continuous integration uses: all that needs root, before anything runs as a stranger.
+# Install the system packages of continuous integration: everything that needs root.
 #
 # Debian's Python with its header files and venv (an unprivileged user cannot use one below /root), a RabbitMQ node, Chromium,
-# Valgrind, the Python whose turn it is, and a Debian for arm64 with its cross compiler.  The last two stay in RMQSTORE_CACHE (default:
-# /var/cache/rmqstore) for the next time.  Each part says so where it cannot be had, and fails when CI is true.
+# and the interpreters of ci/pythons.sh, which stay in RMQSTORE_CACHE (default: /var/cache/rmqstore) for the next run. A part that
+# cannot be installed says so, and fails if CI is true.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-# What a stranger's PATH finds; ci/stranger.sh uses the same.
+# The PATH of ci/clean.sh.
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 if ! python3 -c 'import ensurepip, sysconfig, os; assert os.path.exists(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null; then
     if ! command -v apt-get >/dev/null; then
@@ -22,6 +22,4 @@ fi
 echo "system.sh: $(python3 --version) ($(command -v python3))"
 bash ci/rabbitmq.sh
 bash ci/browser.sh
-bash ci/valgrind.sh
-bash ci/pythons.sh --lend
-bash ci/arm64.sh --lend
+bash ci/pythons.sh --prepare 3.10 3.15

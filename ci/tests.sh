@@ -1,48 +1,33 @@
 #!/usr/bin/env bash
-# `make test` or `make test-rest`: ci/tests.sh test|test-rest.  Keeps pytest's output in build/ci/NAME.log, from which steps.sh
-# takes the counts.
+# Run `make test`, `make test-rest` or `make test-interop`: ci/tests.sh TARGET.
 #
-# Tests share a disk with whoever runs them: at no moment may they hold more than 3 GB in temporary files, in memory or on the
-# disk, and when all passed nothing is left; what is left is listed.
+# Fails too if the tests hold more than 3 GB of temporary files at a time, or leave files behind after they passed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-name=$1
 limit=3072
-mkdir -p build/ci
-log=build/ci/$name.log
-: >"$log"
-# Everything that tests make lies in this folder, or in memory under this name.
 temporary=$(mktemp -d)
+sizes=$(mktemp)
 export TMPDIR=$temporary
+# MB of everything that tests make: it is in this folder, or in memory under this name.
 held() { { du -sm --total "$temporary" /dev/shm/rmqstore-* 2>/dev/null || true; } | tail -n 1 | cut -f 1; }
 before=$(held)
-
-make "$name" PYTEST_ARGS="--color=no --durations=15 ${PYTEST_ARGS:-}" >>"$log" 2>&1 &
-tests=$!
-tail -n +1 -f --pid="$tests" "$log" &
-peak=0
-while kill -0 "$tests" 2>/dev/null; do
-    now=$(held)
-    [ "${now:-0}" -le "$peak" ] || peak=$now
-    sleep 1
-done
+while :; do held; sleep 1; done >"$sizes" &
+sampler=$!
 code=0
-wait "$tests" || code=$?
-wait || true
-echo "tests.sh: at most $((peak - before)) MB of temporary files at a moment"
-if [ "$code" = 0 ] && [ $((peak - before)) -gt "$limit" ]; then
-    echo "tests.sh: that is more than $limit MB"
+make "$1" PYTEST_ARGS="--color=no --durations=15 ${PYTEST_ARGS:-}" || code=$?
+kill "$sampler"
+peak=$(($(sort -n "$sizes" | tail -n 1) - before))
+echo "tests.sh: at most $peak MB of temporary files at a time"
+if [ "$code" = 0 ] && [ "$peak" -gt "$limit" ]; then
+    echo "tests.sh: the limit is $limit MB"
     code=1
 fi
-# Empty folders and links, such as pytest's own, are nothing.
+# Empty folders and links, such as pytest's own, do not count.
 left=$(find "$temporary" -type f | sed -n 1,20p)
-if [ -n "$left" ]; then
-    printf 'tests.sh: %s MB are left, such as:\n%s\n' "$(du -sm "$temporary" | cut -f 1)" "$left"
-    if [ "$code" = 0 ]; then
-        echo "tests.sh: all passed, and nothing is to be left"
-        code=1
-    fi
+if [ "$code" = 0 ] && [ -n "$left" ]; then
+    printf 'tests.sh: all tests passed and left files behind:\n%s\n' "$left"
+    code=1
 fi
-rm -rf "$temporary"
+rm -rf "$temporary" "$sizes"
 exit "$code"

@@ -13,7 +13,7 @@ from pathlib import Path
 import golden
 import pytest
 from hypothesis import HealthCheck, settings
-from long_tests import LONG
+from long_tests import LONG, SWEEPS
 from scratch import SCRATCH
 
 FORCING = {
@@ -21,7 +21,7 @@ FORCING = {
     "test_versions",
 }  # fmt: skip
 
-# What some machines set for every program changes when a process writes, and strangers' machines do not set it.
+# Some machines set these for every program, clean ones do not; they change when a process writes.
 for _name in ("PYTHONUNBUFFERED", "PYTHONUTF8", "PYTHONIOENCODING"):
     os.environ.pop(_name, None)
 
@@ -64,11 +64,16 @@ def pytest_xdist_make_scheduler(config, log):
     return ByFile(config, log)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
+    seen = set()
     for item in items:
         path = item.path.relative_to(Path(__file__).parent).as_posix()
-        if f"{path}::{item.name}".startswith(LONG) or "browser" in getattr(item, "fixturenames", ()):
+        family = f"{path}::{getattr(item, 'originalname', item.name)}"
+        if f"{path}::{item.name}".startswith(LONG) or "browser" in getattr(item, "fixturenames", ()) or family in seen:
             item.add_marker(pytest.mark.long)
+        elif family in SWEEPS:
+            seen.add(family)
     if config.getoption("--slow"):
         return
     skip = pytest.mark.skip(reason="slow: give --slow to run it")

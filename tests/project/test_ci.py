@@ -1,8 +1,7 @@
-"""The scripts of continuous integration: what a command meets that runs as a stranger.
+"""The scripts of continuous integration.
 
-Owns the promise of ci/stranger.sh, that what `make test` leaves out is there for `make test-rest`, and that the other environments
-(another Python, aarch64, a portable build) are steps that fail where they cannot be had; each of the steps is a program that
-fails by itself.
+Covers what a command meets under ci/clean.sh, that every step of ci/steps.sh counts, that each test `make test` leaves out runs
+elsewhere, and that a missing interpreter fails where CI is true.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from long_tests import LONG
+from long_tests import LONG, SWEEPS
 from scratch import folder_for_everybody
 
 ROOT = Path(__file__).resolve().parents[2]
-# What a command finds, as JSON.  Written in Python for the interpreter that a stranger's PATH has.
+# Prints what a command finds, as JSON, by the interpreter on the clean PATH.
 LOOK = (
     "import json, os, stat, sys; "
     "mode = lambda path: stat.S_IMODE(os.stat(path).st_mode); "
@@ -34,22 +33,22 @@ LOOK = (
 
 
 @pytest.fixture
-def stranger():
-    """A function `stranger(*command, **variables)`: the finished process of a command that ran as a stranger."""
+def clean():
+    """Return a function `clean(*command, **variables)` that runs a command under ci/clean.sh and returns the finished process."""
     if subprocess.run(["git", "rev-parse"], cwd=ROOT, capture_output=True, check=False).returncode:
         pytest.skip("this is no checkout")
 
     def run(*command, **variables):
         return subprocess.run(
-            ["bash", "ci/stranger.sh", *command],
-            cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True, timeout=120, check=False,
+            ["bash", "ci/clean.sh", *command],
+            cwd=ROOT, env={**os.environ, **variables}, capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
 
     return run
 
 
-def test_a_stranger_has_hardly_a_variable_and_no_rights(stranger):
-    ran = stranger("python3", "-c", LOOK, PYTHONUNBUFFERED="1", LANG="de_DE.UTF-8", PIP_CACHE_DIR="/here", PIP_RETRIES="7")
+def test_a_clean_run_has_few_variables_and_no_rights(clean):
+    ran = clean("python3", "-c", LOOK, PYTHONUNBUFFERED="1", LANG="de_DE.UTF-8", PIP_CACHE_DIR="/here", PIP_RETRIES="7")
     assert ran.returncode == 0, ran.stderr
     found = json.loads(ran.stdout.splitlines()[-1])
     names = set(found["environment"]) - {"LC_CTYPE", "PWD", "OLDPWD", "SHLVL", "_"}
@@ -63,18 +62,18 @@ def test_a_stranger_has_hardly_a_variable_and_no_rights(stranger):
     assert found["folder"] != str(ROOT) and not os.path.exists(found["folder"])
 
 
-def test_a_test_that_hangs_on_a_variable_fails_for_a_stranger(stranger):
+def test_a_test_that_needs_a_variable_fails_in_a_clean_run(clean):
     # As the ones did that passed only where PYTHONUNBUFFERED was set.
     command = ("python3", "-c", "import os; assert os.environ.get('PYTHONUNBUFFERED')")
     assert subprocess.run(command, env={**os.environ, "PYTHONUNBUFFERED": "1"}, check=False).returncode == 0
-    ran = stranger(*command, PYTHONUNBUFFERED="1")
+    ran = clean(*command, PYTHONUNBUFFERED="1")
     assert ran.returncode == 1 and "AssertionError" in ran.stderr
 
 
-def test_the_exit_code_and_the_logs_come_back_and_what_is_left_is_said(stranger, tmp_path):
+def test_the_exit_code_and_the_logs_come_back_and_left_files_are_named(clean, tmp_path):
     name = f"test-{tmp_path.name}-{os.getpid()}.log"
     command = f"mkdir -p build/ci && echo told > build/ci/{name} && touch $TMPDIR/left && exit 7"
-    ran = stranger("bash", "-c", command)
+    ran = clean("bash", "-c", command)
     log = ROOT / "build" / "ci" / name
     try:
         assert ran.returncode == 7 and log.read_text() == "told\n"
@@ -83,38 +82,35 @@ def test_the_exit_code_and_the_logs_come_back_and_what_is_left_is_said(stranger,
         log.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("name", LONG)
-def test_what_make_test_leaves_out_exists(name):
-    path, _, begin = name.partition("::")
-    assert (ROOT / "tests" / path).exists()
-    if begin:
-        assert f"\ndef {begin.partition('[')[0]}" in (ROOT / "tests" / path).read_text(encoding="utf-8")
+def test_what_make_test_leaves_out_exists():
+    for name in (*LONG, *SWEEPS):
+        path, _, begin = name.partition("::")
+        assert (ROOT / "tests" / path).exists(), name
+        if begin:
+            assert f"def {begin.partition('[')[0]}" in (ROOT / "tests" / path).read_text(encoding="utf-8"), name
+    for name in SWEEPS:
+        assert not name.startswith(LONG), f"{name} is in LONG too"
 
 
 @pytest.fixture
 def steps(tmp_path):
-    """A function `steps(closing, fails=(), seconds=0)`: ci/steps.sh, finished, begun so many seconds ago, with steps that only
-    write pytest's closing line, or the words they were called with, and end."""
+    """Return a function that runs ci/steps.sh with stubs for its programs, and returns the finished process.
+
+    `steps(closing, fails=())`: tests print `closing`, every other stub its name and arguments; those named in `fails` exit with 1.
+    """
     (tmp_path / "ci").mkdir()
     (tmp_path / "bin").mkdir()
+    script = (ROOT / "ci" / "steps.sh").read_text(encoding="utf-8")
     shutil.copy(ROOT / "ci" / "steps.sh", tmp_path / "ci")
 
-    def run(closing, fails=(), seconds=0):
-        named = re.findall(r"ci/([a-z0-9]+\.sh)", (ROOT / "ci" / "steps.sh").read_text(encoding="utf-8"))
-        for program in [*(tmp_path / "ci" / name for name in named), tmp_path / "bin" / "make", tmp_path / "bin" / "unshare"]:
-            if program.name in ("run.sh", "steps.sh"):
-                continue
-            program.write_text(f"#!/bin/sh\necho {program.stem} \"$@\"\nexit {int(program.name in fails)}\n", encoding="utf-8")
+    def run(closing, fails=()):
+        for program in [*(tmp_path / path for path in re.findall(r"bash (ci/\w+\.sh)", script)), tmp_path / "bin" / "make"]:
+            said = closing if program.name == "tests.sh" else f"{program.stem} $*"
+            program.write_text(f"#!/bin/sh\necho \"{said}\"\nexit {int(program.name in fails)}\n", encoding="utf-8")
             program.chmod(0o755)
-        git = tmp_path / "bin" / "git"
-        git.write_text("#!/bin/sh\necho 7\n", encoding="utf-8")
-        git.chmod(0o755)
-        tests = f"mkdir -p build/ci && echo '{closing}' > build/ci/$1.log; exit {int('tests.sh' in fails)}\n"
-        (tmp_path / "ci" / "tests.sh").write_text(tests, encoding="utf-8")
         return subprocess.run(
-            ["bash", "ci/steps.sh"], cwd=tmp_path,
-            env={**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SECONDS": str(seconds)},
-            capture_output=True, text=True, timeout=120, check=False,
+            ["bash", "ci/steps.sh"], cwd=tmp_path, env={**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"},
+            capture_output=True, text=True, timeout=600, check=False,
         )  # fmt: skip
 
     return run
@@ -122,78 +118,47 @@ def steps(tmp_path):
 
 def test_steps_that_all_pass_pass(steps):
     ran = steps("==== 41 passed, 2 skipped in 1.00s ====")
-    assert ran.stdout.splitlines()[-1] == "82 passed, 0 failed", ran.stdout
     assert ran.returncode == 0 and ran.stderr == ""
+    assert ran.stdout.splitlines()[-1] == "123 passed, 0 failed", ran.stdout
 
 
-@pytest.mark.parametrize("failing", ["tests.sh", "checks.sh", "make", "unshare", "demo.sh"])
-def test_a_step_that_fails_fails_the_steps(steps, failing):
-    ran = steps("==== 3 failed, 38 passed, 1 error in 1.00s ====", fails=[failing])
+@pytest.mark.parametrize("failing", ["tests.sh", "checks.sh", "make", "pythons.sh", "demo.sh"])
+def test_a_step_that_fails_fails_the_run(steps, failing):
+    closing = "==== 3 failed, 38 passed, 1 error in 1.00s ====" if failing == "tests.sh" else "==== 41 passed in 1.00s ===="
+    ran = steps(closing, fails=[failing])
     assert ran.returncode == 1
-    expected = "0 passed, 1 failed" if failing == "demo.sh" else "76 passed, 8 failed"
-    assert ran.stdout.splitlines()[-1] == expected and "FAILED, code 1" in ran.stdout
-    # A long output is cut in its middle by most systems: what the step said last stands at the end.
-    said = {"checks.sh": "checks", "make": "make venv", "unshare": "unshare", "demo.sh": "demo", "tests.sh": ""}[failing]
+    # Without a failed test each failed step counts as one: three run make, two other Pythons.
+    num = {"checks.sh": 1, "make": 3, "pythons.sh": 2}
+    expected = {"tests.sh": "114 passed, 12 failed", "demo.sh": "0 passed, 1 failed"}
+    assert ran.stdout.splitlines()[-1] == expected.get(failing, f"123 passed, {num.get(failing)} failed"), ran.stdout
+    # Most systems cut a long output in its middle: the end of a failed step's output is repeated before the table.
+    said = {"checks.sh": "checks", "make": "make test-outages", "demo.sh": "demo", "pythons.sh": "pythons 3.15"}
     reasons = re.findall(r"^=== \S+ failed; its last lines:\n(.*)$", ran.stdout, re.MULTILINE)
-    assert reasons and reasons[0].startswith(said) and ran.stdout.index(" failed; its last lines:") < ran.stdout.index("=== steps")
+    assert reasons and reasons[0].startswith(said.get(failing, closing))
+    assert ran.stdout.index(" failed; its last lines:") < ran.stdout.index("=== steps")
 
 
-@pytest.mark.parametrize(
-    "seconds, passed_over, minutes",
-    [
-        (0, "", 21),
-        (2000, "", 21),
-        (3600, "arm64 portable", 21),
-        (3950, "watched arm64 portable", 16),
-        (4500, "watched instructions bench python arm64 portable", 7),
-        (5300, "watched instructions bench python arm64 portable", 1),
-    ],
-)
-def test_a_slow_machine_runs_less_and_says_so(steps, seconds, passed_over, minutes):
-    """The stubs take no time; python has its turn after commit 7."""
-    ran = steps("==== 41 passed in 1.00s ====", seconds=seconds)
-    told = re.findall(r"^(\w+) +- s  not run, as \d+ s are gone$", ran.stdout, re.MULTILINE)
-    # Each is told when its turn comes, and in the table at the end.
-    assert told == passed_over.split() * 2
-    begun = re.findall(r"^=== ([a-z0-9-]+): ", ran.stdout, re.MULTILINE)
-    rest = [name for name in ("watched", "instructions", "bench", "python", "arm64", "portable") if name not in told]
-    assert begun == ["demo", "setup", "test", "venv", "test-rest", "outages", "checks", "fuzz", *rest, "simulate"]
-    # The division is of whole seconds: one that passes meanwhile may take a minute away.
-    assert int(re.search(r"--minutes (\d+)", ran.stdout)[1]) in (minutes, minutes - 1)
-    assert ran.returncode == 0
+def test_every_step_runs_whatever_the_time_and_the_commit(steps):
+    script = (ROOT / "ci" / "steps.sh").read_text(encoding="utf-8")
+    named = re.findall(r"^step (\S+)", script, re.MULTILINE)
+    assert re.findall(r"^=== (\w+): ", steps("==== 1 passed in 1.00s ====").stdout, re.MULTILINE) == named
+    assert {"demo", "setup", "test", "rest", "interop", "checks", "sanitize", "newest", "lowest", "fuzz", "simulate"} <= set(named)
+    assert "rev-list" not in script and "date" not in script
 
 
 # ---------------------------------------------------------------------------------------------------------------
 # Other environments
 
 
-def words_of(script, begin):
-    """What a script runs: the lines that begin so, without `|| true`."""
-    lines = (ROOT / "ci" / script).read_text(encoding="utf-8").splitlines()
-    return [line.removesuffix(" || true") for line in lines if line.startswith(begin)]
-
-
-def test_every_environment_is_a_step_and_what_it_needs_of_root_comes_before():
-    script = (ROOT / "ci" / "steps.sh").read_text(encoding="utf-8")
-    steps = dict(re.findall(r"(?:^step|^in_time \d+|\) in_time \"\$2\") (\S+) (.*)$", script, re.MULTILINE))
-    assert "make test-portable" in steps["portable"] and "ci/arm64.sh --short" in steps["arm64"]
-    assert "ci/pythons.sh --turn" in steps["python"]
-    assert "ci/watched.sh" in steps["watched"]
-    watched = [line.split()[1] for line in words_of("watched.sh", "    make ")]
-    assert watched == ["debug-test", "sanitize", "sanitize-threads"]
-    assert words_of("watched.sh", "    SANITIZE=address bash ci/fuzz.sh ")
-    # Where a mount fails these tests fail instead of being skipped.
-    assert "RMQSTORE_MOUNTS=required unshare" in steps["outages"]
-    assert "RMQSTORE_MAY_SKIP" not in (ROOT / "ci" / "steps.sh").read_text(encoding="utf-8")
-    lent = words_of("system.sh", "bash ci/")
-    assert "bash ci/pythons.sh --lend" in lent and "bash ci/arm64.sh --lend" in lent
-
-
-def test_every_python_of_the_package_but_that_of_the_other_steps_has_its_turn():
+def test_the_oldest_and_the_newest_python_of_the_package_are_steps():
     script = (ROOT / "ci" / "pythons.sh").read_text(encoding="utf-8")
-    turns = re.search(r"^VERSIONS=\((.*)\)$", script, re.MULTILINE)[1].split()
+    versions = re.search(r"^VERSIONS=\((.*)\)$", script, re.MULTILINE)[1].split()
     classified = re.findall(r"Python :: (3\.\d+)\"", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert turns == [version for version in classified if version != "3.11"]
+    assert versions == [version for version in classified if version != "3.11"]
+    steps = (ROOT / "ci" / "steps.sh").read_text(encoding="utf-8")
+    assert f"ci/pythons.sh {classified[-1]}\n" in steps and f"ci/pythons.sh --lowest {classified[0]}\n" in steps
+    prepared = (ROOT / "ci" / "system.sh").read_text(encoding="utf-8")
+    assert f"ci/pythons.sh --prepare {classified[0]} {classified[-1]}\n" in prepared
 
 
 @pytest.fixture
@@ -206,14 +171,14 @@ def without_sudo():
 @pytest.mark.parametrize(
     "command, said",
     [
-        (("bash", "ci/pythons.sh", "3.99"), "3.99: there is no such interpreter here"),
+        (("bash", "ci/pythons.sh", "3.99"), "there is no Python 3.99 here"),
         (("RMQSTORE_CACHE=/nowhere", "bash", "ci/arm64.sh"), "there is no Debian for arm64"),
     ],
     ids=["pythons", "arm64"],
 )
-def test_an_environment_that_is_not_there_fails_in_continuous_integration_only(stranger, without_sudo, command, said):
+def test_an_environment_that_is_not_there_fails_in_continuous_integration_only(clean, without_sudo, command, said):
     for ci, code in (("true", 1), ("", 0)):
-        ran = stranger(*command, CI=ci)
+        ran = clean(*command, CI=ci)
         assert ran.returncode == code, ran.stderr
         assert said in ran.stdout + ran.stderr
 
@@ -232,10 +197,10 @@ def folder_of_a_system():
         yield folder
 
 
-def test_a_command_in_a_debian_is_of_the_user_who_called_and_leaves_no_mount(stranger, folder_of_a_system):
+def test_a_command_in_a_debian_is_of_the_user_who_called_and_leaves_no_mount(clean, folder_of_a_system):
     look = 'id -u; pwd; echo "$HOME"; touch "$HOME/a" "$TMPDIR/b" build-ci-note; rm "$TMPDIR/b"; cat </dev/null; exit 7'
     program = f"id -u; pwd; bash ci/debian.sh run {folder_of_a_system} bash -c '{look}'; echo code $?; stat -c %u build-ci-note"
-    ran = stranger("bash", "-c", program)
+    ran = clean("bash", "-c", program)
     if "no user namespace" in ran.stderr:
         pytest.skip("the system gives this user no user namespace")
     user, here, *inside, code, owner = ran.stdout.splitlines()[1:]
@@ -246,11 +211,11 @@ def test_a_command_in_a_debian_is_of_the_user_who_called_and_leaves_no_mount(str
 
 
 # ---------------------------------------------------------------------------------------------------------------
-# What goes on for a day
+# The nightly workflow
 
 
 def test_a_night_has_a_day_of_simulation_and_a_day_of_fuzzing():
-    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "lab.yml").read_text(encoding="utf-8"))["jobs"]
+    jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "nightly.yml").read_text(encoding="utf-8"))["jobs"]
     fuzz, simulate = jobs["fuzz"], jobs["simulate"]
     (command,) = (each["run"] for each in simulate["steps"] if each.get("run", "").startswith("make "))
     assert "simulate-long" in command
@@ -261,6 +226,13 @@ def test_a_night_has_a_day_of_simulation_and_a_day_of_fuzzing():
     assert step["env"]["PART"].endswith(f"/{len(parts)}") and parts == list(range(1, len(parts) + 1))
     minutes = int(re.search(r"make fuzz-long .*FUZZ_MINUTES=(\d+)", step["run"])[1])
     assert minutes < fuzz["timeout-minutes"] and minutes * len(parts) >= 22 * 60
+
+
+def test_what_continuous_integration_leaves_out_runs_every_night():
+    text = (ROOT / ".github" / "workflows" / "nightly.yml").read_text(encoding="utf-8")
+    wanted = ("debug-test", "test-portable", "test-arm64", "sanitize-rest", "instructions", "soak", "bench")
+    assert [target for target in wanted if f"make {target}" not in text] == []
+    assert "RMQSTORE_ROCKETMQ: 5.5.0" in text
 
 
 @pytest.fixture

@@ -83,14 +83,23 @@ class Parsed(NamedTuple):
     functions: list[str]
     #: (module with its dots, names that are taken from it), wherever in the file.
     imports: list[tuple[str, list[str]]]
+    #: The names of `imports` that are not for a type checker alone.
+    at_run_time: set[str]
 
 
 @functools.cache
 def parsed(path: Path) -> Parsed:
     """A Python file, parsed and gone through once for all rules; its tree is not kept."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    found = Parsed(ast.get_docstring(tree), [], [], [])
+    found = Parsed(ast.get_docstring(tree), [], [], [], set())
+    for_types = set()
     for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            for_types.update(each for statement in node.body for each in ast.walk(statement))
+        if node not in for_types and isinstance(node, ast.Import):
+            found.at_run_time.update(alias.name for alias in node.names)
+        elif node not in for_types and isinstance(node, ast.ImportFrom):
+            found.at_run_time.update(f"{node.module}.{alias.name}" for alias in node.names)
         if isinstance(node, ast.ClassDef):
             found.classes.append(node.name)
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -169,28 +178,13 @@ def test_imports_point_one_way():
     assert not wrong
 
 
-def runtime_imports(path: Path) -> set[str]:
-    """Names that a module imports when it runs, wherever in it; what is only for a type checker is left out."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            node.body = []
-    found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
-
-
 def test_no_modules_import_each_other():
     # Imports within functions count: they only hide a circle.
     named = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in module_files() if path.suffix != ".pyi"}
     modules = {name.removesuffix(".__init__"): path for name, path in named.items()}
     graph = {}
     for name, path in modules.items():
-        imports = runtime_imports(path) if path.suffix == ".py" else set()
+        imports = parsed(path).at_run_time if path.suffix == ".py" else set()
         # A name of a module, or one in it.
         graph[name] = {each if each in modules else each.rpartition(".")[0] for each in imports} & modules.keys() - {name}
     assert "rmqstore.errors" in graph["rmqstore.store.writing"]

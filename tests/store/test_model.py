@@ -627,7 +627,7 @@ class StoreAndOracle(RuleBasedStateMachine):
 
 
 StoreAndOracle.TestCase.settings = settings(
-    settings.get_profile("ci"), max_examples=60, stateful_step_count=30, deadline=None
+    settings.get_profile("ci"), max_examples=25, stateful_step_count=30, deadline=None
 )
 TestModel = StoreAndOracle.TestCase
 

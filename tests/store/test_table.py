@@ -113,7 +113,7 @@ ROW_TYPES = {
 }
 
 
-@settings(max_examples=35)
+@settings(max_examples=12)
 @given(rows=st.lists(ROW, min_size=1, max_size=40), prop_crc=st.booleans(), index_tags=st.booleans())
 def test_every_way_writes_the_same_bytes(tmp_path_factory, rows, prop_crc, index_tags):
     root = tmp_path_factory.mktemp("ways")

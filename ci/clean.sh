@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Runs a command as it would run on a stranger's machine: bash ci/stranger.sh make test
+# Run a command as on a clean machine: bash ci/clean.sh [NAME=VALUE ...] make test
 #
-# In a clean copy of what git knows of this folder (changes that are not committed included), with no variable but PATH, HOME,
-# TMPDIR, CI, the ones that are given in front of the command (NAME=VALUE), and those that a package index needs; with an umask of
-# 077, a home and a temporary folder that are empty and private; and as a user without rights, where root can make one.  So nothing
-# is found that was installed or cached by hand, and nothing works only because of who runs it.  What the command leaves in
-# build/ci comes back; all else goes, unless RMQSTORE_KEEP=1.
+# The command runs on a clean copy of the files that git knows (uncommitted changes included), with only PATH, HOME, TMPDIR, CI, the
+# given variables, and those that a package index needs; with umask 077 and an empty, private home and temporary folder; and as an
+# unprivileged user, where root can make one. So it finds nothing that was installed or cached by hand. build/ci is copied back;
+# everything else is deleted, unless RMQSTORE_KEEP=1.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 root=$PWD
-[ $# -gt 0 ] || { echo "usage: ci/stranger.sh [NAME=VALUE ...] COMMAND [ARGUMENT ...]" >&2; exit 2; }
+export PATH="$PATH:/usr/local/sbin:/usr/sbin:/sbin"
+[ $# -gt 0 ] || { echo "usage: ci/clean.sh [NAME=VALUE ...] COMMAND [ARGUMENT ...]" >&2; exit 2; }
 
-# Not below TMPDIR: that may be a folder which other users do not reach.
+# Not below TMPDIR, which other users may not reach.
 top=$(mktemp -d /var/tmp/rmqstore.XXXXXX)
 user=
 cleanup() {
@@ -22,11 +22,11 @@ cleanup() {
         cp -R "$top/checkout/build/ci/." "$root/build/ci/"
     fi
     if [ -n "$user" ]; then
-        # A daemon of RabbitMQ's runtime or of a build tool may outlive the command; it is this user's, so it goes.
+        # RabbitMQ's daemon or a build tool's may outlive the command.
         pkill -KILL -u "$user" 2>/dev/null || true
         for _ in 1 2 3 4 5 6 7 8 9 10; do userdel "$user" 2>/dev/null && break; sleep 0.5; done
     fi
-    if [ "${RMQSTORE_KEEP:-}" = 1 ]; then echo "stranger.sh: kept $top"; else rm -rf "$top"; fi
+    if [ "${RMQSTORE_KEEP:-}" = 1 ]; then echo "clean.sh: kept $top"; else rm -rf "$top"; fi
     exit "$code"
 }
 trap cleanup EXIT
@@ -36,7 +36,7 @@ trap 'exit 143' TERM
 umask 077
 mkdir "$top/home" "$top/tmp" "$top/checkout"
 git clone --quiet --no-hardlinks . "$top/checkout"
-# A clone of a clone has lost the branch's upstream and tags, which nothing here asks for; what is not committed comes on top.
+# Uncommitted changes come on top of the clone.
 git ls-files -z --deleted | (cd "$top/checkout" && xargs -0 -r rm -f --)
 git diff --name-only -z HEAD --diff-filter=d | xargs -0 -r cp --parents -P -t "$top/checkout" --
 git ls-files -z --others --exclude-standard | xargs -0 -r cp --parents -P -t "$top/checkout" --
@@ -58,13 +58,13 @@ if [ "$(id -u)" = 0 ] && command -v useradd >/dev/null && command -v runuser >/d
     chown -R "$user:" "$top/home" "$top/tmp" "$top/checkout"
     run=(runuser -u "$user" --)
 elif [ "$(id -u)" = 0 ]; then
-    echo "stranger.sh: there is no useradd or runuser here; the command runs as root" >&2
+    echo "clean.sh: there is no useradd or runuser here; the command runs as root" >&2
     [ "${CI:-}" != true ] || exit 1
 fi
 cd "$top/checkout"
-echo "stranger.sh: as ${user:-$(id -un)} in $PWD"
+echo "clean.sh: as ${user:-$(id -un)} in $PWD"
 code=0
 "${run[@]}" env -i "${kept[@]}" "$@" </dev/null || code=$?
 left=$(find "$top/tmp" -mindepth 1 -maxdepth 1 2>/dev/null | head -20)
-[ -z "$left" ] || printf 'stranger.sh: left in the temporary folder: %s\n' "$left"
+[ -z "$left" ] || printf 'clean.sh: left in the temporary folder: %s\n' "$left"
 exit "$code"
