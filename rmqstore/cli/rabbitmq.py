@@ -35,7 +35,7 @@ from rmqstore.rabbitmq import (
     verify,
 )
 from rmqstore.rabbitmq.importing import import_messages
-from rmqstore.rabbitmq.problem import UNREADABLE, unreadable_file
+from rmqstore.rabbitmq.problem import UNREAD_FORMAT, UNREADABLE, unreadable_file
 from rmqstore.rabbitmq.transfer import FORMATS, export, message_object, object_message
 from rmqstore.rabbitmq.vhost import store_path
 
@@ -320,7 +320,7 @@ class _Incomplete:
                 continue
             store = vhost.store(persistent)
             for problem in store.problems if store is not None else ():
-                if problem.kind == UNREADABLE:
+                if problem.kind in (UNREADABLE, UNREAD_FORMAT):
                     self(problem)
 
     def end(self) -> int:

@@ -26,7 +26,7 @@ from rmqstore.rabbitmq.definitions import QueueDefinition, fate_of_expired
 from rmqstore.rabbitmq.index_columns import IndexEntry
 from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message_store import MessageStore
-from rmqstore.rabbitmq.problem import UNREADABLE
+from rmqstore.rabbitmq.problem import UNREAD_FORMAT, UNREADABLE
 from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
 from rmqstore.rabbitmq.verify import (
@@ -164,8 +164,9 @@ def repair(
     Raises
     ------
     StoreError
-        The source is not a vhost, a message file or a file of an index cannot be read, the output exists, or the
-        output did not pass verification (which is then left, under its unfinished name, for a look).
+        The source is not a vhost, or is one of RabbitMQ 4.x with a damaged queue; a message file or a file of an index
+        cannot be read; the output exists; or the output did not pass verification (which is then left, under its
+        unfinished name, for a look).
     """
     target = os.path.abspath(os.fspath(output))
     if os.path.lexists(target):
@@ -220,6 +221,8 @@ class _Repair:
             if finding.kind == UNREADABLE_STORE and finding.path.startswith(os.path.join(vhost.path, PERSISTENT)):
                 # What the system does not give out is not lost; nobody is to throw the source away for such an output.
                 raise StoreError(f"{finding.detail}; make it readable first", finding.path)
+            if finding.kind == UNREAD_FORMAT:
+                raise StoreError(f"{finding.detail}, so that the output would lack its messages", finding.path)
             # A directory or a FIFO in the place of a file has nothing to give out, whoever asks.
             if finding.kind == UNREADABLE and (
                 os.path.isfile(finding.path) or os.path.dirname(finding.path) == os.path.join(vhost.path, "queues")
@@ -228,6 +231,12 @@ class _Repair:
 
     def run(self, target: str) -> RepairReport:
         vhost = self.vhost
+        if any(self._wrong(each) and not self._deleted(each) for each in vhost.directories):
+            # Without damage the files of version 2 are copied as they are, which any node reads.
+            vhost.refuse_version_4(
+                "a damaged queue cannot be written again; write its messages to a file (rmqstore rabbitmq export), and "
+                "publish them to a running node"
+            )
         healthy = not any(finding.consequence is not Consequence.NONE for finding in self.findings)
         self._small_files()
         store_path = os.path.join(vhost.path, PERSISTENT)
@@ -274,13 +283,7 @@ class _Repair:
     def _queue(self, directory: QueueDirectory, kept: set[bytes], store_wrong: bool) -> RepairedQueue:
         name = directory.queue_name
         target = os.path.join(self.output, "queues", directory.name)
-        prefix = directory.path + os.sep
-        # What a node repairs by itself is left behind as well, so that the output is one that verify calls clean.
-        wrong = any(
-            (finding.consequence in {*_GRAVE, Consequence.REPAIRS} or finding.kind == COPIED_SEGMENT)
-            and (finding.path == directory.path or finding.path.startswith(prefix))
-            for finding in self.findings
-        )
+        wrong = self._wrong(directory)
         rows = _Rows(self.vhost, directory, self.now, self.renamed)
         terms = directory.terms
         if self._deleted(directory):
@@ -315,6 +318,15 @@ class _Repair:
                 self.terms[directory.name] = terms
         kept |= rows.stored
         return self._report(directory, rows, "rewritten" if wrong else "copied", exact)
+
+    def _wrong(self, directory: QueueDirectory) -> bool:
+        """bool: the files of a queue are written again; what a node repairs by itself is left behind as well."""
+        prefix = directory.path + os.sep
+        return any(
+            (finding.consequence in {*_GRAVE, Consequence.REPAIRS} or finding.kind == COPIED_SEGMENT)
+            and (finding.path == directory.path or finding.path.startswith(prefix))
+            for finding in self.findings
+        )
 
     def _copy_queue(self, directory: QueueDirectory, target: str) -> None:
         # What no node reads stays behind: some of it, as a FIFO or a link to nothing, nobody can copy.

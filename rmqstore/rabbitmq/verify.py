@@ -20,7 +20,7 @@ from rmqstore.rabbitmq import _term
 from rmqstore.rabbitmq.index_columns import IndexEntry
 from rmqstore.rabbitmq.layout import LEGACY_SEGMENT_ENTRY_COUNT
 from rmqstore.rabbitmq.message import Message
-from rmqstore.rabbitmq.problem import UNREADABLE, Problem
+from rmqstore.rabbitmq.problem import UNREAD_FORMAT, UNREADABLE, Problem
 from rmqstore.rabbitmq.queue_index import ENTRY_PERSISTENT, QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
 from rmqstore.rabbitmq.vhost import Queue, QueueDirectory, Vhost, find_vhosts, is_journal_end, store_path
@@ -122,6 +122,7 @@ STORE_CONSEQUENCES = {
     "clean_state_misfit": Consequence.CRASHES,
     "zero_tail": Consequence.REPAIRS,
     "overlapping_records": Consequence.NONE,
+    UNREAD_FORMAT: Consequence.NONE,
 }
 _SMALL_FILES = {
     "bad_config": Consequence.HANGS,

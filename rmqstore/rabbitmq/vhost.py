@@ -23,11 +23,12 @@ import numpy as np
 
 from rmqstore._shown import shows
 from rmqstore.errors import CorruptionError, GeometryError, StoreClosedError, StoreError
-from rmqstore.files.mapped_file import NotCopied, fsync_directory, is_directory, open_regular
+from rmqstore.files.mapped_file import NotCopied, fsync_directory, is_directory, open_regular, read_small_file
 from rmqstore.rabbitmq import dets, layout, term
 from rmqstore.rabbitmq._core import MAX_SEQ_ID
 from rmqstore.rabbitmq.batches import COLUMNS, Batches, LostMessage, LostMessages, undecoded
 from rmqstore.rabbitmq.definitions import QueueDefinition, data_directory, durable_queues
+from rmqstore.rabbitmq.ets import clean_dot_values
 from rmqstore.rabbitmq.index_columns import IndexEntry
 from rmqstore.rabbitmq.index_files import JOURNAL, SEGMENT_NAME, read_segment
 from rmqstore.rabbitmq.layout import QueueName
@@ -747,6 +748,60 @@ class Vhost(NotCopied):
         except OSError as error:
             self.problems.append(unreadable_file(folder or "", error))
             return None
+
+    @cached_property
+    def version_4(self) -> str | None:
+        """str or None: what shows that RabbitMQ 4.x wrote this directory; None for one of 3.x.
+
+        4.x writes no index of version 1, and 4.3 ignores one, so that nothing may be written here.  In doubt a
+        directory with queues of version 2 is one of 4.x.
+        """
+        node = data_directory(self.path)
+        if os.path.isdir(store_path(self.path, True)) and any(
+            name.endswith(".sqs") for name in os.listdir(store_path(self.path, True))
+        ):
+            return "message files that end in .sqs"
+        if any({"redeliver_seq_id", "delivery_count"} & each.keys() for each in self.terms.values()):
+            return "recovery terms as 4.3 writes them"
+        if (
+            node is not None
+            and os.path.isdir(os.path.join(node, "coordination"))
+            and not os.path.lexists(os.path.join(node, "schema.DAT"))
+        ):
+            return "no Mnesia tables: the node keeps its queues in Khepri"
+        stubs = [each.queue_name.index_version if each.queue_name else 1 for each in self.directories]
+        if any(each.has_version_1 and version == 1 for each, version in zip(self.directories, stubs, strict=True)):
+            return None
+        stop = self._clean_stop()
+        if stop:
+            return None if "index_module" in stop else "a clean.dot as 4.x writes it"
+        if 2 in stubs or any(each.index_version == 2 for each in self.directories):
+            forms = set(map(self._form, chain.from_iterable(each.entries() for each in self.directories)))
+            return None if forms - {None} == {"basic_message"} else "queues of version 2, and no sign of 3.x"
+        return None
+
+    def _clean_stop(self) -> dict[str, Any]:
+        path = os.path.join(store_path(self.path, True), "clean.dot")
+        try:
+            return clean_dot_values(read_small_file(path) or b"", path=path)
+        except (StoreError, OSError):
+            return {}
+
+    def _form(self, entry: IndexEntry) -> str | None:
+        try:
+            found = self.message_of(entry)
+        except OSError:
+            return None
+        return None if found is None else found[0].form
+
+    def refuse_version_4(self, advice: str) -> None:
+        """Raise StoreError, which ends with `advice`, where `version_4` shows a directory of 4.x."""
+        if self.version_4 is not None:
+            raise StoreError(
+                f"this directory is of RabbitMQ 4.x ({self.version_4}); this version writes index version 1 only, which "
+                f"a node of 4.3 or later ignores, with all messages in it; {advice}",
+                self.path,
+            )
 
     # ----------------------------------------------------------------------------------------------------- queues
 

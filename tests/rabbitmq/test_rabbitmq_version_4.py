@@ -1,0 +1,162 @@
+"""Directories of RabbitMQ 4.0.5 and 4.3.6: what they hold is read as the node delivers it, and nothing writes version 1 there.
+
+4.3 ignores an index of version 1, so that a repair or an import that writes one loses every message in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+
+import golden
+import golden_rabbitmq4
+import pytest
+from click.testing import CliRunner
+
+from rmqstore import cli
+from rmqstore.errors import StoreError
+from rmqstore.rabbitmq import Message, MessageStore, QueueIndex, Vhost, import_messages, layout, repair, verify
+
+CLEAN = ["4.0.5-clean", "4.3.6-clean"]
+ROOT = "628WB79CIFDYO9LJI6DKMI09L"
+
+
+def vhost_of(node):
+    return node / "msg_stores" / "vhosts" / ROOT
+
+
+def queue_path(vhost, name):
+    return vhost / "queues" / layout.queue_directory("/", name)
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.main, ["rabbitmq", *map(str, arguments)])
+
+
+# ----------------------------------------------------------------------------------------------- nothing of version 1
+
+
+@pytest.mark.parametrize(
+    ("case", "alone"),
+    [("4.0.5-clean", False), ("4.3.6-clean", True), ("4.3.6-kill9-idle", True), ("4.0.5-khepri", False)],
+)
+def test_a_damaged_queue_is_not_written_as_version_1(case, alone, golden_node_copy, tmp_path):
+    path = vhost_of(golden_node_copy(case))
+    if alone:
+        path = shutil.move(path, tmp_path / "alone")
+    with Vhost.open(path) as vhost:
+        queue = max(vhost.queues(), key=lambda queue: queue.depth)
+    index = next(file for file in sorted(os.listdir(queue.path)) if file.endswith(".qi"))
+    index = os.path.join(queue.path, index)
+    os.truncate(index, os.path.getsize(index) - 13)
+    before = golden.tree(path)
+    with pytest.raises(StoreError, match=r"RabbitMQ 4\.x .*version 1.*rmqstore rabbitmq export"):
+        repair(path, tmp_path / "repaired")
+    answer = run("repair", path, tmp_path / "repaired")
+    assert answer.exit_code == 3 and "RabbitMQ 4.x" in answer.output
+    assert not list(tmp_path.glob("repaired*")) and golden.tree(path) == before
+
+
+@pytest.mark.parametrize("case", ["4.3.6-clean"])
+def test_a_sound_directory_is_still_copied(case, golden_node, tmp_path):
+    path = vhost_of(golden_node(case))
+    report = repair(path, tmp_path / "copy")
+    assert {queue.files for queue in report.queues} == {"copied"} and not report.lost and not report.findings
+    for file in (path / "queues").rglob("*"):
+        if file.is_file():
+            assert (tmp_path / "copy" / file.relative_to(path)).read_bytes() == file.read_bytes()
+    assert not list((tmp_path / "copy").rglob("*.idx")) and not list((tmp_path / "copy").rglob("*.jif"))
+
+
+@pytest.mark.parametrize("queue", ["small", "empty"])
+@pytest.mark.parametrize("case", [*CLEAN, "4.3.6-kill9-idle"])
+def test_an_import_is_refused(case, queue, golden_node_copy):
+    path = vhost_of(golden_node_copy(case))
+    before = golden.tree(path)
+    with pytest.raises(StoreError, match=r"RabbitMQ 4\.x .*publish the messages to the running node"):
+        import_messages(path, queue, [Message(b"new")], declared=True)
+    assert golden.tree(path) == before
+
+
+@pytest.mark.parametrize("queue", ["small", "empty"])
+def test_no_index_of_version_1_is_opened_for_writing_in_a_queue_of_version_2(queue, golden_node_copy):
+    path = queue_path(vhost_of(golden_node_copy("4.3.6-clean")), queue)
+    before = golden.tree(path)
+    with pytest.raises(StoreError, match="version 2"):
+        QueueIndex.open(path, create=True)
+    assert golden.tree(path) == before
+
+
+def test_what_shows_a_node_of_4(golden_vhost_copy, golden_node_copy):
+    node = golden_node_copy("4.0.5-clean")
+    path = vhost_of(node)
+
+    def seen():
+        with Vhost.open(path) as vhost:
+            return vhost.version_4
+
+    assert "clean.dot" in seen()
+    (path / "msg_store_persistent" / "clean.dot").unlink()
+    assert "version 2" in seen()
+    (node / "schema.DAT").unlink()
+    assert "Khepri" in seen()
+    # 3.x has queues of version 2 as well, and its own clean.dot or terms.
+    path = golden_vhost_copy("19-clean-v2")
+    assert seen() is None
+    (path / "msg_store_persistent" / "clean.dot").unlink()
+    assert seen() is None
+
+
+def test_files_of_the_next_format_are_named_and_nothing_is_written_beside_them(golden_vhost_copy, tmp_path):
+    path = golden_vhost_copy("12-clean-msgstore")
+    store = path / "msg_store_persistent"
+    for name in ("clean.dot", "file_summary.ets", "msg_store_index.ets"):
+        (store / name).unlink()
+    (store / "0.rdq").rename(store / "0.sqs")
+    before = golden.tree(path)
+    kinds = [finding.kind for finding in verify(path)]
+    # What may be in it is not lost.
+    assert "unread_format" in kinds and "unreadable_message" in kinds and "lost_message" not in kinds
+    with Vhost.open(path) as vhost:
+        lost = []
+        assert not [each for queue in vhost.queues() for each in queue.messages(lost.append) if each.location == "store"]
+    assert lost and all("0.sqs" in each.reason for each in lost)
+    answer = run("info", path)
+    assert answer.exit_code == 1 and "0.sqs" in answer.output
+    for write in (
+        lambda: MessageStore.open(store),
+        lambda: repair(path, tmp_path / "repaired"),
+        lambda: import_messages(path, "q", [Message(b"new")], declared=True),
+    ):
+        with pytest.raises(StoreError, match=r"\.sqs"):
+            write()
+    assert golden.tree(path) == before
+
+
+# ------------------------------------------------------------------------------------------ what is there, as it is
+
+
+@pytest.mark.parametrize("case", [*CLEAN, "4.3.6-kill9-idle"])
+def test_every_message_is_as_the_node_delivers_it(case, golden_node):
+    wanted = golden_rabbitmq4.delivered(case)
+    found = {}
+    for path in sorted((golden_node(case) / "msg_stores" / "vhosts").iterdir()):
+        with Vhost.open(path) as vhost:
+            assert vhost.clean == ("clean" in case)
+            for queue in vhost.queues():
+                rows = [
+                    (hashlib.sha256(m.body).hexdigest()[:16], m.exchange, m.routing_keys[0], m.delivered)
+                    for m in queue.messages()
+                    if m.persistent
+                ]
+                if rows:
+                    found[vhost.name, queue.name] = rows
+    for (vhost, queue), rows in found.items():
+        assert rows == [(m["sha"], m["x"], m["rk"], m["r"]) for m in wanted[vhost, queue]], queue
+    assert sum(map(len, found.values())) == 6067
+
+
+@pytest.mark.parametrize("case", [*CLEAN, "4.3.6-kill9-idle", "4.0.5-khepri"])
+def test_nothing_is_wrong_in_what_a_node_left(case, golden_node):
+    assert list(verify(golden_node(case))) == []
