@@ -7,11 +7,15 @@ into a queue, ``repair`` and ``export`` write a new directory or file; everythin
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, BinaryIO
 
 import click
@@ -24,19 +28,23 @@ from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.rabbitmq import (
     Consequence,
     Finding,
+    FoundMessage,
     LostMessage,
     Problem,
     Queue,
     QueuedMessage,
     Vhost,
+    file_messages,
     find_vhosts,
     node_process,
     repair,
+    unreferenced_messages,
     verify,
 )
 from rmqstore.rabbitmq.importing import import_messages
 from rmqstore.rabbitmq.problem import UNREAD_FORMAT, UNREADABLE, unreadable_file
-from rmqstore.rabbitmq.transfer import FORMATS, export, message_object, object_message
+from rmqstore.rabbitmq.transfer import FORMATS, export, found_object, message_object, object_message
+from rmqstore.rabbitmq.unreferenced import count_unreferenced, is_message_file
 from rmqstore.rabbitmq.vhost import store_path
 
 __all__ = ["main"]
@@ -67,6 +75,13 @@ def _note_running(path: str) -> None:
     pid = node_process(path)
     if pid is not None:
         note(f"process {pid} has files of this directory open: what is shown may be half-written; stop the node first")
+
+
+_unreferenced_option = click.option(
+    "--unreferenced",
+    is_flag=True,
+    help="Only the whole messages that no index has: acknowledged, or their index is lost.",
+)
 
 
 def _vhosts(path: str, segment_entry_count: int | None) -> Iterator[Vhost]:
@@ -152,6 +167,7 @@ def _info_object(vhost: Vhost) -> dict[str, Any]:
         if vhost.definitions is None
         else sum(definition.vhost == vhost.name for definition in vhost.definitions.values()),
         "messages": sum(queue.depth for queue in queues),
+        "unreferenced": count_unreferenced(vhost)[0],
         "persistent_store": _store_object(vhost, True),
         "transient_store": _store_object(vhost, False),
     }
@@ -191,6 +207,8 @@ def info(path: str, as_json: bool, segment_entry_count: int | None) -> None:
             elif store is not None:
                 valid = f", {format_size(store['valid_size'])} of it valid" if key == "persistent_store" else ""
                 pairs.append((name, f"{store['files']} files, {format_size(store['size'])}{valid}"))
+        if value["unreferenced"]:
+            pairs.append(("in no index", f"{_whole(value['unreferenced'])}: acknowledged, or the index is lost"))
         printer.fields(pairs)
         for problem in vhost.problems:
             note(f"{problem.path}: {problem.detail}")
@@ -279,6 +297,39 @@ def _message_line(message: QueuedMessage) -> str:
     keys = ",".join(message.routing_keys)
     text = message.body[: 4 * _BODY_SHOWN].decode("utf-8", "replace")[:_BODY_SHOWN]
     return "  ".join([*marks, escape(f"{message.exchange or '(default)'}/{keys}"), escape(text)])
+
+
+def _found_line(found: FoundMessage) -> str:
+    message = found.message
+    keys = ",".join(message.routing_keys)
+    text = message.body[: 4 * _BODY_SHOWN].decode("utf-8", "replace")[:_BODY_SHOWN]
+    place = f"{os.path.basename(found.path)}:{found.pos}"
+    queue = f"queue {found.queue}  " if found.queue else ""
+    size = f"{message.body_size:>8} B"
+    mark = "P" if message.persistent else "t"
+    return "  ".join(
+        [f"{place:>14}", size, mark, escape(f"{queue}{message.exchange or '(default)'}/{keys}"), escape(text)]
+    )
+
+
+def _whole(number: int) -> str:
+    return "1 whole message" if number == 1 else f"{number} whole messages"
+
+
+def _dump_found(
+    messages: Iterator[FoundMessage], printer: Printer, max_num: int | None, lost: _Lost, incomplete: _Incomplete
+) -> None:
+    shown = 0
+    for found in islice(messages, max_num):
+        shown += 1
+        if printer.as_json:
+            printer.json_line({"type": "message", **found_object(found)})
+        else:
+            printer.line(_found_line(found))
+    lost.end()
+    _end([lost], incomplete.end())
+    if not shown:
+        nothing("there are no such messages")
 
 
 def _lost_sentence(number: int) -> str:
@@ -383,17 +434,21 @@ class _Lost:
 @_path
 @click.option("--queue", "queue_name", help="Only this queue.")
 @_vhost_option
+@_unreferenced_option
 @click.option("--max-num", type=click.IntRange(min=1), help="At most so many messages a queue.")
 @_options
 def dump(
     path: str,
     queue_name: str | None,
     vhost_name: str | None,
+    unreferenced: bool,
     max_num: int | None,
     as_json: bool,
     segment_entry_count: int | None,
 ) -> None:
     """Print the live messages, oldest first; P = persistent, R = would be delivered as redelivered.
+
+    PATH can be one message file too (N.rdq, N.rdt, N.qs): all whole messages of it are printed, with their position.
 
     One whose bytes are lost is named in its place, files of an index that cannot be read as a whole are named on
     stderr, and the exit code is 1.
@@ -403,7 +458,18 @@ def dump(
     ended = []
     incomplete = _Incomplete()
     _note_running(path)
+    if (unreferenced or is_message_file(path)) and queue_name is not None:
+        raise click.UsageError("messages without an index are of no queue: give no --queue")
+    if is_message_file(path):
+        lost = _Lost(printer)
+        _dump_found(file_messages(path, lost, incomplete), printer, max_num, lost, incomplete)
+        return
     with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
+        if unreferenced:
+            lost = _Lost(printer)
+            incomplete.look_at_stores(vhost)
+            _dump_found(unreferenced_messages(vhost, lost), printer, max_num, lost, incomplete)
+            return
         chosen = [_queue(vhost, queue_name)] if queue_name is not None else vhost.queues()
         incomplete.look(vhost, chosen, all_queues=queue_name is None)
         for queue in chosen:
@@ -505,6 +571,7 @@ def repair_command(
                 "messages": report.messages,
                 "lost": report.lost,
                 "unreadable": report.unreadable,
+                "unreferenced": report.unreferenced,
                 "findings": len(report.findings),
             }
         )
@@ -531,6 +598,11 @@ def repair_command(
         f"\n{report.messages} messages will be delivered, {report.lost} are lost{unreadable}; "
         f"{len(report.findings)} findings"
     )
+    if report.unreferenced:
+        printer.line(
+            f"In no index, so that the node does not deliver it: {_whole(report.unreferenced)} (acknowledged, or the "
+            f"index is lost).\nTo see them: rmqstore rabbitmq dump --unreferenced {escape(shlex.quote(report.source))}"
+        )
     printer.line(
         f"Now, with the node stopped, move {escape(report.source)} away and {escape(report.output)} to its name."
     )
@@ -546,6 +618,7 @@ def repair_command(
 )
 @click.option("--queue", "queue_names", multiple=True, help="Only this queue; repeatable.")
 @_vhost_option
+@_unreferenced_option
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="By default what FILE's ending says, else jsonl.")
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @_options
@@ -554,6 +627,7 @@ def export_command(
     output: str,
     queue_names: tuple[str, ...],
     vhost_name: str | None,
+    unreferenced: bool,
     kind: str | None,
     force: bool,
     as_json: bool,
@@ -561,18 +635,27 @@ def export_command(
 ) -> None:
     """Write the live messages to one file: JSON lines, Arrow or Parquet.
 
+    PATH can be one message file too (N.rdq, N.rdt, N.qs): all whole messages of it are written.
+
     A message whose bytes are lost, and files of an index that cannot be read as a whole, are named on stderr, and
     the exit code is 1.
     """
     _note_running(path)
     lost = _Lost(Printer(as_json), shown=False)
     incomplete = _Incomplete()
-    with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
-        for name in queue_names:
-            _queue(vhost, name)
+    if (unreferenced or is_message_file(path)) and queue_names:
+        raise click.UsageError("messages without an index are of no queue: give no --queue")
+    with contextlib.ExitStack() as stack:
+        source: Vhost | str = path
+        if not is_message_file(path):
+            source = stack.enter_context(_one_vhost(path, segment_entry_count, vhost_name))
+            for name in queue_names:
+                _queue(source, name)
+            if unreferenced:
+                incomplete.look_at_stores(source)
         with orderly_end(), Progress("exporting", "messages") as progress:
             number = export(
-                vhost,
+                source,
                 sys.stdout.buffer if output == "-" else output,
                 queues=queue_names or None,
                 format=kind,
@@ -580,6 +663,7 @@ def export_command(
                 progress=progress,
                 on_lost=lost,
                 on_incomplete=incomplete,
+                unreferenced=unreferenced,
             )
     if as_json and output != "-":
         value = {"type": "export", "output": output, "messages": number, "lost": lost.number - lost.unreadable}

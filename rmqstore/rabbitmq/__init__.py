@@ -18,6 +18,7 @@ side of the package, and imports nothing else of it.
   `message_file` (one file alone), `merging`, `message_recovery` (opening), `clean_state` (an orderly close)
 - `columns`, `batches`: messages as Arrow arrays and record batches
 - `vhost`: which directory is whose; an index entry and its message together
+- `unreferenced`: whole messages without an index: of one message file, or that no entry of a vhost refers to
 - `verify`, `repair`: what is wrong and what a node would do; a directory without it
 - `transfer`, `importing`: messages out, as files and as JSON; messages into a stopped node's queue
 """
@@ -33,12 +34,14 @@ from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
 from rmqstore.rabbitmq.repair import RepairedQueue, RepairReport, repair
 from rmqstore.rabbitmq.transfer import export
+from rmqstore.rabbitmq.unreferenced import FoundMessage, file_messages, unreferenced_messages
 from rmqstore.rabbitmq.verify import Consequence, Finding, verify
 from rmqstore.rabbitmq.vhost import Queue, QueuedMessage, Vhost, find_vhosts
 
 __all__ = [
     "Consequence",
     "Finding",
+    "FoundMessage",
     "ImportReport",
     "IndexEntry",
     "LostMessage",
@@ -55,9 +58,11 @@ __all__ = [
     "Vhost",
     "durable_queues",
     "export",
+    "file_messages",
     "find_vhosts",
     "import_messages",
     "node_process",
     "repair",
+    "unreferenced_messages",
     "verify",
 ]

@@ -29,15 +29,18 @@ from rmqstore.rabbitmq.message_store import MessageStore
 from rmqstore.rabbitmq.problem import UNREAD_FORMAT, UNREADABLE
 from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
+from rmqstore.rabbitmq.unreferenced import count_unreferenced
 from rmqstore.rabbitmq.verify import (
     COPIED_SEGMENT,
     STALE,
     STORE_CONSEQUENCES,
     UNREADABLE_STORE,
+    UNREFERENCED,
     WIDEST_GAP,
     Consequence,
     Finding,
     is_falsely_transient,
+    lacking,
     unreadable,
     verify_vhost,
 )
@@ -49,7 +52,15 @@ PERSISTENT = "msg_store_persistent"
 TRANSIENT = "msg_store_transient"
 _UNFINISHED = ".rmqstore-unfinished"
 # What cannot stand in a directory that a node is to boot on.
-_GRAVE = {Consequence.HANGS, Consequence.HIDES, Consequence.CRASHES, Consequence.DROPS}
+_GRAVE = {
+    Consequence.HANGS,
+    Consequence.HIDES,
+    Consequence.CRASHES,
+    Consequence.DROPS,
+    Consequence.BLOCKS,
+    Consequence.RESTARTS,
+    Consequence.DELETES_SEGMENT,
+}
 _HARMLESS = {Consequence.REPAIRS, Consequence.NONE}
 # For these the index leaves an entry out whose record is whole otherwise.
 _OF_TERMS = {"bad_term", "msg_id_mismatch"}
@@ -70,7 +81,8 @@ class RepairedQueue:
     messages : int
         Which the real node delivers from the output.
     lost : int
-        Live entries whose message is gone or damaged, also where the damage is in the index.
+        Live entries whose message is gone or damaged, also where the damage is in the index; and what the recovery terms
+        count beyond the entries (`missing`).
     transient, expired : int
         Messages that the node drops at any start, left out; and messages that have expired, kept though they are not delivered.
     files : str
@@ -83,6 +95,8 @@ class RepairedQueue:
     unreadable : int
         Live entries whose message lies, or may lie, in a file that cannot be read: they are not in the output, and not
         known to be lost.
+    missing : int
+        Of those lost: messages that the recovery terms count and no index has.
     """
 
     name: str
@@ -96,6 +110,7 @@ class RepairedQueue:
     redelivered: str
     fate_of_expired: str = ""
     unreadable: int = 0
+    missing: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,6 +125,9 @@ class RepairReport:
         What was wrong with the source.
     store_rewritten : bool
         The message files were written again, with the messages that queues refer to.
+    unreferenced : int
+        Whole messages of the source that no index has, which a node does not deliver from the output: they were
+        acknowledged, or their index is lost.  `export` with ``unreferenced=True`` reads them.
     """
 
     source: str
@@ -117,6 +135,7 @@ class RepairReport:
     queues: list[RepairedQueue]
     findings: list[Finding]
     store_rewritten: bool
+    unreferenced: int = 0
 
     @property
     def messages(self) -> int:
@@ -125,7 +144,7 @@ class RepairReport:
 
     @property
     def lost(self) -> int:
-        """int: live entries whose message is gone or damaged."""
+        """int: messages that an index or the recovery terms count, and that are gone or damaged."""
         return sum(queue.lost for queue in self.queues)
 
     @property
@@ -240,7 +259,9 @@ class _Repair:
         healthy = not any(finding.consequence is not Consequence.NONE for finding in self.findings)
         self._small_files()
         store_path = os.path.join(vhost.path, PERSISTENT)
-        store_wrong = any(finding.path.startswith(store_path) for finding in self.findings)
+        store_wrong = any(
+            finding.path.startswith(store_path) and finding.kind != UNREFERENCED for finding in self.findings
+        )
         kept: set[bytes] = set()
         queues = []
         for number, directory in enumerate(vhost.directories):
@@ -256,7 +277,27 @@ class _Repair:
                 self._rewrite_store(kept)
         os.makedirs(os.path.join(self.output, TRANSIENT), exist_ok=True)
         self._recovery_terms(healthy)
-        return RepairReport(vhost.path, target, queues, self.findings, store_wrong)
+        queues += self._gone()
+        unreferenced, _ = count_unreferenced(vhost)
+        return RepairReport(vhost.path, target, queues, self.findings, store_wrong, unreferenced)
+
+    def _gone(self) -> list[RepairedQueue]:
+        """Queues of which only recovery terms are left."""
+        names = {
+            self.vhost.directory_of(each.vhost, each.name, level): (each.name, level)
+            for each in (self.vhost.definitions or {}).values()
+            for level in each.levels
+        }
+        found = []
+        for finding in self.findings:
+            if finding.kind == "missing_directory":
+                directory = os.path.basename(finding.path)
+                name, level = names.get(directory, (f"<{directory}>", None))
+                lost = finding.messages
+                found.append(
+                    RepairedQueue(name, level, directory, 0, lost, 0, 0, "left out", "all", missing=lost)
+                )
+        return found
 
     # ------------------------------------------------------------------------------------------------ small files
 
@@ -343,18 +384,20 @@ class _Repair:
 
     def _report(self, directory: QueueDirectory, rows: _Rows, files: str, exact: bool) -> RepairedQueue:
         name = directory.queue_name
+        missing = lacking(directory)
         return RepairedQueue(
             name.queue if name is not None else f"<{directory.name}>",
             name.priority if name is not None else None,
             directory.name,
             0 if files == "left out" else rows.messages - rows.expired,
-            rows.messages + rows.lost if files == "left out" else rows.lost,
+            missing + (rows.messages + rows.lost if files == "left out" else rows.lost),
             rows.transient,
             rows.expired,
             files,
             "exact" if exact else "all",
             fate_of_expired(self._definition(name)) if rows.expired else "",
             rows.unreadable,
+            missing,
         )
 
     def _definition(self, name: QueueName | None) -> QueueDefinition | None:
@@ -530,7 +573,7 @@ def _check(path: str, report: RepairReport) -> None:
         for directory, queue in zip(sorted(vhost.directories, key=lambda each: each.name), written, strict=True):
             found = sum(entry.persistent for entry in directory.entries())
             if directory.name != queue.directory or found != queue.messages + queue.expired + (
-                0 if queue.files == "rewritten" else queue.lost
+                0 if queue.files == "rewritten" else queue.lost - queue.missing
             ):
                 raise StoreError(
                     f"the output has {found} messages, not {queue.messages}; please report it", directory.path

@@ -175,6 +175,12 @@ class QueueDirectory(NotCopied):
         return name == ".queue_name" or any(pattern.fullmatch(name) for pattern in (_V1_FILE, _V2_FILE))
 
     @property
+    def is_without_index(self) -> bool:
+        """bool: a queue of version 1 without journal and segments, one of which a node makes along with the stub."""
+        stub = self.queue_name is not None and self.queue_name.index_version == 1 and ".queue_name" in self.files
+        return stub and self.index_version == 1 and not self.has_version_1
+
+    @property
     def has_version_1(self) -> bool:
         """bool: there is a journal or a segment of version 1."""
         return any(map(_V1_FILE.fullmatch, self.files))
@@ -220,6 +226,12 @@ class QueueDirectory(NotCopied):
     def incomplete(self) -> list[Problem]:
         """list of Problem: those of `problems` behind which live entries may stand that nobody can list."""
         found = [problem for index in self.indexes for problem in index.problems if self._hides(index, problem)]
+        if self.is_without_index and self._vhost.has_unused:
+            detail = (
+                "there is neither a journal nor a segment; whole messages that no index has may be of this queue "
+                "(rmqstore rabbitmq dump --unreferenced)"
+            )
+            found.append(Problem(self.path, None, "missing_index", detail))
         return found + self.unreadable
 
     def _hides(self, index: QueueIndex | QueueIndexV2, problem: Problem) -> bool:
@@ -464,7 +476,7 @@ class Queue(NotCopied):
 @shows(
     "clean", "client_refs", "close", "closed", "definitions", "directories", "incomplete", "is_pre_3_7", "name", "open",
     "path", "problems", "queue", "queues", "references", "segment_entry_count", "segment_entry_count_source",
-    "store", "terms",
+    "store", "terms", "version_4",
 )  # fmt: skip
 class Vhost(NotCopied):
     """The directory of one vhost, opened by `Vhost.open`.
@@ -708,8 +720,28 @@ class Vhost(NotCopied):
 
     @cached_property
     def incomplete(self) -> list[Problem]:
-        """list of Problem: where a queue may be that is not among `queues`, since its directory cannot be read."""
-        return [each for each in self.strays if each.kind == UNREADABLE or self._may_be_queue(each.path)]
+        """list of Problem: where a queue may be that is not among `queues`, since its directory is not there to be read."""
+        return [each for each in self.strays if each.kind == UNREADABLE or self._may_be_queue(each.path)] + self.gone
+
+    @cached_property
+    def gone(self) -> list[Problem]:
+        """list of Problem: directories that are not there, of queues that had messages when the node stopped cleanly."""
+        present = {each.name for each in self.directories} | {os.path.basename(each.path) for each in self.strays}
+        detail = "there is no such directory, and the recovery terms say that it had {} messages; put it back"
+        return [
+            Problem(os.path.join(self.path, "queues", name), None, "missing_directory", detail.format(count))
+            for name, count in ((name, each.get("persistent_count")) for name, each in self.terms.items())
+            if type(count) is int and count > 0 and name not in present
+        ]
+
+    @cached_property
+    def has_unused(self) -> bool:
+        """bool: the persistent message store has, or may have, messages that no live entry refers to."""
+        store = self.store() if self.open_store(True) is None else None
+        # A clean state counts the references of the last stop.
+        return store is not None and any(
+            each.file_size > (0 if store.clean else each.valid_size) for each in store.files.values()
+        )
 
     def _may_be_queue(self, path: str) -> bool:
         # As far as that can be told.

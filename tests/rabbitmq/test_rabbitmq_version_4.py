@@ -160,3 +160,61 @@ def test_every_message_is_as_the_node_delivers_it(case, golden_node):
 @pytest.mark.parametrize("case", [*CLEAN, "4.3.6-kill9-idle", "4.0.5-khepri"])
 def test_nothing_is_wrong_in_what_a_node_left(case, golden_node):
     assert list(verify(golden_node(case))) == []
+
+
+# ------------------------------------------------------------------------------------- what the node does with damage
+
+
+def poke(path, at, data):
+    with open(path, "r+b") as file:
+        file.seek(at)
+        file.write(data)
+
+
+def flip_body(path):
+    data = bytearray(path.read_bytes())
+    data[data.index(b"small-000200")] ^= 1
+    path.write_bytes(data)
+
+
+# Damage, and what both nodes did: with `many`, 5452 messages were out of reach; with `fan3`, 20 went with their file.
+DAMAGES = {
+    "torn entry": ("many", "2.qi", lambda path: os.truncate(path, path.stat().st_size - 13), "torn_entry", "blocks"),
+    "head": ("fan3", "0.qi", lambda path: poke(path, 0, bytes(64)), "bad_head", "deletes_segment"),
+    "version": ("ttlq", "0.qi", lambda path: poke(path, 4, b"\x03"), "bad_head", "deletes_segment"),
+    "check sum": ("small", "0.qs", flip_body, "bad_crc", "restarts"),
+    "store cut": ("edge", "0.qs", lambda path: os.truncate(path, path.stat().st_size - 40), "outside", "restarts"),
+    "store gone": ("ttlq", "0.qs", lambda path: path.unlink(), "missing_store", "restarts"),
+    "index gone": ("fan1", "0.qi", lambda path: path.unlink(), "segment_count_mismatch", "restarts"),
+}
+SENTENCES = {
+    "blocks": "none of its messages can be reached",
+    "deletes_segment": "deletes this .qi and its .qs, with all messages",
+    "restarts": "goes on without it, and all its messages come as redelivered",
+}
+
+
+def one_queue(vhost, queue, target):
+    """Copy one queue of a vhost, with the vhost's small files."""
+    for name in (".vhost", ".config", "recovery.dets"):
+        target.mkdir(exist_ok=True)
+        shutil.copyfile(vhost / name, target / name)
+    shutil.copytree(queue_path(vhost, queue), queue_path(target, queue))
+    return queue_path(target, queue)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_each_damage_says_what_the_node_does(damage, golden_node, tmp_path):
+    queue, name, apply, kind, consequence = DAMAGES[damage]
+    folder = one_queue(vhost_of(golden_node("4.3.6-clean")), queue, tmp_path / "vhost")
+    apply(folder / name)
+    said = [f.consequence for f in verify(tmp_path / "vhost") if (f.path, f.kind) == (str(folder / name), kind)]
+    assert said == [consequence] and SENTENCES[consequence] in said[0].sentence
+
+
+def test_after_a_crash_the_node_leaves_out_what_is_cut(golden_node, tmp_path):
+    for queue, name, apply, kind, _ in (DAMAGES["check sum"], DAMAGES["store cut"]):
+        folder = one_queue(vhost_of(golden_node("4.3.6-kill9-idle")), queue, tmp_path / queue)
+        apply(folder / name)
+        said = [f.consequence for f in verify(tmp_path / queue) if (f.path, f.kind) == (str(folder / name), kind)]
+        assert said == ["drops"]
