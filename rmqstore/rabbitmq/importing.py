@@ -453,7 +453,9 @@ def _of_queue(message: Message, vhost: str, msg_id: bytes | None) -> Message:
     # The body and all that came with it stay; what the node goes by is of this queue.
     return Message(
         message.body,
-        properties=message.properties if message.raw_properties is None else message.raw_properties,
+        properties=message.properties
+        if message.annotated or message.raw_properties is None
+        else message.raw_properties,
         exchange=message.exchange,
         routing_keys=message.routing_keys,
         vhost=vhost,

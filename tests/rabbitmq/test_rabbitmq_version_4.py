@@ -6,17 +6,34 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 
 import golden
 import golden_rabbitmq4
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from rmqstore import cli
 from rmqstore.errors import StoreError
-from rmqstore.rabbitmq import Message, MessageStore, QueueIndex, Vhost, import_messages, layout, repair, verify
+from rmqstore.rabbitmq import (
+    Message,
+    MessageStore,
+    QueueIndex,
+    Vhost,
+    export,
+    import_messages,
+    layout,
+    repair,
+    term,
+    verify,
+)
+from rmqstore.rabbitmq._term import message_columns
+from rmqstore.rabbitmq.amqp import decode_properties
+from rmqstore.rabbitmq.term import Atom
+from rmqstore.rabbitmq.transfer import object_message
 
 CLEAN = ["4.0.5-clean", "4.3.6-clean"]
 ROOT = "628WB79CIFDYO9LJI6DKMI09L"
@@ -146,15 +163,69 @@ def test_every_message_is_as_the_node_delivers_it(case, golden_node):
             assert vhost.clean == ("clean" in case)
             for queue in vhost.queues():
                 rows = [
-                    (hashlib.sha256(m.body).hexdigest()[:16], m.exchange, m.routing_keys[0], m.delivered)
+                    (hashlib.sha256(m.body).hexdigest()[:16], m.exchange, m.routing_keys[0], m.delivered, m.properties)
                     for m in queue.messages()
                     if m.persistent
                 ]
                 if rows:
                     found[vhost.name, queue.name] = rows
     for (vhost, queue), rows in found.items():
-        assert rows == [(m["sha"], m["x"], m["rk"], m["r"]) for m in wanted[vhost, queue]], queue
+        assert rows == [
+            (m["sha"], m["x"], m["rk"], m["r"], decode_properties(bytes.fromhex(m["p"]))) for m in wanted[vhost, queue]
+        ], queue
     assert sum(map(len, found.values())) == 6067
+
+
+def test_a_dead_lettered_message_has_what_the_node_delivers(golden_node, tmp_path):
+    pytest.importorskip("pyarrow")
+    with Vhost.open(vhost_of(golden_node("4.3.6-clean"))) as vhost:
+        queue = vhost.queue("dtgt")
+        *_, expired = queue.messages()
+        rows = [row for batch in queue.batches(("headers", "expiration", "msg_id")) for row in batch.to_pylist()]
+        assert export(vhost, tmp_path / "m.jsonl", queues=["dtgt"]) == len(rows) == 4
+    # It expired in `dexp` after 200 ms, and was rejected in `dsrc`.
+    assert expired.message.annotated and "expiration" not in expired.properties
+    deaths = expired.properties["headers"]["x-death"]
+    assert [(each["queue"], each["reason"]) for each in deaths] == [("dsrc", "rejected"), ("dexp", "expired")]
+    assert deaths[1]["original-expiration"] == "200"
+    line = json.loads((tmp_path / "m.jsonl").read_text().splitlines()[-1])
+    assert json.loads(rows[-1]["headers"]) == line["properties"]["headers"] and rows[-1]["expiration"] is None
+    # What goes in again is what the node would have delivered.
+    again = Message.from_term(object_message(line)[0].term)
+    assert again.properties == expired.properties
+
+
+@pytest.mark.parametrize(
+    ("annotations", "headers"),
+    [
+        ({Atom("deaths"): 7}, None),
+        ({Atom("deaths"): [(b"q", 1)], b"x-own": b"a"}, {"x-own": "a"}),
+        ({b"x-n": 5, b"x-b": Atom("true"), b"other": b"a", b"x-f": 1.5}, {"x-b": True, "x-n": 5}),
+        (
+            {
+                Atom("deaths"): (
+                    Atom("deaths"),
+                    (b"q", Atom("expired")),
+                    (b"q", Atom("expired")),
+                    {(b"q", Atom("expired")): (Atom("death"), b"", [b"k"], 2, {Atom("first_time"): 5000, Atom("last_time"): 6000})},
+                )
+            },
+            {
+                "x-death": [
+                    {"count": 2, "reason": "expired", "queue": "q", "time": 5, "exchange": "", "routing-keys": ["k"]}
+                ]
+            },
+        ),
+    ],
+)
+def test_annotations_that_a_node_delivers(annotations, headers):
+    content = (Atom("content"), 60, Atom("none"), b"\x10\x00\x02", Atom("rabbit_framing_amqp_0_9_1"), [b"body"])
+    common = {Atom("x"): b"", Atom("rk"): [b"q"], Atom("id"): bytes(16)}
+    value = term.encode((Atom("mc"), Atom("mc_amqpl"), content, {**common, **annotations}))
+    wanted = {"delivery_mode": 2} | ({} if headers is None else {"headers": headers})
+    assert Message.from_term(value).properties == wanted
+    columns = message_columns(value, np.zeros(1, np.int64), np.full(1, len(value)), columns=["status", "properties"])
+    assert columns["status"][0] == 0 and decode_properties(columns["properties"][1].tobytes()) == wanted
 
 
 @pytest.mark.parametrize("case", [*CLEAN, "4.3.6-kill9-idle", "4.0.5-khepri"])
@@ -190,7 +261,7 @@ DAMAGES = {
 SENTENCES = {
     "blocks": "none of its messages can be reached",
     "deletes_segment": "deletes this .qi and its .qs, with all messages",
-    "restarts": "goes on without it, and all its messages come as redelivered",
+    "restarts": "goes on without it, and redelivers all messages",
 }
 
 
