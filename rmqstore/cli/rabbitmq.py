@@ -42,6 +42,7 @@ from rmqstore.rabbitmq import (
     verify,
 )
 from rmqstore.rabbitmq.importing import import_messages
+from rmqstore.rabbitmq.node import unread_parts
 from rmqstore.rabbitmq.problem import UNREAD_FORMAT, UNREADABLE, unreadable_file
 from rmqstore.rabbitmq.transfer import FORMATS, export, found_object, message_object, object_message
 from rmqstore.rabbitmq.unreferenced import count_unreferenced, is_message_file
@@ -52,6 +53,8 @@ __all__ = ["main"]
 _BODY_SHOWN = 60
 # Of the messages of an answer that are lost so many are named, unless the answer is JSON.
 _LOST_SHOWN = 20
+# The number of unread parts of a node that are named, unless the answer is JSON.
+_UNREAD_SHOWN = 20
 
 
 def _path(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,6 +80,17 @@ def _note_running(path: str) -> None:
         note(f"process {pid} has files of this directory open: what is shown may be half-written; stop the node first")
 
 
+def _note_unread(path: str) -> None:
+    """Name what a node's data directory holds besides classic queues: no answer of these commands covers it."""
+    if not os.path.isdir(path):
+        return
+    parts = unread_parts(path)
+    for part in parts[:_UNREAD_SHOWN]:
+        note(f"{part.path}: {part.sentence}")
+    if len(parts) > _UNREAD_SHOWN:
+        note(f"and {len(parts) - _UNREAD_SHOWN} more that are not read: rmqstore rabbitmq info --json lists them")
+
+
 _unreferenced_option = click.option(
     "--unreferenced",
     is_flag=True,
@@ -87,6 +101,7 @@ _unreferenced_option = click.option(
 def _vhosts(path: str, segment_entry_count: int | None) -> Iterator[Vhost]:
     check_vhost_path(path)
     _note_running(path)
+    _note_unread(path)
     for each in find_vhosts(path):
         with Vhost.open(each, segment_entry_count=segment_entry_count) as vhost:
             yield vhost
@@ -167,7 +182,7 @@ def _info_object(vhost: Vhost) -> dict[str, Any]:
         if vhost.definitions is None
         else sum(definition.vhost == vhost.name for definition in vhost.definitions.values()),
         "messages": sum(queue.depth for queue in queues),
-        "unreferenced": count_unreferenced(vhost)[0],
+        "unreferenced": None if vhost.open_store(True) is not None else count_unreferenced(vhost)[0],
         "persistent_store": _store_object(vhost, True),
         "transient_store": _store_object(vhost, False),
     }
@@ -183,6 +198,9 @@ def info(path: str, as_json: bool, segment_entry_count: int | None) -> None:
     """
     printer = Printer(as_json)
     incomplete = _Incomplete()
+    if as_json and os.path.isdir(path):
+        for part in unread_parts(path):
+            printer.json_line({"type": "unread", **part._asdict()})
     for vhost in _vhosts(path, segment_entry_count):
         value = _info_object(vhost)
         incomplete.look(vhost, vhost.queues(), all_queues=True)
@@ -458,6 +476,7 @@ def dump(
     ended = []
     incomplete = _Incomplete()
     _note_running(path)
+    _note_unread(path)
     if (unreferenced or is_message_file(path)) and queue_name is not None:
         raise click.UsageError("messages without an index are of no queue: give no --queue")
     if is_message_file(path):
@@ -512,6 +531,7 @@ def verify_command(path: str, as_json: bool, segment_entry_count: int | None) ->
     kinds: Counter[tuple[str, str]] = Counter()
     check_vhost_path(path)
     _note_running(path)
+    _note_unread(path)
     with Progress("verifying", "queues") as progress:
         for finding in verify(path, segment_entry_count=segment_entry_count, progress=progress):
             kinds[finding.kind, finding.consequence.sentence] += 1
@@ -529,7 +549,8 @@ def verify_command(path: str, as_json: bool, segment_entry_count: int | None) ->
             names[kind] += number
         printer.json_line({"type": "summary", "findings": kinds.total(), "kinds": dict(sorted(names.items()))})
     elif not kinds:
-        printer.line("nothing is wrong")
+        unread = os.path.isdir(path) and unread_parts(path)
+        printer.line("nothing is wrong in the classic queues" if unread else "nothing is wrong")
     else:
         rows = [(kind, sentence, number) for (kind, sentence), number in sorted(kinds.items())]
         printer.table(f"{kinds.total()} findings", ("kind", "consequence", "number"), rows, left=2)
@@ -549,6 +570,7 @@ def repair_command(
     printer = Printer(as_json)
     with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
         source = vhost.path
+    _note_unread(path)
     pid = node_process(source)
     if pid is not None:
         raise CannotOpenError(f"process {pid} has files of this directory open; stop the node first")
@@ -641,6 +663,7 @@ def export_command(
     the exit code is 1.
     """
     _note_running(path)
+    _note_unread(path)
     lost = _Lost(Printer(as_json), shown=False)
     incomplete = _Incomplete()
     if (unreferenced or is_message_file(path)) and queue_names:

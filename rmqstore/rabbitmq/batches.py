@@ -379,7 +379,7 @@ class Batches:
             rows,
             there,
             np.array([entry.persistent for entry in entries]),
-            np.array([entry.message is not None for entry in entries]),
+            np.array([entry.message is not None or not any(entry.msg_id) for entry in entries]),
             np.array([entry.delivered for entry in entries]),
             [b"".join(term or b"" for term in terms)],
             positions,

@@ -73,10 +73,7 @@ _SENTENCES = {
     Consequence.CRASHES: "the queue crashes on the real node when it comes to it",
     Consequence.HIDES: "the queue looks empty on the real node, and crashes at its first publish",
     Consequence.BLOCKS: "the queue crashes at every start on the real node, and none of its messages can be reached",
-    Consequence.RESTARTS: (
-        "the queue crashes on the real node when it comes to it, then goes on without it, and all its messages come as "
-        "redelivered"
-    ),
+    Consequence.RESTARTS: "the queue crashes at it on the real node, goes on without it, and redelivers all messages",
     Consequence.DELETES_SEGMENT: "the real node deletes this .qi and its .qs, with all messages in them",
     Consequence.DELETES: "the real node deletes the directory at boot",
     Consequence.FORGETS: "the real node does not know these messages, and deletes them",
@@ -247,17 +244,19 @@ def _verify_unreferenced(vhost: Vhost) -> Iterator[Finding]:
 
 def may_lack_entries(vhost: Vhost) -> bool:
     """bool: something shows that an index lacks messages, so that those that no index has need not be acknowledged ones."""
-    return bool(
-        vhost.incomplete
-        or not os.path.isdir(os.path.join(vhost.path, "queues"))
-        or any(lacking(each) or each.incomplete for each in vhost.directories)
+    places = [*vhost.incomplete, *(problem for each in vhost.directories for problem in each.incomplete)]
+    # What cannot be read has them perhaps; of segments that lack entries the count of all says enough.
+    return (
+        any(problem.kind not in (UNREADABLE, "segment_count_mismatch") for problem in places)
+        or any(map(lacking, vhost.directories))
+        or not os.path.lexists(os.path.join(vhost.path, "queues"))
     )
 
 
 def lacking(directory: QueueDirectory) -> int:
-    """int: the persistent messages that the recovery terms count and that no index of the queue has."""
+    """int: the persistent messages that the recovery terms count and that no index of the queue has, as far as it is read."""
     stated = (directory.terms or {}).get("persistent_count")
-    if type(stated) is not int:
+    if type(stated) is not int or any(problem.kind == UNREADABLE for problem in directory.problems):
         return 0
     found = sum(int(_persistent_sizes(index).size) for index in directory.indexes)
     return max(0, stated - found)

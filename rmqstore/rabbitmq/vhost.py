@@ -13,6 +13,7 @@ import errno
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
@@ -34,6 +35,7 @@ from rmqstore.rabbitmq.index_files import JOURNAL, SEGMENT_NAME, read_segment
 from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore
+from rmqstore.rabbitmq.node import nodes_below, unread_part_of, unread_parts
 from rmqstore.rabbitmq.problem import UNREADABLE, Problem, unreadable_file
 from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2, both
@@ -78,7 +80,7 @@ def find_vhosts(path: str | os.PathLike[str]) -> list[str]:
     """
     root = os.fspath(path)
     if not is_directory(root):
-        raise StoreError("there is no such directory", root)
+        raise StoreError("this is a file, not a directory" if os.path.isfile(root) else "there is no such directory", root)
     if _is_vhost(root):
         return [root]
     for below in ("msg_stores/vhosts", "vhosts", ""):
@@ -87,11 +89,51 @@ def find_vhosts(path: str | os.PathLike[str]) -> list[str]:
             found = sorted(entry.path for entry in os.scandir(folder) if _is_vhost(entry.path))
             if found:
                 return found
-    raise StoreError(
-        "this is not a vhost and has none: give a directory that holds queues/ and msg_store_persistent/, as "
-        "<node's data directory>/msg_stores/vhosts/<name> does, or the node's data directory",
-        root,
-    )
+    nodes = [os.path.join(root, os.path.relpath(each, root)) for each in nodes_below(root)]
+    above = _vhost_above(root)
+    parts = unread_parts(root)
+    if above is not None:
+        message = f"this is a part of a vhost: give the vhost's directory, {above}"
+    elif parts:
+        found = Counter(part.kind for part in parts)
+        kinds = ", ".join(f"{number} x {kind}" for kind, number in found.items())
+        message = f"this node's directory has no classic queues, and this version reads nothing else; it has {kinds}"
+    elif nodes:
+        more = f" (and {len(nodes) - 10} more)" if len(nodes) > 10 else ""
+        newest = max(nodes, key=_last_written)
+        message = (
+            f"this directory holds {len(nodes)} nodes: {', '.join(nodes[:10])}{more}; give one of them, of which "
+            f"{newest} was written to last"
+            if len(nodes) > 1
+            else f"this directory holds a node: give {nodes[0]}"
+        )
+    elif os.path.basename(os.path.abspath(root)) in ("quorum", "stream", "coordination"):
+        message = (
+            "these are a node's quorum queues, streams or metadata, which this version does not read; give the node's "
+            "data directory or a vhost for its classic queues"
+        )
+    else:
+        message = (
+            "this is not a vhost and has none: give a directory that holds queues/ and msg_store_persistent/, as "
+            "<node's data directory>/msg_stores/vhosts/<name> does, or the node's data directory"
+        )
+    raise StoreError(message, root)
+
+
+def _vhost_above(path: str) -> str | None:
+    # Of queues/<directory> two above.
+    at = os.path.abspath(path)
+    for _ in range(2):
+        at, name = os.path.split(at)
+        if name in ("queues", *_STORES) and _is_vhost(at):
+            return at
+    return None
+
+
+def _last_written(node: str) -> float:
+    places = (node, os.path.join(node, "msg_stores", "vhosts"))
+    inside = [entry.stat().st_mtime for place in places if os.path.isdir(place) for entry in os.scandir(place)]
+    return max([os.stat(node).st_mtime, *inside])
 
 
 def store_path(vhost_path: str, persistent: bool) -> str:
@@ -417,7 +459,8 @@ class Queue(NotCopied):
                 if found is not None and reason is None:
                     yield QueuedMessage(entry, found[0], level, found[1])
                 else:
-                    embedded = entry.message is not None
+                    # An id of zeros is that of a damaged message in a queue's own file.
+                    embedded = entry.message is not None or not any(entry.msg_id)
                     place = (entry.path, embedded, entry.pos or 0, reason or unread, reason is not None)
                     lost.add(LostMessage(self.name, entry.seq_id, entry.msg_id, level, *place))
         lost.warn()
@@ -726,6 +769,8 @@ class Vhost(NotCopied):
     @cached_property
     def gone(self) -> list[Problem]:
         """list of Problem: directories that are not there, of queues that had messages when the node stopped cleanly."""
+        if any(each.kind == UNREADABLE for each in self.strays):
+            return []
         present = {each.name for each in self.directories} | {os.path.basename(each.path) for each in self.strays}
         detail = "there is no such directory, and the recovery terms say that it had {} messages; put it back"
         return [
@@ -907,12 +952,23 @@ class Vhost(NotCopied):
         Raises
         ------
         StoreError
-            No directory is this queue's, and the node's definitions do not name it.
+            No directory is this queue's, and the node's definitions do not name it; or it is a quorum queue or a
+            stream.
         """
         for each in self.queues():
             if each.name == name:
                 return each
         definition = (self.definitions or {}).get((self.name, name))
+        node = data_directory(self.path)
+        part = unread_part_of(node, self.name, name)
+        kind = part.kind if part is not None else ""
+        if definition is not None and definition.type not in ("", "rabbit_classic_queue"):
+            kind = kind or definition.type
+        if kind:
+            raise StoreError(
+                f"queue {name!r} is a {kind}, not a classic queue: this version does not read it",
+                part.path if part is not None else node,
+            )
         if definition is not None:
             return Queue(self, name, [], definition)
         raise StoreError(f"there is no queue {name!r}", self.path)
