@@ -442,7 +442,8 @@ class _Repair:
     def _scan_meets_damage(self, kept: set[bytes]) -> bool:
         references = dict.fromkeys(kept, 1)
         path = os.path.join(self.output, PERSISTENT)
-        with MessageStore.open(path, read_only=True, references=references) as store:
+        scan = "auto" if self.vhost.version_4 is None else "bytewise"
+        with MessageStore.open(path, read_only=True, references=references, scan=scan) as store:
             return any(STORE_CONSEQUENCES.get(problem.kind) not in _HARMLESS for problem in store.problems)
 
     def _rewrite_store(self, kept: set[bytes]) -> None:

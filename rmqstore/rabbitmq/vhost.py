@@ -999,21 +999,28 @@ class Vhost(NotCopied):
             raise self._store_errors[persistent].with_traceback(None)
         if persistent not in self._stores:
             path = store_path(self.path, persistent)
-            store = None
             try:
-                if os.path.isdir(path):
-                    store = MessageStore.open(
-                        path,
-                        read_only=True,
-                        # Nothing refers to a transient message but the queue that has it on disk.
-                        references=self.references if persistent else None,
-                        client_refs=self.client_refs() if persistent else None,
-                    )
+                self._stores[persistent] = self._open_store(path, persistent) if os.path.isdir(path) else None
+                store = self._stores[persistent]
+                # A node of 4.x compacts files in place: zeros and copies in the middle are no damage.
+                if persistent and store is not None and store.problems and not store.clean and self.version_4:
+                    store.close()
+                    self._stores[persistent] = self._open_store(path, persistent, "bytewise")
             except OSError as error:
+                self._stores.pop(persistent, None)
                 self._store_errors[persistent] = error
                 raise
-            self._stores[persistent] = store
         return self._stores[persistent]
+
+    def _open_store(self, path: str, persistent: bool, scan: str = "auto") -> MessageStore:
+        return MessageStore.open(
+            path,
+            read_only=True,
+            # Nothing refers to a transient message but the queue that has it on disk.
+            references=self.references if persistent else None,
+            client_refs=self.client_refs() if persistent else None,
+            scan=scan,
+        )
 
     def open_store(self, persistent: bool) -> OSError | None:
         """OSError or None: why a message store cannot be read."""

@@ -28,6 +28,7 @@ from rmqstore.rabbitmq import (
     layout,
     repair,
     term,
+    unreferenced_messages,
     verify,
 )
 from rmqstore.rabbitmq._term import message_columns
@@ -231,6 +232,33 @@ def test_annotations_that_a_node_delivers(annotations, headers):
 @pytest.mark.parametrize("case", [*CLEAN, "4.3.6-kill9-idle", "4.0.5-khepri"])
 def test_nothing_is_wrong_in_what_a_node_left(case, golden_node):
     assert list(verify(golden_node(case))) == []
+
+
+def test_a_file_that_the_node_compacted_in_place_is_sound(golden_node, tmp_path):
+    path = shutil.copytree(vhost_of(golden_node("4.3.6-kill9-idle")), tmp_path / "vhost")
+    with Vhost.open(path) as vhost:
+        garbage = [found for found in unreferenced_messages(vhost) if found.path.endswith("0.rdq")]
+        places = vhost.store().locations()
+        bodies = {queue.name: [m.body for m in queue.messages()] for queue in vhost.queues()}
+    file = path / "msg_store_persistent" / "0.rdq"
+    data = bytearray(file.read_bytes())
+    room = min(found.pos for found in garbage)
+    for found in garbage:
+        size = len(found.message.term) + 25
+        data[found.pos : found.pos + size] = bytes(size)
+    # The last message that fits was moved to the front, and the file was not cut yet.
+    hole = next(len(found.message.term) + 25 for found in garbage if found.pos == room)
+    rows = [row for row in range(len(places.pos)) if places.file[row] == 0 and places.size[row] <= hole]
+    start, size = int(places.pos[rows[-1]]), int(places.size[rows[-1]])
+    data[room : room + size] = data[start : start + size]
+    file.write_bytes(data)
+    assert list(verify(path)) == []
+    with Vhost.open(path) as vhost:
+        assert {queue.name: [m.body for m in queue.messages()] for queue in vhost.queues()} == bodies
+    # Its damage is still found: a message without its mark.
+    data[room + size - 1] = data[start + size - 1] = 0
+    file.write_bytes(data)
+    assert [finding.kind for finding in verify(path)] == ["lost_message"]
 
 
 # ------------------------------------------------------------------------------------- what the node does with damage
