@@ -60,6 +60,7 @@ _GRAVE = {
     Consequence.BLOCKS,
     Consequence.RESTARTS,
     Consequence.DELETES_SEGMENT,
+    Consequence.IGNORES,
 }
 _HARMLESS = {Consequence.REPAIRS, Consequence.NONE}
 # For these the index leaves an entry out whose record is whole otherwise.

@@ -32,7 +32,7 @@ __all__ = ["Consequence", "Finding", "verify"]
 class Consequence(str, Enum):
     """What the real node does when it is started on what a finding is about.
 
-    Seen with 3.10.8; for queues of version 2 with 4.0.5 and 4.3.6 too, which do the same.
+    Seen with 3.10.8; of queues of version 2 with 4.0.5 and 4.3.6 too (docs/rabbitmq.md).
     """
 
     HANGS = "hangs"
@@ -49,6 +49,8 @@ class Consequence(str, Enum):
     """The queue's process crashes at every start, and nobody can reach any message of the queue."""
     RESTARTS = "restarts"
     """The queue's process crashes when it comes to the message, restarts without it, and marks all as redelivered."""
+    IGNORES = "ignores"
+    """RabbitMQ 4.3 and later ignores the files, with every message in them; 4.0 converts them."""
     DELETES_SEGMENT = "deletes_segment"
     """The node deletes the N.qi and the N.qs, with all messages in them."""
     DELETES = "deletes"
@@ -74,6 +76,7 @@ _SENTENCES = {
     Consequence.HIDES: "the queue looks empty on the real node, and crashes at its first publish",
     Consequence.BLOCKS: "the queue crashes at every start on the real node, and none of its messages can be reached",
     Consequence.RESTARTS: "the queue crashes at it on the real node, goes on without it, and redelivers all messages",
+    Consequence.IGNORES: "RabbitMQ 4.3 and later ignores it, with every message in it; 4.0 converts it",
     Consequence.DELETES_SEGMENT: "the real node deletes this .qi and its .qs, with all messages in them",
     Consequence.DELETES: "the real node deletes the directory at boot",
     Consequence.FORGETS: "the real node does not know these messages, and deletes them",
@@ -296,6 +299,10 @@ def _verify_directory(vhost: Vhost, queue: Queue, directory: QueueDirectory) -> 
         return
     for problem in directory.unreadable:
         yield _finding(problem, Consequence.HANGS, queue.name)
+    if directory.has_version_1 and vhost.version_4 is not None and indexes:
+        depth = indexes[0].depth
+        detail = f"{depth} messages in an index of version 1, and this directory is of RabbitMQ 4.x ({vhost.version_4})"
+        yield Finding(directory.path, 0, "version_1_in_4", detail, Consequence.IGNORES, queue.name, depth)
     for index in indexes:
         for problem in index.problems:
             yield _finding(problem, _index_consequence(index, problem), queue.name)

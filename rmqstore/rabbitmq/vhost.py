@@ -834,10 +834,9 @@ class Vhost(NotCopied):
         directory with queues of version 2 is one of 4.x.
         """
         node = data_directory(self.path)
-        if os.path.isdir(store_path(self.path, True)) and any(
-            name.endswith(".sqs") for name in os.listdir(store_path(self.path, True))
-        ):
-            return "message files that end in .sqs"
+        with contextlib.suppress(OSError):
+            if any(name.endswith(".sqs") for name in os.listdir(store_path(self.path, True))):
+                return "message files that end in .sqs"
         if any({"redeliver_seq_id", "delivery_count"} & each.keys() for each in self.terms.values()):
             return "recovery terms as 4.3 writes them"
         if (

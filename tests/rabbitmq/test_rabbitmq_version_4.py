@@ -311,6 +311,20 @@ def test_each_damage_says_what_the_node_does(damage, golden_node, tmp_path):
     assert said == [consequence] and SENTENCES[consequence] in said[0].sentence
 
 
+def test_an_index_of_version_1_is_named_where_the_node_ignores_it(golden_vhost_copy, tmp_path):
+    # What a repair wrote, in the place of the damaged directory of a 4.3 node.
+    path = tmp_path / "rabbit@n1" / "msg_stores" / "vhosts" / ROOT
+    path.parent.mkdir(parents=True)
+    shutil.move(golden_vhost_copy("11-clean-small"), path)
+    assert not list(verify(path))
+    (tmp_path / "rabbit@n1" / "coordination").mkdir()
+    (finding,) = verify(path)
+    assert (finding.kind, finding.consequence, finding.messages) == ("version_1_in_4", "ignores", 8)
+    assert "4.3 and later ignores it" in finding.consequence.sentence
+    with pytest.raises(StoreError, match="RabbitMQ 4"):
+        repair(path, tmp_path / "repaired")
+
+
 def test_after_a_crash_the_node_leaves_out_what_is_cut(golden_node, tmp_path):
     for queue, name, apply, kind, _ in (DAMAGES["check sum"], DAMAGES["store cut"]):
         folder = one_queue(vhost_of(golden_node("4.3.6-kill9-idle")), queue, tmp_path / queue)
