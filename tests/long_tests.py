@@ -40,6 +40,8 @@ LONG = (
     "rabbitmq/test_rabbitmq_lost.py::test_a_part_of_spark_warns",
     "rabbitmq/test_rabbitmq_queue_index_faults.py",
     "rabbitmq/test_rabbitmq_repair.py::test_damage_is_named_and_repaired",
+    "rabbitmq/test_rabbitmq_version_4.py::test_a_sound_directory_is_still_copied",
+    "rabbitmq/test_rabbitmq_version_4.py::test_every_message_is_as_the_node_delivers_it[4.0.5",
     "rabbitmq/test_rabbitmq_vhost_life.py::test_another_life",
     "simulator/test_planted.py",
     "simulator/test_simulator.py::test_a_",
