@@ -7,10 +7,12 @@ index is lost, so that both are given.  It only reads.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -124,19 +126,18 @@ def unreferenced_messages(
 def count_unreferenced(vhost: Vhost) -> tuple[int, str]:
     """Count the messages of `unreferenced_messages`, without decoding them; and the path of the first, or an empty one.
 
-    Raises
-    ------
-    OSError
-        A message file cannot be read.
+    Files that cannot be read, which are problems of the vhost, are not counted.
     """
-    number, first = 0, ""
-    for _, path, places in _queue_files(vhost):
-        found = sum(1 for pos, _ in _queue_records(path, None) if pos not in places)
-        number, first = number + found, first or (path if found else "")
     known = _references(vhost)
-    for path in _store_files(vhost, known):
-        found = sum(1 for _ in _whole_records(path, None, known))
-        number, first = number + found, first or (path if found else "")
+    number, first = 0, ""
+    counts = chain(
+        ((path, (pos for pos, _ in _queue_records(path, None) if pos not in places)) for _, path, places in _queue_files(vhost)),
+        ((path, _whole_records(path, None, known)) for path in _store_files(vhost, known)),
+    )
+    for path, records in counts:
+        with contextlib.suppress(OSError):
+            found = sum(1 for _ in records)
+            number, first = number + found, first or (path if found else "")
     return number, first
 
 
