@@ -119,6 +119,8 @@ LONG = (
     "rabbitmq/test_rabbitmq_queue_index_faults.py",
     "rabbitmq/test_rabbitmq_repair.py::test_damage_is_named_and_repaired",
     "rabbitmq/test_rabbitmq_v2.py::test_every_bit",
+    "rabbitmq/test_rabbitmq_version_4.py::test_a_sound_directory_is_still_copied",
+    "rabbitmq/test_rabbitmq_version_4.py::test_every_message_is_as_the_node_delivers_it[4.0.5",
     "rabbitmq/test_rabbitmq_vhost_life.py",
     "rocksdb/test_database.py::test_a_damaged_log_is_told",
     "rocksdb/test_database.py::test_a_flipped_bit",

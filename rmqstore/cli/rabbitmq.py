@@ -7,11 +7,15 @@ into a queue, ``repair`` and ``export`` write a new directory or file; everythin
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, BinaryIO
 
 import click
@@ -24,19 +28,24 @@ from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.rabbitmq import (
     Consequence,
     Finding,
+    FoundMessage,
     LostMessage,
     Problem,
     Queue,
     QueuedMessage,
     Vhost,
+    file_messages,
     find_vhosts,
     node_process,
     repair,
+    unreferenced_messages,
     verify,
 )
 from rmqstore.rabbitmq.importing import import_messages
-from rmqstore.rabbitmq.problem import UNREADABLE, unreadable_file
-from rmqstore.rabbitmq.transfer import FORMATS, export, message_object, object_message
+from rmqstore.rabbitmq.node import unread_parts
+from rmqstore.rabbitmq.problem import UNREAD_FORMAT, UNREADABLE, unreadable_file
+from rmqstore.rabbitmq.transfer import FORMATS, export, found_object, message_object, object_message
+from rmqstore.rabbitmq.unreferenced import count_unreferenced, is_message_file
 from rmqstore.rabbitmq.vhost import store_path
 
 __all__ = ["main"]
@@ -44,6 +53,8 @@ __all__ = ["main"]
 _BODY_SHOWN = 60
 # Of the messages of an answer that are lost so many are named, unless the answer is JSON.
 _LOST_SHOWN = 20
+# The number of unread parts of a node that are named, unless the answer is JSON.
+_UNREAD_SHOWN = 20
 
 
 def _path(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,9 +80,28 @@ def _note_running(path: str) -> None:
         note(f"process {pid} has files of this directory open: what is shown may be half-written; stop the node first")
 
 
+def _note_unread(path: str) -> None:
+    """Name what a node's data directory holds besides classic queues: no answer of these commands covers it."""
+    if not os.path.isdir(path):
+        return
+    parts = unread_parts(path)
+    for part in parts[:_UNREAD_SHOWN]:
+        note(f"{part.path}: {part.sentence}")
+    if len(parts) > _UNREAD_SHOWN:
+        note(f"and {len(parts) - _UNREAD_SHOWN} more that are not read: rmqstore rabbitmq info --json lists them")
+
+
+_unreferenced_option = click.option(
+    "--unreferenced",
+    is_flag=True,
+    help="Only the whole messages that no index has: acknowledged, or their index is lost.",
+)
+
+
 def _vhosts(path: str, segment_entry_count: int | None) -> Iterator[Vhost]:
     check_vhost_path(path)
     _note_running(path)
+    _note_unread(path)
     for each in find_vhosts(path):
         with Vhost.open(each, segment_entry_count=segment_entry_count) as vhost:
             yield vhost
@@ -152,6 +182,7 @@ def _info_object(vhost: Vhost) -> dict[str, Any]:
         if vhost.definitions is None
         else sum(definition.vhost == vhost.name for definition in vhost.definitions.values()),
         "messages": sum(queue.depth for queue in queues),
+        "unreferenced": None if vhost.open_store(True) is not None else count_unreferenced(vhost)[0],
         "persistent_store": _store_object(vhost, True),
         "transient_store": _store_object(vhost, False),
     }
@@ -167,6 +198,9 @@ def info(path: str, as_json: bool, segment_entry_count: int | None) -> None:
     """
     printer = Printer(as_json)
     incomplete = _Incomplete()
+    if as_json and os.path.isdir(path):
+        for part in unread_parts(path):
+            printer.json_line({"type": "unread", **part._asdict()})
     for vhost in _vhosts(path, segment_entry_count):
         value = _info_object(vhost)
         incomplete.look(vhost, vhost.queues(), all_queues=True)
@@ -191,6 +225,8 @@ def info(path: str, as_json: bool, segment_entry_count: int | None) -> None:
             elif store is not None:
                 valid = f", {format_size(store['valid_size'])} of it valid" if key == "persistent_store" else ""
                 pairs.append((name, f"{store['files']} files, {format_size(store['size'])}{valid}"))
+        if value["unreferenced"]:
+            pairs.append(("in no index", f"{_whole(value['unreferenced'])}: acknowledged, or the index is lost"))
         printer.fields(pairs)
         for problem in vhost.problems:
             note(f"{problem.path}: {problem.detail}")
@@ -281,6 +317,39 @@ def _message_line(message: QueuedMessage) -> str:
     return "  ".join([*marks, escape(f"{message.exchange or '(default)'}/{keys}"), escape(text)])
 
 
+def _found_line(found: FoundMessage) -> str:
+    message = found.message
+    keys = ",".join(message.routing_keys)
+    text = message.body[: 4 * _BODY_SHOWN].decode("utf-8", "replace")[:_BODY_SHOWN]
+    place = f"{os.path.basename(found.path)}:{found.pos}"
+    queue = f"queue {found.queue}  " if found.queue else ""
+    size = f"{message.body_size:>8} B"
+    mark = "P" if message.persistent else "t"
+    return "  ".join(
+        [f"{place:>14}", size, mark, escape(f"{queue}{message.exchange or '(default)'}/{keys}"), escape(text)]
+    )
+
+
+def _whole(number: int) -> str:
+    return "1 whole message" if number == 1 else f"{number} whole messages"
+
+
+def _dump_found(
+    messages: Iterator[FoundMessage], printer: Printer, max_num: int | None, lost: _Lost, incomplete: _Incomplete
+) -> None:
+    shown = 0
+    for found in islice(messages, max_num):
+        shown += 1
+        if printer.as_json:
+            printer.json_line({"type": "message", **found_object(found)})
+        else:
+            printer.line(_found_line(found))
+    lost.end()
+    _end([lost], incomplete.end())
+    if not shown:
+        nothing("there are no such messages")
+
+
 def _lost_sentence(number: int) -> str:
     what = "message is" if number == 1 else "messages are"
     return f"{number} {what} live in the index and lost on disk: rmqstore rabbitmq verify says more"
@@ -320,7 +389,7 @@ class _Incomplete:
                 continue
             store = vhost.store(persistent)
             for problem in store.problems if store is not None else ():
-                if problem.kind == UNREADABLE:
+                if problem.kind in (UNREADABLE, UNREAD_FORMAT):
                     self(problem)
 
     def end(self) -> int:
@@ -383,17 +452,21 @@ class _Lost:
 @_path
 @click.option("--queue", "queue_name", help="Only this queue.")
 @_vhost_option
+@_unreferenced_option
 @click.option("--max-num", type=click.IntRange(min=1), help="At most so many messages a queue.")
 @_options
 def dump(
     path: str,
     queue_name: str | None,
     vhost_name: str | None,
+    unreferenced: bool,
     max_num: int | None,
     as_json: bool,
     segment_entry_count: int | None,
 ) -> None:
     """Print the live messages, oldest first; P = persistent, R = would be delivered as redelivered.
+
+    PATH can be one message file too (N.rdq, N.rdt, N.qs): all whole messages of it are printed, with their position.
 
     One whose bytes are lost is named in its place, files of an index that cannot be read as a whole are named on
     stderr, and the exit code is 1.
@@ -403,7 +476,19 @@ def dump(
     ended = []
     incomplete = _Incomplete()
     _note_running(path)
+    _note_unread(path)
+    if (unreferenced or is_message_file(path)) and queue_name is not None:
+        raise click.UsageError("messages without an index are of no queue: give no --queue")
+    if is_message_file(path):
+        lost = _Lost(printer)
+        _dump_found(file_messages(path, lost, incomplete), printer, max_num, lost, incomplete)
+        return
     with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
+        if unreferenced:
+            lost = _Lost(printer)
+            incomplete.look_at_stores(vhost)
+            _dump_found(unreferenced_messages(vhost, lost), printer, max_num, lost, incomplete)
+            return
         chosen = [_queue(vhost, queue_name)] if queue_name is not None else vhost.queues()
         incomplete.look(vhost, chosen, all_queues=queue_name is None)
         for queue in chosen:
@@ -446,6 +531,7 @@ def verify_command(path: str, as_json: bool, segment_entry_count: int | None) ->
     kinds: Counter[tuple[str, str]] = Counter()
     check_vhost_path(path)
     _note_running(path)
+    _note_unread(path)
     with Progress("verifying", "queues") as progress:
         for finding in verify(path, segment_entry_count=segment_entry_count, progress=progress):
             kinds[finding.kind, finding.consequence.sentence] += 1
@@ -463,7 +549,8 @@ def verify_command(path: str, as_json: bool, segment_entry_count: int | None) ->
             names[kind] += number
         printer.json_line({"type": "summary", "findings": kinds.total(), "kinds": dict(sorted(names.items()))})
     elif not kinds:
-        printer.line("nothing is wrong")
+        unread = os.path.isdir(path) and unread_parts(path)
+        printer.line("nothing is wrong in the classic queues" if unread else "nothing is wrong")
     else:
         rows = [(kind, sentence, number) for (kind, sentence), number in sorted(kinds.items())]
         printer.table(f"{kinds.total()} findings", ("kind", "consequence", "number"), rows, left=2)
@@ -483,6 +570,7 @@ def repair_command(
     printer = Printer(as_json)
     with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
         source = vhost.path
+    _note_unread(path)
     pid = node_process(source)
     if pid is not None:
         raise CannotOpenError(f"process {pid} has files of this directory open; stop the node first")
@@ -505,6 +593,7 @@ def repair_command(
                 "messages": report.messages,
                 "lost": report.lost,
                 "unreadable": report.unreadable,
+                "unreferenced": report.unreferenced,
                 "findings": len(report.findings),
             }
         )
@@ -531,6 +620,11 @@ def repair_command(
         f"\n{report.messages} messages will be delivered, {report.lost} are lost{unreadable}; "
         f"{len(report.findings)} findings"
     )
+    if report.unreferenced:
+        printer.line(
+            f"In no index, so that the node does not deliver it: {_whole(report.unreferenced)} (acknowledged, or the "
+            f"index is lost).\nTo see them: rmqstore rabbitmq dump --unreferenced {escape(shlex.quote(report.source))}"
+        )
     printer.line(
         f"Now, with the node stopped, move {escape(report.source)} away and {escape(report.output)} to its name."
     )
@@ -546,6 +640,7 @@ def repair_command(
 )
 @click.option("--queue", "queue_names", multiple=True, help="Only this queue; repeatable.")
 @_vhost_option
+@_unreferenced_option
 @click.option("--format", "kind", type=click.Choice(FORMATS), help="By default what FILE's ending says, else jsonl.")
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @_options
@@ -554,6 +649,7 @@ def export_command(
     output: str,
     queue_names: tuple[str, ...],
     vhost_name: str | None,
+    unreferenced: bool,
     kind: str | None,
     force: bool,
     as_json: bool,
@@ -561,18 +657,28 @@ def export_command(
 ) -> None:
     """Write the live messages to one file: JSON lines, Arrow or Parquet.
 
+    PATH can be one message file too (N.rdq, N.rdt, N.qs): all whole messages of it are written.
+
     A message whose bytes are lost, and files of an index that cannot be read as a whole, are named on stderr, and
     the exit code is 1.
     """
     _note_running(path)
+    _note_unread(path)
     lost = _Lost(Printer(as_json), shown=False)
     incomplete = _Incomplete()
-    with _one_vhost(path, segment_entry_count, vhost_name) as vhost:
-        for name in queue_names:
-            _queue(vhost, name)
+    if (unreferenced or is_message_file(path)) and queue_names:
+        raise click.UsageError("messages without an index are of no queue: give no --queue")
+    with contextlib.ExitStack() as stack:
+        source: Vhost | str = path
+        if not is_message_file(path):
+            source = stack.enter_context(_one_vhost(path, segment_entry_count, vhost_name))
+            for name in queue_names:
+                _queue(source, name)
+            if unreferenced:
+                incomplete.look_at_stores(source)
         with orderly_end(), Progress("exporting", "messages") as progress:
             number = export(
-                vhost,
+                source,
                 sys.stdout.buffer if output == "-" else output,
                 queues=queue_names or None,
                 format=kind,
@@ -580,6 +686,7 @@ def export_command(
                 progress=progress,
                 on_lost=lost,
                 on_incomplete=incomplete,
+                unreferenced=unreferenced,
             )
     if as_json and output != "-":
         value = {"type": "export", "output": output, "messages": number, "lost": lost.number - lost.unreadable}

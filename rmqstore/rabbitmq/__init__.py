@@ -7,6 +7,7 @@ side of the package, and imports nothing else of it.
 - `_core` (Cython): bytes of journal and segments: one pass over each, the map of both that a queue lives with
 - `_messages` (Cython): bytes of message files, the table of where each message lies; the check of version 2's
 - `layout`, `definitions`: names of directories and small files; the durable queues that a node's Mnesia tables know
+- `node`: a node's data directory: parts that are not read (quorum queues, streams), and which directories are nodes
 - `term`, `amqp`, `dets`, `ets`: values of terms and their text; AMQP's types; the two kinds of tables that a clean stop leaves
 - `message`: a message, made with the bytes that a node writes, or read lazily
 - `problem`, `directory`: what is wrong in a file, as a value; a directory's lock and its files, mapped
@@ -18,6 +19,7 @@ side of the package, and imports nothing else of it.
   `message_file` (one file alone), `merging`, `message_recovery` (opening), `clean_state` (an orderly close)
 - `columns`, `batches`: messages as Arrow arrays and record batches
 - `vhost`: which directory is whose; an index entry and its message together
+- `unreferenced`: whole messages without an index: of one message file, or that no entry of a vhost refers to
 - `verify`, `repair`: what is wrong and what a node would do; a directory without it
 - `transfer`, `importing`: messages out, as files and as JSON; messages into a stopped node's queue
 """
@@ -28,17 +30,20 @@ from rmqstore.rabbitmq.importing import ImportReport, import_messages, node_proc
 from rmqstore.rabbitmq.index_columns import IndexEntry
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore
+from rmqstore.rabbitmq.node import UnreadPart, unread_parts
 from rmqstore.rabbitmq.problem import Problem
 from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
 from rmqstore.rabbitmq.repair import RepairedQueue, RepairReport, repair
 from rmqstore.rabbitmq.transfer import export
+from rmqstore.rabbitmq.unreferenced import FoundMessage, file_messages, unreferenced_messages
 from rmqstore.rabbitmq.verify import Consequence, Finding, verify
 from rmqstore.rabbitmq.vhost import Queue, QueuedMessage, Vhost, find_vhosts
 
 __all__ = [
     "Consequence",
     "Finding",
+    "FoundMessage",
     "ImportReport",
     "IndexEntry",
     "LostMessage",
@@ -52,12 +57,16 @@ __all__ = [
     "QueuedMessage",
     "RepairReport",
     "RepairedQueue",
+    "UnreadPart",
     "Vhost",
     "durable_queues",
     "export",
+    "file_messages",
     "find_vhosts",
     "import_messages",
     "node_process",
     "repair",
+    "unread_parts",
+    "unreferenced_messages",
     "verify",
 ]

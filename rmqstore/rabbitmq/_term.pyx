@@ -1615,6 +1615,8 @@ cdef struct MessageParts:
     # Where the parts lie, from the version byte on; a size of -1, or a position of -1: not there.
     int form
     bint persistent
+    # A message container has annotations that change the properties which a node delivers.
+    bint annotated
     int64_t vhost, vhost_size
     int64_t exchange, exchange_size
     int64_t keys, key_num, keys_size
@@ -1709,6 +1711,11 @@ cdef int64_t content_at(const unsigned char* p, int64_t pos, int64_t end, Messag
     return binaries_at(p, pos, end, &m.fragments, &m.fragment_num, &m.body_size, fault)
 
 
+cdef inline bint is_header(const unsigned char* p, int64_t n) noexcept nogil:
+    # A name of an annotation that a node delivers as a header.
+    return (n > 2 and p[0] == 0x78 and p[1] == 0x2D) or (n == 15 and memcmp(p, <const char*>b"timestamp_in_ms", 15) == 0)
+
+
 cdef int64_t annotations_at(const unsigned char* p, int64_t pos, int64_t end, MessageParts* m, Fault* fault) noexcept nogil:
     # The map after a message container's content.  Its keys were whole words before they became letters.
     cdef int64_t i, pairs, value, key, length = 0, size = 0
@@ -1726,7 +1733,15 @@ cdef int64_t annotations_at(const unsigned char* p, int64_t pos, int64_t end, Me
         pos = value_extent(p, value, end, fault)
         if pos < 0:
             return -1
-        if is_atom(p, key, end, b"x", 1) or is_atom(p, key, end, b"exchange", 8):
+        if p[key] == TAG_BINARY:
+            if binary_at(p, key, end, &length, &size, fault) < 0:
+                return -1
+            if is_header(p + length, size):
+                m.annotated = True
+        elif is_atom(p, key, end, b"deaths", 6) or (
+                is_atom(p, key, end, b"ttl", 3) and is_atom(p, value, end, b"undefined", 9)):
+            m.annotated = True
+        elif is_atom(p, key, end, b"x", 1) or is_atom(p, key, end, b"exchange", 8):
             if binary_at(p, value, end, &m.exchange, &m.exchange_size, fault) < 0:
                 return -1
         elif is_atom(p, key, end, b"rk", 2) or is_atom(p, key, end, b"routing_keys", 12):
@@ -1748,7 +1763,7 @@ cdef int64_t message_at(const unsigned char* p, int64_t n, MessageParts* m, Faul
     m.form = FORM_NONE
     m.vhost_size = m.exchange_size = m.props_size = m.record = m.id = -1
     m.keys = m.key_num = m.keys_size = m.fragments = m.fragment_num = m.body_size = 0
-    m.persistent = False
+    m.persistent = m.annotated = False
     if n < 4:
         return fail(fault, CUT, 0)
     if p[0] != VERSION:
@@ -1879,6 +1894,65 @@ def record_properties(record):
     return made
 
 
+def _header_pairs(key, value):
+    # What a node makes a header of.
+    if isinstance(key, bytes) and is_header(<const unsigned char*><bytes>key, len(key)):
+        name = key.decode("utf-8", "surrogateescape")
+        if isinstance(value, Atom):
+            return [(name, value == "true")] if value in ("true", "false") else []
+        if isinstance(value, bytes):
+            return [(name, value.decode("utf-8", "surrogateescape"))]
+        return [(name, Int64(value))] if type(value) is int and -2**63 <= value < 2**63 else []
+    if key == "deaths":
+        try:
+            return [("x-death", [_death(*death) for death in _deaths(value)])]
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
+            return []
+    return []
+
+
+def _deaths(value):
+    # 3.13 had a record of a map first; the last death comes first.
+    if isinstance(value, tuple):
+        return sorted(value[3].items(), key=lambda death: -death[1][4]["last_time"])
+    return value
+
+
+def _death(place, record):
+    queue, reason = place
+    _, exchange, keys, count, times = record
+    made = {
+        "count": Int64(count),
+        "reason": str(reason),
+        "queue": queue.decode("utf-8", "surrogateescape"),
+        "time": Timestamp(times["first_time"] // 1000),
+        "exchange": exchange.decode("utf-8", "surrogateescape"),
+        "routing-keys": [key.decode("utf-8", "surrogateescape") for key in keys],
+    }
+    if "ttl" in times:
+        made["original-expiration"] = str(int(times["ttl"]))
+    return made
+
+
+cdef dict delivered_properties(dict properties, annotations):
+    # What mc_amqpl does at delivery (RabbitMQ 4.0.5 and 4.3.6).
+    added = []
+    for key, value in annotations.items() if isinstance(annotations, dict) else annotations:
+        added += _header_pairs(key, value)
+        if key == "ttl" and value == "undefined":
+            properties.pop("expiration", None)
+    if added:
+        headers = properties.get("headers", {})
+        added += headers.pairs if isinstance(headers, Table) else headers.items()
+        # By name; of two of a name the first.
+        table = {}
+        for name, value in sorted(added, key=lambda pair: pair[0]):
+            table.setdefault(name, value)
+        properties["headers"] = table
+        properties = {name: properties[name] for name in PROPERTY_NAMES if name in properties}
+    return properties
+
+
 cdef class MessageTerm:
     """A message as its term: the parts are decoded when they are asked for.
 
@@ -1979,12 +2053,23 @@ cdef class MessageTerm:
     def properties(self):
         """dict: the properties that are there, as of `decode_properties`; decoded again at each call.
 
+        Of a message container (3.13 and later) they are those that a node delivers: with the headers of dead-lettering, and
+        without an expiration that the node has removed.
+
         CorruptionError if they are damaged, UnsupportedFormatError if the message is not `readable`.
         """
+        cdef dict made
         self.need_content()
         if self.parts.props_size < 0:
-            return record_properties(self.record())
-        return properties_of(<const unsigned char*>PyBytes_AS_STRING(self.plain) + self.parts.props, self.parts.props_size)
+            made = record_properties(self.record())
+        else:
+            made = properties_of(<const unsigned char*>PyBytes_AS_STRING(self.plain) + self.parts.props, self.parts.props_size)
+        return delivered_properties(made, decode(self.plain)[3]) if self.parts.annotated else made
+
+    @property
+    def annotated(self):
+        """bool: `properties` are not those that were published, `raw_properties`: a node has added or removed some."""
+        return bool(self.parts.annotated)
 
     def record(self):
         """tuple or None: the decoded P_basic record, where the node changed the properties and kept them so."""
@@ -2218,7 +2303,7 @@ cdef void parse_row(Row* row) noexcept nogil:
         row.status = ROW_DAMAGED
     elif row.m.form == FORM_MC_OTHER:
         row.status = ROW_UNREADABLE
-    elif row.m.props_size < 0:
+    elif row.m.props_size < 0 or row.m.annotated:
         row.again = True
     elif span_properties(row.p + row.m.props, row.m.props_size, &row.s) >= 0:
         row.status = ROW_BAD_PROPERTIES
@@ -2308,15 +2393,17 @@ cdef void fill_keys(Row* rows, int64_t n, int32_t* lists, int32_t* offsets, unsi
 
 
 cdef bytes plain_term(bytes term):
-    # A term of the same contents that is not compressed and has its properties encoded.
+    # A term of the same contents that is not compressed and has its properties encoded, as a node delivers them.
     cdef MessageTerm message = MessageTerm.from_term(term)
-    if message.parts.form == FORM_MC_OTHER or message.parts.props_size >= 0:
+    if message.parts.form == FORM_MC_OTHER or (message.parts.props_size >= 0 and not message.parts.annotated):
         return message.plain
     if message.parts.form == FORM_MC:
         # The content as it is, but for its properties.
         value = list(decode(message.plain))
         content = value[2]
         value[2] = (content[0], content[1], Atom("none"), encode_properties(message.properties), *content[4:])
+        pairs = value[3].items() if isinstance(value[3], dict) else value[3]
+        value[3] = MapPairs(pair for pair in pairs if pair[0] in ("x", "exchange", "rk", "routing_keys", "id", "d", "durable"))
         return encode(tuple(value))
     return message_term(message.body, encode_properties(message.properties), message.slice_of(message.parts.exchange,
                         message.parts.exchange_size), message.slices_of(message.parts.keys, message.parts.key_num),

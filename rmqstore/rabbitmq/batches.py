@@ -141,12 +141,13 @@ class LostMessage(NamedTuple):
     ----------
     queue : str
     seq_id : int
+        Negative for a message that no index has.
     msg_id : bytes
         16 bytes.
     level : int or None
         Of a priority queue.
     path : str
-        The file of the index that knows it.
+        The file of the index that knows it, or the message file.
     embedded : bool
         Its bytes should stand in the queue's own files; otherwise in the vhost's message store.
     pos : int
@@ -171,6 +172,8 @@ class LostMessage(NamedTuple):
 
     def __str__(self) -> str:
         level = "" if self.level is None else f" of level {self.level}"
+        if self.undecoded and self.seq_id < 0:
+            return f"message {self.msg_id.hex()}, {self.path}:{self.pos} cannot be decoded: {self.reason}"
         if self.undecoded:
             where = f"{self.path}:{self.pos}" + ("" if self.embedded else ", in the message store")
             what = f"seq_id {self.seq_id}{level} (message {self.msg_id.hex()}, {where})"
@@ -376,7 +379,7 @@ class Batches:
             rows,
             there,
             np.array([entry.persistent for entry in entries]),
-            np.array([entry.message is not None for entry in entries]),
+            np.array([entry.message is not None or not any(entry.msg_id) for entry in entries]),
             np.array([entry.delivered for entry in entries]),
             [b"".join(term or b"" for term in terms)],
             positions,

@@ -25,6 +25,7 @@ __all__ = [
     "FileSummary",
     "MsgLocation",
     "clean_dot",
+    "clean_dot_values",
     "encode",
     "file_summaries",
     "file_summary_table",
@@ -256,12 +257,14 @@ def file_summaries(table: EtsTable) -> list[FileSummary]:
     """The rows of `file_summary.ets`; CorruptionError if an object is not such a row."""
     rows = []
     for one in table.objects:
-        if len(one) != 8 or one[0] != "file_summary" or not _is(int, one[1], one[2], one[5], one[7]):
+        # 4.x counts no readers there.
+        readers = one[7] if len(one) == 8 and one[7] != _UNDEFINED else 0
+        if len(one) != 8 or one[0] != "file_summary" or not _is(int, one[1], one[2], one[5], readers):
             raise CorruptionError(f"{one!r} is not a row of file_summary.ets")
         left, right = (None if side == _UNDEFINED else side for side in one[3:5])
         if not all(side is None or _is(int, side) for side in (left, right)) or one[6] not in ("true", "false"):
             raise CorruptionError(f"{one!r} is not a row of file_summary.ets")
-        rows.append(FileSummary(one[1], one[2], left, right, one[5], one[6] == "true", one[7]))
+        rows.append(FileSummary(one[1], one[2], left, right, one[5], one[6] == "true", readers))
     return rows
 
 
@@ -282,6 +285,16 @@ def clean_dot(client_refs: Iterable[bytes]) -> bytes:
     return b"".join(format_term(term, numbers=True).encode("ascii") + b".\n" for term in terms)
 
 
+def clean_dot_values(data: bytes, *, path: str | None = None) -> dict[str, Any]:
+    """Return the values of a `clean.dot` by name; CorruptionError if it is damaged."""
+    found: dict[str, Any] = {}
+    for one in consult(data, path=path):
+        if not isinstance(one, tuple) or len(one) != 2 or not isinstance(one[0], Atom):
+            raise CorruptionError("clean.dot holds something else than names and values", path, 0)
+        found[str(one[0])] = one[1]
+    return found
+
+
 def parse_clean_dot(data: bytes, *, path: str | None = None) -> list[bytes]:
     """The references that `clean.dot` holds.
 
@@ -290,16 +303,11 @@ def parse_clean_dot(data: bytes, *, path: str | None = None) -> list[bytes]:
     CorruptionError
         It is damaged, or of a store with another index module; a node then scans its files.
     """
-    found: dict[str, Any] = {}
-    for one in consult(data, path=path):
-        if not isinstance(one, tuple) or len(one) != 2 or not isinstance(one[0], Atom):
-            raise CorruptionError("clean.dot holds something else than names and values", path, 0)
-        found[str(one[0])] = one[1]
+    found = clean_dot_values(data, path=path)
     refs = found.get("client_refs")
     if not isinstance(refs, list) or not all(isinstance(ref, bytes) for ref in refs):
         raise CorruptionError("clean.dot has no client_refs", path, 0)
-    if found.get("index_module") != INDEX_MODULE:
-        raise CorruptionError(
-            f"clean.dot names the index module {found.get('index_module')}, not {INDEX_MODULE}", path, 0
-        )
+    # 4.x has one module for the index, and does not name it.
+    if found.get("index_module", INDEX_MODULE) != INDEX_MODULE:
+        raise CorruptionError(f"clean.dot names the index module {found['index_module']}, not {INDEX_MODULE}", path, 0)
     return refs

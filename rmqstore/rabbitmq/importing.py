@@ -132,8 +132,8 @@ def import_messages(
     Raises
     ------
     StoreError
-        The node does not know the queue or would not boot, the queue is of version 2, or `state` cannot be had; or a
-        file of any queue, or of the message store, is damaged or cannot be read, so that nobody can tell which messages
+        The node does not know the queue or would not boot, the directory is of RabbitMQ 4.x, the queue is of version
+        2, or `state` cannot be had; or a file of any queue, or of the message store, is damaged or cannot be read, so that nobody can tell which messages
         are in use.  Nothing was changed.
     InvalidMessageError
         One of the messages is none; nothing was changed.
@@ -242,6 +242,7 @@ def _directory_to_import(vhost: Vhost, queue: str, level: int | None, declared: 
             "nothing tells the vhost's name, of which the names of directories are made; write it into .vhost",
             vhost.path,
         )
+    vhost.refuse_version_4("publish the messages to the running node instead")
     definitions = vhost.definitions
     definition = None if definitions is None else definitions.get((vhost.name, queue))
     if definitions is not None and definition is None:
@@ -278,7 +279,9 @@ def _directory_to_import(vhost: Vhost, queue: str, level: int | None, declared: 
             )
         if each.name == name and each.index_version != 1:
             raise StoreError(
-                "the queue's index is of version 2, which is only read; use version 1, or publish instead", each.path
+                "the queue's index is of version 2, which this version only reads; publish the messages to the running "
+                "node instead",
+                each.path,
             )
     return name
 
@@ -450,7 +453,9 @@ def _of_queue(message: Message, vhost: str, msg_id: bytes | None) -> Message:
     # The body and all that came with it stay; what the node goes by is of this queue.
     return Message(
         message.body,
-        properties=message.properties if message.raw_properties is None else message.raw_properties,
+        properties=message.properties
+        if message.annotated or message.raw_properties is None
+        else message.raw_properties,
         exchange=message.exchange,
         routing_keys=message.routing_keys,
         vhost=vhost,

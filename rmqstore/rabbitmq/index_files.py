@@ -6,23 +6,35 @@ and never an error.  The bytes belong to `rmqstore.rabbitmq._core`.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 
 import numpy as np
 
 from rmqstore._core import Region
-from rmqstore.errors import GeometryError
+from rmqstore.errors import GeometryError, StoreError
+from rmqstore.files.mapped_file import open_regular
 from rmqstore.rabbitmq._core import Findings, JournalMap, Segment, load_segment, scan_journal
 from rmqstore.rabbitmq.directory import map_file, read_present
 from rmqstore.rabbitmq.index_columns import IndexColumns, JournalColumns, cut_columns, empty_columns
-from rmqstore.rabbitmq.layout import MAX_SEGMENT_ENTRY_COUNT
+from rmqstore.rabbitmq.layout import MAX_SEGMENT_ENTRY_COUNT, parse_queue_name
 from rmqstore.rabbitmq.problem import Problem, problems_of
 
-__all__ = ["JOURNAL", "SEGMENT_NAME", "check_entry_count", "map_present", "read_journal", "read_segment", "release"]
+__all__ = [
+    "JOURNAL",
+    "SEGMENT_NAME",
+    "check_entry_count",
+    "check_version_1",
+    "map_present",
+    "read_journal",
+    "read_segment",
+    "release",
+]
 
 JOURNAL = "journal.jif"
 SEGMENT_NAME = re.compile(r"(0|[1-9][0-9]{0,18})\.idx")
+_VERSION_2 = re.compile(r"\d+\.q[is]")
 
 
 def map_present(path: str) -> Region | bytes | None:
@@ -45,6 +57,20 @@ def check_entry_count(segment_entry_count: int, path: str | None = None) -> None
         raise GeometryError(
             f"segment_entry_count is {segment_entry_count}, not between 1 and {MAX_SEGMENT_ENTRY_COUNT}", path
         )
+
+
+def check_version_1(folder: str) -> None:
+    """Raise StoreError where a queue's directory is of version 2: a node reads nothing of version 1 there."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return  # of a missing one too, which a writer makes
+    stub = None
+    if ".queue_name" in names:
+        with contextlib.suppress(OSError), open(open_regular(os.path.join(folder, ".queue_name")), "rb") as file:
+            stub = parse_queue_name(file.read(1 << 16))
+    if any(map(_VERSION_2.fullmatch, names)) or (stub is not None and stub.index_version != 1):
+        raise StoreError("the queue is of index version 2, which this version only reads; publish to a node", folder)
 
 
 def read_segment(

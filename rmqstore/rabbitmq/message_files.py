@@ -22,7 +22,7 @@ from rmqstore.errors import StoreError
 from rmqstore.files.mapped_file import NotCopied, fsync_directory, naming_errors, open_regular
 from rmqstore.rabbitmq import _messages
 from rmqstore.rabbitmq.directory import lock_directory, map_file
-from rmqstore.rabbitmq.problem import Problem
+from rmqstore.rabbitmq.problem import UNREAD_FORMAT, Problem
 
 __all__ = ["MAX_FILE", "RDT", "MessageFiles"]
 
@@ -46,8 +46,8 @@ class MessageFiles(NotCopied):
     scan_mode : str
         "auto", "sequential" or "bytewise".
     problems : list of Problem
-    unreadable : dict of int to OSError
-        Files that a read-only opening could not open, by key: nobody can tell what is in them.
+    unreadable : dict of str to OSError
+        Files that a read-only opening could not open or does not read, by path: nobody can tell what is in them.
     table : LocationTable
     summaries : dict of int to list
         File number -> [valid size, file size], ascending; the last one is the current file.
@@ -64,7 +64,7 @@ class MessageFiles(NotCopied):
         self.file_size_limit = file_size_limit
         self.scan_mode = scan_mode
         self.problems: list[Problem] = []
-        self.unreadable: dict[int, OSError] = {}
+        self.unreadable: dict[str, OSError] = {}
         self.table = _messages.LocationTable()
         self.summaries: dict[int, list[int]] = {}
         self.current = -1
@@ -92,6 +92,11 @@ class MessageFiles(NotCopied):
                 (rdq if match[2] == "rdq" else rdt).append(int(match[1]))
             elif _STAGED.fullmatch(name):
                 staged.append(name)
+            elif name.endswith(".sqs"):
+                path = os.path.join(self.path, name)
+                detail = f"files that end in .sqs are not read by this version ({os.path.getsize(path)} bytes)"
+                self.unreadable[path] = OSError(errno.ENOTSUP, detail, path)
+                self.problems.append(Problem(path, 0, UNREAD_FORMAT, detail, None))
             elif name.endswith((".rdq", ".rdt")):
                 detail = "the name is not a number that a store gives a file; a node stops with an error or reads it"
                 self.problems.append(Problem(os.path.join(self.path, name), 0, "strange_name", detail, None))

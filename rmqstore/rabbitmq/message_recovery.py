@@ -105,6 +105,9 @@ def recover(
 
 def check_files(files: MessageFiles, rdq: list[int], rdt: list[int], read_only: bool) -> None:
     """Open each message file: one that the system does not give out ends a writer, and is a problem for a reader."""
+    if files.unreadable and not read_only:
+        path, error = next(iter(files.unreadable.items()))
+        raise StoreError(f"{error.strerror}; start a node, and write through it", path)
     current = None if read_only else max(rdq, default=None)
     for key in [*rdq, *(number | RDT for number in rdt)]:
         path = files.path_of(key)
@@ -114,7 +117,7 @@ def check_files(files: MessageFiles, rdq: list[int], rdt: list[int], read_only: 
             # A file that is gone was merged meanwhile: the opening ends, and the caller opens again.
             if not read_only or not os.path.lexists(path):
                 raise
-            files.unreadable[key] = error
+            files.unreadable[path] = error
             files.problems.append(unreadable_file(path, error))
 
 
@@ -170,7 +173,7 @@ def _scan_files(files: MessageFiles, rdq: list[int], rdt: list[int], adopt: bool
     end = 0
     for key in keys:
         path = files.path_of(key)
-        region = None if key in files.unreadable else map_file(path)
+        region = None if path in files.unreadable else map_file(path)
         end = 0
         files.summaries[key] = [0, 0]
         if region is None:

@@ -351,8 +351,8 @@ class MessageStore(ClosedAtExit, NotCopied):
                 entry = self._entry(msg_id)
                 if entry is None or entry[0] == 0:
                     if entry is None and self._files.unreadable:
-                        key, error = next(iter(self._files.unreadable.items()))
-                        raise OSError(error.errno, error.strerror, self._files.path_of(key))
+                        path, error = next(iter(self._files.unreadable.items()))
+                        raise OSError(error.errno, error.strerror, path)
                     raise KeyError(f"the message store {self.path} has no message {msg_id.hex()}")
                 _, file, pos, size = entry
                 try:

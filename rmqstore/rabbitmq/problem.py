@@ -12,10 +12,12 @@ from typing import NamedTuple
 
 from rmqstore.rabbitmq._core import PROBLEM_KINDS, Findings
 
-__all__ = ["UNREADABLE", "Problem", "problems_of", "unreadable_file"]
+__all__ = ["UNREADABLE", "UNREAD_FORMAT", "Problem", "problems_of", "unreadable_file"]
 
 # The kind of what the system does not give out, as opposed to what is damaged.
 UNREADABLE = "unreadable"
+# The kind of a file whose format this version does not read.
+UNREAD_FORMAT = "unread_format"
 
 # What a real node does is known of 3.10.8 (section 10); verify says it for each kind.
 _DETAILS = {

@@ -40,7 +40,7 @@ from rmqstore.rabbitmq._core import (
 from rmqstore.rabbitmq.index_columns import IndexColumns, IndexEntry, JournalColumns
 from rmqstore.rabbitmq.index_directory import IndexDirectory
 from rmqstore.rabbitmq.index_entries import body_sizes, microseconds, new_entries, seq_id_column, terms_of
-from rmqstore.rabbitmq.index_files import check_entry_count, read_journal, read_segment
+from rmqstore.rabbitmq.index_files import check_entry_count, check_version_1, read_journal, read_segment
 from rmqstore.rabbitmq.index_idle import IdleThread
 from rmqstore.rabbitmq.index_recovery import checked_terms, next_seq_ids, recover
 from rmqstore.rabbitmq.index_writer import IndexWriter
@@ -184,6 +184,8 @@ class QueueIndex(ClosedAtExit, NotCopied):
             Another writer has it open.
         CorruptionError
             For writing: a file has damage that is more than the end that a crash cuts.  Nothing was changed.
+        StoreError
+            For writing: the queue is of version 2.
         GeometryError
             `segment_entry_count` is impossible.
         """
@@ -197,6 +199,8 @@ class QueueIndex(ClosedAtExit, NotCopied):
             if segment_entry_count is None:
                 segment_entry_count = LEGACY_SEGMENT_ENTRY_COUNT
         check_entry_count(segment_entry_count, folder)
+        if not read_only:
+            check_version_1(folder)
         if create and not read_only:
             make_directories(folder)
         index = cls.__new__(cls)

@@ -305,7 +305,7 @@ class QueueIndexV2(NotCopied):
     next_seq_id : int
         The sequence id of the next message: of the recovery terms, or, after a crash, after the highest live entry's file.
     next_deliver_seq_id : int
-        Everything below was delivered at least once.  After a crash that is everything.
+        Everything below was delivered at least once.  After a crash that is everything.  4.3 names each other one.
     recovered_clean : bool
         The recovery terms were there and are taken; without them, and where one of them is not what a node writes (then
         `problems` says which), the numbers are those of after a crash.
@@ -320,6 +320,8 @@ class QueueIndexV2(NotCopied):
     next_seq_id: int
     next_deliver_seq_id: int
     recovered_clean: bool
+    # Sequence ids above `next_deliver_seq_id` that were delivered and came back, as 4.3 counts them.
+    _redelivered: frozenset[int]
     _verdicts: dict[int, np.ndarray]
     # Numbers of the N.qs that cannot be read: what their entries lead to is not known to be lost.
     _unreadable: set[int]
@@ -359,6 +361,7 @@ class QueueIndexV2(NotCopied):
         index.path = os.fspath(path)
         index.problems = []
         index.segments = {}
+        index._redelivered = frozenset()
         index._verdicts = {}
         index._unreadable = set()
         stores: set[int] = set()
@@ -398,11 +401,15 @@ class QueueIndexV2(NotCopied):
         numbers: list[int] = []
         stated = dict(live)
         try:
-            for key in ("next_seq_id", "next_deliver_seq_id"):
+            # 4.3 has another name for it, and takes the old one first.
+            deliver = "next_deliver_seq_id" if "next_deliver_seq_id" in said else "redeliver_seq_id"
+            for key in ("next_seq_id", deliver):
                 # An integer and nothing like it: a node calculates with what is there.
                 numbers.append(operator.index(said[key]))
                 if not 0 <= numbers[-1] <= MAX_SEQ_ID + 1:
                     raise ValueError
+            key = "delivery_count"
+            redelivered = frozenset(map(operator.index, dict(said.get(key, {}))))
             key = "v2_index_state"
             # A queue that was stopped under version 1 has none.
             if key in said:
@@ -415,6 +422,7 @@ class QueueIndexV2(NotCopied):
             self.problems.append(Problem(self.path, None, "bad_terms", detail))
             return False
         self.next_seq_id, self.next_deliver_seq_id = numbers
+        self._redelivered = redelivered
         for number in sorted(stated.keys() | live.keys()):
             if stated.get(number, 0) != live.get(number, 0):
                 detail = f"the recovery terms say {stated.get(number, 0)} entries, the file {live.get(number, 0)}"
@@ -550,7 +558,7 @@ class QueueIndexV2(NotCopied):
                 expiry=int(segment.expiry_us[row]) // 1000 or None,
                 size=int(segment.size[row]),
                 persistent=bool(segment.persistent[row]),
-                delivered=seq_id < self.next_deliver_seq_id,
+                delivered=seq_id < self.next_deliver_seq_id or seq_id in self._redelivered,
                 message=message,
                 path=path,
                 pos=pos,

@@ -26,18 +26,21 @@ from rmqstore.rabbitmq.definitions import QueueDefinition, fate_of_expired
 from rmqstore.rabbitmq.index_columns import IndexEntry
 from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message_store import MessageStore
-from rmqstore.rabbitmq.problem import UNREADABLE
+from rmqstore.rabbitmq.problem import UNREAD_FORMAT, UNREADABLE
 from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
+from rmqstore.rabbitmq.unreferenced import count_unreferenced
 from rmqstore.rabbitmq.verify import (
     COPIED_SEGMENT,
     STALE,
     STORE_CONSEQUENCES,
     UNREADABLE_STORE,
+    UNREFERENCED,
     WIDEST_GAP,
     Consequence,
     Finding,
     is_falsely_transient,
+    lacking,
     unreadable,
     verify_vhost,
 )
@@ -49,7 +52,16 @@ PERSISTENT = "msg_store_persistent"
 TRANSIENT = "msg_store_transient"
 _UNFINISHED = ".rmqstore-unfinished"
 # What cannot stand in a directory that a node is to boot on.
-_GRAVE = {Consequence.HANGS, Consequence.HIDES, Consequence.CRASHES, Consequence.DROPS}
+_GRAVE = {
+    Consequence.HANGS,
+    Consequence.HIDES,
+    Consequence.CRASHES,
+    Consequence.DROPS,
+    Consequence.BLOCKS,
+    Consequence.RESTARTS,
+    Consequence.DELETES_SEGMENT,
+    Consequence.IGNORES,
+}
 _HARMLESS = {Consequence.REPAIRS, Consequence.NONE}
 # For these the index leaves an entry out whose record is whole otherwise.
 _OF_TERMS = {"bad_term", "msg_id_mismatch"}
@@ -70,7 +82,8 @@ class RepairedQueue:
     messages : int
         Which the real node delivers from the output.
     lost : int
-        Live entries whose message is gone or damaged, also where the damage is in the index.
+        Live entries whose message is gone or damaged, also where the damage is in the index; and what the recovery terms
+        count beyond the entries (`missing`).
     transient, expired : int
         Messages that the node drops at any start, left out; and messages that have expired, kept though they are not delivered.
     files : str
@@ -83,6 +96,8 @@ class RepairedQueue:
     unreadable : int
         Live entries whose message lies, or may lie, in a file that cannot be read: they are not in the output, and not
         known to be lost.
+    missing : int
+        Of those lost: messages that the recovery terms count and no index has.
     """
 
     name: str
@@ -96,6 +111,7 @@ class RepairedQueue:
     redelivered: str
     fate_of_expired: str = ""
     unreadable: int = 0
+    missing: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,6 +126,9 @@ class RepairReport:
         What was wrong with the source.
     store_rewritten : bool
         The message files were written again, with the messages that queues refer to.
+    unreferenced : int
+        Whole messages of the source that no index has, which a node does not deliver from the output: they were
+        acknowledged, or their index is lost.  `export` with ``unreferenced=True`` reads them.
     """
 
     source: str
@@ -117,6 +136,7 @@ class RepairReport:
     queues: list[RepairedQueue]
     findings: list[Finding]
     store_rewritten: bool
+    unreferenced: int = 0
 
     @property
     def messages(self) -> int:
@@ -125,7 +145,7 @@ class RepairReport:
 
     @property
     def lost(self) -> int:
-        """int: live entries whose message is gone or damaged."""
+        """int: messages that an index or the recovery terms count, and that are gone or damaged."""
         return sum(queue.lost for queue in self.queues)
 
     @property
@@ -164,8 +184,9 @@ def repair(
     Raises
     ------
     StoreError
-        The source is not a vhost, a message file or a file of an index cannot be read, the output exists, or the
-        output did not pass verification (which is then left, under its unfinished name, for a look).
+        The source is not a vhost, or is one of RabbitMQ 4.x with a damaged queue; a message file or a file of an index
+        cannot be read; the output exists; or the output did not pass verification (which is then left, under its
+        unfinished name, for a look).
     """
     target = os.path.abspath(os.fspath(output))
     if os.path.lexists(target):
@@ -220,6 +241,8 @@ class _Repair:
             if finding.kind == UNREADABLE_STORE and finding.path.startswith(os.path.join(vhost.path, PERSISTENT)):
                 # What the system does not give out is not lost; nobody is to throw the source away for such an output.
                 raise StoreError(f"{finding.detail}; make it readable first", finding.path)
+            if finding.kind == UNREAD_FORMAT:
+                raise StoreError(f"{finding.detail}, so that the output would lack its messages", finding.path)
             # A directory or a FIFO in the place of a file has nothing to give out, whoever asks.
             if finding.kind == UNREADABLE and (
                 os.path.isfile(finding.path) or os.path.dirname(finding.path) == os.path.join(vhost.path, "queues")
@@ -228,10 +251,18 @@ class _Repair:
 
     def run(self, target: str) -> RepairReport:
         vhost = self.vhost
+        if any(self._wrong(each) and not self._deleted(each) for each in vhost.directories):
+            # Without damage the files of version 2 are copied as they are, which any node reads.
+            vhost.refuse_version_4(
+                "a damaged queue cannot be written again; write its messages to a file (rmqstore rabbitmq export), and "
+                "publish them to a running node"
+            )
         healthy = not any(finding.consequence is not Consequence.NONE for finding in self.findings)
         self._small_files()
         store_path = os.path.join(vhost.path, PERSISTENT)
-        store_wrong = any(finding.path.startswith(store_path) for finding in self.findings)
+        store_wrong = any(
+            finding.path.startswith(store_path) and finding.kind != UNREFERENCED for finding in self.findings
+        )
         kept: set[bytes] = set()
         queues = []
         for number, directory in enumerate(vhost.directories):
@@ -247,7 +278,27 @@ class _Repair:
                 self._rewrite_store(kept)
         os.makedirs(os.path.join(self.output, TRANSIENT), exist_ok=True)
         self._recovery_terms(healthy)
-        return RepairReport(vhost.path, target, queues, self.findings, store_wrong)
+        queues += self._gone()
+        unreferenced, _ = count_unreferenced(vhost)
+        return RepairReport(vhost.path, target, queues, self.findings, store_wrong, unreferenced)
+
+    def _gone(self) -> list[RepairedQueue]:
+        """Queues of which only recovery terms are left."""
+        names = {
+            self.vhost.directory_of(each.vhost, each.name, level): (each.name, level)
+            for each in (self.vhost.definitions or {}).values()
+            for level in each.levels
+        }
+        found = []
+        for finding in self.findings:
+            if finding.kind == "missing_directory":
+                directory = os.path.basename(finding.path)
+                name, level = names.get(directory, (f"<{directory}>", None))
+                lost = finding.messages
+                found.append(
+                    RepairedQueue(name, level, directory, 0, lost, 0, 0, "left out", "all", missing=lost)
+                )
+        return found
 
     # ------------------------------------------------------------------------------------------------ small files
 
@@ -274,13 +325,7 @@ class _Repair:
     def _queue(self, directory: QueueDirectory, kept: set[bytes], store_wrong: bool) -> RepairedQueue:
         name = directory.queue_name
         target = os.path.join(self.output, "queues", directory.name)
-        prefix = directory.path + os.sep
-        # What a node repairs by itself is left behind as well, so that the output is one that verify calls clean.
-        wrong = any(
-            (finding.consequence in {*_GRAVE, Consequence.REPAIRS} or finding.kind == COPIED_SEGMENT)
-            and (finding.path == directory.path or finding.path.startswith(prefix))
-            for finding in self.findings
-        )
+        wrong = self._wrong(directory)
         rows = _Rows(self.vhost, directory, self.now, self.renamed)
         terms = directory.terms
         if self._deleted(directory):
@@ -316,6 +361,15 @@ class _Repair:
         kept |= rows.stored
         return self._report(directory, rows, "rewritten" if wrong else "copied", exact)
 
+    def _wrong(self, directory: QueueDirectory) -> bool:
+        """bool: the files of a queue are written again; what a node repairs by itself is left behind as well."""
+        prefix = directory.path + os.sep
+        return any(
+            (finding.consequence in {*_GRAVE, Consequence.REPAIRS} or finding.kind == COPIED_SEGMENT)
+            and (finding.path == directory.path or finding.path.startswith(prefix))
+            for finding in self.findings
+        )
+
     def _copy_queue(self, directory: QueueDirectory, target: str) -> None:
         # What no node reads stays behind: some of it, as a FIFO or a link to nothing, nobody can copy.
         os.makedirs(target)
@@ -331,18 +385,20 @@ class _Repair:
 
     def _report(self, directory: QueueDirectory, rows: _Rows, files: str, exact: bool) -> RepairedQueue:
         name = directory.queue_name
+        missing = lacking(directory)
         return RepairedQueue(
             name.queue if name is not None else f"<{directory.name}>",
             name.priority if name is not None else None,
             directory.name,
             0 if files == "left out" else rows.messages - rows.expired,
-            rows.messages + rows.lost if files == "left out" else rows.lost,
+            missing + (rows.messages + rows.lost if files == "left out" else rows.lost),
             rows.transient,
             rows.expired,
             files,
             "exact" if exact else "all",
             fate_of_expired(self._definition(name)) if rows.expired else "",
             rows.unreadable,
+            missing,
         )
 
     def _definition(self, name: QueueName | None) -> QueueDefinition | None:
@@ -387,7 +443,8 @@ class _Repair:
     def _scan_meets_damage(self, kept: set[bytes]) -> bool:
         references = dict.fromkeys(kept, 1)
         path = os.path.join(self.output, PERSISTENT)
-        with MessageStore.open(path, read_only=True, references=references) as store:
+        scan = "auto" if self.vhost.version_4 is None else "bytewise"
+        with MessageStore.open(path, read_only=True, references=references, scan=scan) as store:
             return any(STORE_CONSEQUENCES.get(problem.kind) not in _HARMLESS for problem in store.problems)
 
     def _rewrite_store(self, kept: set[bytes]) -> None:
@@ -518,7 +575,7 @@ def _check(path: str, report: RepairReport) -> None:
         for directory, queue in zip(sorted(vhost.directories, key=lambda each: each.name), written, strict=True):
             found = sum(entry.persistent for entry in directory.entries())
             if directory.name != queue.directory or found != queue.messages + queue.expired + (
-                0 if queue.files == "rewritten" else queue.lost
+                0 if queue.files == "rewritten" else queue.lost - queue.missing
             ):
                 raise StoreError(
                     f"the output has {found} messages, not {queue.messages}; please report it", directory.path

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import decimal
+import functools
+import itertools
 import json
 import logging
 import os
@@ -18,13 +20,15 @@ from typing import IO, Any
 from rmqstore.errors import InvalidMessageError, StoreError
 from rmqstore.files.output_file import OutputFile, check_outside, format_of
 from rmqstore.rabbitmq.amqp import Float32, Table, Timestamp
-from rmqstore.rabbitmq.batches import NUMBERS, LostMessage, json_value, schema
+from rmqstore.rabbitmq.batches import NUMBERS, Batches, LostMessage, json_value, schema
 from rmqstore.rabbitmq.columns import pyarrow
+from rmqstore.rabbitmq.index_columns import IndexEntry
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.problem import Problem
+from rmqstore.rabbitmq.unreferenced import FoundMessage, file_messages, is_message_file, unreferenced_messages
 from rmqstore.rabbitmq.vhost import Queue, QueuedMessage, Vhost
 
-__all__ = ["FORMATS", "checked_expiry", "export", "message_object", "object_message"]
+__all__ = ["FORMATS", "checked_expiry", "export", "found_object", "message_object", "object_message"]
 
 logger = logging.getLogger(__name__)
 
@@ -74,12 +78,31 @@ def message_object(queue: Queue, message: QueuedMessage) -> dict[str, Any]:
     }
     if message.expiry is not None:
         value["expiry"] = message.expiry
-    value["properties"] = json_value(message.properties)
+    return value | _content(message.message)
+
+
+def _content(message: Message) -> dict[str, Any]:
+    value: dict[str, Any] = {"properties": json_value(message.properties)}
     try:
         value["body"] = message.body.decode()
     except UnicodeDecodeError:
         value["body_base64"] = base64.b64encode(message.body).decode()
     return value
+
+
+def found_object(found: FoundMessage, vhost: str = "") -> dict[str, Any]:
+    """dict: a message without an index entry as one JSON object, like `message_object`; `import` takes it too."""
+    message = found.message
+    value: dict[str, Any] = {"vhost": vhost or message.vhost, "queue": found.queue} if found.queue else {}
+    value |= {
+        "path": found.path,
+        "pos": found.pos,
+        "msg_id": found.msg_id.hex(),
+        "exchange": message.exchange,
+        "routing_keys": message.routing_keys,
+        "persistent": message.persistent,
+    }
+    return value | _content(message)
 
 
 def object_message(value: Mapping[str, Any]) -> tuple[Message, int | None]:
@@ -151,12 +174,14 @@ def export(
     progress: Callable[[int, int], None] | None = None,
     on_lost: Callable[[LostMessage], None] | None = None,
     on_incomplete: Callable[[Problem], None] | None = None,
+    unreferenced: bool = False,
 ) -> int:
-    """Write the live messages of a vhost to a file.
+    """Write the live messages of a vhost, or the messages of one message file, to a file.
 
     Parameters
     ----------
     vhost : Vhost or path
+        Of a message file (N.rdq, N.rdt, N.qs) every whole message is written, as of `file_messages`.
     output : path or binary file
         A file has its name only when all is written.
     queues : iterable of str, optional
@@ -174,6 +199,8 @@ def export(
     on_incomplete : callable, optional
         Told of each place of the indexes that cannot be read, behind which messages may stand that are left out, before
         the first message is written; by default a warning for each queue says so.
+    unreferenced : bool
+        Write the messages that no live index entry refers to instead, as of `unreferenced_messages`.
 
     Returns
     -------
@@ -187,7 +214,7 @@ def export(
     MissingDependencyError
         Arrow and Parquet need pyarrow.
     """
-    if not isinstance(vhost, Vhost):
+    if not isinstance(vhost, Vhost) and not is_message_file(vhost):
         with Vhost.open(vhost) as opened:
             return export(
                 opened,
@@ -198,16 +225,30 @@ def export(
                 progress=progress,
                 on_lost=on_lost,
                 on_incomplete=on_incomplete,
+                unreferenced=unreferenced,
             )
     if isinstance(queues, str):
         queues = [queues]
-    chosen = vhost.queues() if queues is None else [vhost.queue(name) for name in dict.fromkeys(queues)]
-    missing = vhost.incomplete if queues is None else []
+    chosen: list[Queue] = []
+    missing: list[Problem] = []
+    found: Iterator[FoundMessage] | None = None
+    if not isinstance(vhost, Vhost) or unreferenced:
+        if queues is not None:
+            raise ValueError("messages without an index are of no queue: give no queues")
+        found = (
+            unreferenced_messages(vhost, on_lost)
+            if isinstance(vhost, Vhost)
+            else file_messages(vhost, on_lost, on_incomplete)
+        )
+    else:
+        chosen = vhost.queues() if queues is None else [vhost.queue(name) for name in dict.fromkeys(queues)]
+        missing = vhost.incomplete if queues is None else []
+    write = functools.partial(_write, queues=chosen, found=found, progress=progress, on_lost=on_lost)
     if format is not None and format not in FORMATS:
         raise ValueError(f"format is {format!r}, not one of {', '.join(FORMATS)}")
     if not isinstance(output, (str, os.PathLike)):
         _tell_incomplete(missing, chosen, on_lost, on_incomplete)
-        return _write(output, chosen, format or "jsonl", progress, on_lost)
+        return write(output, format=format or "jsonl")
     path = os.fspath(output)
     if format is None:
         format, compression = format_of(path)
@@ -219,10 +260,10 @@ def export(
                 path,
             )
         format = format or "jsonl"
-    check_outside(path, vhost.path)
+    check_outside(path, vhost.path if isinstance(vhost, Vhost) else os.fspath(vhost))
     _tell_incomplete(missing, chosen, on_lost, on_incomplete)
     with OutputFile(path, force=force) as file:
-        return _write(file, chosen, format, progress, on_lost)
+        return write(file, format=format)
 
 
 def _tell_incomplete(
@@ -261,16 +302,19 @@ def _told(
 
 def _write(
     file: IO[bytes],
+    *,
     queues: list[Queue],
+    found: Iterator[FoundMessage] | None,
     format: str,
     progress: Callable[[int, int], None] | None,
     on_lost: Callable[[LostMessage], None] | None,
 ) -> int:
     number = 0
     if format == "jsonl":
-        for queue, message in _told(queues, progress, on_lost):
+        objects = (message_object(queue, message) for queue, message in _told(queues, progress, on_lost))
+        for value in objects if found is None else map(found_object, found):
             number += 1
-            text = json.dumps(message_object(queue, message), ensure_ascii=False, separators=(",", ":"))
+            text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
             file.write(text.encode("utf-8", "backslashreplace") + b"\n")
         return number
     pa = pyarrow()
@@ -282,10 +326,29 @@ def _write(
         writer = parquet.ParquetWriter(file, schema())
     total = sum(queue.depth for queue in queues) if progress is not None else 0
     with writer:
-        for queue in queues:
-            for batch in queue.batches(on_lost=on_lost):
-                writer.write_batch(batch)
-                number += batch.num_rows
-                if progress is not None:
-                    progress(number, max(number, total))
+        batches = (batch for queue in queues for batch in queue.batches(on_lost=on_lost))
+        for batch in batches if found is None else _found_batches(found):
+            writer.write_batch(batch)
+            number += batch.num_rows
+            if progress is not None:
+                progress(number, max(number, total))
     return number
+
+
+def _found_batches(found: Iterator[FoundMessage]) -> Iterator[Any]:
+    """Record batches of `COLUMNS`; what only an index says is null."""
+    pa = pyarrow()
+    for queue, group in itertools.groupby(found, lambda each: each.queue):
+        entries = (
+            IndexEntry(
+                0, each.msg_id, None, each.message.body_size, each.message.persistent, False, each.message.term, each.path, each.pos
+            )
+            for each in group
+        )
+        for batch in Batches("", [], entries, None, vhost="", queue=queue, level=None):
+            empty = [name for name in ("vhost", "queue", "seq_id", "delivered") if name != "queue" or not queue]
+            arrays = [
+                pa.nulls(batch.num_rows, field.type) if field.name in empty else batch.column(number)
+                for number, field in enumerate(batch.schema)
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=batch.schema)

@@ -2,7 +2,7 @@
 
 Owns the comparison of index, message store, recovery terms and definitions with one another, and the words for each
 consequence.  It only reads, never stops at the first finding, and answers with `Finding` values instead of exceptions.
-Consequences were seen with RabbitMQ 3.10.8 (docs/rabbitmq.md has the table).
+Consequences were seen with RabbitMQ 3.10.8, 4.0.5 and 4.3.6 (docs/rabbitmq.md has the table).
 """
 
 from __future__ import annotations
@@ -20,16 +20,20 @@ from rmqstore.rabbitmq import _term
 from rmqstore.rabbitmq.index_columns import IndexEntry
 from rmqstore.rabbitmq.layout import LEGACY_SEGMENT_ENTRY_COUNT
 from rmqstore.rabbitmq.message import Message
-from rmqstore.rabbitmq.problem import UNREADABLE, Problem
+from rmqstore.rabbitmq.problem import UNREAD_FORMAT, UNREADABLE, Problem
 from rmqstore.rabbitmq.queue_index import ENTRY_PERSISTENT, QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2
+from rmqstore.rabbitmq.unreferenced import count_unreferenced
 from rmqstore.rabbitmq.vhost import Queue, QueueDirectory, Vhost, find_vhosts, is_journal_end, store_path
 
 __all__ = ["Consequence", "Finding", "verify"]
 
 
 class Consequence(str, Enum):
-    """What the real node (3.10.8) does when it is started on what a finding is about."""
+    """What the real node does when it is started on what a finding is about.
+
+    Seen with 3.10.8; of queues of version 2 with 4.0.5 and 4.3.6 too (docs/rabbitmq.md).
+    """
 
     HANGS = "hangs"
     """The node hangs at boot, with an error in its log at best."""
@@ -41,8 +45,18 @@ class Consequence(str, Enum):
     """The queue's process crashes when it comes to the message."""
     HIDES = "hides"
     """The queue looks empty, and its process crashes at the first publish."""
+    BLOCKS = "blocks"
+    """The queue's process crashes at every start, and nobody can reach any message of the queue."""
+    RESTARTS = "restarts"
+    """The queue's process crashes when it comes to the message, restarts without it, and marks all as redelivered."""
+    IGNORES = "ignores"
+    """RabbitMQ 4.3 and later ignores the files, with every message in them; 4.0 converts them."""
+    DELETES_SEGMENT = "deletes_segment"
+    """The node deletes the N.qi and the N.qs, with all messages in them."""
     DELETES = "deletes"
     """The node deletes the whole directory at boot."""
+    FORGETS = "forgets"
+    """The node knows nothing of these messages, and deletes them."""
     REPAIRS = "repairs"
     """The node repairs it by itself, and nothing is lost."""
     NONE = "none"
@@ -60,7 +74,12 @@ _SENTENCES = {
     Consequence.REDELIVERS: "the real node delivers again",
     Consequence.CRASHES: "the queue crashes on the real node when it comes to it",
     Consequence.HIDES: "the queue looks empty on the real node, and crashes at its first publish",
+    Consequence.BLOCKS: "the queue crashes at every start on the real node, and none of its messages can be reached",
+    Consequence.RESTARTS: "the queue crashes at it on the real node, goes on without it, and redelivers all messages",
+    Consequence.IGNORES: "RabbitMQ 4.3 and later ignores it, with every message in it; 4.0 converts it",
+    Consequence.DELETES_SEGMENT: "the real node deletes this .qi and its .qs, with all messages in them",
     Consequence.DELETES: "the real node deletes the directory at boot",
+    Consequence.FORGETS: "the real node does not know these messages, and deletes them",
     Consequence.REPAIRS: "the real node repairs it at boot",
     Consequence.NONE: "the real node does not notice",
 }
@@ -108,6 +127,7 @@ COPIED_SEGMENT = "copied_segment"
 # What the compiled reader says of headers that are whole and beyond its limit.
 _TOO_DEEP = "the term is nested deeper than"
 UNREADABLE_STORE = "unreadable_store"
+UNREFERENCED = "unreferenced_messages"
 # Segments between two messages of a queue; more than this are a damaged sequence id, and more than a node has patience for.
 WIDEST_GAP = 1 << 20
 # What says that the files were changed after the recovery terms were written.
@@ -122,6 +142,7 @@ STORE_CONSEQUENCES = {
     "clean_state_misfit": Consequence.CRASHES,
     "zero_tail": Consequence.REPAIRS,
     "overlapping_records": Consequence.NONE,
+    UNREAD_FORMAT: Consequence.NONE,
 }
 _SMALL_FILES = {
     "bad_config": Consequence.HANGS,
@@ -180,6 +201,9 @@ def verify_vhost(vhost: Vhost, progress: Callable[[int, int], None] | None = Non
     for problem in vhost.strays:
         # A node clears away whatever has not the name of one of its queues (rabbit_queue_index:start).
         yield _finding(problem, Consequence.HANGS if problem in vhost.incomplete else Consequence.DELETES)
+    for problem in vhost.gone:
+        stated = vhost.terms[os.path.basename(problem.path)]["persistent_count"]
+        yield Finding(problem.path, 0, problem.kind, problem.detail, Consequence.DROPS, messages=stated)
     for persistent in (True, False):
         error = vhost.open_store(persistent)
         if error is not None:
@@ -205,6 +229,48 @@ def verify_vhost(vhost: Vhost, progress: Callable[[int, int], None] | None = Non
                     STORE_CONSEQUENCES.get(problem.kind, Consequence.DROPS) if persistent else Consequence.NONE
                 )
                 yield _finding(problem, consequence)
+    yield from _verify_unreferenced(vhost)
+
+
+def _verify_unreferenced(vhost: Vhost) -> Iterator[Finding]:
+    try:
+        number, first = count_unreferenced(vhost) if may_lack_entries(vhost) else (0, "")
+    except (StoreError, OSError):
+        return  # a finding of its own
+    if number:
+        detail = (
+            f"{number} whole messages in message files are in no index that can be read: their index is lost, or they "
+            "were acknowledged; rmqstore rabbitmq export --unreferenced saves them"
+        )
+        yield Finding(first, 0, UNREFERENCED, detail, Consequence.FORGETS, messages=number)
+
+
+def may_lack_entries(vhost: Vhost) -> bool:
+    """bool: something shows that an index lacks messages, so that those that no index has need not be acknowledged ones."""
+    places = [*vhost.incomplete, *(problem for each in vhost.directories for problem in each.incomplete)]
+    # What cannot be read has them perhaps; of segments that lack entries the count of all says enough.
+    return (
+        any(problem.kind not in (UNREADABLE, "segment_count_mismatch") for problem in places)
+        or any(map(lacking, vhost.directories))
+        or not os.path.lexists(os.path.join(vhost.path, "queues"))
+    )
+
+
+def lacking(directory: QueueDirectory) -> int:
+    """int: the persistent messages that the recovery terms count and that no index of the queue has, as far as it is read."""
+    stated = (directory.terms or {}).get("persistent_count")
+    if type(stated) is not int or any(problem.kind == UNREADABLE for problem in directory.problems):
+        return 0
+    found = sum(int(_persistent_sizes(index).size) for index in directory.indexes)
+    return max(0, stated - found)
+
+
+def _persistent_sizes(index: QueueIndex | QueueIndexV2) -> np.ndarray:
+    if isinstance(index, QueueIndex):
+        columns = index.columns()
+        return columns.size[(columns.flags & ENTRY_PERSISTENT) != 0]
+    parts = [segment.size[segment.persistent] for segment in index.segments.values()]
+    return np.concatenate([*parts, np.empty(0, np.int64)])
 
 
 def _finding(problem: Problem, consequence: Consequence, queue: str = "") -> Finding:
@@ -233,6 +299,10 @@ def _verify_directory(vhost: Vhost, queue: Queue, directory: QueueDirectory) -> 
         return
     for problem in directory.unreadable:
         yield _finding(problem, Consequence.HANGS, queue.name)
+    if directory.has_version_1 and vhost.version_4 is not None and indexes:
+        depth = indexes[0].depth
+        detail = f"{depth} messages in an index of version 1, and this directory is of RabbitMQ 4.x ({vhost.version_4})"
+        yield Finding(directory.path, 0, "version_1_in_4", detail, Consequence.IGNORES, queue.name, depth)
     for index in indexes:
         for problem in index.problems:
             yield _finding(problem, _index_consequence(index, problem), queue.name)
@@ -243,10 +313,14 @@ def _verify_directory(vhost: Vhost, queue: Queue, directory: QueueDirectory) -> 
 
 
 def _index_consequence(index: QueueIndex | QueueIndexV2, problem: Problem) -> Consequence:
+    if isinstance(index, QueueIndexV2):
+        if problem.kind in _VERSION_2_AFTER_A_CLEAN_STOP and index.recovered_clean:
+            return Consequence.RESTARTS
+        if problem.kind == "bad_head" and problem.path.endswith(".qs"):
+            return Consequence.BLOCKS
+        return _VERSION_2.get(problem.kind) or _TERMS.get(problem.kind, Consequence.DROPS)
     if problem.kind in _TERMS:
         return _TERMS[problem.kind]
-    if isinstance(index, QueueIndexV2):
-        return _VERSION_2.get(problem.kind, Consequence.DROPS)
     if problem.path.endswith(".idx"):
         return _SEGMENT.get(problem.kind, Consequence.HANGS)
     if is_journal_end(index, problem):
@@ -260,22 +334,26 @@ _VERSION_2 = {
     "nul_file": Consequence.REPAIRS,
     COPIED_SEGMENT: Consequence.REDELIVERS,
     UNREADABLE: Consequence.HANGS,
+    "torn_entry": Consequence.BLOCKS,
+    "bad_status": Consequence.BLOCKS,
+    "bad_location": Consequence.CRASHES,
+    "bad_head": Consequence.DELETES_SEGMENT,
+}
+# After a crash the node leaves these entries out at boot.
+_VERSION_2_AFTER_A_CLEAN_STOP = {"outside", "size_mismatch", "bad_crc", "missing_store", "segment_count_mismatch"} | {
+    "store_without_index"
 }
 
 
 def _verify_counts(index: QueueIndex | QueueIndexV2, directory: QueueDirectory, queue: Queue) -> Iterator[Finding]:
     terms = directory.terms or {}
-    if isinstance(index, QueueIndex):
-        columns = index.columns()
-        persistent = columns.size[(columns.flags & ENTRY_PERSISTENT) != 0]
-    else:
-        parts = [segment.size[segment.persistent] for segment in index.segments.values()]
-        persistent = np.concatenate([*parts, np.empty(0, np.int64)])
+    persistent = _persistent_sizes(index)
     for name, found in (("persistent_count", len(persistent)), ("persistent_bytes", int(persistent.sum()))):
         stated = terms.get(name)
         if isinstance(stated, int) and stated != found:
             detail = f"the recovery terms say {name} is {stated}, the files {found}: they were changed after the stop"
-            yield Finding(directory.path, 0, "count_mismatch", detail, Consequence.HIDES, queue.name)
+            consequence = Consequence.HIDES if isinstance(index, QueueIndex) else Consequence.RESTARTS
+            yield Finding(directory.path, 0, "count_mismatch", detail, consequence, queue.name)
 
 
 def _verify_messages(vhost: Vhost, queue: Queue, index: QueueIndex | QueueIndexV2) -> Iterator[Finding]:
@@ -309,8 +387,8 @@ def _verify_messages(vhost: Vhost, queue: Queue, index: QueueIndex | QueueIndexV
         except CorruptionError as error:
             stored, reason = None, str(error)
         if stored is None and reason is None:
-            # A transient one is dropped at any start.
-            if entry.persistent:
+            # A transient one is dropped at any start.  Of a queue's own file each message is a problem already.
+            if entry.persistent and (isinstance(index, QueueIndex) or any(entry.msg_id)):
                 lost.append(entry)
             continue
         if reason is not None and entry.persistent:

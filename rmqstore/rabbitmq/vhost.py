@@ -13,6 +13,7 @@ import errno
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
@@ -23,16 +24,18 @@ import numpy as np
 
 from rmqstore._shown import shows
 from rmqstore.errors import CorruptionError, GeometryError, StoreClosedError, StoreError
-from rmqstore.files.mapped_file import NotCopied, fsync_directory, is_directory, open_regular
+from rmqstore.files.mapped_file import NotCopied, fsync_directory, is_directory, open_regular, read_small_file
 from rmqstore.rabbitmq import dets, layout, term
 from rmqstore.rabbitmq._core import MAX_SEQ_ID
 from rmqstore.rabbitmq.batches import COLUMNS, Batches, LostMessage, LostMessages, undecoded
 from rmqstore.rabbitmq.definitions import QueueDefinition, data_directory, durable_queues
+from rmqstore.rabbitmq.ets import clean_dot_values
 from rmqstore.rabbitmq.index_columns import IndexEntry
 from rmqstore.rabbitmq.index_files import JOURNAL, SEGMENT_NAME, read_segment
 from rmqstore.rabbitmq.layout import QueueName
 from rmqstore.rabbitmq.message import Message
 from rmqstore.rabbitmq.message_store import MessageStore
+from rmqstore.rabbitmq.node import nodes_below, unread_part_of, unread_parts
 from rmqstore.rabbitmq.problem import UNREADABLE, Problem, unreadable_file
 from rmqstore.rabbitmq.queue_index import QueueIndex
 from rmqstore.rabbitmq.queue_index_v2 import QueueIndexV2, both
@@ -77,7 +80,7 @@ def find_vhosts(path: str | os.PathLike[str]) -> list[str]:
     """
     root = os.fspath(path)
     if not is_directory(root):
-        raise StoreError("there is no such directory", root)
+        raise StoreError("this is a file, not a directory" if os.path.isfile(root) else "there is no such directory", root)
     if _is_vhost(root):
         return [root]
     for below in ("msg_stores/vhosts", "vhosts", ""):
@@ -86,11 +89,51 @@ def find_vhosts(path: str | os.PathLike[str]) -> list[str]:
             found = sorted(entry.path for entry in os.scandir(folder) if _is_vhost(entry.path))
             if found:
                 return found
-    raise StoreError(
-        "this is not a vhost and has none: give a directory that holds queues/ and msg_store_persistent/, as "
-        "<node's data directory>/msg_stores/vhosts/<name> does, or the node's data directory",
-        root,
-    )
+    nodes = [os.path.join(root, os.path.relpath(each, root)) for each in nodes_below(root)]
+    above = _vhost_above(root)
+    parts = unread_parts(root)
+    if above is not None:
+        message = f"this is a part of a vhost: give the vhost's directory, {above}"
+    elif parts:
+        found = Counter(part.kind for part in parts)
+        kinds = ", ".join(f"{number} x {kind}" for kind, number in found.items())
+        message = f"this node's directory has no classic queues, and this version reads nothing else; it has {kinds}"
+    elif nodes:
+        more = f" (and {len(nodes) - 10} more)" if len(nodes) > 10 else ""
+        newest = max(nodes, key=_last_written)
+        message = (
+            f"this directory holds {len(nodes)} nodes: {', '.join(nodes[:10])}{more}; give one of them, of which "
+            f"{newest} was written to last"
+            if len(nodes) > 1
+            else f"this directory holds a node: give {nodes[0]}"
+        )
+    elif os.path.basename(os.path.abspath(root)) in ("quorum", "stream", "coordination"):
+        message = (
+            "these are a node's quorum queues, streams or metadata, which this version does not read; give the node's "
+            "data directory or a vhost for its classic queues"
+        )
+    else:
+        message = (
+            "this is not a vhost and has none: give a directory that holds queues/ and msg_store_persistent/, as "
+            "<node's data directory>/msg_stores/vhosts/<name> does, or the node's data directory"
+        )
+    raise StoreError(message, root)
+
+
+def _vhost_above(path: str) -> str | None:
+    # Of queues/<directory> two above.
+    at = os.path.abspath(path)
+    for _ in range(2):
+        at, name = os.path.split(at)
+        if name in ("queues", *_STORES) and _is_vhost(at):
+            return at
+    return None
+
+
+def _last_written(node: str) -> float:
+    places = (node, os.path.join(node, "msg_stores", "vhosts"))
+    inside = [entry.stat().st_mtime for place in places if os.path.isdir(place) for entry in os.scandir(place)]
+    return max([os.stat(node).st_mtime, *inside])
 
 
 def store_path(vhost_path: str, persistent: bool) -> str:
@@ -174,6 +217,12 @@ class QueueDirectory(NotCopied):
         return name == ".queue_name" or any(pattern.fullmatch(name) for pattern in (_V1_FILE, _V2_FILE))
 
     @property
+    def is_without_index(self) -> bool:
+        """bool: a queue of version 1 without journal and segments, one of which a node makes along with the stub."""
+        stub = self.queue_name is not None and self.queue_name.index_version == 1 and ".queue_name" in self.files
+        return stub and self.index_version == 1 and not self.has_version_1
+
+    @property
     def has_version_1(self) -> bool:
         """bool: there is a journal or a segment of version 1."""
         return any(map(_V1_FILE.fullmatch, self.files))
@@ -219,6 +268,12 @@ class QueueDirectory(NotCopied):
     def incomplete(self) -> list[Problem]:
         """list of Problem: those of `problems` behind which live entries may stand that nobody can list."""
         found = [problem for index in self.indexes for problem in index.problems if self._hides(index, problem)]
+        if self.is_without_index and self._vhost.has_unused:
+            detail = (
+                "there is neither a journal nor a segment; whole messages that no index has may be of this queue "
+                "(rmqstore rabbitmq dump --unreferenced)"
+            )
+            found.append(Problem(self.path, None, "missing_index", detail))
         return found + self.unreadable
 
     def _hides(self, index: QueueIndex | QueueIndexV2, problem: Problem) -> bool:
@@ -404,7 +459,8 @@ class Queue(NotCopied):
                 if found is not None and reason is None:
                     yield QueuedMessage(entry, found[0], level, found[1])
                 else:
-                    embedded = entry.message is not None
+                    # An id of zeros is that of a damaged message in a queue's own file.
+                    embedded = entry.message is not None or not any(entry.msg_id)
                     place = (entry.path, embedded, entry.pos or 0, reason or unread, reason is not None)
                     lost.add(LostMessage(self.name, entry.seq_id, entry.msg_id, level, *place))
         lost.warn()
@@ -463,7 +519,7 @@ class Queue(NotCopied):
 @shows(
     "clean", "client_refs", "close", "closed", "definitions", "directories", "incomplete", "is_pre_3_7", "name", "open",
     "path", "problems", "queue", "queues", "references", "segment_entry_count", "segment_entry_count_source",
-    "store", "terms",
+    "store", "terms", "version_4",
 )  # fmt: skip
 class Vhost(NotCopied):
     """The directory of one vhost, opened by `Vhost.open`.
@@ -707,8 +763,30 @@ class Vhost(NotCopied):
 
     @cached_property
     def incomplete(self) -> list[Problem]:
-        """list of Problem: where a queue may be that is not among `queues`, since its directory cannot be read."""
-        return [each for each in self.strays if each.kind == UNREADABLE or self._may_be_queue(each.path)]
+        """list of Problem: where a queue may be that is not among `queues`, since its directory is not there to be read."""
+        return [each for each in self.strays if each.kind == UNREADABLE or self._may_be_queue(each.path)] + self.gone
+
+    @cached_property
+    def gone(self) -> list[Problem]:
+        """list of Problem: directories that are not there, of queues that had messages when the node stopped cleanly."""
+        if any(each.kind == UNREADABLE for each in self.strays):
+            return []
+        present = {each.name for each in self.directories} | {os.path.basename(each.path) for each in self.strays}
+        detail = "there is no such directory, and the recovery terms say that it had {} messages; put it back"
+        return [
+            Problem(os.path.join(self.path, "queues", name), None, "missing_directory", detail.format(count))
+            for name, count in ((name, each.get("persistent_count")) for name, each in self.terms.items())
+            if type(count) is int and count > 0 and name not in present
+        ]
+
+    @cached_property
+    def has_unused(self) -> bool:
+        """bool: the persistent message store has, or may have, messages that no live entry refers to."""
+        store = self.store() if self.open_store(True) is None else None
+        # A clean state counts the references of the last stop.
+        return store is not None and any(
+            each.file_size > (0 if store.clean else each.valid_size) for each in store.files.values()
+        )
 
     def _may_be_queue(self, path: str) -> bool:
         # As far as that can be told.
@@ -747,6 +825,59 @@ class Vhost(NotCopied):
         except OSError as error:
             self.problems.append(unreadable_file(folder or "", error))
             return None
+
+    @cached_property
+    def version_4(self) -> str | None:
+        """str or None: what shows that RabbitMQ 4.x wrote this directory; None for one of 3.x.
+
+        4.x writes no index of version 1, and 4.3 ignores one, so that nothing may be written here.  In doubt a
+        directory with queues of version 2 is one of 4.x.
+        """
+        node = data_directory(self.path)
+        with contextlib.suppress(OSError):
+            if any(name.endswith(".sqs") for name in os.listdir(store_path(self.path, True))):
+                return "message files that end in .sqs"
+        if any({"redeliver_seq_id", "delivery_count"} & each.keys() for each in self.terms.values()):
+            return "recovery terms as 4.3 writes them"
+        if (
+            node is not None
+            and os.path.isdir(os.path.join(node, "coordination"))
+            and not os.path.lexists(os.path.join(node, "schema.DAT"))
+        ):
+            return "no Mnesia tables: the node keeps its queues in Khepri"
+        stubs = [each.queue_name.index_version if each.queue_name else 1 for each in self.directories]
+        if any(each.has_version_1 and version == 1 for each, version in zip(self.directories, stubs, strict=True)):
+            return None
+        stop = self._clean_stop()
+        if stop:
+            return None if "index_module" in stop else "a clean.dot as 4.x writes it"
+        if 2 in stubs or any(each.index_version == 2 for each in self.directories):
+            forms = set(map(self._form, chain.from_iterable(each.entries() for each in self.directories)))
+            return None if forms - {None} == {"basic_message"} else "queues of version 2, and no sign of 3.x"
+        return None
+
+    def _clean_stop(self) -> dict[str, Any]:
+        path = os.path.join(store_path(self.path, True), "clean.dot")
+        try:
+            return clean_dot_values(read_small_file(path) or b"", path=path)
+        except (StoreError, OSError):
+            return {}
+
+    def _form(self, entry: IndexEntry) -> str | None:
+        try:
+            found = self.message_of(entry)
+        except OSError:
+            return None
+        return None if found is None else found[0].form
+
+    def refuse_version_4(self, advice: str) -> None:
+        """Raise StoreError, which ends with `advice`, where `version_4` shows a directory of 4.x."""
+        if self.version_4 is not None:
+            raise StoreError(
+                f"this directory is of RabbitMQ 4.x ({self.version_4}); this version writes index version 1 only, which "
+                f"a node of 4.3 or later ignores, with all messages in it; {advice}",
+                self.path,
+            )
 
     # ----------------------------------------------------------------------------------------------------- queues
 
@@ -820,12 +951,23 @@ class Vhost(NotCopied):
         Raises
         ------
         StoreError
-            No directory is this queue's, and the node's definitions do not name it.
+            No directory is this queue's, and the node's definitions do not name it; or it is a quorum queue or a
+            stream.
         """
         for each in self.queues():
             if each.name == name:
                 return each
         definition = (self.definitions or {}).get((self.name, name))
+        node = data_directory(self.path)
+        part = unread_part_of(node, self.name, name)
+        kind = part.kind if part is not None else ""
+        if definition is not None and definition.type not in ("", "rabbit_classic_queue"):
+            kind = kind or definition.type
+        if kind:
+            raise StoreError(
+                f"queue {name!r} is a {kind}, not a classic queue: this version does not read it",
+                part.path if part is not None else node,
+            )
         if definition is not None:
             return Queue(self, name, [], definition)
         raise StoreError(f"there is no queue {name!r}", self.path)
@@ -856,21 +998,28 @@ class Vhost(NotCopied):
             raise self._store_errors[persistent].with_traceback(None)
         if persistent not in self._stores:
             path = store_path(self.path, persistent)
-            store = None
             try:
-                if os.path.isdir(path):
-                    store = MessageStore.open(
-                        path,
-                        read_only=True,
-                        # Nothing refers to a transient message but the queue that has it on disk.
-                        references=self.references if persistent else None,
-                        client_refs=self.client_refs() if persistent else None,
-                    )
+                self._stores[persistent] = self._open_store(path, persistent) if os.path.isdir(path) else None
+                store = self._stores[persistent]
+                # A node of 4.x compacts files in place: zeros and copies in the middle are no damage.
+                if persistent and store is not None and store.problems and not store.clean and self.version_4:
+                    store.close()
+                    self._stores[persistent] = self._open_store(path, persistent, "bytewise")
             except OSError as error:
+                self._stores.pop(persistent, None)
                 self._store_errors[persistent] = error
                 raise
-            self._stores[persistent] = store
         return self._stores[persistent]
+
+    def _open_store(self, path: str, persistent: bool, scan: str = "auto") -> MessageStore:
+        return MessageStore.open(
+            path,
+            read_only=True,
+            # Nothing refers to a transient message but the queue that has it on disk.
+            references=self.references if persistent else None,
+            client_refs=self.client_refs() if persistent else None,
+            scan=scan,
+        )
 
     def open_store(self, persistent: bool) -> OSError | None:
         """OSError or None: why a message store cannot be read."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import golden
 import golden_rabbitmq
+import golden_rabbitmq4
 import pytest
 
 
@@ -39,3 +40,26 @@ def golden_vhost_copy(tmp_path):
         return golden_rabbitmq.unpack(case, tmp_path / f"vhost-{count}")
 
     return copied
+
+
+@pytest.fixture(scope="session")
+def golden_node(tmp_path_factory):
+    """A function `golden_node(case) -> Path`: the shared, unpacked data directory of a 4.x node. Do not write into it."""
+    roots = {}
+    trees = {}
+
+    def unpacked(case):
+        if case not in roots:
+            roots[case] = golden_rabbitmq4.unpack(case, tmp_path_factory.mktemp("golden-rabbitmq4"))
+            trees[case] = golden.tree(roots[case])
+        return roots[case]
+
+    yield unpacked
+    changed = [case for case, root in roots.items() if golden.tree(root) != trees[case]]
+    assert not changed, f"a test wrote into the shared node of {', '.join(changed)}; use golden_node_copy instead"
+
+
+@pytest.fixture
+def golden_node_copy(tmp_path):
+    """A function `golden_node_copy(case) -> Path`: a data directory of the test's own, writable."""
+    return lambda case: golden_rabbitmq4.unpack(case, tmp_path / f"node-{case}")

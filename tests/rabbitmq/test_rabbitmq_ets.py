@@ -102,7 +102,6 @@ def test_rows_of_another_kind_are_refused(objects):
     "text",
     [
         b"",
-        b"{client_refs,[]}.",
         b"{client_refs,[1]}.\n{index_module,rabbit_msg_store_ets_index}.\n",
         b"{client_refs,[]}.\n{index_module,other}.\n",
         b"{client_refs,[<<300>>]}.\n{index_module,rabbit_msg_store_ets_index}",
@@ -120,3 +119,5 @@ def test_the_text_of_clean_dot():
     refs = [bytes(range(16)), b"printable text!!"]
     assert ets.clean_dot(refs).startswith(b"{client_refs,[<<0,1,2,3,4,5,6,7,8,9,10,11,12,13,14,15>>,<<112,114,")
     assert ets.parse_clean_dot(ets.clean_dot(refs)) == refs
+    # As 4.x writes it.
+    assert ets.parse_clean_dot(b"{client_refs,[<<\"printable text!!\">>]}.\n") == refs[1:]

@@ -1,0 +1,161 @@
+"""A node's data directory: what is in it besides classic queues, and which directories are nodes.
+
+Owns the names of quorum queues, streams and other parts that this version does not read.  It reads names and sizes, and
+of a quorum queue its `config`; it never writes.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from rmqstore.errors import StoreError
+from rmqstore.files.mapped_file import read_small_file
+from rmqstore.rabbitmq import term
+
+__all__ = ["UnreadPart", "nodes_below", "unread_part_of", "unread_parts"]
+
+# Of a stream's directory the name is `<vhost>_<queue>_<nanoseconds>`, with other characters replaced.
+_STREAM = re.compile(r"(.+)_(\d{10,20})")
+_REPLACED = re.compile(r"[^A-Za-z0-9_-]")
+
+
+class UnreadPart(NamedTuple):
+    """A part of a node's data directory that this version does not read.
+
+    Attributes
+    ----------
+    path : str
+    kind : str
+        ``"quorum queue"``, ``"stream"``, ``"log of quorum queues"``, ``"metadata in Khepri"`` or ``"directory"``.
+    vhost, queue : str
+        Whose it is, as far as its files say; of a stream only the names that are in the name of its directory.
+    size : int
+        Bytes of its files.
+    """
+
+    path: str
+    kind: str
+    vhost: str
+    queue: str
+    size: int
+
+    @property
+    def sentence(self) -> str:
+        """str: for people."""
+        what = f"{self.kind} {self.queue!r}" if self.queue else self.kind
+        where = f" of vhost {self.vhost!r}" if self.vhost else ""
+        return f"{what}{where} ({self.size} bytes) is not read by this version"
+
+
+def unread_parts(path: str | os.PathLike[str]) -> list[UnreadPart]:
+    """List what a node's data directory holds that this version does not read, by path.
+
+    Parameters
+    ----------
+    path : path
+        A node's data directory; of any other directory nothing is listed.
+
+    Returns
+    -------
+    list of UnreadPart
+        Empty where the directory is not a node's.
+
+    Raises
+    ------
+    OSError
+        A directory cannot be listed.
+    """
+    root = os.fspath(path)
+    if not is_node(root):
+        return []
+    return sorted(_parts(root))
+
+
+def unread_part_of(data: str | None, vhost: str, queue: str) -> UnreadPart | None:
+    """UnreadPart or None: the quorum queue or stream of this name in a node's data directory."""
+    stream = _REPLACED.sub("_", f"{vhost}_{queue}")
+    for part in unread_parts(data) if data is not None else ():
+        if part.kind == "quorum queue" and (part.vhost, part.queue) == (vhost, queue):
+            return part
+        if part.kind == "stream" and _stream_name(os.path.basename(part.path)) == stream:
+            return part
+    return None
+
+
+def is_node(path: str) -> bool:
+    """bool: a node's data directory, by the names in it."""
+    return any(os.path.isdir(os.path.join(path, name)) for name in ("msg_stores", "quorum", "stream", "coordination"))
+
+
+def nodes_below(path: str) -> list[str]:
+    """list of str: data directories of nodes in this directory or one below it, by name."""
+    found: list[str] = []
+    for folder in _directories(path):
+        found += [folder] if is_node(folder) else filter(is_node, _directories(folder))
+    return sorted(found)
+
+
+def _directories(path: str) -> list[str]:
+    try:
+        return sorted(entry.path for entry in os.scandir(path) if entry.is_dir())
+    except OSError:
+        return []
+
+
+def _parts(root: str) -> Iterator[UnreadPart]:
+    for node in _directories(os.path.join(root, "quorum")):
+        log = sum(os.path.getsize(each.path) for each in os.scandir(node) if each.is_file())
+        queues = _directories(node)
+        if queues and log:
+            yield UnreadPart(node, "log of quorum queues", "", "", log)
+        for folder in queues:
+            vhost, queue = _resource(folder)
+            yield UnreadPart(folder, "quorum queue", vhost, queue or os.path.basename(folder), _size(folder))
+    for folder in _directories(os.path.join(root, "stream")):
+        name = _stream_name(os.path.basename(folder))
+        # The default vhost's name is one character that was replaced.
+        vhost, queue = ("/", name[2:]) if name.startswith("__") else ("", name)
+        yield UnreadPart(folder, "stream", vhost, queue, _size(folder))
+    metadata = os.path.join(root, "coordination")
+    if os.path.isdir(metadata) and not os.path.lexists(os.path.join(root, "schema.DAT")):
+        yield UnreadPart(metadata, "metadata in Khepri", "", "", _size(metadata))
+    known = {"msg_stores", "quorum", "stream", "coordination"}
+    for folder in _directories(root):
+        if os.path.basename(folder) not in known and _size(folder):
+            yield UnreadPart(folder, "directory", "", "", _size(folder))
+
+
+def _stream_name(folder: str) -> str:
+    match = _STREAM.fullmatch(folder)
+    return match[1] if match is not None else folder
+
+
+def _resource(folder: str) -> tuple[str, str]:
+    """Vhost and queue that the `config` of a quorum queue names; empty where it names none."""
+    try:
+        values = term.consult(read_small_file(os.path.join(folder, "config")) or b"")
+    except (StoreError, OSError):
+        return "", ""
+    return next(_resources(values), ("", ""))
+
+
+def _resources(value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, tuple) and len(value) == 4 and value[0] == "resource" and value[2] == "queue":
+        vhost, queue = value[1], value[3]
+        if isinstance(vhost, bytes) and isinstance(queue, bytes):
+            yield vhost.decode("utf-8", "surrogateescape"), queue.decode("utf-8", "surrogateescape")
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _resources(each)
+    elif isinstance(value, (tuple, list)):
+        for each in value:
+            yield from _resources(each)
+
+
+def _size(folder: str) -> int:
+    return sum(
+        os.lstat(os.path.join(place, name)).st_size for place, _, names in os.walk(folder) for name in names
+    )
