@@ -6,6 +6,7 @@ alone.  It never writes, locks or maps anything.
 - `store_config`: `StoreConfig`, every option with its default and its rule
 - `broker_conf`: the names and values of a broker.conf
 - `infer`: what a store's own files say
+- `progress_files`: which of two files has the progress of consumer groups
 - `dledger`: a commit log that is DLedger's, which is not read
 """
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rmqstore import _numpy as np
 from rmqstore._core import MAGIC_V1, MAGIC_V2, BatchUnitLayout, IndexLayout, UnitLayout, index_key_hash
 from rmqstore.config.dledger import without_log
+from rmqstore.config.progress_files import is_named, other_progress_file, progress_file
 from rmqstore.errors import GeometryError, StoreError
 from rmqstore.files.mapped_file import (
     is_directory,
@@ -277,8 +278,14 @@ def _infer_sizes(
             raise
         dispatches = False
     if dispatches:
-        found.setdefault("enable_lmq", True)
         found.setdefault("enable_multi_dispatch", True)
+    if "enable_lmq" not in found:
+        progress = progress_file(root)
+        of_lmq = progress == progress_file(root, lmq=True)
+        found["enable_lmq"] = dispatches or of_lmq
+        # Another file of progress, or one that a broker with these queues does not use: only its options tell.
+        if other_progress_file(progress) or (dispatches and not of_lmq and is_named(progress)):
+            assumed.append("enable_lmq")
 
 
 # ---------------------------------------------------------------------------------------------- index geometry

@@ -150,7 +150,7 @@ class Search:
             for name in ("consumerOffsets", "metadata", "rdb"):
                 if is_database(os.path.join(config, name)):
                     self.notes.append(
-                        "consumer progress was not found in config/consumerOffset.json; "
+                        "consumer progress was not found in the JSON file of config; "
                         f"config/{name} is a RocksDB that may hold it"
                     )
         return progress
