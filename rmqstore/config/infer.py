@@ -37,7 +37,7 @@ from rmqstore.message import SysFlag, decode_java_utf8, host_from_bytes, host_to
 if TYPE_CHECKING:
     from rmqstore.config.store_config import StoreConfig
 
-__all__ = ["infer", "is_usual_size"]
+__all__ = ["AssumedSizes", "infer", "is_usual_size"]
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +114,14 @@ def _infer_once(cls: type[StoreConfig], root: str, read_only: bool, overrides: M
 # ------------------------------------------------------------------------------------------------ sizes of files
 
 _MAX_QUEUE_FILES_LOOKED_AT = 512
+_SIZES = frozenset(
+    (
+        "mapped_file_size_consume_queue",
+        "mapper_file_size_batch_consume_queue",
+        "mapped_file_size_consume_queue_ext",
+        "max_index_num",
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,32 +249,7 @@ def _infer_sizes(
         found["mapped_file_size_commit_log"] = _common_size(
             segments, "a commit log segment", "mapped_file_size_commit_log"
         )
-    for directory, option, unit in (
-        ("consumequeue", "mapped_file_size_consume_queue", UNIT_SIZE),
-        ("batchconsumequeue", "mapper_file_size_batch_consume_queue", BATCH_UNIT_SIZE),
-        ("consumequeue_ext", "mapped_file_size_consume_queue_ext", 1),
-    ):
-        if directory == "consumequeue_ext" and option in found and "enable_consume_queue_ext" in found:
-            continue
-        if directory != "consumequeue_ext" and option in found:
-            continue
-        listed = _queue_files(os.path.join(root, directory), pass_over=read_only)
-        files = list(itertools.islice(listed, _MAX_QUEUE_FILES_LOOKED_AT))
-        if directory == "consumequeue_ext":
-            found.setdefault("enable_consume_queue_ext", bool(files))
-            if option in found:
-                continue
-        if not files:
-            assumed.append(option)
-            continue
-        size = _common_size(files, f"a file of {directory}", option)
-        if size % unit:
-            raise GeometryError(
-                f"a file of {directory} of {size} bytes is not made of whole units of {unit} bytes: "
-                f"give {option}=... if it is to be read nevertheless",
-                files[0].path,
-            )
-        found[option] = size
+    _infer_queue_sizes(root, read_only, found, assumed)
     # Queues of light message queues exist only where a broker dispatches to them.
     try:
         with os.scandir(os.path.join(root, "consumequeue")) as entries:
@@ -286,6 +269,77 @@ def _infer_sizes(
         # Another file of progress, or one that a broker with these queues does not use: only its options tell.
         if other_progress_file(progress) or (dispatches and not of_lmq and is_named(progress)):
             assumed.append("enable_lmq")
+
+
+def _infer_queue_sizes(root: str, read_only: bool, found: dict[str, Any], assumed: list[str]) -> None:
+    for directory, option, unit in (
+        ("consumequeue", "mapped_file_size_consume_queue", UNIT_SIZE),
+        ("batchconsumequeue", "mapper_file_size_batch_consume_queue", BATCH_UNIT_SIZE),
+        ("consumequeue_ext", "mapped_file_size_consume_queue_ext", 1),
+    ):
+        if directory == "consumequeue_ext" and option in found and "enable_consume_queue_ext" in found:
+            continue
+        if directory != "consumequeue_ext" and option in found:
+            continue
+        listed = _queue_files(os.path.join(root, directory), pass_over=read_only)
+        files = list(itertools.islice(listed, _MAX_QUEUE_FILES_LOOKED_AT))
+        if directory == "consumequeue_ext":
+            found.setdefault("enable_consume_queue_ext", bool(files))
+            if option in found:
+                continue
+        if not files or (read_only and not any(file.size for file in files)):
+            # A Java store makes a file and then extends it.
+            assumed.append(option)
+            continue
+        size = _common_size(files, f"a file of {directory}", option)
+        if size % unit:
+            raise GeometryError(
+                f"a file of {directory} of {size} bytes is not made of whole units of {unit} bytes: "
+                f"give {option}=... if it is to be read nevertheless",
+                files[0].path,
+            )
+        found[option] = size
+
+
+class AssumedSizes:
+    """Sizes that a reader assumed as no file told them, inferred again when the first file of the kind exists."""
+
+    def __init__(self, root: str):
+        self.root = root
+        # What index files said of their size when they were asked last.
+        self._index_heads: list[tuple[str, bytes]] = []
+
+    def learn(self, config: StoreConfig) -> StoreConfig:
+        """Return `config` with what files tell by now; the same object where they tell nothing new."""
+        if not _SIZES.intersection(config.assumed):
+            return config
+        found = {name: value for name, value in config.as_dict().items() if name not in config.assumed}
+        if "mapped_file_size_consume_queue_ext" in config.assumed:
+            del found["enable_consume_queue_ext"]
+        assumed: list[str] = []
+        try:
+            _infer_queue_sizes(self.root, True, found, assumed)
+            if "max_index_num" in config.assumed:
+                self._learn_index(found, assumed)
+        except (FileNotFoundError, GeometryError):
+            # A file came or went just now, or tells nothing yet.
+            return config
+        learned = [name for name in config.assumed if name in found and name not in assumed]
+        return config.replace(**{name: found[name] for name in ("enable_consume_queue_ext", *learned)}) if learned else config
+
+    def _learn_index(self, found: dict[str, Any], assumed: list[str]) -> None:
+        files = _numbered_files(os.path.join(self.root, "index"), digits=None, pass_over=True)
+        files = [file for file in files if why_not_given_out(file.path) is None]
+        heads = []
+        for file in files[-8:]:
+            with open(open_regular(file.path), "rb", buffering=0) as handle:
+                heads.append((file.path, handle.read(INDEX_HEADER_SIZE)))
+        if heads == self._index_heads:
+            return
+        self._index_heads = heads
+        # Files that tell nothing were named at the opening.
+        with contextlib.suppress(GeometryError):
+            _infer_index_geometry(self.root, files, found, assumed)
 
 
 # ---------------------------------------------------------------------------------------------- index geometry

@@ -425,6 +425,12 @@ class ConsumeQueueStore(NotCopied, QueueTable):
         with self._lock:
             return [queue for queue in self._queues.values() if queue is not None]
 
+    def take_config(self, config: StoreConfig) -> None:
+        """Open all queues again with these sizes when they are next asked for (read-only use)."""
+        with self._lock:
+            self.config = config
+            self._queues = dict.fromkeys(self._queues)
+
     def take_dirty(self, least_pages: int = 0) -> list[MappedFile]:
         """The files that were written since this was last asked, see `MappedFileQueue.take_dirty`; ask while nobody writes."""
         files: list[MappedFile] = []
