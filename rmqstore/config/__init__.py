@@ -11,7 +11,15 @@ alone.  It never writes, locks or maps anything.
 """
 
 from rmqstore.config.broker_conf import fields_by_option, parse_java_properties
-from rmqstore.config.infer import AssumedSizes, is_usual_size
+from rmqstore.config.infer import AssumedSizes, is_usual_size, own_size
 from rmqstore.config.store_config import StoreConfig, system_clock
 
-__all__ = ["AssumedSizes", "StoreConfig", "fields_by_option", "is_usual_size", "parse_java_properties", "system_clock"]
+__all__ = [
+    "AssumedSizes",
+    "StoreConfig",
+    "fields_by_option",
+    "is_usual_size",
+    "own_size",
+    "parse_java_properties",
+    "system_clock",
+]

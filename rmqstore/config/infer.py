@@ -37,7 +37,7 @@ from rmqstore.message import SysFlag, decode_java_utf8, host_from_bytes, host_to
 if TYPE_CHECKING:
     from rmqstore.config.store_config import StoreConfig
 
-__all__ = ["AssumedSizes", "infer", "is_usual_size"]
+__all__ = ["AssumedSizes", "infer", "is_usual_size", "own_size"]
 
 logger = logging.getLogger(__name__)
 
@@ -225,6 +225,19 @@ def is_usual_size(root: str | os.PathLike[str], kind: str, size: int) -> bool:
         return _usual_size(_numbered_files(directory)) == size
     files = itertools.islice(_queue_files(directory, pass_over=True), _MAX_QUEUE_FILES_LOOKED_AT)
     return _usual_size(list(files)) == size
+
+
+def own_size(directory: str, usual: int, unit: int) -> int:
+    """Return the size of the files of one queue where it has its own, as after a change of the option; else `usual`.
+
+    A single file that is shorter was cut, as far as anybody can tell.
+    """
+    files = _numbered_files(directory, pass_over=True)
+    size = files[0].size if files else 0
+    if size in (0, usual) or size % unit or (len(files) == 1 and size < usual):
+        return usual
+    in_a_row = all(file.size == size and file.number == files[0].number + at * size for at, file in enumerate(files))
+    return size if in_a_row and files[0].number % size == 0 else usual
 
 
 def _common_size(files: list[_File], kind: str, option: str) -> int:

@@ -363,7 +363,8 @@ class ConsumeQueueStore(NotCopied, QueueTable):
         """The unit that holds a queue offset, None if there is none; as by `look`, no queue is opened for it."""
         if queue_offset >= 0 and self._is_in_files(topic, queue_id):
             directory = self._plain_directory(topic, queue_id)
-            return unit_in_files(directory, self.config.consume_queue_file_size, queue_offset)
+            with contextlib.suppress(GeometryError):
+                return unit_in_files(directory, self.config.consume_queue_file_size, queue_offset)
         queue = self.find(topic, queue_id)
         return None if queue is None else queue.unit(queue_offset)
 
