@@ -104,6 +104,8 @@ class ConsumerOffsets(OffsetsFile):
         What is wrong with a main file in whose place the backup was read, or that is empty and has none.
     findings : list of Finding
         Entries that cannot be read, each of a group in a topic; the others are (read-only use).
+    refusal : str
+        Why nothing may be committed, also with ``read_only=False``; "" where nothing speaks against it.
     not_read : str or None
         A second file of progress in the store, which a broker with another ``enableLmq`` uses.
     """

@@ -249,7 +249,8 @@ class Search:
                 Problem(
                     self.store.path,
                     None,
-                    f"queue {queue_id} of {topic} ends at {high}, in front of the offset {begin} noted for it",
+                    f"queue {queue_id} of {topic} ends at {high}, in front of the offset {begin} noted for it: a broker goes on "
+                    "at the end, and none of its messages counts as waiting",
                 )
             )
         lost = 0

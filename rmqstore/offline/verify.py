@@ -8,6 +8,7 @@ instead of exceptions.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -35,7 +36,7 @@ from rmqstore.errors import (
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool, is_not_given_out, why_not_given_out
 from rmqstore.index.index_service import IndexService
-from rmqstore.message import MessageExt, SysFlag, decode_java_utf8, is_queued
+from rmqstore.message import SCHEDULE_TOPIC, MessageExt, SysFlag, decode_java_utf8, is_queued
 from rmqstore.offline.verify_databases import has_index_database, verify_index_database
 from rmqstore.offline.verify_entries import IndexCheck
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
@@ -615,17 +616,35 @@ class _Checker:
 
     def _delay_offsets(self) -> Iterator[Finding]:
         # It brings NumPy along.
-        from rmqstore.offline.pending_queues import delay_offset_problems
+        from rmqstore.offline.pending_queues import check_delay_offsets
 
         path = os.path.join(self.root, "config", "delayOffset.json")
         try:
-            for problem in delay_offset_problems(self.root):
+            offsets, problems = check_delay_offsets(self.root)
+            for problem in problems:
                 yield finding_of(problem, "bad_settings", path)
+            for level, offset in sorted(offsets.items()):
+                end = self._end_of_queue(SCHEDULE_TOPIC, level - 1)
+                if 0 < end < offset:
+                    text = (
+                        f"delayOffset.json: the offset {offset} of level {level} is after the end of its queue, {end}: a broker "
+                        "goes on at the end, and delivers none of the messages before it"
+                    )
+                    yield Finding(path, 0, "bad_settings", text)
         except CorruptionError as error:
             yield finding_of(error, "bad_settings", path)
         except OSError as error:
             where = path if error.filename is None else os.fsdecode(error.filename)
             yield Finding(where, 0, "file", f"progress of delay levels is not known: {error.strerror or error}")
+
+    def _end_of_queue(self, topic: str, queue_id: int) -> int:
+        # 0 where there is none, or it was not looked at or cannot be read, which is said elsewhere.
+        if not self.with_queues or self.database is not None:
+            return 0
+        with contextlib.suppress(StoreError, OSError):
+            look = self.queues.look(topic, queue_id, self.commit_log.min_offset)
+            return 0 if look is None else look.max_queue_offset
+        return 0
 
     def _config_files(self) -> Iterator[Finding]:
         from rmqstore.consumer.settings_sources import settings_sources

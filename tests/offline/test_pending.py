@@ -18,7 +18,7 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 
-from rmqstore import Message, MessageStore, StoreConfig
+from rmqstore import Message, MessageStore, StoreConfig, verify
 from rmqstore.offline.pending import KINDS, PendingMessage, pending
 from rmqstore.offline.pending_rows import Properties, schema, whole_numbers
 
@@ -588,6 +588,11 @@ def test_a_hostile_queue_of_delayed_messages(tmp_path):
     found = pending(root)
     assert [message.stored_queue_id for message in found] == [0, 2**31 - 1]
     assert "queue 5 of SCHEDULE_TOPIC_XXXX ends at 1, in front of the offset 9" in str(found.problems[0])
+    told = [(os.path.basename(each.path), each.detail) for each in verify(root) if each.kind == "bad_settings"]
+    assert [name for name, _ in told] == ["delayOffset.json"]
+    assert "offset 9 of level 6 is after the end of its queue, 1" in told[0][1]
+    (root / "config" / "delayOffset.json").write_text('{"offsetTable":{1:1,"6":0,"9":7}}')
+    assert not [each for each in verify(root) if each.kind == "bad_settings"]
     for text in (
         "[]",
         "{}",
