@@ -273,15 +273,16 @@ def _infer_sizes(
         if not (read_only and is_not_given_out(error)):
             raise
         dispatches = False
-    if dispatches:
-        found.setdefault("enable_multi_dispatch", True)
     if "enable_lmq" not in found:
-        progress = progress_file(root)
-        of_lmq = progress == progress_file(root, lmq=True)
+        plain = progress_file(root, lmq=False)
+        of_lmq = other_progress_file(plain) is not None
         found["enable_lmq"] = dispatches or of_lmq
-        # Another file of progress, or one that a broker with these queues does not use: only its options tell.
-        if other_progress_file(progress) or (dispatches and not of_lmq and is_named(progress)):
+        # Two files of progress, or only the one that a broker with these queues does not use: its options alone tell.
+        if found["enable_lmq"] and (is_named(plain) or is_named(plain + ".bak")):
             assumed.append("enable_lmq")
+    if found["enable_lmq"]:
+        # The records say which of them are in light queues.
+        found.setdefault("enable_multi_dispatch", True)
 
 
 def _infer_queue_sizes(root: str, read_only: bool, found: dict[str, Any], assumed: list[str]) -> None:

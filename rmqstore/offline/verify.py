@@ -541,8 +541,7 @@ class _Checker:
             if message.is_inner_batch:
                 for detail in self._inner_batch(message, int(columns.inner_num[row]), int(columns.inner_base[row])):
                     yield Finding(path, pos, "bad_inner_batch", detail)
-            for detail in self._further_queues(message):
-                yield Finding(path, pos, "bad_multi_dispatch", detail)
+            yield from self._further_queues(message, path, pos)
 
     def _inner_batch(self, message: MessageExt, num: int, base: int) -> Iterator[str]:
         if not num:
@@ -557,10 +556,10 @@ class _Checker:
             said = stated if stated is None else stated[:80]
             yield f"INNER_BASE is {said!r}, the record's queue offset is {message.queue_offset}"
 
-    def _further_queues(self, message: MessageExt) -> Iterator[str]:
+    def _further_queues(self, message: MessageExt, path: str, pos: int) -> Iterator[Finding]:
         problem = multi_dispatch_problem(message, self.config)
         if problem is not None:
-            yield f"the record {problem}"
+            yield Finding(path, pos, "bad_multi_dispatch", f"the record {problem}")
         for name, number in multi_dispatch_places(message, self.config):
             if self._is_elsewhere(name, 0):
                 continue
@@ -571,8 +570,11 @@ class _Checker:
             if isinstance(queue, BatchConsumeQueue):
                 continue
             unit = None if queue is None else queue.unit(number)
-            if unit is None or unit.phy_offset != message.phy_offset:
-                yield f"the record says that it is number {number} of {name}/0, which has no such unit"
+            if unit is None:
+                yield from check.missing(number, message.phy_offset, 1)
+            elif unit.phy_offset != message.phy_offset:
+                detail = f"the record says that it is number {number} of {name}/0, whose unit of that number leads elsewhere"
+                yield Finding(path, pos, "bad_multi_dispatch", detail)
 
     def _queues(self) -> Iterator[Finding]:
         for topic, queue_id in self.queues.keys():
