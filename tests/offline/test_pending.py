@@ -520,6 +520,19 @@ def test_op_messages_of_all_kinds(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("checked_to", [0, 1, 3])
+def test_a_half_message_that_was_put_again_before_it_was_settled(tmp_path, checked_to):
+    # The OP message names the copy before, from which the checking service may have gone on.
+    root = tmp_path / "store"
+    put_transactions(root, 3, [])
+    put_transactions(root, 2, [b"0,", b"2,"])
+    with MessageStore.open(root) as store:
+        store.consumer_offsets.commit("CID_RMQ_SYS_TRANS", "RMQ_SYS_TRANS_HALF_TOPIC", 0, checked_to)
+    found = pending(root)
+    assert [(message.keys, message.queue_offset) for message in found] == [(("T1",), 4)]
+    assert not found.problems
+
+
 def test_a_transaction_whose_message_is_on_its_topic(tmp_path):
     root = tmp_path / "store"
     put_transactions(root, 3, [b"0,"])
