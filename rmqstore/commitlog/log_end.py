@@ -221,8 +221,8 @@ class LogEnd:
             )
 
     def _is_unfinished(self, region: _core.Region, pos: int) -> bool:
-        # A Java broker copies a record from its start to its end, so that the last bytes may still be missing.  Brokers of 4.9.1 to
-        # 5.1.4 also store properties that end in zeros: those of a store that was closed, or of a while ago, are whole.
+        # A Java broker copies a record from its start to its end, so that the last bytes may still be missing.  Brokers of
+        # 4.9.1 to 5.1.4 also store properties that end in zeros: those of a closed store, or of a while ago, are whole.
         record = _core.decode_record(region, pos, -1, 0)
         if not isinstance(record, tuple):
             return True

@@ -2,8 +2,8 @@
 
 Owns their names and the choice between them, for reading, for writing and for what the store's files tell of ``enableLmq``.
 
-Facts (RocketMQ 4.9.2 to 5.5.1): a broker with ``enableLmq=true`` reads and writes ``config/lmqConsumerOffset.json`` for all groups,
-another one ``config/consumerOffset.json``.  Neither looks at the other file, which stays where the option is changed.
+Facts (RocketMQ to 5.5.1): a broker with ``enableLmq=true`` keeps all groups in ``config/lmqConsumerOffset.json``, any other in
+``config/consumerOffset.json``.  Neither looks at the other file, which stays where the option is changed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Consumer: reads the queues of a topic on behalf of a group, waits for new messages, and commits progress.
 
 Owns the position in each queue and when progress is committed: a message counts as consumed when the next one is asked
-for or `commit` is called, so that a consumer that stops or dies gets it again (at least once).  It never reads files itself and never waits in a busy
-loop.  Progress that is committed never goes past a message that was not handed out, except where retention deleted it.
+for or `commit` is called, so that a consumer that stops or dies gets it again (at least once).  It never reads files itself
+and never waits in a busy loop.  Progress that is committed never goes past a message that was not handed out, except where retention deleted it.
 """
 
 from __future__ import annotations

@@ -41,7 +41,8 @@ def test_all_messages_are_read(root, caplog):
             assert store.queues.look(topic, 0, 0).max_queue_offset == number
             assert store.queues.unit(topic, 0, number - 1).queue_offset == number - 1
             assert store.queues.unit(topic, 0, number) is None
-            got = [message.body for message in store.consume(topic, "g", offsets=ConsumerOffsets("none", read_only=False), timeout=0)]
+            own = ConsumerOffsets(root.parent / "own.json", read_only=False)
+            got = [message.body for message in store.consume(topic, "g", offsets=own, timeout=0)]
             assert got == [b"%d" % each for each in range(number)]
         assert not store.damaged_files() and not caplog.records
         assert sum(queue.size for queue in store.stats().queues if queue.topic == "New") == 8000

@@ -54,7 +54,7 @@ def answers(root):
     lag = next(line for line in command("metrics", root)[1].splitlines() if line.startswith("rocketmq_consumer_offset{"))
     found["metrics"] = int(float(lag.split()[-1]))
     with MessageStore.open(root, read_only=True) as store:
-        consumer = store.consume("Orders", "G", offsets=ConsumerOffsets("none", read_only=False),
+        consumer = store.consume("Orders", "G", offsets=ConsumerOffsets(root.parent / "own.json", read_only=False),
                                  consume_from="progress", timeout=0)  # fmt: skip
         found["consume"] = next(consumer).queue_offset
     return found
