@@ -257,6 +257,8 @@ class _Checker:
         self.queues = ConsumeQueueStore(parts_root, config, self.pool, read_only=True, pass_over=True)
         self.index_service = IndexService(parts_root, config, read_only=True)
         self.queue_checks: dict[tuple[str, int], QueueCheck] = {}
+        # By name of a further queue the number after the one that a record named last.
+        self.further_numbers: dict[str, int] = {}
         self.last_timestamp = 0
         self.end = 0
         self.progress: Callable[[int, int], None] | None = None
@@ -563,6 +565,9 @@ class _Checker:
         for name, number in multi_dispatch_places(message, self.config):
             if self._is_elsewhere(name, 0):
                 continue
+            # A number that follows no other cannot be told from one that somebody made up, which no rebuild writes.
+            follows = number <= self.further_numbers.get(name, number)
+            self.further_numbers[name] = number + 1
             check = self.check_of(name, 0)
             if check.problem is not None:
                 continue
@@ -570,10 +575,10 @@ class _Checker:
             if isinstance(queue, BatchConsumeQueue):
                 continue
             unit = None if queue is None else queue.unit(number)
-            if unit is None:
+            if unit is None and follows:
                 yield from check.missing(number, message.phy_offset, 1)
-            elif unit.phy_offset != message.phy_offset:
-                detail = f"the record says that it is number {number} of {name}/0, whose unit of that number leads elsewhere"
+            elif unit is None or unit.phy_offset != message.phy_offset:
+                detail = f"the record says that it is number {number} of {name}/0, which has no such unit"
                 yield Finding(path, pos, "bad_multi_dispatch", detail)
 
     def _queues(self) -> Iterator[Finding]:
