@@ -89,11 +89,12 @@ def complete_group(ctx: click.Context, param: click.Parameter, incomplete: str) 
     path = _argument(ctx, "path", 0)
     if not path:
         return []
+    from rmqstore.config.progress_files import progress_file
     from rmqstore.consumer.consumer_offset import ConsumerOffsets
     from rmqstore.errors import StoreError
 
     with contextlib.suppress(OSError, ValueError, StoreError):
-        table = ConsumerOffsets.load(os.path.join(path, "config", "consumerOffset.json"), read_only=True).list()
+        table = ConsumerOffsets.load(progress_file(path)).list()
         return _items({group for group, _ in table}, incomplete)
     return []
 

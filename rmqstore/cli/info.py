@@ -38,13 +38,18 @@ def info(path: str, given: Given) -> None:
         return
     with TieredStore.open(given.tiered, path) as tiered:
         if given.as_json:
-            printer.json_line({**_info_object(description), "tiered": _tiered_object(tiered)})
+            printer.json_line({**_info_object(description), "tiered": _tiered_object(tiered, description)})
         else:
             _print_info(printer, description)
-            _print_tiered(printer, tiered)
+            _print_tiered(printer, tiered, description)
 
 
-def _tiered_object(tiered: TieredStore) -> dict[str, Any]:
+def _gaps(tiered: TieredStore, description: StoreDescription) -> list[str]:
+    begins = {(queue.topic, queue.queue_id): queue.min_queue_offset for queue in description.queues}
+    return [gap.detail for gap in tiered.gaps(begins)]
+
+
+def _tiered_object(tiered: TieredStore, description: StoreDescription) -> dict[str, Any]:
     return {
         "path": tiered.path,
         "broker": tiered.broker,
@@ -57,11 +62,12 @@ def _tiered_object(tiered: TieredStore) -> dict[str, Any]:
             for index in reversed(tiered.flat_store.index.files)
         ],
         "notes": tiered.notes,
+        "gaps": _gaps(tiered, description),
         "damaged_files": [{"path": each.path, "detail": each.detail} for each in tiered.flat_store.problems],
     }  # fmt: skip
 
 
-def _print_tiered(printer: Printer, tiered: TieredStore) -> None:
+def _print_tiered(printer: Printer, tiered: TieredStore, description: StoreDescription) -> None:
     queues, files, problems = tiered.queues(), tiered.flat_store.index.files, tiered.flat_store.problems
     size = sum(queue.log_bytes for queue in queues)
     printer.fields(
@@ -70,6 +76,7 @@ def _print_tiered(printer: Printer, tiered: TieredStore) -> None:
             ("  broker", f"{tiered.broker} of cluster {tiered.flat_store.cluster}"),
             ("  records", f"{size} bytes ({format_size(size)})"),
             *(("  note", escape(text)) for text in tiered.notes),
+            *(("  gap", escape(text)) for text in _gaps(tiered, description)),
             *(("  damaged", f"{escape(each.path)}: {escape(each.detail)}") for each in problems),
         ]
     )

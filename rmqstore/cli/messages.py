@@ -6,6 +6,7 @@ comes from its caller.  Invariant: what a terminal may obey is escaped, and JSON
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,10 +28,15 @@ body_option = click.option(
 
 
 def about_topic(store: MessageStore, topic: str) -> str:
-    """str: what to say after "nothing found" where the store has no queue of `topic`: which it has; else nothing."""
+    """Return what follows "nothing found": that a light queue's messages are elsewhere, or which topics the store has."""
     known = store.topics()
     if topic in known:
-        return ""
+        if not topic.startswith("%LMQ%"):
+            return ""
+        return (
+            f"; {topic} is a light queue, whose messages were sent to other topics: rmqstore get {shlex.quote(store.path)} "
+            f"{shlex.quote(topic)} 0 reads it"
+        )
     if store.queues.unseen:
         return "; which topics the store has is not known, as folders of queues cannot be looked into"
     near = did_you_mean(topic, known)

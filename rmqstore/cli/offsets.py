@@ -1,7 +1,7 @@
 """rmqstore offsets: consumer progress, shown and set.
 
 Owns which places of a queue a user may name (an offset, a time, an end).  `show` reads only; `set` and `reset` write
-consumerOffset.json and nothing else, under the lock of the store, so that no broker runs meanwhile.  Invariant: all
+the file of progress and nothing else, under the lock of the store, so that no broker runs meanwhile.  Invariant: all
 queues that were asked for are set at once, or none.
 """
 
@@ -22,8 +22,7 @@ from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.terminal import TIME, Printer, escape, note
 from rmqstore.cli.words import did_you_mean
 from rmqstore.consumer.consumer_offset import ConsumerOffsets
-from rmqstore.consumer.settings_sources import DatabaseOffsets
-from rmqstore.errors import StoreError
+from rmqstore.errors import ReadOnlyError, StoreError
 from rmqstore.files.store_lock import StoreLock
 from rmqstore.offline.consumer_lag import consumer_rows, group_sums
 from rmqstore.store.message_store import MessageStore
@@ -161,8 +160,9 @@ def offsets_set(
 ) -> None:
     """Set the progress of a group in a topic to an offset, a time, or an end.
 
-    THIS COMMAND WRITES config/consumerOffset.json (the one before stays as .bak) and nothing else. The broker must not
-    run: it keeps progress in memory and would overwrite the file.
+    THIS COMMAND WRITES config/consumerOffset.json, or lmqConsumerOffset.json with enableLmq (the one before stays as
+    .bak), and nothing else. The broker must not run: it keeps progress in memory and would overwrite the file. Where the
+    store does not tell which of the two files the broker uses, nothing is written: give -o enableLmq=true or false.
     """
     if sum([queue_offset is not None, timestamp is not None, earliest, latest]) != 1:
         raise click.UsageError("give one of --queue-offset, --time, --earliest and --latest")
@@ -185,8 +185,8 @@ def offsets_reset(
 ) -> None:
     """Reset the progress of a group in a topic to a time, or to an end.
 
-    THIS COMMAND WRITES, as offsets set does: config/consumerOffset.json (the one before stays as .bak) and nothing else.
-    The broker must not run.
+    THIS COMMAND WRITES, as offsets set does: the broker's file of progress (the one before stays as .bak) and nothing
+    else. The broker must not run.
     """
     if sum([timestamp is not None, earliest, latest]) != 1:
         raise click.UsageError("give one of --time, --earliest and --latest")
@@ -223,11 +223,11 @@ def _set(
     config = given.config(path)
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(MessageStore.open(path, config=config, read_only=True))
-        if isinstance(store.consumer_offsets, DatabaseOffsets):
-            # Says what it is and what can be done.
-            store.consumer_offsets.check_writable()
+        kept = store.consumer_offsets
+        if kept.refusal:
+            raise ReadOnlyError(kept.refusal, kept.path)
         stack.enter_context(StoreLock(path))
-        progress = ConsumerOffsets.load(store.consumer_offsets.path, read_only=False)
+        progress = ConsumerOffsets.load(kept.path, read_only=False)
         groups = {name for name, _ in progress.list()}
         if group not in groups and did_you_mean(group, groups):
             note(f"note: consumer group {group} has no progress yet; {did_you_mean(group, groups)}")

@@ -93,8 +93,10 @@ def _config(
         raise click.UsageError(escape(str(error))) from None
     if with_conf:
         # An option that neither the files nor its broker.conf tell has RocketMQ's default: a broker takes it too.
+        # Where light queues speak for enable_lmq, its default would drop them from a rebuild.
+        kept = ("index_tags", "enable_lmq")
         rocketmq = StoreConfig.from_properties({})
-        known = {name: getattr(rocketmq, name) for name in config.assumed if name != "index_tags"}
+        known = {name: getattr(rocketmq, name) for name in config.assumed if name not in kept}
         config = config.replace(**known)
     return config
 

@@ -230,9 +230,7 @@ def _message_at(store: MessageStore, msg_id: str | None, phy_offset: int | None,
         if message is None:
             raise
         return message
-    except InvalidMessageError as error:
-        raise click.BadParameter(escape(error_text(error)), param_hint="--id") from None
-    except (OffsetOutOfRangeError, CorruptionError) as error:
+    except (InvalidMessageError, OffsetOutOfRangeError, CorruptionError) as error:
         nothing(error_text(error))
 
 

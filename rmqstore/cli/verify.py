@@ -22,6 +22,7 @@ from rmqstore.cli.words import in_words
 from rmqstore.config import StoreConfig
 from rmqstore.errors import Finding, GeometryError
 from rmqstore.offline.verify import verify
+from rmqstore.store.message_store import MessageStore
 from rmqstore.tiered import TieredStore
 
 
@@ -41,6 +42,10 @@ def _findings(path: str, config: StoreConfig | None, given: Given, progress: Pro
             for text in tiered.notes:
                 note(f"note: tiered storage: {text}")
             yield from tiered.verify(progress)
+            if config is not None and os.path.isdir(os.path.join(path, "commitlog")):
+                with MessageStore.open(path, config=config, read_only=True) as store:
+                    begins = {key: store.min_queue_offset(*key) for key in store.queues.keys()}
+                yield from tiered.gaps(begins)
 
 
 @click.command(name="verify")

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 from rmqstore import _core, _dispatch
 from rmqstore._core import Verdict
 from rmqstore.errors import OffsetOutOfRangeError, StoreChangedError
 from rmqstore.files.checkpoint import marked_end
 from rmqstore.files.mapped_file_queue import MappedFileQueue
+from rmqstore.files.store_lock import abort_mark
 from rmqstore.message import MessageExt
 
 __all__ = ["LogEnd"]
 
 # Sizes, magic, CRC, queue, offsets, flags and times: no two records of a log agree in these.
 _HEAD_SIZE = 64
+# A record is copied within microseconds of its store time; a reader waits this long (ms), also for a writer that was halted.
+_COPIED_WITHIN = 5000
 
 
 class LogEnd:
@@ -166,7 +170,7 @@ class LogEnd:
             while (mapped_file := self.files.find(end)) is not None:
                 base, region = mapped_file.file_from_offset, mapped_file.region
                 pos, verdict, _, last = _dispatch.walk(region, end - base, self.segment_size, base, self.crc_check)
-                if last >= 0 and _is_unfinished(region, last):
+                if last >= 0 and self._is_unfinished(region, last):
                     pos, verdict = last, Verdict.EMPTY
                 end = base + (self.segment_size if verdict == Verdict.BLANK else pos)
                 if last >= 0 and pos > last:
@@ -187,7 +191,7 @@ class LogEnd:
             if num and verdict != Verdict.BLANK:
                 # Nothing follows the newest record yet, so it may still be written.
                 sound = _core.check_record(region, last, base, self.crc_check)[0] == Verdict.RECORD
-                if not sound or _is_unfinished(region, last):
+                if not sound or self._is_unfinished(region, last):
                     end = base + last
                     _, _, num, last = _dispatch.walk(region, 0, last, base)
             if num:
@@ -216,12 +220,16 @@ class LogEnd:
                 phy_offset - mapped_file.file_from_offset,
             )
 
-
-def _is_unfinished(region: _core.Region, pos: int) -> bool:
-    # A Java broker copies a record from its start to its end, so that the last bytes may still be missing; topic and
-    # properties end in a character, never in zero.
-    record = _core.decode_record(region, pos, -1, 0)
-    if not isinstance(record, tuple):
-        return True
-    message = MessageExt(record)
-    return message.topic.endswith("\0") or message.properties_stored.endswith(b"\0")
+    def _is_unfinished(self, region: _core.Region, pos: int) -> bool:
+        # A Java broker copies a record from its start to its end, so that the last bytes may still be missing.  Brokers of
+        # 4.9.1 to 5.1.4 also store properties that end in zeros: those of a closed store, or of a while ago, are whole.
+        record = _core.decode_record(region, pos, -1, 0)
+        if not isinstance(record, tuple):
+            return True
+        message = MessageExt(record)
+        if not (message.topic.endswith("\0") or message.properties_stored.endswith(b"\0")):
+            return False
+        return (
+            abort_mark(os.path.dirname(self.files.path)) is not None
+            and abs(time.time_ns() // 1_000_000 - message.store_timestamp) < _COPIED_WITHIN
+        )

@@ -6,11 +6,20 @@ alone.  It never writes, locks or maps anything.
 - `store_config`: `StoreConfig`, every option with its default and its rule
 - `broker_conf`: the names and values of a broker.conf
 - `infer`: what a store's own files say
+- `progress_files`: which of two files has the progress of consumer groups
 - `dledger`: a commit log that is DLedger's, which is not read
 """
 
 from rmqstore.config.broker_conf import fields_by_option, parse_java_properties
-from rmqstore.config.infer import is_usual_size
+from rmqstore.config.infer import AssumedSizes, is_usual_size, own_size
 from rmqstore.config.store_config import StoreConfig, system_clock
 
-__all__ = ["StoreConfig", "fields_by_option", "is_usual_size", "parse_java_properties", "system_clock"]
+__all__ = [
+    "AssumedSizes",
+    "StoreConfig",
+    "fields_by_option",
+    "is_usual_size",
+    "own_size",
+    "parse_java_properties",
+    "system_clock",
+]

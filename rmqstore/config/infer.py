@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rmqstore import _numpy as np
 from rmqstore._core import MAGIC_V1, MAGIC_V2, BatchUnitLayout, IndexLayout, UnitLayout, index_key_hash
 from rmqstore.config.dledger import without_log
+from rmqstore.config.progress_files import is_named, other_progress_file, progress_file
 from rmqstore.errors import GeometryError, StoreError
 from rmqstore.files.mapped_file import (
     is_directory,
@@ -36,7 +37,7 @@ from rmqstore.message import SysFlag, decode_java_utf8, host_from_bytes, host_to
 if TYPE_CHECKING:
     from rmqstore.config.store_config import StoreConfig
 
-__all__ = ["infer", "is_usual_size"]
+__all__ = ["AssumedSizes", "infer", "is_usual_size", "own_size"]
 
 logger = logging.getLogger(__name__)
 
@@ -113,6 +114,14 @@ def _infer_once(cls: type[StoreConfig], root: str, read_only: bool, overrides: M
 # ------------------------------------------------------------------------------------------------ sizes of files
 
 _MAX_QUEUE_FILES_LOOKED_AT = 512
+_SIZES = frozenset(
+    (
+        "mapped_file_size_consume_queue",
+        "mapper_file_size_batch_consume_queue",
+        "mapped_file_size_consume_queue_ext",
+        "max_index_num",
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +227,19 @@ def is_usual_size(root: str | os.PathLike[str], kind: str, size: int) -> bool:
     return _usual_size(list(files)) == size
 
 
+def own_size(directory: str, usual: int, unit: int) -> int:
+    """Return the size of the files of one queue where it has its own, as after a change of the option; else `usual`.
+
+    A single file that is shorter was cut, as far as anybody can tell.
+    """
+    files = _numbered_files(directory, pass_over=True)
+    size = files[0].size if files else 0
+    if size in (0, usual) or size % unit or (len(files) == 1 and size < usual):
+        return usual
+    in_a_row = all(file.size == size and file.number == files[0].number + at * size for at, file in enumerate(files))
+    return size if in_a_row and files[0].number % size == 0 else usual
+
+
 def _common_size(files: list[_File], kind: str, option: str) -> int:
     """As `_usual_size`; GeometryError if the files do not tell."""
     size = _usual_index_size(files) if kind == "an index file" else _usual_size(files)
@@ -240,6 +262,30 @@ def _infer_sizes(
         found["mapped_file_size_commit_log"] = _common_size(
             segments, "a commit log segment", "mapped_file_size_commit_log"
         )
+    _infer_queue_sizes(root, read_only, found, assumed)
+    # Queues of light message queues exist only where a broker dispatches to them.
+    try:
+        with os.scandir(os.path.join(root, "consumequeue")) as entries:
+            dispatches = any(entry.name.startswith("%LMQ%") for entry in entries)
+    except (FileNotFoundError, NotADirectoryError):
+        dispatches = False
+    except OSError as error:
+        if not (read_only and is_not_given_out(error)):
+            raise
+        dispatches = False
+    if "enable_lmq" not in found:
+        plain = progress_file(root, lmq=False)
+        of_lmq = other_progress_file(plain) is not None
+        found["enable_lmq"] = dispatches or of_lmq
+        # Two files of progress, or only the one that a broker with these queues does not use: its options alone tell.
+        if found["enable_lmq"] and (is_named(plain) or is_named(plain + ".bak")):
+            assumed.append("enable_lmq")
+    if found["enable_lmq"]:
+        # The records say which of them are in light queues.
+        found.setdefault("enable_multi_dispatch", True)
+
+
+def _infer_queue_sizes(root: str, read_only: bool, found: dict[str, Any], assumed: list[str]) -> None:
     for directory, option, unit in (
         ("consumequeue", "mapped_file_size_consume_queue", UNIT_SIZE),
         ("batchconsumequeue", "mapper_file_size_batch_consume_queue", BATCH_UNIT_SIZE),
@@ -255,7 +301,8 @@ def _infer_sizes(
             found.setdefault("enable_consume_queue_ext", bool(files))
             if option in found:
                 continue
-        if not files:
+        if not files or (read_only and not any(file.size for file in files)):
+            # A Java store makes a file and then extends it.
             assumed.append(option)
             continue
         size = _common_size(files, f"a file of {directory}", option)
@@ -266,19 +313,47 @@ def _infer_sizes(
                 files[0].path,
             )
         found[option] = size
-    # Queues of light message queues exist only where a broker dispatches to them.
-    try:
-        with os.scandir(os.path.join(root, "consumequeue")) as entries:
-            dispatches = any(entry.name.startswith("%LMQ%") for entry in entries)
-    except (FileNotFoundError, NotADirectoryError):
-        dispatches = False
-    except OSError as error:
-        if not (read_only and is_not_given_out(error)):
-            raise
-        dispatches = False
-    if dispatches:
-        found.setdefault("enable_lmq", True)
-        found.setdefault("enable_multi_dispatch", True)
+
+
+class AssumedSizes:
+    """Sizes that a reader assumed as no file told them, inferred again when the first file of the kind exists."""
+
+    def __init__(self, root: str):
+        self.root = root
+        # What index files said of their size when they were asked last.
+        self._index_heads: list[tuple[str, bytes]] = []
+
+    def learn(self, config: StoreConfig) -> StoreConfig:
+        """Return `config` with what files tell by now; the same object where they tell nothing new."""
+        if not _SIZES.intersection(config.assumed):
+            return config
+        found = {name: value for name, value in config.as_dict().items() if name not in config.assumed}
+        if "mapped_file_size_consume_queue_ext" in config.assumed:
+            del found["enable_consume_queue_ext"]
+        assumed: list[str] = []
+        try:
+            _infer_queue_sizes(self.root, True, found, assumed)
+            if "max_index_num" in config.assumed:
+                self._learn_index(found, assumed)
+        except (FileNotFoundError, GeometryError):
+            # A file came or went just now, or tells nothing yet.
+            return config
+        learned = [name for name in config.assumed if name in found and name not in assumed]
+        return config.replace(**{name: found[name] for name in ("enable_consume_queue_ext", *learned)}) if learned else config
+
+    def _learn_index(self, found: dict[str, Any], assumed: list[str]) -> None:
+        files = _numbered_files(os.path.join(self.root, "index"), digits=None, pass_over=True)
+        files = [file for file in files if why_not_given_out(file.path) is None]
+        heads = []
+        for file in files[-8:]:
+            with open(open_regular(file.path), "rb", buffering=0) as handle:
+                heads.append((file.path, handle.read(INDEX_HEADER_SIZE)))
+        if heads == self._index_heads:
+            return
+        self._index_heads = heads
+        # Files that tell nothing were named at the opening.
+        with contextlib.suppress(GeometryError):
+            _infer_index_geometry(self.root, files, found, assumed)
 
 
 # ---------------------------------------------------------------------------------------------- index geometry

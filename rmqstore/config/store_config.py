@@ -228,7 +228,8 @@ class StoreConfig:
 
         Sizes come from the files' lengths, slot and entry counts of the index from header, slots and entries,
         `enabled_append_prop_crc` and `store_host` from the first record, `index_tags` from looking up the tags of the
-        first records.  Fields that the store cannot tell keep their defaults and are listed in `assumed`.  Where files of
+        first records, `enable_lmq` from light queues and their file of progress.  Fields that the store cannot tell keep their
+        defaults and are listed in `assumed`.  Where files of
         one kind differ in length, the one that their names agree with counts, otherwise that of most.
 
         Parameters

@@ -241,7 +241,7 @@ class Answers:
     ) -> Page:
         """Messages of a topic by store time."""
         if not store.queue_ids(topic):
-            store.queues.refresh()
+            store.refresh()
             if not store.queue_ids(topic):
                 raise NotFoundError("this store has no queue of that topic")
         try:

@@ -141,6 +141,8 @@ def health(store: MessageStore, last: int | None, surveyed: Surveyed) -> list[di
     problem = store.consumer_progress()[1]
     if problem is not None:
         note("consumer progress", "bad", f"cannot be read: {problem}")
+    elif (second := store.consumer_offsets.not_read) is not None:
+        note("consumer progress", "note", f"a second file is not read: {file_name(second, store.path)}")
     for path, message in damaged:
         note("files", "bad", f"{file_name(path, store.path)}: {message}")
     return found

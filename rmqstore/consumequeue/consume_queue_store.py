@@ -363,7 +363,8 @@ class ConsumeQueueStore(NotCopied, QueueTable):
         """The unit that holds a queue offset, None if there is none; as by `look`, no queue is opened for it."""
         if queue_offset >= 0 and self._is_in_files(topic, queue_id):
             directory = self._plain_directory(topic, queue_id)
-            return unit_in_files(directory, self.config.consume_queue_file_size, queue_offset)
+            with contextlib.suppress(GeometryError):
+                return unit_in_files(directory, self.config.consume_queue_file_size, queue_offset)
         queue = self.find(topic, queue_id)
         return None if queue is None else queue.unit(queue_offset)
 
@@ -424,6 +425,12 @@ class ConsumeQueueStore(NotCopied, QueueTable):
         """The queues that were asked for so far."""
         with self._lock:
             return [queue for queue in self._queues.values() if queue is not None]
+
+    def take_config(self, config: StoreConfig) -> None:
+        """Open all queues again with these sizes when they are next asked for (read-only use)."""
+        with self._lock:
+            self.config = config
+            self._queues = dict.fromkeys(self._queues)
 
     def take_dirty(self, least_pages: int = 0) -> list[MappedFile]:
         """The files that were written since this was last asked, see `MappedFileQueue.take_dirty`; ask while nobody writes."""

@@ -307,7 +307,13 @@ def _log_bytes_of_open(queue: ConsumeQueue | BatchConsumeQueue, low: int, high: 
 
 
 def unit_in_files(directory: str, file_size: int, queue_offset: int) -> Unit | None:
-    """Unit or None: of a simple queue, read from its file; None for one that was never written, and for a pre-fill unit."""
+    """Unit or None: of a simple queue, read from its file; None for one that was never written, and for a pre-fill unit.
+
+    Raises
+    ------
+    GeometryError
+        The files have another size; whoever opens the queue judges them.
+    """
     at = queue_offset * _UNIT_SIZE
     base = at - at % file_size
     if base > _FAR:
@@ -315,8 +321,12 @@ def unit_in_files(directory: str, file_size: int, queue_offset: int) -> Unit | N
     try:
         fd = open_regular(f"{directory}{os.sep}{name_of_offset(base)}")
     except FileNotFoundError:
+        if files_in_a_row(directory, file_size, whole=True) is None:
+            raise GeometryError("the files have another size", directory) from None
         return None
     try:
+        if os.fstat(fd).st_size != file_size:
+            raise GeometryError("the file is not whole", directory)
         data = os.pread(fd, _UNIT_SIZE, at - base)
     finally:
         os.close(fd)

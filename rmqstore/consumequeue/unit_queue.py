@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 from rmqstore import _core
 from rmqstore._core import EXT_ADDRESS_MAX, PRE_FILL_SIZE
-from rmqstore.config import StoreConfig, is_usual_size
+from rmqstore.config import StoreConfig, is_usual_size, own_size
 from rmqstore.consumequeue.queue_folders import queue_directory
+from rmqstore.errors import GeometryError
 from rmqstore.files.mapped_file import MappedFile, MappedFilePool, NotCopied, offset_of_name
 from rmqstore.files.mapped_file_queue import MappedFileQueue
 
@@ -66,18 +67,30 @@ class UnitQueue(NotCopied, _core.QueueFields):
         file_size = (
             config.consume_queue_file_size if self.unit_size == UNIT_SIZE else config.batch_consume_queue_file_size
         )
+        directory = queue_directory(root, self.kind, topic, queue_id)
+        usual = file_size
+        if read_only:
+            file_size = own_size(directory, usual, self.unit_size)
         self.files = MappedFileQueue(
-            queue_directory(root, self.kind, topic, queue_id),
+            directory,
             file_size,
             pool,
             read_only=read_only,
             staging=root,
-            is_usual_size=lambda: is_usual_size(root, self.kind, file_size),
+            is_usual_size=lambda: file_size != usual or is_usual_size(root, self.kind, file_size),
             # A look at each of many queues touches a page or two of each, and units are small beside their records: what the
             # system reads ahead around a page, holes too, would fill the memory of a container.
             advice="random" if read_only else "normal",
             repair=REPAIR,
         )
+        if file_size != usual:
+            self.files.of_all_files = GeometryError(
+                f"the files of this queue have {file_size} bytes where the store's others have {usual}: a broker takes one size "
+                "and ends at the other. Read-only all of it is read. For a broker, rebuild the queues from the log (rmqstore rebuild "
+                "--what consumequeue)",
+                directory,
+                0,
+            )
         self.units_per_file = file_size // self.unit_size
         # When a reader beside a writer looked last (`time.monotonic`).
         self.refreshed_at = -1.0

@@ -1,8 +1,8 @@
 """Consumer: reads the queues of a topic on behalf of a group, waits for new messages, and commits progress.
 
 Owns the position in each queue and when progress is committed: a message counts as consumed when the next one is asked
-for, so that a consumer that dies gets it again (at least once).  It never reads files itself and never waits in a busy
-loop.  Progress that is committed never goes past a message that was not handed out, except where retention deleted it.
+for or `commit` is called, so that a consumer that stops or dies gets it again (at least once).  It never reads files itself
+and never waits in a busy loop.  Progress that is committed never goes past a message that was not handed out, except where retention deleted it.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
     """The messages of a topic for a group, one by one; made by `MessageStore.consume`.
 
     Iterate over it in one thread by ``for``, or in one task of an event loop by ``async for``, in which no thread waits.
-    `close` or `aclose`, the end of a ``with`` or ``async with`` block, and the next message commit what was handed out
-    before; a loop that is left by ``break``, an exception or a cancellation gets its last message again.
+    Asking for the next message commits the one before, and so does `commit`.  Nothing else does: a loop that is left by
+    ``break``, an exception or a cancellation, in a ``with`` block or not, gets its last message again.
 
     Attributes
     ----------
@@ -118,7 +118,10 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
             self._offsets.commit(self.group, self.topic, queue_id, queue_offset)
 
     def commit(self) -> None:
-        """Commit everything that was handed out, the last message included, without asking for the next one."""
+        """Commit everything that was handed out, the last message included, without asking for the next one.
+
+        Progress in the store is on disk after `MessageStore.flush`, its `close`, or ``flush_consumer_offset_interval`` ms.
+        """
         self._commit_handed_out()
         if self._persist_is_due():
             self._offsets.persist()
@@ -280,15 +283,18 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
         )
 
     def close(self) -> None:
-        """Commit what was handed out and end the iteration; closing twice does nothing."""
+        """End the iteration; closing twice does nothing.  The last message, if it was not committed, comes again."""
+        if self._end() and self._persist:
+            self._offsets.persist()
+
+    def _end(self) -> bool:
+        # False if it ended before.
         if self._closed:
-            return
+            return False
         self._closed = True
         self._fetched.clear()
-        if not self._store.closed:
-            self.commit()
-        if self._persist:
-            self._offsets.persist()
+        self._handed_out = None
+        return True
 
     def __enter__(self) -> Consumer:
         return self
@@ -296,20 +302,11 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is not None:
-            # The message that was being worked on when it failed is not done.
-            self._handed_out = None
         self.close()
 
     async def aclose(self) -> None:
         """As `close`, in an event loop: a thread of asyncio's pool writes progress that has a file of its own."""
-        if self._closed:
-            return
-        self._closed = True
-        self._fetched.clear()
-        if not self._store.closed:
-            self._commit_handed_out()
-        if self._persist:
+        if self._end() and self._persist:
             await self._persist_in_thread()
 
     async def __aenter__(self) -> Consumer:
@@ -318,9 +315,6 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is not None:
-            # The message that was being worked on when it failed, or was cancelled, is not done.
-            self._handed_out = None
         await self.aclose()
 
     def __repr__(self) -> str:

@@ -104,6 +104,10 @@ class ConsumerOffsets(OffsetsFile):
         What is wrong with a main file in whose place the backup was read, or that is empty and has none.
     findings : list of Finding
         Entries that cannot be read, each of a group in a topic; the others are (read-only use).
+    refusal : str
+        Why nothing may be committed, also with ``read_only=False``; "" where nothing speaks against it.
+    not_read : str or None
+        A second file of progress in the store, which a broker with another ``enableLmq`` uses.
     """
 
     __slots__ = (
@@ -116,6 +120,7 @@ class ConsumerOffsets(OffsetsFile):
         "data_version",
         "findings",
         "lmq_offset_table",
+        "not_read",
         "offset_table",
         "pull_offset_table",
     )
@@ -136,6 +141,7 @@ class ConsumerOffsets(OffsetsFile):
         self.lmq_offset_table: dict[str, int] = {}
         self.data_version: dict[str, int] = {}
         self.findings: list[Finding] = []
+        self.not_read: str | None = None
         self._version_step = version_step
         self._clock = system_clock if clock is None else clock
         self._commits = 0

@@ -308,6 +308,7 @@ class OffsetsFile(NotCopied):
         "passed_over",
         "path",
         "read_only",
+        "refusal",
         "source",
     )
 
@@ -315,6 +316,8 @@ class OffsetsFile(NotCopied):
         # It is written again later, also after a change of the working directory.
         self.path = os.fspath(path) if read_only else os.path.abspath(os.fspath(path))
         self.read_only = read_only
+        # Why nobody may change this progress, also with another way of opening it.
+        self.refusal = ""
         self.source: str | None = None
         # What is wrong with the main file, where it is there and was not read.
         self.passed_over: list[CorruptionError] = []
@@ -378,6 +381,8 @@ class OffsetsFile(NotCopied):
         self._check_writable()
 
     def _check_writable(self) -> None:
+        if self.refusal:
+            raise ReadOnlyError(self.refusal, self.path)
         if self._pid != os.getpid():
             raise ReadOnlyError(
                 "the offsets were loaded by the parent of this process; a forked child must not save them", self.path

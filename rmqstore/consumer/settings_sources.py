@@ -16,10 +16,11 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from rmqstore.config.progress_files import is_named, other_progress_file, progress_file
 from rmqstore.consumer.consumer_offset import ConsumerOffsets
 from rmqstore.consumer.fastjson import parse_fastjson
 from rmqstore.consumer.offsets_file import load_with_backup, refuse_other_kind, table_of, whole_number
-from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, ReadOnlyError, StoreError
+from rmqstore.errors import CorruptionError, Finding, MissingDependencyError, StoreError
 from rmqstore.rocksdb.settings import Kind, Layout, SettingsDatabase, settings_layouts
 
 __all__ = ["DatabaseOffsets", "SettingsKind", "SettingsSource", "TakenSettings", "settings_sources", "take_settings"]
@@ -40,7 +41,6 @@ _TABLES: dict[str, tuple[str, dict[str, Kind]]] = {
         {"offsetTable": "consumer_offsets", "pullOffsetTable": "pull_offsets"},
     ),
 }
-_LMQ_FILE = "lmqConsumerOffset.json"
 _VERSION_MEMBERS = ("counter", "stateVersion", "timestamp")
 
 
@@ -64,6 +64,8 @@ class SettingsSource:
         What could not be read.
     readable : bool
         False where nothing could be read at all.
+    counts : bool
+        False for the second file of progress, which a broker with another ``enableLmq`` uses.
     """
 
     kind: SettingsKind
@@ -73,6 +75,7 @@ class SettingsSource:
     tables: dict[str, dict[str, Any]] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     readable: bool = True
+    counts: bool = True
 
     @property
     def counter(self) -> int:
@@ -115,7 +118,7 @@ def settings_sources(
     Parameters
     ----------
     lmq : bool, optional
-        The JSON file of offsets is ``lmqConsumerOffset.json``; by default it is, of the two, the one written last.
+        As in `progress_file`: which JSON file of offsets counts.  The second one is a source that does not count.
     quiet : bool
         Do not log what cannot be read; it is in `SettingsSource.findings` anyway.
 
@@ -129,9 +132,13 @@ def settings_sources(
     own = next(iter(_TABLES[kind][1].values()))
     for layout in settings_layouts(root, own):
         found.append(_reading(SettingsSource(kind, layout, os.path.join(root, "config")), root))
-    path = _json_path(root, kind, lmq)
-    if _is_named(path) or _is_named(path + ".bak"):
+    of_offsets = kind == "consumer_offsets"
+    path = progress_file(root, lmq) if of_offsets else os.path.join(root, "config", _TABLES[kind][0])
+    if is_named(path) or is_named(path + ".bak"):
         found.append(_reading(SettingsSource(kind, "json", path), root))
+    second = other_progress_file(path) if of_offsets else None
+    if second is not None:
+        found.append(_reading(SettingsSource(kind, "json", second, counts=False), root))
     for source in [] if quiet else found:
         for finding in source.findings:
             logger.warning("%s: %s", finding.path, finding.detail)
@@ -163,33 +170,6 @@ def _reading(source: SettingsSource, root: str) -> SettingsSource:
         detail = f"{source.kind} are not known: {error.strerror or error}"
         source.findings.append(Finding(source.path, 0, "file", detail))
     return source
-
-
-def _json_path(root: str, kind: str, lmq: bool | None) -> str:
-    path = os.path.join(root, "config", _TABLES[kind][0])
-    if kind == "consumer_offsets" and lmq is not False:
-        of_lmq = os.path.join(root, "config", _LMQ_FILE)
-        if lmq or _written(of_lmq) > _written(path):
-            return of_lmq
-    return path
-
-
-def _is_named(path: str) -> bool:
-    # Also a link that leads nowhere, and what may not be looked at: the reading says what is wrong.
-    try:
-        os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError:
-        pass
-    return True
-
-
-def _written(path: str) -> int:
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:
-        return -1
 
 
 def _read_json(source: SettingsSource) -> None:
@@ -306,8 +286,8 @@ def _parsed(text: str, what: str, path: str, findings: list[Finding]) -> dict[An
 
 def take_settings(sources: list[SettingsSource]) -> TakenSettings:
     """What a broker that starts on a directory with these `sources`, all of one kind, has."""
-    of = {source.form: source for source in sources if source.readable}
-    v1 = _take_v1(of)
+    of = {source.form: source for source in sources if source.readable and source.counts}
+    v1 = _named_second(_take_v1(of), sources)
     v2 = of.get("v2")
     if v2 is None:
         return v1
@@ -317,6 +297,18 @@ def take_settings(sources: list[SettingsSource]) -> TakenSettings:
     if v2.data_version.get("timestamp", 0) >= newest:
         return TakenSettings(v2.tables, (v2,), f"{_name(v2)} was changed after {_name(v1.sources[-1])}")
     return TakenSettings(v1.tables, v1.sources, f"{_name(v1.sources[-1])} was changed after {_name(v2)}")
+
+
+def _named_second(taken: TakenSettings, sources: list[SettingsSource]) -> TakenSettings:
+    # A second file of progress: the broker's option decides, which is not among its settings.
+    second = next((source for source in sources if not source.counts), None)
+    if second is None or not any(source.form == "json" for source in taken.sources):
+        return taken
+    text = (
+        f"{_name(second)} is not taken, as the other file was written later; a broker with enableLmq=true takes "
+        "lmqConsumerOffset.json, any other broker consumerOffset.json"
+    )
+    return TakenSettings(taken.tables, taken.sources, f"{taken.reason}; {text}" if taken.reason else text)
 
 
 def _take_v1(of: dict[str, SettingsSource]) -> TakenSettings:
@@ -402,12 +394,9 @@ class DatabaseOffsets(ConsumerOffsets):
         offsets.data_version = dict(taken.sources[-1].data_version)
         offsets.findings = [finding for source in taken.sources for finding in source.findings]
         offsets.source = taken.sources[-1].path
-        return offsets
-
-    def _check_writable(self) -> None:
-        raise ReadOnlyError(
+        offsets.refusal = (
             "the progress of this store is kept in RocksDB, which rmqstore reads and does not write, and a second file of "
             "progress beside it would be one that the broker ignores: give offsets=ConsumerOffsets.load(a path of yours, "
-            "read_only=False)",
-            self.path,
+            "read_only=False)"
         )
+        return offsets

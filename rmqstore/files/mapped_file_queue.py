@@ -95,6 +95,8 @@ class MappedFileQueue(NotCopied, FileStream):
         self.read_only = read_only
         self.staging = staging
         self.problems: list[GeometryError] = []
+        # A problem that no single file has.
+        self.of_all_files: GeometryError | None = None
         self._damaged: list[GeometryError] = []
         self._is_usual_size = is_usual_size
         self._advice = advice
@@ -147,7 +149,7 @@ class MappedFileQueue(NotCopied, FileStream):
     def relist(self, on_problem: Callable[[GeometryError], None] | None = None) -> None:
         """As `load`, but `wrote_where` stays, so that nobody sees an end that is none."""
         offsets: list[int] = []
-        problems: list[GeometryError] = []
+        problems: list[GeometryError] = [] if self.of_all_files is None else [self.of_all_files]
         told = {problem.path for problem in self.problems}
         damaged: list[GeometryError] = []
         for listed in self._list(offsets):

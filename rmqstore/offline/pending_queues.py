@@ -86,8 +86,8 @@ def _due_by_level(search: Search, records: Records, levels: np.ndarray) -> np.nd
     return due
 
 
-def delay_offset_problems(root: str) -> list[CorruptionError]:
-    """list of CorruptionError: what is wrong with config/delayOffset.json; a file without members, or none, is right.
+def check_delay_offsets(root: str) -> tuple[dict[int, int], list[CorruptionError]]:
+    """Return the offsets of config/delayOffset.json by level, and its problems; a file without members, or none, is right.
 
     Raises
     ------
@@ -96,11 +96,11 @@ def delay_offset_problems(root: str) -> list[CorruptionError]:
     """
     told: list[CorruptionError] = []
 
-    def decode(document: Any, path: str) -> list[CorruptionError]:
-        return [] if document == {} else _delay_offsets(document, path)[1]
+    def decode(document: Any, path: str) -> tuple[dict[int, int], list[CorruptionError]]:
+        return ({}, []) if document == {} else _delay_offsets(document, path)
 
-    problems, _ = load_with_backup(os.path.join(root, "config", "delayOffset.json"), True, decode, told)
-    return told + problems
+    (offsets, problems), _ = load_with_backup(os.path.join(root, "config", "delayOffset.json"), True, decode, told)
+    return offsets, told + problems
 
 
 def _delay_offsets(document: Any, path: str) -> tuple[dict[int, int], list[CorruptionError]]:

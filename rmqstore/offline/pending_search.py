@@ -150,7 +150,7 @@ class Search:
             for name in ("consumerOffsets", "metadata", "rdb"):
                 if is_database(os.path.join(config, name)):
                     self.notes.append(
-                        "consumer progress was not found in config/consumerOffset.json; "
+                        "consumer progress was not found in the JSON file of config; "
                         f"config/{name} is a RocksDB that may hold it"
                     )
         return progress
@@ -249,7 +249,8 @@ class Search:
                 Problem(
                     self.store.path,
                     None,
-                    f"queue {queue_id} of {topic} ends at {high}, in front of the offset {begin} noted for it",
+                    f"queue {queue_id} of {topic} ends at {high}, in front of the offset {begin} noted for it: a broker goes on "
+                    "at the end, and none of its messages counts as waiting",
                 )
             )
         lost = 0

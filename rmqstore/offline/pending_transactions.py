@@ -49,7 +49,10 @@ def _in_files(search: Search) -> None:
     found = list(search.records_of(_HALF, {0: begin}))
     if not found:
         return
+    import pyarrow.compute as pc
+
     settled = _settled_offsets(search, found)
+    settled_ids = _settled_ids(search, found, settled, begin)
     latest = _latest(found)
     place = 0
     kept = []
@@ -57,6 +60,7 @@ def _in_files(search: Search) -> None:
         keep = latest[place : place + len(records)]
         place += len(records)
         keep = keep & ~np.isin(records.numbers_of("queue_offset"), settled)
+        keep &= ~pc.is_in(_ids(records), value_set=settled_ids).to_numpy(zero_copy_only=False)
         chosen = chosen_records(records, keep)
         if chosen is not None:
             kept.append(chosen)
@@ -88,6 +92,21 @@ def _settled_offsets(search: Search, halves: list[Records]) -> np.ndarray:
                     )
                 )
     return np.array(sorted(set(found)), np.int64)
+
+
+def _settled_ids(search: Search, halves: list[Records], settled: np.ndarray, begin: int) -> object:
+    # OP messages are written seconds late: a check in between puts the half message again, and the OP names the one before.
+    pa = import_pyarrow()
+    queue = search.store.queues.find(_HALF, 0)
+    units = [] if queue is None else [queue.unit(number) for number in settled[settled < begin].tolist()]
+    places = np.array(sorted(unit.phy_offset for unit in units if unit is not None), np.int64)
+    places = places[places >= search.store.commit_log.min_offset]
+    found = [_ids(records) for records in records_at(search.store, places, _HALF)]
+    for records in halves:
+        chosen = chosen_records(records, np.isin(records.numbers_of("queue_offset"), settled))
+        if chosen is not None:
+            found.append(_ids(chosen))
+    return pa.chunked_array(found, pa.string()).drop_null().combine_chunks()
 
 
 def _latest(found: list[Records]) -> np.ndarray:

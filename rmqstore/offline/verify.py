@@ -8,6 +8,7 @@ instead of exceptions.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -35,7 +36,7 @@ from rmqstore.errors import (
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool, is_not_given_out, why_not_given_out
 from rmqstore.index.index_service import IndexService
-from rmqstore.message import MessageExt, SysFlag, decode_java_utf8, is_queued
+from rmqstore.message import SCHEDULE_TOPIC, MessageExt, SysFlag, decode_java_utf8, is_queued
 from rmqstore.offline.verify_databases import has_index_database, verify_index_database
 from rmqstore.offline.verify_entries import IndexCheck
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
@@ -256,6 +257,8 @@ class _Checker:
         self.queues = ConsumeQueueStore(parts_root, config, self.pool, read_only=True, pass_over=True)
         self.index_service = IndexService(parts_root, config, read_only=True)
         self.queue_checks: dict[tuple[str, int], QueueCheck] = {}
+        # By name of a further queue the number after the one that a record named last.
+        self.further_numbers: dict[str, int] = {}
         self.last_timestamp = 0
         self.end = 0
         self.progress: Callable[[int, int], None] | None = None
@@ -540,8 +543,7 @@ class _Checker:
             if message.is_inner_batch:
                 for detail in self._inner_batch(message, int(columns.inner_num[row]), int(columns.inner_base[row])):
                     yield Finding(path, pos, "bad_inner_batch", detail)
-            for detail in self._further_queues(message):
-                yield Finding(path, pos, "bad_multi_dispatch", detail)
+            yield from self._further_queues(message, path, pos)
 
     def _inner_batch(self, message: MessageExt, num: int, base: int) -> Iterator[str]:
         if not num:
@@ -556,13 +558,16 @@ class _Checker:
             said = stated if stated is None else stated[:80]
             yield f"INNER_BASE is {said!r}, the record's queue offset is {message.queue_offset}"
 
-    def _further_queues(self, message: MessageExt) -> Iterator[str]:
+    def _further_queues(self, message: MessageExt, path: str, pos: int) -> Iterator[Finding]:
         problem = multi_dispatch_problem(message, self.config)
         if problem is not None:
-            yield f"the record {problem}"
+            yield Finding(path, pos, "bad_multi_dispatch", f"the record {problem}")
         for name, number in multi_dispatch_places(message, self.config):
             if self._is_elsewhere(name, 0):
                 continue
+            # A number that follows no other cannot be told from one that somebody made up, which no rebuild writes.
+            follows = number <= self.further_numbers.get(name, number)
+            self.further_numbers[name] = number + 1
             check = self.check_of(name, 0)
             if check.problem is not None:
                 continue
@@ -570,8 +575,11 @@ class _Checker:
             if isinstance(queue, BatchConsumeQueue):
                 continue
             unit = None if queue is None else queue.unit(number)
-            if unit is None or unit.phy_offset != message.phy_offset:
-                yield f"the record says that it is number {number} of {name}/0, which has no such unit"
+            if unit is None and follows:
+                yield from check.missing(number, message.phy_offset, 1)
+            elif unit is None or unit.phy_offset != message.phy_offset:
+                detail = f"the record says that it is number {number} of {name}/0, which has no such unit"
+                yield Finding(path, pos, "bad_multi_dispatch", detail)
 
     def _queues(self) -> Iterator[Finding]:
         for topic, queue_id in self.queues.keys():
@@ -615,17 +623,35 @@ class _Checker:
 
     def _delay_offsets(self) -> Iterator[Finding]:
         # It brings NumPy along.
-        from rmqstore.offline.pending_queues import delay_offset_problems
+        from rmqstore.offline.pending_queues import check_delay_offsets
 
         path = os.path.join(self.root, "config", "delayOffset.json")
         try:
-            for problem in delay_offset_problems(self.root):
+            offsets, problems = check_delay_offsets(self.root)
+            for problem in problems:
                 yield finding_of(problem, "bad_settings", path)
+            for level, offset in sorted(offsets.items()):
+                end = self._end_of_queue(SCHEDULE_TOPIC, level - 1)
+                if 0 < end < offset:
+                    text = (
+                        f"delayOffset.json: the offset {offset} of level {level} is after the end of its queue, {end}: a broker "
+                        "goes on at the end, and delivers none of the messages before it"
+                    )
+                    yield Finding(path, 0, "bad_settings", text)
         except CorruptionError as error:
             yield finding_of(error, "bad_settings", path)
         except OSError as error:
             where = path if error.filename is None else os.fsdecode(error.filename)
             yield Finding(where, 0, "file", f"progress of delay levels is not known: {error.strerror or error}")
+
+    def _end_of_queue(self, topic: str, queue_id: int) -> int:
+        # 0 where there is none, or it was not looked at or cannot be read, which is said elsewhere.
+        if not self.with_queues or self.database is not None:
+            return 0
+        with contextlib.suppress(StoreError, OSError):
+            look = self.queues.look(topic, queue_id, self.commit_log.min_offset)
+            return 0 if look is None else look.max_queue_offset
+        return 0
 
     def _config_files(self) -> Iterator[Finding]:
         from rmqstore.consumer.settings_sources import settings_sources

@@ -123,7 +123,7 @@ class QueueCheck:
         if self.problem is not None:
             return
         if queue is None:
-            yield from self._missing(int(columns.queue_offset[rows[0]]), int(columns.phy_offset[rows[0]]), len(rows))
+            yield from self.missing(int(columns.queue_offset[rows[0]]), int(columns.phy_offset[rows[0]]), len(rows))
             return
         if not isinstance(queue, ConsumeQueue):
             yield from self._batch_records(columns, rows)
@@ -148,7 +148,7 @@ class QueueCheck:
             )
             count = len(phy)
             if not count:
-                yield from self._missing(first, int(phy_offsets[done]), 1)
+                yield from self.missing(first, int(phy_offsets[done]), 1)
                 done += 1
                 continue
             part = slice(done, done + count)
@@ -190,8 +190,8 @@ class QueueCheck:
             detail = run.detail if num == 1 else f"units {run.first} to {run.last}, {num} in a row; {run.detail}"
             yield Finding(run.path, run.pos, run.kind, detail, num=num)
 
-    def _missing(self, queue_offset: int, phy_offset: int, num: int) -> Iterator[Finding]:
-        # The first says what is wrong; the rest is counted.
+    def missing(self, queue_offset: int, phy_offset: int, num: int) -> Iterator[Finding]:
+        """Note `num` records without a unit: the first one is a finding, the rest is counted."""
         self.missing_reported += num
         if self.missing_reported == num:
             queue = self.queue
@@ -211,7 +211,7 @@ class QueueCheck:
             base, phy, size = int(columns.inner_base[row]), int(columns.phy_offset[row]), int(columns.size[row])
             unit = queue.unit(base)
             if unit is None:
-                yield from self._missing(base, phy, 1)
+                yield from self.missing(base, phy, 1)
                 continue
             self.covered += 1
             expected = (base, phy, size, int(columns.tags_code[row]), max(int(columns.inner_num[row]), 1))

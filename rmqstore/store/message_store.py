@@ -154,7 +154,6 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         # What `open` gives to an instance, which is nothing before its parts are loaded.
         state = self._state = StoreState(path, config, read_only=read_only)
         self.path = path
-        self.config = config
         self.read_only = read_only
         self.recovery_report: RecoveryReport | None = None
         self.commit_log, self.queues, self.index_service = state.commit_log, state.queues, state.index_service
@@ -526,6 +525,11 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         return state.settled(ask)
 
     @property
+    def config(self) -> StoreConfig:
+        """StoreConfig: the options; of a reader those that it assumed are replaced when files tell them."""
+        return self._state.config
+
+    @property
     def consumer_offsets(self) -> ConsumerOffsets:
         """ConsumerOffsets: the progress of consumer groups, read when it is first asked for.
 
@@ -813,7 +817,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
     ) -> Consumer:
         """The messages of a topic from where the group stopped, one by one; waits for new ones.
 
-        A message counts as consumed when the next one is asked for, or at `Consumer.commit` and `Consumer.close`; until
+        A message counts as consumed when the next one is asked for, or at `Consumer.commit`; until
         then a consumer that dies gets it again (at least once).  Iteration ends when the store is closed.  ``for`` waits in
         a thread, ``async for`` in an event loop (docs/asyncio.md).
 

@@ -11,6 +11,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from rmqstore.config import StoreConfig
+from rmqstore.config.progress_files import other_progress_file, progress_file
 from rmqstore.errors import StoreError
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ class GroupProgress:
         self.config = config
         self.read_only = read_only
         self._offsets: ConsumerOffsets | None = None
-        # What was said of a file that cannot be read.
-        self._error = ""
+        # What was logged last.
+        self._said = ""
         self._pid = os.getpid()
         self.renew_lock()
 
@@ -49,21 +50,43 @@ class GroupProgress:
         """ConsumerOffsets: read when it is first asked for, see `MessageStore.consumer_offsets`."""
         with self._lock:
             if self._offsets is None:
-                from rmqstore.consumer.consumer_offset import ConsumerOffsets
                 from rmqstore.consumer.settings_sources import DatabaseOffsets
 
-                self._offsets = DatabaseOffsets.of_store(self.path, lmq=self.config.enable_lmq)
-                if self._offsets is not None:
-                    return self._offsets
-                # Light message queues have a file of their own, which holds all progress then.
-                name = "lmqConsumerOffset.json" if self.config.enable_lmq else "consumerOffset.json"
-                self._offsets = ConsumerOffsets.load(
-                    os.path.join(self.path, "config", name),
-                    read_only=self.read_only or self._pid != os.getpid(),
-                    version_step=self.config.consumer_offset_update_version_step,
-                    clock=self.config.clock,
-                )
+                # In doubt the file that was written last is read, and none is written.
+                lmq = None if "enable_lmq" in self.config.assumed else self.config.enable_lmq
+                self._offsets = DatabaseOffsets.of_store(self.path, lmq=lmq) or self._of_file(lmq)
             return self._offsets
+
+    def _of_file(self, lmq: bool | None) -> ConsumerOffsets:
+        from rmqstore.consumer.consumer_offset import ConsumerOffsets
+
+        path = progress_file(self.path, lmq)
+        offsets = ConsumerOffsets.load(
+            path,
+            read_only=self.read_only or self._pid != os.getpid() or lmq is None,
+            version_step=self.config.consumer_offset_update_version_step,
+            clock=self.config.clock,
+        )
+        if lmq is None:
+            offsets.refusal = (
+                "the file of progress that the broker uses is not known: with enableLmq=true it is lmqConsumerOffset.json, "
+                "else consumerOffset.json, and the store does not tell; give enable_lmq=True or False (-o enableLmq=true or "
+                "-o enableLmq=false), as the broker has it"
+            )
+        second = other_progress_file(path)
+        if second is not None:
+            offsets.not_read = second
+            reason = "the other one was written later" if lmq is None else f"enable_lmq is {lmq}"
+            self._warn(
+                f"{second} is not read: a broker uses one of two files of progress, and {reason}; change that with enable_lmq"
+            )
+        return offsets
+
+    def _warn(self, text: str) -> None:
+        # Each refresh reads the file again.
+        if self._said != text:
+            logger.warning("%s", text)
+            self._said = text
 
     def list(self) -> tuple[dict[tuple[str, str], dict[int, int]], str | None]:
         """What `offsets` lists and why it cannot be read, see `MessageStore.consumer_progress`."""
@@ -78,9 +101,7 @@ class GroupProgress:
             text = str(error)
             if isinstance(error, OSError) and error.filename is not None:
                 text = f"{error.strerror} [{os.fsdecode(error.filename)}]"
-            if self._error != text:
-                logger.warning("the progress of consumer groups is not known: %s", text)
-                self._error = text
+            self._warn(f"the progress of consumer groups is not known: {text}")
             return {}, text
 
     def persist(self) -> None:

@@ -187,6 +187,7 @@ class Querying:
         except (FileNotFoundError, OffsetOutOfRangeError):
             up_to_date = False
         if not up_to_date:
+            self.state.learn()
             index_service.load()
 
     def _follow_log(self) -> None:
@@ -425,6 +426,7 @@ class Querying:
             message, failure = None, error
         if self.read_only and topic is None:
             # A topic that a writer made since may have it.
+            self.state.learn()
             self.state.queues.refresh()
         names = self.state.topics() if topic is None else [topic]
         for name in names:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rmqstore._append import Appender
 from rmqstore._core import StateFields
 from rmqstore.commitlog.commit_log import CommitLog
-from rmqstore.config import StoreConfig
+from rmqstore.config import AssumedSizes, StoreConfig
 from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.errors import (
     GeometryError,
@@ -98,6 +98,7 @@ class StoreState(StateFields):
         )
         self.checkpoint = Checkpoint(os.path.join(path, "checkpoint"), read_only=read_only)
         self.progress = GroupProgress(path, config, read_only=read_only)
+        self._sizes = AssumedSizes(path)
         self.appender = None
         self.tiered: FlatStore | None = None
         self.last_store_timestamp = 0
@@ -214,6 +215,7 @@ class StoreState(StateFields):
         """Take in what another process did since, see `MessageStore.refresh`."""
         self.check_open()
         if self.read_only:
+            self.learn()
             if self.log_index is not None and self.commit_log.files.was_replaced():
                 self.log_index.forget()
             self.commit_log.refresh()
@@ -230,6 +232,18 @@ class StoreState(StateFields):
                 self.tiered.refresh()
             self.progress.forget()
 
+    def learn(self) -> None:
+        """Take the sizes of files that came since they were assumed (read-only use)."""
+        config = self._sizes.learn(self.config)
+        if config is not self.config:
+            self.config = config
+            self.queues.take_config(config)
+            if self.index_service is not None:
+                self.index_service.config = config
+            self.queues.refresh()
+            self.undispatched.look_from_scratch()
+            self.undispatched.look()
+
     def queue(self, topic: str, queue_id: int, known_to: int = _INT64_MAX) -> AnyConsumeQueue | None:
         """The queue, None if there is none."""
         # A reader beside a writer looks at the files again; where units are known up to `known_to`, not at every call.
@@ -238,6 +252,7 @@ class StoreState(StateFields):
         queue = self.queues.find(topic, queue_id)
         if self.read_only:
             if queue is None:
+                self.learn()
                 self.queues.refresh()
                 queue = self.queues.find(topic, queue_id)
             else:

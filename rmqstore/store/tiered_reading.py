@@ -35,6 +35,7 @@ __all__ = [
     "TieredQuerying",
     "TieredReading",
     "flat_table",
+    "gap_finding",
     "get_flat",
     "query_flat",
     "report_gap",
@@ -100,8 +101,13 @@ def tiered_ranges(
 
 def report_gap(queue: FlatQueue, begin: int, end: int) -> None:
     """Report that the queue offsets from `begin` to before `end` are in neither."""
+    queue.report(gap_finding(queue, begin, end))
+
+
+def gap_finding(queue: FlatQueue, begin: int, end: int) -> Finding:
+    """Return the finding that the queue offsets from `begin` up to but not including `end` are in neither."""
     detail = f"queue offsets {begin} to {end} of {queue.topic}/{queue.queue_id} are in neither the local log nor tiered storage"
-    queue.report(Finding(queue.units.path, 0, "gap", f"{detail}; go on at {end}"))
+    return Finding(queue.units.path, 0, "gap", f"{detail}; go on at {end}")
 
 
 def get_flat(

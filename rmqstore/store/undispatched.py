@@ -104,6 +104,12 @@ class Undispatched:
             else:
                 self._look(abort_mark(self.root), self.commit_log.max_offset, time.monotonic())
 
+    def look_from_scratch(self) -> None:
+        """Have the next `look` serve again what queues lack, as all of them are opened again."""
+        with self._lock:
+            self.served = None
+            self._done_to, self._looked_at = -1, -math.inf
+
     def renew_lock(self) -> None:
         """Give up the lock that another thread of a parent process may have held at a fork."""
         self._lock = threading.Lock()

@@ -8,7 +8,7 @@ finding for `on_damage`; no answer is shorter without one or the other.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -36,7 +36,7 @@ from rmqstore.store.columns import chosen_columns, tag_texts, time_range
 from rmqstore.store.reading import subscription
 from rmqstore.store.results import GetMessageResult, GetMessageStatus, QueryResult
 from rmqstore.store.tiered_columns import flat_ranges
-from rmqstore.store.tiered_reading import flat_table, get_flat, query_flat
+from rmqstore.store.tiered_reading import flat_table, gap_finding, get_flat, query_flat
 from rmqstore.store.tiered_scan import scan_flat
 
 if TYPE_CHECKING:
@@ -402,6 +402,27 @@ class TieredStore(NotCopied):
         return self._settled(ask)
 
     # ------------------------------------------------------------------------------------------------------- verify
+
+    def gaps(self, begins: Mapping[tuple[str, int], int]) -> Iterator[Finding]:
+        """Look for queue offsets that neither tiered storage nor the local store has any more.
+
+        Parameters
+        ----------
+        begins : mapping of (str, int) to int
+            By topic and queue id the first queue offset of each local queue.
+
+        Yields
+        ------
+        Finding
+            Of kind "gap".
+        """
+        # The broker uploads before it deletes, so what is listed after the local queues has all of it.
+        self.flat_store.refresh()
+        for part in flat_ranges(self.flat_store, None, None):
+            queue = part.queue
+            begin, end = queue.max_queue_offset, begins.get((queue.topic, queue.queue_id), 0)
+            if queue.min_queue_offset < begin < end:
+                yield gap_finding(queue, begin, end)
 
     def verify(self, progress: Callable[[int, int], object] | None = None) -> Iterator[Finding]:
         """Look for everything that is wrong: files, units against records, index items against records; nothing is changed.

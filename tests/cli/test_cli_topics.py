@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import sys
 
 import golden
 import pytest
+import small_store
 from test_cli import HOSTILE, assert_harmless, environment, json_lines, run, utc  # noqa: F401
 
 from rmqstore import Message, MessageStore, StoreConfig
@@ -213,3 +215,19 @@ def test_bench_never_touches_a_store_that_is_there(tmp_path):
     assert run("bench", root, *SMALL).exit_code == 0
     after = golden.tree(root)
     assert {path: after[path] for path in before} == before and after.keys() == before.keys()
+
+
+def test_a_light_queue_is_not_called_empty(tmp_path):
+    root = tmp_path / "store"
+    with MessageStore.open(root, config=StoreConfig(enable_lmq=True, enable_multi_dispatch=True, **small_store.SMALL)) as store:
+        store.put_message(Message("Orders", b"light", keys=["k"], properties={"INNER_MULTI_DISPATCH": "%LMQ%a"}))
+    for command in (
+        ["tail", str(root), "%LMQ%a"],
+        ["query", str(root), "%LMQ%a", "k"],
+        ["export", str(root), "--topic", "%LMQ%a", "-O", str(tmp_path / "out.jsonl")],
+    ):
+        result = run(*command)
+        assert result.exit_code == 1 and "is a light queue" in result.stderr, command
+        advice = result.stderr.partition("rmqstore get ")[2].partition(" reads it")[0]
+        got = run("get", *shlex.split(advice))
+        assert got.exit_code == 0 and "light" in got.stdout

@@ -229,11 +229,12 @@ def test_a_message_counts_when_the_next_one_is_asked_for(store):
     consumer.commit()
     assert take(consumer, 1) == [6]
     consumer.close()
-    assert store.consumer_offsets.get("group", "Orders", 0) == 7
-    # A closed consumer gives nothing more, and closing it again commits nothing.
+    assert store.consumer_offsets.get("group", "Orders", 0) == 6
+    # A closed consumer gives nothing more, and neither closing nor committing commits its last message.
     assert list(consumer) == []
     consumer.close()
-    assert numbers(store.consume("Orders", "group", timeout=0)) == [7, 8, 9]
+    consumer.commit()
+    assert numbers(store.consume("Orders", "group", timeout=0)) == [6, 7, 8, 9]
 
 
 def test_a_loop_that_is_left_by_break_or_an_exception(store):
@@ -253,10 +254,16 @@ def test_a_loop_that_is_left_by_break_or_an_exception(store):
                 1 / 0  # noqa: B018
     assert store.consumer_offsets.get("group", "Orders", 0) == 7
     assert list(consumer) == []
-    # The end of a block is an orderly end.
+    # The end of a block does not say that the last message was worked on.
     with store.consume("Orders", "group", timeout=0) as consumer:
-        assert take(consumer, 1) == [7]
+        for message in consumer:
+            if message.body == b"8":
+                break
     assert store.consumer_offsets.get("group", "Orders", 0) == 8
+    with store.consume("Orders", "group", timeout=0) as consumer:
+        assert take(consumer, 1) == [8]
+        consumer.commit()
+    assert store.consumer_offsets.get("group", "Orders", 0) == 9
 
 
 def test_progress_survives_closing(root, clock):
@@ -613,6 +620,7 @@ def test_a_reader_beside_a_writer_keeps_its_own_progress(root, tmp_path):
                 offsets = ConsumerOffsets.load(path, read_only=False)
                 with reader.consume("Orders", "group", offsets=offsets, timeout=PATIENCE, max_num=5) as consumer:
                     got += take(consumer, min(30, 300 - len(got)))
+                    consumer.commit()
             assert sorted(got) == list(range(300))
             for queue_id in range(3):
                 part = [number for number in got if number >= 10 and number % 3 == queue_id]
@@ -659,6 +667,7 @@ def test_local_offsets(root, tmp_path):
         offsets = LocalOffsets.load(path, read_only=False)
         with store.consume("Orders", "group", offsets=offsets, broker="broker-a", timeout=0) as consumer:
             assert take(consumer, 4) == [0, 1, 2, 3]
+            consumer.commit()
         assert LocalOffsets.load(path).list() == {("broker-a", "Orders", 0): 4}
         offsets = LocalOffsets.load(path, read_only=False)
         consumer = store.consume("Orders", "group", offsets=offsets, broker="broker-a", timeout=0)
@@ -690,7 +699,7 @@ def test_own_offsets_are_persisted_while_it_goes(root, tmp_path, monkeypatch):
         assert take(consumer, 2) == [5, 6]
         assert ConsumerOffsets.load(path).get("group", "Orders", 0) == 4
         consumer.close()
-        assert ConsumerOffsets.load(path).get("group", "Orders", 0) == 7
+        assert ConsumerOffsets.load(path).get("group", "Orders", 0) == 6
         assert store.consumer_offsets.list() == {}
 
 

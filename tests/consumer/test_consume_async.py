@@ -80,6 +80,7 @@ def test_a_put_wakes_who_waits_and_no_thread_waits(store):
         thread.start()
         bodies.append((await waiting).body)
         thread.join()
+        consumer.commit()
         await consumer.aclose()
         return bodies
 
@@ -124,7 +125,7 @@ def test_the_message_in_work_comes_again_after_a_cancellation(store):
             assert (await anext(consumer)).body == b"d"
 
     run(cancelled())
-    assert progress(store) == 4
+    assert progress(store) == 3
 
 
 def test_closing_ends_every_waiter(store):
@@ -249,6 +250,7 @@ def test_a_read_only_store_is_looked_at_after_pauses(store, tmp_path):
                 await asyncio.sleep(0.03)
                 put(store, b"after")
                 bodies.append((await waiting).body)
+                consumer.commit()
             waiting = asyncio.create_task(reader.wait_for_messages_async(lambda: False))
             await asyncio.sleep(0.03)
         # The reader is closed.
@@ -290,4 +292,5 @@ def test_a_consumer_that_was_closed_ends(store):
         await consumer.aclose()
         return [message async for message in consumer]
 
-    assert run(work()) == [] and progress(store) == 1
+    # It was closed while its message was in work, which comes again.
+    assert run(work()) == [] and progress(store) == -1

@@ -238,6 +238,7 @@ def test_a_broker_and_rmqstore_take_turns(java_broker, tmp_path, name):
         # broker's consumer goes on from there.
         with store.consume("Orders", "billing", queue_ids=[2], timeout=0) as consumer:
             taken = [ours(next(consumer)) for _ in range(6)]
+            consumer.commit()
         assert taken == [said(message) for message in sent.of_queue("Orders", 2, progress[2])][:6]
         progress[2] += 6
         assert_rmqstore_has(store, sent)

@@ -18,7 +18,7 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 
-from rmqstore import Message, MessageStore, StoreConfig
+from rmqstore import Message, MessageStore, StoreConfig, verify
 from rmqstore.offline.pending import KINDS, PendingMessage, pending
 from rmqstore.offline.pending_rows import Properties, schema, whole_numbers
 
@@ -520,6 +520,19 @@ def test_op_messages_of_all_kinds(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("checked_to", [0, 1, 3])
+def test_a_half_message_that_was_put_again_before_it_was_settled(tmp_path, checked_to):
+    # The OP message names the copy before, from which the checking service may have gone on.
+    root = tmp_path / "store"
+    put_transactions(root, 3, [])
+    put_transactions(root, 2, [b"0,", b"2,"])
+    with MessageStore.open(root) as store:
+        store.consumer_offsets.commit("CID_RMQ_SYS_TRANS", "RMQ_SYS_TRANS_HALF_TOPIC", 0, checked_to)
+    found = pending(root)
+    assert [(message.keys, message.queue_offset) for message in found] == [(("T1",), 4)]
+    assert not found.problems
+
+
 def test_a_transaction_whose_message_is_on_its_topic(tmp_path):
     root = tmp_path / "store"
     put_transactions(root, 3, [b"0,"])
@@ -588,6 +601,11 @@ def test_a_hostile_queue_of_delayed_messages(tmp_path):
     found = pending(root)
     assert [message.stored_queue_id for message in found] == [0, 2**31 - 1]
     assert "queue 5 of SCHEDULE_TOPIC_XXXX ends at 1, in front of the offset 9" in str(found.problems[0])
+    told = [(os.path.basename(each.path), each.detail) for each in verify(root) if each.kind == "bad_settings"]
+    assert [name for name, _ in told] == ["delayOffset.json"]
+    assert "offset 9 of level 6 is after the end of its queue, 1" in told[0][1]
+    (root / "config" / "delayOffset.json").write_text('{"offsetTable":{1:1,"6":0,"9":7}}')
+    assert not [each for each in verify(root) if each.kind == "bad_settings"]
     for text in (
         "[]",
         "{}",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
-from rmqstore import Message, MessageStore, StoreConfig, verify
+from rmqstore import Message, MessageStore, StoreConfig, rebuild, verify
 
 NOW = 1_700_000_000_000
 UNIT, ENTRY = 46, 20
@@ -168,8 +169,35 @@ def test_a_light_queue_whose_oldest_file_is_lost_is_found(tmp_path):
             store.put_message(Message("T", b"%d" % number, properties={"INNER_MULTI_DISPATCH": "%LMQ%a"}))
     (tmp_path / "consumequeue" / "%LMQ%a" / "0" / f"{0:020}").unlink()
     found = list(verify(tmp_path, config))
-    assert [each.kind for each in found] == ["bad_multi_dispatch"] * 3
-    assert "number 0 of %LMQ%a/0, which has no such unit" in found[0].detail
+    # A rebuild brings them back.
+    assert [each.kind for each in found] == ["missing_unit"] * 2
+    assert "%LMQ%a/0 has no unit 0" in found[0].detail and "%LMQ%a/0 lacks 3 units in all" in found[1].detail
+
+
+@pytest.mark.parametrize("lost", ["consumequeue", os.path.join("consumequeue", "%LMQ%a")])
+@pytest.mark.parametrize("two_files", [False, True])
+def test_lost_light_queues_are_found_and_made_again(tmp_path, lost, two_files):
+    # Where no queue tells of them, the file of progress does.
+    root = tmp_path / "store"
+    with MessageStore.open(root, config=CONFIG.replace(enable_lmq=True, enable_multi_dispatch=True)) as store:
+        for number in range(4):
+            store.put_message(Message("T", b"%d" % number, keys=["k"], properties={"INNER_MULTI_DISPATCH": "%LMQ%a,%LMQ%b"}))
+        store.consumer_offsets.commit("G", "T", 0, 1)
+    if two_files:
+        (root / "config" / "consumerOffset.json").write_text("{}")
+
+    def queues():
+        return {path: path.read_bytes() for path in (root / "consumequeue").glob("*/*/*")}
+
+    before = queues()
+    given = {"mapped_file_size_consume_queue": CONFIG.mapped_file_size_consume_queue, "message_delay_level": "1s"}
+    assert list(verify(root, StoreConfig.infer(root, **given))) == []
+    shutil.rmtree(root / lost)
+    found = list(verify(root, StoreConfig.infer(root, **given)))
+    assert {each.kind for each in found} == {"missing_unit"} and any("%LMQ%a" in each.detail for each in found)
+    rebuild(root, what=("consumequeue",), config=StoreConfig.infer(root, **given))
+    assert queues() == before
+    assert list(verify(root, StoreConfig.infer(root, **given))) == []
 
 
 def test_a_stray_unit_behind_the_end_hides_no_message(tmp_path):

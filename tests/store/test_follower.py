@@ -38,6 +38,7 @@ from rmqstore import (
     verify,
 )
 from rmqstore._core import FileStream
+from rmqstore.commitlog import log_end
 from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.files.store_lock import StoreLock
 
@@ -519,12 +520,15 @@ RECORDS = {
 
 
 @pytest.mark.parametrize("what", RECORDS)
-def test_a_record_that_is_being_written_is_not_seen(root, what):
+def test_a_record_that_is_being_written_is_not_seen(root, what, monkeypatch):
     """A Java broker copies a record from its first byte to its last; a reader may look at every step of that."""
     config, message = RECORDS[what]
     with MessageStore.open(root, config=config) as store:
         fill(store, 3)
         put = store.put_message(message)
+    # The broker runs, and its copy takes as long as this test.
+    (root / "abort").write_bytes(b"")
+    monkeypatch.setattr(log_end, "_COPIED_WITHIN", 1 << 62)
     path = root / "commitlog" / f"{0:020d}"
     content = path.read_bytes()
     record = content[put.phy_offset : put.phy_offset + put.size]
@@ -559,6 +563,36 @@ def test_a_record_that_is_being_written_is_not_seen(root, what):
             reader.refresh()
             assert [each.body for each in reader.messages()][3:] == [message.body]
             assert reader.message_at(put.phy_offset).queue_offset == put.queue_offset
+
+
+@pytest.mark.parametrize("writer", ["closed", "killed", "idle"])
+def test_a_newest_record_that_ends_in_zeros_is_seen(root, writer):
+    # As brokers of 4.9.1 to 5.1.4 write properties.
+    clock = time.time_ns() // 1_000_000 - (0 if writer == "closed" else 6000)
+    with MessageStore.open(root, config=QUIET.replace(clock=lambda: clock)) as store:
+        fill(store, 3)
+        put = store.put_message(Message("Orders", b"9", keys=["k"], properties={"last": "zeros\0"}))
+    path = root / "commitlog" / f"{0:020d}"
+    content = bytearray(path.read_bytes())
+    # Our own encoding ends in a separator.
+    content[put.phy_offset + put.size - 1] = 0
+    path.write_bytes(content)
+    if writer != "closed":
+        (root / "abort").write_bytes(b"")
+    with MessageStore.open(root, config=QUIET, read_only=True) as reader:
+        assert [each.body for each in reader.messages()][3:] == [b"9"]
+        assert reader.commit_log.max_offset == put.phy_offset + put.size
+        reader.refresh()
+        assert reader.scan(["body"]).read_all().num_rows == 4
+        if writer == "idle":
+            # One that comes while a reader follows.
+            path.write_bytes(bytes(content[: put.phy_offset]).ljust(len(content), b"\0"))
+    if writer == "idle":
+        with MessageStore.open(root, config=QUIET, read_only=True) as reader:
+            assert len(list(reader.messages())) == 3
+            path.write_bytes(content)
+            reader.refresh()
+            assert len(list(reader.messages())) == 4
 
 
 def test_a_unit_without_size_is_not_seen(root):

@@ -22,6 +22,7 @@ import pytest
 import tiered_oracle as oracle_tiered
 from hypothesis import given
 from hypothesis import strategies as st
+from test_cli import json_lines, run
 
 from rmqstore import GetMessageStatus, MessageStore, StoreError
 from rmqstore.files.mapped_file import MappedFile
@@ -382,7 +383,7 @@ def test_records_that_were_uploaded_again_count_once(small, copy):
         assert "duplicate_record" in {each.kind for each in store.verify()}
 
 
-def test_a_gap_between_tiered_storage_and_the_local_log(tmp_path):
+def test_a_gap_between_tiered_storage_and_the_local_log(tmp_path, monkeypatch):
     root = oracle_tiered.unpack("store", tmp_path)
     folder = next((root / "tiered").glob("*/golden/Orders/0"))
     for kind, keep in (("CONSUME_QUEUE", 2), ("COMMIT_LOG", 2)):
@@ -407,6 +408,13 @@ def test_a_gap_between_tiered_storage_and_the_local_log(tmp_path):
             store.scan(["queue_id"])
     with pytest.raises(StoreError, match="neither"):
         export(root / "store", tmp_path / "out.jsonl", tiered=root / "tiered")
+    # What else is wrong takes seconds.
+    monkeypatch.setattr(TieredStore, "verify", lambda self, progress=None: iter(()))
+    monkeypatch.setattr("rmqstore.cli.verify.verify", lambda *given: iter(()))
+    told = [line for line in json_lines(run("verify", root / "store", "--tiered", root / "tiered", "--json")) if "kind" in line]
+    assert [line["detail"] for line in told if line["kind"] == "gap"] == [findings[-1].detail]
+    (described,) = json_lines(run("info", root / "store", "--tiered", root / "tiered", "--json"))
+    assert described["tiered"]["gaps"] == [findings[-1].detail]
 
 
 def test_what_a_broker_uploads_meanwhile_is_no_gap(tmp_path, monkeypatch):
