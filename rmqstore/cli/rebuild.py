@@ -28,6 +28,7 @@ from rmqstore.offline.rebuild import REBUILD_DIRECTORY, RebuildReport, check_con
 from rmqstore.offline.rebuild_queue_database import rebuild_queue_database
 from rmqstore.rocksdb.places import PLACES, queue_databases
 from rmqstore.store.message_store import MessageStore
+from rmqstore.store.queue_lives import gone_text
 from rmqstore.store.recovery import RECOVERY_MODES
 
 
@@ -115,6 +116,8 @@ def print_rebuild(report: RebuildReport, target: str, given: Given) -> None:
             else:
                 what = f"nothing was built of {size} bytes at phy offset {offset}"
             printer.line(f"{what}: {verdict_words(verdict)}")
+        if report.gone:
+            note(f"note: {gone_text(report.gone)}")
         if report.resumed:
             printer.line(f"finished the swap of an earlier rebuild: {' and '.join(report.what)} in {escape(target)}")
         else:
@@ -200,6 +203,8 @@ def recover_command(path: str, mode: Recovery, yes: bool, given: Given) -> None:
             f"queues       {report.units_cut} units cut, {report.units_written} written, {report.units_mended} repaired"
         )
         printer.line(f"index        {report.index_entries_cut} entries cut, {report.index_entries_written} written")
+        if report.gone:
+            note(f"note: {gone_text(report.gone)}")
         for offset, size, verdict in report.damage:
             printer.line(f"left damaged {size} bytes at phy offset {offset}: {verdict_words(verdict)}")
         if printer.terminal:

@@ -243,6 +243,14 @@ class BatchConsumeQueue(UnitQueue):
         """The newest unit, None for an empty queue."""
         return self.unit_of(self.unit_num - 1) if self.unit_num > self.first_unit else None
 
+    def first_record(self) -> Unit | None:
+        """The oldest unit that leads to a record, None without any."""
+        number = self._written_from(self.first_unit)
+        return self.unit_of(number) if number < self.unit_num else None
+
+    def _record_num(self) -> int:
+        return sum(1 for _ in self.numbers(self.first_unit))
+
     def store_timestamp(self, queue_offset: int) -> int:
         """int: store time (ms since epoch) in the unit that holds `queue_offset`, -1 if there is none."""
         number = self._number_of(queue_offset)

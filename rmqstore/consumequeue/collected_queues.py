@@ -46,6 +46,19 @@ class CollectedUnits:
             self._parts.append(columns)
             self.end = max(self.end, last + 1)
 
+    def first(self) -> Unit | None:
+        """The unit with the lowest queue offset, None without any."""
+        columns = self.columns(self.begin, self.begin + 1)
+        return Unit(*(int(each[0]) for each in columns)) if len(columns[0]) else None
+
+    def clear(self) -> int:
+        """Forget every unit; how many there were."""
+        num = len(self.columns(self.begin, self.end)[0])
+        with self._lock:
+            self.begin = self.end = 0
+            self._parts = []
+        return num
+
     def columns(self, begin: int, end: int) -> tuple[np.ndarray, ...]:
         """The units with queue offsets from `begin` to before `end`, as `add` took them; of an offset the first that came."""
         with self._lock:
@@ -80,6 +93,15 @@ class CollectedQueue(ConsumeQueue):
     def last_record(self) -> Unit | None:
         """The newest unit, None without any."""
         return self._last
+
+    def first_record(self) -> Unit | None:
+        """The oldest unit, None without any."""
+        return self.units_there.first()
+
+    def begin_again(self) -> int:
+        """Forget every unit, as of `UnitQueue.begin_again`."""
+        self._last = None
+        return self.units_there.clear()
 
     def put(
         self,
@@ -139,6 +161,15 @@ class CollectedBatchQueue(BatchConsumeQueue):
         """The newest unit, None without any."""
         return self._last
 
+    def first_record(self) -> Unit | None:
+        """The oldest unit, None without any."""
+        return self.units_there.first()
+
+    def begin_again(self) -> int:
+        """Forget every unit, as of `UnitQueue.begin_again`."""
+        self._last = None
+        return self.units_there.clear()
+
     def put(
         self, queue_offset: int, phy_offset: int, size: int, tags_code: int, store_timestamp: int, num: int = 1
     ) -> bool:
@@ -161,6 +192,11 @@ class CollectedQueues(ConsumeQueueStore):
         if topic in self._batch_topics:
             return CollectedBatchQueue(topic, queue_id)
         return CollectedQueue(topic, queue_id)
+
+    def forget(self, topic: str, queue_id: int) -> None:
+        """Take a queue out of the list again."""
+        with self._lock:
+            self._queues.pop((topic, queue_id), None)
 
     def collected(self) -> dict[tuple[str, int], CollectedUnits]:
         """dict of (str, int) to CollectedUnits: those of each queue that has any, by topic and queue id."""

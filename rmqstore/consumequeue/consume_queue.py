@@ -316,6 +316,22 @@ class ConsumeQueue(UnitQueue):
         """The newest unit, None for a queue that holds none but pre-fill units."""
         return self.unit(self.unit_num - 1)
 
+    def first_record(self) -> Unit | None:
+        """The oldest unit that leads to a record, None without any."""
+        # Nothing is kept of it: a recovery may repair a unit before it.
+        return self.unit(self._find_first_unit(0))
+
+    def begin_again(self) -> int:
+        """As every queue does; the extension's files too."""
+        dropped = super().begin_again()
+        if self.ext is not None:
+            self.ext.files.destroy()
+        return dropped
+
+    def _record_num(self) -> int:
+        files = (self.units(base // UNIT_SIZE, self.units_per_file)[:2] for base in self.files.offsets)
+        return sum(int(_are_real(phy_offsets, sizes).sum()) for phy_offsets, sizes in files)
+
     def put(
         self,
         queue_offset: int,

@@ -309,12 +309,16 @@ class ConsumeQueueStore(NotCopied, QueueTable):
         return queue
 
     def forget(self, topic: str, queue_id: int) -> None:
-        """Take a queue without any file out of the list again."""
+        """Take a queue without any file out of the list again, and its folder away."""
         with self._lock:
             queue = self._queues.get((topic, queue_id))
             if queue is not None and not len(queue.files):
                 del self._queues[topic, queue_id]
                 queue.close()
+                if not self.read_only:
+                    # A folder that stays is no reason to refuse the store.
+                    with contextlib.suppress(OSError):
+                        os.rmdir(queue.files.path)
 
     def forget_empty_batch_queues(self) -> None:
         """Take the batch queues that have no file any more out of the list, and their folders away.
@@ -326,9 +330,6 @@ class ConsumeQueueStore(NotCopied, QueueTable):
             for (topic, queue_id), queue in list(self._queues.items()):
                 if isinstance(queue, BatchConsumeQueue) and not len(queue.files):
                     self.forget(topic, queue_id)
-                    # A folder that stays is no reason to refuse the store.
-                    with contextlib.suppress(OSError):
-                        os.rmdir(queue.files.path)
 
     def plain(self, topic: str, queue_id: int) -> PlainQueue | None:
         """What `plain_queue` says of a queue that is there and was not asked for yet; None also for one that was."""

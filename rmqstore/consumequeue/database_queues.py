@@ -158,6 +158,8 @@ class DatabaseQueues:
         self.log_bounds, self.batch_num, self.complete = log_bounds, batch_num, complete
         self.damage: list[CorruptionError] = []
         self._collected: dict[Key, list[CollectedUnits]] = {}
+        # Queues that began again after the units of the database.
+        self._replaced: set[Key] = set()
         self._kept: dict[tuple[UnitStream, int], None] = {}
         self._lock = threading.Lock()
 
@@ -188,13 +190,23 @@ class DatabaseQueues:
         if units not in known:
             known.append(units)
 
+    def database_of(self, key: Key) -> QueueDatabase | None:
+        """QueueDatabase or None: None where it has no units of this queue, or of one of that name which was deleted."""
+        database = self.database
+        return None if database is None or key not in database.last or key in self._replaced else database
+
+    def begin_again(self, key: Key) -> None:
+        """Forget the units of a queue that the database has, and that were added: another queue of its name began."""
+        self._replaced.add(key)
+        self._collected.pop(key, None)
+
     def is_batch(self, topic: str, queue_id: int) -> bool:
         """bool: the newest unit of the queue in the database leads to an inner batch."""
-        last = None if self.database is None else self.database.last.get((topic, queue_id))
-        if last is None or self.database is None:
+        database = self.database_of((topic, queue_id))
+        if database is None:
             return False
         try:
-            value = self.database.value(topic, queue_id, last.queue_offset)
+            value = database.value(topic, queue_id, database.last[topic, queue_id].queue_offset)
         except CorruptionError as error:
             self.report(error)
             return False
@@ -203,7 +215,8 @@ class DatabaseQueues:
     def goes_beyond(self, queue: ConsumeQueue | BatchConsumeQueue) -> bool:
         """bool: there are units after those that a queue has in its files."""
         key = queue.topic, queue.queue_id
-        last = None if self.database is None else self.database.last.get(key)
+        database = self.database_of(key)
+        last = None if database is None else database.last[key]
         end = max([each.end for each in self._collected.get(key, ())], default=0)
         end = max(end, 0 if last is None else last.queue_offset + 1)
         return end > (queue.max_queue_offset if len(queue.files) else 0)
@@ -230,7 +243,7 @@ class DatabaseQueues:
         for collected in self._collected.get(key, ()):
             for offset, *unit in zip(*(each.tolist() for each in collected.columns(0, 2**62)), strict=True):
                 units.setdefault(offset, tuple(unit))
-        if self.database is not None:
+        if self.database_of(key) is not None:
             stored = self._read(key, 0, 2**62)
             arrays = (stored.queue_offsets, stored.phy_offsets, stored.sizes, stored.tags_codes)
             for offset, phy_offset, size, tags_code in zip(*(each.tolist() for each in arrays), strict=True):
@@ -264,9 +277,10 @@ class DatabaseQueues:
 
     def _in_database(self, key: Key) -> tuple[LastUnit, int] | None:
         # The first and the end of the units that the log may still hold; of the stale ones before them the last, if all are.
-        database, last = self.database, None if self.database is None else self.database.last.get(key)
-        if database is None or last is None:
+        database = self.database_of(key)
+        if database is None:
             return None
+        last = database.last[key]
         try:
             first = database.at_or_after(*key, 0)
             begin_of_log, end_of_log = self.log_bounds()
@@ -328,7 +342,7 @@ class DatabaseQueues:
         units = np.zeros(num, np.dtype(_UNIT))
         units["size"] = PRE_FILL_SIZE
         stored = None
-        if self.database is not None and key in self.database.last:
+        if self.database_of(key) is not None:
             stored = self._read(key, first, first + num)
             self._complete_holes(key, first, num, stored)
         if stream.older is not None:

@@ -225,7 +225,13 @@ class UnitQueue(NotCopied, _core.QueueFields):
         known = self.min_for
         if known is not None and known[0] == min_phy_offset:
             return known[1]
-        number = end = self.unit_num
+        number = self._find_first_unit(min_phy_offset)
+        if number < self.unit_num:
+            self.min_for = (min_phy_offset, number)
+        return number
+
+    def _find_first_unit(self, min_phy_offset: int) -> int:
+        end = self.unit_num
         for base in self.files.offsets:
             region = self.files.file(base).region
             first = base // self.unit_size
@@ -234,11 +240,8 @@ class UnitQueue(NotCopied, _core.QueueFields):
                 break
             at = _core.unit_at_or_after(region, 0, high, min_phy_offset, self.unit_size)
             if at < high:
-                number = first + at
-                break
-        if number < end:
-            self.min_for = (min_phy_offset, number)
-        return number
+                return first + at
+        return end
 
     def cut(self, end_phy_offset: int, before: Callable[[UnitQueue, int], None] = _ignored) -> int:
         """Drop the units from the first on whose record does not end at or before `end_phy_offset`; their number.
@@ -281,6 +284,20 @@ class UnitQueue(NotCopied, _core.QueueFields):
         self.files.wrote_where = number * self.unit_size
         self.tidy()
         return dropped
+
+    def first_record(self) -> Unit | None:
+        """The oldest unit that leads to a record, None without any."""
+        raise NotImplementedError
+
+    def begin_again(self) -> int:
+        """Drop every unit: the queue was deleted, and another one of its name begins; how many led to records."""
+        dropped = self._record_num()
+        self.min_for = None
+        self.files.destroy()
+        return dropped
+
+    def _record_num(self) -> int:
+        raise NotImplementedError
 
     def delete_before(self, min_phy_offset: int) -> int:
         """Delete the files whose last unit lies below `min_phy_offset`, oldest first, never the last; their number."""

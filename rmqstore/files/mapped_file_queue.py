@@ -540,7 +540,15 @@ class MappedFileQueue(NotCopied, FileStream):
         return deleted
 
     def destroy(self) -> None:
-        """Delete every file, the newest first, so that a kill leaves a shorter queue; it is empty then."""
+        """Delete every file, the newest first, so that a kill leaves a shorter queue; it is empty then.
+
+        Where files are in memory, those on disk are only forgotten.
+        """
+        if self.in_memory:
+            self.forget_files()
+            self.file_offsets, self.wrote_where = [], 0
+            self._memory_only.clear()
+            return
         for offset in reversed(self.file_offsets):
             self.file(offset).destroy()
         if self.file_offsets:

@@ -36,7 +36,7 @@ from rmqstore.message import SCHEDULE_TOPIC
 from rmqstore.offline.verify import verify_parts
 from rmqstore.rocksdb.database import is_database
 from rmqstore.rocksdb.places import PLACES, check_queue_databases, queue_databases
-from rmqstore.store.dispatcher import CommitLogDispatcher, IndexProgress, QueueKindError, without_unit
+from rmqstore.store.dispatcher import IndexProgress, LogDispatcher, QueueKindError, without_unit
 from rmqstore.store.opening import REBUILD_COMPLETE, REBUILD_DIRECTORY, is_swapping
 
 __all__ = ["REBUILD_DIRECTORY", "RebuildReport", "check_config", "rebuild"]
@@ -65,6 +65,8 @@ class RebuildReport:
     damage : list of (int, int, str)
         Stretches of the log that could not be read: phy offset, size, verdict.  Nothing was built of them, except of
         records that only fail their CRC.
+    gone : dict of str to int
+        By topic, the records that got no unit because their topic, or their queue of that name, was deleted.
     log_bytes : int
         Bytes of log that were read.
     resumed : bool
@@ -81,6 +83,7 @@ class RebuildReport:
     units: int = 0
     index_entries: int = 0
     damage: list[tuple[int, int, str]] = field(default_factory=list)
+    gone: dict[str, int] = field(default_factory=dict)
     log_bytes: int = 0
     resumed: bool = False
     seconds: float = 0.0
@@ -340,7 +343,7 @@ def _build_once(
             queues.load_topics(os.path.join(root, "config", "topics.json"))
             for topic in batch_topics:
                 queues.add_batch_topic(topic)
-        dispatcher = CommitLogDispatcher(commit_log, queues, index_service)
+        dispatcher = LogDispatcher(root, commit_log, queues, index_service)
         dispatcher.refuse_mixed_topics = True
         begin = commit_log.min_offset
         if progress is None:
@@ -354,6 +357,8 @@ def _build_once(
             at, end = begin, commit_log.find_end_behind_damage()
         commit_log.set_end(end)
         _dispatch_log(commit_log, dispatcher, report, at, end, progress)
+        dispatcher.finish()
+        report.gone = dispatcher.counts.gone
         report.records = dispatcher.counts.records
         report.units, report.index_entries = dispatcher.counts.units, dispatcher.counts.index_entries
         # Every CRC was compared just now, and is only once more if one of them was wrong.
@@ -380,7 +385,7 @@ def _build_once(
 
 def _dispatch_log(
     commit_log: CommitLog,
-    dispatcher: CommitLogDispatcher,
+    dispatcher: LogDispatcher,
     report: RebuildReport,
     begin: int,
     end: int,

@@ -42,7 +42,7 @@ from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
 from rmqstore.rocksdb.places import PLACES, check_queue_databases, queue_databases
 from rmqstore.rocksdb.queue_writer import QueueDatabaseWriter
 from rmqstore.store.completion import dispatch_stretch
-from rmqstore.store.dispatcher import CommitLogDispatcher
+from rmqstore.store.dispatcher import LogDispatcher
 
 __all__ = ["rebuild_queue_database"]
 
@@ -141,7 +141,7 @@ def _build(
         commit_log.set_end(end)
         queues = _WrittenQueues(root, config, MappedFilePool(1), writer)
         queues.load_topics(os.path.join(root, "config", "topics.json"))
-        dispatcher = CommitLogDispatcher(commit_log, queues, None)
+        dispatcher = LogDispatcher(root, commit_log, queues, None)
         for stretch, columns in commit_log.scans(begin, end, keys=False):
             if stretch.verdict is Verdict.RECORD:
                 refuse_assumed(columns, config, _WHAT, root)
@@ -150,19 +150,22 @@ def _build(
                 report.damage.append(stretch.as_damage)
             if progress is not None:
                 progress(stretch.end - begin, end - begin)
+        dispatcher.finish()
         writer.finish(queues.last(), end)
         report.damage += dispatcher.counts.misplaced
+        report.gone = dispatcher.counts.gone
         report.records, report.units = dispatcher.counts.records, dispatcher.counts.units
         report.log_bytes = end - begin
-        _compare(commit_log, target, config, begin, end, bool(dispatcher.counts.misplaced))
+        _compare(root, commit_log, target, config, bool(dispatcher.counts.misplaced))
     finally:
         writer.close()
         commit_log.close()
     return report
 
 
-def _compare(commit_log: CommitLog, target: str, config: StoreConfig, begin: int, end: int, misplaced: bool) -> None:
-    check = QueueDatabaseCheck((target,), config, commit_log)
+def _compare(root: str, commit_log: CommitLog, target: str, config: StoreConfig, misplaced: bool) -> None:
+    begin, end = commit_log.min_offset, commit_log.max_offset
+    check = QueueDatabaseCheck(root, (target,), config, commit_log)
     try:
         findings = list(check.begin())
         for stretch, columns in commit_log.scans(begin, end, keys=False):
@@ -183,13 +186,36 @@ def _compare(commit_log: CommitLog, target: str, config: StoreConfig, begin: int
             )
 
 
-class _WrittenQueue(CollectedQueue):
-    # A queue whose units are written instead of collected; a later record with the same queue offset replaces an earlier one.
+class _Written:
+    # What is known of a queue whose units are written instead of collected.
+
+    _last: Unit | None
 
     def __init__(self, topic: str, queue_id: int, writer: QueueDatabaseWriter):
-        super().__init__(topic, queue_id)
+        super().__init__(topic, queue_id)  # type: ignore[call-arg]
         self.writer = writer
-        self.name = encode_java_utf8(topic)
+        self.name, self.number = encode_java_utf8(topic), queue_id
+        self.num = 0
+        self._first: Unit | None = None
+
+    def first_record(self) -> Unit | None:
+        """The first unit that was written, None without any."""
+        return self._first
+
+    def begin_again(self) -> int:
+        """Delete every unit, as of `UnitQueue.begin_again`."""
+        num, self.num, self._first, self._last = self.num, 0, None, None
+        self.writer.delete(self.name, self.number)
+        return num
+
+    def _note(self, first: Unit, last: Unit, num: int) -> None:
+        self._first = first if self._first is None else self._first
+        self._last = last
+        self.num += num
+
+
+class _WrittenQueue(_Written, CollectedQueue):
+    # A later record with the same queue offset replaces an earlier one.
 
     @property
     def unit_num(self) -> int:
@@ -208,17 +234,15 @@ class _WrittenQueue(CollectedQueue):
         num = len(phy_offsets)
         offsets = np.arange(queue_offset, queue_offset + num, dtype=np.int64)
         self.writer.put(self.name, self.queue_id, offsets, phy_offsets, sizes, tags_codes, store_timestamps)
-        self._last = Unit(queue_offset + num - 1, int(phy_offsets[-1]), int(sizes[-1]), int(tags_codes[-1]))
+        first, last = (
+            Unit(int(offsets[i]), int(phy_offsets[i]), int(sizes[i]), int(tags_codes[i])) for i in (0, num - 1)
+        )
+        self._note(first, last, num)
         return num
 
 
-class _WrittenBatchQueue(CollectedBatchQueue):
+class _WrittenBatchQueue(_Written, CollectedBatchQueue):
     # As RocketMQ 5.5.0 writes it: one unit an inner batch, at its base.
-
-    def __init__(self, topic: str, queue_id: int, writer: QueueDatabaseWriter):
-        super().__init__(topic, queue_id)
-        self.writer = writer
-        self.name = encode_java_utf8(topic)
 
     def put(
         self, queue_offset: int, phy_offset: int, size: int, tags_code: int, store_timestamp: int, num: int = 1
@@ -226,7 +250,8 @@ class _WrittenBatchQueue(CollectedBatchQueue):
         """Write one unit, as of `BatchConsumeQueue.put`."""
         columns = [np.array([each], np.int64) for each in (queue_offset, phy_offset, size, tags_code, store_timestamp)]
         self.writer.put(self.name, self.queue_id, *columns)
-        self._last = Unit(queue_offset, phy_offset, size, tags_code, num)
+        unit = Unit(queue_offset, phy_offset, size, tags_code, num)
+        self._note(unit, unit, 1)
         return True
 
 

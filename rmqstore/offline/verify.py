@@ -9,6 +9,7 @@ instead of exceptions.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
@@ -43,11 +44,14 @@ from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
 from rmqstore.offline.verify_units import QueueCheck, unread_database, unread_file, unread_folder
 from rmqstore.store.dispatcher import multi_dispatch_places, multi_dispatch_problem
 from rmqstore.store.opening import REBUILD_DIRECTORY, SWAPPING, is_swapping
+from rmqstore.store.queue_lives import DeletedTopics, gone_text
 
 if TYPE_CHECKING:
     from rmqstore.consumer.settings_sources import SettingsKind
 
 __all__ = ["Finding", "verify"]
+
+logger = logging.getLogger(__name__)
 
 _INNER_BATCH = SysFlag.INNER_BATCH.value
 
@@ -140,6 +144,7 @@ def verify_records(
     batch_topics: Iterable[str] = (),
     first_entry: int | None = None,
     without_unit: frozenset[int] = frozenset(),
+    without_queue: frozenset[tuple[str, int]] = frozenset(),
 ) -> tuple[list[Finding], dict[tuple[str, int], int], int]:
     """Compare queues and index below `parts_root` with some of the records of a log.
 
@@ -158,6 +163,8 @@ def verify_records(
         at no entries.
     without_unit : frozenset of int
         As of `verify_parts`.
+    without_queue : frozenset of (str, int)
+        Queues that have no unit, as their topic was deleted.
 
     Returns
     -------
@@ -168,7 +175,7 @@ def verify_records(
     checker = _Checker(
         parts_root, config, with_queues=queues, with_index=first_entry is not None, commit_log=commit_log
     )
-    checker.without_unit = without_unit
+    checker.without_unit, checker.without_queue, checker.is_built = without_unit, without_queue, True
     findings: list[Finding] = []
     try:
         for topic in batch_topics:
@@ -185,7 +192,7 @@ def verify_records(
             if len(findings) >= 100:
                 break
         for check in checker.queue_checks.values():
-            findings += check.end_run()
+            findings += [*check.end_run(), *check.missing_queue()]
         covered = {key: check.covered for key, check in checker.queue_checks.items()}
         return findings, covered, entries.file_number * per_file + entries.entry - 1
     finally:
@@ -264,12 +271,17 @@ class _Checker:
         self.progress: Callable[[int, int], None] | None = None
         self.check_crc = True
         self.without_unit: frozenset[int] = frozenset()
+        self.without_queue: frozenset[tuple[str, int]] = frozenset()
+        self.deleted = DeletedTopics(root)
         # Of a store with queues in RocksDB; then only queues that have files are compared with those.
         self.database: QueueDatabaseCheck | None = None
         self.listed: frozenset[tuple[str, int]] = frozenset()
         # Phy offsets, begin and end, of segments that cannot be read; ascending.
         self.unread: list[tuple[int, int]] = []
         self.index_is_unread = False
+        self.is_built = False
+        # Say how many records belong to no queue that is there; a rebuild says so itself.
+        self.tells_gone = False
 
     def close(self) -> None:
         self.commit_log.close()
@@ -290,6 +302,7 @@ class _Checker:
                 "read: what leads there is called dangling",
             )
         self.database = QueueDatabaseCheck.of(self.root, self.config, self.commit_log)
+        self.tells_gone = True
         yield from self.run_parts()
         yield from verify_index_database(self.commit_log, self.root, self.end)
         # It brings NumPy along.
@@ -499,7 +512,7 @@ class _Checker:
             check = self.queue_checks[topic, queue_id] = QueueCheck(
                 self.root, self.config, self.commit_log, self.queues, topic, queue_id
             )
-            check.unread = self.unread
+            check.unread, check.is_built = self.unread, self.is_built
         return check
 
     def records(self, columns: RecordColumns, *, lists: bool = True) -> Iterator[Finding]:
@@ -519,11 +532,14 @@ class _Checker:
             name = decode_java_utf8(columns.topics.topics[topic])
             if not lists:
                 self.queues.find_or_create(name, queue_id)
-            if self._is_elsewhere(name, queue_id):
+            if self._is_elsewhere(name, queue_id) or (name, queue_id) in self.without_queue:
                 continue
             check = self.check_of(name, queue_id)
             if lists:
                 yield from check.files()
+            if check.queue is None and check.problem is None and self.deleted.is_deleted(name):
+                check.gone += end - start
+                continue
             yield from check.records(columns, order[start:end])
 
     def _is_elsewhere(self, topic: str, queue_id: int) -> bool:
@@ -584,6 +600,17 @@ class _Checker:
     def _queues(self) -> Iterator[Finding]:
         for topic, queue_id in self.queues.keys():
             yield from self.check_of(topic, queue_id).finish()
+        checks = sorted(self.queue_checks.items())
+        deleted_after: dict[str, int] = {}
+        for (topic, _), check in checks:
+            deleted_after[topic] = max(deleted_after.get(topic, -1), check.deleted_after)
+        gone: dict[str, int] = {}
+        for (topic, _), check in checks:
+            yield from check.missing_queue(deleted_after[topic])
+            if check.gone:
+                gone[topic] = gone.get(topic, 0) + check.gone
+        if gone and self.tells_gone:
+            logger.warning("note: %s", gone_text(gone))
 
     # ------------------------------------------------------------------------------------------------ the other files
 

@@ -24,6 +24,7 @@ from rmqstore.rocksdb.places import queue_databases
 from rmqstore.rocksdb.queues import QueueDatabase, Units
 from rmqstore.spans import Span, without
 from rmqstore.store.dispatcher import multi_dispatch_places
+from rmqstore.store.queue_lives import DeletedTopics, QueueLife, database_life
 
 __all__ = ["QueueDatabaseCheck"]
 
@@ -37,6 +38,8 @@ class QueueDatabaseCheck:
 
     Parameters
     ----------
+    root : str
+        The directory of the store, whose settings list the topics.
     folders : tuple of str
         The directories of such databases, one at least.
     config : StoreConfig
@@ -48,7 +51,7 @@ class QueueDatabaseCheck:
         rocksdict is not installed.
     """
 
-    def __init__(self, folders: tuple[str, ...], config: StoreConfig, commit_log: CommitLog):
+    def __init__(self, root: str, folders: tuple[str, ...], config: StoreConfig, commit_log: CommitLog):
         self.folders, self.path = folders, folders[0]
         self.commit_log = commit_log
         # Only a broker that dispatches to further queues says in a record which.
@@ -76,6 +79,10 @@ class QueueDatabaseCheck:
         self._missing: dict[tuple[str, int], tuple[int, int, int]] = {}
         # The queue offsets of the units that a record stands behind, in runs.
         self._met: dict[tuple[str, int], list[Span]] = {}
+        self._deleted = DeletedTopics(root, frozenset(topic for topic, _ in self.database.last) if self.database else ())
+        self._lives: dict[tuple[str, int], QueueLife | None] = {}
+        # By topic the phy offset of the last record that was seen of a queue that began again later.
+        self._deleted_after: dict[str, int] = {}
         self._behind = 0
         self._behind_from = -1
         self._told: set[str] = set()
@@ -84,7 +91,7 @@ class QueueDatabaseCheck:
     def of(cls, root: str, config: StoreConfig, commit_log: CommitLog) -> QueueDatabaseCheck | None:
         """QueueDatabaseCheck or None: of the store at `root`, if it has queues in RocksDB."""
         folders = queue_databases(root)
-        return cls(folders, config, commit_log) if folders else None
+        return cls(root, folders, config, commit_log) if folders else None
 
     def close(self) -> None:
         """Let go of the database."""
@@ -145,6 +152,10 @@ class QueueDatabaseCheck:
         database = self.database
         assert database is not None
         offsets = columns.queue_offset[rows] if offsets is None else offsets
+        of_this = self._of_this_queue((topic, queue_id), offsets, columns.phy_offset[rows])
+        offsets, rows = offsets[of_this], rows[of_this]
+        if not len(rows):
+            return
         damage: list[CorruptionError] = []
         stored = database.units(topic, queue_id, int(offsets.min()), int(offsets.max()) + 1, damage)
         for error in damage:
@@ -152,10 +163,30 @@ class QueueDatabaseCheck:
         places = np.searchsorted(stored.queue_offsets, offsets)
         there = places < len(stored.queue_offsets)
         there[there] = stored.queue_offsets[places[there]] == offsets[there]
+        # A queue that began again after the checkpoint is not in the database yet, and one of its name is.
+        began = (columns.phy_offset[rows] >= database.checkpoint) & there
+        began[began] = stored.phy_offsets[places[began]] < columns.phy_offset[rows[began]]
+        there &= ~began
         self._note_met(topic, queue_id, offsets[there])
         if not damage:
             self._note_missing(topic, queue_id, offsets[~there], columns.phy_offset[rows[~there]])
         yield from self._wrong(topic, queue_id, columns, rows[there], stored, places[there])
+
+    def _of_this_queue(self, key: tuple[str, int], offsets: np.ndarray, phy_offsets: np.ndarray) -> np.ndarray:
+        # Which records are not of a topic, or of a queue of this name, that was deleted.
+        database = self.database
+        assert database is not None
+        if key not in database.last:
+            return np.full(len(offsets), not self._deleted.is_deleted(key[0]))
+        if key not in self._lives:
+            self._lives[key] = database_life(self.commit_log, database, *key, self._damaged)
+        life = self._lives[key]
+        if life is None:
+            return np.ones(len(offsets), bool)
+        earlier = life.earlier(offsets, phy_offsets)
+        if earlier.any():
+            self._deleted_after[key[0]] = max(self._deleted_after.get(key[0], -1), int(phy_offsets[earlier].max()))
+        return ~earlier
 
     def _note_met(self, topic: str, queue_id: int, offsets: np.ndarray) -> None:
         # Mostly a queue is one run, as its records come in order.
@@ -189,9 +220,6 @@ class QueueDatabaseCheck:
             wrong |= codes != columns.tags_code[rows]
         for i in np.flatnonzero(wrong).tolist():
             row = int(rows[i])
-            if phy[i] > columns.phy_offset[row] and self._is_record(topic, queue_id, int(phy[i]), int(sizes[i])):
-                # The topic was deleted and made again, so that two records have this queue offset.
-                continue
             needed = (columns.phy_offset[row], columns.size[row], columns.tags_code[row], columns.store_timestamp[row])
             yield Finding(
                 self.path,
@@ -201,10 +229,6 @@ class QueueDatabaseCheck:
                 f"phy offset {needed[0]} needs {':'.join(str(int(value)) for value in needed)}",
             )
 
-    def _is_record(self, topic: str, queue_id: int, phy_offset: int, size: int) -> bool:
-        message = self.commit_log.look_up(phy_offset, size)
-        return message is not None and (message.topic, message.queue_id) == (topic, queue_id)
-
     # ---------------------------------------------------------------------------------------------------- the rest
 
     def finish(self, end: int) -> Iterator[Finding]:
@@ -213,6 +237,8 @@ class QueueDatabaseCheck:
         if database is None:
             return
         for (topic, queue_id), (offset, phy, num) in sorted(self._missing.items()):
+            if (topic, queue_id) not in database.last and phy <= self._deleted_after.get(topic, -1):
+                continue
             yield Finding(
                 self.path,
                 0,

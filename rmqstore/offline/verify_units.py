@@ -22,6 +22,7 @@ from rmqstore.files.mapped_file import is_not_given_out, why_not_given_out
 from rmqstore.files.mapped_file_queue import MappedFileQueue
 from rmqstore.message import SCHEDULE_TOPIC, MessageExt
 from rmqstore.store.dispatcher import names_further_queue
+from rmqstore.store.queue_lives import QueueLife, life_of
 
 _NOT_COMPARED = "the queue is not compared with the log"
 
@@ -59,6 +60,10 @@ class QueueCheck:
         Why it cannot be read.
     covered : int
         How many of its units belong to a record that was seen.
+    gone : int
+        How many records were seen of a topic, or of a queue of this name, that was deleted.
+    deleted_after : int
+        Phy offset of the last of them whose queue began again, -1 for none.
     """
 
     def __init__(
@@ -76,7 +81,14 @@ class QueueCheck:
         self.queue: AnyConsumeQueue | None = None
         self.covered = 0
         self.problem: Finding | None = None
+        self.gone, self.deleted_after = 0, -1
         self.missing_reported = 0
+        # Of a queue that is not there: the queue offset and the phy offset of the first record that needs it.
+        self._first_missing: tuple[int, int] | None = None
+        # Its units were written just now, from a log of which only a part is given.
+        self.is_built = False
+        self._life: QueueLife | None = None
+        self._asked_life = False
         self._files_told = False
         self._run: _Run | None = None
         self.topic, self.queue_id = topic, queue_id
@@ -126,10 +138,13 @@ class QueueCheck:
             yield from self.missing(int(columns.queue_offset[rows[0]]), int(columns.phy_offset[rows[0]]), len(rows))
             return
         if not isinstance(queue, ConsumeQueue):
-            yield from self._batch_records(columns, rows)
+            yield from self._batch_records(columns, self._of_this_life(columns, rows, columns.inner_base))
             return
         if queue.ext is None and queue.agrees(columns, rows):
             self.covered += len(rows)
+            return
+        rows = self._of_this_life(columns, rows, columns.queue_offset)
+        if not len(rows):
             return
         # Something is to be told, or cannot be told at once.
         offsets = columns.queue_offset[rows]
@@ -170,6 +185,43 @@ class QueueCheck:
                 )
             done += count
 
+    def _of_this_life(self, columns: RecordColumns, rows: np.ndarray, queue_offsets: np.ndarray) -> np.ndarray:
+        # The rows without the records of a queue of this name that was deleted.
+        queue = self.queue
+        assert queue is not None
+        if not self._asked_life:
+            self._asked_life = True
+            first = queue.first_record()
+            if first is not None:
+                place = first.queue_offset, first.phy_offset
+                key = self.topic, self.queue_id
+                self._life = QueueLife(*place) if self.is_built else life_of(self.commit_log, *key, *place)
+        if self._life is None:
+            return rows
+        phy_offsets = columns.phy_offset[rows]
+        earlier = self._life.earlier(queue_offsets[rows], phy_offsets)
+        if earlier.any():
+            self.gone += int(earlier.sum())
+            self.deleted_after = int(phy_offsets[earlier].max())
+        of_this: np.ndarray = rows[~earlier]
+        return of_this
+
+    def missing_queue(self, deleted_after: int = -1) -> Iterator[Finding]:
+        """The queue, if it is not there and records need it that are not of a topic deleted after this phy offset."""
+        if self._first_missing is None or self.problem is not None:
+            return
+        queue_offset, phy_offset = self._first_missing
+        if phy_offset <= deleted_after:
+            self.gone += self.missing_reported
+            return
+        yield Finding(
+            os.path.join(self.root, "consumequeue", self.topic, str(self.queue_id)),
+            0,
+            "missing_unit",
+            f"{self.topic}/{self.queue_id} has no unit {queue_offset} for the record at phy offset {phy_offset}: the topic was "
+            f"deleted, or its queue is lost; it lacks {self.missing_reported} units in all",
+        )
+
     def _tell(self, queue: AnyConsumeQueue, number: int, kind: str, detail: str) -> Iterator[Finding]:
         # Units of one file that follow each other are one finding, which is told when it is known how many they are.
         run = self._run
@@ -191,14 +243,13 @@ class QueueCheck:
             yield Finding(run.path, run.pos, run.kind, detail, num=num)
 
     def missing(self, queue_offset: int, phy_offset: int, num: int) -> Iterator[Finding]:
-        """Note `num` records without a unit: the first one is a finding, the rest is counted."""
+        """Note `num` records without a unit: the first one is a finding, the rest is counted; see `missing_queue` too."""
         self.missing_reported += num
-        if self.missing_reported == num:
-            queue = self.queue
+        if self.queue is None:
+            self._first_missing = self._first_missing or (queue_offset, phy_offset)
+        elif self.missing_reported == num:
             yield Finding(
-                os.path.join(self.root, "consumequeue", self.topic, str(self.queue_id))
-                if queue is None
-                else queue.files.path,
+                self.queue.files.path,
                 0,
                 "missing_unit",
                 f"{self.topic}/{self.queue_id} has no unit {queue_offset} for the record at phy offset {phy_offset}",
@@ -230,16 +281,16 @@ class QueueCheck:
         if self.problem is not None:
             return
         yield from self.end_run()
+        queue = self.queue
+        if queue is None:
+            return
         if self.missing_reported > 1:
             yield Finding(
-                self.root if self.queue is None else self.queue.files.path,
+                queue.files.path,
                 0,
                 "missing_unit",
                 f"{self.topic}/{self.queue_id} lacks {self.missing_reported} units in all",
             )
-        queue = self.queue
-        if queue is None:
-            return
         log = self.commit_log
         first = queue.first_unit_at_or_after(log.min_offset)
         yield from self._tail(queue)

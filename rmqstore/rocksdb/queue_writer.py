@@ -116,6 +116,14 @@ class QueueDatabaseWriter:
         with self._writing():
             self._rdict.write(batch, self._no_log)
 
+    def delete(self, topic: bytes, queue_id: int) -> None:
+        """Delete every unit of one queue that was put so far."""
+        prefix = unit_prefix(topic, queue_id)
+        batch = self._rocksdict.WriteBatch(raw_mode=True)
+        batch.delete_range(prefix, prefix + b"\xff" * 9)
+        with self._writing():
+            self._rdict.write(batch, self._no_log)
+
     def finish(self, last: dict[tuple[bytes, int], tuple[int, int]], checkpoint: int) -> None:
         """Write the last unit of each queue (phy offset, queue offset) and the checkpoint, and force all to the disk.
 

@@ -62,6 +62,7 @@ from rmqstore.spark.rebuild_plan import (
 )
 from rmqstore.spark.rebuild_records import dispatch_alone, fill_units, scan_pieces
 from rmqstore.store.dispatcher import without_unit
+from rmqstore.store.queue_lives import DeletedTopics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -249,10 +250,11 @@ def _build(mapper: Mapper, plan: RebuildPlan, parallelism: int) -> RebuildReport
     if "index" in plan.kinds:
         report.index_entries = sum(summary.entry_nums)
         index_names = _build_index(mapper, plan, summary, parallelism)
+    dropped: set[QueueKey] = set()
     if "consumequeue" in plan.kinds:
-        _build_queues(mapper, plan, summary, summaries, groups, report)
+        dropped = _build_queues(mapper, plan, summary, summaries, groups, report)
     _assemble(plan, summary, index_names)
-    _verify(mapper, plan, summary, groups, index_names, sorted(without_unit(report.damage)))
+    _verify(mapper, plan, summary, groups, index_names, (sorted(without_unit(report.damage)), sorted(dropped)))
     return report
 
 
@@ -291,9 +293,13 @@ def _build_queues(
     summaries: list[LogSummary],
     groups: list[tuple[int, int]],
     report: RebuildReport,
-) -> None:
+) -> set[QueueKey]:
+    # The queues of the records; those of which nothing was built are returned.
     batch_topics = plan.batch_topics | summary.batch_topics
-    fills = list(summary.fills)
+    deleted = DeletedTopics(plan.root)
+    dropped = {key for key in summary.queues if deleted.is_deleted(key[0])}
+    _drop(summary, dropped, report)
+    fills = [fill for fill in summary.fills if fill[:2] not in dropped]
     for key, (first, phy_offset, *_) in summary.queues.items():
         if key[0] in batch_topics or first > phy_offset // SMALLEST_RECORD + 1:
             summary.alone.add(key)
@@ -308,15 +314,33 @@ def _build_queues(
         write_named(mark, b"")
     report.units = sum(place[4] for key, place in summary.queues.items() if key not in summary.alone)
     if not summary.alone:
-        return
+        return dropped
     segments: set[int] = set()
     for each, numbers in zip(summaries, groups, strict=True):
         if each.further or not summary.alone.isdisjoint(each.queues):
             segments |= {plan.segment(plan.piece(number).begin) for number in range(*numbers)}
     tasks = [(sorted(segments), sorted(summary.alone), sorted(batch_topics))]
-    for units, misplaced in mapper(dispatch_alone, plan, tasks):
+    for units, misplaced, gone, deleted_after, alone_dropped in mapper(dispatch_alone, plan, tasks):
         report.units += units
         report.damage += [tuple(part) for part in misplaced]
+        for topic, num in gone.items():
+            report.gone[topic] = report.gone.get(topic, 0) + num
+        earlier = {
+            key
+            for key, (_, phy_offset, *_) in summary.queues.items()
+            if key not in summary.alone and phy_offset <= deleted_after.get(key[0], -1)
+        }
+        report.units -= sum(summary.queues[key][4] for key in earlier)
+        _drop(summary, earlier, report)
+        dropped |= earlier | set(alone_dropped)
+    return dropped
+
+
+def _drop(summary: LogSummary, keys: set[QueueKey], report: RebuildReport) -> None:
+    # Queues of topics that were deleted: what tasks wrote of them stays in the scratch.
+    for key in keys:
+        report.gone[key[0]] = report.gone.get(key[0], 0) + summary.queues.pop(key)[4]
+    summary.alone -= keys
 
 
 def _assemble(plan: RebuildPlan, summary: LogSummary, index_names: list[str]) -> None:
@@ -351,11 +375,11 @@ def _verify(
     summary: LogSummary,
     groups: list[tuple[int, int]],
     index_names: list[str],
-    misplaced: list[int],
+    left_out: tuple[list[int], list[QueueKey]],
 ) -> None:
     batch_topics = sorted(plan.batch_topics | summary.batch_topics)
     starts = [0, *np.cumsum(summary.entry_nums, dtype=np.int64).tolist()] if summary.entry_nums else None
-    tasks = [(*numbers, starts[numbers[0]] if starts else 0, batch_topics, misplaced) for numbers in groups]
+    tasks = [(*numbers, starts[numbers[0]] if starts else 0, batch_topics, *left_out) for numbers in groups]
     covered: dict[QueueKey, int] = {}
     # In one go: a pass costs a moment even where it has little to do.
     answers = mapper(check_part, plan, [*tasks, *index_names])

@@ -17,9 +17,11 @@ from rmqstore.offline.verify import verify_index_file, verify_queue, verify_reco
 from rmqstore.spark.rebuild_plan import ROWS, QueueKey, RebuildPlan, segment_offsets, segments_of, stretches_of
 from rmqstore.spark.rebuild_records import scan_piece
 
+PiecesTask = tuple[int, int, int, list[str], list[int], list[QueueKey]]
+
 
 def check_pieces(
-    plan: RebuildPlan, task: tuple[int, int, int, list[str], list[int]]
+    plan: RebuildPlan, task: PiecesTask
 ) -> tuple[list[Finding], dict[QueueKey, int], int]:
     """Compare what was built with the records of the pieces from `task[0]` to before `task[1]`.
 
@@ -28,16 +30,16 @@ def check_pieces(
 
     Parameters
     ----------
-    task : (int, int, int, list of str, list of int)
+    task : (int, int, int, list of str, list of int, list of (str, int))
         The pieces, the number of the first piece's first entry in the whole index, from 0 on, the topics with batch queues,
-        and the phy offsets of records that have no unit because they are misplaced.
+        the phy offsets of records that have no unit because they are misplaced, and queues of topics that were deleted.
 
     Returns
     -------
     (list of Finding, dict of (str, int) to int, int)
         The first findings, how many units of each queue belong to these records, and the number after the last entry.
     """
-    first, last, entry, batch_topics, misplaced = task
+    first, last, entry, batch_topics, misplaced, dropped = task
     findings: list[Finding] = []
     covered: dict[QueueKey, int] = {}
     for number in range(first, last):
@@ -57,6 +59,7 @@ def check_pieces(
                 batch_topics=batch_topics,
                 first_entry=entry if "index" in plan.kinds else None,
                 without_unit=frozenset(misplaced),
+                without_queue=frozenset(dropped),
             )
         findings += found
         for key, count in units.items():
@@ -66,7 +69,7 @@ def check_pieces(
     return findings, covered, entry
 
 
-def check_part(plan: RebuildPlan, task: tuple[int, int, int, list[str], list[int]] | str) -> Any:
+def check_part(plan: RebuildPlan, task: PiecesTask | str) -> Any:
     """`check_file` for a name, `check_pieces` for pieces."""
     return check_file(plan, task) if isinstance(task, str) else check_pieces(plan, task)
 

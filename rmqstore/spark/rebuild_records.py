@@ -38,8 +38,8 @@ from rmqstore.spark.rebuild_plan import (
     stretches_of,
 )
 from rmqstore.store.dispatcher import (
-    CommitLogDispatcher,
     IndexProgress,
+    LogDispatcher,
     multi_dispatch_places,
     multi_dispatch_problem,
     queued_rows,
@@ -253,7 +253,9 @@ def fill_units(plan: RebuildPlan, fills: Sequence[tuple[str, int, int, int]]) ->
             _write_units(plan, topic, queue_id, at, _filling(min(ENTRIES, end - at)).tobytes())
 
 
-def dispatch_alone(plan: RebuildPlan, task: tuple[list[int], list[QueueKey], list[str]]) -> tuple[int, list[Any]]:
+def dispatch_alone(
+    plan: RebuildPlan, task: tuple[list[int], list[QueueKey], list[str]]
+) -> tuple[int, list[Any], dict[str, int], dict[str, int], list[QueueKey]]:
     """Build some queues as the single-process rebuild does.
 
     Parameters
@@ -263,8 +265,9 @@ def dispatch_alone(plan: RebuildPlan, task: tuple[list[int], list[QueueKey], lis
 
     Returns
     -------
-    (int, list)
-        How many units, and the records whose queue offset cannot be.
+    (int, list, dict, dict, list)
+        How many units, the records whose queue offset cannot be, and of `LogDispatcher` what is gone, after which records
+        topics were deleted, and the queues that were dropped for it.
     """
     segments, queues, batch_topics = task
     target = os.path.join(plan.build, "alone")
@@ -284,19 +287,19 @@ def dispatch_alone(plan: RebuildPlan, task: tuple[list[int], list[QueueKey], lis
                 raise
         text = read_small_file(report)
         assert text is not None
-    units, misplaced = json.loads(text)
-    return units, misplaced
+    units, misplaced, gone, deleted_after, dropped = json.loads(text)
+    return units, misplaced, gone, deleted_after, [(topic, queue_id) for topic, queue_id in dropped]
 
 
 def _dispatch_alone(
     plan: RebuildPlan, target: str, segments: list[int], queues: frozenset[QueueKey], batch_topics: list[str]
-) -> tuple[int, list[Any]]:
+) -> tuple[int, list[Any], dict[str, int], dict[str, int], list[QueueKey]]:
     store = ConsumeQueueStore(target, plan.config, MappedFilePool(plan.config.max_mapped_files, sparse=True))
     try:
         with segments_of(plan, segments) as log:
             for topic in batch_topics:
                 store.add_batch_topic(topic)
-            dispatcher = CommitLogDispatcher(log, store, None)
+            dispatcher = LogDispatcher(plan.root, log, store, None)
             dispatcher.only = queues
             # As many at once as the single-process rebuild reads: what it believes of a queue offset depends on that.
             columns = RecordColumns()
@@ -309,7 +312,9 @@ def _dispatch_alone(
                     elif stretch.verdict in DAMAGED_BODY:
                         for _ in log.stretches(stretch.begin, stretch.end, damaged, check_crc=False, keys=False):
                             dispatcher.dispatch_columns(damaged, IndexProgress(), allow_gaps=True)
+            dispatcher.finish()
         store.flush()
-        return dispatcher.counts.units, dispatcher.counts.misplaced
+        counts = dispatcher.counts
+        return counts.units, counts.misplaced, counts.gone, dispatcher.deleted_after, sorted(dispatcher.dropped)
     finally:
         store.close()

@@ -19,5 +19,6 @@ Nothing here prints, and a read-only open writes nothing (I7).
 - `recovery`: judge, cut, dispatch; `index_survey`: what of the index is sound
 - `dispatcher`: what a record leaves in queues and index, and whether it is there already; `undispatched`: units in memory
   for records that a broker stored and did not dispatch before it died; `completion`: the same for queues in RocksDB
+- `queue_lives`: topics that were deleted, or deleted and created again, whose records need no units
 - `stats`: plain numbers of an open store, read from its files
 """

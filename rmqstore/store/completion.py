@@ -13,13 +13,14 @@ import logging
 import os
 from collections.abc import Iterable, Iterator
 
+from rmqstore import _numpy as np
 from rmqstore._core import Verdict, check_record
 from rmqstore._dispatch import RecordColumns
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.commitlog.log_walk import Stretch
 from rmqstore.consumequeue.collected_queues import CollectedQueues
 from rmqstore.consumequeue.consume_queue import ConsumeQueue
-from rmqstore.consumequeue.consume_queue_store import ConsumeQueueStore
+from rmqstore.consumequeue.consume_queue_store import AnyConsumeQueue, ConsumeQueueStore
 from rmqstore.consumequeue.database_queues import DatabaseQueues, UnitStream
 from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError
@@ -28,7 +29,8 @@ from rmqstore.message import MessageExt, is_queued
 from rmqstore.rocksdb.places import closed_folder
 from rmqstore.rocksdb.queues import QueueDatabase
 from rmqstore.spans import joined, without
-from rmqstore.store.dispatcher import CommitLogDispatcher, IndexProgress
+from rmqstore.store.dispatcher import CommitLogDispatcher, IndexProgress, LogDispatcher
+from rmqstore.store.queue_lives import DeletedTopics, QueueLife, database_life
 from rmqstore.store.recovery import learn_delays
 
 __all__ = ["Completion", "QueueDatabaseState", "dispatch_stretch"]
@@ -215,9 +217,10 @@ class Completion:
     def _dispatch(self, queues: CollectedQueues, begin: int, end: int) -> None:
         for topic in self.queues.batch_topics:
             queues.add_batch_topic(topic)
-        dispatcher = CommitLogDispatcher(self.commit_log, queues, None)
+        dispatcher = _CompletingDispatcher(self.commit_log, queues, self.source)
         for stretch, columns in self.commit_log.scans(begin, end, keys=False):
             dispatch_stretch(self.commit_log, dispatcher, stretch, columns)
+        dispatcher.finish()
         for topic in queues.batch_topics - self.queues.batch_topics:
             self.queues.add_batch_topic(topic)
 
@@ -332,6 +335,41 @@ class Completion:
                     self.source.report(error)
                     return None
         return None
+
+
+class _CompletingDispatcher(LogDispatcher):
+    # Dispatches into queues that collect what a database lacks, whose units count as those of the queue.
+
+    def __init__(self, commit_log: CommitLog, queues: CollectedQueues, source: DatabaseQueues):
+        super().__init__(source.root, commit_log, queues, None)
+        self.source = source
+        database = source.database
+        kept = frozenset() if database is None else frozenset(topic for topic, _ in database.last)
+        self.deleted = DeletedTopics(source.root, kept)
+
+    def _follow(self, queue: ConsumeQueue, columns: RecordColumns, rows: np.ndarray) -> bool:
+        return self.source.database_of((queue.topic, queue.queue_id)) is None and super()._follow(queue, columns, rows)
+
+    def _life(self, queue: AnyConsumeQueue) -> QueueLife | None:
+        key = queue.topic, queue.queue_id
+        if key not in self._lives and (database := self.source.database_of(key)) is not None:
+            life = database_life(self.commit_log, database, *key, self.source.report)
+            if life is not None:
+                self._lives[key] = life
+        return super()._life(queue)
+
+    def _end(self, queue: AnyConsumeQueue) -> tuple[int, int]:
+        end, phy_offset = super()._end(queue)
+        key = queue.topic, queue.queue_id
+        if (database := self.source.database_of(key)) is not None:
+            last = database.last[key]
+            if last.phy_offset > phy_offset:
+                return last.queue_offset + 1, last.phy_offset
+        return end, phy_offset
+
+    def _begin_again(self, queue: AnyConsumeQueue) -> None:
+        super()._begin_again(queue)
+        self.source.begin_again((queue.topic, queue.queue_id))
 
 
 def dispatch_stretch(

@@ -25,12 +25,14 @@ from rmqstore.consumequeue.queue_folders import can_name_queue
 from rmqstore.errors import CorruptionError
 from rmqstore.index.index_service import IndexService
 from rmqstore.message import RETRY_PREFIX, SCHEDULE_TOPIC, MessageExt, SysFlag, decode_java_utf8
+from rmqstore.store.queue_lives import DeletedTopics, QueueLife, last_beginning, life_of
 
 __all__ = [
     "Agreement",
     "CommitLogDispatcher",
     "DispatchCounts",
     "IndexProgress",
+    "LogDispatcher",
     "QueueGapError",
     "QueueKindError",
     "names_further_queue",
@@ -88,6 +90,7 @@ class Agreement:
 
     Parameters
     ----------
+    commit_log : CommitLog
     queues : ConsumeQueueStore
     plain : dict of (str, int) to PlainQueue
         Queues that were found in order and may be compared without being opened.
@@ -98,10 +101,17 @@ class Agreement:
         For every queue that was compared the number after the last unit that was found right.
     """
 
-    def __init__(self, queues: ConsumeQueueStore, plain: Mapping[tuple[str, int], PlainQueue] = MappingProxyType({})):
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        queues: ConsumeQueueStore,
+        plain: Mapping[tuple[str, int], PlainQueue] = MappingProxyType({}),
+    ):
+        self.commit_log = commit_log
         self.queues = queues
         self.plain = plain
         self.ends: dict[tuple[str, int], int] = {}
+        self._deleted = DeletedTopics(queues.root)
 
     def holds(self, columns: RecordColumns) -> bool:
         """bool: every unit is there, says what its record needs, and follows the one before.
@@ -118,11 +128,30 @@ class Agreement:
             topic, queue_id = columns.topics.queues[number]
             key = decode_java_utf8(columns.topics.topics[topic]), queue_id
             rows = order[start:end]
-            first = int(columns.queue_offset[rows[0]])
-            if self.ends.get(key, first) != first or not self._agrees(key, columns, rows):
-                return False
-            self.ends[key] = first + len(rows)
+            if not self._follow(key, columns, rows):
+                rows = self._of_this_queue(key, columns, rows)
+                if len(rows) and not self._follow(key, columns, rows):
+                    return False
         return True
+
+    def _follow(self, key: tuple[str, int], columns: RecordColumns, rows: np.ndarray) -> bool:
+        first = int(columns.queue_offset[rows[0]])
+        if self.ends.get(key, first) != first or not self._agrees(key, columns, rows):
+            return False
+        self.ends[key] = first + len(rows)
+        return True
+
+    def _of_this_queue(self, key: tuple[str, int], columns: RecordColumns, rows: np.ndarray) -> np.ndarray:
+        # Without the records of a topic that was deleted, which need no unit.
+        queue = self.queues.find(*key)
+        if queue is None:
+            return rows[:0] if self._deleted.is_deleted(key[0]) else rows
+        first = queue.first_record()
+        life = None if first is None else life_of(self.commit_log, *key, first.queue_offset, first.phy_offset)
+        if life is None:
+            return rows
+        of_this: np.ndarray = rows[~life.earlier(columns.queue_offset[rows], columns.phy_offset[rows])]
+        return of_this
 
     def was_cut(self) -> bool:
         """bool: a queue has lost units meanwhile that were found right."""
@@ -157,6 +186,7 @@ class DispatchCounts:
     "BAD_QUEUE_OFFSET", "BAD_TOPIC": its queue offset or its topic, so it has no unit.  "BAD_INNER_NUM": the number of messages
     of an inner batch, so it counts as one.  "BAD_MULTI_DISPATCH": one of the further queues that it names, or its queue
     offset there, so it has no unit there.
+    `gone` has by topic the number of records that belong to a topic or queue that was deleted, so they have no unit.
     """
 
     records: int = 0
@@ -165,6 +195,7 @@ class DispatchCounts:
     index_entries: int = 0
     first: int | None = None
     misplaced: list[tuple[int, int, str]] = field(default_factory=list)
+    gone: dict[str, int] = field(default_factory=dict)
 
     def put(self, units: int, phy_offset: int) -> None:
         """Count so many units of records from `phy_offset` on."""
@@ -302,8 +333,8 @@ class CommitLogDispatcher:
         self, queue: AnyConsumeQueue, columns: RecordColumns, rows: np.ndarray, allow_gaps: bool, repair: bool
     ) -> None:
         assert isinstance(queue, ConsumeQueue)
-        if 0 <= columns.queue_offset[rows[0]] <= queue.unit_num and columns.run_length(rows) == len(rows):
-            # They go on where the queue ends, or are there already: as it is unless something was damaged.
+        if self._follow(queue, columns, rows) and columns.run_length(rows) == len(rows):
+            # As it is unless something was damaged.
             self._put_run(queue, columns, rows, allow_gaps, repair)
             return
         rows = self._plausible(queue, columns, rows, columns.queue_offset)
@@ -314,6 +345,10 @@ class CommitLogDispatcher:
             self._put_run(queue, columns, rows[done : done + run], allow_gaps, repair)
             done += run
 
+    def _follow(self, queue: ConsumeQueue, columns: RecordColumns, rows: np.ndarray) -> bool:
+        # The rows begin where the queue ends, or are there already.
+        return 0 <= int(columns.queue_offset[rows[0]]) <= queue.unit_num
+
     def _plausible(
         self,
         queue: AnyConsumeQueue,
@@ -323,11 +358,13 @@ class CommitLogDispatcher:
         largest_batch: int = 1,
     ) -> np.ndarray:
         # Nothing in a record protects its queue offset.  One that is above a later record's, or higher than the log
-        # before it has room for, is damaged; a queue that believed it would be filled up to there.
+        # before it has room for, is damaged; a queue that believed it would be filled up to there.  So is one that is not
+        # above the one before it where the next one is.
         offsets = queue_offsets[rows]
         bad = offsets < 0
         if len(rows) > 1 and (offsets[1:] <= offsets[:-1]).any():
-            lowest_behind = np.minimum.accumulate(np.where(offsets < 0, np.iinfo(np.int64).max, offsets)[::-1])[::-1]
+            bad[1:-1] |= (offsets[1:-1] <= offsets[:-2]) & (offsets[2:] > offsets[:-2])
+            lowest_behind = np.minimum.accumulate(np.where(bad, np.iinfo(np.int64).max, offsets)[::-1])[::-1]
             bad[:-1] |= offsets[:-1] > lowest_behind[1:]
         last = queue.last_record()
         number, phy_offset = (0, 0) if last is None else (queue.max_queue_offset, last.phy_offset)
@@ -471,6 +508,162 @@ class CommitLogDispatcher:
         if starts[n - 1] == starts[n]:
             # RocketMQ (5.5.0) rolls a full file for the next record even if that has no keys.
             self.index_service.current()
+
+
+class LogDispatcher(CommitLogDispatcher):
+    """Writes units and index entries for what a log holds, where records may be of topics that were deleted.
+
+    Call `finish` after the last record.
+
+    Parameters
+    ----------
+    root : str
+        The directory of the store, whose settings list the topics.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        commit_log: CommitLog,
+        queues: ConsumeQueueStore | None,
+        index_service: IndexService | None,
+    ):
+        super().__init__(commit_log, queues, index_service)
+        self.deleted = DeletedTopics(root)
+        # By topic the phy offset of the last record of a queue that began again later.
+        self.deleted_after: dict[str, int] = {}
+        # By queue the phy offset before the last record seen, from which the queue may have begun again.
+        self._unsure: dict[tuple[str, int], int] = {}
+        # What `finish` dropped.
+        self.dropped: set[tuple[str, int]] = set()
+        # Queues that had no unit before this dispatcher came, by whether that is so.
+        self._is_new: dict[tuple[str, int], bool] = {}
+        self._lives: dict[tuple[str, int], QueueLife] = {}
+        # By queue up to which phy offset its records are counted in `counts.gone`; the log may be dispatched twice.
+        self._counted: dict[tuple[str, int], int] = {}
+
+    def finish(self) -> None:
+        """Drop the queues that were rebuilt of a topic that was deleted after their last record."""
+        assert self.queues is not None or not self._is_new
+        for (topic, queue_id), is_new in self._is_new.items():
+            queue = None if self.queues is None or not is_new else self.queues.find(topic, queue_id)
+            first = None if queue is None else queue.first_record()
+            if first is None or first.phy_offset > self.deleted_after.get(topic, -1):
+                continue
+            assert queue is not None and self.queues is not None
+            self._begin_again(queue)
+            self.queues.forget(topic, queue_id)
+            self.dropped.add((topic, queue_id))
+
+    def _queue_for(
+        self, columns: RecordColumns, topics: list[str], number: int, rows: np.ndarray
+    ) -> AnyConsumeQueue | None:
+        topic, queue_id = columns.topics.queues[number]
+        key = topics[topic], queue_id
+        if self.deleted.is_deleted(topics[topic]):
+            self._leave_out(key, columns.phy_offset[rows])
+            return None
+        queue = super()._queue_for(columns, topics, number, rows)
+        if queue is not None and key not in self._is_new:
+            self._is_new[key] = queue.last_record() is None
+        before = self._unsure.pop(key, None)
+        if before is not None and int(columns.queue_offset[rows[0]]) > 0:
+            self._note_deletion(key[0], before)
+        return queue
+
+    def _follow(self, queue: ConsumeQueue, columns: RecordColumns, rows: np.ndarray) -> bool:
+        # What overlaps the queue may be of one that was deleted.
+        last = queue.last_record()
+        row = int(rows[0])
+        return int(columns.queue_offset[row]) == queue.unit_num and (
+            last is None or last.phy_offset < columns.phy_offset[row]
+        )
+
+    def _plausible(
+        self,
+        queue: AnyConsumeQueue,
+        columns: RecordColumns,
+        rows: np.ndarray,
+        queue_offsets: np.ndarray,
+        largest_batch: int = 1,
+    ) -> np.ndarray:
+        nums = np.ones(len(rows), np.int64) if largest_batch == 1 else np.maximum(columns.inner_num[rows], 1)
+        rows = self._of_this_life(queue, columns, rows, queue_offsets, nums)
+        return super()._plausible(queue, columns, rows, queue_offsets, largest_batch) if len(rows) else rows
+
+    def _of_this_life(
+        self,
+        queue: AnyConsumeQueue,
+        columns: RecordColumns,
+        rows: np.ndarray,
+        queue_offsets: np.ndarray,
+        nums: np.ndarray,
+    ) -> np.ndarray:
+        # The rows that belong to the queue that is there now, or that begins among them.
+        key = queue.topic, queue.queue_id
+        life = self._life(queue)
+        if life is not None:
+            earlier = life.earlier(queue_offsets[rows], columns.phy_offset[rows])
+            if earlier.any():
+                self._leave_out(key, columns.phy_offset[rows[earlier]])
+                self._note_deletion(key[0], int(columns.phy_offset[rows[earlier]][-1]))
+                rows, nums = rows[~earlier], nums[~earlier]
+        if not len(rows):
+            return rows
+        end, last_phy_offset = self._end(queue)
+        goes_on = last_phy_offset < columns.phy_offset[rows[0]]
+        begins = last_beginning(queue_offsets[rows], nums, end if goes_on else 0, alone=self._is_new.get(key, False))
+        if begins < 0:
+            return rows
+        before = int(columns.phy_offset[rows[begins - 1]]) if begins else last_phy_offset
+        self._leave_out(key, columns.phy_offset[rows[:begins]])
+        if max(end if goes_on else 0, begins) > 1:
+            # One record may say 0 by damage: what it is alone in saying is not held against other queues of the topic.
+            if begins + 1 < len(rows):
+                self._note_deletion(key[0], before)
+            else:
+                self._unsure[key] = before
+        if last_phy_offset < columns.phy_offset[rows[begins]]:
+            self._begin_again(queue)
+        kept: np.ndarray = rows[begins:]
+        return kept
+
+    def _life(self, queue: AnyConsumeQueue) -> QueueLife | None:
+        key = queue.topic, queue.queue_id
+        life = self._lives.get(key)
+        first = queue.first_record() if life is None else None
+        if first is not None:
+            life = life_of(self.commit_log, *key, first.queue_offset, first.phy_offset)
+            if life is not None:
+                self._lives[key] = life
+        return life
+
+    def _end(self, queue: AnyConsumeQueue) -> tuple[int, int]:
+        # Queue offset after the last unit, and its phy offset.
+        last = queue.last_record()
+        return (0, -1) if last is None else (queue.max_queue_offset, last.phy_offset)
+
+    def _begin_again(self, queue: AnyConsumeQueue) -> None:
+        key = queue.topic, queue.queue_id
+        last = queue.last_record()
+        dropped = queue.begin_again()
+        if last is not None:
+            self._counted[key] = max(self._counted.get(key, -1), last.phy_offset)
+        self.counts.gone[key[0]] = self.counts.gone.get(key[0], 0) + dropped
+        if self._is_new[key]:
+            self.counts.units -= dropped
+        self._lives.pop(key, None)
+
+    def _leave_out(self, key: tuple[str, int], phy_offsets: np.ndarray) -> None:
+        if not len(phy_offsets):
+            return
+        topic, last = key[0], int(phy_offsets[-1])
+        num = int((phy_offsets > self._counted.get(key, -1)).sum())
+        self.counts.gone[topic] = self.counts.gone.get(topic, 0) + num
+        self._counted[key] = max(self._counted.get(key, -1), last)
+
+    def _note_deletion(self, topic: str, phy_offset: int) -> None:
+        self.deleted_after[topic] = max(self.deleted_after.get(topic, -1), phy_offset)
 
 
 def without_unit(damage: Iterable[tuple[int, int, str]]) -> frozenset[int]:

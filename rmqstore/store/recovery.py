@@ -41,13 +41,14 @@ from rmqstore.index.index_service import IndexService
 from rmqstore.message import SCHEDULE_TOPIC
 from rmqstore.store.dispatcher import (
     Agreement,
-    CommitLogDispatcher,
     DispatchCounts,
     IndexProgress,
+    LogDispatcher,
     QueueGapError,
     names_further_queue,
 )
 from rmqstore.store.index_survey import IndexSurvey
+from rmqstore.store.queue_lives import gone_text
 
 __all__ = ["RECOVERY_MODES", "RecoveryReport", "dispatched_before_crash", "learn_delays", "look_at_queues", "recover"]
 
@@ -78,6 +79,8 @@ class RecoveryReport:
         What was looked at between them, every record with its CRC, and compared with its queue.
     damage : list of (int, int, str)
         Stretches of the log that could not be read and were left as they are: offset, size, verdict.
+    gone : dict of str to int
+        By topic, the dispatched records that have no unit because their topic, or their queue of that name, was deleted.
     bytes_cut, segments_deleted : int
         What lay after the end, and the files that held nothing else.
     dispatched_from : int
@@ -98,6 +101,7 @@ class RecoveryReport:
     segments_scanned: int = 0
     records: int = 0
     damage: list[tuple[int, int, str]] = field(default_factory=list)
+    gone: dict[str, int] = field(default_factory=dict)
     bytes_cut: int = 0
     segments_deleted: int = 0
     dispatched_from: int = 0
@@ -162,7 +166,7 @@ def recover(
     (newest_unit_end, plain), index = _look_at_both(commit_log, queues, index_service, checkpoint, clean)
     begin = _where_to_begin(commit_log, index, checkpoint, newest_unit_end, clean)
     judged = _judge(
-        commit_log, Agreement(queues, plain), index, begin, newest_unit_end, checkpoint.log_end, clean, mode
+        commit_log, Agreement(commit_log, queues, plain), index, begin, newest_unit_end, checkpoint.log_end, clean, mode
     )
     before_writing(judged.end)
 
@@ -186,6 +190,9 @@ def recover(
     report.units_written, report.units_mended = counts.units, counts.units_mended
     report.index_entries_written = counts.index_entries
     report.damage += counts.misplaced
+    report.gone = counts.gone
+    if counts.gone:
+        logger.info("%s: %s", commit_log.path, gone_text(counts.gone))
     if judged.damage:
         _fill_holes(queues, judged.damage[0][0])
     queues.forget_empty_batch_queues()
@@ -606,7 +613,7 @@ def _dispatch(
     repair: bool,
     whole: bool,
 ) -> DispatchCounts:
-    dispatcher = CommitLogDispatcher(commit_log, queues, index_service)
+    dispatcher = LogDispatcher(queues.root, commit_log, queues, index_service)
     if whole:
         logger.warning("queues of %s lack units of older records; dispatching the whole log again", commit_log.path)
         ranges = _whole_log(commit_log, judged)
@@ -621,6 +628,7 @@ def _dispatch(
                 for stretch, columns in commit_log.scans(begin, end, check_crc=False, resume=False):
                     if stretch.verdict is Verdict.RECORD:
                         dispatcher.dispatch_columns(columns, progress, allow_gaps=whole, repair=repair)
+            dispatcher.finish()
             return dispatcher.counts
         except QueueGapError as gap:
             logger.warning("%s; dispatching the whole log again", gap)

@@ -24,7 +24,7 @@ from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import is_not_given_out
 from rmqstore.files.store_lock import abort_mark, is_held
 from rmqstore.rocksdb.places import queue_databases
-from rmqstore.store.dispatcher import Agreement, CommitLogDispatcher, IndexProgress
+from rmqstore.store.dispatcher import Agreement, IndexProgress, LogDispatcher
 from rmqstore.store.recovery import dispatched_before_crash, look_at_queues
 
 if TYPE_CHECKING:
@@ -157,11 +157,12 @@ class Undispatched:
         until = min(end, begin + MAX_UNDISPATCHED)
         begin = self._first_missing(begin, plain)
         self.queues.set_aside(self.queues.config.max_mapped_files)
-        dispatcher = CommitLogDispatcher(self.commit_log, self.queues, None)
+        dispatcher = LogDispatcher(self.root, self.commit_log, self.queues, None)
         with self.queues.in_memory():
             for stretch, columns in self.commit_log.scans(begin, until, keys=False):
                 if stretch.verdict is Verdict.RECORD:
                     dispatcher.dispatch_columns(columns, IndexProgress(), allow_gaps=True)
+            dispatcher.finish()
         if dispatcher.counts.first is None:
             # They were asked for and lack nothing: as they are on disk they are seen to grow.
             self.queues.forget_memory()
@@ -195,7 +196,7 @@ class Undispatched:
         # Where a queue may lack something that is older than the newest unit of another: many messages that are put together
         # are dispatched queue by queue, and a system that loses power has forced one queue's file and not yet the other's.
         begin = max(self._surely_dispatched(), newest - MAX_UNDISPATCHED)
-        agreement = Agreement(self.queues, plain)
+        agreement = Agreement(self.commit_log, self.queues, plain)
         for stretch, columns in self.commit_log.scans(begin, newest, check_crc=False, keys=False):
             if stretch.verdict is Verdict.RECORD and not agreement.holds(columns):
                 return stretch.begin
