@@ -7,6 +7,7 @@ alone.  It never writes, locks or maps anything.
 - `broker_conf`: the names and values of a broker.conf
 - `infer`: what a store's own files say
 - `dledger`: a commit log that is DLedger's, which is not read
+- `log_folder`: options that place the log elsewhere, which are refused
 """
 
 from rmqstore.config.broker_conf import fields_by_option, parse_java_properties

@@ -142,7 +142,7 @@ class Selection:
         if given.config_file is not None:
             # What neither the files nor the broker.conf tell has RocketMQ's default.
             fields |= given.config(path, read_only=True).as_dict()
-            del fields["store_host"]
+            del fields["store_host"], fields["unknown"]
         return {**{name: value for name, value in self.values.items() if value not in (None, ())}, **fields}
 
 

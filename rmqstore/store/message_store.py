@@ -38,6 +38,7 @@ from rmqstore.arguments import (
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.config.dledger import refuse_dledger
+from rmqstore.config.log_folder import refuse_other_log
 from rmqstore.consumequeue.consume_queue_store import unseen_text
 from rmqstore.errors import InvalidMessageError, OffsetOutOfRangeError, ReadOnlyError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
@@ -246,6 +247,8 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             check_has_store(root)
         refuse_rocksdb(root)
         refuse_dledger(root)
+        if config is not None:
+            refuse_other_log(root, config.unknown)
         make_directories(os.path.abspath(root))
         close_forgotten(root)
         store_lock = StoreLock(root)
