@@ -39,9 +39,9 @@ def refuse_other_log(root: str | os.PathLike[str], options: Mapping[str, str]) -
         for folder in _folders(options, name):
             if not _is_same(folder, own) and _normal(folder) not in {os.path.join(each, "commitlog") for each in roots}:
                 raise UnsupportedFormatError(
-                    f"{name} places segments of the commit log in another folder, which this package does not read. Where all "
-                    f"of them are in one folder, make {own} a link to it; otherwise fill {own} with a link to each segment. "
-                    f"Leave {name} out of the broker.conf where {own} has the whole log",
+                    f"{name} places the commit log in another folder, which this package does not read. Make {own} a link to "
+                    "it; of several folders, make it a folder with a link to each segment. Leave the option out of the "
+                    f"broker.conf where {own} has all of the log",
                     folder,
                 )
     if options.get("enableDLegerCommitLog", "").strip().lower() == "false":

@@ -188,6 +188,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         read_only: bool = False,
         create: bool = True,
         recovery: Recovery = "strict",
+        drop_units: int = 0,
         tiered: str | os.PathLike[str] | FlatStore | None = None,
     ) -> MessageStore:
         """Open the store in directory `path`; a new one is made, unless `read_only` or `create` says otherwise.
@@ -205,6 +206,8 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             a mistyped one makes none.  Read-only none is made anyway.
         recovery : {"strict", "truncate", "skip"}
             What to do where the log is damaged in front of whole records, see `rmqstore.store.recovery.recover`.
+        drop_units : int
+            How many queue units and index entries may go that lead outside the log; the error says how many there are.
         tiered : path, optional
             The broker's tieredStoreFilePath: what the local log no longer has is read from tiered storage then, by queue, by
             key and in scans, as one store (docs/tiered.md).  Only read-only.
@@ -217,6 +220,8 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             Files do not fit the config, or do not belong there.
         CorruptionError
             The log is damaged in the middle; nothing was changed.
+        LostLogError
+            Segments are missing that queues or index lead to; nothing was changed.
         StoreError
             `read_only` and there is no such directory, or ``create=False`` and there is no store.
         UnsupportedFormatError
@@ -265,7 +270,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             store._closing.store_lock = store_lock
             try:
                 store._state.load()
-                store.recovery_report = recover_state(store._state, store._flushing, recovery)
+                store.recovery_report = recover_state(store._state, store._flushing, recovery, drop_units)
                 _open_stores.add(store)
                 writing = store._for_writing()
                 writing.take_writes()

@@ -54,7 +54,8 @@ def test_another_folder_is_refused_by_name(moved, tmp_path, option):
 
 
 @pytest.mark.parametrize(
-    "command", [["info"], ["verify"], ["query", "T", "K1"], ["get", "T", "0"], ["export"], ["recover"], ["rebuild", "--yes"]]
+    "command",
+    [["info"], ["verify"], ["query", "T", "K1"], ["get", "T", "0"], ["export"], ["recover"], ["rebuild", "--yes"]],
 )
 def test_every_command_refuses_it(moved, tmp_path, command):
     before = tree_bytes(moved)
