@@ -41,6 +41,7 @@ from rmqstore.offline.verify_entries import IndexCheck
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
 from rmqstore.offline.verify_units import QueueCheck, unread_database, unread_file, unread_folder
 from rmqstore.store.dispatcher import multi_dispatch_places, multi_dispatch_problem
+from rmqstore.store.lost_log import end_of_known, units_outside
 from rmqstore.store.opening import REBUILD_DIRECTORY, SWAPPING, is_swapping
 
 if TYPE_CHECKING:
@@ -288,6 +289,7 @@ class _Checker:
             )
         self.database = QueueDatabaseCheck.of(self.root, self.config, self.commit_log)
         yield from self.run_parts()
+        yield from self._lost_end()
         yield from verify_index_database(self.commit_log, self.root, self.end)
         # It brings NumPy along.
         from rmqstore.offline.verify_waiting import verify_waiting
@@ -456,6 +458,24 @@ class _Checker:
         else:
             detail = f"{stretch.end - at} bytes from phy offset {at} are not a record ({verdict.name})"
             yield Finding(path, pos, DAMAGE_KINDS.get(verdict, "missing_blank"), detail)
+
+    def _lost_end(self) -> Iterator[Finding]:
+        # What a rebuild refuses to lose.  A gap in the middle is a finding of its own; segments that cannot be read are there.
+        if self.unread:
+            return
+        checkpoint = Checkpoint.load_or_zeros(os.path.join(self.root, "checkpoint"))
+        clean = not os.path.lexists(os.path.join(self.root, "abort"))
+        end = end_of_known(self.commit_log, self.end, checkpoint, clean)
+        found = list(units_outside(self.commit_log, end, ("consumequeue", "index"), replaced=False))
+        if found:
+            first = min(found, key=lambda each: each.phy_offset)
+            yield Finding(
+                self.commit_log.path,
+                0,
+                "missing_segment",
+                f"{sum(each.num for each in found)} queue units and index entries lead behind the end of the log at phy offset "
+                f"{self.end}, the first to {first.phy_offset} ({first.path}): its newest segments are missing",
+            )
 
     def _missing_crcs(self, columns: RecordColumns, begin: int) -> Iterator[Finding]:
         if not self.config.enabled_append_prop_crc:

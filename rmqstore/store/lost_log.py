@@ -1,7 +1,8 @@
-"""Queue units and index entries that lead outside the commit log: they are lost once they are cut or replaced.
+"""Parts of the commit log that are lost: what readers are told of them, and the queue units and index entries that lead there.
 
-Owns counting them, and the refusal of every rebuild and recovery to go on without the right number of them.  It reads the files
-as bytes, with the places of units and entries alone, so that queues are counted which nothing else can open.  Invariants:
+Owns where such a part is, the number of units and entries, and the refusal of every rebuild and recovery to go on without that
+number: they are lost once they are cut or replaced.  It reads the files as bytes, with the places of units and entries alone, so
+that queues are counted which nothing else can open.  Invariants:
 
 - Only what leads where the log has no segment counts, or behind the end of a log that is known to have gone on there.
 - What leads in front of the log was deleted in its time, except in files that retention would have deleted with it.
@@ -10,9 +11,11 @@ as bytes, with the places of units and entries alone, so that queues are counted
 
 from __future__ import annotations
 
+import functools
+import itertools
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from rmqstore import _numpy as np
@@ -21,10 +24,10 @@ from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.consumequeue.queue_folders import queue_directories
 from rmqstore.errors import CorruptionError, LostLogError, MissingDependencyError
 from rmqstore.files.checkpoint import Checkpoint
-from rmqstore.files.mapped_file import last_nonzero, offset_of_name, open_regular, written_extents
+from rmqstore.files.mapped_file import is_not_given_out, last_nonzero, offset_of_name, open_regular, written_extents
 from rmqstore.rocksdb.places import queue_databases
 
-__all__ = ["end_of_known", "refuse_loss", "units_outside"]
+__all__ = ["claimed_end", "end_of_known", "lost_ranges", "lost_text", "refuse_loss", "units_outside"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,16 +64,56 @@ def end_of_known(commit_log: CommitLog, end: int, checkpoint: Checkpoint, clean:
     Lost power takes the end of the newest segment, and leaves units that lead there.  What the checkpoint says was forced, and
     a segment that is not there, goes otherwise.
     """
-    for base in commit_log.files.offsets:
-        begin = max(end - base, 0)
-        if begin < commit_log.segment_size:
-            # Damage is a matter for the mode of a recovery: it is there.
-            last = commit_log.files.file(base).last_nonzero(begin)
-            end = base + last if last > begin else end
+    end = _end_of_bytes(commit_log, end)
     newest = commit_log.last_store_timestamp() or 0
     if clean or checkpoint.flushed_offset > end or checkpoint.physic_msg_timestamp > newest:
         return end
     return max((base + commit_log.segment_size for base in commit_log.files.offsets), default=0)
+
+
+def _end_of_bytes(commit_log: CommitLog, end: int) -> int:
+    # After the last byte behind `end`: damage is there, and is no lost part.
+    for base in commit_log.files.offsets:
+        begin = max(end - base, 0)
+        if begin < commit_log.segment_size:
+            last = commit_log.files.file(base).last_nonzero(begin)
+            end = base + last if last > begin else end
+    return end
+
+
+def claimed_end(root: str, checkpoint: Checkpoint) -> int:
+    """int: the phy offset up to which the log went, as the checkpoint and the newest index file say; ask before the log's end."""
+    end = max(checkpoint.logics_physical_offset, checkpoint.flushed_offset, 0)
+    for path in reversed(_files(os.path.join(root, "index"))):
+        try:
+            with open(open_regular(path), "rb") as file:
+                header = file.read(_HEADER_SIZE)
+        except OSError:
+            continue
+        at = int(IndexLayout.INDEX_END_PHY_OFFSET)
+        last = int.from_bytes(header[at : at + 8], "big", signed=True)
+        if last > 0:
+            return max(end, last + 1)
+    return end
+
+
+def lost_ranges(commit_log: CommitLog, claimed: int) -> tuple[tuple[int, int], ...]:
+    """tuple of (int, int): begin and end of each part of the log that no segment holds: gaps, and up to `claimed`."""
+    size, offsets = commit_log.segment_size, commit_log.files.offsets
+    lost = [(low + size, high) for low, high in itertools.pairwise(offsets) if high > low + size]
+    end = commit_log.max_offset
+    if claimed > end:
+        end = _end_of_bytes(commit_log, end)
+        lost += [(end, claimed)] if claimed > end else []
+    return tuple(lost)
+
+
+def lost_text(begin: int, end: int) -> str:
+    """str: what to say of one of `lost_ranges`."""
+    return (
+        f"the commit log lacks phy offsets {begin} to {end}, which it had: segments are missing, and messages there are not seen. "
+        "Mount the disk of the segments, or take them from a backup; rmqstore verify counts what leads there"
+    )
 
 
 def refuse_loss(
@@ -120,12 +163,25 @@ def units_outside(
     if "consumequeue" in kinds:
         for kind, unit_size in _UNIT_SIZES.items():
             for _, _, directory in queue_directories(root, kind, {}):
-                yield from _of_queue(directory, unit_size, runs, replaced)
+                paths = [path for path in _files(directory) if offset_of_name(os.path.basename(path)) is not None]
+                for path in paths:
+                    is_expired = replaced and path != paths[-1]
+                    yield from _read_by(functools.partial(_of_queue_file, path, unit_size, runs, is_expired), replaced)
         for folder in queue_databases(root) if replaced else ():
             yield from _of_database(folder, runs)
     if "index" in kinds:
         for path in _files(os.path.join(root, "index")):
-            yield from _of_index(path, commit_log.config.max_hash_slot_num, runs)
+            yield from _read_by(functools.partial(_of_index, path, commit_log.config.max_hash_slot_num, runs), replaced)
+
+
+def _read_by(read: Callable[[], Iterator[Outside]], replaced: bool) -> list[Outside]:
+    try:
+        return list(read())
+    except OSError as error:
+        # What is not replaced is not lost, and whoever needs the file names it.
+        if replaced or not is_not_given_out(error):
+            raise
+        return []
 
 
 class _Runs:
@@ -186,23 +242,22 @@ def _files(directory: str) -> list[str]:
     return [path for path in (os.path.join(directory, name) for name in names) if os.path.isfile(path)]
 
 
-def _of_queue(directory: str, unit_size: int, runs: _Runs, replaced: bool) -> Iterator[Outside]:
-    paths = [path for path in _files(directory) if offset_of_name(os.path.basename(path)) is not None]
-    for path in paths:
-        fd = open_regular(path)
-        try:
-            end = _written_end(fd)
-            first, last = _unit(fd, 0), _unit(fd, (end - 1) // unit_size * unit_size)
-            if replaced and path != paths[-1] and first is not None and last is not None and first <= last < runs.begin:
+def _of_queue_file(path: str, unit_size: int, runs: _Runs, is_expired: bool) -> Iterator[Outside]:
+    # With `is_expired` a later file follows, so that retention would have deleted this one with the segments of its units.
+    fd = open_regular(path)
+    try:
+        end = _written_end(fd)
+        first, last = _unit(fd, 0), _unit(fd, (end - 1) // unit_size * unit_size)
+        if first is not None and last is not None and first <= last:
+            if is_expired and last < runs.begin:
                 yield Outside(-(-end // unit_size), path, 0, first)
-                continue
-            if first is not None and last is not None and first <= last and _are_together(runs, first, last):
+                return
+            if _are_together(runs, first, last):
                 # Units ascend, so that those between them lead there as well.
-                continue
-            found = list(_of_bytes(path, _read(fd, end), unit_size, runs))
-        finally:
-            os.close(fd)
-        yield from found
+                return
+        yield from _of_bytes(path, _read(fd, end), unit_size, runs)
+    finally:
+        os.close(fd)
 
 
 def _written_end(fd: int) -> int:

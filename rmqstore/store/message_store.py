@@ -51,6 +51,7 @@ from rmqstore.rocksdb.places import closed_databases
 from rmqstore.store.closing import Closing, close_forgotten
 from rmqstore.store.columns import scan_log, time_range
 from rmqstore.store.flushing import Flushing
+from rmqstore.store.lost_log import lost_text
 from rmqstore.store.opening import (
     check_has_store,
     has_store,
@@ -438,6 +439,15 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         return self._state.undispatched.left_out
 
     @property
+    def lost_log(self) -> tuple[tuple[int, int], ...]:
+        """tuple of (int, int): phy offsets, begin and end, that the log had when it was written and lacks since before this opening.
+
+        A segment in the middle, or what the checkpoint, the index or queues point to after the end.  No answer has the
+        messages of these parts.  A store that is open for writing has none.
+        """
+        return self._state.lost_log
+
+    @property
     def queue_database(self) -> QueueDatabaseState | None:
         """QueueDatabaseState or None: of the queues in RocksDB, if a store that is read has any (``storeType=defaultRocksDB``)."""
         completion = self._state.undispatched.completion
@@ -452,6 +462,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         """
         listed = [self.commit_log.files, *(queue.files for queue in self.queues.opened())]
         found: list[StoreError] = [problem for files in listed for problem in files.damaged()]
+        found += [StoreError(lost_text(begin, end), self.commit_log.path) for begin, end in self.lost_log]
         found += [StoreError(unseen_text(error), folder) for folder, error in self.queues.unseen.items()]
         for (topic, queue_id), error in self.queues.unread.items():
             text = f"queue {queue_id} of {topic} cannot be read ({error.strerror or error}), and is left out"

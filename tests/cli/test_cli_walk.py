@@ -291,7 +291,10 @@ def test_queues_that_go_on_after_the_log_are_cut_when_asked(store):
     assert run("recover", path, *GEOMETRY).exit_code == 3
     result = run("recover", path, "--mode", "truncate", *GEOMETRY)
     assert result.exit_code == 2 and "--mode truncate deletes no" in result.stderr
+    # 6 units, and the entries of their keys and tags.
     result = run("recover", path, "--mode", "truncate", "--yes", *GEOMETRY)
+    assert result.exit_code == 3 and "--drop-units 24" in result.stderr
+    result = run("recover", path, "--mode", "truncate", "--yes", "--drop-units", "24", *GEOMETRY)
     assert result.exit_code == 0 and "6 units cut" in result.stdout
 
 
