@@ -7,6 +7,7 @@ from __future__ import annotations
 LONG = (
     "cli/test_cli.py::test_damage_anywhere",
     "cli/test_cli.py::test_documented_commands",
+    "cli/test_cli_advice.py::test_what_is_advised_can_be_done",
     "cli/test_cli_closed_databases.py",
     "cli/test_cli_every_kind.py",
     "cli/test_cli_examples.py",
