@@ -54,6 +54,7 @@ _STEPS: dict[str, str] = {
     **dict.fromkeys(
         ("bad_timer", "bad_transaction"), "nothing repairs it: rmqstore pending {path} lists what waits, with what is wrong"
     ),
+    "not_read": "nothing repairs it: this package does not read it; move it elsewhere where it is no part of the store",
     "not_checked": "do what the sentence says (install what is missing, or make room for it), then verify again",
     **dict.fromkeys(
         ("bad_metadata", "bad_record", "duplicate_record", "gap", "missing_file", "not_indexed", "not_queued", "overlap",

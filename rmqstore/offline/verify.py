@@ -34,6 +34,7 @@ from rmqstore.errors import (
 )
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool, is_not_given_out, why_not_given_out
+from rmqstore.files.unread import UnreadPart
 from rmqstore.index.index_service import IndexService
 from rmqstore.message import MessageExt, SysFlag, decode_java_utf8, is_queued
 from rmqstore.offline.verify_databases import has_index_database, verify_index_database
@@ -285,7 +286,7 @@ class _Checker:
                 0,
                 "not_checked",
                 "the commit log is DLedger's, or goes on there (enableDLegerCommitLog=true), which this package does not "
-                "read: what leads there is called dangling",
+                f"read: what leads there is called dangling. It has {UnreadPart.of(folder).size} bytes",
             )
         self.database = QueueDatabaseCheck.of(self.root, self.config, self.commit_log)
         yield from self.run_parts()
@@ -297,6 +298,16 @@ class _Checker:
         yield from verify_waiting(self.commit_log, self.root)
         yield from self._checkpoint()
         yield from self._config_files()
+        yield from self._unread()
+
+    def _unread(self) -> Iterator[Finding]:
+        from rmqstore.offline.layout import unread_in
+
+        # That a log goes on by DLedger was said.
+        told = dledger_folders(self.root)
+        for part in unread_in(self.root):
+            if part.path not in told:
+                yield Finding(part.path, 0, "not_read", f"{part.size} bytes in {part.files} files are not read, nor verified")
 
     def run_parts(self, end: int | None = None) -> Iterator[Finding]:
         """The log, queues and index."""

@@ -202,6 +202,7 @@ CASES: dict[str, Case] = {
     "missing_entry": Case(without("index/*", -1)),
     "bad_entry": Case(in_first("index/*", 40 + 4 * 20 + 20 * 5, struct.pack(">i", 77))),
     "bad_consumer_offset": Case(written("config/consumerOffset.json", '{"offsetTable":{"T@bad":{0:"x"}}}')),
+    "not_read": Case(written("compaction/log", "compacted")),
     "bad_settings": Case(written("config/topics.json", "{")),
 }
 # Kinds of databases and of tiered storage, and the tests that make them; their advice is not followed here.
