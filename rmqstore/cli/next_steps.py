@@ -29,8 +29,12 @@ _AS_IT_IS = "nothing repairs it: the message was stored so; {export} takes out a
 _FURTHER = "{rebuild} --what consumequeue writes the units that a queue lacks; nothing repairs a record that says it wrongly"
 _QUEUES, _INDEX = "{rebuild} --what consumequeue", "{rebuild} --what index"
 _DATABASE = "keep its folder elsewhere, then {rebuild} --what consumequeue [--rocksdb]"
-_SETTINGS = "take the file from a backup or from mqadmin; without one nothing repairs it: rmqstore settings {path} shows what is left"
-_TIERED = "restore the file in tiered storage from a copy; without one nothing repairs it: {export} --corrupt skip takes out the rest"
+_SETTINGS = (
+    "take the file from a backup or from mqadmin; without one nothing repairs it: rmqstore settings {path} shows what is left"
+)
+_TIERED = (
+    "restore the file in tiered storage from a copy; without one nothing repairs it: {export} --corrupt skip takes out the rest"
+)
 
 # In the order in which they are done: files, the log, what follows from the log.
 _STEPS: dict[str, str] = {

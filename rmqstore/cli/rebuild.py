@@ -31,7 +31,6 @@ from rmqstore.rocksdb.places import PLACES, queue_databases
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.recovery import RECOVERY_MODES
 
-
 drop_units_option = click.option(
     "--drop-units",
     type=click.IntRange(min=0),

@@ -153,9 +153,7 @@ def refuse_loss(
     )
 
 
-def units_outside(
-    commit_log: CommitLog, end: int, kinds: Iterable[str], *, replaced: bool = True
-) -> Iterator[Outside]:
+def units_outside(commit_log: CommitLog, end: int, kinds: Iterable[str], *, replaced: bool = True) -> Iterator[Outside]:
     """Yield for each file of queues and index what leads outside the log, as of `refuse_loss`."""
     kinds = tuple(kinds)
     root = os.path.dirname(commit_log.path)

@@ -440,7 +440,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
 
     @property
     def lost_log(self) -> tuple[tuple[int, int], ...]:
-        """tuple of (int, int): phy offsets, begin and end, that the log had when it was written and lacks since before this opening.
+        """tuple of (int, int): phy offsets, begin and end, that the log had once and lacks now.
 
         A segment in the middle, or what the checkpoint, the index or queues point to after the end.  No answer has the
         messages of these parts.  A store that is open for writing has none.

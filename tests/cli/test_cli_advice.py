@@ -47,7 +47,8 @@ def run(*args: object):
 def _store(path: Path, **more: object) -> Base:
     with MessageStore.open(path, config=StoreConfig(**SMALL, **more)) as store:
         puts = [
-            store.put_message(Message("T", b"body %d" % n + bytes(250), keys=[f"K{n}"], tags="A"), n % 2) for n in range(60)
+            store.put_message(Message("T", b"body %d" % n + bytes(250), keys=[f"K{n}"], tags="A"), n % 2)
+            for n in range(60)
         ]
     return Base(path, [put.phy_offset for put in puts])
 
@@ -247,7 +248,9 @@ def kinds_in_source() -> set[str]:
             if isinstance(node, ast.Call):
                 name = getattr(node.func, "id", getattr(node.func, "attr", ""))
                 values = node.args if name in _CALLS else []
-            elif isinstance(node, ast.Assign) and any(getattr(each, "id", "") in ("kind", "EXPIRED") for each in node.targets):
+            elif isinstance(node, ast.Assign) and any(
+                getattr(each, "id", "") in ("kind", "EXPIRED") for each in node.targets
+            ):
                 values = [node.value] if "verify" in path.name or "flat" in path.name else []
             else:
                 continue

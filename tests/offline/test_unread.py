@@ -36,7 +36,9 @@ def test_what_is_not_read_is_named_with_its_size(root):
     write(root / "backup.tar", 77)
     want = {"backup.tar": (1, 77), "commitlog2": (2, 8192), "compaction": (2, 3010), "dledger-n0": (1, 500)}
     description = describe(root, CONFIG)
-    assert {part.path: part[1:] for part in description.unread} == {str(root / name): each for name, each in want.items()}
+    assert {part.path: part[1:] for part in description.unread} == {
+        str(root / name): each for name, each in want.items()
+    }
     assert "commitlog2: 8192 bytes in 2 files" in repr(description)
     findings = [finding for finding in verify(root, CONFIG) if finding.kind in ("not_read", "not_checked")]
     assert sorted(finding.path for finding in findings) == [str(root / name) for name in want]
