@@ -178,7 +178,7 @@ def recover_command(path: str, mode: Recovery, drop_units: int, yes: bool, given
     lost: LostMessages | None = None
     try:
         # Where nothing is to be cut or passed over, every mode does the same: only the first refusal says what is at stake.
-        first = "skip" if mode == "skip" else "strict"
+        first: Recovery = "skip" if mode == "skip" else "strict"
         with MessageStore.open(path, config=config, recovery=first, drop_units=drop_units) as store:
             report = store.recovery_report
     except CorruptionError as error:
