@@ -20,6 +20,7 @@ __all__ = [
     "GeometryError",
     "IndexFileError",
     "InvalidMessageError",
+    "LostLogError",
     "MissingDependencyError",
     "OffsetOutOfRangeError",
     "ReadOnlyError",
@@ -96,6 +97,28 @@ class CorruptionError(StoreError):
 
 class ChecksumError(CorruptionError):
     """A stored CRC-32 does not agree with the bytes that it covers."""
+
+
+class LostLogError(StoreError):
+    """Queue units or index entries lead outside the commit log, so that cutting or replacing them loses what they are about.
+
+    Nothing was changed on disk.
+
+    Attributes
+    ----------
+    num : int
+        How many there are: the number to give as ``drop_units`` where they may go.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        path: str | os.PathLike[str] | None = None,
+        pos: int | None = None,
+        num: int = 0,
+    ):
+        super().__init__(message, path, pos)
+        self.num = num
 
 
 class UnsupportedFormatError(StoreError):

@@ -142,6 +142,7 @@ def _info_object(description: StoreDescription) -> dict[str, Any]:
         "consumer_offsets_error": description.consumer_offsets_error,
         "layout": None if description.layout is None else dataclasses.asdict(description.layout),
         "damaged_files": [{"path": path, "detail": detail} for path, detail in description.damaged_files],
+        "unread": [part._asdict() for part in description.unread],
     }
 
 
@@ -176,6 +177,7 @@ def _print_info(printer: Printer, description: StoreDescription) -> None:
             *([("RocksDB", _rocksdb_text(description))] if description.rocksdb else []),
             *_layout_fields(description),
             *_damaged_fields(description),
+            *[("not read", escape(str(part))) for part in description.unread],
         ]
     )  # fmt: skip
     printer.table(

@@ -16,24 +16,36 @@ __all__ = ["NextSteps"]
 
 _LOG = (
     "bad_magic", "bad_size", "bad_length", "bad_phy_offset", "bad_body_crc", "bad_prop_crc", "bad_blank", "missing_blank",
-    "stale_tail",
 )  # fmt: skip
-_RECOVER = "take the file from a backup or a slave; without one, {recover} says whether a start stops there"
-_CUT_OR_KEEP = "take the segment from a backup; without one {recover} --mode skip keeps what is there"
-_AS_IT_IS = "nothing repairs it: the message was stored so; rmqstore export takes out the others"
+_DAMAGED = (
+    "take the segment from a backup or a slave; without one nothing repairs it: {export} --corrupt skip takes out what is whole, "
+    "{recover} --mode skip goes on after it"
+)
+_LOST = (
+    "mount the disk of the segments, or take them from a backup or a slave; without them nothing repairs it: {export} --corrupt "
+    "skip takes out what is there, and a rebuild or recovery first wants to know how many units go (--drop-units)"
+)
+_AS_IT_IS = "nothing repairs it: the message was stored so; {export} takes out all messages"
+_FURTHER = "{rebuild} --what consumequeue writes the units that a queue lacks; nothing repairs a record that says it wrongly"
 _QUEUES, _INDEX = "{rebuild} --what consumequeue", "{rebuild} --what index"
 _DATABASE = "keep its folder elsewhere, then {rebuild} --what consumequeue [--rocksdb]"
-_SETTINGS = "rmqstore settings {path}   (shows what is left; take the file from a backup or from mqadmin)"
-_TIERED = "restore the file in tiered storage from a copy; rmqstore export --tiered passes over what is damaged"
+_SETTINGS = (
+    "take the file from a backup or from mqadmin; without one nothing repairs it: rmqstore settings {path} shows what is left"
+)
+_TIERED = (
+    "restore the file in tiered storage from a copy; without one nothing repairs it: {export} --corrupt skip takes out the rest"
+)
 
 # In the order in which they are done: files, the log, what follows from the log.
 _STEPS: dict[str, str] = {
     "interrupted_rebuild": "run the same rebuild again, which finishes it; nothing else before that",
     "geometry": "give the options that the sentence names as -o NAME=VALUE, or --config broker.conf, to verify again",
     "file": "",
-    "missing_segment": _CUT_OR_KEEP,
-    **dict.fromkeys(_LOG, _RECOVER),
-    **dict.fromkeys(("missing_prop_crc", "bad_inner_batch", "bad_multi_dispatch", "bad_topic"), _AS_IT_IS),
+    "missing_segment": _LOST,
+    **dict.fromkeys(_LOG, _DAMAGED),
+    "stale_tail": "{recover}",
+    **dict.fromkeys(("missing_prop_crc", "bad_inner_batch", "bad_topic"), _AS_IT_IS),
+    "bad_multi_dispatch": _FURTHER,
     "bad_checkpoint": "move the file away, then {recover}",
     **dict.fromkeys(("missing_unit", "bad_unit", "dangling_unit", "gap_in_queue", "stale_unit"), _QUEUES),
     **dict.fromkeys(("missing_index", "bad_index", "missing_entry", "bad_entry"), _INDEX),
@@ -43,7 +55,10 @@ _STEPS: dict[str, str] = {
     "missing_index_entry": "rmqstore query finds them in the log; {rebuild} --what index makes index files",
     "bad_index_entry": "rmqstore query passes over them; {rebuild} --what index makes index files",
     **dict.fromkeys(("bad_consumer_offset", "bad_settings", "bad_database", "bad_pop_record"), _SETTINGS),
-    **dict.fromkeys(("bad_timer", "bad_transaction"), "rmqstore pending {path}   (lists what waits, with what is wrong)"),
+    **dict.fromkeys(
+        ("bad_timer", "bad_transaction"), "nothing repairs it: rmqstore pending {path} lists what waits, with what is wrong"
+    ),
+    "not_read": "nothing repairs it: this package does not read it; move it elsewhere where it is no part of the store",
     "not_checked": "do what the sentence says (install what is missing, or make room for it), then verify again",
     **dict.fromkeys(
         ("bad_metadata", "bad_record", "duplicate_record", "gap", "missing_file", "not_indexed", "not_queued", "overlap",
@@ -51,7 +66,7 @@ _STEPS: dict[str, str] = {
     ),
 }  # fmt: skip
 _FILES = {
-    "commitlog": "move strays away, take a short segment from a backup; then {recover}",
+    "commitlog": "move strays away, take a short or missing segment from a backup or a slave; then {recover}",
     "consumequeue": _QUEUES,
     "batchconsumequeue": _QUEUES,
     "consumequeue_ext": _QUEUES,
@@ -87,9 +102,13 @@ class NextSteps:
     options : sequence of str
         What was given as ``-o``; the commands to come need it too.
     config_file : str, optional
+    tiered : str, optional
+        The folder of tiered storage.
     """
 
-    def __init__(self, path: str, options: Iterable[str] = (), config_file: str | None = None):
+    def __init__(
+        self, path: str, options: Iterable[str] = (), config_file: str | None = None, tiered: str | None = None
+    ):
         self._path = path
         given = [*(["--config", _lasting(config_file)] if config_file is not None else [])]
         for option in options:
@@ -100,6 +119,7 @@ class NextSteps:
             "path": quoted,
             "recover": f"rmqstore recover {quoted}{end}",
             "rebuild": f"rmqstore rebuild {quoted}{end}",
+            "export": f"rmqstore export {quoted}{end}" + (f" --tiered {shlex.quote(tiered)}" if tiered else ""),
         }
         self._steps: dict[str, set[str]] = {}
 

@@ -22,6 +22,7 @@ from rmqstore.cli.terminal import escape, note
 from rmqstore.cli.words import did_you_mean
 from rmqstore.config import StoreConfig
 from rmqstore.config.broker_conf import read_java_properties, values_of_lines
+from rmqstore.config.log_folder import refuse_other_log
 from rmqstore.errors import StoreError
 from rmqstore.store.message_store import MessageStore
 
@@ -82,6 +83,7 @@ def _config(
 
     With `alone` there need be no local log: tiered storage has its messages.
     """
+    refuse_other_log(path, overrides.get("unknown", {}))
     if alone and os.path.isdir(path) and not os.path.isdir(os.path.join(path, "commitlog")):
         return StoreConfig(**overrides)
     check_store_path(path)
@@ -140,7 +142,7 @@ class Given:
             StoreConfig(**told)
         except ValueError as error:
             raise click.BadParameter(escape(str(error)), param_hint="--config") from None
-        return {name: value for name, value in told.items() if name != "unknown"}
+        return told
 
     def overrides(self) -> dict[str, Any]:
         """dict: the fields of StoreConfig that the options say, of the broker.conf and of each ``-o``."""

@@ -168,6 +168,7 @@ def query(
                 printer.json_line({"complete": False, "uncovered": [list(stretch) for stretch in uncovered]})
             nothing(uncovered_text(store, uncovered, "give --max-log-bytes, or rmqstore rebuild --what index"))
         damage = () if store.index_service is None else store.index_service.log_damage
+        damage = tuple(sorted({*damage, *store.lost_log}))
         if damage:
             size, places = sum(end - begin for begin, end in damage), _places_text([begin for begin, _ in damage])
             note(f"{size} bytes of the log at phy offset {places} cannot be read, and may hold more; {_next_step(path)}")

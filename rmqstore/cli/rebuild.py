@@ -21,6 +21,7 @@ from rmqstore.cli.paths import check_store_path
 from rmqstore.cli.terminal import Printer, Progress, escape, format_size, format_time, note
 from rmqstore.cli.words import verdict_words
 from rmqstore.config.dledger import without_log
+from rmqstore.config.log_folder import refuse_other_log
 from rmqstore.errors import CorruptionError, StoreError
 from rmqstore.files.mapped_file import offset_of_name
 from rmqstore.offline.lost_messages import LostMessages, messages_behind
@@ -30,6 +31,14 @@ from rmqstore.rocksdb.places import PLACES, queue_databases
 from rmqstore.store.message_store import MessageStore
 from rmqstore.store.queue_lives import gone_text
 from rmqstore.store.recovery import RECOVERY_MODES
+
+drop_units_option = click.option(
+    "--drop-units",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Drop for good the N queue units and index entries that lead outside the commit log; the refusal says how many.",
+)
 
 
 @click.command(name="rebuild")
@@ -43,16 +52,18 @@ from rmqstore.store.recovery import RECOVERY_MODES
     is_flag=True,
     help="Make the consume queues a RocksDB database, for a broker with storeType=defaultRocksDB, instead of files.",
 )
+@drop_units_option
 @click.option("--yes", is_flag=True, help="Replace without asking.")
 @store_options
 def rebuild_command(
-    path: str, what: tuple[str, ...], output: str | None, rocksdb: bool, yes: bool, given: Given
+    path: str, what: tuple[str, ...], output: str | None, rocksdb: bool, drop_units: int, yes: bool, given: Given
 ) -> None:
     """Rebuild index and consume queues from the commit log.
 
     THIS COMMAND WRITES. Without --output it replaces index/ and consumequeue/ of the store, after the new files are
     complete and checked against the log; the commit log is never touched and the broker must not run. An interrupted
-    rebuild leaves the store as it was: run it again. Queues in RocksDB are kept under another name.
+    rebuild leaves the store as it was: run it again. Queues in RocksDB are kept under another name. Where segments are
+    missing that the old files lead to, nothing is replaced.
     """
     kinds = what or (("consumequeue",) if rocksdb else ("index", "consumequeue"))
     if rocksdb and kinds != ("consumequeue",):
@@ -60,15 +71,15 @@ def rebuild_command(
     config = given.config(path)
     if output is None and not rocksdb:
         # Who is asked has then nothing left to give.
-        check_config(path, kinds, config)
+        check_config(path, kinds, config, drop_units)
     agree_to_replace(path, kinds, output, yes)
     is_new = output is not None and not os.path.lexists(output)
     try:
         with orderly_end(), Progress("rebuilding", "bytes") as progress:
             if rocksdb:
-                report = rebuild_queue_database(path, config, output, progress)
+                report = rebuild_queue_database(path, config, output, progress, drop_units=drop_units)
             else:
-                report = rebuild(path, kinds, config, output, progress)
+                report = rebuild(path, kinds, config, output, progress, drop_units=drop_units)
     except (KeyboardInterrupt, SystemExit):
         if output is not None:
             if is_new:
@@ -151,15 +162,17 @@ def print_rebuild(report: RebuildReport, target: str, given: Given) -> None:
     help="Where the log is damaged in front of whole records: refuse; cut it there as RocketMQ does, which deletes "
     "everything after it; or keep what is whole on both sides.",
 )
+@drop_units_option
 @click.option("--yes", is_flag=True, help="Do not ask before --mode truncate deletes.")
 @store_options
-def recover_command(path: str, mode: Recovery, yes: bool, given: Given) -> None:
+def recover_command(path: str, mode: Recovery, drop_units: int, yes: bool, given: Given) -> None:
     """Do what a start after a crash does, say what it was, and close the store in order.
 
     THIS COMMAND WRITES. The log is judged first; with --mode strict a store with damage in the middle of its log is
     left exactly as it is, and what --mode truncate would delete is counted. What a crash left torn after the last whole
     record is cut; queues and index are brought into line with the log. The broker must not run.
     """
+    refuse_other_log(path, given.overrides().get("unknown", {}))
     check_store_path(path)
     if not os.path.isdir(os.path.join(path, "commitlog")):
         without_log(path)
@@ -168,15 +181,16 @@ def recover_command(path: str, mode: Recovery, yes: bool, given: Given) -> None:
     lost: LostMessages | None = None
     try:
         # Where nothing is to be cut or passed over, every mode does the same: only the first refusal says what is at stake.
-        with MessageStore.open(path, config=config, recovery="skip" if mode == "skip" else "strict") as store:
+        first: Recovery = "skip" if mode == "skip" else "strict"
+        with MessageStore.open(path, config=config, recovery=first, drop_units=drop_units) as store:
             report = store.recovery_report
     except CorruptionError as error:
         place = _place_of(error)
         if mode == "skip" or (mode == "strict" and place is None):
             raise
         if place is None:
-            # The log lacks what the queues lead to, so that only units go: or opening it says what else is wrong.
-            text = "--mode truncate deletes no message that the log has, and the units that lead to none."
+            # Opening it says what else is wrong.
+            text = "--mode truncate deletes no message that the log has."
         else:
             with Progress("counting what a cut deletes", "bytes") as progress:
                 lost = messages_behind(path, config, place, progress)
@@ -188,7 +202,7 @@ def recover_command(path: str, mode: Recovery, yes: bool, given: Given) -> None:
         note(error_text(error).split("; nothing was changed")[0])
         note(text)
         agree_to_cut(yes)
-        with MessageStore.open(path, config=config, recovery=mode) as store:
+        with MessageStore.open(path, config=config, recovery=mode, drop_units=drop_units) as store:
             report = store.recovery_report
     assert report is not None
     printer = Printer(given.as_json)

@@ -73,7 +73,7 @@ def verify_command(path: str, given: Given) -> None:
         config = None  # That the geometry cannot be told is a finding.
     printer = Printer(given.as_json)
     kinds: Counter[str] = Counter()
-    following = NextSteps(path, given.options, given.config_file)
+    following = NextSteps(path, given.options, given.config_file, given.tiered)
     with Progress("verifying", "bytes") as progress:
         for finding in _findings(path, config, given, progress):
             kinds[finding.kind] += finding.num

@@ -56,6 +56,8 @@ _AS_TYPED: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "; commands that only read work all the same",
         ),
         (r"give max_hash_slot_num and max_index_num", "give -o maxHashSlotNum=... -o maxIndexNum=..."),
+        (r"MessageStore\.open\(path, drop_units=(\d+)\)", r"rmqstore recover --drop-units \1"),
+        (r"\bdrop_units=(\d+)", r"--drop-units \1"),
         (r"declared=True \(--declared\)", "--declared"),
     )
 )

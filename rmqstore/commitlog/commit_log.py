@@ -23,6 +23,7 @@ from rmqstore._shown import shows
 from rmqstore.commitlog.log_end import LogEnd
 from rmqstore.commitlog.log_walk import Blank, Damage, LogWalk, Stretch
 from rmqstore.config import StoreConfig, is_usual_size
+from rmqstore.config.log_folder import refuse_other_log
 from rmqstore.errors import (
     ChecksumError,
     CorruptionError,
@@ -71,6 +72,7 @@ class CommitLog(NotCopied):
         *,
         read_only: bool = False,
     ):
+        refuse_other_log(root, config.unknown)
         self.config = config
         self.segment_size = config.mapped_file_size_commit_log
         self.files = MappedFileQueue(

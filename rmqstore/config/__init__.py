@@ -8,6 +8,7 @@ alone.  It never writes, locks or maps anything.
 - `infer`: what a store's own files say
 - `progress_files`: which of two files has the progress of consumer groups
 - `dledger`: a commit log that is DLedger's, which is not read
+- `log_folder`: options that place the log elsewhere, which are refused
 """
 
 from rmqstore.config.broker_conf import fields_by_option, parse_java_properties

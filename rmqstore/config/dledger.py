@@ -14,17 +14,22 @@ import os
 
 from rmqstore.errors import UnsupportedFormatError
 
-__all__ = ["dledger_folders", "refuse_dledger", "without_log"]
+__all__ = ["dledger_folders", "is_dledger_name", "refuse_dledger", "without_log"]
 
 _PREFIX = "dledger-"
 _PARTS = ("data", "index")
+
+
+def is_dledger_name(name: str) -> bool:
+    """bool: DLedger's folder below a store's root may have this name."""
+    return name.startswith(_PREFIX)
 
 
 def dledger_folders(root: str | os.PathLike[str]) -> tuple[str, ...]:
     """tuple of str: the folders of DLedger in the store at `root` that hold anything, sorted."""
     found = []
     try:
-        names = sorted(name for name in os.listdir(root) if name.startswith(_PREFIX))
+        names = sorted(name for name in os.listdir(root) if is_dledger_name(name))
     except OSError:
         # Whoever opens the store says so.
         return ()

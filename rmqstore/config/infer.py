@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from rmqstore import _numpy as np
 from rmqstore._core import MAGIC_V1, MAGIC_V2, BatchUnitLayout, IndexLayout, UnitLayout, index_key_hash
 from rmqstore.config.dledger import without_log
+from rmqstore.config.log_folder import refuse_other_log
 from rmqstore.config.progress_files import is_named, other_progress_file, progress_file
 from rmqstore.errors import GeometryError, StoreError
 from rmqstore.files.mapped_file import (
@@ -70,6 +71,7 @@ def _infer_once(cls: type[StoreConfig], root: str, read_only: bool, overrides: M
         return cls(**{"assumed": tuple(unclear), **single})
     if not is_directory(root):
         raise StoreError("there is no store directory: give the broker's storePathRootDir", root)
+    refuse_other_log(root, overrides.get("unknown", {}))
     unknown_names = set(overrides) - set(cls.__dataclass_fields__)
     if unknown_names:
         raise TypeError(f"no such option: {', '.join(sorted(unknown_names))}")

@@ -20,6 +20,7 @@ from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.store.message_store import MessageStore
 
 if TYPE_CHECKING:
+    from rmqstore.files.unread import UnreadPart
     from rmqstore.offline.layout import StoreLayout
     from rmqstore.store.completion import QueueDatabaseState
 
@@ -131,6 +132,8 @@ class StoreDescription:
         Folders of queues that cannot be looked into, so that it is not known which queues are in them.
     unread_queues : tuple of (str, int)
         Topic and queue id of the queues that are there, and of which the system does not give out a folder or file.
+    unread : tuple of UnreadPart
+        What lies in the store and is not read: its path, the number of files and their bytes.
     """
 
     path: str
@@ -150,6 +153,7 @@ class StoreDescription:
     layout: StoreLayout | None = None
     unseen_queues: tuple[str, ...] = ()
     unread_queues: tuple[tuple[str, int], ...] = ()
+    unread: tuple[UnreadPart, ...] = ()
 
     def __repr__(self) -> str:
         # As long for a store of many queues as for one of few; the fields have all of it.
@@ -175,6 +179,8 @@ class StoreDescription:
             lines.append(f"  consumer offsets cannot be read: {escape(self.consumer_offsets_error[:200])}")
         if self.damaged_files:
             lines.append(f"  damaged files: {len(self.damaged_files)}{_some([path for path, _ in self.damaged_files])}")
+        if self.unread:
+            lines.append(f"  not read: {'; '.join(escape(str(part)) for part in self.unread[:3])}")
         if self.queue_database is not None:
             lines.append(f"  queues in RocksDB: {escape(self.queue_database.path)}")
         if self.rocksdb:
@@ -229,7 +235,7 @@ def describe(path: str | os.PathLike[str], config: StoreConfig | None = None) ->
 
 def _describe_once(path: str | os.PathLike[str], config: StoreConfig | None) -> StoreDescription:
     # Imported where it is used, as few programs use it.
-    from rmqstore.offline.layout import store_layout
+    from rmqstore.offline.layout import store_layout, unread_in
 
     with MessageStore.open(path, config=config, read_only=True) as store, store.commit_log.single_records():
         log = store.commit_log
@@ -304,6 +310,7 @@ def _describe_once(path: str | os.PathLike[str], config: StoreConfig | None) -> 
             store_layout(store.path, store.config),
             tuple(sorted(store.queues.unseen)),
             tuple(sorted(store.queues.unread)),
+            unread_in(store.path),
         )
 
 

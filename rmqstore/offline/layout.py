@@ -20,13 +20,15 @@ from rmqstore.config import StoreConfig
 from rmqstore.consumer.settings_sources import SettingsKind, SettingsSource, settings_sources
 from rmqstore.errors import MissingDependencyError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
+from rmqstore.files.mapped_file import STAGING_PREFIX
+from rmqstore.files.unread import UnreadPart, unread_parts
 from rmqstore.rocksdb.database import Database, is_database
 from rmqstore.rocksdb.index import index_folder, may_have_entries
-from rmqstore.rocksdb.places import closed_folder, may_be_database, queue_databases
+from rmqstore.rocksdb.places import FOLDERS, PLACES, closed_folder, may_be_database, queue_databases
 from rmqstore.rocksdb.pop_records import has_pop_records
 from rmqstore.rocksdb.settings import settings_layouts
 
-__all__ = ["StoreLayout", "store_layout"]
+__all__ = ["StoreLayout", "store_layout", "unread_in"]
 
 _KINDS: tuple[SettingsKind, ...] = ("topics", "subscription_groups", "consumer_offsets")
 _FORMS = {
@@ -35,6 +37,14 @@ _FORMS = {
     "v2": "RocksDB (config/rdb, v2)",
 }
 _SPECIAL = (b"lastOffsetPy", b"lastStoreTimeStamp")
+# Of a store's root: what this package reads or writes, and small files of a broker without a message.
+_READ = frozenset(
+    (
+        "commitlog", "consumequeue", "batchconsumequeue", "consumequeue_ext", "index", "config", "checkpoint", "abort", "lock",
+        "timerwheel", "timerlog", "tiered_index_file", "epochFileCheckpoint", "brokerIdentity", ".rmqstore-rebuild",
+        *(name.split("/")[0] for name in FOLDERS),
+    )
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +96,30 @@ def store_layout(root: str | os.PathLike[str], config: StoreConfig) -> StoreLayo
     }
     written_by, evidence = _written_by(root, config, sources)
     return StoreLayout({name: where for name, where in parts.items() if where}, written_by, evidence)
+
+
+def unread_in(root: str | os.PathLike[str]) -> tuple[UnreadPart, ...]:
+    """tuple of UnreadPart: what lies in the root of a store and is not read: logs of DLedger, ``compaction``, further folders."""
+    found = []
+    for part in unread_parts(root, _is_read):
+        if os.path.basename(part.path) == "compaction":
+            # Without a compacted topic there is nothing but its positions.
+            inside = unread_parts(part.path, lambda name: name.startswith("position-checkpoint"))
+            if not inside:
+                continue
+        found.append(part)
+    return tuple(found)
+
+
+def _is_read(name: str) -> bool:
+    # Snapshots of the wheel end in a number; what a rebuild moved aside is named by it.
+    aside, _, end = name.partition(".")
+    return (
+        name in _READ
+        or name.startswith((STAGING_PREFIX, "timerwheel."))
+        or (aside in _READ and end in ("bak", "tmp", "backup"))
+        or (aside in PLACES and end.startswith(("rocksdb-", "files-")))
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- parts

@@ -25,6 +25,7 @@ from rmqstore.offline.pending_search import PendingSource, Problem, Search
 from rmqstore.offline.pending_timers import search_timers
 from rmqstore.offline.pending_transactions import search_transactions
 from rmqstore.store.columns import import_pyarrow
+from rmqstore.store.lost_log import lost_text
 from rmqstore.store.message_store import MessageStore
 
 if TYPE_CHECKING:
@@ -276,6 +277,8 @@ def _search(store: MessageStore, kinds: Iterable[str], topic: str | None, now: i
     if store.read_only:
         store.refresh()
     search = Search(store, now)
+    for begin, end in store.lost_log:
+        search.problem(StoreError(lost_text(begin, end), store.commit_log.path))
     # The log of a store that somebody writes goes on meanwhile.
     end = store.commit_log.max_offset
     try:

@@ -37,6 +37,7 @@ from rmqstore.offline.verify import verify_parts
 from rmqstore.rocksdb.database import is_database
 from rmqstore.rocksdb.places import PLACES, check_queue_databases, queue_databases
 from rmqstore.store.dispatcher import IndexProgress, LogDispatcher, QueueKindError, without_unit
+from rmqstore.store.lost_log import end_of_known, refuse_loss
 from rmqstore.store.opening import REBUILD_COMPLETE, REBUILD_DIRECTORY, is_swapping
 
 __all__ = ["REBUILD_DIRECTORY", "RebuildReport", "check_config", "rebuild"]
@@ -96,6 +97,8 @@ def rebuild(
     config: StoreConfig | None = None,
     output: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    drop_units: int = 0,
 ) -> RebuildReport:
     """Rebuild index and queues from the commit log.
 
@@ -111,6 +114,8 @@ def rebuild(
         Build into this directory, which must not hold them already, and leave the store as it is.
     progress : callable, optional
         Called with (bytes of log done, bytes of log in all), now and then and at the end.
+    drop_units : int
+        How many queue units and index entries may go that lead outside the log; the error says how many there are.
 
     Returns
     -------
@@ -118,6 +123,8 @@ def rebuild(
 
     Raises
     ------
+    LostLogError
+        Segments are missing that the files to be replaced lead to; nothing was changed.
     GeometryError
         A needed value is only assumed; the message names the option to give.
     StoreLockedError
@@ -146,6 +153,7 @@ def rebuild(
             seconds = time.perf_counter() - started
             return RebuildReport(complete, root, resumed=True, seconds=seconds, moved_aside=moved_aside(root))
         config = known_config(root, config, kinds)
+        refuse_lost_log(root, config, kinds, drop_units)
         delete_tree(work, ignore_errors=True)
         make_directories(work)
         try:
@@ -250,14 +258,29 @@ def known_config(root: str, config: StoreConfig | None, kinds: tuple[str, ...]) 
     return config
 
 
-def check_config(path: str | os.PathLike[str], what: Iterable[str], config: StoreConfig | None = None) -> None:
+def refuse_lost_log(root: str, config: StoreConfig, kinds: tuple[str, ...], drop_units: int) -> None:
+    """Raise LostLogError unless `drop_units` is the number of units and entries that a rebuild from this log would lose."""
+    log = CommitLog(root, config, MappedFilePool(4), read_only=True)
+    try:
+        log.load()
+        checkpoint = Checkpoint.load_or_zeros(os.path.join(root, "checkpoint"))
+        clean = not os.path.lexists(os.path.join(root, "abort"))
+        end = end_of_known(log, log.find_end_behind_damage(), checkpoint, clean)
+        refuse_loss(log, end, kinds, drop_units)
+    finally:
+        log.close()
+
+
+def check_config(
+    path: str | os.PathLike[str], what: Iterable[str], config: StoreConfig | None = None, drop_units: int = 0
+) -> None:
     """Say at once, before anybody is asked or anything is built, which option a rebuild would refuse to work without.
 
     The names of queues and the first records tell most of it.  What only a later record needs, the rebuild itself says.
 
     Raises
     ------
-    GeometryError, StoreLockedError
+    GeometryError, LostLogError, StoreLockedError
         As of `rebuild`.
     """
     root = check_store_root(path)
@@ -270,6 +293,7 @@ def check_config(path: str | os.PathLike[str], what: Iterable[str], config: Stor
         # Only the swap is left, which needs no option.
         return
     config = known_config(root, config, kinds)
+    refuse_lost_log(root, config, kinds, drop_units)
     log = CommitLog(root, config, MappedFilePool(config.max_mapped_files), read_only=True)
     try:
         log.load()

@@ -36,6 +36,7 @@ from rmqstore.offline.rebuild import (
     mark_complete,
     moved_aside,
     refuse_assumed,
+    refuse_lost_log,
     swap_database,
 )
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
@@ -54,6 +55,8 @@ def rebuild_queue_database(
     config: StoreConfig | None = None,
     output: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    drop_units: int = 0,
 ) -> RebuildReport:
     """Rebuild the queues as a database that a broker with ``storeType=defaultRocksDB`` opens (RocketMQ 5.5.0).
 
@@ -66,6 +69,7 @@ def rebuild_queue_database(
     output : path, optional
         Make ``consumequeue`` in this directory, and leave the store as it is.
     progress : callable, optional
+    drop_units : int
         As of `rebuild`.
 
     Returns
@@ -80,7 +84,7 @@ def rebuild_queue_database(
         rocksdict is not installed.
     StoreError
         The new database cannot be written: the disk is full, for instance.  Nothing of it stays.
-    GeometryError, StoreLockedError, CorruptionError
+    GeometryError, LostLogError, StoreLockedError, CorruptionError
         As of `rebuild`.
     """
     # Imported here because it brings the compression libraries along, which no other module of a plain import needs.
@@ -113,6 +117,7 @@ def rebuild_queue_database(
                 aside = moved_aside(root, ("rocksdb", "files"))
                 seconds = time.perf_counter() - started
                 return RebuildReport(_WHAT, root, resumed=True, seconds=seconds, moved_aside=aside)
+            refuse_lost_log(root, config, _WHAT, drop_units)
             delete_tree(work, ignore_errors=True)
             make_directories(work)
             try:

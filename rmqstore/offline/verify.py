@@ -36,6 +36,7 @@ from rmqstore.errors import (
 )
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool, is_not_given_out, why_not_given_out
+from rmqstore.files.unread import UnreadPart
 from rmqstore.index.index_service import IndexService
 from rmqstore.message import SCHEDULE_TOPIC, MessageExt, SysFlag, decode_java_utf8, is_queued
 from rmqstore.offline.verify_databases import has_index_database, verify_index_database
@@ -43,6 +44,7 @@ from rmqstore.offline.verify_entries import IndexCheck
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
 from rmqstore.offline.verify_units import QueueCheck, unread_database, unread_file, unread_folder
 from rmqstore.store.dispatcher import multi_dispatch_places, multi_dispatch_problem
+from rmqstore.store.lost_log import end_of_known, units_outside
 from rmqstore.store.opening import REBUILD_DIRECTORY, SWAPPING, is_swapping
 from rmqstore.store.queue_lives import DeletedTopics, gone_text
 
@@ -299,11 +301,12 @@ class _Checker:
                 0,
                 "not_checked",
                 "the commit log is DLedger's, or goes on there (enableDLegerCommitLog=true), which this package does not "
-                "read: what leads there is called dangling",
+                f"read: what leads there is called dangling. It has {UnreadPart.of(folder).size} bytes",
             )
         self.database = QueueDatabaseCheck.of(self.root, self.config, self.commit_log)
         self.tells_gone = True
         yield from self.run_parts()
+        yield from self._lost_end()
         yield from verify_index_database(self.commit_log, self.root, self.end)
         # It brings NumPy along.
         from rmqstore.offline.verify_waiting import verify_waiting
@@ -311,6 +314,16 @@ class _Checker:
         yield from verify_waiting(self.commit_log, self.root)
         yield from self._checkpoint()
         yield from self._config_files()
+        yield from self._unread()
+
+    def _unread(self) -> Iterator[Finding]:
+        from rmqstore.offline.layout import unread_in
+
+        # That a log goes on by DLedger was said.
+        told = dledger_folders(self.root)
+        for part in unread_in(self.root):
+            if part.path not in told:
+                yield Finding(part.path, 0, "not_read", f"{part.size} bytes in {part.files} files are not read, nor verified")
 
     def run_parts(self, end: int | None = None) -> Iterator[Finding]:
         """The log, queues and index."""
@@ -472,6 +485,24 @@ class _Checker:
         else:
             detail = f"{stretch.end - at} bytes from phy offset {at} are not a record ({verdict.name})"
             yield Finding(path, pos, DAMAGE_KINDS.get(verdict, "missing_blank"), detail)
+
+    def _lost_end(self) -> Iterator[Finding]:
+        # What a rebuild refuses to lose.  A gap in the middle is a finding of its own; segments that cannot be read are there.
+        if self.unread:
+            return
+        checkpoint = Checkpoint.load_or_zeros(os.path.join(self.root, "checkpoint"))
+        clean = not os.path.lexists(os.path.join(self.root, "abort"))
+        end = end_of_known(self.commit_log, self.end, checkpoint, clean)
+        found = list(units_outside(self.commit_log, end, ("consumequeue", "index"), replaced=False))
+        if found:
+            first = min(found, key=lambda each: each.phy_offset)
+            yield Finding(
+                self.commit_log.path,
+                0,
+                "missing_segment",
+                f"{sum(each.num for each in found)} queue units and index entries lead behind the end of the log at phy offset "
+                f"{self.end}, the first to {first.phy_offset} ({first.path}): its newest segments are missing",
+            )
 
     def _missing_crcs(self, columns: RecordColumns, begin: int) -> Iterator[Finding]:
         if not self.config.enabled_append_prop_crc:

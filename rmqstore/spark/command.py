@@ -31,7 +31,7 @@ from rmqstore.arguments import IndexType
 from rmqstore.cli.group import FOUND_NOTHING, CannotOpenError, StoreGroup, nothing
 from rmqstore.cli.messages import about_topic
 from rmqstore.cli.options import Given, path_argument, store_options
-from rmqstore.cli.rebuild import agree_to_replace, print_rebuild
+from rmqstore.cli.rebuild import agree_to_replace, drop_units_option, print_rebuild
 from rmqstore.cli.terminal import BEGIN_HELP, END_HELP, END_TIME, TIME, Printer, escape, format_size, format_time, note
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.errors import MissingDependencyError
@@ -142,7 +142,7 @@ class Selection:
         if given.config_file is not None:
             # What neither the files nor the broker.conf tell has RocketMQ's default.
             fields |= given.config(path, read_only=True).as_dict()
-            del fields["store_host"]
+            del fields["store_host"], fields["unknown"]
         return {**{name: value for name, value in self.values.items() if value not in (None, ())}, **fields}
 
 
@@ -436,6 +436,7 @@ def query_command(
 )
 @click.option("-O", "--output", type=click.Path(), help="Build into this directory and leave the store as it is.")
 @click.option("--partition-bytes", type=click.IntRange(min=1), help="Bytes of log for one task.")
+@drop_units_option
 @click.option("--yes", is_flag=True, help="Replace without asking.")
 @spark_options
 @store_options
@@ -444,6 +445,7 @@ def rebuild_command(
     what: tuple[str, ...],
     output: str | None,
     partition_bytes: int | None,
+    drop_units: int,
     yes: bool,
     session: Any,
     given: Given,
@@ -457,12 +459,14 @@ def rebuild_command(
     kinds = what or ("index", "consumequeue")
     config = given.config(path)
     if output is None:
-        check_config(path, kinds, config)
+        check_config(path, kinds, config, drop_units)
     agree_to_replace(path, kinds, output, yes)
     with session as spark:
         from rmqstore.spark.rebuild import rebuild
 
-        report = rebuild(spark, path, kinds, config, output, partition_bytes=partition_bytes)
+        report = rebuild(
+            spark, path, kinds, config, output, partition_bytes=partition_bytes, drop_units=drop_units
+        )
     print_rebuild(report, output or path, given)
 
 

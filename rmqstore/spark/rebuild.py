@@ -45,6 +45,7 @@ from rmqstore.offline.rebuild import (
     mark_complete,
     moved_aside,
     refuse_findings,
+    refuse_lost_log,
     swap,
 )
 from rmqstore.spark.mapper import Mapper, default_parallelism, spark_mapper
@@ -94,6 +95,7 @@ def rebuild_with(
     *,
     partition_bytes: int | None = None,
     parallelism: int = 1,
+    drop_units: int = 0,
 ) -> RebuildReport:
     """As `rebuild`, with tasks mapped by `mapper`.
 
@@ -102,7 +104,7 @@ def rebuild_with(
     mapper : callable
         Called as ``mapper(function, plan, tasks)``: applies the function to (plan, task) for every task, in any order,
         wherever, more than once if it must, and returns the answers in the order of the tasks.
-    path, what, config, output, partition_bytes
+    path, what, config, output, partition_bytes, drop_units
         As of `rebuild`.
     parallelism : int
         How many tasks run at once; files of the index are cut into spans where they are fewer than that.
@@ -130,6 +132,7 @@ def rebuild_with(
             if complete and set(kinds) <= set(complete):
                 return RebuildReport(complete, root, resumed=True, seconds=time.perf_counter() - started)
             config = known_config(root, config, kinds)
+            refuse_lost_log(root, config, kinds, drop_units)
             report = _run(mapper, root, work, kinds, config, partition_bytes, parallelism)
             mark_complete(work, kinds)
             swap(root, work, kinds)
@@ -421,6 +424,7 @@ def rebuild(
     *,
     partition_bytes: int | None = None,
     parallelism: int | None = None,
+    drop_units: int = 0,
 ) -> RebuildReport:
     """Rebuild index and queues from the commit log, as `rmqstore.rebuild` does, with the tasks of a Spark session.
 
@@ -443,6 +447,8 @@ def rebuild(
         has no consume queues that show where records begin.
     parallelism : int, optional
         How many tasks run at once; by default what Spark says.
+    drop_units : int
+        As of `rmqstore.rebuild`.
 
     Returns
     -------
@@ -450,7 +456,7 @@ def rebuild(
 
     Raises
     ------
-    GeometryError, StoreLockedError, CorruptionError
+    GeometryError, LostLogError, StoreLockedError, CorruptionError
         As of `rmqstore.rebuild`; the old files are untouched.
 
     Notes
@@ -461,5 +467,12 @@ def rebuild(
     if parallelism is None:
         parallelism = default_parallelism(spark)
     return rebuild_with(
-        spark_mapper(spark), path, what, config, output, partition_bytes=partition_bytes, parallelism=parallelism
+        spark_mapper(spark),
+        path,
+        what,
+        config,
+        output,
+        partition_bytes=partition_bytes,
+        parallelism=parallelism,
+        drop_units=drop_units,
     )

@@ -38,6 +38,7 @@ from rmqstore.arguments import (
 from rmqstore.commitlog.commit_log import check_store_root
 from rmqstore.config import StoreConfig
 from rmqstore.config.dledger import refuse_dledger
+from rmqstore.config.log_folder import refuse_other_log
 from rmqstore.consumequeue.consume_queue_store import unseen_text
 from rmqstore.errors import InvalidMessageError, OffsetOutOfRangeError, ReadOnlyError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
@@ -50,6 +51,7 @@ from rmqstore.rocksdb.places import closed_databases
 from rmqstore.store.closing import Closing, close_forgotten
 from rmqstore.store.columns import scan_log, time_range
 from rmqstore.store.flushing import Flushing
+from rmqstore.store.lost_log import lost_text
 from rmqstore.store.opening import (
     check_has_store,
     has_store,
@@ -186,6 +188,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         read_only: bool = False,
         create: bool = True,
         recovery: Recovery = "strict",
+        drop_units: int = 0,
         tiered: str | os.PathLike[str] | FlatStore | None = None,
     ) -> MessageStore:
         """Open the store in directory `path`; a new one is made, unless `read_only` or `create` says otherwise.
@@ -203,6 +206,8 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             a mistyped one makes none.  Read-only none is made anyway.
         recovery : {"strict", "truncate", "skip"}
             What to do where the log is damaged in front of whole records, see `rmqstore.store.recovery.recover`.
+        drop_units : int
+            How many queue units and index entries may go that lead outside the log; the error says how many there are.
         tiered : path, optional
             The broker's tieredStoreFilePath: what the local log no longer has is read from tiered storage then, by queue, by
             key and in scans, as one store (docs/tiered.md).  Only read-only.
@@ -215,6 +220,8 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             Files do not fit the config, or do not belong there.
         CorruptionError
             The log is damaged in the middle; nothing was changed.
+        LostLogError
+            Segments are missing that queues or index lead to; nothing was changed.
         StoreError
             `read_only` and there is no such directory, or ``create=False`` and there is no store.
         UnsupportedFormatError
@@ -245,6 +252,8 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             check_has_store(root)
         refuse_rocksdb(root)
         refuse_dledger(root)
+        if config is not None:
+            refuse_other_log(root, config.unknown)
         make_directories(os.path.abspath(root))
         close_forgotten(root)
         store_lock = StoreLock(root)
@@ -261,7 +270,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
             store._closing.store_lock = store_lock
             try:
                 store._state.load()
-                store.recovery_report = recover_state(store._state, store._flushing, recovery)
+                store.recovery_report = recover_state(store._state, store._flushing, recovery, drop_units)
                 _open_stores.add(store)
                 writing = store._for_writing()
                 writing.take_writes()
@@ -429,6 +438,15 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         return self._state.undispatched.left_out
 
     @property
+    def lost_log(self) -> tuple[tuple[int, int], ...]:
+        """tuple of (int, int): phy offsets, begin and end, that the log had once and lacks now.
+
+        A segment in the middle, or what the checkpoint, the index or queues point to after the end.  No answer has the
+        messages of these parts.  A store that is open for writing has none.
+        """
+        return self._state.lost_log
+
+    @property
     def queue_database(self) -> QueueDatabaseState | None:
         """QueueDatabaseState or None: of the queues in RocksDB, if a store that is read has any (``storeType=defaultRocksDB``)."""
         completion = self._state.undispatched.completion
@@ -443,6 +461,7 @@ class MessageStore(ClosedAtExit, NotCopied, StoreParts):
         """
         listed = [self.commit_log.files, *(queue.files for queue in self.queues.opened())]
         found: list[StoreError] = [problem for files in listed for problem in files.damaged()]
+        found += [StoreError(lost_text(begin, end), self.commit_log.path) for begin, end in self.lost_log]
         found += [StoreError(unseen_text(error), folder) for folder, error in self.queues.unseen.items()]
         for (topic, queue_id), error in self.queues.unread.items():
             text = f"queue {queue_id} of {topic} cannot be read ({error.strerror or error}), and is left out"

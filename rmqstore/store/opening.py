@@ -101,8 +101,8 @@ def check_has_store(root: str) -> None:
         )
 
 
-def recover_state(state: StoreState, flushing: Flushing, mode: str) -> RecoveryReport:
-    """Recover the loaded files of a store and set the abort mark; `mode` as of `MessageStore.open`."""
+def recover_state(state: StoreState, flushing: Flushing, mode: str, drop_units: int) -> RecoveryReport:
+    """Recover the loaded files of a store and set the abort mark; `mode` and `drop_units` as of `MessageStore.open`."""
     abort = os.path.join(state.path, "abort")
     clean = not os.path.exists(abort)
     checkpoint, process = state.checkpoint, abort_process(state.path)
@@ -147,6 +147,7 @@ def recover_state(state: StoreState, flushing: Flushing, mode: str) -> RecoveryR
         checkpoint,
         clean=clean,
         mode=mode,
+        drop_units=drop_units,
         before_writing=before_writing,
     )
     last = checkpoint.confirm_phy_offset

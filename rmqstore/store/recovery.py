@@ -48,6 +48,7 @@ from rmqstore.store.dispatcher import (
     names_further_queue,
 )
 from rmqstore.store.index_survey import IndexSurvey
+from rmqstore.store.lost_log import end_of_known, refuse_loss
 from rmqstore.store.queue_lives import gone_text
 
 __all__ = ["RECOVERY_MODES", "RecoveryReport", "dispatched_before_crash", "learn_delays", "look_at_queues", "recover"]
@@ -140,6 +141,7 @@ def recover(
     *,
     clean: bool,
     mode: str = "strict",
+    drop_units: int = 0,
     before_writing: Callable[[int], None] = lambda end: None,
 ) -> RecoveryReport:
     """Bring a loaded store into a state in which it may be written.
@@ -151,6 +153,8 @@ def recover(
     mode : {"strict", "truncate", "skip"}
         What to do where the log is damaged in front of whole records: refuse; cut the log there, as RocketMQ does,
         which deletes everything after it; keep everything and go on after it.
+    drop_units : int
+        How many queue units and index entries may go that lead outside the log, as of `lost_log.refuse_loss`.
     before_writing : callable
         Called once with the phy offset at which the log ends, after that was judged and before the first change on disk.
 
@@ -158,6 +162,8 @@ def recover(
     ------
     CorruptionError
         The log is damaged in the middle and the mode is "strict"; nothing was changed.
+    LostLogError
+        Other units and entries than `drop_units` lead outside the log; nothing was changed.
     """
     started = time.perf_counter()
     report = RecoveryReport(mode=mode, clean=clean)
@@ -168,6 +174,10 @@ def recover(
     judged = _judge(
         commit_log, Agreement(commit_log, queues, plain), index, begin, newest_unit_end, checkpoint.log_end, clean, mode
     )
+    if max(newest_unit_end, -1 if index is None else index.kept_end + 1) > judged.end:
+        end = end_of_known(commit_log, judged.end, checkpoint, clean)
+        kinds = ("consumequeue",) if index is None else ("consumequeue", "index")
+        refuse_loss(commit_log, end, kinds, drop_units, replaced=False)
     before_writing(judged.end)
 
     report.began_at, report.end, report.damage = judged.begin, judged.end, judged.damage
@@ -197,7 +207,7 @@ def recover(
         _fill_holes(queues, judged.damage[0][0])
     queues.forget_empty_batch_queues()
     checkpoint.confirm_phy_offset = max(judged.last_record, 0)
-    if report.bytes_cut:
+    if report.bytes_cut or report.units_cut or report.index_entries_cut:
         _believe_no_more_than(commit_log, judged.last_record, checkpoint, index_service)
     if clean:
         # Otherwise all of them are going to be flushed.
@@ -403,13 +413,6 @@ def _judge(
         judged.ranges.append((start, at))
         judged.damage.append((at, following - at, verdict.name))
         at = start = following
-    if clean and newest_unit_end > at and mode == "strict":
-        raise CorruptionError(
-            f"the commit log ends at phy offset {at}, but the queues of this store, which was closed in order, go on to "
-            f"{newest_unit_end}: its newest segments are missing or empty; nothing was changed. Restore them, open it read-only "
-            'to get out what is there, or with recovery="truncate" to cut the queues',
-            commit_log.path,
-        )
     judged.ranges.append((start, at))
     judged.end = at
     return judged

@@ -32,7 +32,9 @@ from rmqstore.index.database_index import DatabaseIndex
 from rmqstore.index.index_service import IndexService
 from rmqstore.index.log_index import LogIndex
 from rmqstore.store.arrivals import Arrivals
+from rmqstore.store.lost_log import claimed_end, lost_ranges, lost_text
 from rmqstore.store.progress import GroupProgress
+from rmqstore.store.recovery import look_at_queues
 from rmqstore.store.undispatched import Undispatched
 
 if TYPE_CHECKING:
@@ -71,6 +73,8 @@ class StoreState(StateFields):
         Tiered storage that is read with it.
     waiting : int
         How many wait for `arrived`, which is told of every put.
+    lost_log : tuple of (int, int)
+        As of `MessageStore.lost_log`.
     others
         As of `StateFields`.
     """
@@ -109,6 +113,7 @@ class StoreState(StateFields):
         self.disk_full = False
         self.poison: BaseException | None = None
         self.closing = self.closed = False
+        self.lost_log: tuple[tuple[int, int], ...] = ()
         self.pid = os.getpid()
         self.renew_locks()
 
@@ -163,8 +168,16 @@ class StoreState(StateFields):
                 self.checkpoint.path, error.strerror or error, "move it away" if is_no_file(error) else advice,
             )  # fmt: skip
         if self.read_only:
+            claimed = claimed_end(self.path, self.checkpoint)
             self.commit_log.follow()
             self.undispatched.look()
+            if self.checkpoint.physic_msg_timestamp > (self.commit_log.last_store_timestamp() or 0):
+                # More was forced than is there, or the clock was set back: units tell.
+                claimed = max(claimed, look_at_queues(self.queues)[0])
+                self.commit_log.refresh()
+            self.lost_log = lost_ranges(self.commit_log, claimed)
+            for begin, end in self.lost_log:
+                logger.warning("%s: %s", self.commit_log.path, lost_text(begin, end))
 
     def close_files(self) -> None:
         """Let go of the files."""

@@ -196,8 +196,9 @@ def test_verify_says_what_comes_next(store, monkeypatch):
     options = " ".join(each.replace("-o", "-o ", 1) for each in GEOMETRY)
     recover, rebuild = f"rmqstore recover '{path}' {options}", f"rmqstore rebuild '{path}' {options}"
     assert [line.strip() for line in told] == [
-        f"file: move strays away, take a short segment from a backup; then {recover}",
-        f"bad_body_crc: take the file from a backup or a slave; without one, {recover} says whether a start stops there",
+        f"file: move strays away, take a short or missing segment from a backup or a slave; then {recover}",
+        f"bad_body_crc: take the segment from a backup or a slave; without one nothing repairs it: rmqstore export '{path}' "
+        f"{options} --corrupt skip takes out what is whole, {recover} --mode skip goes on after it",
         f"bad_checkpoint: move the file away, then {recover}",
         f"bad_unit: {rebuild} --what consumequeue",
         f"missing_index: {rebuild} --what index",
@@ -291,7 +292,10 @@ def test_queues_that_go_on_after_the_log_are_cut_when_asked(store):
     assert run("recover", path, *GEOMETRY).exit_code == 3
     result = run("recover", path, "--mode", "truncate", *GEOMETRY)
     assert result.exit_code == 2 and "--mode truncate deletes no" in result.stderr
+    # 6 units, and the entries of their keys and tags.
     result = run("recover", path, "--mode", "truncate", "--yes", *GEOMETRY)
+    assert result.exit_code == 3 and "--drop-units 24" in result.stderr
+    result = run("recover", path, "--mode", "truncate", "--yes", "--drop-units", "24", *GEOMETRY)
     assert result.exit_code == 0 and "6 units cut" in result.stdout
 
 

@@ -1,0 +1,59 @@
+"""What lies in a store and is not read is named, with its size, where a store is described or verified."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from small_store import SMALL, options_of
+
+from rmqstore import Message, MessageStore, StoreConfig, describe, verify
+from rmqstore.cli import main
+
+CONFIG = StoreConfig(**SMALL, index_tags=True)
+
+
+@pytest.fixture
+def root(tmp_path):
+    path = tmp_path / "store"
+    with MessageStore.open(path, config=CONFIG) as store:
+        store.put_message(Message("T", b"x"))
+    return path
+
+
+def write(path, size):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(size))
+
+
+def test_what_is_not_read_is_named_with_its_size(root):
+    write(root / "compaction" / "compactionLog" / "T" / "0" / f"{0:020d}", 3000)
+    write(root / "compaction" / "position-checkpoint", 10)
+    write(root / "dledger-n0" / "data" / f"{0:020d}", 500)
+    write(root / "commitlog2" / f"{4096:020d}", 4096)
+    write(root / "commitlog2" / f"{8192:020d}", 4096)
+    write(root / "backup.tar", 77)
+    want = {"backup.tar": (1, 77), "commitlog2": (2, 8192), "compaction": (2, 3010), "dledger-n0": (1, 500)}
+    description = describe(root, CONFIG)
+    assert {part.path: part[1:] for part in description.unread} == {
+        str(root / name): each for name, each in want.items()
+    }
+    assert "commitlog2: 8192 bytes in 2 files" in repr(description)
+    findings = [finding for finding in verify(root, CONFIG) if finding.kind in ("not_read", "not_checked")]
+    assert sorted(finding.path for finding in findings) == [str(root / name) for name in want]
+    assert all(str(want[finding.path.rpartition("/")[2]][1]) in finding.detail for finding in findings)
+    shown = CliRunner().invoke(main, ["info", str(root), *options_of(SMALL)], env={"COLUMNS": "1000"})
+    lines = [line for line in shown.output.splitlines() if line.startswith("not read")]
+    assert len(lines) == 4 and "8192 bytes in 2 files" in lines[1]
+    shown = CliRunner().invoke(main, ["info", str(root), *options_of(SMALL), "--json"])
+    assert [(part["files"], part["size"]) for part in json.loads(shown.stdout)["unread"]] == list(want.values())
+
+
+def test_what_is_read_or_has_no_message_is_not_named(root):
+    for name in ("compaction/position-checkpoint", "epochFileCheckpoint", "checkpoint.bak", "timerwheel.4096"):
+        write(root / name, 9)
+    write(root / "consumequeue.rocksdb-1" / "CURRENT", 9)
+    write(root / "empty" / "nothing", 0)
+    assert describe(root, CONFIG).unread == ()
+    assert [finding.kind for finding in verify(root, CONFIG) if finding.kind == "not_read"] == []
