@@ -17,7 +17,7 @@ from rmqstore.cli.group import FOUND_NOTHING, nothing, orderly_end
 from rmqstore.cli.messages import about_topic
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.terminal import TIME, Printer, format_number, format_size, note
-from rmqstore.files.output_file import OutputFile, check_outside, format_of
+from rmqstore.files.output_file import OutputFile, format_of
 from rmqstore.offline.pending import KINDS, Pending, pending
 
 _FORMATS = ("parquet", "arrow", "csv", "jsonl")
@@ -53,8 +53,7 @@ def pending_command(
     stderr, or where nothing waits.
     """
     kind = None if output is None else _format(output)
-    if output is not None:
-        check_outside(output, path)
+    made = None if output is None else OutputFile(output, force=force, outside=[path])
     with given.open(path) as store:
         found = pending(store, kinds=kinds or None, topic=topic, now=now)
         about = "" if topic is None or len(found) else about_topic(store, topic)
@@ -63,8 +62,8 @@ def pending_command(
 
         rows = found.unordered
         found.unordered = rows.filter(pc.fill_null(rows.column("overdue"), False))
-    if output is not None and kind is not None:
-        size = _write(found, output, kind, force)
+    if made is not None and kind is not None:
+        size = _write(found, made, kind)
         note(f"wrote {format_number(len(found))} messages to {output} ({format_size(size)})")
     else:
         _show(found, Printer(given.as_json), max_num)
@@ -168,9 +167,9 @@ def _short(text: str) -> str:
     return text if len(text) <= _TEXT_SHOWN else f"{text[:_TEXT_SHOWN]}..."
 
 
-def _write(found: Pending, output: str, kind: str, force: bool) -> int:
+def _write(found: Pending, made: OutputFile, kind: str) -> int:
     # The bytes that were written.
-    with orderly_end(), OutputFile(output, force=force) as file:
+    with orderly_end(), made as file:
         if kind == "parquet":
             import pyarrow.parquet
 

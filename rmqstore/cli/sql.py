@@ -22,7 +22,7 @@ import click
 from rmqstore.cli.group import CannotOpenError, nothing, orderly_end
 from rmqstore.cli.options import Given, path_argument, store_options
 from rmqstore.cli.terminal import BEGIN_HELP, END_HELP, END_TIME, TIME, Printer, escape, format_size, note
-from rmqstore.files.output_file import OutputFile, check_outside, format_of
+from rmqstore.files.output_file import OutputFile, format_of
 from rmqstore.polars.scan import import_polars
 from rmqstore.polars.tables import scan_tables
 
@@ -67,10 +67,9 @@ def sql(
     if word is None or word[1].lower() not in _ASKING:
         raise click.UsageError("QUERY is not a question: a store is only read, begin with SELECT or WITH")
     kind = None if output is None else format_of(output)[0] if format_of(output)[1] is None else None
-    if output is not None:
-        if kind not in _FORMATS:
-            raise click.UsageError("FILE's name ends with .parquet, .arrow, .csv or .jsonl")
-        check_outside(output, path)
+    if output is not None and kind not in _FORMATS:
+        raise click.UsageError("FILE's name ends with .parquet, .arrow, .csv or .jsonl")
+    made = None if output is None else OutputFile(output, force=force, outside=[path])
     with given.open(path) as store:
         if store.unserved is not None and not store.queues.unseen and "queues" in query.lower():
             note(
@@ -83,8 +82,8 @@ def sql(
                 tables["messages"] = tables["messages"].filter(compare(polars.col("store_timestamp"), moment))
         try:
             answer = polars.SQLContext(tables).execute(query)
-            if output is not None and kind is not None:
-                size = _write(answer, output, kind, force)
+            if made is not None and kind is not None:
+                size = _write(answer, made, kind)
                 note(f"wrote {output} ({format_size(size)})")
                 return
             frame = answer.collect(engine="streaming")
@@ -112,9 +111,8 @@ def _refuse(error: Exception, tables: list[str]) -> NoReturn:
     raise click.UsageError(escape(text)) from None
 
 
-def _write(answer: pl.LazyFrame, output: str, kind: str, force: bool) -> int:
+def _write(answer: pl.LazyFrame, made: OutputFile, kind: str) -> int:
     # The bytes that were written.
-    made = OutputFile(output, force=force)
     with orderly_end(made.abandon), made as file:
         if kind == "parquet":
             # Row group by row group: the answer as a whole is never in memory.

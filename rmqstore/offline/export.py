@@ -42,7 +42,7 @@ from rmqstore.errors import (
     UnsupportedFormatError,
 )
 from rmqstore.files.mapped_file import name_of_offset
-from rmqstore.files.output_file import OutputFile, OutputFolder, check_outside, format_of
+from rmqstore.files.output_file import OutputFile, OutputFolder, format_of
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.message import OTHER_MESSAGE, MessageExt, encode_java_utf8, tags_code
 from rmqstore.offline.export_tiered import older_batches, older_messages, older_parts
@@ -730,28 +730,30 @@ def _cell(name: str, value: Any) -> str:
 
 
 class _Files:
-    def __init__(self, folder: str, columns: Sequence[str], by_number: bool):
+    def __init__(self, folder: OutputFolder, columns: Sequence[str], by_number: bool):
         self.folder = folder
         # In tiered storage each queue has a phy offset 0.
         self.by_number = by_number
         self.columns = [name for name in columns if name not in _BODIES]
         self.source = "body_stored" if "body_stored" in columns and "body" not in columns else "body"
         self.num = 0
-        self.manifest = open(os.path.join(folder, MANIFEST), "wb")
+        self.manifest = folder.new_file(MANIFEST)
 
     def message(self, message: MessageExt) -> None:
         row = message_row(message, self.columns, "raw")
         body = _body(message, self.source)
         row["body_file"] = None
         # Nothing of the store is part of a name.
-        folder = os.path.join("bodies", f"{self.num // _FOLDER_FILES:06}")
+        folder = f"bodies/{self.num // _FOLDER_FILES:06}"
+        if self.num == 0:
+            self.folder.make_folder("bodies")
         if self.num % _FOLDER_FILES == 0:
-            os.makedirs(os.path.join(self.folder, folder))
+            self.folder.make_folder(folder)
         self.num += 1
         if body is not None:
             number = self.num - 1 if self.by_number else message.phy_offset
-            row["body_file"] = os.path.join(folder, name_of_offset(number))
-            with open(os.path.join(self.folder, row["body_file"]), "xb") as file:
+            row["body_file"] = f"{folder}/{name_of_offset(number)}"
+            with self.folder.new_file(row["body_file"]) as file:
                 file.write(body)
         self.manifest.write(_json_bytes(row))
 
@@ -963,8 +965,7 @@ def export(
     names, form, compression = _checked(format, columns, body, corrupt, compression or told_compression)
     if format in ("arrow", "parquet"):
         import_pyarrow()
-    if is_path:
-        check_outside(target, path)
+    read_only = [path] if tiered is None else [path, tiered]
     with contextlib.ExitStack() as stack:
         # That the output cannot be written is said before anything is read.
         folder = None
@@ -972,9 +973,9 @@ def export(
         if format == "files":
             if not is_path:
                 raise ValueError("the format files makes a folder; give its name")
-            folder = OutputFolder(target)
+            folder = OutputFolder(target, outside=read_only)
         elif is_path:
-            opened = OutputFile(target, force=force)
+            opened = OutputFile(target, force=force, outside=read_only)
         store = stack.enter_context(MessageStore.open(path, config=config, read_only=True, tiered=tiered))
         log = store.commit_log
         damage = _Damage(log, corrupt)
