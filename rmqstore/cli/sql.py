@@ -13,6 +13,7 @@ import fractions
 import io
 import json
 import math
+import os
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -43,6 +44,8 @@ _FIRST_WORD = re.compile(r"(?:\s|\(|--[^\n]*(?:\n|$)|/\*.*?\*/)*(\w*)", re.DOTAL
 _ASKING = {"select", "with", "from", "values", "show", "explain", "table"}
 # How Polars before 2.0 begins what went wrong in a source.
 _OF_SOURCE = re.compile(r"caught exception during execution of a Python source, exception: (?:\w+: )?")
+# How it ends what the operating system refused, be it called an error of a file's format.
+_OF_SYSTEM = re.compile(r"\(os error (\d+)\)")
 
 
 @click.command()
@@ -100,6 +103,10 @@ def _refuse(error: Exception, tables: list[str]) -> NoReturn:
     of_source = _OF_SOURCE.match(text)
     if of_source is not None:
         raise CannotOpenError(text[of_source.end() :]) from None
+    of_system = _OF_SYSTEM.search(text)
+    if of_system is not None:
+        # The output: Polars reads no file here.
+        raise OSError(int(of_system[1]), os.strerror(int(of_system[1]))) from None
     text = text.partition("\n\n")[0].strip()
     if re.match("relation '.*' was not found", text):
         text += f"; the tables are {', '.join(tables)}"

@@ -99,7 +99,12 @@ def scan_tables(
 
 def _columns(names: list[str], rows: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
     listed = list(rows)
-    return {name: [row[name] for row in listed] for name in names}
+    return {name: [_text(row[name]) for row in listed] for name in names}
+
+
+def _text(value: Any) -> Any:
+    # A folder's name that is not UTF-8 has surrogates, which Polars takes in no text.
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 def _index_entries(store: MessageStore) -> Iterator[dict[str, Any]]:

@@ -15,9 +15,11 @@ from small_store import SMALL, options_of
 
 from rmqstore import Message, MessageStore, StoreConfig, StoreError
 from rmqstore.cli import main
+from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.files import output_file
 from rmqstore.files.output_file import OutputFile, OutputFolder, check_outside
 from rmqstore.offline.export import export
+from rmqstore.rabbitmq import Vhost
 
 VICTIM = b"precious"
 SIZES = options_of(SMALL)
@@ -29,7 +31,7 @@ COMMANDS = {
     "export files": ["export", "store", "-O", "{}/o", "--format", "files", *SIZES],
     "sql": ["sql", "store", "select topic from messages", "-O", "{}/o.csv", *SIZES],
     "sql parquet": ["sql", "store", "select topic from messages", "-O", "{}/o.parquet", *SIZES],
-    "pending": ["pending", "store", "-O", "{}/o.jsonl", *SIZES],
+    "pending": ["pending", "store", "-O", "{}/o.csv", *SIZES],
     "metrics": ["metrics", "store", "-O", "{}/o.prom", *SIZES],
     "rabbitmq export": ["rabbitmq", "export", "vhost", "-O", "{}/o.jsonl"],
     "rabbitmq repair": ["rabbitmq", "repair", "vhost", "{}/o"],
@@ -282,3 +284,33 @@ def test_outputs_of_spark(sources, tmp_path):
     with pytest.raises(StoreError, match="no link"):
         profile(None, store, tmp_path, overwrite=True)
     assert (tmp_path / "victim").read_bytes() == VICTIM and golden.tree(store) == before
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name.split()[0] in ("export", "sql", "pending", "metrics")])
+def test_a_full_disk_ends_every_command_the_same_way(sources, tmp_path, name):
+    if name in LIBRARIES:
+        pytest.importorskip(LIBRARIES[name])
+    output = COMMANDS[name][COMMANDS[name].index("-O") + 1]
+    if name == "export files":
+        pytest.skip("a folder is no device")
+    os.symlink("/dev/full", output.replace("{}", str(tmp_path)))
+    done = run(sources, name, tmp_path)
+    assert done.exit_code == 3, done.output
+    if name != "metrics":
+        assert "Error: No space left on device" in done.stderr and "Usage" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["export", "sql", "pending", "metrics", "rabbitmq export", "rebuild"])
+def test_no_memory_is_one_line(sources, tmp_path, name, monkeypatch):
+    if name in LIBRARIES:
+        pytest.importorskip(LIBRARIES[name])
+
+    def taken(*arguments, **options):
+        raise MemoryError
+
+    for kind, method in ((MessageStore, "open"), (Vhost, "open"), (CommitLog, "load")):
+        monkeypatch.setattr(kind, method, taken)
+    done = run(sources, name, tmp_path)
+    assert done.exit_code == 3 and done.stderr.startswith("Error: there is not enough memory\n"), done.output
+    assert [*tmp_path.iterdir()] == []
