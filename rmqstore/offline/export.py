@@ -58,6 +58,7 @@ from rmqstore.store.columns import (
     time_range,
 )
 from rmqstore.store.message_store import MessageStore
+from rmqstore.texts import harmless_cell
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -686,8 +687,8 @@ def iso_time(timestamp: int) -> str:
 
 
 class _Csv:
-    def __init__(self, file: IO[bytes], columns: Sequence[str], form: str, shown: bool):
-        self.file, self.columns, self.form, self.shown = file, columns, form, shown
+    def __init__(self, file: IO[bytes], columns: Sequence[str], form: str, shown: bool, safe: bool):
+        self.file, self.columns, self.form, self.shown, self.safe = file, columns, form, shown, safe
         # Lines end with "\n" alone, which every tool reads, but Python before 3.13 puts a field that holds "\r" in quotes
         # only where a line ends with it: `write` takes it away again.
         self.rows = csv.writer(self, lineterminator=_CSV_END)
@@ -707,6 +708,12 @@ class _Csv:
                 row[name] = base64.b64encode(row[name].encode()).decode("ascii")
                 row[f"{name}_encoding"] = "base64"
         cells = [_cell(name, value) for name, value in row.items()]
+        if self.safe:
+            # A number may be negative.
+            cells = [
+                cell if isinstance(value, int) else harmless_cell(cell)
+                for cell, value in zip(cells, row.values(), strict=True)
+            ]
         self.rows.writerow([_visible(cell) for cell in cells] if self.shown else cells)
 
     def close(self) -> None:
@@ -892,6 +899,7 @@ def export(
     compression: str | None = None,
     force: bool = False,
     shown: bool = False,
+    safe_csv: bool = False,
     progress: Callable[[int, int], None] | None = None,
     tiered: str | os.PathLike[str] | None = None,
     only_known_topics: bool = False,
@@ -924,6 +932,9 @@ def export(
         Replace a file that exists; a folder is never replaced.
     shown : bool
         The output is a terminal: everything outside ASCII is escaped.
+    safe_csv : bool
+        In CSV, put an apostrophe before each text that a spreadsheet would run as a formula; an import does not take it
+        away.
     progress : callable, optional
         Called with (bytes of the log done, bytes in all).
     tiered : path, optional
@@ -962,6 +973,8 @@ def export(
         raise ValueError(
             f"a {format} file is compressed inside: leave .gz and .zst out of its name, and give --compress"
         )
+    if safe_csv and format != "csv":
+        raise ValueError(f"safe_csv is for CSV, and the format is {format}")
     names, form, compression = _checked(format, columns, body, corrupt, compression or told_compression)
     if format in ("arrow", "parquet"):
         import_pyarrow()
@@ -995,7 +1008,7 @@ def export(
             if format == "jsonl":
                 writer = _JsonLines(packed, names, form, shown)
             elif format == "csv":
-                writer = _Csv(packed, names, form, shown)
+                writer = _Csv(packed, names, form, shown, safe_csv)
             else:
                 sink = _Sink(packed)
                 stack.callback(sink.abandon)
