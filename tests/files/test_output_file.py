@@ -287,7 +287,9 @@ def test_outputs_of_spark(sources, tmp_path):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name.split()[0] in ("export", "sql", "pending", "metrics")])
+@pytest.mark.parametrize(
+    "name", [name for name in COMMANDS if name.split()[0] in ("export", "sql", "pending", "metrics")]
+)
 def test_a_full_disk_ends_every_command_the_same_way(sources, tmp_path, name):
     if name in LIBRARIES:
         pytest.importorskip(LIBRARIES[name])

@@ -517,7 +517,9 @@ sys.exit(5)
 @pytest.mark.parametrize("source", ["store", "path"])
 def test_a_reading_that_a_query_left_alone_ends_with_the_program(path, source):
     """Its thread was in Python while the interpreter was taken apart, which aborts a process in a thread of Polars."""
-    done = subprocess.run([sys.executable, "-c", ABANDONED, source, str(path)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", ABANDONED, source, str(path)], capture_output=True, text=True, timeout=60
+    )
     assert (done.returncode, done.stdout, done.stderr) == (5, "its store was closed\n", "")
 
 
