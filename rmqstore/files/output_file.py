@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import shutil
 import stat
 from collections.abc import Iterable
 from typing import IO
@@ -263,6 +262,9 @@ class OutputFolder(_Output):
         if made >= 0:
             os.close(made)
         if not self.kept:
+            # Imported here because it brings the compression libraries along, which no plain import needs.
+            import shutil
+
             shutil.rmtree(self.part, ignore_errors=True)
         self._close_folder()
 
