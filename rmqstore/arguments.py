@@ -35,8 +35,11 @@ def check_timeout(timeout: float | None) -> None:
         return
     try:
         is_number = timeout < 1 or timeout >= 1
-    except TypeError:
+    except (TypeError, ValueError):
         raise TypeError(f"timeout is {shown(timeout)}; give seconds, or None to wait without an end") from None
+    except ArithmeticError:
+        # A NaN of the module decimal is compared with nothing.
+        is_number = False
     if not is_number:
         raise ValueError(f"timeout is {timeout!r}; give seconds, or None to wait without an end")
 
@@ -91,7 +94,7 @@ def whole_number(value: int, name: str, low: int | None = None, high: int | None
     """
     try:
         number = operator.index(int(value) if value % 1 == 0 else value)
-    except TypeError:
+    except (TypeError, ValueError, ArithmeticError):
         raise TypeError(f"{name} is {shown(value)}; give an int") from None
     if (low is not None and number < low) or (high is not None and number > high):
         raise ValueError(f"{name} is {number}; give an int from {_bound(low)} to {_bound(high)}")
@@ -155,6 +158,7 @@ _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _MILLISECOND = datetime.timedelta(milliseconds=1)
 # Seconds since the epoch from 2001 to 2065; as milliseconds they would all be times in January and February 1970.
 _SECONDS_FROM, _SECONDS_TO = 1_000_000_000, 3_000_000_000
+_NO_ENDS = (float("-inf"), float("inf"))
 
 
 def milliseconds(moment: Moment, name: str, *, up: bool = False) -> int | float:
@@ -184,11 +188,15 @@ def milliseconds(moment: Moment, name: str, *, up: bool = False) -> int | float:
             raise ValueError(f"{name} is {moment!r}, which no local zone knows: give it a tzinfo") from None
         return -(-since // _MILLISECOND) if up else since // _MILLISECOND
     try:
-        is_seconds = _SECONDS_FROM <= moment < _SECONDS_TO
-    except TypeError:
+        is_number = bool(moment == moment)
+        is_seconds = is_number and _SECONDS_FROM <= moment < _SECONDS_TO
+    except (TypeError, ValueError):
         raise TypeError(f"{name} is {moment!r}: give ms since epoch, or a datetime") from None
-    if moment != moment:
+    except ArithmeticError:
+        # A NaN of the module decimal is compared with nothing.
+        is_number = False
+    if not is_number:
         raise ValueError(f"{name} is {moment!r}; give ms since epoch, or a datetime")
     if is_seconds:
         raise ValueError(f"{name} is {moment!r}, which looks like seconds: give ms since epoch, or a datetime")
-    return moment
+    return float(moment) if moment in _NO_ENDS else moment

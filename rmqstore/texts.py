@@ -13,7 +13,7 @@ import time
 import unicodedata
 from collections.abc import Iterable, Sequence
 
-__all__ = ["escape", "format_size", "format_time", "html_table", "parse_time", "preview", "short_time"]
+__all__ = ["escape", "format_size", "format_time", "harmless_cell", "html_table", "parse_time", "preview", "short_time"]
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _AGO_UNITS = {
@@ -39,6 +39,15 @@ def escape(text: str) -> str:
     return "".join(
         char if char.isprintable() or unicodedata.category(char) == "Zs" else _escaped(char) for char in text
     )
+
+
+# Spreadsheets take the wide forms, and what comes after white space of a line, for the same.
+_FORMULAS = tuple("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
+
+
+def harmless_cell(text: str) -> str:
+    """str: a cell of CSV that no spreadsheet runs as a formula; an apostrophe before `text` where it would."""
+    return f"'{text}" if text.startswith(_FORMULAS) else text
 
 
 def _escaped(char: str) -> str:

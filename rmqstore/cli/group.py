@@ -83,6 +83,8 @@ def of_error(error: Exception) -> CannotOpenError:
             from_here(f"{error.strerror or type(error).__name__} [{os.fsdecode(error.filename)}]"),
             "Run the command as a user who may, such as the one that the broker runs as." if error.errno == errno.EACCES else "",
         )
+    if isinstance(error, MemoryError):
+        return CannotOpenError("there is not enough memory", "Ask for less at once, or run it where more memory is free.")
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         # Without a name it is most likely what the command prints.
         return CannotOpenError(f"{error.strerror}, where the output goes", "Make room, or send the output elsewhere.")
@@ -211,7 +213,7 @@ class StoreGroup(click.Group):
             if hint:
                 raise click.UsageError(error.message + hint, error.ctx) from None
             raise
-        except (StoreError, OSError) as error:
+        except (StoreError, OSError, MemoryError) as error:
             raise of_error(error) from None
 
 

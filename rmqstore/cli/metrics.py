@@ -18,7 +18,7 @@ from rmqstore.cli.options import Given, store_options
 from rmqstore.cli.paths import FILE_THERE, STORE_PATH
 from rmqstore.cli.terminal import Printer, escape, note
 from rmqstore.errors import StoreError
-from rmqstore.files.output_file import OutputFile, check_outside
+from rmqstore.files.output_file import OutputFile
 from rmqstore.offline.metrics import Findings, collect, text
 
 
@@ -56,8 +56,10 @@ def metrics_command(
     """
     if findings_file is not None and len(paths) > 1:
         raise click.UsageError("--findings belongs to one store: give one PATH")
-    for path in paths if output != "-" else ():
-        check_outside(output, path)
+    made = None if output == "-" else OutputFile(output, force=True, outside=paths)
+    if made is not None and made.is_link:
+        # Nobody said --force: what the link leads to may be anything.
+        raise StoreError("the output is a symbolic link; give the name of the file itself", output)
     names = {name: value for name, value, _ in given.broker_conf}
     labels: dict[str, Any] = {
         "cluster": names.get("brokerClusterName", "") if cluster is None else cluster,
@@ -68,7 +70,7 @@ def metrics_command(
     if config is None and (given.options or given.config_file is not None):
         raise click.UsageError("-o and --config belong to one store: give one PATH")
     stores: Any = paths[0] if len(paths) == 1 else list(paths)
-    if output == "-" and given.as_json:
+    if made is None and given.as_json:
         printer = Printer(True)
         for family in collect(stores, config, findings=findings, with_pending=with_pending, **labels):
             for sample in family.samples:
@@ -77,16 +79,16 @@ def metrics_command(
                 )
         return
     found = text(stores, config, findings=findings, with_pending=with_pending, **labels)
-    if output == "-" and sys.stdout.isatty():
+    if made is None and sys.stdout.isatty():
         # Names of a store may hold what a terminal obeys; to Prometheus they go as they are.
         for line in found.decode().split("\n")[:-1]:
             click.echo(escape(line))
         return
-    if output == "-":
+    if made is None:
         sys.stdout.flush()
         sys.stdout.buffer.write(found)
         return
-    with orderly_end(), OutputFile(output, force=True) as file:
+    with orderly_end(), made as file:
         file.write(found)
         # The collector runs as another user.
         os.fchmod(file.fileno(), 0o644)

@@ -193,6 +193,9 @@ def store_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+safe_csv_option = click.option(
+    "--safe-csv", is_flag=True, help="In CSV, put ' before each text that a spreadsheet would run as a formula."
+)
 tiered_option = click.option(
     "--tiered",
     type=FOLDER_THERE,
@@ -202,3 +205,9 @@ tiered_option = click.option(
 path_argument = click.argument("path", type=STORE_PATH, shell_complete=complete_path)
 topic_argument = click.argument("topic", shell_complete=complete_topic)
 optional_topic_argument = click.argument("topic", required=False, shell_complete=complete_topic)
+
+
+def check_safe_csv(safe_csv: bool, kind: str | None) -> None:
+    """UsageError where --safe-csv is given for another format."""
+    if safe_csv and kind != "csv":
+        raise click.UsageError("--safe-csv is for CSV: give --output FILE.csv")

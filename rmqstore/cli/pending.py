@@ -15,10 +15,11 @@ import click
 
 from rmqstore.cli.group import FOUND_NOTHING, nothing, orderly_end
 from rmqstore.cli.messages import about_topic
-from rmqstore.cli.options import Given, path_argument, store_options
+from rmqstore.cli.options import Given, check_safe_csv, path_argument, safe_csv_option, store_options
 from rmqstore.cli.terminal import TIME, Printer, format_number, format_size, note
-from rmqstore.files.output_file import OutputFile, check_outside, format_of
+from rmqstore.files.output_file import OutputFile, format_of
 from rmqstore.offline.pending import KINDS, Pending, pending
+from rmqstore.texts import harmless_cell
 
 _FORMATS = ("parquet", "arrow", "csv", "jsonl")
 _TEXT_SHOWN = 60
@@ -35,6 +36,7 @@ _TEXT_SHOWN = 60
 )
 @click.option("-O", "--output", metavar="FILE", help="Write all to this .parquet, .arrow, .csv or .jsonl file.")
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@safe_csv_option
 @store_options
 def pending_command(
     path: str,
@@ -45,6 +47,7 @@ def pending_command(
     max_num: int,
     output: str | None,
     force: bool,
+    safe_csv: bool,
     given: Given,
 ) -> None:
     """List what still waits: delayed and timer messages, transactions, retries, dead letters.
@@ -53,8 +56,8 @@ def pending_command(
     stderr, or where nothing waits.
     """
     kind = None if output is None else _format(output)
-    if output is not None:
-        check_outside(output, path)
+    check_safe_csv(safe_csv, kind)
+    made = None if output is None else OutputFile(output, force=force, outside=[path])
     with given.open(path) as store:
         found = pending(store, kinds=kinds or None, topic=topic, now=now)
         about = "" if topic is None or len(found) else about_topic(store, topic)
@@ -63,8 +66,8 @@ def pending_command(
 
         rows = found.unordered
         found.unordered = rows.filter(pc.fill_null(rows.column("overdue"), False))
-    if output is not None and kind is not None:
-        size = _write(found, output, kind, force)
+    if made is not None and kind is not None:
+        size = _write(found, made, kind, safe_csv)
         note(f"wrote {format_number(len(found))} messages to {output} ({format_size(size)})")
     else:
         _show(found, Printer(given.as_json), max_num)
@@ -168,9 +171,9 @@ def _short(text: str) -> str:
     return text if len(text) <= _TEXT_SHOWN else f"{text[:_TEXT_SHOWN]}..."
 
 
-def _write(found: Pending, output: str, kind: str, force: bool) -> int:
+def _write(found: Pending, made: OutputFile, kind: str, safe_csv: bool) -> int:
     # The bytes that were written.
-    with orderly_end(), OutputFile(output, force=force) as file:
+    with orderly_end(), made as file:
         if kind == "parquet":
             import pyarrow.parquet
 
@@ -182,19 +185,20 @@ def _write(found: Pending, output: str, kind: str, force: bool) -> int:
                 writer.write_table(found.table)
         else:
             text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-            _write_text(found, text, kind)
+            _write_text(found, text, kind, safe_csv)
             text.detach()
         return file.tell()
 
 
-def _write_text(found: Pending, text: io.TextIOWrapper, kind: str) -> None:
+def _write_text(found: Pending, text: io.TextIOWrapper, kind: str, safe_csv: bool) -> None:
     table: Any = csv.writer(text)
     if kind == "csv":
         table.writerow(found.table.column_names)
     for message in found:
         value = message.as_dict()
         if kind == "csv":
-            table.writerow([" ".join(each) if isinstance(each, list) else each for each in value.values()])
+            row = [" ".join(each) if isinstance(each, list) else each for each in value.values()]
+            table.writerow([harmless_cell(each) if safe_csv and isinstance(each, str) else each for each in row])
         else:
             text.write(json.dumps(value, ensure_ascii=False, separators=(",", ":")) + "\n")
 

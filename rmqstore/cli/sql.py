@@ -11,8 +11,10 @@ import datetime
 import decimal
 import fractions
 import io
+import itertools
 import json
 import math
+import os
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -20,11 +22,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from rmqstore.cli.group import CannotOpenError, nothing, orderly_end
-from rmqstore.cli.options import Given, path_argument, store_options
+from rmqstore.cli.options import Given, check_safe_csv, path_argument, safe_csv_option, store_options
 from rmqstore.cli.terminal import BEGIN_HELP, END_HELP, END_TIME, TIME, Printer, escape, format_size, note
-from rmqstore.files.output_file import OutputFile, check_outside, format_of
+from rmqstore.files.output_file import OutputFile, format_of
 from rmqstore.polars.scan import import_polars
 from rmqstore.polars.tables import scan_tables
+from rmqstore.texts import harmless_cell
 
 if TYPE_CHECKING:
     import polars as pl
@@ -43,6 +46,8 @@ _FIRST_WORD = re.compile(r"(?:\s|\(|--[^\n]*(?:\n|$)|/\*.*?\*/)*(\w*)", re.DOTAL
 _ASKING = {"select", "with", "from", "values", "show", "explain", "table"}
 # How Polars before 2.0 begins what went wrong in a source.
 _OF_SOURCE = re.compile(r"caught exception during execution of a Python source, exception: (?:\w+: )?")
+# How it ends what the operating system refused, be it called an error of a file's format.
+_OF_SYSTEM = re.compile(r"\(os error (\d+)\)")
 
 
 @click.command()
@@ -52,9 +57,17 @@ _OF_SOURCE = re.compile(r"caught exception during execution of a Python source, 
 @click.option("--end", type=END_TIME, help=END_HELP)
 @click.option("-O", "--output", metavar="FILE", help="Write the answer to this .parquet, .arrow, .csv or .jsonl file.")
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@safe_csv_option
 @store_options
 def sql(
-    path: str, query: str, begin: int | None, end: int | None, output: str | None, force: bool, given: Given
+    path: str,
+    query: str,
+    begin: int | None,
+    end: int | None,
+    output: str | None,
+    force: bool,
+    safe_csv: bool,
+    given: Given,
 ) -> None:
     """Ask a store in SQL: the tables are messages, queues, index_entries and consumers.
 
@@ -67,10 +80,10 @@ def sql(
     if word is None or word[1].lower() not in _ASKING:
         raise click.UsageError("QUERY is not a question: a store is only read, begin with SELECT or WITH")
     kind = None if output is None else format_of(output)[0] if format_of(output)[1] is None else None
-    if output is not None:
-        if kind not in _FORMATS:
-            raise click.UsageError("FILE's name ends with .parquet, .arrow, .csv or .jsonl")
-        check_outside(output, path)
+    if output is not None and kind not in _FORMATS:
+        raise click.UsageError("FILE's name ends with .parquet, .arrow, .csv or .jsonl")
+    check_safe_csv(safe_csv, kind)
+    made = None if output is None else OutputFile(output, force=force, outside=[path])
     with given.open(path) as store:
         if store.unserved is not None and not store.queues.unseen and "queues" in query.lower():
             note(
@@ -83,8 +96,8 @@ def sql(
                 tables["messages"] = tables["messages"].filter(compare(polars.col("store_timestamp"), moment))
         try:
             answer = polars.SQLContext(tables).execute(query)
-            if output is not None and kind is not None:
-                size = _write(answer, output, kind, force)
+            if made is not None and kind is not None:
+                size = _write(answer, made, kind, safe_csv)
                 note(f"wrote {output} ({format_size(size)})")
                 return
             frame = answer.collect(engine="streaming")
@@ -101,6 +114,10 @@ def _refuse(error: Exception, tables: list[str]) -> NoReturn:
     of_source = _OF_SOURCE.match(text)
     if of_source is not None:
         raise CannotOpenError(text[of_source.end() :]) from None
+    of_system = _OF_SYSTEM.search(text)
+    if of_system is not None:
+        # The output: Polars reads no file here.
+        raise OSError(int(of_system[1]), os.strerror(int(of_system[1]))) from None
     text = text.partition("\n\n")[0].strip()
     if re.match("relation '.*' was not found", text):
         text += f"; the tables are {', '.join(tables)}"
@@ -112,9 +129,8 @@ def _refuse(error: Exception, tables: list[str]) -> NoReturn:
     raise click.UsageError(escape(text)) from None
 
 
-def _write(answer: pl.LazyFrame, output: str, kind: str, force: bool) -> int:
+def _write(answer: pl.LazyFrame, made: OutputFile, kind: str, safe_csv: bool) -> int:
     # The bytes that were written.
-    made = OutputFile(output, force=force)
     with orderly_end(made.abandon), made as file:
         if kind == "parquet":
             # Row group by row group: the answer as a whole is never in memory.
@@ -126,10 +142,10 @@ def _write(answer: pl.LazyFrame, output: str, kind: str, force: bool) -> int:
             text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
             if kind == "csv":
                 table = csv.writer(text)
-                table.writerow(frame.columns)
-                for row in _in_reach(frame).iter_rows():
+                for row in itertools.chain([frame.columns], _in_reach(frame).iter_rows()):
+                    cells = [_json(value) if isinstance(value, (list, dict)) else _value(value) for value in row]
                     table.writerow(
-                        [_json(value) if isinstance(value, (list, dict)) else _value(value) for value in row]
+                        [harmless_cell(each) if safe_csv and isinstance(each, str) else each for each in cells]
                     )
             else:
                 for value in _objects(frame):

@@ -124,6 +124,7 @@ class Printer:
                 left = left - 1 if isinstance(left, int) else left
         if isinstance(left, int):
             left = range(left)
+        columns = [escape(column) for column in columns]
         if self.terminal:
             cells = [[_cell(cell) for cell in row] for row in rows]
             self._fitted_table(title, columns, cells, [number for number in range(len(columns)) if number in left])
@@ -165,7 +166,7 @@ class Printer:
             widths[widest] -= 1
         shown = Table(box=None, pad_edge=False, header_style="bold")
         for number, column in enumerate(columns):
-            shown.add_column(column, justify="left" if number in left else "right", width=widths[number])
+            shown.add_column(Text(column), justify="left" if number in left else "right", width=widths[number])
         for row in cells:
             # Text, so that nothing in a store is taken for markup.
             shown.add_row(*(Text(_broken(cell, width)) for cell, width in zip(row, widths, strict=True)))

@@ -16,7 +16,15 @@ import click
 from rmqstore.cli.completion import complete_topic
 from rmqstore.cli.group import FOUND_NOTHING, of_error, orderly_end
 from rmqstore.cli.messages import about_topic
-from rmqstore.cli.options import Given, note_assumed, path_argument, store_options, tiered_option
+from rmqstore.cli.options import (
+    Given,
+    check_safe_csv,
+    note_assumed,
+    path_argument,
+    safe_csv_option,
+    store_options,
+    tiered_option,
+)
 from rmqstore.cli.terminal import BEGIN_HELP, END_HELP, END_TIME, TIME, Printer, Progress, escape, format_size, note
 from rmqstore.config import StoreConfig
 from rmqstore.errors import StoreError
@@ -90,6 +98,7 @@ _OFFSET = click.IntRange(min=0, max=2**63 - 1)
     help="By default what FILE's ending says (.gz, .zst), zstd for parquet.",
 )
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@safe_csv_option
 @tiered_option
 @store_options
 def export_command(
@@ -111,6 +120,7 @@ def export_command(
     corrupt: str,
     compress: str | None,
     force: bool,
+    safe_csv: bool,
     given: Given,
 ) -> None:
     """Write messages to a file: JSON lines, CSV, Arrow, Parquet, or a file for each body.
@@ -120,6 +130,7 @@ def export_command(
     """
     to_stdout = output == "-"
     kind = kind or ("jsonl" if to_stdout else format_of(output)[0])
+    check_safe_csv(safe_csv, kind)
     shown = to_stdout and sys.stdout.isatty()
     if to_stdout and kind == "files":
         raise click.UsageError("--format files makes a folder: give its name with --output")
@@ -154,6 +165,7 @@ def export_command(
                 compression=compress,
                 force=force,
                 shown=shown,
+                safe_csv=safe_csv,
                 progress=progress,
                 tiered=given.tiered,
                 only_known_topics=True,

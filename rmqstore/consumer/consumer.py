@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from rmqstore.arguments import Boundary, Moment, check_timeout, milliseconds
+from rmqstore.arguments import Boundary, Moment, check_timeout, milliseconds, shown
 from rmqstore.consumer.consumer_offset import ConsumerOffsets
 from rmqstore.consumer.local_offsets import LocalOffsets
 from rmqstore.errors import StoreClosedError, StoreError
@@ -90,6 +90,8 @@ class Consumer(Iterator[MessageExt], AsyncIterator[MessageExt]):
         self._max_num = max_num
         self._consume_from = consume_from
         check_timeout(timeout)
+        if not isinstance(offsets, (ConsumerOffsets, LocalOffsets)):
+            raise TypeError(f"offsets is {shown(offsets)}; give ConsumerOffsets or LocalOffsets")
         self._timeout = timeout
         self._offsets = offsets
         self._broker = broker

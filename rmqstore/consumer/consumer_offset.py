@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from rmqstore._core import java_string_hash
+from rmqstore.arguments import one_text
 from rmqstore.config import system_clock
 from rmqstore.consumer.offsets_file import (
     OffsetsFile,
@@ -217,6 +218,7 @@ class ConsumerOffsets(OffsetsFile):
 
     def get(self, group: str, topic: str, queue_id: int) -> int:
         """Next offset that `group` consumes from a queue; -1 when it is unknown, as a broker answers."""
+        group = one_text(group, "group")
         key = f"{topic}@{group}"
         with self._lock:
             if _is_lmq(group) and queue_id == 0 and key in self.lmq_offset_table:

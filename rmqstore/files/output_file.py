@@ -1,8 +1,9 @@
 """Output files and folders that have their name only when they are complete.
 
-Owns how an output is made beside its place, forced to the disk and renamed, and what is refused before anything is written: a
-name that is taken, and a place in the store that is only read.  It never reads a store.  Invariants:
+Owns how an output is written under a temporary name, forced to the disk and renamed, and what is refused before anything
+is written: a name that is taken, and a place in the store that is only read.  It never reads a store.  Invariants:
 
+- Nothing that exists is opened, emptied or followed: a temporary name is new, random, and in an open directory.
 - A kill leaves what was there before, and at most a file or folder whose name ends in ``.part``.
 - A device or a pipe is written to, and never replaced.
 """
@@ -10,16 +11,16 @@ name that is taken, and a place in the store that is only read.  It never reads 
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import errno
 import os
-import shutil
-import tempfile
+import stat
+from collections.abc import Iterable
 from typing import IO
 
 from rmqstore.errors import StoreError
-from rmqstore.files.mapped_file import fsync_directory
+from rmqstore.files.mapped_file import fsync_directory, naming_errors
 
-__all__ = ["OutputFile", "OutputFolder", "check_outside", "format_of"]
+__all__ = ["OutputFile", "OutputFolder", "check_outside", "format_of", "make_part"]
 
 _ENDINGS = {
     ".jsonl": "jsonl",
@@ -30,102 +31,245 @@ _ENDINGS = {
     ".parquet": "parquet",
 }
 _COMPRESSED_ENDINGS = {".gz": "gzip", ".zst": "zstd"}
+# Linux has one number for ENOTSUP and EOPNOTSUPP, macOS two.
+_NO_HARD_LINKS = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_EXISTS = "the output exists; give another name, or --force to replace it"
+_NOT_EMPTY = "the output exists and is not an empty folder; give the name of a new one"
+# Of a file that nobody else has, and no link.
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_Path = str | os.PathLike[str]
 
 
-class OutputFile:
+def _temporary(name: str) -> str:
+    # Cut, as some file systems limit a name to 143 bytes.
+    return f"{os.fsdecode(os.fsencode(name)[:100])}.{os.urandom(8).hex()}.part"
+
+
+def make_part(folder: str, name: str) -> str:
+    """str: the path of a new empty directory in `folder` that only this user may enter, for what becomes `name`."""
+    part = os.path.join(folder, _temporary(name))
+    os.mkdir(part, 0o700)
+    return part
+
+
+class _Output:
+    """The place of an output: its folder, which stays the same directory once it is open, and its temporary name there."""
+
+    def __init__(self, path: _Path, outside: Iterable[_Path]):
+        # A link stays one; what it leads to is replaced.
+        self.path = os.path.realpath(os.fspath(path))
+        folder, name = os.path.split(os.fspath(path))
+        self.is_link = self.path != os.path.join(os.path.realpath(folder), name)
+        self.dropped = False
+        self._outside = list(outside)
+        self._name = os.path.basename(self.path)
+        self._part = ""
+        self._folder = -1
+        # What cannot be written is said before anything is read.
+        os.close(self._open_folder())
+
+    def drop(self) -> None:
+        """Make no output after all: what was there stays."""
+        self.dropped = True
+
+    def _open_folder(self) -> int:
+        folder = os.open(os.path.dirname(self.path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for root in self._outside:
+                check_outside(self.path, root, folder)
+        except BaseException:
+            os.close(folder)
+            raise
+        return folder
+
+    def _close_folder(self) -> None:
+        folder, self._folder = self._folder, -1
+        if folder >= 0:
+            os.close(folder)
+
+    def _check_part(self, descriptor: int) -> None:
+        # Whoever may write in this folder may rename what is in it.
+        with naming_errors(self.path):
+            there = os.stat(self._part, dir_fd=self._folder, follow_symlinks=False)
+        if not os.path.samestat(os.fstat(descriptor), there):
+            raise StoreError(
+                f"another process replaced {self._part} while it was written; give a folder that only you may write in",
+                self.path,
+            )
+
+
+class OutputFile(_Output):
     """A file that has its name only when it is complete; used in a ``with`` statement, which gives the open file.
 
-    It is written as ``<path>.part`` beside its place, forced to the disk and renamed at the end; an error, Ctrl-C included,
-    removes that file, and a kill leaves nothing but it.  A device or pipe is written to as it is.
+    It is written as ``<path>.<random>.part`` in the same folder, forced to the disk and renamed at the end; an error, Ctrl-C
+    included, removes that file, and a kill leaves nothing but it.  A device or pipe is written to as it is.
 
     Parameters
     ----------
     path : path
     force : bool
-        Replace a file that is there.
+        Replace a file that exists.
+    outside : iterable of path
+        Stores that are only read: the output must not be in them.
 
     Raises
     ------
     StoreError
-        There is such a file and `force` is not set, `path` is a directory, or another process is writing the same output.
+        There is such a file and `force` is not set, or `path` is a directory or in a store.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, force: bool = False):
-        # A link stays one; what it leads to is replaced.
-        self.path = os.path.realpath(os.fspath(path))
+    def __init__(self, path: _Path, *, force: bool = False, outside: Iterable[_Path] = ()):
+        super().__init__(path, outside)
         self.force = force
-        self._part = self.path + ".part"
         self._file: IO[bytes] | None = None
-        self._in_place = False
-        self.dropped = False
-        self._check()
-
-    def _check(self) -> None:
+        given = os.fspath(path)
         if os.path.isdir(self.path):
             raise StoreError("the output is a directory; give the name of a file in it", self.path)
-        self._in_place = os.path.exists(self.path) and not os.path.isfile(self.path)
-        if os.path.isfile(self.path) and not self.force:
-            raise StoreError("the output exists; give another name, or --force to replace it", self.path)
-
-    def drop(self) -> None:
-        """Make no file after all: what was there stays."""
-        self.dropped = True
+        # By the given path: what /dev/stdout leads to may have no other.
+        self._device = given if os.path.exists(given) and not os.path.isfile(given) else None
+        if self._device is None and os.path.lexists(self.path) and not force:
+            raise StoreError(_EXISTS, self.path)
 
     def __enter__(self) -> IO[bytes]:
-        if self._in_place:
-            self._file = open(self.path, "wb")
+        if self._device is not None:
+            # Not emptied by opening it: another process may have put a file there.
+            self._file = open(os.open(self._device, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC), "wb")
+            if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+                self._file.close()
+                raise StoreError(_EXISTS, self.path)
             return self._file
-        # What an interrupted export left is taken over, unless somebody is still writing it.
-        file = open(os.open(self._part, os.O_RDWR | os.O_CREAT, 0o666), "wb")
+        self._folder = self._open_folder()
+        self._part = _temporary(self._name)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(file.fileno()), os.stat(self._part)):
-                raise BlockingIOError
-            self._file = file
-            file.truncate(0)
-        except (BlockingIOError, FileNotFoundError):
-            file.close()
-            raise StoreError(
-                "another process is writing this output; wait for it, or give another name", self.path
-            ) from None
+            self._file = open(os.open(self._part, _NEW, 0o666, dir_fd=self._folder), "wb")
         except BaseException:
             self.abandon()
-            file.close()
+            self._close_folder()
             raise
-        return file
+        return self._file
 
     def __exit__(self, kind: object, *exc_info: object) -> None:
         file = self._file
         assert file is not None
-        if self._in_place:
+        if self._device is not None:
             file.close()
             return
         try:
             if kind is None and not self.dropped:
                 file.flush()
                 os.fsync(file.fileno())
-                # Somebody else may have made it meanwhile.
-                self._check()
-                os.replace(self._part, self.path)
+                self._check_part(file.fileno())
+                self._rename()
                 fsync_directory(os.path.dirname(self.path))
-                return
-        except BaseException:
-            self.abandon()
-            raise
         finally:
             # What is still buffered after an error would only fail again.
             with contextlib.suppress(OSError, ValueError):
                 file.close()
-        self.abandon()
+            self.abandon()
+            self._close_folder()
+
+    def _rename(self) -> None:
+        folder = self._folder
+        if self.force:
+            os.replace(self._part, self._name, src_dir_fd=folder, dst_dir_fd=folder)
+            return
+        # A link fails where a name is taken, a rename would replace it; some file systems have no links.
+        try:
+            os.link(self._part, self._name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
+        except FileExistsError:
+            raise StoreError(_EXISTS, self.path) from None
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            if os.path.lexists(self.path):
+                raise StoreError(_EXISTS, self.path) from None
+            os.rename(self._part, self._name, src_dir_fd=folder, dst_dir_fd=folder)
 
     def abandon(self) -> None:
-        """Take away what is half made, if this makes it."""
-        if self._file is not None and not self._in_place:
-            with contextlib.suppress(OSError):
-                os.unlink(self._part)
+        """Remove the temporary file, if there is one."""
+        with contextlib.suppress(OSError):
+            os.unlink(self._part, dir_fd=self._folder)
 
 
-def format_of(path: str | os.PathLike[str]) -> tuple[str | None, str | None]:
+class OutputFolder(_Output):
+    """A folder that has its name only when it is complete, as `OutputFile`; never replaced, but an empty one is taken.
+
+    While it is written only this user may enter it.
+
+    Attributes
+    ----------
+    part : str
+        Its path while it is written.
+    kept : bool
+        An error leaves it under that path.
+    was_taken : bool
+        Another process made something of its name in the meantime.
+    """
+
+    def __init__(self, path: _Path, *, outside: Iterable[_Path] = ()):
+        super().__init__(path, outside)
+        self.part = ""
+        self.kept = self.was_taken = False
+        self._made = -1
+        if os.path.lexists(self.path) and not (os.path.isdir(self.path) and not os.listdir(self.path)):
+            raise StoreError(_NOT_EMPTY, self.path)
+
+    def __enter__(self) -> OutputFolder:
+        self._folder = self._open_folder()
+        self._part = _temporary(self._name)
+        self.part = os.path.join(os.path.dirname(self.path), self._part)
+        try:
+            os.mkdir(self._part, 0o700, dir_fd=self._folder)
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._made = os.open(self._part, flags, dir_fd=self._folder)
+        except BaseException:
+            self._clear()
+            raise
+        return self
+
+    def make_folder(self, name: str) -> None:
+        """Make a folder in this one."""
+        os.mkdir(name, dir_fd=self._made)
+
+    def new_file(self, name: str) -> IO[bytes]:
+        """A new file in this folder, open for writing."""
+        return open(os.open(name, _NEW, 0o666, dir_fd=self._made), "wb")
+
+    def __exit__(self, kind: object, *exc_info: object) -> None:
+        try:
+            if kind is None and not self.dropped:
+                self._check_part(self._made)
+                umask = os.umask(0)
+                os.umask(umask)
+                os.fchmod(self._made, 0o777 & ~umask)
+                self._rename()
+                fsync_directory(os.path.dirname(self.path))
+        finally:
+            self._clear()
+
+    def _rename(self) -> None:
+        # It replaces an empty folder, and nothing else.
+        try:
+            os.rename(self.part, self.path)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            self.was_taken = True
+            raise StoreError(_NOT_EMPTY, self.path) from None
+
+    def _clear(self) -> None:
+        made, self._made = self._made, -1
+        if made >= 0:
+            os.close(made)
+        if not self.kept:
+            # Imported here because it brings the compression libraries along, which no plain import needs.
+            import shutil
+
+            shutil.rmtree(self.part, ignore_errors=True)
+        self._close_folder()
+
+
+def format_of(path: _Path) -> tuple[str | None, str | None]:
     """(str or None, str or None): the format and the compression that the ending of a file's name says."""
     stem, ending = os.path.splitext(os.fspath(path).lower())
     compression = _COMPRESSED_ENDINGS.get(ending)
@@ -134,8 +278,13 @@ def format_of(path: str | os.PathLike[str]) -> tuple[str | None, str | None]:
     return _ENDINGS.get(ending), compression
 
 
-def check_outside(output: str | os.PathLike[str], root: str | os.PathLike[str]) -> None:
+def check_outside(output: _Path, root: _Path, folder: int | None = None) -> None:
     """Refuse an output that lies in a store: whoever only reads one leaves nothing in it.
+
+    Parameters
+    ----------
+    folder : int, optional
+        A descriptor of the output's folder, which counts whatever its path has become.
 
     Raises
     ------
@@ -143,45 +292,18 @@ def check_outside(output: str | os.PathLike[str], root: str | os.PathLike[str]) 
         It does.
     """
     inside, store = os.path.realpath(os.fspath(output)), os.path.realpath(os.fspath(root))
-    if os.path.commonpath([inside, store]) == store:
+    if os.path.commonpath([inside, store]) == store or (folder is not None and _is_within(folder, store)):
         raise StoreError("the output lies in the store; give a place outside of it", os.fspath(output))
 
 
-class OutputFolder:
-    """A folder that has its name only when it is complete, as `OutputFile`; never replaced."""
-
-    def __init__(self, path: str | os.PathLike[str]):
-        self.path = os.path.realpath(os.fspath(path))
-        self.part = ""
-        self.dropped = False
-        self._check()
-
-    def _check(self) -> None:
-        if os.path.lexists(self.path) and not (os.path.isdir(self.path) and not os.listdir(self.path)):
-            raise StoreError("the output exists and is not an empty folder; give the name of a new one", self.path)
-
-    def drop(self) -> None:
-        """Make no folder after all."""
-        self.dropped = True
-
-    def __enter__(self) -> str:
-        # A name of its own: a folder is not to be emptied because of how it is called.
-        where, name = os.path.split(self.path)
-        self.part = tempfile.mkdtemp(".part", name + ".", where)
-        try:
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(self.part, 0o777 & ~umask)
-        except BaseException:
-            shutil.rmtree(self.part, ignore_errors=True)
-            raise
-        return self.part
-
-    def __exit__(self, kind: object, *exc_info: object) -> None:
-        try:
-            if kind is None and not self.dropped:
-                self._check()
-                os.rename(self.part, self.path)
-                fsync_directory(os.path.dirname(self.path))
-        finally:
-            shutil.rmtree(self.part, ignore_errors=True)
+def _is_within(folder: int, root: str) -> bool:
+    # By their numbers, as a folder may have several paths: mounts, links made since.
+    with contextlib.suppress(OSError):
+        store, up, below = os.stat(root), ".", None
+        at = os.stat(up, dir_fd=folder)
+        while below is None or not os.path.samestat(at, below):
+            if os.path.samestat(at, store):
+                return True
+            up, below = f"{up}/..", at
+            at = os.stat(up, dir_fd=folder)
+    return False

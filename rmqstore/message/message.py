@@ -181,7 +181,11 @@ class Message(MessageFields):
         if tags:
             stored["TAGS"] = tags
         if properties:
-            for name, value in properties.items():
+            try:
+                pairs = properties.items()
+            except AttributeError:
+                raise InvalidMessageError(f"properties is {properties!r}: give a mapping of names to texts") from None
+            for name, value in pairs:
                 if value is None:
                     continue
                 if stored.get(name, value) != value:

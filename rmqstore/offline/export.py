@@ -42,7 +42,7 @@ from rmqstore.errors import (
     UnsupportedFormatError,
 )
 from rmqstore.files.mapped_file import name_of_offset
-from rmqstore.files.output_file import OutputFile, OutputFolder, check_outside, format_of
+from rmqstore.files.output_file import OutputFile, OutputFolder, format_of
 from rmqstore.flatfile.flat_queue import FlatQueue
 from rmqstore.message import OTHER_MESSAGE, MessageExt, encode_java_utf8, tags_code
 from rmqstore.offline.export_tiered import older_batches, older_messages, older_parts
@@ -58,6 +58,7 @@ from rmqstore.store.columns import (
     time_range,
 )
 from rmqstore.store.message_store import MessageStore
+from rmqstore.texts import harmless_cell
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -686,8 +687,8 @@ def iso_time(timestamp: int) -> str:
 
 
 class _Csv:
-    def __init__(self, file: IO[bytes], columns: Sequence[str], form: str, shown: bool):
-        self.file, self.columns, self.form, self.shown = file, columns, form, shown
+    def __init__(self, file: IO[bytes], columns: Sequence[str], form: str, shown: bool, safe: bool):
+        self.file, self.columns, self.form, self.shown, self.safe = file, columns, form, shown, safe
         # Lines end with "\n" alone, which every tool reads, but Python before 3.13 puts a field that holds "\r" in quotes
         # only where a line ends with it: `write` takes it away again.
         self.rows = csv.writer(self, lineterminator=_CSV_END)
@@ -707,6 +708,12 @@ class _Csv:
                 row[name] = base64.b64encode(row[name].encode()).decode("ascii")
                 row[f"{name}_encoding"] = "base64"
         cells = [_cell(name, value) for name, value in row.items()]
+        if self.safe:
+            # A number may be negative.
+            cells = [
+                cell if isinstance(value, int) else harmless_cell(cell)
+                for cell, value in zip(cells, row.values(), strict=True)
+            ]
         self.rows.writerow([_visible(cell) for cell in cells] if self.shown else cells)
 
     def close(self) -> None:
@@ -730,28 +737,30 @@ def _cell(name: str, value: Any) -> str:
 
 
 class _Files:
-    def __init__(self, folder: str, columns: Sequence[str], by_number: bool):
+    def __init__(self, folder: OutputFolder, columns: Sequence[str], by_number: bool):
         self.folder = folder
         # In tiered storage each queue has a phy offset 0.
         self.by_number = by_number
         self.columns = [name for name in columns if name not in _BODIES]
         self.source = "body_stored" if "body_stored" in columns and "body" not in columns else "body"
         self.num = 0
-        self.manifest = open(os.path.join(folder, MANIFEST), "wb")
+        self.manifest = folder.new_file(MANIFEST)
 
     def message(self, message: MessageExt) -> None:
         row = message_row(message, self.columns, "raw")
         body = _body(message, self.source)
         row["body_file"] = None
         # Nothing of the store is part of a name.
-        folder = os.path.join("bodies", f"{self.num // _FOLDER_FILES:06}")
+        folder = f"bodies/{self.num // _FOLDER_FILES:06}"
+        if self.num == 0:
+            self.folder.make_folder("bodies")
         if self.num % _FOLDER_FILES == 0:
-            os.makedirs(os.path.join(self.folder, folder))
+            self.folder.make_folder(folder)
         self.num += 1
         if body is not None:
             number = self.num - 1 if self.by_number else message.phy_offset
-            row["body_file"] = os.path.join(folder, name_of_offset(number))
-            with open(os.path.join(self.folder, row["body_file"]), "xb") as file:
+            row["body_file"] = f"{folder}/{name_of_offset(number)}"
+            with self.folder.new_file(row["body_file"]) as file:
                 file.write(body)
         self.manifest.write(_json_bytes(row))
 
@@ -890,6 +899,7 @@ def export(
     compression: str | None = None,
     force: bool = False,
     shown: bool = False,
+    safe_csv: bool = False,
     progress: Callable[[int, int], None] | None = None,
     tiered: str | os.PathLike[str] | None = None,
     only_known_topics: bool = False,
@@ -922,6 +932,9 @@ def export(
         Replace a file that exists; a folder is never replaced.
     shown : bool
         The output is a terminal: everything outside ASCII is escaped.
+    safe_csv : bool
+        In CSV, put an apostrophe before each text that a spreadsheet would run as a formula; an import does not take it
+        away.
     progress : callable, optional
         Called with (bytes of the log done, bytes in all).
     tiered : path, optional
@@ -960,11 +973,12 @@ def export(
         raise ValueError(
             f"a {format} file is compressed inside: leave .gz and .zst out of its name, and give --compress"
         )
+    if safe_csv and format != "csv":
+        raise ValueError(f"safe_csv is for CSV, and the format is {format}")
     names, form, compression = _checked(format, columns, body, corrupt, compression or told_compression)
     if format in ("arrow", "parquet"):
         import_pyarrow()
-    if is_path:
-        check_outside(target, path)
+    read_only = [path] if tiered is None else [path, tiered]
     with contextlib.ExitStack() as stack:
         # That the output cannot be written is said before anything is read.
         folder = None
@@ -972,9 +986,9 @@ def export(
         if format == "files":
             if not is_path:
                 raise ValueError("the format files makes a folder; give its name")
-            folder = OutputFolder(target)
+            folder = OutputFolder(target, outside=read_only)
         elif is_path:
-            opened = OutputFile(target, force=force)
+            opened = OutputFile(target, force=force, outside=read_only)
         store = stack.enter_context(MessageStore.open(path, config=config, read_only=True, tiered=tiered))
         log = store.commit_log
         damage = _Damage(log, corrupt)
@@ -994,7 +1008,7 @@ def export(
             if format == "jsonl":
                 writer = _JsonLines(packed, names, form, shown)
             elif format == "csv":
-                writer = _Csv(packed, names, form, shown)
+                writer = _Csv(packed, names, form, shown, safe_csv)
             else:
                 sink = _Sink(packed)
                 stack.callback(sink.abandon)

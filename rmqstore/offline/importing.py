@@ -17,7 +17,6 @@ import contextlib
 import csv
 import dataclasses
 import datetime
-import errno
 import gzip
 import io
 import json
@@ -33,8 +32,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from rmqstore.config import StoreConfig
 from rmqstore.errors import InvalidMessageError, MissingDependencyError, StoreError
-from rmqstore.files.mapped_file import fsync_directory, open_regular
-from rmqstore.files.output_file import format_of
+from rmqstore.files.mapped_file import open_regular
+from rmqstore.files.output_file import OutputFolder, format_of
 from rmqstore.offline.export import MANIFEST
 from rmqstore.store.columns import import_pyarrow
 from rmqstore.store.message_store import MessageStore
@@ -786,37 +785,28 @@ class _Import:
 
     def into_new(self, root: str, config: StoreConfig) -> ImportReport:
         """Into a store that is not there: all or nothing, in one pass."""
-        target = os.path.realpath(root)
-        where, name = os.path.split(target)
-        os.makedirs(where, exist_ok=True)
-        part = tempfile.mkdtemp(".part", name + ".", where)
+        os.makedirs(os.path.dirname(os.path.realpath(root)), exist_ok=True)
+        folder = OutputFolder(root)
         try:
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(part, 0o777 & ~umask)
-            with MessageStore.open(part, config=config.replace(clean_resource_interval=0)) as store:
+            with (
+                folder as made,
+                MessageStore.open(made.part, config=config.replace(clean_resource_interval=0)) as store,
+            ):
                 for chunk in self.chunks(0, 1):
                     self.put += len(self.each(chunk, store.put_table, store.check_table))
                 first, end = store.commit_log.min_offset, store.commit_log.max_offset
-            if not self.put:
-                # Without a segment it would be no store to anybody, and no free name for the next import.
-                shutil.rmtree(part)
-                return ImportReport(root, False, 0, 0, 0)
-            # An empty folder may be replaced, nothing else is.
-            try:
-                os.rename(part, target)
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                    raise
-                raise StoreError(
-                    "somebody else has made this while the import ran, and nothing was put; if it is a store, import once more "
-                    "to put the messages after those that it has",
-                    root,
-                ) from None
-            fsync_directory(where)
-        except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
-            raise
+                if not self.put:
+                    # Without a segment it would be no store to anybody, and no free name for the next import.
+                    made.drop()
+                    return ImportReport(root, False, 0, 0, 0)
+        except StoreError:
+            if not folder.was_taken:
+                raise
+            raise StoreError(
+                "somebody else has made this while the import ran, and nothing was put; if it is a store, import once more "
+                "to put the messages after those that it has",
+                root,
+            ) from None
         return ImportReport(root, True, self.put, first, end)
 
     def into(self, root: str, config: StoreConfig, on_stop: Callable[[int, str], None] | None) -> ImportReport:

@@ -30,6 +30,7 @@ from rmqstore.consumequeue.queue_look import look_at_files
 from rmqstore.errors import CorruptionError, Finding, GeometryError, StoreError
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool, fsync_directory, make_directories, naming_errors, open_regular
+from rmqstore.files.output_file import check_outside, make_part
 from rmqstore.files.store_lock import StoreLock, is_held
 from rmqstore.index.index_service import IndexService
 from rmqstore.message import SCHEDULE_TOPIC
@@ -137,12 +138,13 @@ def rebuild(
     kinds = kinds_of(what)
     if output is not None:
         config = known_config(root, config, kinds)
-        target = free_output(output, kinds)
+        target = free_output(output, kinds, root)
+        work = make_part(target, "rebuild")
         try:
-            report = _build(root, target, kinds, config, progress)
-        except BaseException:
-            _remove(target, kinds)
-            raise
+            report = _build(root, work, kinds, config, progress)
+            move_built(work, target, kinds)
+        finally:
+            delete_tree(work, ignore_errors=True)
         report.output = target
         report.seconds = time.perf_counter() - started
         return report
@@ -180,14 +182,29 @@ def kinds_of(what: Iterable[str] | str) -> tuple[str, ...]:
     return kinds
 
 
-def free_output(output: str | os.PathLike[str], kinds: Iterable[str]) -> str:
-    """str: the directory to build into, made if it is missing; StoreError if it holds what is to be built."""
+def free_output(output: str | os.PathLike[str], kinds: Iterable[str], root: str) -> str:
+    """Return the directory to build into, made if it is missing; StoreError if it holds what is to be built.
+
+    Parameters
+    ----------
+    root : str
+        The store, which the directory must not be in.
+    """
     target = os.fspath(output)
+    check_outside(target, root)
     for folder in folders_of(kinds):
-        if os.path.exists(os.path.join(target, folder)):
+        if os.path.lexists(os.path.join(target, folder)):
             raise StoreError(f"{folder} exists in the output directory; give an empty one", target)
     make_directories(target)
     return target
+
+
+def move_built(work: str, target: str, kinds: Iterable[str]) -> None:
+    """Give the folders that were built in `work` their names in `target`; what has such a name by now is not replaced."""
+    for folder in folders_of(kinds):
+        if os.path.isdir(os.path.join(work, folder)):
+            os.rename(os.path.join(work, folder), os.path.join(target, folder))
+    fsync_directory(target)
 
 
 def mark_complete(work: str, kinds: Iterable[str]) -> None:

@@ -99,7 +99,7 @@ def rebuild_queue_database(
     # Only a broker that dispatches to further queues says in a record which.
     config = dataclasses.replace(config, enable_lmq=True, enable_multi_dispatch=True)
     if output is not None:
-        target = free_output(output, _WHAT)
+        target = free_output(output, _WHAT, root)
         # Under a name that nobody takes for queues until it is whole, also after a kill.
         work = tempfile.mkdtemp(prefix=f"{REBUILD_DIRECTORY}-", dir=target)
         try:

@@ -17,6 +17,7 @@ from rmqstore.errors import InvalidMessageError, MissingDependencyError
 from rmqstore.files.mapped_file import is_not_given_out
 from rmqstore.message import parse_message_id
 from rmqstore.polars.predicate import Limit, limits_of
+from rmqstore.polars.reading import Reading
 from rmqstore.store.columns import DEFAULT_COLUMNS, has_views, import_pyarrow, scan_schema
 from rmqstore.store.message_store import MessageStore
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
-__all__ = ["import_polars", "opened", "scan_store"]
+__all__ = ["import_polars", "scan_store"]
 
 # Rows of a batch at most; Polars asks for about as many.
 _BATCH = 65536
@@ -110,14 +111,15 @@ def scan_store(
 
     def read(
         with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
-    ) -> Iterator[pl.DataFrame]:
+    ) -> Reading:
         chosen = list(names) if with_columns is None else with_columns
         # A filter may be about columns that nobody wants to see.
         more = [] if predicate is None else [name for name in predicate.meta.root_names() if name not in chosen]
         # A limit that comes with a filter counts the rows in front of the filter.
         limits = limits_of(predicate) if predicate is not None and n_rows is None else {}
         rows = min(batch_size or _BATCH, _BATCH) if n_rows is None else max(min(n_rows, _BATCH), 1)
-        with opened(source, config) as store:
+
+        def frames(store: MessageStore) -> Iterator[pl.DataFrame]:
             left = _INT64_MAX if n_rows is None else n_rows
             for batch in _batches(store, list(dict.fromkeys([*chosen, *more])), limits, rows):
                 frame: pl.DataFrame = polars.from_arrow(batch).head(left)
@@ -128,18 +130,10 @@ def scan_store(
                 if left <= 0:
                     break
 
+        return Reading(source, config, frames)
+
     lazy: pl.LazyFrame = polars.io.plugins.register_io_source(read, schema=schema)
     return lazy
-
-
-@contextlib.contextmanager
-def opened(source: str | os.PathLike[str] | MessageStore, config: StoreConfig | None) -> Iterator[MessageStore]:
-    """The store that `scan_store` is about, opened read-only for as long as it is read where only its path is known."""
-    if isinstance(source, MessageStore):
-        yield source
-    else:
-        with MessageStore.open(source, config=config, read_only=True) as store:
-            yield store
 
 
 def _batches(

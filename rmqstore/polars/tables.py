@@ -14,7 +14,8 @@ from rmqstore.config import StoreConfig
 from rmqstore.errors import OffsetOutOfRangeError
 from rmqstore.offline.consumer_lag import consumer_rows
 from rmqstore.offline.queue_rows import queue_rows
-from rmqstore.polars.scan import import_polars, opened, scan_store
+from rmqstore.polars.reading import Reading
+from rmqstore.polars.scan import import_polars, scan_store
 from rmqstore.store.message_store import MessageStore
 
 if TYPE_CHECKING:
@@ -69,9 +70,9 @@ def scan_tables(
     def of(schema: dict[str, Any], columns_of: Callable[[MessageStore], Iterable[dict[str, Any]]]) -> pl.LazyFrame:
         def read(
             with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
-        ) -> Iterator[pl.DataFrame]:
-            left = n_rows
-            with opened(source, config) as store:
+        ) -> Reading:
+            def frames(store: MessageStore) -> Iterator[pl.DataFrame]:
+                left = n_rows
                 for columns in columns_of(store):
                     frame: pl.DataFrame = polars.DataFrame(columns, schema=schema)
                     if left is not None:
@@ -82,6 +83,8 @@ def scan_tables(
                     yield frame if with_columns is None else frame.select(with_columns)
                     if left == 0:
                         break
+
+            return Reading(source, config, frames)
 
         lazy: pl.LazyFrame = polars.io.plugins.register_io_source(read, schema=schema)
         return lazy
@@ -96,7 +99,12 @@ def scan_tables(
 
 def _columns(names: list[str], rows: Iterable[dict[str, Any]]) -> dict[str, list[Any]]:
     listed = list(rows)
-    return {name: [row[name] for row in listed] for name in names}
+    return {name: [_text(row[name]) for row in listed] for name in names}
+
+
+def _text(value: Any) -> Any:
+    # A folder's name that is not UTF-8 has surrogates, which Polars takes in no text.
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value
 
 
 def _index_entries(store: MessageStore) -> Iterator[dict[str, Any]]:

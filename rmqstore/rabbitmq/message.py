@@ -9,9 +9,10 @@ Source of all rules: RabbitMQ 3.10.8 on OTP 25; message containers: 3.13 and 4.x
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 from rmqstore.errors import InvalidMessageError
 from rmqstore.rabbitmq import _term
@@ -53,8 +54,10 @@ def _parts(
         encoded = _term.encode_properties(given)
     if delivery_mode is not None and delivery_mode not in (1, 2):
         raise InvalidMessageError(f"delivery_mode is {delivery_mode!r}; a node takes 1 and 2 only")
-    if fragment_size < 1:
-        raise InvalidMessageError(f"fragment_size is {fragment_size}, less than 1")
+    if not isinstance(fragment_size, SupportsIndex) or not 1 <= operator.index(fragment_size) < 1 << 63:
+        raise InvalidMessageError(f"fragment_size is {fragment_size!r}; give an int, 1 or more")
+    if not isinstance(vhost, str):
+        raise InvalidMessageError(f"vhost is a {type(vhost).__name__}, not a str")
     keys = [_name(key, "a routing key") for key in routing_keys]
     lasting = delivery_mode == 2 if persistent is None else bool(persistent)
     return encoded, _name(exchange, "exchange"), keys, vhost.encode("utf-8", "surrogateescape"), lasting

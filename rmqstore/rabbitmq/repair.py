@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from rmqstore.errors import CorruptionError, StoreError
-from rmqstore.files.mapped_file import fsync_directory, fsync_tree, open_regular
+from rmqstore.files.mapped_file import fsync_tree, open_regular
+from rmqstore.files.output_file import OutputFolder
 from rmqstore.rabbitmq import _term, layout
 from rmqstore.rabbitmq.clean_state import CLEAN_FILES
 from rmqstore.rabbitmq.definitions import QueueDefinition, fate_of_expired
@@ -50,7 +51,6 @@ __all__ = ["RepairReport", "RepairedQueue", "repair"]
 
 PERSISTENT = "msg_store_persistent"
 TRANSIENT = "msg_store_transient"
-_UNFINISHED = ".rmqstore-unfinished"
 # What cannot stand in a directory that a node is to boot on.
 _GRAVE = {
     Consequence.HANGS,
@@ -186,14 +186,13 @@ def repair(
     StoreError
         The source is not a vhost, or is one of RabbitMQ 4.x with a damaged queue; a message file or a file of an index
         cannot be read; the output exists; or the output did not pass verification (which is then left, under its
-        unfinished name, for a look).
+        temporary name, for a look).
     """
     target = os.path.abspath(os.fspath(output))
     if os.path.lexists(target):
         raise StoreError("the output exists; give a directory that does not", target)
     # Through links, so that an output in the source is seen whatever way leads there.
     target = os.path.join(os.path.realpath(os.path.dirname(target)), os.path.basename(target))
-    unfinished = target + _UNFINISHED
     with Vhost.open(path, segment_entry_count=segment_entry_count, check_terms=True) as vhost:
         if vhost.is_pre_3_7:
             raise StoreError(
@@ -203,27 +202,15 @@ def repair(
         source = os.path.realpath(vhost.path)
         if (target + os.sep).startswith(source + os.sep):
             raise StoreError("the output lies in the source; give another directory", target)
-        if os.path.lexists(unfinished):
-            if os.path.islink(unfinished) or not os.path.isdir(unfinished):
-                raise StoreError("the repair goes through a directory of this name; remove what has it", unfinished)
-            # Of a repair that was killed.
-            shutil.rmtree(unfinished)
-        try:
-            os.makedirs(unfinished)
-            report = _Repair(vhost, unfinished, progress).run(target)
-        except BaseException:
-            shutil.rmtree(unfinished, ignore_errors=True)
-            raise
-    try:
-        _check(unfinished, report)
-        _force(unfinished)
-        os.rename(unfinished, target)
-    except StoreError:
-        raise
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
-    fsync_directory(os.path.dirname(target))
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with OutputFolder(target, outside=[source]) as made:
+            report = _Repair(vhost, made.part, progress).run(target)
+            try:
+                _check(made.part, report)
+            except StoreError:
+                made.kept = True
+                raise
+            _force(made.part)
     return report
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import IO, Any
 
 from rmqstore.errors import InvalidMessageError, StoreError
-from rmqstore.files.output_file import OutputFile, check_outside, format_of
+from rmqstore.files.output_file import OutputFile, format_of
 from rmqstore.rabbitmq.amqp import Float32, Table, Timestamp
 from rmqstore.rabbitmq.batches import NUMBERS, Batches, LostMessage, json_value, schema
 from rmqstore.rabbitmq.columns import pyarrow
@@ -260,9 +260,10 @@ def export(
                 path,
             )
         format = format or "jsonl"
-    check_outside(path, vhost.path if isinstance(vhost, Vhost) else os.fspath(vhost))
+    source = vhost.path if isinstance(vhost, Vhost) else os.fspath(vhost)
+    made = OutputFile(path, force=force, outside=[source])
     _tell_incomplete(missing, chosen, on_lost, on_incomplete)
-    with OutputFile(path, force=force) as file:
+    with made as file:
         return write(file, format=format)
 
 

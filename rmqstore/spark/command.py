@@ -375,7 +375,11 @@ def query_command(
         raise click.UsageError("give KEYS, or --keys-from FILE")
     config = given.config(path, read_only=True)
     with session as spark:
+        from rmqstore.spark.export import check_target
         from rmqstore.spark.query import query
+
+        if output:
+            check_target(output, path)
 
         wanted: Any = list(keys)
         if keys_from is not None:

@@ -7,16 +7,19 @@ wherever Spark can, and reads the store through the data source; it never change
 from __future__ import annotations
 
 import os
+import urllib.parse
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from rmqstore.errors import StoreError
+from rmqstore.files.output_file import check_outside
 from rmqstore.spark.source import FORMAT, ensure_registered
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["FORMATS", "PARTITIONS", "ExportReport", "count", "export", "option_text", "read"]
+__all__ = ["FORMATS", "PARTITIONS", "ExportReport", "check_target", "count", "export", "option_text", "read"]
 
 FORMATS = ("parquet", "json", "orc", "csv")
 PARTITIONS = ("topic", "queue_id", "tags", "day", "hour")
@@ -61,6 +64,28 @@ def read(spark: SparkSession, path: str | os.PathLike[str], options: Mapping[str
     ensure_registered(spark)
     texts = {name: option_text(name, value) for name, value in options.items() if value is not None}
     return spark.read.format(FORMAT).options(**texts).load(os.path.abspath(os.fspath(path)))
+
+
+def check_target(output: str | os.PathLike[str], path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Refuse an output of Spark that is in the store, or that holds it and is overwritten: Spark deletes what is there.
+
+    Addresses of other file systems than this machine's are not looked at.
+
+    Raises
+    ------
+    StoreError
+        It is, or does.
+    """
+    address = urllib.parse.urlsplit(os.fspath(output))
+    if address.scheme not in ("", "file"):
+        return
+    target = urllib.parse.unquote(address.path) if address.scheme else os.fspath(output)
+    check_outside(target, path)
+    try:
+        if overwrite:
+            check_outside(path, target)
+    except StoreError:
+        raise StoreError("the store lies in the output; give another folder", target) from None
 
 
 def _hours() -> Column:
@@ -152,6 +177,8 @@ def export(
 
     Raises
     ------
+    StoreError
+        `output` is in the store, or holds it and would be overwritten.
     ValueError
         A format, folder or `save_mode` that there is not.
     pyspark.errors.PySparkException
@@ -160,6 +187,7 @@ def export(
     from pyspark.sql import Observation
     from pyspark.sql import functions as F
 
+    check_target(output, path, overwrite=save_mode == "overwrite")
     folders = list(partition_by)
     for value, what, known in [(format, "format", FORMATS), (save_mode, "save_mode", SAVE_MODES)]:
         if value not in known:

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rmqstore.errors import StoreError
+from rmqstore.files.output_file import OutputFile
 from rmqstore.message import SysFlag
-from rmqstore.spark.export import option_text
+from rmqstore.spark.export import check_target, option_text
 from rmqstore.spark.options import CORRUPT_COLUMN
 from rmqstore.spark.report import Figures, KeyFigures, TopKey, VolumeFigures, page
 from rmqstore.spark.source import StoreSource
@@ -299,7 +300,7 @@ def profile(
     Raises
     ------
     StoreError
-        There is no such store, an option does not exist, or `output` holds a profile already.
+        There is no such store, an option does not exist, or `output` is in the store or holds a profile already.
     pyspark.errors.PySparkException
         The store cannot be read.
     """
@@ -307,6 +308,10 @@ def profile(
 
     root, target = os.path.abspath(os.fspath(path)), Path(output).absolute()
     names = ["report.html", *(f"{part}.parquet" for part in PARTS)]
+    check_target(target, root)
+    links = [name for name in names if (target / name).is_symlink()]
+    if links:
+        raise StoreError(f"a profile replaces no link ({', '.join(links)}); give another folder", target)
     there = [name for name in names if (target / name).exists()]
     if there and not overwrite:
         raise StoreError(f"there is a profile already ({', '.join(there)}); give another folder, or overwrite", target)
@@ -375,7 +380,6 @@ def profile(
     asked = {name: option_text(name, value) for name, value in options.items() if value is not None}
     figures = Figures(path=root, made_at=made_at, keys=key_rows, top_keys=top, options=asked, **found)
     # The page is there when all is there, and at once.
-    partial = target / "report.html.partial"
-    partial.write_text(page(figures), encoding="utf-8", errors="backslashreplace")
-    partial.replace(target / "report.html")
+    with OutputFile(target / "report.html", force=True, outside=[root]) as file:
+        file.write(page(figures).encode("utf-8", "backslashreplace"))
     return figures

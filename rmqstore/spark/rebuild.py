@@ -43,6 +43,7 @@ from rmqstore.offline.rebuild import (
     kinds_of,
     known_config,
     mark_complete,
+    move_built,
     moved_aside,
     refuse_findings,
     refuse_lost_log,
@@ -116,14 +117,13 @@ def rebuild_with(
         raise ValueError(f"partition_bytes is {partition_bytes}, parallelism {parallelism}; both must be at least 1")
     if output is not None:
         config = known_config(root, config, kinds)
-        target = os.path.abspath(free_output(output, kinds))
+        target = os.path.abspath(free_output(output, kinds, root))
         work = os.path.join(target, REBUILD_DIRECTORY)
+        if os.path.islink(work):
+            raise StoreError("a link is where the rebuild keeps what it builds; remove it", work)
         report = _run(mapper, root, work, kinds, config, partition_bytes, parallelism)
-        for folder in folders_of(kinds):
-            if os.path.isdir(os.path.join(work, folder)):
-                os.rename(os.path.join(work, folder), os.path.join(target, folder))
+        move_built(work, target, kinds)
         delete_tree(work)
-        fsync_directory(target)
         report.output = target
     else:
         with StoreLock(root):

@@ -25,7 +25,7 @@ def write_named(path: str, data: Buffer) -> None:
     # Under a name of its own first, so that a second attempt, or a kill, leaves the whole file or none.
     temporary = f"{path}.{uuid.uuid4().hex}"
     try:
-        with open(temporary, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(data)
         os.replace(temporary, path)
     except BaseException:

@@ -73,6 +73,9 @@ class LongWay:
 
     def check_batch(self, batch: list[Message]) -> None:
         """Raise InvalidMessageError where messages cannot be one classic batch."""
+        for message in batch:
+            if not isinstance(message, Message):
+                raise InvalidMessageError(f"messages holds a {type(message).__name__}, which is not a Message")
         if len({message.topic for message in batch}) > 1:
             raise InvalidMessageError("the messages of a batch must be of one topic; use put_messages")
         for message in batch:

@@ -171,7 +171,8 @@ class Querying:
         if self._asks_database():
             found = self._database_like_java(topic, key, max_num, begin, end, index_type)
             return QueryOffsetResult([message.phy_offset for message in reversed(found)], 0, 0)
-        return self.index_service.query_offset(topic, text, max_num, int(begin), int(end))
+        low, high = (int(max(min(each, _INT64_MAX), _INT64_MIN)) for each in (begin, end))
+        return self.index_service.query_offset(topic, text, max_num, low, high)
 
     def _follow_index(self) -> None:
         # Entries show as they are put, new files do not.
@@ -308,7 +309,7 @@ class Querying:
     def _database_like_java(
         self, topic: str, key: str, max_num: int, begin: float, end: float, index_type: str | None
     ) -> QueryResult:
-        low, high = (max(min(int(each), _INT64_MAX), _INT64_MIN) for each in (begin, end))
+        low, high = (int(max(min(each, _INT64_MAX), _INT64_MIN)) for each in (begin, end))
         found = self.database.like_java(
             topic, key, min(max_num, self.config.max_msgs_num_batch), low, high, index_type, self.config.clock()
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import datetime
 import json
+import os
 import shutil
 import sys
 
@@ -13,6 +14,7 @@ import pytest
 from test_cli import HOSTILE, assert_harmless, json_lines, run
 
 from rmqstore import Message, MessageStore, StoreConfig
+from rmqstore.cli import sql as sql_command
 from rmqstore.commitlog.commit_log import CommitLog
 
 # The folder tests/polars would be found by the name alone.
@@ -251,3 +253,30 @@ def test_times_that_no_calendar_reaches_end_nothing(tmp_path, born):
     assert shown.exit_code == 0 and f"{born} ms" in shown.stdout and "2026-11-18T11:06:40.123+00:00" in shown.stdout
     (row,) = json_lines(run("sql", tmp_path / "s", "select array_agg(born_timestamp) as b from messages", "--json"))
     assert row == {"b": [born, usual]}
+
+
+def test_a_queue_whose_name_is_not_utf8(tmp_path):
+    """Every question to the queues ended with a traceback."""
+    with MessageStore.open(tmp_path / "store", config=CONFIG) as store:
+        store.put_messages([Message("Orders", b"x", keys=["k"]), Message("Pay", b"x", keys=["k"])])
+    queues = os.fsencode(tmp_path / "store/consumequeue")
+    os.rename(queues + b"/Pay", queues + b"/Pay\xff")
+    rows = json_lines(run("sql", tmp_path / "store", "select topic, messages from queues order by topic", "--json"))
+    assert [row["topic"] for row in rows] == ["Orders", "Pay\\udcff"]
+    for asked in ("select topic from messages where 'k' = any(keys)", "select * from consumers"):
+        done = run("sql", tmp_path / "store", asked, "--json")
+        assert done.exit_code in (0, 1) and isinstance(done.exception, (SystemExit, type(None)))
+
+
+@pytest.mark.parametrize("terminal, columns", [(False, 80), (True, 80), (True, 20)])
+def test_the_names_of_columns_are_escaped(odd, monkeypatch, terminal, columns):
+    """They come from the question, and the question may come from somebody else."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    printer = sql_command.Printer(False)
+    printer.terminal = terminal
+    monkeypatch.setattr(sql_command, "Printer", lambda as_json: printer)
+    asked = f'select 1 as "a{HOSTILE}", 2 as "[/no]markup", \'{"x" * 30}\' as "b\x9b31m" from messages'
+    done = run("sql", odd, asked)
+    assert done.exit_code == 0, done.output
+    assert_harmless(done.output)
+    assert "[/no]" in done.stdout

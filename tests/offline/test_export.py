@@ -32,7 +32,7 @@ from rmqstore import (
     StoreError,
 )
 from rmqstore.cli import main
-from rmqstore.files.output_file import OutputFile, format_of
+from rmqstore.files.output_file import format_of
 from rmqstore.offline.export import FORMATS, Selection, export, message_row
 from rmqstore.offline.importing import import_files
 
@@ -585,21 +585,6 @@ def test_a_range_of_queue_offsets_within_a_batch(tmp_path):
         assert [row["queue_offset"] for row in rows_of(tmp_path / "a.jsonl")] == want
         table = pa.ipc.open_file(tmp_path / "a.arrow").read_all()
         assert table.column("queue_offset").to_pylist() == want
-
-
-def test_two_writers_of_one_output(tmp_path):
-    with OutputFile(tmp_path / "a") as file:
-        file.write(b"first")
-        with pytest.raises(StoreError, match="another process"):
-            with OutputFile(tmp_path / "a"):
-                pass
-    assert (tmp_path / "a").read_bytes() == b"first"
-    # What a killed one left is taken over.
-    (tmp_path / "b.part").write_bytes(b"left over and longer")
-    with OutputFile(tmp_path / "b") as file:
-        file.write(b"new")
-    assert (tmp_path / "b").read_bytes() == b"new"
-    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")

@@ -19,6 +19,7 @@ from mappings import mappings
 from rmqstore import Message, MessageStore, MissingDependencyError, StoreConfig
 from rmqstore.commitlog.commit_log import CommitLog
 from rmqstore.errors import StoreClosedError, StoreError
+from rmqstore.polars import reading as reading_module
 from rmqstore.polars import scan, scan_store, scan_tables
 from rmqstore.polars.predicate import Limit, limits_of
 
@@ -489,3 +490,41 @@ def test_the_progress_of_consumers(tmp_path):
     assert len(found) > 1 and {(row["group"], row["topic"]) for row in found.values()} == {("billing", "Orders")}
     shown = {queue_id: (row["queue_offset"], row["max_queue_offset"], row["lag"]) for queue_id, row in found.items()}
     assert shown.pop(2) == (41, 50, 9) and set(shown.values()) == {(-1, 50, 50)}
+
+
+ABANDONED = """
+import sys, threading, time
+from rmqstore import MessageStore
+from rmqstore.polars.reading import Reading
+
+at_work = threading.Event()
+
+def frames(store):
+    # As a thread of Polars does in the middle of a large scan.
+    at_work.set()
+    while not store.closed:
+        time.sleep(0.001)
+    print("its store was closed", flush=True)
+    yield from ()
+
+source = MessageStore.open(sys.argv[2], read_only=True) if sys.argv[1] == "store" else sys.argv[2]
+threading.Thread(target=list, args=(Reading(source, None, frames),), daemon=True).start()
+assert at_work.wait(60)
+sys.exit(5)
+"""
+
+
+@pytest.mark.parametrize("source", ["store", "path"])
+def test_a_reading_that_a_query_left_alone_ends_with_the_program(path, source):
+    """Its thread was in Python while the interpreter was taken apart, which aborts a process in a thread of Polars."""
+    done = subprocess.run(
+        [sys.executable, "-c", ABANDONED, source, str(path)], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (5, "its store was closed\n", "")
+
+
+def test_a_reading_after_the_end_of_the_program(path, monkeypatch):
+    reading = reading_module.Reading(path, None, lambda store: iter([1, 2]))
+    assert next(reading) == 1
+    monkeypatch.setattr(reading_module, "_over", True)
+    assert list(reading) == []

@@ -107,10 +107,12 @@ def test_an_output_in_the_source_by_a_link(golden_vhost_copy, tmp_path):
     os.symlink(path / "queues", tmp_path / "link")
     assert run("repair", path, tmp_path / "link" / "new").exit_code == CANNOT_OPEN
     assert golden.tree(path) == before
-    # What stands where a repair would go is not removed.
-    (tmp_path / "new.rmqstore-unfinished").write_bytes(b"mine")
-    assert run("repair", path, tmp_path / "new").exit_code == CANNOT_OPEN
-    assert (tmp_path / "new.rmqstore-unfinished").read_bytes() == b"mine"
+    # Nothing that exists is taken for what an earlier repair left.
+    (tmp_path / "new.rmqstore-unfinished").mkdir()
+    (tmp_path / "new.rmqstore-unfinished" / "mine").write_bytes(b"mine")
+    assert run("repair", path, tmp_path / "new").exit_code == 0
+    assert (tmp_path / "new.rmqstore-unfinished" / "mine").read_bytes() == b"mine"
+    assert not [name for name in os.listdir(tmp_path) if name.endswith(".part")]
 
 
 # ------------------------------------------------------------------------------------------------------- odd directories

@@ -9,8 +9,10 @@ import datetime
 import enum
 import math
 import os
+import re
 import time
 import typing
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ import pytest
 from rmqstore import ConsumerOffsets, Message, MessageStore, OffsetOutOfRangeError, StoreConfig, arguments, verify
 from rmqstore.arguments import Boundary, IndexType, Recovery, milliseconds
 from rmqstore.offline.export import Selection, _Chosen
+from rmqstore.rabbitmq import Message as RabbitMessage
 from rmqstore.store.recovery import RECOVERY_MODES
 
 UTC = datetime.timezone.utc
@@ -442,3 +445,46 @@ def test_bounds_and_places_by_numbers_of_numpy(store):
         assert store.max_queue_offset("T", number) == 0
         with pytest.raises(OffsetOutOfRangeError):
             store.message_at(number)
+
+
+NANS = [Decimal("NaN"), Decimal("sNaN")]
+
+
+@pytest.mark.parametrize("value", NANS, ids=str)
+def test_numbers_of_the_module_decimal_that_are_none(store, value):
+    """They are compared with nothing: `decimal.InvalidOperation` came out of every call."""
+    pytest.importorskip("pyarrow")
+    for begins, ends in calls(store).values():
+        for ask in (begins, ends):
+            with pytest.raises(ValueError, match=r"^\w+ is Decimal\('s?NaN'\); give ms since epoch, or a datetime"):
+                ask(value)
+    for name, asks in odd_calls(store)[0].items():
+        for ask in asks:
+            with pytest.raises((TypeError, ValueError), match=f"{name} is "):
+                ask(value)
+    with pytest.raises(ValueError, match="timeout is "):
+        store.wait_for_messages(lambda: False, value)
+
+
+@pytest.mark.parametrize("value", [math.inf, Decimal("Infinity")])
+def test_raw_offsets_of_all_times(store, value):
+    assert len(store.query_offsets("T", "k", 64, -value, value)) == 10
+    assert len(store.query_message("T", "k", begin=-value, end=value)) == 10
+
+
+def test_objects_of_another_kind_are_named(store):
+    """Each was an AttributeError from somewhere within."""
+    offsets = ConsumerOffsets.load("nowhere.json", read_only=True)
+    for call, text in (
+        (lambda: Message("T", b"x", properties="abc"), "properties is 'abc': give a mapping"),
+        (lambda: store.put_message_batch("abc"), "messages holds a str, which is not a Message"),
+        (lambda: store.put_message_batch([Message("T", b"x"), 5]), "messages holds a int, which is not a Message"),
+        (lambda: store.consume("T", "g", offsets="x"), "offsets is 'x'; give ConsumerOffsets or LocalOffsets"),
+        (lambda: offsets.get(5, "T", 0), "group is 5; give a text"),
+        (lambda: RabbitMessage(b"x", vhost=5), "vhost is a int, not a str"),
+        (lambda: RabbitMessage(b"x", fragment_size=Decimal("NaN")), "fragment_size is Decimal"),
+        (lambda: RabbitMessage(b"x", fragment_size=2**63), "fragment_size is 9223372036854775808"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=re.escape(text)):
+            call()
+    assert store.max_queue_offset("T", 0) == 10
