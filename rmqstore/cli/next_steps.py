@@ -21,6 +21,7 @@ _LOG = (
 _RECOVER = "take the file from a backup or a slave; without one, {recover} says whether a start stops there"
 _CUT_OR_KEEP = "take the segment from a backup; without one {recover} --mode skip keeps what is there"
 _AS_IT_IS = "nothing repairs it: the message was stored so; rmqstore export takes out the others"
+_BODY = "nothing repairs it: the message was stored so; rmqstore export {path} --corrupt report writes it as it is stored"
 _QUEUES, _INDEX = "{rebuild} --what consumequeue", "{rebuild} --what index"
 _DATABASE = "keep its folder elsewhere, then {rebuild} --what consumequeue [--rocksdb]"
 _SETTINGS = "rmqstore settings {path}   (shows what is left; take the file from a backup or from mqadmin)"
@@ -34,6 +35,7 @@ _STEPS: dict[str, str] = {
     "missing_segment": _CUT_OR_KEEP,
     **dict.fromkeys(_LOG, _RECOVER),
     **dict.fromkeys(("missing_prop_crc", "bad_inner_batch", "bad_multi_dispatch", "bad_topic"), _AS_IT_IS),
+    "bad_body": _BODY,
     "bad_checkpoint": "move the file away, then {recover}",
     **dict.fromkeys(("missing_unit", "bad_unit", "dangling_unit", "gap_in_queue", "stale_unit"), _QUEUES),
     **dict.fromkeys(("missing_index", "bad_index", "missing_entry", "bad_entry"), _INDEX),

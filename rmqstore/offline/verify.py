@@ -35,7 +35,7 @@ from rmqstore.errors import (
 from rmqstore.files.checkpoint import Checkpoint
 from rmqstore.files.mapped_file import MappedFilePool, is_not_given_out, why_not_given_out
 from rmqstore.index.index_service import IndexService
-from rmqstore.message import MessageExt, SysFlag, decode_java_utf8, is_queued
+from rmqstore.message import MessageExt, SysFlag, body_findings, decode_java_utf8, is_queued
 from rmqstore.offline.verify_databases import has_index_database, verify_index_database
 from rmqstore.offline.verify_entries import IndexCheck
 from rmqstore.offline.verify_queue_database import QueueDatabaseCheck
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "verify"]
 
-_INNER_BATCH = SysFlag.INNER_BATCH.value
+_INNER_BATCH, _COMPRESSED = SysFlag.INNER_BATCH.value, SysFlag.COMPRESSED.value
 
 
 def verify(
@@ -267,6 +267,8 @@ class _Checker:
         # Phy offsets, begin and end, of segments that cannot be read; ascending.
         self.unread: list[tuple[int, int]] = []
         self.index_is_unread = False
+        # Errors about missing libraries that were reported.
+        self.missing: set[str] = set()
 
     def close(self) -> None:
         self.commit_log.close()
@@ -416,6 +418,7 @@ class _Checker:
                 self.progress(stretch.begin - begin, self.end - begin)
             if stretch.verdict is Verdict.RECORD:
                 yield from self._missing_crcs(columns, stretch.begin)
+                yield from self._bodies(columns)
                 yield from self.records(columns)
                 yield from entries.records(columns)
                 if self.database is not None:
@@ -471,6 +474,14 @@ class _Checker:
                 f"the record at phy offset {phy_offset} has no property CRC, which a broker with enabledAppendPropCRC always "
                 "writes; only its body is protected",
             )
+
+    def _bodies(self, columns: RecordColumns) -> Iterator[Finding]:
+        for phy_offset in columns.phy_offset[: columns.count][columns.sys_flag[: columns.count] & _COMPRESSED != 0].tolist():
+            message = self.commit_log.look_up(phy_offset)
+            if message is not None:
+                mapped_file = self.commit_log.segment(phy_offset)
+                pos = phy_offset - mapped_file.file_from_offset
+                yield from body_findings(message, mapped_file.path, pos, self.missing)
 
     def _tail(self) -> Iterator[Finding]:
         for base in self.commit_log.files.offsets:
